@@ -54,19 +54,20 @@ class MultiprocessingOptions:
 
     Args:
         num_workers: number of workers; 0 runs in the calling thread.
-        per_worker_buffer_size: outputs that each worker may keep ready, at least 1 with workers. Of small ones it keeps up to 1 MB.
+        per_worker_buffer_size: outputs that each worker may keep ready, at least 1 with workers; of small outputs, as many as
+            fit in 1 MB.
         enable_profiling: accepted for compatibility, without effect.
-        worker_env: environment variables of worker processes that differ from this process's; ``None`` as a value removes one. By
-            default ``JAX_PLATFORMS`` is ``cpu`` and no GPU is visible there.
+        worker_env: environment variables of worker processes that differ from this process's; ``None`` as a value removes one.
+            By default ``JAX_PLATFORMS`` is ``cpu`` and no GPU is visible there.
         num_lanes: into how many lanes the stream is divided, at least as many as workers and at most 65 536. Elements, their
             order and states follow from this number alone, whatever ``num_workers`` is: with 8 lanes, 0, 1, 3 or 8 workers give
             what 8 workers give without it, and read each other's states. A worker computes whole lanes. ``None``: one for each
             worker. Every lane has its own copy of what stateful steps keep: a window shuffle of 10 000 elements of 1 kB takes
             10 MB in each, 80 MB in 8 lanes, wherever these are computed. Sources are shared by the lanes of a process, and so
             are the threads and the read-ahead of ``ReadOptions``, of which each lane uses its part.
-        executor: what workers are: ``"processes"``, ``"threads"`` of this process, or ``None``: threads if Python runs without the
-            GIL when iteration begins (``sys._is_gil_enabled()`` returns ``False``), otherwise processes. Elements, order, errors
-            and states are the same. Threads start at once and hand outputs over without pickling. They share all functions and
+        executor: ``"processes"``, ``"threads"`` of this process, or ``None``: threads if Python runs without the GIL when
+            iteration begins (``sys._is_gil_enabled()`` returns ``False``), otherwise processes. Elements, order, errors and
+            states are the same. Threads start at once and hand outputs over without pickling. They share all functions and
             sources, which must be safe to use from several threads; processes have copies. ``worker_init_fn`` runs in each
             thread with the same arguments, and ``worker_env`` is refused. A crash in C code ends the program, and a function
             that never returns keeps its thread. With the GIL, threads help if functions release it or wait.

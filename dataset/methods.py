@@ -1265,8 +1265,9 @@ class IterAheadMethods(Generic[T_co]):
         elements, that is an error. Of an ``interleave`` workers compute whole datasets, and ``map`` behind it.
 
         Args:
-            options: number of workers, what they are, outputs that each keeps ready, and ``num_lanes``, with which the stream does not depend on
-                the number of workers at all; by default 10 workers. 0 workers without lanes return this dataset itself.
+            options: number of workers, what they are, outputs that each keeps ready, and ``num_lanes``, with which the stream
+                does not depend on the number of workers at all; by default 10 workers. 0 workers without lanes return this
+                dataset itself.
             worker_init_fn: called with worker index and number of workers in each worker before anything else.
             sequential_slice: give each worker a contiguous part of the source instead of every ``n``-th element.
             order: ``"workers"``: outputs of the workers' own streams in turn, as in Grain; ``"stream"``: see above.

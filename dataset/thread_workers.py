@@ -82,7 +82,7 @@ class _HandsOver:
 
 
 class _Channel(BoundedConnection):
-    """Between a worker and its consumer. Both may use it at any time, finalizers too: a queue takes no lock that they could hold."""
+    """Connection between a worker and its consumer. Queues may be used at any time, in finalizers, too."""
 
     def __init__(self, buffer_size: int) -> None:
         super().__init__(buffer_size)

@@ -262,8 +262,8 @@ class LanesOfWorker:
 
     def _obituary(self, death: WorkerDied, number: int) -> str:
         return (
-            f"{self._death(death, number)}, {self._place(number)}. "
-            f"Nothing is lost: it.set_state(it.get_state()) goes on from the last delivered element with a new {self._pool.kind_of_worker}"
+            f"{self._death(death, number)}, {self._place(number)}. Nothing is lost: it.set_state(it.get_state()) goes on from "
+            f"the last delivered element with a new {self._pool.kind_of_worker}"
         )
 
     def _accusation(self, death: WorkerDied, who: int, index: int) -> str:

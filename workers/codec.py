@@ -207,7 +207,7 @@ def decode(payload: Any, slots: list[Slot], reader: ArenaReader) -> tuple[list[A
 
 
 def decode_other(kind: int, payload: bytes) -> Any:
-    """The content of a message that is not ``OUTPUTS``: of ``ERROR``, a function that makes the error; else a state, or ``None``."""
+    """Return the content of a message other than ``OUTPUTS``: for ``ERROR`` what makes the error, else a state or ``None``."""
     if kind == ERROR:
         return partial(decode_error, payload)
     return pickle.loads(payload) if payload else None

@@ -124,7 +124,7 @@ def filtered():
 
 
 MAKE = {
-    "processes": lambda ds, count: ds.mp_prefetch(MultiprocessingOptions(count)),
+    "processes": lambda ds, count: ds.mp_prefetch(MultiprocessingOptions(count, executor="processes")),
     "threads": lambda ds, count: multithread_prefetch(ds, count, 1),
     "no_threads": lambda ds, count: multithread_prefetch(ds, count, 0),
 }

@@ -92,7 +92,7 @@ for module in list(sys.modules.values()):
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(module))
 """
 DAEMONS = """
-def workers(ds): return read(ds).mp_prefetch(gm.MultiprocessingOptions(2))
+def workers(ds): return read(ds).mp_prefetch(gm.MultiprocessingOptions(2, executor="processes"))
 def loader(ds):
     sampler = gm.samplers.IndexSampler(10**6)
     return gm.DataLoader(data_source=range(10**6), sampler=sampler, read_options=ReadOptions(2, 8))

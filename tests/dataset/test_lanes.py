@@ -19,14 +19,14 @@ from gristmill.transforms import Batch, RandomMap
 
 
 def with_workers(num_workers, num_lanes=5, **options):
-    return lambda ds: ds.mp_prefetch(MultiprocessingOptions(num_workers, num_lanes=num_lanes, **options))
+    return lambda ds: ds.mp_prefetch(MultiprocessingOptions(num_workers, num_lanes=num_lanes, **options, executor="processes"))
 
 
 def test_no_lane_holds_others_far_ahead_and_only_those_of_a_worker_that_died_are_computed_by_another():
     made = MapDataset.range(3000).map(lambda x: np.full(20_000, x) if x % 3 == 1 else x).to_iter_dataset()
     assert [int(np.max(x)) for x in with_workers(1, 3)(made)] == [*range(3000)]
     ds = MapDataset.range(10**6).map(lambda x: (x, os.getpid(), np.zeros(20_000))).to_iter_dataset()
-    it = iter(ds.mp_prefetch(MultiprocessingOptions(2, num_lanes=5)))
+    it = iter(ds.mp_prefetch(MultiprocessingOptions(2, num_lanes=5, executor="processes")))
     first = [*islice(it, 10)]
     pids = [pid for _, pid, _ in first[:5]]
     assert pids == [pids[0], pids[1], *pids[:2], pids[0]] and len(set(pids)) == 2  # of lanes 0, 2 and 4; of 1 and 3
@@ -44,7 +44,8 @@ def test_no_lane_holds_others_far_ahead_and_only_those_of_a_worker_that_died_are
 
 def test_init_functions_get_the_worker_and_options_are_checked():
     made = MapDataset.range(6).map(lambda x: os.environ["WORKER"]).to_iter_dataset()
-    ds = made.mp_prefetch(MultiprocessingOptions(2, num_lanes=3), lambda i, n: os.environ.update(WORKER=f"{i} of {n}"))
+    options = MultiprocessingOptions(2, num_lanes=3, executor="processes")
+    ds = made.mp_prefetch(options, lambda i, n: os.environ.update(WORKER=f"{i} of {n}"))
     assert list(ds) == ["0 of 2", "1 of 2", "0 of 2"] * 2
     assert_raises(ValueError, "num_lanes must be at least num_workers, 3,", MultiprocessingOptions, 3, num_lanes=2)
     assert_raises(ValueError, "num_lanes must be", MultiprocessingOptions, num_lanes=0)
@@ -83,5 +84,5 @@ def test_loaders(operations):
 def test_an_element_that_never_comes_holds_back_none_before_it(num_workers, num_lanes, stuck):
     """Of no lane, although its worker is stuck in another one."""
     ds = MapDataset.range(100).map(lambda x: threading.Event().wait() if x == stuck else x).to_iter_dataset()
-    with iter(ds.mp_prefetch(MultiprocessingOptions(num_workers, num_lanes=num_lanes))) as it:
+    with iter(ds.mp_prefetch(MultiprocessingOptions(num_workers, num_lanes=num_lanes, executor="processes"))) as it:
         assert [next(it) for _ in range(stuck)] == list(range(stuck))

@@ -26,7 +26,7 @@ patient = pytest.fixture(parked_for_long, name="patient")
 
 
 def workers(n, **options):
-    return MultiprocessingOptions(n, **options)
+    return MultiprocessingOptions(n, executor="processes", **options)
 
 
 def failing(bad, error=lambda x: OSError(5, f"bad record {x}", "file")):
@@ -75,6 +75,7 @@ class TestArguments:
         assert ds.mp_prefetch(workers(0, per_worker_buffer_size=0), worker_init_fn=3, sequential_slice=True) is ds
         for given, num, size in (((), 10, 1), ((workers(2, per_worker_buffer_size=3),), 2, 3)):
             shown = f"num_workers={num}, per_worker_buffer_size={size}, enable_profiling=False"
+            shown += ", executor='processes'" if given else ""
             for made, name in ((ds.mp_prefetch(*given), "Dataset"), (iter(ds.mp_prefetch(*given)), "ator")):
                 assert str(made) == f"MultiprocessPrefetchIter{name}(multiprocessing_options=MultiprocessingOptions({shown}))"
         seeded = ds.seed(5).map(str)

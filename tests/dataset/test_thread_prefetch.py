@@ -1,7 +1,6 @@
 """Prefetching by a thread, and by several: states, the bound, errors, and threads that go when they are not needed."""
 
 import os
-import sys
 import threading
 import time
 import weakref
@@ -267,24 +266,6 @@ def test_arguments_of_several():
     assert threads.parents == (ds,)
     assert list(multithread_prefetch(Plain(range(5)), 1, 1)) == list(range(5))  # nothing to slice
     assert_raises(ValueError, "Plain cannot be sliced among 2", multithread_prefetch, Plain(range(5)), 2, 1)
-
-
-@pytest.mark.parametrize("has_init", [False, True])
-def test_free_threaded_python_uses_threads_for_mp_prefetch(monkeypatch, recwarn, has_init):
-    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
-    options, called = MultiprocessingOptions(2, per_worker_buffer_size=3), []
-    if has_init:
-        with pytest.warns(UserWarning, match="worker_init_fn is ignored") as caught:
-            ds = numbers(20).mp_prefetch(options, lambda *args: called.append(args), sequential_slice=True)
-        assert caught[0].filename == __file__
-    else:
-        ds = numbers(20).mp_prefetch(options)
-    assert str(ds) == "MultithreadPrefetchIterDataset(num_threads=2, buffer_size=3)"
-    assert list(ds) == ([x for i in range(10) for x in (i, i + 10)] if has_init else list(range(20)))
-    assert called == []
-    assert type(numbers(20).mp_prefetch(MultiprocessingOptions(0), str)) is type(numbers(20))
-    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: True)
-    assert str(numbers(20).mp_prefetch(options)).startswith("MultiprocessPrefetchIterDataset")
 
 
 SHARED = [lambda ds: multithread_prefetch(ds, 2, 1), lambda ds: ds.mp_prefetch(MultiprocessingOptions(num_lanes=2))]

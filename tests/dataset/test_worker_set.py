@@ -24,7 +24,7 @@ patient = pytest.fixture(parked_for_long, name="patient")
 
 def parts_of(num, size, *options, **keywords):
     """Several components of ``size`` numbers each."""
-    options = MultiprocessingOptions(*options, **keywords)
+    options = MultiprocessingOptions(*options, **keywords, executor="processes")
     return [MapDataset.range(size * i, size * i + size).to_iter_dataset().mp_prefetch(options) for i in range(num)]
 
 
@@ -99,8 +99,8 @@ def test_random_pipelines_are_those_without_processes(seed, patient):
 
 def test_there_is_one_set_of_processes_for_all_and_a_second_epoch_has_the_same(patient):
     numbers = MapDataset.range(90).map(str).to_iter_dataset()
-    own = numbers.mp_prefetch(MultiprocessingOptions(2), lambda i, n: os.environ.update(A="1"))
-    other = numbers.mp_prefetch(MultiprocessingOptions(1, worker_env={"A": "1"}))
+    own = numbers.mp_prefetch(MultiprocessingOptions(2, executor="processes"), lambda i, n: os.environ.update(A="1"))
+    other = numbers.mp_prefetch(MultiprocessingOptions(1, worker_env={"A": "1"}, executor="processes"))
     ds = IterDataset.mix([IterDataset.mix(parts_of(34, 90, 2)), own, ZipIterDataset([other, *parts_of(1, 90, 1)])], [6000, 6, 1])
     it = iter(ds)
     assert not processes(it)
@@ -128,7 +128,8 @@ def test_nobody_waits_for_what_is_not_taken_of_another_one_or_stuck(tmp_path, st
             file.write(".")
         return np.full(10_000, x) if x != stuck else (tmp_path / "pipe").read_bytes()  # nobody ever writes
 
-    full = MapDataset.range(1000).map(note).to_iter_dataset(ReadOptions(0, 0)).mp_prefetch(MultiprocessingOptions(1, 2))
+    options = MultiprocessingOptions(1, 2, executor="processes")
+    full = MapDataset.range(1000).map(note).to_iter_dataset(ReadOptions(0, 0)).mp_prefetch(options)
     quick = parts_of(1, 50_000, 1, num_lanes=3)
     others = parts_of(usable_cpus() - 1, 9, 1)
     it = iter(IterDataset.mix([full, *others, *quick], [*[1 for _ in [full, *others]], 10_000]))

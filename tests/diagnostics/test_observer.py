@@ -24,7 +24,7 @@ from gristmill.diagnostics import get_execution_summary, observe, probe
 from gristmill.experimental import DatasetOptions, ExecutionTrackingMode, InterleaveIterDataset, WithOptionsIterDataset
 
 TRACKED = DatasetOptions(execution_tracking_mode=ExecutionTrackingMode.STAGE_TIMING)
-WORKERS = MultiprocessingOptions(num_workers=2)
+WORKERS = MultiprocessingOptions(num_workers=2, executor="processes")
 
 
 def pair(x):

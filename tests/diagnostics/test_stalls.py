@@ -76,7 +76,7 @@ def test_where_a_worker_is_stuck(messages, tmp_path):
         wait_until(lambda: any(map(tells, messages.texts)))
         pipe.write_bytes(b"go on")
 
-    it = iter(NUMBERS.to_iter_dataset().map(wait).mp_prefetch(MultiprocessingOptions(num_workers=2)))
+    it = iter(NUMBERS.to_iter_dataset().map(wait).mp_prefetch(MultiprocessingOptions(num_workers=2, executor="processes")))
     with it, observe(it, stall_seconds=0.3), ThreadPoolExecutor(1) as pool:
         pool.submit(release)
         assert list(it) == list(range(10))
@@ -112,7 +112,7 @@ def logged(caplog):
 def test_one_summary_at_the_end_and_one_graph(logged, caplog, tmp_path):
     """``override`` takes effect without parsed flags; only the real output reports, once."""
     for ds in (
-        CHAIN.mp_prefetch(MultiprocessingOptions(num_workers=2)),
+        CHAIN.mp_prefetch(MultiprocessingOptions(num_workers=2, executor="processes")),
         InterleaveIterDataset([CHAIN, CHAIN, CHAIN], cycle_length=2),
         MapDataset.range(20).zip(MapDataset.range(20).map(str)).to_iter_dataset(),
     ):
@@ -152,7 +152,8 @@ def test_workers_report_nothing_by_themselves(tmp_path):
         logging.basicConfig(level=logging.INFO)
         gristmill.config.update('py_debug_mode', True)
         gristmill.config.update('py_dataset_visualization_output_dir', '')
-        ds = gristmill.MapDataset.range(9).map(str).to_iter_dataset().mp_prefetch(gristmill.MultiprocessingOptions(2))
+        options = gristmill.MultiprocessingOptions(2, executor="processes")
+        ds = gristmill.MapDataset.range(9).map(str).to_iter_dataset().mp_prefetch(options)
         assert len(list(ds)) == 9
     """
     process = outcome(tmp_path, script)

@@ -70,17 +70,23 @@ class Work(Map):
         return sorted([path.stat().st_size for path in Path(self.folder).iterdir()])
 
 
+def processes(num, **options):
+    """So many workers that are processes, on all builds of Python."""
+    return gm.MultiprocessingOptions(num, executor="processes", **options)
+
+
 def loader(work, num, workers):
     """A ``DataLoader``."""
     sampler, options = gm.samplers.IndexSampler(num, num_epochs=1), None if workers else gm.ReadOptions(2, 2)
-    return gm.DataLoader(data_source=range(num), sampler=sampler, operations=[work], worker_count=workers, read_options=options)
+    arguments = {"sampler": sampler, "operations": [work], "workers": processes(workers), "read_options": options}
+    return gm.DataLoader(data_source=range(num), **arguments)
 
 
 def dataset(work, num, workers):
     """An ``IterDataset``."""
     if not workers:
         return gm.MapDataset.range(num).map(work).to_iter_dataset(gm.ReadOptions(2, 2))
-    return gm.MapDataset.range(num).to_iter_dataset().map(work).mp_prefetch(gm.MultiprocessingOptions(workers))
+    return gm.MapDataset.range(num).to_iter_dataset().map(work).mp_prefetch(processes(workers))
 
 
 def inside(work, num, workers):
@@ -236,4 +242,4 @@ def kill_all(work, number=signal.SIGKILL):
 
 
 def mp(ds, workers, *args, **options):
-    return ds.mp_prefetch(gm.MultiprocessingOptions(workers, **options), *args)
+    return ds.mp_prefetch(processes(workers, **options), *args)

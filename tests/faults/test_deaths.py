@@ -65,7 +65,7 @@ class Crashing:
 
 def crashing_loader(num, bad, workers):
     sampler = gm.samplers.SequentialSampler(num)
-    return gm.DataLoader(data_source=Crashing(num, bad), sampler=sampler, worker_count=workers)
+    return gm.DataLoader(data_source=Crashing(num, bad), sampler=sampler, workers=processes(workers))
 
 DIRECT = gm.ReadOptions(num_threads=0)
 PIPELINES = {
@@ -181,7 +181,7 @@ def ends(index, count):
         os._exit(0)
 
 sampler = gm.samplers.IndexSampler(9, num_epochs=1)
-loader = gm.DataLoader(data_source=range(9), sampler=sampler, worker_count=2, worker_init_fn=exits)
+loader = gm.DataLoader(data_source=range(9), sampler=sampler, workers=processes(2), worker_init_fn=exits)
 for ds in loader, mp(gm.MapDataset.range(9).to_iter_dataset(), 2, ends):
     it = iter(ds)
     assert next(it) == 0

@@ -142,7 +142,7 @@ def test_interrupt_while_workers_start(tmp_path):
             return time.sleep, (1000,)
 
     slow = Slow()
-    it = iter(gm.MapDataset.range(9).to_iter_dataset().map(lambda x: (x, slow)).mp_prefetch(gm.MultiprocessingOptions(2)))
+    it = iter(gm.MapDataset.range(9).to_iter_dataset().map(lambda x: (x, slow)).mp_prefetch(processes(2)))
     it.start_prefetch()
     ready()
     next(it)

@@ -17,7 +17,7 @@ def fail_at(x, passed):
     return x
 def pipeline(kind, num_workers, passed=None):
     ds = MapDataset.range(N).shuffle(seed=3).map(lambda x: fail_at(x, passed)).tolerate(OSError, max_rate=None)
-    ds, options = ds.to_iter_dataset(), MultiprocessingOptions(num_workers, num_lanes=4)
+    ds, options = ds.to_iter_dataset(), MultiprocessingOptions(num_workers, num_lanes=4, executor="processes")
     if kind == "packed":
         ds = ds.map(lambda x: {"x": np.full(1 + x % 4, x)})
         return FirstFitPackIterDataset(ds, length_struct={"x": 10}, num_packing_bins=4).mp_prefetch(options)

@@ -22,7 +22,7 @@ def pipeline(kind):
     if kind == "thread":
         return gm.experimental.ThreadPrefetchIterDataset(ds.map(user_code).to_iter_dataset(direct), prefetch_buffer_size=2)
     if kind == "workers":
-        return ds.map(Transform()).to_iter_dataset().batch(3).mp_prefetch(gm.MultiprocessingOptions(2))
+        return ds.map(Transform()).to_iter_dataset().batch(3).mp_prefetch(processes(2))
     sampler = gm.samplers.IndexSampler(20, shuffle=True, seed=1, num_epochs=2)
     count = 2 if kind == "loader with workers" else 0
     return gm.DataLoader(data_source=range(20), sampler=sampler, operations=[Transform()], worker_count=count)

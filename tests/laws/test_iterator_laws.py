@@ -252,7 +252,8 @@ def test_who_computes_the_lanes_is_not_observable(entry):
         assert trace(lanes) == by_three
     for position, state in enumerate(states):
         if state is not None:
-            assert trace([*LANES.values()][position % len(LANES)], state) == (elements[position + 1 :], states[position + 1 :], error)
+            lanes = [*LANES.values()][position % len(LANES)]
+            assert trace(lanes, state) == (elements[position + 1 :], states[position + 1 :], error)
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)

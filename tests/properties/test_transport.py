@@ -185,7 +185,7 @@ def classes_in_workers():
 
 
 def check_through_workers(ds, count):
-    with iter(ds.mp_prefetch(MultiprocessingOptions(count))) as it:
+    with iter(ds.mp_prefetch(MultiprocessingOptions(count, executor="processes"))) as it:
         check_independent(list(it), list(ds))
 
 
@@ -230,7 +230,7 @@ def test_arrays_of_jax():
         return x * 2 if hasattr(x, "ndim") else x
 
     ds = MapDataset.source(elements).map(double).to_iter_dataset(DIRECT)
-    for pair in zip(ds.mp_prefetch(MultiprocessingOptions(1)), ds, strict=True):
+    for pair in zip(ds.mp_prefetch(MultiprocessingOptions(1, executor="processes")), ds, strict=True):
         assert type(pair[0]) is type(pair[1])
         ours, theirs = [x["array"] if isinstance(x, dict) else x for x in pair]
         assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)

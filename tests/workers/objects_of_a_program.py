@@ -262,7 +262,7 @@ def outcome(name):
 
 
 def in_workers(ds, num_workers):
-    return ds.to_iter_dataset().mp_prefetch(gm.MultiprocessingOptions(num_workers, num_lanes=1))
+    return ds.to_iter_dataset().mp_prefetch(gm.MultiprocessingOptions(num_workers, num_lanes=1, executor="processes"))
 
 
 assert "numpy.rec" not in sys.modules, "then it is not known whether a lazy import is a problem"

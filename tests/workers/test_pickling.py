@@ -80,7 +80,8 @@ PROGRAM = """
     def make(i):
         value = (slotted + others)[i // 2](i % 2)
         return value, layout(value), [value, {"captured": captured[i]}]
-    ds = gm.MapDataset.range(len(captured)).map(make).to_iter_dataset().mp_prefetch(gm.MultiprocessingOptions(1))
+    options = gm.MultiprocessingOptions(1, executor="processes")
+    ds = gm.MapDataset.range(len(captured)).map(make).to_iter_dataset().mp_prefetch(options)
     for expected, (value, there, (again, inner)) in zip(captured, ds, strict=True):
         assert type(value) is type(expected) and value == expected == inner["captured"], (value, expected)
         assert again is value and there == layout(expected), (expected, there)
@@ -174,7 +175,7 @@ REGISTERED = """
     def register_again(index, count):
         register_pytree_node(Plain, Base.tree_flatten, lambda aux, children: Plain(*children))
     def outputs(ds, n, *init):
-        options = gm.MultiprocessingOptions(n, num_lanes=1)
+        options = gm.MultiprocessingOptions(n, num_lanes=1, executor="processes")
         found = []
         with iter(ds.to_iter_dataset().batch(n_rows).mp_prefetch(options, *init)) as it:
             for _ in makers:
@@ -191,7 +192,8 @@ REGISTERED = """
         for a, b in zip(here, outputs(ds, 1, *init), strict=True):
             print(*([] if a == b else [a, b]), end="")
     def uses_no_jax(i): return i, "jax" in sys.modules
-    used = gm.MapDataset.range(2).map(uses_no_jax).to_iter_dataset().batch(2).mp_prefetch(gm.MultiprocessingOptions(1))
+    options = gm.MultiprocessingOptions(1, executor="processes")
+    used = gm.MapDataset.range(2).map(uses_no_jax).to_iter_dataset().batch(2).mp_prefetch(options)
     print(next(iter(used))[1])
 """
 NODES = """

@@ -426,8 +426,9 @@ CONSUMER = """
         only_there.fail()
     def in_worker(how):
         ds = gm.MapDataset.source([how]).map(fail).to_iter_dataset()
+        options = gm.MultiprocessingOptions(1, executor="processes")
         try:
-            next(iter(ds.mp_prefetch(gm.MultiprocessingOptions(1), lambda i, n: sys.path.append(sys.argv[1]))))
+            next(iter(ds.mp_prefetch(options, lambda i, n: sys.path.append(sys.argv[1]))))
         except Exception as error:
             return error
     group, made, lost, value = map(in_worker, ["group", "made there", "only there", "value"])

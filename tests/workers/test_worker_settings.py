@@ -19,7 +19,8 @@ def tell(x):
     return x
 def init(index, count):
     {init}
-ds = gristmill.MapDataset.range(4).map(tell).to_iter_dataset().mp_prefetch(gristmill.MultiprocessingOptions({workers}), init)
+options = gristmill.MultiprocessingOptions({workers}, executor="processes")
+ds = gristmill.MapDataset.range(4).map(tell).to_iter_dataset().mp_prefetch(options, init)
 assert list(ds) == [0, 1, 2, 3]
 """
 PLAIN = "logging.basicConfig(format='%(message)s')"
@@ -54,7 +55,7 @@ FLAGS = """
     FLAGS = flags.FLAGS
     SCALE = flags.DEFINE_integer("scale", 7, "")
     def show(ds):
-        print(list(ds.to_iter_dataset().mp_prefetch(gristmill.MultiprocessingOptions(num_workers=2))))
+        print(list(ds.to_iter_dataset().mp_prefetch(gristmill.MultiprocessingOptions(num_workers=2, executor="processes"))))
     def main(_):
         for scaled in (lambda x: x * SCALE.value, lambda x: x * FLAGS.scale, lambda x: x * flags.FLAGS.scale):
             show(gristmill.MapDataset.range(4).map(settings.shift).map(scaled))
