@@ -241,5 +241,9 @@ def kill_all(work, number=signal.SIGKILL):
     wait_for(lambda: all(map(has_ended, work.process_ids())), "the workers do not die")
 
 
+def by_threads(ds, workers, *args, **options):
+    return ds.mp_prefetch(gm.MultiprocessingOptions(workers, executor="threads", **options), *args)
+
+
 def mp(ds, workers, *args, **options):
     return ds.mp_prefetch(processes(workers, **options), *args)

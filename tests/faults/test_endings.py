@@ -63,7 +63,7 @@ def within(name, *choices):
 
 def test_endings_within_a_program_and_interrupts_after_which_it_goes_on(tmp_path):
     parts = [within(name, 2, "full", "dataset") for name in ("break", "cycle", "close_twice", "exception")]
-    check_parts(tmp_path, *parts, END_OF_DATA, INTERRUPTS)
+    check_parts(tmp_path, *parts, END_OF_DATA, INTERRUPTS, INTERRUPTS.replace("mp(", "by_threads("))
 
 
 @pytest.mark.slow
