@@ -27,7 +27,7 @@ from run import Candidate, code_digest, figure, table
 from workload import Measured, Workload
 
 MEASURED = Path(__file__).parents[1] / "out/pythons.json"
-# What of the other questions is measured, too: the cost of an element of which nothing else takes time.
+# Workloads of other questions that measure the overhead per element.
 CHOSEN = {
     "map_dataset": [
         "range, shuffle, map, batch(128), no threads",

@@ -50,7 +50,7 @@ class ReadOptions:
 
 @dataclass(slots=True, repr=False)
 class MultiprocessingOptions:
-    """How many workers run a pipeline, what they are, and how far they may run ahead.
+    """Number and kind of the workers that run a pipeline, and how far they may run ahead.
 
     Args:
         num_workers: number of workers; 0 runs in the calling thread.
@@ -119,7 +119,7 @@ class MultiprocessingOptions:
 
 
 def chosen_executor(options: MultiprocessingOptions) -> Literal["processes", "threads"]:
-    """What workers that begin now are.
+    """Return the executor of workers that are started now.
 
     Raises:
         ValueError: they are threads, and ``worker_env`` was given.
@@ -132,7 +132,7 @@ def chosen_executor(options: MultiprocessingOptions) -> Literal["processes", "th
 
 
 def _check_no_environment(options: MultiprocessingOptions) -> None:
-    if options.worker_env is not None:
+    if options.worker_env:
         chosen = "by executor='threads'" if options.executor else "since this Python runs without the GIL"
         raise ValueError(
             f"worker_env must be None where workers are threads ({chosen}), got {options.worker_env!r:.200}: threads share the "

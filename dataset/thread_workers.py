@@ -1,4 +1,4 @@
-"""Workers in threads of this process: what ``WorkerProcess`` and ``WorkerPool`` are for processes.
+"""Workers in threads of this process, with the interfaces of ``WorkerProcess`` and ``WorkerPool``.
 
 Guarantees:
 
@@ -56,7 +56,7 @@ class _Outputs:
 
 
 class _HandsOver:
-    """Stands for an ``Encoder``: payloads are the objects themselves."""
+    """Encoder whose payloads are the objects themselves."""
 
     def __init__(self) -> None:
         self._sampling = Sampling()
@@ -96,11 +96,11 @@ class _Channel(BoundedConnection):
         return self._is_taken.acquire(blocking=False)
 
     def tell(self, kind: int, generation: int = 0, content: Any = None) -> None:
-        """What the consumer says."""
+        """Send a command to the worker."""
         self._commands.put((kind, generation, content))
 
     def close(self, how: str = "was closed") -> None:
-        """Ends both sides. Whoever waits for a message learns how it ended."""
+        """End both sides: the worker at its next command, the consumer when it has received what was sent before."""
         self.tell(_CLOSE)
         self.messages.put((_DIED, 0, 0, how))
 
@@ -138,7 +138,7 @@ class _Channel(BoundedConnection):
 
 
 def _work(channel: _Channel, task: PipelineTask, index: int, count: int) -> None:
-    """What the thread of a worker does."""
+    """Run a worker until its consumer closes the channel, or a function raises what is no ``Exception``."""
     if not channel.claim():  # the start of another thread was interrupted after that had begun
         return
     how, worker = "was closed", None
@@ -192,11 +192,11 @@ class ThreadWorker:
 
     @property
     def place(self) -> str:
-        """Where it is, in words."""
+        """The name and the identity of its thread, in words."""
         return "not started" if self._thread is None else f"thread {self._thread.name}, {self._thread.ident}"
 
     def stacks(self) -> str:
-        """Where its thread is; empty if it does not run."""
+        """The stack of its thread; empty if it does not run."""
         frame = None if self._thread is None else sys._current_frames().get(self._thread.ident or 0)
         return "" if frame is None else "".join(traceback.format_stack(frame))
 
@@ -216,7 +216,7 @@ class ThreadWorker:
         self._channel.tell(CALL, content=function)
 
     def unfinished(self) -> list[Entry]:
-        """See ``WorkerProcess.unfinished``. It is not known: a crash would take this process along."""
+        """Return nothing: a crash would end this process, too, so nobody could ask for it."""
         return []
 
     def incident(self) -> Any:
@@ -280,7 +280,7 @@ class ThreadWorker:
             self._thread.join(max(0.0, deadline - time.monotonic()))
 
     def abandon(self) -> None:
-        """In a forked process: the thread is not there."""
+        """Called in a forked process, which does not have the thread."""
         self._death = "belongs to another process"
 
 
@@ -319,7 +319,7 @@ class ThreadPool:
         close_pools([self])
 
     def shut(self) -> None:
-        """Nobody may use it any more."""
+        """Refuse to be used again."""
         self._is_closed = True
 
     def release(self, deadline: float) -> None:
@@ -328,7 +328,7 @@ class ThreadPool:
             worker.stop(deadline)
 
     def abandon(self) -> None:
-        """In a forked process: lets go of what belongs to the other one."""
+        """Called in a forked process, which does not have the threads."""
         self._is_closed = True
         for worker in self.workers:
             worker.abandon()

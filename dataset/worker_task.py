@@ -1,4 +1,4 @@
-"""What a worker, a process or a thread, does for ``mp_prefetch``: it runs its share of the pipeline."""
+"""The task of a worker of ``mp_prefetch``, a process or a thread: it runs its share of the pipeline."""
 
 from __future__ import annotations
 

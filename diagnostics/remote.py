@@ -329,7 +329,7 @@ class _Start:
 
 
 def _cpu_demand_ns() -> int:
-    """That of this process; 0 if it is the consumer's, which counts by itself what its threads take."""
+    """Return the CPU demand of a worker process; 0 in the consumer's process, which counts that of its threads itself."""
     return cpu_demand_ns() if is_worker() else 0
 
 

@@ -128,7 +128,7 @@ class Frugal(Producer, Protocol):
 
 
 class Encodes(Protocol):
-    """What makes the payloads of messages: an ``Encoder``, or what stands for one where nothing has to be pickled."""
+    """Interface of what makes the payloads of messages. An ``Encoder`` pickles; threads hand the objects over."""
 
     def encode(self, elements: Sequence[Any], states: Any) -> Encoded:
         """See ``Encoder``."""
@@ -621,7 +621,7 @@ class Failed:
 
     @classmethod
     def to_start(cls, error: BaseException, index: int, count: int) -> Failed:
-        """What stands for worker ``index`` of ``count``, which could not be started."""
+        """Return the producer of worker ``index`` of ``count``, whose start raised ``error``."""
         if isinstance(error, Exception):
             add_note(error, f"Raised in worker {index} of {count}, when it was started.")
         return cls(error)

@@ -6,6 +6,7 @@ import mmap
 import os
 import pickle
 import select
+import sys
 
 import numpy as np
 import pytest
@@ -17,6 +18,12 @@ from gristmill import Batch, BatchOperation, IndexSampler, MapOperation, ReadOpt
 from gristmill.dataset.worker_task import PipelineTask
 from gristmill.experimental import DatasetOptions
 from gristmill.sharding import ShardOptions
+
+
+@pytest.fixture(autouse=True)
+def by_processes(monkeypatch):
+    """Makes processes the default without the GIL, too."""
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: True, raising=False)
 
 
 def loader(n, *operations, **options):
