@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Generator, Iterable, Sequence
 from typing import Any, Protocol
 
@@ -55,7 +56,7 @@ class Growing:
             self.states += states
         else:
             self.states = states
-        self.elements.extend(elements)
+        deque(map(self.elements.append, elements), 0)  # ``extend`` has the list's lock meanwhile
 
 
 _NOTHING = Growing()

@@ -32,6 +32,7 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any, TypeAlias
@@ -284,7 +285,9 @@ class PullAhead(PullingClient):
         """Makes elements ready, each as soon as there is one (see ``StatedBlocks.fill``)."""
         indices = itertools.count(first)
         try:
-            self._ready.extend(zip(elements, itertools.repeat(states), indices, strict=False))
+            # Not ``extend``, which has the list's lock until the last element. No name refers to
+            # the zip, which refers to an element: an error keeps this frame alive.
+            deque(map(self._ready.append, zip(elements, itertools.repeat(states), indices, strict=False)), 0)
         finally:
             self.num += next(indices) - first
 

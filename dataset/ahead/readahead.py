@@ -30,6 +30,7 @@ import functools
 import heapq
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
@@ -378,7 +379,11 @@ class _Block:
                     return error
                 self._is_whole = False
             try:
-                elements.extend(compute(rest[:1]) if found is None else found)
+                if found is None:
+                    found = compute(rest[:1])
+                # Not ``extend``: without the GIL, that has the list's lock until the last element,
+                # and nobody sees one before.
+                deque(map(elements.append, found), 0)
             except BaseException as error:
                 if len(elements) < self.size:  # else it was begun in vain
                     return what_failed(error)

@@ -374,18 +374,20 @@ ONE_WORKER = gm.MultiprocessingOptions(1)
 
 
 class Source:
-    """Waits for ever at the first of its late keys, in whatever process."""
+    """Waits for ever at the first of its late keys, in whatever process; or computes for ever."""
 
     gate = threading.Event()
 
-    def __init__(self, num_quick, num_late=40):
-        self.num_quick, self.num_late = num_quick, num_late
+    def __init__(self, num_quick, num_late=40, computes=False):
+        self.num_quick, self.num_late, self.computes = num_quick, num_late, computes
 
     def __len__(self):
         return self.num_quick + self.num_late
 
     def __getitem__(self, key):
         if key >= self.num_quick:
+            while self.computes and not Source.gate.is_set():
+                pass
             Source.gate.wait(10 * PATIENCE_SECONDS)
         return key
 
@@ -421,9 +423,15 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_elements_before_one_that_hangs_are_delivered(way, monkeypatch):
-    """No wait is longer than ``_LATE_SECONDS`` while the block has more than one element."""
+@pytest.mark.parametrize(
+    ("way", "computes"),
+    [(way, False) for way in WAYS] + [(way, True) for way in ("one thread", "thread_prefetch", "multithread_prefetch")],
+)
+def test_elements_before_one_that_hangs_are_delivered(way, computes, monkeypatch):
+    """No wait is longer than ``_LATE_SECONDS`` while the block has more than one element.
+
+    A thread that waits lets go of the locks of lists that free-threaded builds have. One that computes does not.
+    """
     monkeypatch.setattr(pullahead, "_LOOK_SECONDS", 10 * PATIENCE_SECONDS)
     for num_quick in (100,) if "worker" in way else (2, 100, 1500):
         num_expected = num_quick
@@ -431,7 +439,7 @@ def test_elements_before_one_that_hangs_are_delivered(way, monkeypatch):
             with iter(WAYS[way](Source(num_quick + 40, 0))) as it:
                 num_expected = next(i for i, x in enumerate(it) if x >= num_quick)
         Source.gate.clear()
-        it, got = iter(WAYS[way](Source(num_quick))), []
+        it, got = iter(WAYS[way](Source(num_quick, computes=computes))), []
 
         def consume(it=it, got=got, num_expected=num_expected):
             while len(got) < num_expected:
