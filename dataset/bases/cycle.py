@@ -14,13 +14,12 @@ from __future__ import annotations
 import abc
 import operator
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from gristmill.dataset.bases.feed import OneByOne
 from gristmill.dataset.bases.iterator import BlockIterator
-from gristmill.dataset.states.mixtures import as_names, without_components
 from gristmill.dataset.states.values import CycleState, Fetched, copied
 from gristmill.dataset.tolerance import LaneBudgets
 from gristmill.dataset.watching import tell_of_faults
@@ -338,12 +337,8 @@ class CycleIterator(CyclePosition[T], Generic[T, M]):
         self._after[:] = [None if state is None else ([state], 0) for state in cycle.states]
         self._future_states, self._undropped = cycle.future_states, {}
 
-    def set_state(self, state: Any, *, drop: Collection[str] = ()) -> None:
-        if self._is_in_next:
-            raise self._unusable()
-        self._restore(
-            without_components(state, as_names(drop)) if drop else state
-        )  # which changes nothing before all of it has succeeded
+    def _move_to(self, state: Any) -> None:
+        self._restore(state)  # which changes nothing before all of it has succeeded
         self._failed_state = None
         self._forget_last()
 

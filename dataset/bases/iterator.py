@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from gristmill.core.cached import cached
+from gristmill.core.claim import Claim
 from gristmill.core.errors import StateMismatchError, as_int
 from gristmill.core.exiting import closing_when_dropped, end_thread_at_exit
 from gristmill.core.instruments import shadow
@@ -33,6 +35,7 @@ from gristmill.dataset.telling.tracebacks import filter_traceback
 from gristmill.dataset.watching import watcher
 from gristmill.transforms.batching import Allocate
 
+R = TypeVar("R")
 T_co = TypeVar("T_co", covariant=True)
 
 _UNUSED = IteratorContext(joined=None)  # that of an iterator which has none yet
@@ -63,6 +66,7 @@ class DatasetIterator(Node, Observable, Tolerating, Iterator[T_co], abc.ABC):
     _definition: Any = None  # the dataset that it is of
 
     def __init__(self, parents: DatasetIterator[Any] | Iterable[DatasetIterator[Any]] = ()) -> None:
+        self._claim = Claim()
         if parents != ():  # as quick as can be for the components of mixtures
             self._parents = as_parents(parents, DatasetIterator)
             self._share_faults(self._parents)
@@ -181,6 +185,9 @@ class DatasetIterator(Node, Observable, Tolerating, Iterator[T_co], abc.ABC):
         Raises:
             ValueError: the last ``next`` did not fail.
         """
+        alone(self, self._skip_failed_output)
+
+    def _skip_failed_output(self) -> None:
         if self._failed_state is None or self._failed_state != self.get_state():
             raise ValueError(f"there is nothing to skip: the last next() of {self} did not fail")
         before = marked(self)
@@ -201,7 +208,7 @@ class DatasetIterator(Node, Observable, Tolerating, Iterator[T_co], abc.ABC):
         """
         from gristmill.dataset.telling.description import describe
 
-        return write_when_created(directory, state_to_text(self.get_state()), describe(self))
+        return write_when_created(directory, state_to_text(alone(self, self.get_state)), describe(self))
 
     async def load(self, directory: Any) -> Awaitable[None]:
         """Awaiting the result reads this process's file in ``directory`` and continues from the state in it.
@@ -294,7 +301,6 @@ class BlockIterator(DatasetIterator[T_co]):
 
     # What becomes of the parent's elements: needed to share out work among processes.
     _flow: ClassVar[Literal["one_to_one", "dropping", "stateful"]]
-    _is_in_next = False
     # Whether a failing ``_take(1)`` leaves the iterator and its parents where they were.
     _stays_on_error: ClassVar[bool] = False
     # Whether ``close`` may be called while another thread is in ``next``, which it ends if that waits for something.
@@ -345,10 +351,15 @@ class BlockIterator(DatasetIterator[T_co]):
         shadow(self, "_take", wrap)
 
     def __next__(self) -> T_co:
-        if self._closed or self._is_in_next:
+        if self._closed:
             end_thread_at_exit()
             raise self._unusable()
-        self._is_in_next = True
+        claim = self._claim
+        try:
+            del claim.is_free
+        except AttributeError:
+            end_thread_at_exit()
+            raise self._unusable() from None
         try:
             before = None if self._stays_on_error else marked(self)
             try:
@@ -363,12 +374,24 @@ class BlockIterator(DatasetIterator[T_co]):
                 filter_traceback(error)
                 raise
         finally:
-            self._is_in_next = False
+            claim.is_free = True
         if block:
             if before is not None:
                 self._last = before
             return block[0]
         raise StopIteration
+
+    def _alone(self, use: Callable[[], R]) -> R:
+        """Return ``use()``, during which other threads get the error of ``_unusable``."""
+        claim = self._claim
+        try:
+            del claim.is_free
+        except AttributeError:
+            raise self._unusable() from None
+        try:
+            return use()
+        finally:
+            claim.is_free = True
 
     def _unusable(self) -> Exception:
         if self._closed:
@@ -387,10 +410,9 @@ class BlockIterator(DatasetIterator[T_co]):
                 other.
             drop: names of components of mixtures whose positions are to be forgotten, as the mixture does not have them any more.
         """
-        if self._is_in_next:
-            raise self._unusable()
-        if drop:
-            state = without_components(state, as_names(drop))
+        self._alone(partial(self._move_to, without_components(state, as_names(drop)) if drop else state))
+
+    def _move_to(self, state: Any) -> None:
         before = marked(self)
         try:
             self._restore(state)
@@ -461,6 +483,11 @@ class PlainIterator(DatasetIterator[T_co]):
 
     def set_state(self, state: Any) -> None:
         self.get_state()
+
+
+def alone(it: DatasetIterator[Any], use: Callable[[], R]) -> R:
+    """Return ``use()``, during which other threads may not use ``it``."""
+    return it._alone(use) if isinstance(it, BlockIterator) else use()
 
 
 def merged_contexts(iterators: Sequence[DatasetIterator[Any]]) -> IteratorContext:

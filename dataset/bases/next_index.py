@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from gristmill.core.errors import StateIndexError, as_int
 from gristmill.core.state import shown
-from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, marked, return_to
+from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, alone, marked, return_to
 
 
 def get_next_index(ds_iter: Any) -> int:
@@ -31,7 +32,9 @@ def get_next_index(ds_iter: Any) -> int:
         >>> get_next_index(it)
         1
     """
-    return _checked(ds_iter)._get_next_index()
+    it = _checked(ds_iter)
+    index: int = alone(it, it._get_next_index)
+    return index
 
 
 def set_next_index(ds_iter: Any, index: int) -> None:
@@ -59,6 +62,10 @@ def set_next_index(ds_iter: Any, index: int) -> None:
     number = as_int("index", index)
     if number < 0:
         raise StateIndexError(f"index must not be negative, got {number}")
+    alone(it, partial(_set_next_index, it, number))
+
+
+def _set_next_index(it: Any, number: int) -> None:
     before = marked(it) if isinstance(it, DatasetIterator) else None
     try:
         it._set_next_index(number)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+from gristmill.core.claim import Claim
 from gristmill.core.errors import as_int
 from gristmill.core.options import MultiprocessingOptions, ReadOptions
 from gristmill.core.sharding import ShardOptions
@@ -114,6 +115,7 @@ class ElasticIterator(BlockIterator[T], IterDataset[T]):
             raise ValueError(
                 f"global_batch_size must be divisible by the number of shards, {shard_options.shard_count}, got {size}"
             )
+        self._claim = Claim()
         self._ds = ds
         self._global_batch_size = size
         self._shard = shard_options

@@ -192,9 +192,17 @@ class FileIterator(BlockIterator[T]):
         """The block behind this one, empty only at the end, and its place."""
 
     def __next__(self) -> T:
-        if self._index < len(self._block) and self._has_short_way:  # nearly always
-            self._index += 1
-            return self._block[self._index - 1]
+        claim = self._claim
+        try:
+            del claim.is_free
+        except AttributeError:
+            raise self._unusable() from None
+        try:
+            if self._index < len(self._block) and self._has_short_way:  # nearly always
+                self._index += 1
+                return self._block[self._index - 1]
+        finally:
+            claim.is_free = True
         return super().__next__()
 
     def _take(self, n: int) -> list[Any]:

@@ -1,6 +1,7 @@
 """What holds for all that computes ahead: order, closing, interrupts, forks, nothing left of it, no wait for later elements."""
 
 import gc
+import itertools
 import random
 import signal
 import sys
@@ -13,6 +14,7 @@ import computing_ahead
 import pytest
 from computing_ahead import Gate, Plain, fails, no_threads_left, numbers, wait_for_no_threads, without_collector, working  # noqa: F401
 from interrupting import Interrupt
+from new_seed import SEED
 from operations import operation
 from programs import output
 from refusing import assert_raises
@@ -453,14 +455,30 @@ def test_elements_before_one_that_hangs_are_delivered(way, computes, monkeypatch
             it.close()
 
 
-@pytest.mark.parametrize("way", ["threads", "thread_prefetch", "loader", "worker"])
-def test_an_iterator_is_used_by_one_thread_at_a_time(way):
+def of_a_file(tmp_path):
+    """Its iterator has a ``next`` of its own."""
+    pyarrow = pytest.importorskip("pyarrow", reason="the file is a Parquet file")
+    pytest.importorskip("pyarrow.parquet").write_table(pyarrow.table({"x": range(300)}), tmp_path / "file.parquet")
+    return gm.experimental.ParquetIterDataset(str(tmp_path / "file.parquet"))
+
+
+@pytest.fixture
+def quick_switches():
+    """Lets threads of an interpreter with a GIL take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.parametrize("way", ["threads", "thread_prefetch", "loader", "worker", "file"])
+def test_an_iterator_is_used_by_one_thread_at_a_time(way, tmp_path, quick_switches):
     """The others get an error that says so; elements are delivered once, and in order for each thread."""
-    errors = set()
-    with iter(WAYS[way](Source(1000, 0))) as it:
+    errors, pause = set(), threading.Event()
+    with iter(of_a_file(tmp_path) if way == "file" else WAYS[way](Source(300, 0))) as it:
 
         def consume():
-            got = []
+            got, num_errors = [], 0
             while True:
                 try:
                     got.append(next(it))
@@ -468,11 +486,74 @@ def test_an_iterator_is_used_by_one_thread_at_a_time(way):
                     return got
                 except RuntimeError as error:
                     errors.add(str(error).split(" is in next() already")[0])
+                    num_errors += 1
+                    if not num_errors % 20:
+                        pause.wait(0.001)  # for the threads that compute
 
         with ThreadPoolExecutor(4) as pool:
             parts = [part.result(PATIENCE_SECONDS) for part in [pool.submit(consume) for _ in range(4)]]
-        assert sorted(x for part in parts for x in part) == list(range(1000))
+        got = [x["x"] if way == "file" else x for part in parts for x in part]
+        assert sorted(got) == list(range(300))
         assert errors <= {str(it._iterator if way == "loader" else it)}
+
+
+FILES = "bases/iterator.py", "stages/files.py"
+
+
+@pytest.mark.parametrize("way", ["direct", "file"])
+def test_another_thread_is_refused_while_one_is_at_any_line_of_next(way, tmp_path):
+    """Without the GIL, another thread may come in between any two operations."""
+    for number in itertools.count():
+        is_stopped, go_on = threading.Event(), threading.Event()
+        inside, refused = [], []
+
+        def next_that_stops(it, left=number, is_stopped=is_stopped, go_on=go_on):
+            def trace(frame, event, arg):
+                nonlocal left
+                if event == "line" and frame.f_code.co_filename.endswith(FILES):
+                    left -= 1
+                    if left < 0 and not is_stopped.is_set():
+                        is_stopped.set()
+                        assert go_on.wait(PATIENCE_SECONDS)
+                return trace
+
+            sys.settrace(trace)
+            try:
+                return take(it)
+            finally:
+                sys.settrace(None)
+
+        def take(it, refused=refused):
+            try:
+                return [next(it)]
+            except RuntimeError as error:
+                refused.append(str(error))
+                return []
+
+        def in_next(x, main=threading.current_thread(), is_stopped=is_stopped, go_on=go_on, inside=inside):
+            """While this thread is in ``next``, the other one may go on, and must not come in."""
+            inside.append(x)
+            if threading.current_thread() is main and is_stopped.is_set() and not go_on.is_set():
+                go_on.set()
+                other.result(PATIENCE_SECONDS)
+            assert inside == [x]
+            inside.clear()
+            return x
+
+        ds = numbers(9, fn=in_next) if way == "direct" else of_a_file(tmp_path)
+        it = iter(ds)
+        with ThreadPoolExecutor(1) as pool:
+            other = pool.submit(next_that_stops, it)
+            wait_until(lambda is_stopped=is_stopped: is_stopped.is_set() or other.done())  # noqa: B023
+            got = take(it)
+            go_on.set()
+            got += other.result(PATIENCE_SECONDS)
+        got += take(it)
+        assert sorted(x if way == "direct" else x["x"] for x in got) == [*range(len(got))], number
+        assert len(got) + len(refused) == 3
+        if not is_stopped.is_set():
+            break
+    assert number > 10
 
 
 def test_another_thread_that_comes_into_next_is_refused():
@@ -481,10 +562,34 @@ def test_another_thread_that_comes_into_next_is_refused():
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(next, it)
         wait_until(lambda: gate.num_busy)
-        for use in (lambda: next(it), lambda: it.set_state({"next_index": 4})):
+        uses = [lambda: next(it), lambda: it.set_state({"next_index": 4}), it.skip_failed, lambda: run_to_end(it.save("folder"))]
+        uses += [lambda: gm.experimental.get_next_index(it), lambda: gm.experimental.set_next_index(it, 1)]
+        for use in uses:
             assert_raises(RuntimeError, r"BatchDatasetIterator.*one thread at a time\. Give each thread an iterator", use)
         gate.open.set()
         assert first.result(PATIENCE_SECONDS).tolist() == [0, 1]
     assert next(it).tolist() == [2, 3]
     it = iter(numbers(9, fn=lambda x: next(it), options=None))
     fails(it, RuntimeError, match="by a function of its own pipeline")
+
+
+def run_to_end(coroutine):
+    """Runs what awaits nothing."""
+    with pytest.raises(StopIteration):
+        coroutine.send(None)
+
+
+def test_after_an_interrupt_anywhere_an_iterator_is_not_in_use():
+    def interrupt(*_):
+        raise Interrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        it, seeded = iter(numbers(10**9)), random.Random(SEED)
+        for _ in range(500):
+            with pytest.raises(Interrupt):
+                signal.setitimer(signal.ITIMER_REAL, seeded.uniform(1e-5, 3e-4))
+                while True:
+                    next(it)
+    finally:
+        signal.signal(signal.SIGALRM, before)
