@@ -9,7 +9,9 @@ T = TypeVar("T")
 
 
 class cached(Generic[T]):
-    """``functools.cached_property`` without a lock, as it is from Python 3.12 on: threads at the same time may each compute it.
+    """``functools.cached_property`` without a lock, as it is from Python 3.12 on.
+
+    Threads at the same time may each compute the value; all get that of the first.
 
     The lock of 3.11 is one for all objects: it lets their threads wait for each other, and stays locked for ever if an interrupt
     comes where it is about to be released.
@@ -39,5 +41,4 @@ class cached(Generic[T]):
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
             return self
-        value = vars(instance)[self._name] = self._compute(instance)
-        return value
+        return vars(instance).setdefault(self._name, self._compute(instance))

@@ -20,9 +20,9 @@ Guarantees:
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
+from gristmill.core.live import LiveObjects
 from gristmill.dataset.bases.context import ComponentContext, IteratorContext
 from gristmill.workers.crew import Crew
 
@@ -31,16 +31,14 @@ class WorkerSet:
     """Of one pipeline."""
 
     def __init__(self) -> None:
-        self.components: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.components: LiveObjects[Any] = LiveObjects()
         self.crew = Crew()
 
 
 def join_workers(it: Any, ctx: IteratorContext) -> WorkerSet:
     """Makes an iterator that has worker processes one of those of its pipeline."""
     outermost = ctx.outermost
-    if outermost.workers is None:
-        outermost.workers = WorkerSet()
-    workers: WorkerSet = outermost.workers
+    workers: WorkerSet = outermost.workers.get("set") or outermost.workers.setdefault("set", WorkerSet())
     workers.components.add(it)
     return workers
 
@@ -48,5 +46,5 @@ def join_workers(it: Any, ctx: IteratorContext) -> WorkerSet:
 def crew_of(it: Any, ctx: IteratorContext) -> Crew | None:
     """Whose processes it is to share; ``None`` if there is nobody to share them with."""
     workers = join_workers(it, ctx)
-    is_alone = len(workers.components) == 1 and not isinstance(ctx, ComponentContext)  # of which there may be more
+    is_alone = len(workers.components.all()) == 1 and not isinstance(ctx, ComponentContext)  # of which there may be more
     return None if is_alone else workers.crew

@@ -6,13 +6,13 @@ import dataclasses
 import os
 import sys
 import warnings
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from gristmill.core import grain_names, hooks
 from gristmill.core.cached import cached
 from gristmill.core.errors import as_int
+from gristmill.core.live import LiveObjects
 from gristmill.core.naming import stable_repr, transform_name, without_addresses
 from gristmill.core.options import MultiprocessingOptions, ReadOptions
 from gristmill.core.ray_options import RayOptions, WorkerOptions, check_worker_options
@@ -139,7 +139,7 @@ class DataLoader(grain_names.DataLoader):
             not kinds.isdisjoint((FlatMap, Tolerate)),
             self._dataset,
         )
-        self._iterators: weakref.WeakSet[DataLoaderIterator] = weakref.WeakSet()
+        self._iterators: LiveObjects[DataLoaderIterator] = LiveObjects()
 
     def _lower(self) -> IterDataset[Any]:
         kinds = [operation_kind(operation) for operation in self._operations]
@@ -255,11 +255,11 @@ class DataLoader(grain_names.DataLoader):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._iterators = weakref.WeakSet()
+        self._iterators = LiveObjects()
 
     def close(self) -> None:
         """Closes the iterators of this loader that are still alive; may be called again."""
-        for iterator in list(self._iterators):
+        for iterator in self._iterators.all():
             iterator.close()
 
     @property

@@ -47,7 +47,7 @@ class Reader:
         self._ds = ds
         self._read_from: Any = ds  # or what an observer has made of it
         self._keeps_blocks = ds._draws_blocks and not self.reads_once
-        self._blocks: KeptBlocks | None = None
+        self._blocks: dict[str, KeptBlocks] = {}  # one; ``setdefault`` keeps that of the first thread that makes it
         self._compute = self._computing()
         self._length = len(ds)
         self._buffer_size = buffer_size
@@ -174,9 +174,9 @@ class Reader:
         self._kept, self._error, self._part, self._feed, self._ahead, self._keeps = [], None, None, None, None, False
         if self._finalizer is not None:
             self._finalizer()
-        if self._blocks is not None:
-            self._blocks.close()
-            self._blocks = None
+        blocks, self._blocks = self._blocks, {}
+        for kept in blocks.values():
+            kept.close()
 
     def close(self) -> None:
         """As ``stop``, for ever."""
@@ -204,9 +204,8 @@ class Reader:
         return call.stream(functools.partial(stream_elements, self._ds, feed))
 
     def _kept_blocks(self) -> KeptBlocks:
-        if self._blocks is None:
-            self._blocks = KeptBlocks(self.ctx.budget, self._lowest)
-        return self._blocks
+        blocks = self._blocks
+        return blocks.get("kept") or blocks.setdefault("kept", KeptBlocks(self.ctx.budget, self._lowest))
 
     def _lowest(self, call: int) -> int:
         ahead = self._ahead

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,26 +58,26 @@ class IteratorContext:
     joined: Callable[[Any], None] | None = field(default_factory=watcher)  # is told of every iterator that joins, if set
     num_processes: int = 1  # that share what the options allow
     lender: IteratorContext | None = None  # whose budget it is
-    workers: Any = None  # the set of worker processes (see ``worker_set``), of the outermost context
-    _budget: Budget | None = None
+    # Of the outermost context. What several threads may make first is in a dictionary, whose
+    # ``setdefault`` keeps one.
+    workers: dict[str, Any] = field(default_factory=dict)  # the set of worker processes (see ``worker_set``)
+    _budgets: dict[int, Budget] = field(default_factory=dict)  # by process
 
     @property
     def budget(self) -> Budget:
         """What all share that compute ahead. Options that come later have no effect on it."""
         if self.lender is not None:
             return self.lender.budget
-        whole = self.outermost
-        if whole._budget is None or not whole._budget.is_here:
-            whole._budget = budget_of(whole.options, whole.num_processes)
-        return whole._budget
+        whole, process_id = self.outermost, os.getpid()
+        budget = whole._budgets.get(process_id)
+        return budget or whole._budgets.setdefault(process_id, budget_of(whole.options, whole.num_processes))
 
     @property
     def known_budget(self) -> Budget | None:
         """That, unless nobody has asked for it yet."""
         if self.lender is not None:
             return self.lender.known_budget
-        budget = self.outermost._budget
-        return budget if budget is not None and budget.is_here else None
+        return self.outermost._budgets.get(os.getpid())
 
     def belong_to(self, index: int, count: int, whole: IteratorContext) -> None:
         """Makes the pipeline share ``index`` of ``count`` of one with ``whole``, whose options hold where it has none."""

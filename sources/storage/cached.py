@@ -242,7 +242,6 @@ class CachedFiles(Files):
         self.__setstate__(files.__getstate__() | vars(self))
 
     def _start_closed(self) -> None:
-        super()._start_closed()
         self._parts: dict[Block, Part] = {}  # by the number of a file, and which of its parts
         self._names: dict[int, str] = {}
         self._under_way = _UnderWay()
@@ -250,6 +249,7 @@ class CachedFiles(Files):
         self._unversioned = {number for number, found in enumerate(self._found) if not _has_version(found)}
         self._whole: dict[int, Files] = {}  # local copies of those files
         self._keep_again_at = self._look_after_at = 0.0
+        super()._start_closed()  # last: other threads of a forked process then find all of it
 
     def close(self) -> None:
         super().close()
@@ -350,8 +350,8 @@ class CachedFiles(Files):
         except OSError as error:
             self._cannot_keep(error)
             return None
-        while len(self._parts) >= _MAX_OPEN:
-            self._parts.pop(next(iter(self._parts)), None)
+        for key in [*self._parts][: max(0, len(self._parts) + 1 - _MAX_OPEN)]:
+            self._parts.pop(key, None)
         self._parts[number, which] = part
         return part
 

@@ -14,21 +14,19 @@ from __future__ import annotations
 
 import os
 import stat
-import threading
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 from gristmill.core.descriptors import max_descriptors, release_when_scarce, with_descriptors
+from gristmill.core.live import LiveObjects
 from gristmill.sources.storage.errors import changed
 
 _MAX_OPEN = 128
 _SHARE_OF_LIMIT = 8  # of the files that a process may have open
 _MAX_READ = (1 << 31) - (1 << 12)  # at a time; Linux reads no more, macOS raises an error for more
 
-_lock = threading.Lock()
-_everybody: weakref.WeakSet[LocalFiles] = weakref.WeakSet()
+_everybody: LiveObjects[LocalFiles] = LiveObjects()
 
 
 class LocalFile:
@@ -104,8 +102,7 @@ class LocalFiles:
         self._paths, self._sizes = paths, sizes
         self.opened: dict[int, LocalFile] = {}
         self._statuses: dict[int, tuple[int, int]] = {}  # of files that this process has opened before
-        with _lock:
-            _everybody.add(self)
+        _everybody.add(self)
 
     def file(self, number: int) -> LocalFile:
         """The file, open.
@@ -157,9 +154,8 @@ def _read_into(descriptor: int, start: int, buffer: memoryview) -> int:
 
 
 def _close_idle() -> None:
-    with _lock:
-        for files in list(_everybody):
-            files.close()
+    for files in _everybody.all():
+        files.close()
 
 
 release_when_scarce(_close_idle, first=True)

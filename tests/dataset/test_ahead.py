@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import operator
 import random
 import signal
 import sys
@@ -500,60 +501,65 @@ def test_an_iterator_is_used_by_one_thread_at_a_time(way, tmp_path, quick_switch
 FILES = "bases/iterator.py", "stages/files.py"
 
 
+def stopped_at(number, dataset_of, key):
+    """Stops a thread before the ``number``-th line of ``next``, while this one calls ``next``; false if it has fewer lines."""
+    main, is_stopped, go_on = threading.current_thread(), threading.Event(), threading.Event()
+    inside, refused, left = [], [], number
+
+    def take():
+        try:
+            return [key(next(it))]
+        except RuntimeError as error:
+            refused.append(str(error))
+            return []
+
+    def trace(frame, event, arg):
+        nonlocal left
+        if event == "line" and frame.f_code.co_filename.endswith(FILES):
+            left -= 1
+            if left < 0 and not is_stopped.is_set():
+                is_stopped.set()
+                assert go_on.wait(PATIENCE_SECONDS)
+        return trace
+
+    def take_and_stop():
+        sys.settrace(trace)
+        try:
+            return take()
+        finally:
+            sys.settrace(None)
+
+    def in_next(x):
+        """While this thread is in ``next``, the other one goes on, and must not come in."""
+        inside.append(x)
+        if threading.current_thread() is main and is_stopped.is_set() and not go_on.is_set():
+            go_on.set()
+            other.result(PATIENCE_SECONDS)
+        assert inside == [x]
+        inside.clear()
+        return x
+
+    it = iter(dataset_of(in_next))
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(take_and_stop)
+        wait_until(lambda: is_stopped.is_set() or other.done())
+        got = take()
+        go_on.set()
+        got += [*other.result(PATIENCE_SECONDS), *take()]
+    assert sorted(got) == [*range(len(got))], number
+    assert len(got) + len(refused) == 3
+    return is_stopped.is_set()
+
+
 @pytest.mark.parametrize("way", ["direct", "file"])
 def test_another_thread_is_refused_while_one_is_at_any_line_of_next(way, tmp_path):
     """Without the GIL, another thread may come in between any two operations."""
-    for number in itertools.count():
-        is_stopped, go_on = threading.Event(), threading.Event()
-        inside, refused = [], []
-
-        def next_that_stops(it, left=number, is_stopped=is_stopped, go_on=go_on):
-            def trace(frame, event, arg):
-                nonlocal left
-                if event == "line" and frame.f_code.co_filename.endswith(FILES):
-                    left -= 1
-                    if left < 0 and not is_stopped.is_set():
-                        is_stopped.set()
-                        assert go_on.wait(PATIENCE_SECONDS)
-                return trace
-
-            sys.settrace(trace)
-            try:
-                return take(it)
-            finally:
-                sys.settrace(None)
-
-        def take(it, refused=refused):
-            try:
-                return [next(it)]
-            except RuntimeError as error:
-                refused.append(str(error))
-                return []
-
-        def in_next(x, main=threading.current_thread(), is_stopped=is_stopped, go_on=go_on, inside=inside):
-            """While this thread is in ``next``, the other one may go on, and must not come in."""
-            inside.append(x)
-            if threading.current_thread() is main and is_stopped.is_set() and not go_on.is_set():
-                go_on.set()
-                other.result(PATIENCE_SECONDS)
-            assert inside == [x]
-            inside.clear()
-            return x
-
-        ds = numbers(9, fn=in_next) if way == "direct" else of_a_file(tmp_path)
-        it = iter(ds)
-        with ThreadPoolExecutor(1) as pool:
-            other = pool.submit(next_that_stops, it)
-            wait_until(lambda is_stopped=is_stopped: is_stopped.is_set() or other.done())  # noqa: B023
-            got = take(it)
-            go_on.set()
-            got += other.result(PATIENCE_SECONDS)
-        got += take(it)
-        assert sorted(x if way == "direct" else x["x"] for x in got) == [*range(len(got))], number
-        assert len(got) + len(refused) == 3
-        if not is_stopped.is_set():
-            break
-    assert number > 10
+    if way == "direct":
+        num_lines = next(i for i in itertools.count() if not stopped_at(i, lambda fn: numbers(9, fn=fn), int))
+    else:
+        ds = of_a_file(tmp_path)
+        num_lines = next(i for i in itertools.count() if not stopped_at(i, lambda fn: ds, operator.itemgetter("x")))
+    assert num_lines > 10
 
 
 def test_another_thread_that_comes_into_next_is_refused():
