@@ -88,6 +88,15 @@ class SharedBlock(SharedMemory):
             self._mmap = mmap.mmap(self._fd, self._size)
             self._buf = memoryview(self._mmap)
 
+    @property
+    def memory(self) -> mmap.mmap | None:
+        """Return the mapped memory; ``None`` if the block is closed.
+
+        Several threads may read slices of it. Of ``buf`` they may not: without the GIL, a
+        ``memoryview`` that threads slice at the same time is released while it is used.
+        """
+        return self._mmap
+
     def close(self) -> None:
         """Lets go of the memory, which stays mapped as long as an array or a ``memoryview`` uses it."""
         self._buf = self._mmap = None

@@ -8,6 +8,7 @@ payload's length in bytes and its kind (``length << 3 | kind``), and the payload
 from __future__ import annotations
 
 import itertools
+import mmap
 import operator
 import re
 import struct
@@ -39,11 +40,11 @@ _ENCODERS: dict[type, Callable[[Any], bytes]] = {
     bytes: bytes,
     NoneType: lambda value: b"",
 }
-_DECODERS: list[Callable[[memoryview], Any]] = [
+_DECODERS: list[Callable[[bytes], Any]] = [
     lambda payload: int.from_bytes(payload, "little", signed=True),
     lambda payload: _FLOAT.unpack(payload)[0],
     lambda payload: payload[0] != 0,
-    lambda payload: str(payload, "utf-8", "surrogatepass"),
+    lambda payload: payload.decode("utf-8", "surrogatepass"),
     bytes,
     lambda payload: None,
 ]
@@ -108,11 +109,11 @@ class SharedMemoryDataSource(ShareableList[Any]):
             if name is None:
                 raise ValueError("Elements or name must be provided: elements to create, or a name to attach to")
             self.shm = SharedBlock(name)
-            buffer = self._buffer()
-            if len(buffer) < _TABLE or bytes(buffer[:_WORD_BYTES]) != _MAGIC:
+            memory = self._memory()
+            if len(memory) < _TABLE or memory[:_WORD_BYTES] != _MAGIC:
                 self.close()
                 raise ValueError(f"the shared memory block {name!r} was not made by SharedMemoryDataSource")
-            self._length: int = _WORD.unpack_from(buffer, _WORD_BYTES)[0]
+            self._length: int = _word_at(memory, _WORD_BYTES)
             return
 
         check_no_table("elements", elements)
@@ -127,9 +128,9 @@ class SharedMemoryDataSource(ShareableList[Any]):
         offsets = itertools.accumulate(map(len, slots), initial=first)
         data = b"".join([_WORD.pack(len(slots)), struct.pack(f"<{len(slots) + 1}q", *offsets), *slots])
         self.shm = SharedBlock(name, _WORD_BYTES + len(data))
-        buffer = self._buffer()
-        buffer[_WORD_BYTES : _WORD_BYTES + len(data)] = data
-        buffer[:_WORD_BYTES] = _MAGIC  # last: nobody attaches to half a source
+        memory = self._memory()
+        memory[_WORD_BYTES : _WORD_BYTES + len(data)] = data
+        memory[:_WORD_BYTES] = _MAGIC  # last: nobody attaches to half a source
 
     def __len__(self) -> int:
         return self._length
@@ -141,11 +142,11 @@ class SharedMemoryDataSource(ShareableList[Any]):
             IndexError: there is no such element.
             TypeError: the source is closed, or the position is not an integer.
         """
-        buffer = self._buffer()
-        (start,) = _WORD.unpack_from(buffer, self._offset_of(position))
-        (word,) = _WORD.unpack_from(buffer, start)
+        memory, offset = self._memory(), self._offset_of(position)
+        (start,) = _WORD.unpack(memory[offset : offset + _WORD_BYTES])
+        (word,) = _WORD.unpack(memory[start : start + _WORD_BYTES])
         start += _WORD_BYTES
-        return _DECODERS[word & 7](buffer[start : start + (word >> 3)])
+        return _DECODERS[word & 7](memory[start : start + (word >> 3)])
 
     def __getitems__(self, positions: Sequence[SupportsIndex]) -> list[Any]:
         """The elements at the positions, in this order."""
@@ -160,12 +161,12 @@ class SharedMemoryDataSource(ShareableList[Any]):
             ValueError: ``value`` needs more room than the element has.
         """
         kind, payload = _encode("value", value)
-        buffer, offset = self._buffer(), self._offset_of(position)
-        (start,), capacity = _WORD.unpack_from(buffer, offset), self._capacity(buffer, offset)
+        memory, offset = self._memory(), self._offset_of(position)
+        start, capacity = _word_at(memory, offset), self._capacity(memory, offset)
         if len(payload) > capacity:
             raise ValueError(f"value exceeds available storage: it needs {len(payload)} bytes, element {position} has {capacity}")
         slot = _slot(kind, payload, capacity)
-        buffer[start : start + len(slot)] = slot
+        memory[start : start + len(slot)] = slot
         self._content = None
 
     def __iter__(self) -> Iterator[Any]:
@@ -175,11 +176,11 @@ class SharedMemoryDataSource(ShareableList[Any]):
     @property
     def format(self) -> str:
         """The elements' types and room, spelled as the standard library's ``ShareableList`` does."""
-        buffer = self._buffer()
+        memory = self._memory()
         formats = []
         for offset in range(_TABLE, _TABLE + self._length * _WORD_BYTES, _WORD_BYTES):
-            (word,) = _WORD.unpack_from(buffer, *_WORD.unpack_from(buffer, offset))
-            formats.append(_FORMATS[word & 7] or f"{self._capacity(buffer, offset)}s")
+            word = _word_at(memory, _word_at(memory, offset))
+            formats.append(_FORMATS[word & 7] or f"{self._capacity(memory, offset)}s")
         return "".join(formats)
 
     def close(self) -> None:
@@ -195,12 +196,12 @@ class SharedMemoryDataSource(ShareableList[Any]):
         self.shm.unlink()
 
     def __repr__(self) -> str:
-        if self._content is None and self.shm.buf is not None:
+        if self._content is None and self.shm.memory is not None:
             import hashlib
 
-            buffer = self._buffer()
-            (end,) = _WORD.unpack_from(buffer, _TABLE + self._length * _WORD_BYTES)
-            self._content = hashlib.sha1(buffer[:end], usedforsecurity=False).hexdigest()[:16]
+            memory = self._memory()
+            end = _word_at(memory, _TABLE + self._length * _WORD_BYTES)
+            self._content = hashlib.sha1(memoryview(memory)[:end], usedforsecurity=False).hexdigest()[:16]
         return f"SharedMemoryDataSource(len={self._length}, content={self._content or 'closed'})"
 
     def __str__(self) -> str:
@@ -210,11 +211,11 @@ class SharedMemoryDataSource(ShareableList[Any]):
         """Whether ``text`` is the ``repr`` of a source with these elements: of ours, or of Grain's, under any name."""
         return text == repr(self) or re.sub(r", name='[^']*'\)$", "", text) == f"SharedMemoryDataSource({list(self)}"
 
-    def _buffer(self) -> memoryview:
-        buffer = self.shm.buf
-        if buffer is None:
+    def _memory(self) -> mmap.mmap:
+        memory = self.shm.memory
+        if memory is None:
             raise TypeError(f"{self} is closed and cannot be read; attach again by its name")
-        return buffer
+        return memory
 
     def _offset_of(self, position: SupportsIndex) -> int:
         """Returns where in the block the element's offset is."""
@@ -225,9 +226,13 @@ class SharedMemoryDataSource(ShareableList[Any]):
             raise IndexError(f"index {position} is out of range for {self}")
         return _TABLE + place * _WORD_BYTES
 
-    def _capacity(self, buffer: memoryview, offset: int) -> int:
-        (start,), (end,) = _WORD.unpack_from(buffer, offset), _WORD.unpack_from(buffer, offset + _WORD_BYTES)
-        return int(end - start - _WORD_BYTES)
+    def _capacity(self, memory: mmap.mmap, offset: int) -> int:
+        return _word_at(memory, offset + _WORD_BYTES) - _word_at(memory, offset) - _WORD_BYTES
+
+
+def _word_at(memory: mmap.mmap, offset: int) -> int:
+    word: int = _WORD.unpack(memory[offset : offset + _WORD_BYTES])[0]
+    return word
 
 
 def _slot(kind: int, payload: bytes, capacity: int = 0) -> bytes:
