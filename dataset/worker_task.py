@@ -95,9 +95,7 @@ class PipelineProducer:
 
     def share(self, turns: Turns) -> None:
         """Reads ahead with the threads and memory of all that work in this process."""
-        if turns.common is None:
-            turns.common = self._new_context()
-        self._lender = turns.common
+        self._lender = turns.common.get("context") or turns.common.setdefault("context", self._new_context())
         self._ctx = self._new_context()
 
     def close(self) -> None:

@@ -436,7 +436,7 @@ class Worker:
     @property
     def num_workers(self) -> int:
         """How many there are in this process."""
-        return 1 if self._turns is None else self._turns.num_threads
+        return 1 if self._turns is None else len(self._turns.threads)
 
     def end(self) -> None:
         """Called when ``run`` has ended, and its connection, where the process goes on."""

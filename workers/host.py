@@ -48,7 +48,7 @@ def host(connection: int, preamble: dict[str, Any]) -> None:
 
 def _work(fds: list[int], index: int, count: int, turns: Turns) -> None:
     connection, arena_fd, luggage = fds
-    turns.num_threads += 1
+    turns.threads.add(threading.get_ident())
     try:
         preamble = _read_preamble(luggage)
         arena = Arena(arena_fd)
@@ -69,7 +69,7 @@ def _work(fds: list[int], index: int, count: int, turns: Turns) -> None:
     except BaseException:
         sys.excepthook(*sys.exc_info())
         end_with(SystemExit(1))
-    turns.num_threads -= 1
+    turns.threads.discard(threading.get_ident())
     os.close(arena_fd)
     os.close(luggage)
 

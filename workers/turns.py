@@ -29,8 +29,8 @@ class Turns:
     """Whose turn it is."""
 
     def __init__(self) -> None:
-        self.num_threads = 0  # as many as there are to have turns
-        self.common: Any = None  # what all of them share besides
+        self.threads: set[int] = set()  # the identities of those that are to have turns
+        self.common: dict[str, Any] = {}  # what all of them share besides
         self._holder = 0  # the identity of the thread whose turn it is
         self._taken_at = 0.0
         self._waiting: list[tuple[int, float, int, threading.Lock]] = []

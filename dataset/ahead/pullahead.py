@@ -219,7 +219,10 @@ class PullAhead(PullingClient):
                     break
                 self._is_held_up = has_room
                 if self._must_leave:
-                    self._has_thread = self._is_working = False
+                    # In this order: a thread that is started because of the second store ends at
+                    # once if it does not see the first.
+                    self._is_working = False
+                    self._has_thread = False
                     self._filled.set()  # for a consumer that has come to wait for this thread
                     return False
                 self._room.wait(_LATE_SECONDS if has_room else -1)

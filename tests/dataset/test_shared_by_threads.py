@@ -18,7 +18,7 @@ from waiting import PATIENCE_SECONDS
 
 import gristmill as gm
 from gristmill import IterDataset, MapDataset, ReadOptions
-from gristmill.experimental import InterleaveIterDataset
+from gristmill.experimental import InterleaveIterDataset, WithOptionsIterDataset
 
 NUM = 60
 NUM_SOURCES = 3  # of a chain
@@ -62,6 +62,11 @@ def stream(source):
     return numbers(source).to_iter_dataset(THREADS)
 
 
+def with_two_threads(ds):
+    """Threads that have nothing to do end, and come back."""
+    return WithOptionsIterDataset(ds, gm.experimental.DatasetOptions(max_threads=2))
+
+
 def interleaved(source, **options):
     parts = MapDataset.range(4).map(partial(part_of, numbers(source)))
     return InterleaveIterDataset(parts, cycle_length=2, **options)
@@ -80,6 +85,7 @@ CHAINS = {
     "interleave": lambda s: interleaved(s, num_make_iter_threads=2, make_iter_buffer_size=2),
     "flat_map": lambda s: numbers(s).flat_map(two_of, max_fan_out=2).to_iter_dataset(THREADS).flat_map(two_of),
     "thread_prefetch": lambda s: stream(s).thread_prefetch(5),
+    "few threads": lambda s: with_two_threads(IterDataset.mix([stream(s).thread_prefetch(2) for _ in range(3)]).thread_prefetch(2)),
     "multithread_prefetch": lambda s: stream(s).batch(3).multithread_prefetch(2, 2),
     "cache": lambda s: stream(s).cache().repeat(2),
     "repeat": lambda s: stream(s).repeat(2),
