@@ -38,7 +38,8 @@ class WorkerSet:
 def join_workers(it: Any, ctx: IteratorContext) -> WorkerSet:
     """Makes an iterator that has worker processes one of those of its pipeline."""
     outermost = ctx.outermost
-    workers: WorkerSet = outermost.workers.get("set") or outermost.workers.setdefault("set", WorkerSet())
+    made = outermost.workers
+    workers: WorkerSet = made.get("set") or made.setdefault("set", WorkerSet())
     workers.components.add(it)
     return workers
 
@@ -46,5 +47,6 @@ def join_workers(it: Any, ctx: IteratorContext) -> WorkerSet:
 def crew_of(it: Any, ctx: IteratorContext) -> Crew | None:
     """Whose processes it is to share; ``None`` if there is nobody to share them with."""
     workers = join_workers(it, ctx)
-    is_alone = len(workers.components.all()) == 1 and not isinstance(ctx, ComponentContext)  # of which there may be more
+    # There may be more components later where the context is that of one component.
+    is_alone = len(workers.components.all()) == 1 and not isinstance(ctx, ComponentContext)
     return None if is_alone else workers.crew

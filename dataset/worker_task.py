@@ -95,7 +95,8 @@ class PipelineProducer:
 
     def share(self, turns: Turns) -> None:
         """Reads ahead with the threads and memory of all that work in this process."""
-        self._lender = turns.common.get("context") or turns.common.setdefault("context", self._new_context())
+        common = turns.common
+        self._lender = common.get("context") or common.setdefault("context", self._new_context())
         self._ctx = self._new_context()
 
     def close(self) -> None:

@@ -201,7 +201,8 @@ class SharedMemoryDataSource(ShareableList[Any]):
 
             memory = self._memory()
             end = _word_at(memory, _TABLE + self._length * _WORD_BYTES)
-            self._content = hashlib.sha1(memoryview(memory)[:end], usedforsecurity=False).hexdigest()[:16]
+            content = memoryview(memory)[:end]
+            self._content = hashlib.sha1(content, usedforsecurity=False).hexdigest()[:16]
         return f"SharedMemoryDataSource(len={self._length}, content={self._content or 'closed'})"
 
     def __str__(self) -> str:

@@ -56,7 +56,8 @@ class Growing:
             self.states += states
         else:
             self.states = states
-        deque(map(self.elements.append, elements), 0)  # ``extend`` has the list's lock meanwhile
+        # Without the GIL, ``extend`` would hold the lock of the list until the last element.
+        deque(map(self.elements.append, elements), maxlen=0)
 
 
 _NOTHING = Growing()

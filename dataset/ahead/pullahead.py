@@ -288,9 +288,12 @@ class PullAhead(PullingClient):
         """Makes elements ready, each as soon as there is one (see ``StatedBlocks.fill``)."""
         indices = itertools.count(first)
         try:
-            # Not ``extend``, which has the list's lock until the last element. No name refers to
-            # the zip, which refers to an element: an error keeps this frame alive.
-            deque(map(self._ready.append, zip(elements, itertools.repeat(states), indices, strict=False)), 0)
+            # Without the GIL, ``extend`` would hold the lock of the list until the last element. No
+            # local name refers to the zip: an error keeps this frame alive, and the zip an element.
+            deque(
+                map(self._ready.append, zip(elements, itertools.repeat(states), indices, strict=False)),
+                maxlen=0,
+            )
         finally:
             self.num += next(indices) - first
 

@@ -381,9 +381,9 @@ class _Block:
             try:
                 if found is None:
                     found = compute(rest[:1])
-                # Not ``extend``: without the GIL, that has the list's lock until the last element,
-                # and nobody sees one before.
-                deque(map(elements.append, found), 0)
+                # Without the GIL, ``extend`` would hold the lock of the list until the last element,
+                # and no other thread would see the elements before.
+                deque(map(elements.append, found), maxlen=0)
             except BaseException as error:
                 if len(elements) < self.size:  # else it was begun in vain
                     return what_failed(error)

@@ -47,7 +47,7 @@ class Reader:
         self._ds = ds
         self._read_from: Any = ds  # or what an observer has made of it
         self._keeps_blocks = ds._draws_blocks and not self.reads_once
-        self._blocks: dict[str, KeptBlocks] = {}  # one; ``setdefault`` keeps that of the first thread that makes it
+        self._blocks: dict[str, KeptBlocks] = {}  # one: several threads may make it
         self._compute = self._computing()
         self._length = len(ds)
         self._buffer_size = buffer_size
@@ -204,8 +204,9 @@ class Reader:
         return call.stream(functools.partial(stream_elements, self._ds, feed))
 
     def _kept_blocks(self) -> KeptBlocks:
-        blocks = self._blocks
-        return blocks.get("kept") or blocks.setdefault("kept", KeptBlocks(self.ctx.budget, self._lowest))
+        made = self._blocks
+        kept = made.get("kept")
+        return kept or made.setdefault("kept", KeptBlocks(self.ctx.budget, self._lowest))
 
     def _lowest(self, call: int) -> int:
         ahead = self._ahead

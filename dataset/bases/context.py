@@ -58,9 +58,9 @@ class IteratorContext:
     joined: Callable[[Any], None] | None = field(default_factory=watcher)  # is told of every iterator that joins, if set
     num_processes: int = 1  # that share what the options allow
     lender: IteratorContext | None = None  # whose budget it is
-    # Of the outermost context. What several threads may make first is in a dictionary, whose
-    # ``setdefault`` keeps one.
-    workers: dict[str, Any] = field(default_factory=dict)  # the set of worker processes (see ``worker_set``)
+    # Of the outermost context: what several threads may make first is in dictionaries, whose
+    # ``setdefault`` keeps the first one.
+    workers: dict[str, Any] = field(default_factory=dict)  # see ``worker_set``
     _budgets: dict[int, Budget] = field(default_factory=dict)  # by process
 
     @property
@@ -70,7 +70,10 @@ class IteratorContext:
             return self.lender.budget
         whole, process_id = self.outermost, os.getpid()
         budget = whole._budgets.get(process_id)
-        return budget or whole._budgets.setdefault(process_id, budget_of(whole.options, whole.num_processes))
+        if budget is None:
+            new = budget_of(whole.options, whole.num_processes)
+            budget = whole._budgets.setdefault(process_id, new)
+        return budget
 
     @property
     def known_budget(self) -> Budget | None:

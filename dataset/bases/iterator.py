@@ -185,18 +185,7 @@ class DatasetIterator(Node, Observable, Tolerating, Iterator[T_co], abc.ABC):
         Raises:
             ValueError: the last ``next`` did not fail.
         """
-        alone(self, self._skip_failed_output)
-
-    def _skip_failed_output(self) -> None:
-        if self._failed_state is None or self._failed_state != self.get_state():
-            raise ValueError(f"there is nothing to skip: the last next() of {self} did not fail")
-        before = marked(self)
-        try:
-            self._skip()
-        except BaseException:
-            return_to(self, before)
-            raise
-        self._failed_state = None
+        alone(self, partial(_skip_failed, self))
 
     async def save(self, directory: Any) -> Awaitable[None]:
         """Takes the state now; awaiting the result writes it to this process's file in ``directory``.
@@ -208,7 +197,8 @@ class DatasetIterator(Node, Observable, Tolerating, Iterator[T_co], abc.ABC):
         """
         from gristmill.dataset.telling.description import describe
 
-        return write_when_created(directory, state_to_text(alone(self, self.get_state)), describe(self))
+        state = alone(self, self.get_state)
+        return write_when_created(directory, state_to_text(state), describe(self))
 
     async def load(self, directory: Any) -> Awaitable[None]:
         """Awaiting the result reads this process's file in ``directory`` and continues from the state in it.
@@ -410,7 +400,9 @@ class BlockIterator(DatasetIterator[T_co]):
                 other.
             drop: names of components of mixtures whose positions are to be forgotten, as the mixture does not have them any more.
         """
-        self._alone(partial(self._move_to, without_components(state, as_names(drop)) if drop else state))
+        if drop:
+            state = without_components(state, as_names(drop))
+        self._alone(partial(self._move_to, state))
 
     def _move_to(self, state: Any) -> None:
         before = marked(self)
@@ -488,6 +480,18 @@ class PlainIterator(DatasetIterator[T_co]):
 def alone(it: DatasetIterator[Any], use: Callable[[], R]) -> R:
     """Return ``use()``, during which other threads may not use ``it``."""
     return it._alone(use) if isinstance(it, BlockIterator) else use()
+
+
+def _skip_failed(it: DatasetIterator[Any]) -> None:
+    if it._failed_state is None or it._failed_state != it.get_state():
+        raise ValueError(f"there is nothing to skip: the last next() of {it} did not fail")
+    before = marked(it)
+    try:
+        it._skip()
+    except BaseException:
+        return_to(it, before)
+        raise
+    it._failed_state = None
 
 
 def merged_contexts(iterators: Sequence[DatasetIterator[Any]]) -> IteratorContext:

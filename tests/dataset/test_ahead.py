@@ -433,7 +433,8 @@ WAYS = {
 def test_elements_before_one_that_hangs_are_delivered(way, computes, monkeypatch):
     """No wait is longer than ``_LATE_SECONDS`` while the block has more than one element.
 
-    A thread that waits lets go of the locks of lists that free-threaded builds have. One that computes does not.
+    On free-threaded builds, a thread that waits releases the locks of lists. One that computes does
+    not.
     """
     monkeypatch.setattr(pullahead, "_LOOK_SECONDS", 10 * PATIENCE_SECONDS)
     for num_quick in (100,) if "worker" in way else (2, 100, 1500):
@@ -502,7 +503,7 @@ FILES = "bases/iterator.py", "stages/files.py"
 
 
 def stopped_at(number, dataset_of, key):
-    """Stops a thread before the ``number``-th line of ``next``, while this one calls ``next``; false if it has fewer lines."""
+    """Stop a thread before a line of ``next``, and call ``next``; return False if it has fewer lines."""
     main, is_stopped, go_on = threading.current_thread(), threading.Event(), threading.Event()
     inside, refused, left = [], [], number
 
@@ -568,8 +569,9 @@ def test_another_thread_that_comes_into_next_is_refused():
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(next, it)
         wait_until(lambda: gate.num_busy)
-        uses = [lambda: next(it), lambda: it.set_state({"next_index": 4}), it.skip_failed, lambda: run_to_end(it.save("folder"))]
-        uses += [lambda: gm.experimental.get_next_index(it), lambda: gm.experimental.set_next_index(it, 1)]
+        uses = [lambda: next(it), lambda: it.set_state({"next_index": 4}), it.skip_failed]
+        uses += [lambda: gm.experimental.get_next_index(it), lambda: run_to_end(it.save("folder"))]
+        uses += [lambda: gm.experimental.set_next_index(it, 1)]
         for use in uses:
             assert_raises(RuntimeError, r"BatchDatasetIterator.*one thread at a time\. Give each thread an iterator", use)
         gate.open.set()

@@ -76,7 +76,7 @@ class Live:
     """Arrays of some size, and how many bytes of them there are and were at most; the time of one is that of a small wait."""
 
     def __init__(self):
-        self.lock = threading.RLock()  # a finalizer may run anywhere, also where a thread has the lock
+        self.lock = threading.RLock()  # finalizers may run where a thread has it
         self.now = self.most = 0
 
     def of(self, size):

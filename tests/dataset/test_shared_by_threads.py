@@ -1,6 +1,6 @@
-"""Datasets and sources are shared by iterators in several threads, each of which gets the elements that one thread gets.
+"""Iterators in several threads share datasets and sources; each thread gets all elements.
 
-``PYTHON_GIL=0`` on a free-threaded build makes this a test of what no GIL protects. With a GIL, threads take turns as often as
+On a free-threaded build this tests what no GIL protects. With a GIL, threads take turns as often as
 they can.
 """
 
@@ -64,7 +64,7 @@ def stream(source):
 
 def with_two_threads(ds):
     """Threads that have nothing to do end, and come back."""
-    return WithOptionsIterDataset(ds, gm.experimental.DatasetOptions(max_threads=2))
+    return WithOptionsIterDataset(ds.thread_prefetch(2), gm.experimental.DatasetOptions(max_threads=2))
 
 
 def interleaved(source, **options):
@@ -85,7 +85,7 @@ CHAINS = {
     "interleave": lambda s: interleaved(s, num_make_iter_threads=2, make_iter_buffer_size=2),
     "flat_map": lambda s: numbers(s).flat_map(two_of, max_fan_out=2).to_iter_dataset(THREADS).flat_map(two_of),
     "thread_prefetch": lambda s: stream(s).thread_prefetch(5),
-    "few threads": lambda s: with_two_threads(IterDataset.mix([stream(s).thread_prefetch(2) for _ in range(3)]).thread_prefetch(2)),
+    "few threads": lambda s: with_two_threads(IterDataset.mix([stream(s).thread_prefetch(2)] * 3)),
     "multithread_prefetch": lambda s: stream(s).batch(3).multithread_prefetch(2, 2),
     "cache": lambda s: stream(s).cache().repeat(2),
     "repeat": lambda s: stream(s).repeat(2),
@@ -158,7 +158,7 @@ def plain(ds):
 
 
 def check(chain, sources, seed):
-    """The datasets are new, so that threads are the first to use what they make when they are used."""
+    """Datasets are new, so that several threads are the first to use them."""
     expected = {name: plain(chain(source)) for name, source in sources.items()}
     shared = {name: chain(source) for name, source in sources.items()}
     begin = threading.Barrier(NUM_THREADS)
@@ -178,4 +178,5 @@ def check(chain, sources, seed):
 @pytest.mark.parametrize("name", CHAINS)
 def test_each_thread_gets_the_elements_that_one_thread_gets(name, sources, quick_switches):
     start = (SEED + [*CHAINS].index(name)) % len(sources)
-    check(CHAINS[name], dict([*sources.items(), *sources.items()][start : start + NUM_SOURCES]), SEED)
+    twice = [*sources.items(), *sources.items()]
+    check(CHAINS[name], dict(twice[start : start + NUM_SOURCES]), SEED)
