@@ -219,8 +219,7 @@ class PullAhead(PullingClient):
                     break
                 self._is_held_up = has_room
                 if self._must_leave:
-                    # In this order: a thread that is started because of the second store ends at
-                    # once if it does not see the first.
+                    # In this order: the second store lets a thread start, which must see the first.
                     self._is_working = False
                     self._has_thread = False
                     self._filled.set()  # for a consumer that has come to wait for this thread
@@ -290,10 +289,8 @@ class PullAhead(PullingClient):
         try:
             # Without the GIL, ``extend`` would hold the lock of the list until the last element. No
             # local name refers to the zip: an error keeps this frame alive, and the zip an element.
-            deque(
-                map(self._ready.append, zip(elements, itertools.repeat(states), indices, strict=False)),
-                maxlen=0,
-            )
+            append, same = self._ready.append, itertools.repeat(states)
+            deque(map(append, zip(elements, same, indices, strict=False)), maxlen=0)
         finally:
             self.num += next(indices) - first
 
