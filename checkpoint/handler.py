@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gristmill.core.state import shown, state_from_text, state_to_text
-from gristmill.dataset.bases.iterator import DatasetIterator
+from gristmill.dataset.bases.iterator import DatasetIterator, alone
 from gristmill.dataset.states.files import read_checkpoint, write_checkpoint
 from gristmill.dataset.states.mixtures import as_names, without_components
 from gristmill.dataset.telling.description import describe
@@ -77,8 +77,9 @@ class _Pending:
 def _position(item: Any, args: Any) -> tuple[str, dict[str, Any] | None]:
     """The text of an iterator's state, and what describes its pipeline."""
     iterator = _iterator(item, args)
-    state = iterator.get_state()
-    return state_to_text(state) if isinstance(iterator, DatasetIterator) else state.decode(), _describe(iterator)
+    if isinstance(iterator, DatasetIterator):
+        return state_to_text(alone(iterator, iterator.get_state)), _describe(iterator)
+    return iterator.get_state().decode(), _describe(iterator)
 
 
 def _iterator(item: Any, args: Any) -> Any:

@@ -10,7 +10,7 @@ from gristmill.core.cached import cached
 from gristmill.core.errors import StateIndexError, StateKeyError, StateMismatchError
 from gristmill.core.naming import one_line, stable_repr
 from gristmill.core.state import plain_int, shown, state_count, state_field, state_from_text, state_to_text
-from gristmill.dataset.bases.iterator import iterate, write_when_created
+from gristmill.dataset.bases.iterator import alone, iterate, write_when_created
 from gristmill.dataset.bases.next_index import get_next_index, set_next_index
 from gristmill.dataset.states.mixtures import as_names, without_components
 from gristmill.dataset.telling.description import few_files, source_difference, source_files
@@ -224,7 +224,8 @@ class DataLoaderIterator(Iterator[Any]):
 
     async def save(self, directory: Any) -> Awaitable[None]:
         """Takes the state now; awaiting the result writes it (the protocol of Orbax's ``StatefulCheckpointable``)."""
-        return write_when_created(directory, self.get_state().decode(), self._describe())
+        state = alone(self._iterator, self.get_state)
+        return write_when_created(directory, state.decode(), self._describe())
 
     async def load(self, directory: Any) -> Awaitable[None]:
         """Awaiting the result reads this process's file in ``directory`` and continues from the state in it."""
