@@ -162,8 +162,9 @@ class Reader:
         self._rate = rate
         if due is not None and self._may_read_ahead:
             self._started(self._index)
-        if self._ahead is not None and self._ahead.budget.is_here:
-            self._ahead.budget.expect(self._ahead, rate, due or 0.0)
+        ahead = self._ahead
+        if ahead is not None and ahead.budget.is_here:
+            ahead.budget.expect(ahead, rate, due or 0.0)
 
     @property
     def _may_read_ahead(self) -> bool:
@@ -266,11 +267,14 @@ class Reader:
         return elements
 
     def _started(self, index: int) -> ReadAhead:
-        if self._is_closed:
-            raise ValueError("the iterator was closed while it waited for its next element")
-        if self._ahead is None or not self._ahead.budget.is_here:
+        ahead = self._ahead  # which ``close`` in another thread drops
+        if ahead is None or not ahead.budget.is_here:
             self.stop()
             what = self._compute, index, self._length, self.num_threads, self._buffer_size, self.ctx.budget
-            self._ahead = ReadAhead(*what, stream=self._stream, log=self.log, rate=self._rate, waits=self.waits)
-            self._finalizer = weakref.finalize(self, self._ahead.close)
-        return self._ahead
+            ahead = ReadAhead(*what, stream=self._stream, log=self.log, rate=self._rate, waits=self.waits)
+            self._ahead = ahead
+            self._finalizer = weakref.finalize(self, ahead.close)
+        if self._is_closed:
+            self.stop()
+            raise ValueError("the iterator was closed while it waited for its next element")
+        return ahead

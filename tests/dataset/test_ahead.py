@@ -502,10 +502,54 @@ def test_an_iterator_is_used_by_one_thread_at_a_time(way, tmp_path, quick_switch
 FILES = "bases/iterator.py", "stages/files.py"
 
 
+class Stopping:
+    """Stops a thread before the ``number``-th line that it runs in some files."""
+
+    def __init__(self, number, files):
+        self.left, self.files = number, files
+        self.is_stopped, self.go_on = threading.Event(), threading.Event()
+
+    def trace(self, frame, event, arg):
+        if event == "line" and frame.f_code.co_filename.endswith(self.files):
+            self.left -= 1
+            if self.left < 0 and not self.is_stopped.is_set():
+                self.is_stopped.set()
+                assert self.go_on.wait(PATIENCE_SECONDS)
+        return self.trace
+
+    def run(self, function, *args):
+        sys.settrace(self.trace)
+        try:
+            return function(*args)
+        finally:
+            sys.settrace(None)
+
+
+@pytest.mark.parametrize("options", [computing_ahead.DIRECT, ReadOptions(2, 4)], ids=["direct", "threads"])
+def test_an_iterator_is_closed_while_another_thread_is_at_any_line_of_its_reader(options):
+    """The other thread gets the element, or an error that says so."""
+    num_closed = 0
+    for number in itertools.count():
+        stopping, it = Stopping(number, "ahead/reader.py"), iter(numbers(9, options=options))
+        with ThreadPoolExecutor(1) as pool:
+            other = pool.submit(stopping.run, next, it)
+            wait_until(lambda found=stopping, other=other: found.is_stopped.is_set() or other.done())
+            it.close()
+            stopping.go_on.set()
+            try:
+                assert other.result(PATIENCE_SECONDS) == 0
+            except ValueError as error:
+                assert "closed" in str(error)
+                num_closed += 1
+        if not stopping.is_stopped.is_set():
+            break
+    assert number > 10 and (num_closed or options is computing_ahead.DIRECT)
+
+
 def stopped_at(number, dataset_of, key):
     """Stop a thread before a line of ``next``, and call ``next``; return False if it has fewer lines."""
-    main, is_stopped, go_on = threading.current_thread(), threading.Event(), threading.Event()
-    inside, refused, left = [], [], number
+    main, stopping = threading.current_thread(), Stopping(number, FILES)
+    inside, refused = [], []
 
     def take():
         try:
@@ -514,27 +558,12 @@ def stopped_at(number, dataset_of, key):
             refused.append(str(error))
             return []
 
-    def trace(frame, event, arg):
-        nonlocal left
-        if event == "line" and frame.f_code.co_filename.endswith(FILES):
-            left -= 1
-            if left < 0 and not is_stopped.is_set():
-                is_stopped.set()
-                assert go_on.wait(PATIENCE_SECONDS)
-        return trace
-
-    def take_and_stop():
-        sys.settrace(trace)
-        try:
-            return take()
-        finally:
-            sys.settrace(None)
-
     def in_next(x):
         """While this thread is in ``next``, the other one goes on, and must not come in."""
         inside.append(x)
-        if threading.current_thread() is main and is_stopped.is_set() and not go_on.is_set():
-            go_on.set()
+        is_stopped = stopping.is_stopped.is_set() and not stopping.go_on.is_set()
+        if threading.current_thread() is main and is_stopped:
+            stopping.go_on.set()
             other.result(PATIENCE_SECONDS)
         assert inside == [x]
         inside.clear()
@@ -542,14 +571,14 @@ def stopped_at(number, dataset_of, key):
 
     it = iter(dataset_of(in_next))
     with ThreadPoolExecutor(1) as pool:
-        other = pool.submit(take_and_stop)
-        wait_until(lambda: is_stopped.is_set() or other.done())
+        other = pool.submit(stopping.run, take)
+        wait_until(lambda: stopping.is_stopped.is_set() or other.done())
         got = take()
-        go_on.set()
+        stopping.go_on.set()
         got += [*other.result(PATIENCE_SECONDS), *take()]
     assert sorted(got) == [*range(len(got))], number
     assert len(got) + len(refused) == 3
-    return is_stopped.is_set()
+    return stopping.is_stopped.is_set()
 
 
 @pytest.mark.parametrize("way", ["direct", "file"])
