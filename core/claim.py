@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Claim:
-    """Whether nobody uses an object. Used like this, inline::
+    """Right to use an object, which one thread has at a time. Used inline::
 
         try:
             del claim.is_free
@@ -15,10 +15,10 @@ class Claim:
         finally:
             claim.is_free = True
 
-    Law: of several threads, with or without the GIL, one at a time is between the two statements.
-    Deleting an attribute of an object without ``__slots__`` is atomic. Neither statement calls
-    anything, so an interrupt comes before both or after both. ``Lock.acquire`` is a call, after
-    which an interrupt may come before its result is known.
+    Law: one thread at a time is between the two statements, with and without the GIL. Deleting an
+    attribute is atomic, unless the class has ``__slots__``. An interrupt never leaves the claim
+    taken: neither statement calls anything, and interrupts come after calls. (After
+    ``Lock.acquire``, which is a call, an interrupt may come before its result is known.)
     """
 
     def __init__(self) -> None:

@@ -9,10 +9,10 @@ T = TypeVar("T")
 
 
 class LiveObjects(Generic[T]):
-    """Objects as long as something else refers to them.
+    """Set of objects that does not keep them alive.
 
-    Law: ``add``, ``all`` and the end of an object may come from several threads at a time, with or
-    without the GIL. (Iterating over a ``WeakSet`` fails if another thread adds to it.)
+    Law: any number of threads may add objects, list them and drop them at the same time. (Iterating
+    over a ``WeakSet`` raises an error if another thread adds to it.)
 
     Example:
         >>> class Thing: ...
