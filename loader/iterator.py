@@ -89,8 +89,7 @@ class DataLoaderIterator(Iterator[Any]):
         """Returns the position after the last delivered element: JSON as UTF-8 bytes, without any data."""
         if self._plan.keeps_whole_states:  # as of items of a record, which sampler indices cannot tell apart
             return state_to_text({**self._iterator.get_state(), **self._origin}).encode()
-        if self._frame is None:
-            self._frame = self._text_around_position()
+        self._frame = self._frame or self._text_around_position()
         before, after = self._frame
         last_worker, num_read = self._position()
         numbers = [self._first_index(w) + (num - 1) * self._step for w, num in enumerate(num_read)]
