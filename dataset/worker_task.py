@@ -91,7 +91,10 @@ class PipelineProducer:
 
     def _new_context(self) -> IteratorContext:
         task = self._task
-        return IteratorContext(task.options, num_processes=self._count, lender=self._lender, _budget=task.budget)
+        ctx = IteratorContext(task.options, num_processes=self._count, lender=self._lender)
+        if task.budget is not None:
+            ctx.use(task.budget)
+        return ctx
 
     def share(self, turns: Turns) -> None:
         """Reads ahead with the threads and memory of all that work in this process."""

@@ -82,6 +82,10 @@ class IteratorContext:
             return self.lender.known_budget
         return self.outermost._budgets.get(os.getpid())
 
+    def use(self, budget: Budget) -> None:
+        """Share ``budget``, which another pipeline of this process has."""
+        self._budgets[os.getpid()] = budget
+
     def belong_to(self, index: int, count: int, whole: IteratorContext) -> None:
         """Makes the pipeline share ``index`` of ``count`` of one with ``whole``, whose options hold where it has none."""
         self.options = whole.options.merge(self.options)
