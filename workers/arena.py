@@ -28,13 +28,14 @@ import mmap
 import os
 import struct
 import sys
-import threading
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from gristmill.core.locks import Lock
 
 _FIRST_CHUNK = 1 << 26
 _PAGE = mmap.PAGESIZE
@@ -136,7 +137,7 @@ class Arena:
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._mapping = Mapping(fd)
-        self._lock = threading.Lock()  # two threads of a worker send
+        self._lock = Lock()  # two threads of a worker send
         self._num_chunks = 0
         self._end = 0  # no slot reaches beyond
         self._free: dict[int, deque[int]] = {}  # offsets by size; those that keep their memory are at the right end

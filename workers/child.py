@@ -39,6 +39,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 from gristmill.core.errors import add_note
 from gristmill.core.instruments import Wrap, shadow_for_good
+from gristmill.core.locks import Lock, Signal
 from gristmill.core.pacing import BlockSize
 from gristmill.workers.arena import Arena, Slot
 from gristmill.workers.codec import Encoded, Encoder
@@ -391,11 +392,12 @@ class Worker:
         self.waited_ns = 0  # for its turns
         self.producer = producer
         self._watched: Any = producer if hasattr(producer, "finished") else None
-        self._lock = threading.Lock()  # whoever has it may send: the thread that computes elements, but while it does
+        self._lock = Lock()  # whoever has it may send: the thread that computes elements, but while it does
         self._lane = _Lane(0, None)  # of the block that is being computed
         self._num_taken = 0  # blocks
         self._num_sent = 0  # elements of that block
-        self._has_several = threading.Event()  # this block may have some that are finished before the last one
+        self._has_several = False  # this block may have some that are finished before the last one
+        self._changed = Signal()  # for the thread that watches them
         self._watcher: threading.Thread | None = None
         self._began = 0.0  # this block
         self._is_unlocked = False  # the other thread may send
@@ -440,8 +442,8 @@ class Worker:
 
     def end(self) -> None:
         """Called when ``run`` has ended, and its connection, where the process goes on."""
-        self._is_over = True
-        self._has_several.set()
+        self._is_over = self._has_several = True
+        self._changed.set()
         if self._watcher is not None:
             self._watcher.join()
 
@@ -537,7 +539,7 @@ class Worker:
         if self._watched is not None:
             self._watched.begin(n)
             has_several = n > 1 or len(self.outbox.lanes) > 1
-            if has_several != self._has_several.is_set():
+            if has_several != self._has_several:
                 self._watch_several(has_several)
         self._is_unlocked = self._is_computing = True
         self._lock.release()
@@ -547,11 +549,9 @@ class Worker:
             self._is_computing = False
 
     def _watch_several(self, has_several: bool) -> None:
-        if not has_several:
-            self._has_several.clear()
-            return
-        self._has_several.set()
-        if self._watcher is None:
+        self._has_several = has_several
+        self._changed.set()
+        if has_several and self._watcher is None:
             self._watcher = threading.Thread(target=self._watch, name="gristmill-late", daemon=True)
             self._watcher.start()
 
@@ -560,7 +560,8 @@ class Worker:
         num_taken = 0
         with contextlib.suppress(Disconnected):  # the other thread will notice, or be killed
             while True:
-                self._has_several.wait()
+                while not self._has_several:
+                    self._changed.wait()
                 if self._is_over:
                     return
                 time.sleep(_LATE_SECONDS)

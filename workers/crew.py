@@ -19,20 +19,20 @@ import contextlib
 import errno
 import os
 import socket
-import threading
 import time
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from gristmill.core.cgroup import usable_cpus
+from gristmill.core.locks import Lock
+from gristmill.core.uninterrupted import uninterrupted
 from gristmill.workers.arena import ArenaReader, open_memory
 from gristmill.workers.host import JOIN, host
 from gristmill.workers.messages import NOT_STARTED
 from gristmill.workers.pool import Luggage, WorkerPool, hire_pool, leave_template
 from gristmill.workers.process import WorkerBusy, WorkerDied, WorkerProcess, check_system
 from gristmill.workers.template import Template
-from gristmill.workers.uninterrupted import uninterrupted
 
 _RETRY_SECONDS = 0.01  # where more descriptors are on their way than the system allows
 
@@ -245,7 +245,7 @@ class Crew:
     def __init__(self) -> None:
         self._processes: list[SharedProcess] = []
         self._most_workers = 0
-        self._lock = threading.Lock()  # taken where no interrupt comes (see ``pool``)
+        self._lock = Lock()  # taken where no interrupt comes (see ``pool``)
         self._process_id = os.getpid()
 
     def hire(self, luggage: Luggage, count: int, owner: object | None) -> CrewPool:
@@ -262,9 +262,9 @@ class Crew:
             pool.crew = self
             self._processes += [process for process in {*pool.processes} if process not in self._processes]
 
-    def _own_lock(self) -> threading.Lock:
+    def _own_lock(self) -> Lock:
         if self._process_id != os.getpid():  # this is a fork
-            self._processes, self._lock, self._process_id = [], threading.Lock(), os.getpid()
+            self._processes, self._lock, self._process_id = [], Lock(), os.getpid()
         return self._lock
 
     def open(self, pool: CrewPool, index: int, count: int, luggage: int, template: Template | None) -> Session:

@@ -40,7 +40,9 @@ from typing import Any, Protocol, TypeVar
 
 from gristmill.core.config import config
 from gristmill.core.descriptors import max_descriptors, release_when_scarce, with_descriptors
+from gristmill.core.locks import Lock
 from gristmill.core.node_types import expect
+from gristmill.core.uninterrupted import uninterrupted
 from gristmill.workers.arena import open_memory
 from gristmill.workers.descriptors import close_all
 from gristmill.workers.flags import flag_values, own_flags
@@ -49,7 +51,6 @@ from gristmill.workers.pickling import dumps, pickled_registrations
 from gristmill.workers.process import NUM_DESCRIPTORS, WorkerProcess, check_system
 from gristmill.workers.setup import Call, setup_calls
 from gristmill.workers.template import Template, surroundings
-from gristmill.workers.uninterrupted import uninterrupted
 
 _PARKED_SECONDS = 1.0
 _MAX_PARKED = 8  # pools
@@ -170,7 +171,7 @@ class WorkerPool:
         self.on_start: Callable[[WorkerProcess], None] | None = None  # told of every process that takes another one's place
         self._count = count
         self._is_closed = False
-        self._replacing = threading.Lock()
+        self._replacing = Lock()
         self._fds: list[int] = []
         self._templates: set[Template] = set()
         try:
@@ -289,8 +290,8 @@ _parked: list[Pool] = []
 _wake: queue.SimpleQueue[None] = queue.SimpleQueue()
 _newest: Template | None = None  # of the templates
 _failed: set[Any] = set()  # surroundings in which there is none
-_choosing = threading.Lock()  # of the two above
-_lock = threading.Lock()  # of the two following; nothing that a finalizer calls takes it, or that can be interrupted
+_choosing = Lock()  # of the two above
+_lock = Lock()  # of the two following; nothing that a finalizer calls takes it, or that can be interrupted
 _keeper: threading.Thread | None = None
 _is_registered = False
 
@@ -518,7 +519,7 @@ def _close_all() -> None:
 def _forget_all() -> None:
     """After a fork, in the new process: all of this belongs to the other one."""
     global _lock, _choosing, _wake, _keeper, _newest
-    _lock, _choosing, _wake, _keeper, _newest = threading.Lock(), threading.Lock(), queue.SimpleQueue(), None, None
+    _lock, _choosing, _wake, _keeper, _newest = Lock(), Lock(), queue.SimpleQueue(), None, None
     for pool in [*_live]:
         pool.abandon()
     _live.clear()

@@ -27,6 +27,7 @@ import numpy as np
 import ray
 
 from gristmill.core.errors import add_note
+from gristmill.core.locks import Lock, Signal
 from gristmill.workers.child import Disconnected, Failed, Worker, end_with, load_task
 from gristmill.workers.codec import Encoder
 from gristmill.workers.logbook import LOG_BYTES, Logbook
@@ -80,7 +81,7 @@ class Channel:
         self.start: Any = None  # see ``child.Connection``
         self.is_for_another = False
         self.calls: list[bytes] = []
-        self._changed = threading.Condition()
+        self._for_worker, self._for_ray = Signal(), Signal()  # something has changed for that thread
         self._commands: deque[Command] = deque()
         self._outbox: Any = None  # the message that is being handed over
         self._is_closed = False
@@ -92,30 +93,31 @@ class Channel:
 
     def tell(self, commands: Sequence[Command]) -> None:
         """What the consumer says."""
-        with self._changed:
-            self._heard = time.monotonic()
-            for command in commands:
-                self._commands.append(command)
-                self._is_closed |= command[0] == CLOSE
-            self._changed.notify_all()
+        self._heard = time.monotonic()
+        for command in commands:
+            self._commands.append(command)
+            if command[0] == CLOSE:
+                self._is_closed = True
+        self._for_worker.set()
+        self._for_ray.set()
 
     def receive(self, *, wait: bool) -> None:
         """Obeys the commands that are there."""
-        with self._changed:
-            while wait and not self._commands:
-                self._wait()
-            if self._is_closed:
-                raise Disconnected
-            while self._commands:
-                self._obey(*self._commands.popleft())
+        while wait and not self._commands:
+            self._wait()
+        if self._is_closed:
+            raise Disconnected
+        while self._commands:
+            self._obey(*self._commands.popleft())
 
     def _wait(self) -> None:
         left = self._heard + _EXPIRY_SECONDS - time.monotonic()
-        self._is_closed |= left <= 0
+        if left <= 0:
+            self._is_closed = True
         if self._is_closed:
-            self._changed.notify_all()
+            self._for_ray.set()
             raise Disconnected
-        self._changed.wait(left)
+        self._for_worker.wait(left)
 
     def _obey(self, kind: int, generation: int, content: Any) -> None:
         if kind == START:
@@ -144,13 +146,12 @@ class Channel:
 
     def hand_over(self, message: tuple[Any, ...]) -> None:
         """Waits until Ray has stored a message."""
-        with self._changed:
-            self._outbox = message
-            self._changed.notify_all()
-            while self._outbox is not None:
-                if self._is_closed:
-                    raise Disconnected
-                self._changed.wait()
+        self._outbox = message
+        self._for_ray.set()
+        while self._outbox is not None:
+            if self._is_closed:
+                raise Disconnected
+            self._for_worker.wait()
 
     def _may_send(self, num_bytes: int) -> bool:
         return self._num_sent < self._num_wanted or self._bytes_sent - self._bytes_taken + num_bytes <= self._budget
@@ -158,17 +159,15 @@ class Channel:
     def messages(self) -> Iterator[Any]:
         """What is sent; whoever takes the next one has stored the one before."""
         while True:
-            with self._changed:
-                while self._outbox is None and not self._is_closed:
-                    self._changed.wait()
-                if self._is_closed:
-                    return
-                message = self._outbox
+            while self._outbox is None and not self._is_closed:
+                self._for_ray.wait()
+            if self._is_closed:
+                return
+            message = self._outbox
             yield message
             del message
-            with self._changed:
-                self._outbox = None
-                self._changed.notify_all()
+            self._outbox = None
+            self._for_worker.set()
 
 
 class Actor:
@@ -181,7 +180,7 @@ class Actor:
     def __init__(self, environment: Mapping[str, str]) -> None:
         os.environ.update(environment)
         be_worker()
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._channels: dict[bytes, Channel] = {}
         self._ended: deque[bytes] = deque(maxlen=1024)
 

@@ -21,6 +21,7 @@ import threading
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import util
 from multiprocessing.shared_memory import SharedMemory
 from queue import SimpleQueue
@@ -30,7 +31,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gristmill.core.errors import as_int
+from gristmill.core.locks import Lock
 from gristmill.core.shared_block import SharedBlock, answer_for, free, leave, unlink
+from gristmill.core.uninterrupted import uninterrupted
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,10 +179,7 @@ class SharedMemoryArray(np.ndarray[Any, np.dtype[Any]]):
         """
         num_threads = as_int("num_threads", num_threads, minimum=1)
         limit = as_int("max_outstanding_requests", max_outstanding_requests, minimum=0)
-        global _pool
-        with _pool_lock:
-            if _pool is None:
-                _pool = _Pool(num_threads, max(limit, num_threads))
+        uninterrupted(partial(_start_pool, num_threads, max(limit, num_threads)))
 
     @property
     def shm(self) -> SharedMemory | None:
@@ -305,7 +305,14 @@ class _Pool:
 
 
 _pool: _Pool | None = None
-_pool_lock = threading.Lock()
+_pool_lock = Lock()
+
+
+def _start_pool(num_threads: int, limit: int) -> None:
+    global _pool
+    with _pool_lock:
+        if _pool is None:
+            _pool = _Pool(num_threads, limit)
 
 
 def _release(block: _Block) -> None:
@@ -316,7 +323,7 @@ def _release(block: _Block) -> None:
 
 def _after_fork() -> None:
     global _pool, _pool_lock
-    _pool, _pool_lock = None, threading.Lock()  # threads do not survive a fork
+    _pool, _pool_lock = None, Lock()  # threads do not survive a fork
 
 
 if hasattr(os, "register_at_fork"):

@@ -18,6 +18,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from gristmill.core.locks import Lock, Signal
+
 _SHORTEST_SECONDS = 0.01
 _LONGEST_SECONDS = 0.05
 _PATIENCE_SECONDS = 0.5
@@ -33,8 +35,8 @@ class Turns:
         self.common: dict[str, Any] = {}  # what all of them share besides
         self._holder = 0  # the identity of the thread whose turn it is
         self._taken_at = 0.0
-        self._waiting: list[tuple[int, float, int, threading.Lock]] = []
-        self._lock = threading.Lock()  # of these
+        self._waiting: list[tuple[int, float, int, Signal]] = []
+        self._lock = Lock()  # of these
 
     def take(self, num_ahead: int, since: float) -> bool:
         """Waits for a turn; false if it has not come for a moment.
@@ -43,14 +45,13 @@ class Turns:
             num_ahead: the number of messages that this thread is ahead of its consumer.
             since: when it began to wait (``time.monotonic()``).
         """
-        own, has_come = threading.get_ident(), threading.Lock()
-        has_come.acquire()
+        own, has_come = threading.get_ident(), Signal()
         entry = num_ahead, since, own, has_come
         with self._lock:
             heapq.heappush(self._waiting, entry)
             if not self._holder:
                 self._pass_on()
-        if not has_come.acquire(timeout=min(_LONGEST_SECONDS, max(_SHORTEST_SECONDS, time.monotonic() - since))):
+        if not has_come.wait(min(_LONGEST_SECONDS, max(_SHORTEST_SECONDS, time.monotonic() - since))):
             with self._lock:
                 if time.monotonic() > self._taken_at + _PATIENCE_SECONDS:
                     self._pass_on()
@@ -71,7 +72,7 @@ class Turns:
         self._holder, self._taken_at = 0, time.monotonic()
         if self._waiting:
             _, _, self._holder, has_come = heapq.heappop(self._waiting)
-            has_come.release()
+            has_come.set()
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
