@@ -11,10 +11,11 @@ import importlib
 import inspect
 import pickle
 import sys
-import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
+
+from gristmill.core.locks import Lock
 
 # Registered by JAX itself. Trees have them as nodes without JAX, too.
 _BUILT_IN = frozenset({dict, list, tuple, type(None), OrderedDict, defaultdict})
@@ -23,7 +24,7 @@ _BUILT_IN = frozenset({dict, list, tuple, type(None), OrderedDict, defaultdict})
 # reason why it could not be pickled.
 _received: list[tuple[type, Registration]] = []
 _expected: dict[tuple[str, str], bytes | str] = {}
-_lock = threading.Lock()  # held while a class is registered
+_lock = Lock()  # held while a class is registered
 
 
 class Registration(NamedTuple):

@@ -12,13 +12,13 @@ Source: R. Beaulieu et al., "The SIMON and SPECK Families of Lightweight Block C
 from __future__ import annotations
 
 import math
-import threading
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast, overload
 
 import numpy as np
 
 from gristmill.core.errors import as_int
+from gristmill.core.locks import Lock
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -253,7 +253,7 @@ class Permutation:
     def __init__(self, length: int, seed: int) -> None:
         self.length = length
         self.seed = seed
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._windows: dict[tuple[int, int], NDArray[np.int64]] = {}
 
     def __getstate__(self) -> tuple[int, int]:

@@ -14,7 +14,6 @@ The guarantees:
 from __future__ import annotations
 
 import bisect
-import threading
 from collections import OrderedDict
 from typing import Any, NamedTuple
 
@@ -22,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gristmill.core.indices import Indices, as_array
+from gristmill.core.locks import Lock
 from gristmill.core.permutation import shuffled_order
 from gristmill.dataset.bases.map import MapDataset, farthest_behind
 from gristmill.dataset.telling.origin import origin
@@ -103,7 +103,7 @@ class BucketPlan:
         self.num_batches = int(self._num_cut(self.counts, is_end=True).sum())
 
     def _begin(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._epochs: OrderedDict[int, _Epoch] = OrderedDict()
         self._windows: OrderedDict[tuple[int, int], _Window] = OrderedDict()
 

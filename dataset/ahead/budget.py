@@ -18,16 +18,18 @@ Source: to keep what is needed soonest is the optimal rule for caches (Belady, 1
 from __future__ import annotations
 
 import abc
+import contextlib
 import functools
 import heapq
 import os
-import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from gristmill.core.cgroup import usable_cpus, usable_memory
+from gristmill.core.locks import Lock, Signal
 from gristmill.core.options import DatasetOptions
+from gristmill.core.uninterrupted import uninterrupted
 from gristmill.dataset.ahead.draws import Drawn, Draws
 from gristmill.dataset.ahead.memory import Holding, Memory
 from gristmill.dataset.ahead.threads import start_thread
@@ -78,6 +80,32 @@ class PullingClient(abc.ABC):
         """Lets its thread end if it has nothing to do."""
 
 
+class Idle:
+    """Threads that have nothing to read. All of this is called under the budget's lock."""
+
+    def __init__(self) -> None:
+        self.num = 0
+        self._signals: deque[Signal] = deque()  # of those that were not woken up
+
+    def add(self, signal: Signal) -> None:
+        """Counts the thread that will wait for ``signal``."""
+        self.num += 1
+        self._signals.append(signal)
+
+    def remove(self, signal: Signal) -> None:
+        """Counts it no more."""
+        self.num -= 1
+        with contextlib.suppress(ValueError):
+            self._signals.remove(signal)
+
+    def wake(self, num: int | None = None) -> None:
+        """Wakes up ``num`` of the threads, or all."""
+        for signal in [*self._signals][:num]:
+            signal.set()  # first, since an interrupt, or a finalizer that does the same, may come next
+            with contextlib.suppress(ValueError):
+                self._signals.remove(signal)
+
+
 class Budget:
     """Threads, memory, and who has what of them.
 
@@ -88,7 +116,7 @@ class Budget:
     """
 
     def __init__(self, max_threads: int | None = None, max_bytes: int | None = None, num_processes: int = 1) -> None:
-        self.lock = threading.RLock()
+        self.lock = Lock()
         self.num_waits = 0  # elements in a row for which threads waited, other than for a CPU
         self.waited_seconds = 0.0  # by consumers
         self._process_id = os.getpid()
@@ -98,11 +126,10 @@ class Budget:
         self.is_held_up = False  # there is no memory for what would be read next
         self._readers: dict[Holding, ReadingClient] = {}
         self._dismissed: deque[Holding] = deque()
-        self._claimable = threading.Condition(self.lock)
         self._numbers: list[int] = []  # of threads that have ended, a heap
         self._num_numbers = 0
         self._num_reading = 0  # threads
-        self._num_idle = 0  # of them
+        self._idle = Idle()  # of them
         self._num_pulling = 0  # threads
         self._num_leaving = 0  # threads that read, for others to pull
         self._resting: dict[Holding, PullingClient] = {}  # whose threads have nothing to do
@@ -123,7 +150,7 @@ class Budget:
     @property
     def is_full(self) -> bool:
         """Whether all threads that there may be are busy."""
-        return not self._num_idle and self.num_threads >= self.max_threads
+        return not self._idle.num and self.num_threads >= self.max_threads
 
     # What follows is called under the lock.
 
@@ -160,11 +187,11 @@ class Budget:
     def offer(self, reader: ReadingClient) -> None:
         """Lets a thread begin what ``reader`` has room for."""
         self.draws.queue(reader)
-        self._claimable.notify()
+        self._idle.wake(1)
 
     def wake(self) -> None:
         """Lets all threads look again."""
-        self._claimable.notify_all()
+        self._idle.wake()
 
     # What follows takes the lock.
 
@@ -186,8 +213,15 @@ class Budget:
 
     def start(self, num: int | None = None) -> None:
         """Starts threads that read, until there are ``num`` (by default, one for every CPU) or as many as there is work for."""
+        wanted = _NUM_CPUS if num is None else num
         with self.lock:
-            missing = self._num_missing(_NUM_CPUS if num is None else num)
+            are_missing = self._num_missing(wanted) > 0
+        if are_missing:
+            uninterrupted(functools.partial(self._start, wanted))
+
+    def _start(self, num: int) -> None:
+        with self.lock:
+            missing = self._num_missing(num)
             numbers = [self._new_number() for _ in range(missing)]
             self._num_reading += missing
         # Not under the lock: a new thread may collect garbage, and close a reader, before it tells the old one that it runs.
@@ -213,6 +247,12 @@ class Budget:
         with self.lock:
             if self.num_threads >= self.max_threads:
                 self._ask()
+                return False
+        return uninterrupted(functools.partial(self._start_pulling, work, end))
+
+    def _start_pulling(self, work: Callable[[], None], end: Callable[[], None]) -> bool:
+        with self.lock:
+            if self.num_threads >= self.max_threads:  # another thread was quicker
                 return False
             self._num_pulling += 1
 
@@ -246,7 +286,7 @@ class Budget:
             client.leave()
         elif self._num_reading > 1:
             self._num_leaving = min(self._num_leaving + 1, self._num_reading - 1)
-            self._claimable.notify()
+            self._idle.wake(1)
 
     def _num_pulling_less(self) -> None:
         with self.lock:
@@ -273,8 +313,9 @@ class Budget:
             reader.close()
 
     def _read(self, number: int) -> None:
+        signal = Signal()
         try:
-            while (work := self._claim()) is not None:
+            while (work := self._claim(signal)) is not None:
                 work()
                 del work  # not to be kept alive by a thread that waits
         finally:
@@ -283,10 +324,10 @@ class Budget:
                 heapq.heappush(self._numbers, number)
                 self.settle()
 
-    def _claim(self) -> Callable[[], None] | None:
+    def _claim(self, signal: Signal) -> Callable[[], None] | None:
         """Waits for something to read; ``None`` if there will be nothing, or others need the thread."""
-        with self.lock:
-            while True:
+        while True:
+            with self.lock:
                 self.settle()
                 if self._num_leaving:
                     self._num_leaving -= 1
@@ -294,11 +335,10 @@ class Budget:
                 work = self._next()
                 if work is not None or not any([reader.num_left for reader in self._readers.values()]):
                     return work
-                self._num_idle += 1
-                try:
-                    self._claimable.wait(_ANEW_SECONDS)
-                finally:
-                    self._num_idle -= 1
+                self._idle.add(signal)
+            signal.wait(_ANEW_SECONDS)
+            with self.lock:
+                self._idle.remove(signal)
 
     def _next(self) -> Callable[[], None] | None:
         """Work for one of the readers; ``None`` if there is none, or no memory for that which is needed first."""
@@ -313,7 +353,7 @@ class Budget:
         work: Callable[[], None] = reader.claim(num)
         self.draws.begun(reader)
         if self.draws.first() is not None:
-            self._claimable.notify()  # there is work for one more
+            self._idle.wake(1)  # there is work for one more
         return work
 
 

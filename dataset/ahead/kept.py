@@ -17,6 +17,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +26,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from gristmill.core.indices import Indices
+from gristmill.core.locks import Lock
 from gristmill.dataset.ahead.budget import Budget
 from gristmill.dataset.ahead.memory import Holding
 from gristmill.dataset.ahead.sizes import mean_bytes, spread
@@ -104,7 +106,7 @@ class KeptBlocks:
         self._budget = budget
         self._lowest = lowest
         self._holding = Holding()
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._seen: dict[int, tuple[int, int]] = {}  # by the stage: an index asked for alone, and the step of others
         self._freed = 0  # bytes of elements that are gone, which are still counted
         self._size = 0  # bytes of an element
@@ -209,27 +211,18 @@ class KeptBlocks:
     def _find(self, span: _Span, place: int, wanted: range, found: dict[int, Any]) -> None:
         """Puts the element at ``place``, and those of its block that are ``wanted`` after it, into ``found``."""
         block = span.stage.block(int(span.keys[place]))
-        while True:
+        with span.loading.setdefault(block.start, Lock()):
             with self._lock:
-                self._pop(span, range(place, place + 1), found)
+                self._pop(span, range(place, place + 1), found)  # another thread may have read it
                 if place in found:
                     return
-                loading = span.loading.get(block.start)
-                if loading is None and not span.is_taken[place] and self._room() >= self._size:
-                    mine = span.loading[block.start] = threading.Event()
-                    break
-            if loading is None:  # a repeated call, or nothing else of the block can be kept
-                self._find_alone(span, place, found)
-                return
-            loading.wait()  # what it reads may not have been kept
-        try:
-            self._keep(span, block, span.stage.read(block), wanted, found)
-        except Exception:
-            self._find_alone(span, place, found)
-        finally:
-            with self._lock:
-                del span.loading[block.start]
-            mine.set()
+                # Otherwise it is a repeated call, or nothing else of the block can be kept.
+                is_kept = not span.is_taken[place] and self._room() >= self._size
+            if is_kept:
+                with contextlib.suppress(Exception):
+                    self._keep(span, block, span.stage.read(block), wanted, found)
+                    return
+        self._find_alone(span, place, found)
 
     def _find_alone(self, span: _Span, place: int, found: dict[int, Any]) -> None:
         found[place] = span.stage.read([int(span.keys[place])])[0]
@@ -294,7 +287,7 @@ class _Span:
         self._by_key = np.argsort(self.keys, kind="stable")
         self._sorted = self.keys[self._by_key]
         self.kept: dict[int, tuple[Any, int]] = {}  # elements and their bytes, by their places
-        self.loading: dict[int, threading.Event] = {}  # blocks, by their first keys
+        self.loading: dict[int, Lock] = {}  # held while a block is read, by its first key
         self.is_taken = bytearray(len(indices))
         self.num_left = len(indices)
         self.is_open = True

@@ -25,7 +25,6 @@ Blocks grow while they are quick (see ``BlockSize``): small elements then cost l
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import os
@@ -37,6 +36,7 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any, TypeAlias
 
+from gristmill.core.locks import Lock, Signal
 from gristmill.core.pacing import BlockSize
 from gristmill.dataset.ahead.blocks import StatedBlocks
 from gristmill.dataset.ahead.budget import Budget, PullingClient
@@ -96,9 +96,9 @@ class PullAhead(PullingClient):
         self.has_begun = False  # the iterator may have been used
         self._room = Signal()  # there may be room for another block
         self._filled = Signal()  # there may be what the consumer waits for
-        self._lock = threading.RLock()  # of the two following
-        self._is_inside = False
-        self._closes = False  # the thread is to close the iterator
+        self._lock = Lock()  # of ``_is_working``
+        self._inside = Lock()  # held by the thread that is in the iterator
+        self._closes = False  # the iterator is to be closed, by the thread that leaves it if one is in it
         self._left = Signal()  # the thread is outside
 
     @property
@@ -154,11 +154,8 @@ class PullAhead(PullingClient):
                 # is nothing ready before its end.
                 with waiting():
                     self._filled.wait(_LOOK_SECONDS if self._size == 1 else _LATE_SECONDS)
-            elif self._go_inside():
-                try:
-                    self._pull(n - len(ready))
-                finally:
-                    self._leave()
+            elif self._inside.is_free(_LOOK_SECONDS):
+                self._pull_inside(n - len(ready))
 
     def stop(self) -> None:
         """Lets the thread end and forgets what is ready; may be called again."""
@@ -180,9 +177,13 @@ class PullAhead(PullingClient):
 
     def close(self, seconds: float) -> None:
         """Stops the thread and closes the iterator, as soon as the thread is out of it; waits for that for so long at most."""
-        self.stop()
-        if not self._may_be_inside(closes=True):
+        if self._process_id != os.getpid():
             self._it.close()
+            return
+        self.stop()
+        self._closes = True
+        if not self._may_be_inside():
+            self._close_if_asked()
             return
         end_waits(self._it)
         if not sys.is_finalizing():
@@ -192,22 +193,19 @@ class PullAhead(PullingClient):
         self.stop()
         end_waits(self._it)
 
-    def _may_be_inside(self, *, closes: bool = False) -> bool:
+    def _may_be_inside(self) -> bool:
         if self._process_id != os.getpid():
             return False
-        with self._lock:
-            self._closes = self._closes or (closes and self._is_inside)
-            return self._is_inside
+        return self._thread is threading.current_thread() or not self._inside.is_free()
 
     def _work(self) -> None:
-        self._thread, self._is_started = threading.current_thread(), True  # before, or without, the end of ``start``
+        self._is_started = True  # before, or without, the end of ``start``
         with self._lock:
             if self._is_working:
                 return
-            self._is_working, self._must_leave = True, False
+            self._thread, self._is_working, self._must_leave = threading.current_thread(), True, False
         while self._enter():
-            self._pull(max(1, min(self._block_size.now, self._num_free())))
-            self._leave()
+            self._pull_inside(max(1, min(self._block_size.now, self._num_free())))
 
     def _enter(self) -> bool:
         """Waits until there is something to do; false if there will be no more, or not for this thread."""
@@ -226,18 +224,30 @@ class PullAhead(PullingClient):
                     return False
                 self._room.wait(_LATE_SECONDS if has_room else -1)
             self._budget.work(self)
-        return self._go_inside()
+        return not (self._is_stopped or self._failure)
 
     def leave(self) -> None:
         """Lets the thread end if it has nothing to do."""
         self._must_leave = True
         self._room.set()
 
-    def _go_inside(self) -> bool:
-        with self._lock:
-            self._is_inside = not (self._is_stopped or self._failure)
-            self.has_begun = self.has_begun or self._is_inside
-            return self._is_inside
+    def _pull_inside(self, size: int) -> None:
+        """Pulls, unless this has been stopped or has failed."""
+        try:
+            with self._inside:
+                if not (self._is_stopped or self._failure):
+                    self.has_begun = True
+                    self._pull(size)
+        finally:
+            if self._closes:
+                self._close_if_asked()
+            self._left.set()
+
+    def _close_if_asked(self) -> None:
+        with self._inside:
+            closes, self._closes = self._closes, False  # another thread may have been quicker
+            if closes:
+                self._it.close()
 
     def _num_free(self) -> int:
         return self._buffer_size + self.wanted - len(self._ready)
@@ -293,32 +303,6 @@ class PullAhead(PullingClient):
             deque(map(append, zip(elements, same, indices, strict=False)), maxlen=0)
         finally:
             self.num += next(indices) - first
-
-    def _leave(self) -> None:
-        with self._lock:
-            self._is_inside = self._closes
-        try:
-            if self._closes:
-                self._it.close()
-        finally:
-            self._is_inside = False
-            self._left.set()
-
-
-class Signal:
-    """Wakes up one waiter; once set, it stays so until somebody waits for it. Can be set anywhere."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._lock.acquire()
-
-    def set(self) -> None:
-        if self._lock.locked():
-            with contextlib.suppress(RuntimeError):  # somebody else has just done it
-                self._lock.release()
-
-    def wait(self, seconds: float = -1) -> None:
-        self._lock.acquire(timeout=seconds)
 
 
 def end_waits(it: DatasetIterator[Any]) -> None:

@@ -28,12 +28,12 @@ from __future__ import annotations
 
 import functools
 import heapq
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
+from gristmill.core.locks import Signal
 from gristmill.core.pacing import QUICK_SECONDS, BlockSize
 from gristmill.dataset.ahead.budget import Budget, ReadingClient
 from gristmill.dataset.ahead.root_log import RootLog
@@ -88,7 +88,7 @@ class ReadAhead(ReadingClient):
         self._stop = stop
         self._buffer_size = buffer_size
         self._max_block_size = max(1, buffer_size // 2)  # one block to take from, one to be computed
-        self._filled = threading.Condition(budget.lock)  # the block that the consumer waits for may be there
+        self._filled = Signal()  # the block that the consumer waits for may be there
         self._claimed = start  # indices before it belong to some thread, were given back or are done
         self._returned: list[tuple[int, int]] = []  # ranges that were given back, a heap
         self._taken = start  # indices before it have been delivered
@@ -154,7 +154,7 @@ class ReadAhead(ReadingClient):
                 for block in self._running:
                     block.leave(0)
                 self.budget.wake()
-                self._filled.notify_all()
+                self._filled.set()
 
     def _next_block(self) -> None:
         budget = self.budget
@@ -189,14 +189,14 @@ class ReadAhead(ReadingClient):
         """Takes the next block, if it comes within this time, or what is finished of it then."""
         with self.budget.lock:
             work = self._await()
-            if work is None and self._taken in self._ready:
+            if work is None and (self._taken in self._ready or self._closed):
                 return self._take_next()
+            self._filled.clear()  # it may have been set for a block that was taken without a wait
         if work is not None:
             work()
         else:
-            with waiting(), self._filled:
-                if self._taken not in self._ready and not self._closed:
-                    self._filled.wait(seconds)
+            with waiting():
+                self._filled.wait(seconds)
         with self.budget.lock:
             return self._take_next()
 
@@ -299,7 +299,7 @@ class ReadAhead(ReadingClient):
         if elements or error is not None:
             self._ready[start] = _Ready(elements, error, num_bytes)
             if start == self._taken:
-                self._filled.notify()
+                self._filled.set()
         self.budget.draws.queue(self)  # the thread that has called this looks there next
 
 

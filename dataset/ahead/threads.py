@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 
 from gristmill.core.exiting import end_thread_at_exit
+from gristmill.core.uninterrupted import uninterrupted
 
 _EXIT_SECONDS = 2.0  # beyond that, user code is taken to be stuck
 
@@ -35,10 +36,9 @@ def start_thread(work: Callable[[], None], name: str, end: Callable[[], None]) -
     thread = threading.Thread(target=run, name=name, daemon=True)
     _running[thread] = end
     try:
-        thread.start()
-    except BaseException:
-        if not thread.is_alive():  # interrupted, it may have started
-            _running.pop(thread, None)
+        uninterrupted(thread.start)
+    except RuntimeError:  # there is no thread; after an interrupt there is one
+        _running.pop(thread, None)
         raise
     return thread
 

@@ -16,11 +16,11 @@ from __future__ import annotations
 import abc
 import contextlib
 import functools
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+from gristmill.core.locks import Lock
 from gristmill.dataset.ahead.budget import Budget
 from gristmill.dataset.ahead.waits import BudgetWaits
 
@@ -201,7 +201,7 @@ class _Diversion:
 
 
 _diversions: dict[type, _Diversion] = {}
-_lock = threading.RLock()
+_lock = Lock()
 
 
 def _divert(stage: Any, name: str, wrap: Wrap | None, through: Callable[[type, Any], tuple[Method, Callable[..., Any]]]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import itertools
-import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from gristmill.core.apportion import Apportionment, largest_remainders
 from gristmill.core.errors import stop_iteration_error
 from gristmill.core.keyed_hash import KeyedHash
+from gristmill.core.locks import Lock
 from gristmill.core.options import ReadOptions
 from gristmill.dataset.ahead.reader import Reader
 from gristmill.dataset.bases.context import IteratorContext
@@ -82,7 +82,7 @@ class KeyAssignment(Assignment):
         self._starts = [int(start * 2**64) for start in itertools.accumulate(shares[:-1])]
         self._num_parts = len(shares)
         self._parts: list[NDArray[Any]] | None = None  # the positions of each, in order
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def __getstate__(self) -> list[NDArray[Any]]:
         return self._positions()
