@@ -17,7 +17,6 @@ import operator
 import os
 import re
 import sys
-import threading
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,6 +26,8 @@ from typing import Any, NamedTuple, Protocol, Self, SupportsIndex, TypeVar, runt
 
 from gristmill.core.config import config
 from gristmill.core.errors import KeyRangeError, as_int
+from gristmill.core.locks import Lock
+from gristmill.core.uninterrupted import computed_by
 from gristmill.sources.storage.files import is_url
 from gristmill.sources.storage.local import starting_folder
 
@@ -137,7 +138,7 @@ class ArrayRecordDataSource:
 
     def _start_closed(self) -> None:
         self._readers: dict[str, Any] = {}
-        self._locks = {filename: threading.Lock() for filename in self._paths}
+        self._locks = {filename: Lock() for filename in self._paths}
         self._file_texts: list[str] | None = None
 
     @property
@@ -331,7 +332,7 @@ def _in_threads(function: Callable[[T], R], arguments: Iterable[T], max_threads:
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(min(len(arguments), max_threads)) as executor:
-        return list(executor.map(function, arguments))
+        return computed_by(executor, function, arguments)
 
 
 def _reader_class() -> Any:

@@ -1,21 +1,27 @@
 """Values that are costly to make, kept as long as there is room.
 
-What holds when several threads use one ``KeptValues``:
+Guarantees where several threads use one ``KeptValues``:
 
-1. A value that several threads ask for is made by one of them; the others wait for it.
-2. An error goes to all who wait. Whoever asks later makes the value anew.
-3. The values kept and those being made have at most ``max_bytes`` together: those used longest ago are dropped, and making one
-   waits until others are made. A value that is larger than ``max_bytes`` is made, and kept, alone.
-4. Nothing is held while a value is made, and making one never waits for another: nobody waits for ever. The size of a value
-   that is being made is an estimate; what was wrong about it is made up for when it is made.
+1. A value that several threads ask for is made by one of them; the others wait for it. After an
+   interrupt of the thread that makes it, one of the others makes it.
+2. An error is raised in all threads that wait. A later call makes the value again.
+3. The values kept and those being made have at most ``max_bytes`` together. The least recently used
+   are dropped, and making a value waits until others are made. A value that is larger than
+   ``max_bytes`` is made, and kept, alone.
+4. Making a value never waits for another one, so no thread waits forever. The size of a value that
+   is being made is an estimate, which is corrected when it is made.
+
+The thread that makes a value holds the lock of its entry. A thread that waits for room holds the
+lock of the entry that it is going to make, and waits for that of one which is being made.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
+
+from gristmill.core.locks import Lock
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -24,14 +30,15 @@ V = TypeVar("V")
 class _Entry(Generic[V]):
     """A value, or one that is being made."""
 
-    __slots__ = ("error", "is_done", "num_bytes", "value")
+    __slots__ = ("error", "is_done", "lock", "num_bytes", "value")
 
     value: V
     num_bytes: int
 
     def __init__(self) -> None:
+        self.lock = Lock()
         self.is_done = False
-        self.error: BaseException | None = None
+        self.error: Exception | None = None
 
 
 class KeptValues(Generic[K, V]):
@@ -49,10 +56,9 @@ class KeptValues(Generic[K, V]):
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._entries: OrderedDict[K, _Entry[V]] = OrderedDict()  # the one used last comes last
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
+        self._lock = Lock()
         self._kept_bytes = 0
-        self._made_bytes = 0  # of those that are being made
+        self._making: dict[_Entry[V], int] = {}  # the bytes that are reserved for each
 
     @property
     def num_bytes(self) -> int:
@@ -60,7 +66,7 @@ class KeptValues(Generic[K, V]):
         return self._kept_bytes
 
     def get(self, key: K, estimate: Callable[[], int], make: Callable[[], tuple[V, int]]) -> V:
-        """The value of ``key``.
+        """Return the value of ``key``.
 
         Args:
             key: which one.
@@ -70,63 +76,61 @@ class KeptValues(Generic[K, V]):
         Raises:
             Exception: what ``estimate`` and ``make`` raise.
         """
-        while True:
-            with self._lock:
-                entry = self._entries.get(key)
-                if entry is None:
-                    entry = self._entries[key] = _Entry()
-                    break
-                self._entries.move_to_end(key)
-                while not entry.is_done:
-                    self._changed.wait()
-            if entry.error is None:
-                return entry.value
-            if isinstance(entry.error, Exception):
-                raise entry.error
-            # Somebody interrupted the thread that made it: that was not meant for this one.
-        return self._made(key, entry, estimate, make)
-
-    def _made(self, key: K, entry: _Entry[V], estimate: Callable[[], int], make: Callable[[], tuple[V, int]]) -> V:
-        num_bytes = 0  # that are reserved
-        try:
-            expected = estimate()
-            with self._lock:
-                while not self._has_room(expected):
-                    self._changed.wait()
-                num_bytes = expected
-                self._made_bytes += num_bytes
-            entry.value, entry.num_bytes = make()
-        except BaseException as error:
-            entry.error = error
-            raise
-        finally:
-            self._settle(key, entry, num_bytes)
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is None:
+                entry = self._entries[key] = _Entry()
+            self._entries.move_to_end(key)
+        if not entry.is_done:
+            with entry.lock:
+                if not entry.is_done:
+                    self._make(key, entry, estimate, make)
+        if entry.error is not None:
+            raise entry.error
         return entry.value
 
-    def _settle(self, key: K, entry: _Entry[V], reserved_bytes: int) -> None:
+    def _make(self, key: K, entry: _Entry[V], estimate: Callable[[], int], make: Callable[[], tuple[V, int]]) -> None:
+        entry.error = None
+        try:
+            try:
+                num_bytes = estimate()
+                while (other := self._reserve(entry, num_bytes)) is not None:
+                    with other.lock:
+                        pass  # it is made, or its thread was interrupted
+                entry.value, entry.num_bytes = make()
+            except Exception as error:
+                entry.error = error
+            self._settle(key, entry)
+        finally:
+            self._making.pop(entry, None)  # after an interrupt it is still there
+
+    def _reserve(self, entry: _Entry[V], num_bytes: int) -> _Entry[V] | None:
+        """Reserve bytes; without room for them, return an entry that is being made."""
         with self._lock:
-            self._made_bytes -= reserved_bytes
+            if self._making and sum(self._making.values()) + num_bytes > self._max_bytes:
+                return next(iter(self._making))
+            self._make_room(num_bytes)
+            self._making[entry] = num_bytes
+            return None
+
+    def _settle(self, key: K, entry: _Entry[V]) -> None:
+        with self._lock:
+            self._making.pop(entry, None)
             if entry.error is None:
                 self._make_room(entry.num_bytes)
                 self._kept_bytes += entry.num_bytes
-            else:
+            entry.is_done = True  # nothing is called between these lines, so no interrupt comes
+            if entry.error is not None:
                 self._entries.pop(key, None)
-            entry.is_done = True
-            self._changed.notify_all()
-
-    def _has_room(self, num_bytes: int) -> bool:
-        if self._made_bytes and self._made_bytes + num_bytes > self._max_bytes:
-            return False
-        self._make_room(num_bytes)
-        return True
 
     def _make_room(self, num_bytes: int) -> None:
         """Drops values that were used longest ago, until ``num_bytes`` more have room, or nothing is left."""
-        surplus = self._kept_bytes + self._made_bytes + num_bytes - self._max_bytes
+        surplus = self._kept_bytes + sum(self._making.values()) + num_bytes - self._max_bytes
         for key in list(self._entries) if surplus > 0 else ():
-            if self._entries[key].is_done:
-                dropped = self._entries.pop(key).num_bytes
-                self._kept_bytes -= dropped
-                surplus -= dropped
+            entry = self._entries[key]
+            if entry.is_done:
+                surplus -= entry.num_bytes
+                self._kept_bytes -= entry.num_bytes
+                del self._entries[key]  # not by a call, after which an interrupt may come
                 if surplus <= 0:
                     break

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gristmill.core.config import config
+from gristmill.core.uninterrupted import computed_by
 from gristmill.sources.arrow_files import open_input, open_ranges
 from gristmill.sources.arrow_types import check_names_differ, common_type, type_of_values
 from gristmill.sources.arrow_values import DecodedRows
@@ -73,7 +74,7 @@ class RowGroups:
 
         footers, types = [first], self._types(0, schema)
         with ThreadPoolExecutor(config.num_threads_computing_num_records) as pool:
-            for number, (footer, theirs) in enumerate(pool.map(read, range(1, len(files))), 1):
+            for number, (footer, theirs) in enumerate(computed_by(pool, read, range(1, len(files))), 1):
                 footers.append(footer)
                 if theirs is not None:
                     types = self._common_types(number, types, theirs)

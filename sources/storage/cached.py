@@ -21,7 +21,6 @@ import hashlib
 import logging
 import os
 import re
-import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -31,6 +30,7 @@ from urllib.parse import urlsplit
 
 from gristmill.core.descriptors import max_descriptors
 from gristmill.core.errors import as_int
+from gristmill.core.locks import Lock
 from gristmill.sources.storage import forks
 from gristmill.sources.storage.files import REPLACEMENT, Files, is_url, list_files
 from gristmill.sources.storage.once import explained, reason
@@ -188,23 +188,25 @@ def _text_of(filesystem: Any) -> str:
 
 
 class _UnderWay:
-    """Blocks that a thread of this process fetches."""
+    """Blocks that threads of this process fetch, each with the lock that its thread holds meanwhile."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._blocks: dict[Block, threading.Event] = {}
+        self._lock = Lock()
+        self._blocks: dict[Block, Lock] = {}
 
-    def begin(self, block: Block) -> threading.Event | None:
-        """``None`` if the block is the caller's to fetch until ``end``; else what is set when it is not fetched any more."""
+    def begin(self, block: Block, mine: Lock) -> Lock | None:
+        """Return ``None`` if the caller is to fetch the block, else the lock of the thread that does."""
         with self._lock:
-            event = self._blocks.get(block)
-            if event is None:
-                self._blocks[block] = threading.Event()
-            return event
+            other = self._blocks.get(block)
+            if other is not None and not other.is_free():
+                return other
+            self._blocks[block] = mine
+            return None
 
-    def end(self, block: Block) -> None:
+    def end(self, mine: Lock) -> None:
+        """Forget the blocks of a thread. An interrupt may prevent that; its lock is free all the same."""
         with self._lock:
-            self._blocks.pop(block).set()
+            self._blocks = {block: lock for block, lock in self._blocks.items() if lock is not mine}
 
 
 def _blocks_of(number: int, start: int, stop: int, block_bytes: int) -> list[Block]:
@@ -408,26 +410,29 @@ class CachedFiles(Files):
 
     def _fetch_blocks(self, blocks: Sequence[Block], alone: bool = True) -> tuple[dict[Block, bytes], dict[Block, Any]]:
         """Fetches and keeps blocks, with ``alone`` those that nobody else fetches. What was fetched, and what others do."""
+        lock = Lock()
+        with lock:
+            return self._fetch_holding(lock, blocks, alone)
+
+    def _fetch_holding(self, lock: Lock, blocks: Sequence[Block], alone: bool) -> tuple[dict[Block, bytes], dict[Block, Any]]:
         mine: dict[Block, Part | None] = {}
-        others: dict[Block, threading.Event | None] = {}  # None if it is another process
-        begun: list[Block] = []
+        others: dict[Block, Lock | None] = {}  # None if it is another process
         locked: list[tuple[Part, int]] = []
         try:
             for block in blocks:
                 if self._has(block):
                     continue
-                event = self._under_way.begin(block)
-                if event is None:
-                    begun.append(block)
-                elif alone:
-                    others[block] = event
+                other = self._under_way.begin(block, lock)
+                if other is not None and alone:
+                    others[block] = other
                     continue
                 part, place = self._place(block)
                 if alone and part is not None:
+                    locked.append((part, place))  # first, since an interrupt may follow the call
                     if not part.is_mine_to_fill(place):
+                        locked.pop()
                         others[block] = None
                         continue
-                    locked.append((part, place))
                 if not self._has(block):  # it may have come meanwhile
                     mine[block] = part
             size = self._layout.block_bytes
@@ -440,8 +445,7 @@ class CachedFiles(Files):
         finally:
             for part, place in locked:
                 part.end_filling(place)
-            for block in begun:
-                self._under_way.end(block)
+            self._under_way.end(lock)
 
     def _keep(self, part: Part | None, place: int, data: bytes) -> None:
         if part is None or time.monotonic() < self._keep_again_at:
@@ -456,12 +460,12 @@ class CachedFiles(Files):
         except OSError as error:
             self._cannot_keep(error)
 
-    def _wait_for(self, others: dict[Block, threading.Event | None]) -> None:
+    def _wait_for(self, others: dict[Block, Lock | None]) -> None:
         deadline = time.monotonic() + _WAIT_SECONDS
-        for block, event in others.items():
+        for block, lock in others.items():
             while not self._has(block) and time.monotonic() < deadline:
-                if event is not None:
-                    event.wait(deadline - time.monotonic())
+                if lock is not None:
+                    lock.is_free(deadline - time.monotonic())
                     break
                 part, place = self._place(block)
                 if part is None:

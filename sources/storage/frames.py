@@ -8,13 +8,13 @@ A *place* is a position in the text of a file: ``frame << 28 | offset``, as in B
 
 from __future__ import annotations
 
-import threading
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from gristmill.core.errors import missing_package
+from gristmill.core.locks import Lock
 from gristmill.sources.storage.errors import changed, damaged
 from gristmill.sources.storage.files import Files
 from gristmill.sources.storage.sidecar import REMEDY, Sidecar
@@ -114,7 +114,7 @@ class Frames:
     def _start_empty(self) -> None:
         self._kept: OrderedDict[FrameKey, bytes] = OrderedDict()
         self._num_bytes = 0
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def forget(self) -> None:
         """Frees the frames that are kept."""

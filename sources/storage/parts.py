@@ -22,13 +22,13 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from gristmill.core.locks import Lock
 from gristmill.sources.storage.posix import fcntl
 
 _BLOCK_BYTES = 1 << 20
@@ -208,7 +208,7 @@ class Room:
 
     def __init__(self, folder: str, max_bytes: int | None) -> None:
         self._folder, self._max_bytes = folder, max_bytes
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._allowance = 0
         self._look_again_at = 0.0
         self.num_thrown_away = 0

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
-import threading
 from collections.abc import Mapping
 from typing import Any
+
+from gristmill.core.locks import Lock
 
 QUICK_SECONDS = 0.5  # what takes no longer shows nothing
 
@@ -17,7 +18,7 @@ class Progress:
 
     def __init__(self, sizes: Mapping[int, int]) -> None:
         self._done = dict.fromkeys(sizes, 0)
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._bar: Any = None
         if sys.stderr is not None and sys.stderr.isatty():
             with contextlib.suppress(ImportError):

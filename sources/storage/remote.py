@@ -29,6 +29,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from gristmill.core.errors import missing_package
+from gristmill.core.uninterrupted import computed_by
 from gristmill.sources.storage.errors import ChangedFileError, changed
 from gristmill.sources.storage.once import reason
 
@@ -190,13 +191,7 @@ def coalesced(
 def together(function: Callable[[T], R], items: Sequence[T]) -> list[R]:
     """``[function(item) for item in items]``, computed in the threads for requests; the error of the first that has one."""
     pool = _POOLS.get(os.getpid()) or _POOLS.setdefault(os.getpid(), ThreadPoolExecutor(_MAX_REQUESTS, "gristmill requests"))
-    futures = [pool.submit(function, item) for item in items]
-    try:
-        return [future.result() for future in futures]
-    except BaseException:
-        for future in futures:
-            future.cancel()
-        raise
+    return computed_by(pool, function, items)
 
 
 # By process: after a fork there are no threads, and connections are another's. setdefault is the lock that a fork cannot break.

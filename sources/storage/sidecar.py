@@ -18,7 +18,7 @@ import logging
 import os
 import re
 import struct
-import threading
+import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gristmill.core.uninterrupted import computed_by
 from gristmill.sources.storage.errors import changed, damaged
 from gristmill.sources.storage.files import Files, is_url
 from gristmill.sources.storage.once import explained, locked, name_that_fits, renamed
@@ -247,7 +248,7 @@ class _Opening:
     ) -> None:
         self._files, self._kind, self._scan, self._fits = files, kind, scan, fits
         self._folder, self._filesystem = folder, filesystem
-        self._stopped = threading.Event()
+        self._is_stopped = False
 
     def all(self) -> list[_Place]:
         found = self._in_threads(self._find, range(len(self._files)))
@@ -264,7 +265,7 @@ class _Opening:
                 missing = [number for number in missing if found[number] is None]
                 if missing:
                     _log.debug("another process makes the index of %s", self._files.paths[missing[0]])
-                    self._stopped.wait(_WAIT_SECONDS)
+                    time.sleep(_WAIT_SECONDS)
         return [place for place in found if place is not None]
 
     def _in_threads(self, function: Callable[[int], _Place | None], numbers: Sequence[int]) -> list[_Place | None]:
@@ -275,10 +276,9 @@ class _Opening:
 
         with ThreadPoolExecutor(min(len(numbers), _NUM_THREADS) or 1) as pool:
             try:
-                return [future.result() for future in [pool.submit(function, number) for number in numbers]]
+                return computed_by(pool, function, numbers)
             except BaseException:
-                self._stopped.set()
-                pool.shutdown(wait=False, cancel_futures=True)
+                self._is_stopped = True
                 raise
 
     def _is_remote(self, number: int) -> bool:
@@ -341,7 +341,7 @@ class _Opening:
                 return self._fitting(str(path), False, number)
 
             def progress(num_bytes: int) -> None:
-                if self._stopped.is_set():
+                if self._is_stopped:
                     raise InterruptedError(f"{self._files.paths[number]} has no index: that of another file could not be made")
                 self._progress.tell(number, num_bytes)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from gristmill.core.locks import Lock
 from gristmill.sources.storage.errors import damaged
 from gristmill.sources.storage.files import Files
 from gristmill.sources.tokens.megatron_index import MegatronIndex, spans
@@ -214,7 +214,7 @@ class Tables:
 
     def _start_empty(self) -> None:
         self._found: Sequence[Table] | None = self._stored
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def get(self) -> Sequence[Table]:
         found = self._found
