@@ -21,6 +21,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Generic, Self, TypeVar, cast
 
+from gristmill.core.locks import Lock, Signal
+from gristmill.core.uninterrupted import uninterrupted
 from gristmill.dataset.ahead.pullahead import end_waits
 from gristmill.dataset.watching import observed_by
 from gristmill.diagnostics.stalls import waiting_text
@@ -44,7 +46,8 @@ class _Call(Generic[T]):
     def __init__(self, work: Callable[[], T]) -> None:
         self._run = contextvars.copy_context().run
         self._work = work
-        self._done = threading.Event()
+        self._done = Signal()  # for the thread that waits
+        self._is_done = False
         self._result: T | None = None
         self._error: BaseException | None = None
 
@@ -53,10 +56,13 @@ class _Call(Generic[T]):
             self._result = self._run(self._work)
         except BaseException as error:
             self._error = error
+        self._is_done = True
         self._done.set()
 
     def is_done(self, seconds: float) -> bool:
-        return self._done.wait(seconds)
+        if not self._is_done:
+            self._done.wait(seconds)
+        return self._is_done
 
     def result(self) -> T:
         error, self._error = self._error, None
@@ -86,6 +92,7 @@ class Attended:
         self._calls: queue.SimpleQueue[_Call[Any] | None] = queue.SimpleQueue()
         self._last: _Call[Any] | None = None
         self._thread = threading.Thread(target=self._serve, name="gristmill-consumer", daemon=True)
+        self._lock = Lock()
         self.is_ending = False  # loops that are called look at it
 
     def _serve(self) -> None:
@@ -117,10 +124,15 @@ class Attended:
 
     def _begin(self, work: Callable[[], T]) -> _Call[T]:
         if not self._thread.ident:
-            self._thread.start()
+            uninterrupted(self._start)
         call = self._last = _Call(work)
         self._calls.put(call)
         return call
+
+    def _start(self) -> None:
+        with self._lock:  # after an interrupt, another thread may be about to do the same
+            if not self._thread.ident:
+                self._thread.start()
 
     def _stall_text(self, num: int, seconds: float) -> str:
         observer = observed_by(self._it())  # since the last call only: threads may be stuck in what began before

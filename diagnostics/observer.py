@@ -13,13 +13,13 @@ Guarantees:
 from __future__ import annotations
 
 import logging
-import threading
 import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
 from gristmill.core.config import config
+from gristmill.core.locks import Lock
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.node import parents_of, upstream_for_observers
 from gristmill.dataset.bases.observing import (
@@ -73,7 +73,7 @@ class Observer:
         self._local = Lanes(self.lanes, lambda: self.max_events)
         self._adopted: list[weakref.ref[DatasetIterator[Any]]] = []
         self._waiting: list[weakref.ref[DatasetIterator[Any]]] = []  # adopted, and not yet changed
-        self._lock = threading.RLock()
+        self._lock = Lock()
         self._is_stopped = False
 
     # Joining.

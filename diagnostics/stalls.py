@@ -13,10 +13,13 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from gristmill.core.locks import Lock, Signal
+from gristmill.core.uninterrupted import uninterrupted
 from gristmill.dataset.ahead.threads import running_threads
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.node import DatasetNode
@@ -37,22 +40,26 @@ class _Watch:
 
 
 _watches: list[_Watch] = []
-_changed = threading.Event()
-_lock = threading.Lock()
+_changed = Signal()  # for the thread
+_lock = Lock()
 _thread: threading.Thread | None = None
 
 
 def watch(observer: Any, seconds: float) -> _Watch:
     """Watches a pipeline until its observer is gone, or ``unwatch``."""
-    global _thread
     watched = _Watch(observer, seconds)
+    uninterrupted(partial(_begin, watched))
+    return watched
+
+
+def _begin(watched: _Watch) -> None:
+    global _thread
     with _lock:
         _watches.append(watched)
         if _thread is None:
             _thread = threading.Thread(target=_run, name="gristmill-stalls", daemon=True)
             _thread.start()
     _changed.set()
-    return watched
 
 
 def unwatch(watched: _Watch) -> None:
@@ -80,7 +87,6 @@ def _run() -> None:
                 return
             watches = [*_watches]
         _changed.wait(min([watched.limit for watched in watches]) / 1e9 / 4)
-        _changed.clear()
         for watched in watches:
             try:
                 _look(watched)

@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+from gristmill.core.locks import Signal
+from gristmill.core.uninterrupted import uninterrupted
 from gristmill.dataset.bases.iterator import iterate
 from gristmill.diagnostics.attended import Attended
 from gristmill.diagnostics.view import dataset_iterator
@@ -74,7 +76,7 @@ def ended_if_frozen(seconds: float) -> Iterator[None]:
     That is so if one calls C code that does not give the interpreter's lock back, a regular expression that never comes to an
     end, say. Nothing that is written in Python runs then, not even what handles an interrupt.
     """
-    ended = threading.Event()
+    ended = Signal()
     try:
         file = sys.stderr.fileno()
     except (AttributeError, OSError, ValueError):  # there is none, or it is somebody else's
@@ -84,13 +86,14 @@ def ended_if_frozen(seconds: float) -> Iterator[None]:
         return
 
     def run() -> None:
-        while not ended.is_set():
+        is_over = False
+        while not is_over:
             faulthandler.dump_traceback_later(seconds, file=file, exit=True)
-            ended.wait(seconds / 4)
+            is_over = ended.wait(seconds / 4)
         faulthandler.cancel_dump_traceback_later()
 
     thread = threading.Thread(target=run, name="gristmill-alive", daemon=True)
-    thread.start()
+    uninterrupted(thread.start)
     try:
         yield
     finally:

@@ -6,11 +6,11 @@ import errno
 import logging
 import os
 import sys
-import threading
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gristmill.core.errors import as_int, missing_package
+from gristmill.core.locks import Lock
 from gristmill.dataset import watching
 from gristmill.diagnostics.metrics.totals import FAMILIES, Family, Key, Metrics
 from gristmill.workers.setup import is_worker
@@ -34,7 +34,7 @@ class _Telemetry(NamedTuple):
 
 
 _active: _Telemetry | None = None
-_lock = threading.RLock()
+_lock = Lock()
 
 
 def start_telemetry(
@@ -173,7 +173,7 @@ def _serve(port: int, address: str, registry: Any) -> Any:
 def _forget() -> None:
     """After a fork, in the new process: the port is the other one's, and there is no thread that serves it."""
     global _active, _lock
-    _lock = threading.RLock()
+    _lock = Lock()
     telemetry, _active = _active, None
     if telemetry is not None:
         watching.exporters.remove(telemetry.metrics.add)

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import itertools
 import logging
-import threading
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from gristmill.core.locks import Lock
 from gristmill.dataset.bases.node import DatasetNode, ancestors
 from gristmill.diagnostics.probe import Probe
 from gristmill.diagnostics.remote import records_of
@@ -161,16 +161,14 @@ class Metrics:
         self._totals: dict[Key, list[int]] = {}
         self._forms: dict[str, Any] = {}  # of pipelines by their names, the one that was used last at the end
         self._numbers = itertools.count()
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def add(self, observer: Any) -> None:
         """Counts what ``observer`` counts, from its beginning on."""
         self._new.append(_Pipeline(observer))
-        if len(self._new) > _MAX_NEW + len(self._live) and self._lock.acquire(blocking=False):
-            try:
+        if len(self._new) > _MAX_NEW + len(self._live) and self._lock.is_free():
+            with self._lock:
                 self._update()
-            finally:
-                self._lock.release()
 
     def read(self) -> dict[Key, list[int] | float]:
         """All numbers of this moment; those of a histogram as in ``Histogram.counts``, followed by their total."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import re
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -12,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from gristmill.core.locks import Lock
 from gristmill.core.state import shown
 from gristmill.diagnostics.viewer.encoded import media_type_of
 from gristmill.diagnostics.viewer.leaves import Leaf, Unreadable, is_plain_list
@@ -71,7 +71,7 @@ class Looks:
     def __init__(self, given: Sequence[str] = (), decoder: Callable[[list[int]], Any] | None = None) -> None:
         self._given = [_parsed(text) for text in given]
         self._decoder = decoder
-        self._lock = threading.Lock()  # decoders may be made for one thread
+        self._lock = Lock()  # decoders may be made for one thread
 
     def of(self, leaf: Leaf, others: Sequence[Leaf] = ()) -> Look:
         """How a leaf is to be shown, given the other leaves of its element. Never raises."""

@@ -10,13 +10,13 @@ Guarantees:
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from gristmill.core.locks import Lock
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.telling.tracebacks import filter_traceback
 from gristmill.diagnostics.attended import Attended, PipelineStalledError
@@ -74,7 +74,7 @@ class Outputs:
         self._steps = steps_of(pipeline)
         self._attended = Attended(lambda: dataset_iterator(self._steps.it), _WAIT_SECONDS, "", close=self._steps.close)
         self._kept: OrderedDict[Step, Seen] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     @property
     def length(self) -> int | None:

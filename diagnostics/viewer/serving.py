@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from gristmill.core.errors import as_int
 from gristmill.core.state import shown
+from gristmill.core.uninterrupted import uninterrupted
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.diagnostics.cli.state import restore_checkpoint
@@ -85,7 +86,7 @@ class Viewer:
         self._server = server
         self._closed = False
         self._thread = threading.Thread(target=server.serve_forever, args=(0.1,), name="gristmill-view", daemon=True)
-        self._thread.start()
+        uninterrupted(self._thread.start)
         if state is not None:
             try:
                 server.site.begin_at(state)
