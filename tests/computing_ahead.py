@@ -236,8 +236,8 @@ def interrupted(when: Any) -> Iterator[None]:
         interrupting.result()
 
 
-def scarce_threads(monkeypatch: pytest.MonkeyPatch, module: Any, num: int) -> Any:
-    """Lets ``module`` start so many threads; that many are left: ``num_left`` of what is returned."""
+def scarce_threads(monkeypatch: pytest.MonkeyPatch, num: int) -> Any:
+    """Lets so many threads start; that many are left: ``num_left`` of what is returned."""
 
     class Scarce(threading.Thread):
         num_left = num
@@ -248,5 +248,5 @@ def scarce_threads(monkeypatch: pytest.MonkeyPatch, module: Any, num: int) -> An
             Scarce.num_left -= 1
             super().start()
 
-    monkeypatch.setattr(module.threading, "Thread", Scarce)
+    monkeypatch.setattr(threading, "Thread", Scarce)
     return Scarce

@@ -121,3 +121,16 @@ def test_finalizers_use_no_names_of_their_modules():
                 used = {x.id for x in inner if isinstance(x, ast.Name)}
                 assert used <= own | of_builtins, (name, used - own - of_builtins)
     assert len(found) > 5
+
+
+def test_locks_are_those_that_interrupts_do_not_leave_held():
+    """See ``core.locks``."""
+    refused = {f"threading.{kind}" for kind in ("Lock", "RLock", "Condition", "Event", "Semaphore", "BoundedSemaphore")}
+    for name in modules().keys() - {"gristmill.core.locks"}:
+        for node in ast.walk(parsed(name)):
+            found = set()
+            if isinstance(node, ast.Attribute):
+                found = {ast.unparse(node)}
+            elif isinstance(node, ast.ImportFrom):
+                found = {f"{node.module}.{alias.name}" for alias in node.names}
+            assert not found & refused, f"{name}:{node.lineno} uses {found}: see core.locks"

@@ -275,7 +275,9 @@ class TestInterrupts:
                 while not is_over:
                     try:
                         is_armed.append(True)
-                        signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-6, 2e-3))
+                        # Later and later, so that threads can start at last where CPUs are busy.
+                        longest = 2e-3 * 1.01**num_interrupts
+                        signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-6, longest))
                         while not is_over:
                             # ``extend`` stores the element in the same moment in which it is delivered.
                             num = len(got)
@@ -284,8 +286,6 @@ class TestInterrupts:
                         is_armed.clear()
                     except Interrupt:
                         num_interrupts += 1
-                    except RuntimeError as error:  # the start of a Python thread is not made for interrupts
-                        assert isinstance(error.__context__, Interrupt)
                 assert got == list(range(200))
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)

@@ -11,6 +11,7 @@ from refusing import assert_raises
 from waiting import PATIENCE_SECONDS, wait_until
 
 from gristmill import MapDataset, MultiprocessingOptions, ReadOptions
+from gristmill.core.locks import Signal
 from gristmill.dataset.ahead import blocks as stated_blocks
 from gristmill.dataset.ahead import budget, readahead
 from gristmill.dataset.ahead.blocks import StatedBlocks
@@ -91,7 +92,7 @@ class TestThreadsAndBlocks:
             assert len(working()) <= num_cpus
 
     def test_fewer_threads_than_asked_for_do(self, monkeypatch):
-        computing_ahead.scarce_threads(monkeypatch, budget, 2)
+        computing_ahead.scarce_threads(monkeypatch, 2)
         it = stream(Watched(100), 16, 32)
         it.start_prefetch()
         assert list(it) == list(range(100))
@@ -175,27 +176,25 @@ class TestErrorsStatesAndEnds:
                 closed.append(not closer.is_alive())
 
         ahead = ReadAhead(list, 0, 100, 4, 8, Budget())
-        monkeypatch.setattr(readahead.threading, "Thread", Closing)
+        monkeypatch.setattr(threading, "Thread", Closing)
         ahead.budget.start()
         assert closed == [True] * 4
 
-    @pytest.mark.parametrize("condition", ["_claimable", "_filled"])
-    def test_close_in_the_very_moment_before_waiting(self, monkeypatch, condition):
+    @pytest.mark.parametrize("waits", ["thread", "consumer"])
+    def test_close_in_the_very_moment_before_waiting(self, monkeypatch, waits):
         """As if the garbage collector, or a signal handler, had come between the look at the flag and the wait."""
-        monkeypatch.setattr(budget, "_ANEW_SECONDS", 0.01)
         gate = threading.Event()
         ahead = ReadAhead(lambda r: [gate.wait(PATIENCE_SECONDS), list(r)][1], 0, 100, 1, 1, Budget())
-        waiting = getattr(ahead if condition == "_filled" else ahead.budget, condition)
-        wait, calls = waiting.wait, []
+        wait, calls = Signal.wait, []
 
-        def close_and_wait(timeout):
-            calls.append(timeout)
-            if condition == "_claimable" or len(calls) > 1:  # the consumer's first wait is a short one anyway
+        def close_and_wait(signal, seconds):
+            if (signal is ahead._filled) == (waits == "consumer"):
+                calls.append(seconds)
                 ahead.close()
-            return wait(timeout)
+            return wait(signal, seconds)
 
-        waiting.wait = close_and_wait
-        if condition == "_claimable":
+        monkeypatch.setattr(Signal, "wait", close_and_wait)
+        if waits == "thread":
             gate.set()
             ahead.budget.start()
             wait_until(lambda: calls)

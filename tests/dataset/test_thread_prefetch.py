@@ -142,7 +142,7 @@ class TestErrors:
         fails(it, Boom)  # it cannot go back to where it was either
 
     def test_threads_may_be_scarce(self, monkeypatch):
-        scarce = computing_ahead.scarce_threads(monkeypatch, pullahead, 0)
+        scarce = computing_ahead.scarce_threads(monkeypatch, 0)
         it = ahead(numbers(5))
         fails(it, RuntimeError, match="can't start new thread", times=2)
         scarce.num_left = 1
