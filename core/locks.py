@@ -72,8 +72,8 @@ class Lock(_ReentrantLock):  # type: ignore[misc]  # a type without a public nam
 class Signal:
     """Wakes up one thread. Once set, it stays so until a thread has waited for it.
 
-    ``set`` may be called anywhere, also by a finalizer. An interrupt of ``wait`` may take the signal
-    away. So a thread looks for what it waits for before each wait.
+    ``set`` may be called anywhere, also by a finalizer. An interrupt of ``wait`` may take the
+    signal away. So a thread looks for what it waits for before each wait.
 
     Example:
         >>> signal = Signal()
@@ -104,7 +104,7 @@ class Signal:
         """Waits until the signal is set, and takes it away.
 
         Args:
-            seconds: the longest time to wait; a negative number is for ever.
+            seconds: the longest time to wait; -1 for no limit.
 
         Returns:
             False if the time was over first.

@@ -32,7 +32,8 @@ def uninterrupted(function: Callable[[], T]) -> T:
     """Return ``function()``, called in the context of the caller.
 
     Args:
-        function: does the same whether or not its result arrives, and does not ask which thread it runs in.
+        function: does the same whether or not its result arrives, and does not ask which thread
+            it runs in.
     """
     if not _is_interruptible():
         return function()

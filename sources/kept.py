@@ -89,7 +89,13 @@ class KeptValues(Generic[K, V]):
             raise entry.error
         return entry.value
 
-    def _make(self, key: K, entry: _Entry[V], estimate: Callable[[], int], make: Callable[[], tuple[V, int]]) -> None:
+    def _make(
+        self,
+        key: K,
+        entry: _Entry[V],
+        estimate: Callable[[], int],
+        make: Callable[[], tuple[V, int]],
+    ) -> None:
         entry.error = None
         try:
             try:

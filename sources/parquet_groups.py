@@ -74,7 +74,8 @@ class RowGroups:
 
         footers, types = [first], self._types(0, schema)
         with ThreadPoolExecutor(config.num_threads_computing_num_records) as pool:
-            for number, (footer, theirs) in enumerate(computed_by(pool, read, range(1, len(files))), 1):
+            found = computed_by(pool, read, range(1, len(files)))
+            for number, (footer, theirs) in enumerate(found, 1):
                 footers.append(footer)
                 if theirs is not None:
                     types = self._common_types(number, types, theirs)

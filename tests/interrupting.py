@@ -105,7 +105,7 @@ class Locks:
         self._refs = [weakref.ref(lock) for lock in gc.get_objects() if isinstance(lock, Lock)]
 
     def __enter__(self) -> Locks:
-        Lock.__init__ = lambda lock: self._refs.append(weakref.ref(lock))  # type: ignore[method-assign]
+        Lock.__init__ = lambda lock: self._refs.append(weakref.ref(lock))
         return self
 
     def __exit__(self, *_: object) -> None:

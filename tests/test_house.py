@@ -125,7 +125,8 @@ def test_finalizers_use_no_names_of_their_modules():
 
 def test_locks_are_those_that_interrupts_do_not_leave_held():
     """See ``core.locks``."""
-    refused = {f"threading.{kind}" for kind in ("Lock", "RLock", "Condition", "Event", "Semaphore", "BoundedSemaphore")}
+    kinds = ("Lock", "RLock", "Condition", "Event", "Semaphore", "BoundedSemaphore")
+    refused = {f"threading.{kind}" for kind in kinds}
     for name in modules().keys() - {"gristmill.core.locks"}:
         for node in ast.walk(parsed(name)):
             found = set()

@@ -101,7 +101,7 @@ class Idle:
     def wake(self, num: int | None = None) -> None:
         """Wakes up ``num`` of the threads, or all."""
         for signal in [*self._signals][:num]:
-            signal.set()  # first, since an interrupt, or a finalizer that does the same, may come next
+            signal.set()  # first: an interrupt, or a finalizer that does the same, may come next
             with contextlib.suppress(ValueError):
                 self._signals.remove(signal)
 

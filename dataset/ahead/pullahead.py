@@ -98,7 +98,7 @@ class PullAhead(PullingClient):
         self._filled = Signal()  # there may be what the consumer waits for
         self._lock = Lock()  # of ``_is_working``
         self._inside = Lock()  # held by the thread that is in the iterator
-        self._closes = False  # the iterator is to be closed, by the thread that leaves it if one is in it
+        self._closes = False  # the iterator is to be closed, by a thread that is in it if there is one
         self._left = Signal()  # the thread is outside
 
     @property
@@ -203,7 +203,8 @@ class PullAhead(PullingClient):
         with self._lock:
             if self._is_working:
                 return
-            self._thread, self._is_working, self._must_leave = threading.current_thread(), True, False
+            self._is_working, self._must_leave = True, False
+            self._thread = threading.current_thread()
         while self._enter():
             self._pull_inside(max(1, min(self._block_size.now, self._num_free())))
 

@@ -188,14 +188,14 @@ def _text_of(filesystem: Any) -> str:
 
 
 class _UnderWay:
-    """Blocks that threads of this process fetch, each with the lock that its thread holds meanwhile."""
+    """Blocks that threads of this process fetch, with the locks that the threads hold meanwhile."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._blocks: dict[Block, Lock] = {}
 
     def begin(self, block: Block, mine: Lock) -> Lock | None:
-        """Return ``None`` if the caller is to fetch the block, else the lock of the thread that does."""
+        """Return the lock of the thread that fetches the block; ``None``: the caller is to do so."""
         with self._lock:
             other = self._blocks.get(block)
             if other is not None and not other.is_free():
@@ -204,7 +204,7 @@ class _UnderWay:
             return None
 
     def end(self, mine: Lock) -> None:
-        """Forget the blocks of a thread. An interrupt may prevent that; its lock is free all the same."""
+        """Forget the blocks of a thread. If an interrupt prevents that, its lock is free."""
         with self._lock:
             self._blocks = {block: lock for block, lock in self._blocks.items() if lock is not mine}
 

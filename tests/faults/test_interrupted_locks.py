@@ -1,4 +1,6 @@
-"""Interrupts leave no lock held and lose no element: where Python calls handlers of signals, and at random.
+"""Interrupts leave no lock held and lose no element.
+
+They come where Python calls handlers of signals, and at random.
 
 ``GRISTMILL_TEST_INTERRUPTS=1250`` sends 10000 random ones in all, and one at every such point.
 """
@@ -25,7 +27,7 @@ THREADS = gm.ReadOptions(num_threads=2, prefetch_buffer_size=8)
 
 @pytest.fixture(autouse=True)
 def without_collector():
-    gc.disable()  # pytest has callbacks for it, in Python: an interrupt there is printed, not raised
+    gc.disable()  # pytest has callbacks for it, in which an interrupt is printed, not raised
     yield
     gc.enable()
     gc.collect()
@@ -168,7 +170,8 @@ class Hiring:
     """A worker of a pool, which is hired, used and parked."""
 
     def __init__(self):
-        self.ds = gm.MapDataset.range(NUM).to_iter_dataset().mp_prefetch(gm.MultiprocessingOptions(num_workers=1))
+        options = gm.MultiprocessingOptions(num_workers=1)
+        self.ds = gm.MapDataset.range(NUM).to_iter_dataset().mp_prefetch(options)
 
     def use(self):
         it = iter(self.ds)
@@ -179,13 +182,14 @@ class Hiring:
         self.use()
 
 
-CASES = [reading, pulling, pulling_without_threads, reading_blocks, Values, Handing, Starting, Hiring]
+CASES = [reading, pulling, pulling_without_threads, reading_blocks]
+CASES += [Values, Handing, Starting, Hiring]
 
 
 @pytest.mark.parametrize("make", CASES)
 def test_where_handlers_run(make):
     with Locks() as locks:
-        step = 1 if NUM_INTERRUPTS > 1000 else 97 if make is Hiring else 11
+        step = 1 if NUM_INTERRUPTS > 1000 else 197 if make is Hiring else 11
         number, num_whole = SEED % step, 0
         while num_whole < 3:  # calls that do not reach the number; others may do more
             used = make()

@@ -31,7 +31,8 @@ def test_values_are_made_once_for_all_who_wait():
 
 def wait_for_others(num):
     """Until so many threads wait for a lock."""
-    wait_until(lambda: [frame.f_code for frame in sys._current_frames().values()].count(Lock.__enter__.__code__) >= num)
+    waits = Lock.__enter__.__code__
+    wait_until(lambda: [x.f_code for x in sys._current_frames().values()].count(waits) >= num)
 
 
 @pytest.mark.parametrize("error", [ValueError("damaged"), KeyboardInterrupt()])
