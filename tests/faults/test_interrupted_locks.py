@@ -18,6 +18,7 @@ from new_seed import SEED
 import gristmill as gm
 from gristmill.core.locks import Lock, Signal
 from gristmill.core.uninterrupted import computed_by, uninterrupted
+from gristmill.dataset.ahead import threads
 from gristmill.experimental import ThreadPrefetchIterDataset
 from gristmill.sources.kept import KeptValues
 
@@ -31,6 +32,9 @@ def without_collector():
     yield
     gc.enable()
     gc.collect()
+    # An interrupt between the making of a reader and its assignment leaves an idle thread.
+    for end in [*threads._running.values()]:
+        end()
 
 
 class Streaming:
