@@ -89,11 +89,14 @@ class _Channel(BoundedConnection):
         self.messages: queue.SimpleQueue[tuple[int, int, int, Any]] = queue.SimpleQueue()  # kind, lane, generation, payload
         self.producer: Any = None
         self._commands: queue.SimpleQueue[tuple[int, int, Any]] = queue.SimpleQueue()  # kind, generation, content
-        self._is_taken = threading.Lock()
+        self._unclaimed = [True]  # empty once a thread has claimed it
 
     def claim(self) -> bool:
-        """Returns true for the first thread that calls it."""
-        return self._is_taken.acquire(blocking=False)
+        """Return True for the first thread that calls it."""
+        try:
+            return self._unclaimed.pop()
+        except IndexError:
+            return False
 
     def tell(self, kind: int, generation: int = 0, content: Any = None) -> None:
         """Send a command to the worker."""

@@ -154,19 +154,6 @@ class Budget:
 
     # What follows is called under the lock.
 
-    def enroll(self, reader: ReadingClient) -> None:
-        """Lets threads work for ``reader``, until it is dismissed."""
-        self.settle()
-        self._readers[reader.holding] = reader
-        if self.is_flexible:
-            self.max_threads = max(self.max_threads, reader.num_threads)
-        try:
-            self.draws.add(reader)
-            self.offer(reader)
-        except BaseException:
-            self.dismiss(reader.holding)  # after an interrupt, nothing else would do it
-            raise
-
     def settle(self) -> None:
         """Forgets who was dismissed."""
         gone: list[Drawn] = []
@@ -194,6 +181,20 @@ class Budget:
         self._idle.wake()
 
     # What follows takes the lock.
+
+    def enroll(self, reader: ReadingClient) -> None:
+        """Let threads work for ``reader``, until it is dismissed."""
+        try:
+            with self.lock:
+                self.settle()
+                self._readers[reader.holding] = reader
+                if self.is_flexible:
+                    self.max_threads = max(self.max_threads, reader.num_threads)
+                self.draws.add(reader)
+                self.offer(reader)
+        except BaseException:
+            self.dismiss(reader.holding)  # after an interrupt, nothing else would do it
+            raise
 
     def expect(self, reader: ReadingClient, rate: float, due: float) -> None:
         """See ``Draws``."""

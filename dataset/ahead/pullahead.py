@@ -150,8 +150,7 @@ class PullAhead(PullingClient):
                 began = time.perf_counter()
                 missing = "memory" if self._is_held_up else None if self._has_thread else "threads"
             if self._has_thread:
-                # The end of a block wakes the consumer up. Only where that block has one element
-                # is nothing ready before its end.
+                # Only a block of one element has nothing ready before its end, which sets this.
                 with waiting():
                     self._filled.wait(_LOOK_SECONDS if self._size == 1 else _LATE_SECONDS)
             elif self._inside.is_free(_LOOK_SECONDS):

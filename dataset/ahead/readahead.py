@@ -99,12 +99,7 @@ class ReadAhead(ReadingClient):
         self._block: list[Any] = []  # what the consumer takes from
         self._drawn = 0, 0  # how many elements, and bytes, it had
         self._error: BaseException | None = None  # follows the block
-        try:
-            with budget.lock:
-                budget.enroll(self)
-        except BaseException:
-            budget.dismiss(self.holding)  # after an interrupt, nothing else would do it
-            raise
+        budget.enroll(self)
 
     @property
     def num_ready(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import builtins
+import gc
 import os
 import sys
 import time
@@ -55,7 +56,15 @@ def _user_frame(frame: FrameType) -> FrameType | None:
     caller: FrameType | None = frame
     while caller is not None and _package(caller) in _BETWEEN:
         caller = caller.f_back
-    return None if caller is None or _package(caller) in _QUIET else caller
+    return None if caller is None or _package(caller) in _QUIET or _collects_garbage(caller) else caller
+
+
+def _collects_garbage(frame: FrameType | None) -> bool:
+    """Return True for calls of functions in ``gc.callbacks``, which any allocation may run."""
+    codes = [getattr(function, "__code__", None) for function in gc.callbacks]
+    while frame is not None and frame.f_code not in codes:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _package(frame: FrameType) -> str:

@@ -1,6 +1,7 @@
 """Pipelines that are not deterministic, each for another reason, with the words that are to be found in stage and reason."""
 
 import functools
+import gc
 import os
 import random
 import threading
@@ -136,6 +137,11 @@ HERE = {  # a second run in this process shows these
     "iterator": (mapped(lambda x: (x, next(NAMES))), "MapMapDataset(", "an iterator is kept: the global variable NAMES"),
     "counter": (mapped(counting), "transform=counting", "state is kept between calls: the attribute calls"),
     "global list": (mapped(lambda x: SEEN.append(x) or len(SEEN)), "MapMapDataset(", "the global variable SEEN"),
+    "with garbage": (
+        mapped(lambda x: (SEEN.append(x), gc.collect(0), len(SEEN))[2]),
+        "MapMapDataset(",
+        "the global variable SEEN",
+    ),
     "object": (lambda: numbers().map(Adding()).map(str), "transform=Adding", "total"),
 }
 COLD = {  # a second run finds the state of the first one: only unused copies show these

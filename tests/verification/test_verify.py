@@ -1,10 +1,12 @@
 """``verify``: every planted bug is named, and no pipeline that is deterministic is said not to be."""
 
+import gc
 import itertools
 import json
 import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +58,19 @@ def check_planted(name, verify=grain.verify):
 OTHERS = ["coarse cache", *[*planted.IN_PROCESSES][2:]]  # similar to those that always run
 
 
+@pytest.fixture
+def timed_garbage():
+    """Measures the collection of garbage, as Hypothesis does, in whichever function that happens."""
+
+    def measure(phase, info):
+        time.perf_counter()
+
+    gc.callbacks.append(measure)
+    yield
+    gc.callbacks.remove(measure)
+
+
+@pytest.mark.usefixtures("timed_garbage")
 @pytest.mark.parametrize("name", planted.HERE)
 def test_planted_bugs_that_show_in_this_process_are_named(name):
     check_planted(name, lambda ds, steps: InThisProcess(ds, steps, 60).report())

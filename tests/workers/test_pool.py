@@ -69,7 +69,7 @@ def outputs(pool):
         worker.start({0: None})
     for worker in pool.workers:
         kind, _, ((element,), states, failure) = worker.receive()
-        assert (kind, [*states], failure, worker.receive()) == (OUTPUTS, [1], None, (END, 0, b""))
+        assert (kind, [*states], failure, worker.receive()) == (OUTPUTS, [1], None, (END, 0, None))
         results.append(element)
     return results
 
@@ -161,7 +161,7 @@ class TestTasks:
         for _ in range(2):  # a new start finds the same
             pool.worker(0).start({0: None})
             kind, _, content = pool.workers[0].receive()
-            assert kind == ERROR and b"not there" in content
+            assert kind == ERROR and "not there" in str(content())
 
 
 class TestReuse:
