@@ -37,7 +37,7 @@ def closure(limit):
 
 offset = 100
 ds = gm.MapDataset.source(Source()).map(lambda box: Box(box.value + offset)).map(Add(1)).to_iter_dataset().map(closure(105))
-it = iter(ds.mp_prefetch(processes(2)))
+it = iter(ds.mp_prefetch(gm.MultiprocessingOptions(2, executor="processes")))
 seen = []
 try:
     for box in it: seen.append(box)
@@ -46,7 +46,8 @@ except Bad as error:
 
 print([box.value for box in seen], all([type(box) is Box for box in seen]))
 sampler = gm.samplers.IndexSampler(6, num_epochs=1)
-loader = gm.DataLoader(data_source=Source(), sampler=sampler, operations=[Add(1)], workers=processes(2))
+loader = gm.DataLoader(data_source=Source(), sampler=sampler, operations=[Add(1)],
+                       workers=gm.MultiprocessingOptions(2, executor="processes"))
 print([box.value for box in loader if type(box) is Box])
 """
 OUT = "True True too large: 105\n[101, 102, 103, 104] True\n[1, 2, 3, 4, 5, 6]\n"
@@ -231,7 +232,7 @@ class Local:
 
 def test_workers():
     def local(x): return Local(x)
-    seen = list(gm.MapDataset.range(4).map(local).to_iter_dataset().mp_prefetch(processes(2)))
+    seen = list(gm.MapDataset.range(4).map(local).to_iter_dataset().mp_prefetch(gm.MultiprocessingOptions(2, executor="processes")))
     assert [type(x) is Local and x.x for x in seen] == [0, 1, 2, 3]
 """
 IMPORTS = """
@@ -239,7 +240,7 @@ import jax, absl.flags, sys, gristmill as gm
 print("main is imported")
 names = ["jax", "orbax", "absl", "pandas", "tensorflow", "gristmill.checkpoint", "gristmill.loader.load", "asyncio"]
 seen = list(gm.MapDataset.range(1).map(lambda x: [n for n in names if n in sys.modules] + [sys.modules["__main__"].__file__])
-            .to_iter_dataset().mp_prefetch(processes(1)))
+            .to_iter_dataset().mp_prefetch(gm.MultiprocessingOptions(1, executor="processes")))
 print([n.rpartition("/")[2] for n in seen[0]])
 """
 
