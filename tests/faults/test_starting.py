@@ -232,7 +232,8 @@ class Local:
 
 def test_workers():
     def local(x): return Local(x)
-    seen = list(gm.MapDataset.range(4).map(local).to_iter_dataset().mp_prefetch(gm.MultiprocessingOptions(2, executor="processes")))
+    workers = gm.MultiprocessingOptions(2, executor="processes")
+    seen = list(gm.MapDataset.range(4).map(local).to_iter_dataset().mp_prefetch(workers))
     assert [type(x) is Local and x.x for x in seen] == [0, 1, 2, 3]
 """
 IMPORTS = """
