@@ -64,8 +64,8 @@ $(VENV)/.installed-%: setup.cfg pyproject.toml $(FOLDERS)
 	fi
 	@touch $@
 
-# Two processes more than CPUs: many tests wait, for programs, servers and threads.
-PYTEST = $(PY) -m pytest --numprocesses=$$($(PY) -c 'import os; print(os.cpu_count() + 2)') --dist=worksteal
+# One process more than CPUs: many tests wait, for programs, servers and threads.
+PYTEST = $(PY) -m pytest --numprocesses=$$($(PY) -c 'import os; print(os.cpu_count() + 1)') --dist=worksteal
 
 NOT_SLOW = $(if $(filter true,$(CI)),,-m "not slow")
 

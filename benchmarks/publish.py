@@ -4,7 +4,7 @@
 ``<!-- table: QUESTION … -->`` and ``<!-- end of table -->`` becomes the table of these questions, the paragraph after
 ``<!-- machine -->`` says where, when and how steadily it was measured, and the list after ``<!-- missed -->`` which goals were
 missed. The rows after ``<!-- claims -->`` in the README are some of the same figures. What is after ``<!-- pythons -->`` stays as
-``pythons.py`` has published it.
+``interpreters.py`` has published it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from pythons import pythons_text
+from interpreters import pythons_text
 from run import figure, table
 
 ROOT = Path(__file__).parents[1]
@@ -131,7 +131,7 @@ def with_figures(text: str, report: dict[str, Any]) -> str:
 
 
 def publish_pythons(measured: dict[str, Any]) -> None:
-    """Puts the figures of ``pythons.py`` in place of the published ones."""
+    """Puts the figures of ``interpreters.py`` in place of the published ones."""
     report = {**json.loads(PUBLISHED.read_text()), "pythons": measured}
     PUBLISHED.write_text(json.dumps(report, indent=1) + "\n")
     PAGE.write_text(with_figures(PAGE.read_text(), report))

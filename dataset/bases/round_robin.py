@@ -320,7 +320,10 @@ def _at_beginning(states: list[Any], shares: list[DatasetIterator[Any]], ds: Ite
 
     Their states are those of new iterators of the share, or of the whole pipeline ``ds``.
     """
-    whole = snapshot(iterate(ds))
+    it = iterate(ds)
+    whole = snapshot(it)
+    if any([getattr(x, "could_not_open", False) for x in ancestors(it)]):
+        whole = snapshot(iterate(ds))  # the state lacks a dataset, which may open now
     pairs = enumerate(zip(states, shares, strict=True))
     return [i for i, (x, it) in pairs if x is not None and (is_same(x, whole) or is_same(x, snapshot(it)))]
 

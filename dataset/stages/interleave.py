@@ -410,6 +410,11 @@ class InterleaveDatasetIterator(CycleIterator[T, _OpenDataset]):
                         raise
                     self._unopenable = self._num_opened  # its turn will come
 
+    @property
+    def could_not_open(self) -> bool:
+        """Return True if a dataset of the cycle failed to open, so that states lack it."""
+        return self._unopenable == self._num_opened
+
     def start_prefetch(self) -> None:
         if not self._closed:
             self._open_slots()

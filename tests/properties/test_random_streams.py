@@ -8,7 +8,7 @@ import cloudpickle
 import list_model
 import pytest
 import stream_model
-from hypothesis import HealthCheck, Phase, assume, given, seed, settings
+from hypothesis import HealthCheck, Phase, assume, example, given, seed, settings
 from hypothesis import strategies as st
 from list_model import FAILED, Boom
 from new_seed import SEED
@@ -268,8 +268,12 @@ def check(tree, num_workers, script):
     run.finish()
 
 
+LISTED = ("interleave", (1, 0, 0, 0, True), (("source", (12, [], (0, 0), False), ()),))
+
+
 @pytest.mark.timeout(300)
 @QUICK
+@example(LISTED, 2, [("arm", 1, Transient), ("restore", 0)])  # the beginning, while nothing can be opened
 @given(trees | failing_trees, st.sampled_from([0, 0, 0, 1]), operations)
 def test_streams(tree, num_workers, script):
     check(tree, num_workers, script)

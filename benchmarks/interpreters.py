@@ -1,8 +1,8 @@
-"""Measures gristmill with several Pythons side by side: ``python benchmarks/pythons.py [--publish] COMMAND COMMAND …``.
+"""Measures gristmill with several Pythons side by side: ``python benchmarks/interpreters.py [--publish] COMMAND COMMAND …``.
 
 Each argument is a command that starts a Python in which gristmill is installed, such as ``python3.13`` or ``"env PYTHON_GIL=0
 .venv/bin/python"``. As in ``run.py``, each does the work once, and all must have done the same; then they run in turn. Samples
-go into ``out/pythons.json``. With ``--publish`` they also go into ``docs/benchmarks.json``, and the table into the page.
+go into ``out/interpreters.json``. With ``--publish`` they also go into ``docs/benchmarks.json``, and the table into the page.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 from run import Candidate, code_digest, figure, table
 from workload import Measured, Workload
 
-MEASURED = Path(__file__).parents[1] / "out/pythons.json"
+MEASURED = Path(__file__).parents[1] / "out/interpreters.json"
 # Workloads of other questions that measure the overhead per element.
 CHOSEN = {
     "map_dataset": [
