@@ -51,7 +51,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 # Packages that some tests need and that have no wheels for free-threaded builds.
 _WITHOUT_WHEELS = {
     *("array_record", "bagz", "basedpyright", "datasets", "jupyter_client", "moto", "nbclient"),
-    *("nbformat", "orbax", "ray", "sphinx", "tensorflow_datasets", "zstandard"),
+    *("nbformat", "obstore", "orbax", "ray", "sphinx", "tensorflow_datasets", "zstandard"),
 }
 _NEEDS = re.compile(r"No module named '(\w+)|needs the package ([\w-]+)")
 
