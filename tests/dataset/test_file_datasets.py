@@ -256,7 +256,7 @@ def test_workers_open_files_by_a_function(tmp_path):
 
     def numbers(opener):
         ds = TFRecordIterDataset(paths, open=opener).map(int)
-        return list(ds.mp_prefetch(MultiprocessingOptions(num_workers=2)))
+        return list(ds.mp_prefetch(MultiprocessingOptions(num_workers=2, executor="processes")))
 
     assert numbers(lambda path: io.BytesIO(Path(path).read_bytes())) == [0, 10, 1, 11, 2, 12]
     with pytest.raises(TypeError, match="pickle") as error:

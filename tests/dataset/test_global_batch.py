@@ -430,7 +430,8 @@ def test_processes_compute_lanes():
 
 def test_a_record_that_kills_a_worker_is_named_and_left_out_with_its_step():
     ds = MapDataset.range(24).map(lambda x: os.kill(os.getpid(), 9) if x == 9 else x).to_iter_dataset(DIRECT)
-    with iter(ds.global_batch(8, num_lanes=4, workers=MultiprocessingOptions(2))) as it:
+    workers = MultiprocessingOptions(2, executor="processes")
+    with iter(ds.global_batch(8, num_lanes=4, workers=workers)) as it:
         assert next(it).tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
         assert_raises(RuntimeError, "Worker process 0 of 2 .* at element 2 of its input 1.*skip_failed", next, it)
         it.skip_failed()
@@ -447,7 +448,8 @@ def test_a_data_loader_before_its_workers():
     expected = [*alone]
     batches = [*global_batch(alone, 8, num_lanes=8)]
     assert np.concatenate([x for x, _ in batches]).tolist() == [x for x, _ in expected]
-    with_workers = make(sampler=sampler, worker_count=2, worker_init_fn=lambda *who: os.environ.update(WHO=str(who)), num_lanes=4)
+    workers = MultiprocessingOptions(2, num_lanes=4, executor="processes")
+    with_workers = make(sampler=sampler, workers=workers, worker_init_fn=lambda *who: os.environ.update(WHO=str(who)))
     batch, places = next(iter(with_workers.global_batch(8)))
     assert batch.tolist() == [expected[i][0] for i in (0, 4, 1, 5, 2, 6, 3, 7)]
     assert places.tolist() == ["(0, 2)"] * 4 + ["(1, 2)"] * 4

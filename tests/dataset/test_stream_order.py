@@ -41,7 +41,7 @@ def in_threads(ds, num_workers):
 
 
 def in_processes(ds, num_workers):
-    return ds.mp_prefetch(MultiprocessingOptions(num_workers), order="stream")
+    return ds.mp_prefetch(MultiprocessingOptions(num_workers, executor="processes"), order="stream")
 
 
 def total(x):
