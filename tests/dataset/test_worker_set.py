@@ -143,7 +143,7 @@ def test_nobody_waits_for_what_is_not_taken_of_another_one_or_stuck(tmp_path, st
 def test_a_record_that_kills_is_told_of_by_its_own_component_alone():
     def taken(fail, workers, error, match):
         parts = [MapDataset.range(1000, 4000), MapDataset.range(60).map(lambda x: fail(0) if x == 40 else x)]
-        options = MultiprocessingOptions(workers, num_lanes=usable_cpus())
+        options = MultiprocessingOptions(workers, num_lanes=usable_cpus(), executor="processes")
         made = [ds.filter(lambda x: x % 5 != 1).to_iter_dataset(ReadOptions(0, 0)).mp_prefetch(options) for ds in parts * 2]
         it, seen = iter(IterDataset.mix(made[:3])), []
         with pytest.raises(error, match=match):
