@@ -266,6 +266,13 @@ class TestInterrupts:
                 is_armed.clear()
                 raise Interrupt
 
+        def take_all(it, got):
+            num = -1
+            while len(got) > num:
+                # ``extend`` stores the element in the same moment in which it is delivered.
+                num = len(got)
+                got.extend(it._take(1))
+
         before = signal.signal(signal.SIGALRM, interrupt)
         rng = random.Random(size)
         num_interrupts = 0
@@ -278,11 +285,8 @@ class TestInterrupts:
                         # Later and later, so that threads can start at last where CPUs are busy.
                         longest = 2e-3 * 1.01**num_interrupts
                         signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-6, longest))
-                        while not is_over:
-                            # ``extend`` stores the element in the same moment in which it is delivered.
-                            num = len(got)
-                            got.extend(it._take(1))
-                            is_over = len(got) == num
+                        take_all(it, got)  # in a function: Python leaves jumps of a loop out of ``try``
+                        is_over = True
                         is_armed.clear()
                     except Interrupt:
                         num_interrupts += 1
