@@ -219,7 +219,7 @@ class ThreadWorker:
         self._channel.tell(CALL, content=function)
 
     def unfinished(self) -> list[Entry]:
-        """Return nothing: a crash would end this process, too, so nobody could ask for it."""
+        """Return nothing: a crash also ends this process, which would ask for them."""
         return []
 
     def incident(self) -> Any:
@@ -291,7 +291,7 @@ class ThreadPool:
     """``count`` threads that run one task, each for its own share."""
 
     kind_of_worker = "thread"  # in words
-    parked_seconds = 0.1  # nobody takes one over: a thread is started at once
+    parked_seconds = 0.1  # too short to be taken over: a new thread starts at once
 
     def __init__(self, task: PipelineTask, count: int, buffer_size: int) -> None:
         self.parked_until = 0.0

@@ -199,7 +199,7 @@ def _merge_ended(known: list[Lane]) -> None:
         over = [lane for lane in known if lane.is_over]
         if len(over) > 1:
             for lane in over[1:]:
-                known.remove(lane)  # first: whoever adds all of them up at this moment notices
+                known.remove(lane)  # first: a thread that is adding all of them up notices
                 over[0].absorb(lane)
             over[0].name = "threads that have ended"
             over[0].marks.clear()

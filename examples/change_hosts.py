@@ -1,4 +1,4 @@
-"""Train on 4 hosts, kill them, go on with 2, then with 1, then with 4 again, and end with the bits of a run on one host.
+"""Train on 4 hosts, kill them, continue with 2, then with 1, then with 4 again, and end with the bits of a run on one host.
 
     python examples/change_hosts.py     # the whole story, in half a minute
 

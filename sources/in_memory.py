@@ -130,7 +130,7 @@ class SharedMemoryDataSource(ShareableList[Any]):
         self.shm = SharedBlock(name, _WORD_BYTES + len(data))
         memory = self._memory()
         memory[_WORD_BYTES : _WORD_BYTES + len(data)] = data
-        memory[:_WORD_BYTES] = _MAGIC  # last: nobody attaches to half a source
+        memory[:_WORD_BYTES] = _MAGIC  # last, so that no process attaches to half a source
 
     def __len__(self) -> int:
         return self._length

@@ -14,8 +14,8 @@ Guarantees:
 5. Arrays hold no file descriptor: any number of them may outlive their pools.
 6. Beside the slots in use there is no more memory than ``MAX_FREE_BYTES`` or, if that is more, what slots in use had lately at
    most: while there is more than the former, a 32nd of the latter is forgotten with every message. A slot is less than twice as
-   large as what is in it, or a page. What outlives the worker returns to the system when nobody looks at it any more.
-   On macOS it does so when nobody looks at any array of this worker.
+   large as what is in it, or a page. Memory that outlives the worker returns to the system with the last array in it, on macOS
+   with the last array of this worker.
 
 The address of a slot is an offset into one sparse file, which both processes map in chunks; chunk ``k`` is 2**k times as long
 as the first. So the consumer finds a slot by its offset alone, and few mappings suffice for any amount of memory.

@@ -20,6 +20,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import abc
 import atexit
 import contextlib
 import logging
@@ -166,7 +167,7 @@ class Connection(Protocol):
         """Sends a message as soon as the consumer lets it, unless it wants a new start meanwhile."""
 
 
-class BoundedConnection:
+class BoundedConnection(abc.ABC):
     """Base of connections that know which of their messages the consumer has not taken yet.
 
     Args:
@@ -190,9 +191,9 @@ class BoundedConnection:
         """How many messages the consumer has not taken yet."""
         return len(self._ahead)
 
+    @abc.abstractmethod
     def receive(self, *, wait: bool) -> None:
         """See ``Connection``."""
-        raise NotImplementedError
 
     def _begin(self, generation: int, start: tuple[dict[int, Any], bool, Care | None]) -> None:
         """Notes a new start, which makes all messages before it worthless."""
@@ -392,7 +393,7 @@ class Worker:
         self.waited_ns = 0  # for its turns
         self.producer = producer
         self._watched: Any = producer if hasattr(producer, "finished") else None
-        self._lock = Lock()  # whoever has it may send: the thread that computes elements, but while it does
+        self._lock = Lock()  # its holder may send: the thread that computes elements, but while it does
         self._lane = _Lane(0, None)  # of the block that is being computed
         self._num_taken = 0  # blocks
         self._num_sent = 0  # elements of that block

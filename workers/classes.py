@@ -42,6 +42,7 @@ def completed(cls: type, reduced: Any) -> Any:
         has_fields = _add_fields(cls, args[3])
     else:
         metaclass = type(cls)
+        # The other skeletons of cloudpickle are those of enums, which type checkers cannot know.
         if cls.__members__:  # type: ignore[attr-defined]
             args = (*args[:3], _described_members(cls), *args[4:])
         for name, member in cls.__members__.items():  # type: ignore[attr-defined]

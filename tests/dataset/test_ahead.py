@@ -381,7 +381,7 @@ ONE_WORKER = gm.MultiprocessingOptions(1)
 
 
 class Source:
-    """Waits for ever at the first of its late keys, in whatever process; or computes for ever."""
+    """Wait without end at the first of its late keys, in any process; or compute without end."""
 
     gate = threading.Event()
 
@@ -563,7 +563,7 @@ def stopped_at(number, dataset_of, key):
             return []
 
     def in_next(x):
-        """While this thread is in ``next``, the other one goes on, and must not come in."""
+        """While this thread is in ``next``, the other one runs and must be refused."""
         inside.append(x)
         is_stopped = stopping.is_stopped.is_set() and not stopping.go_on.is_set()
         if threading.current_thread() is main and is_stopped:

@@ -335,7 +335,7 @@ def test_three_processes(tmp_path):
     with ocp.CheckpointManager(checkpoints) as manager:
         assert_raises(ValueError, message, manager.restore, 40, args=args)
     assert next(it) == 1
-    # Nor can another process, started as on a cluster, go on with the checkpoint of three.
+    # Nor can another process, started as on a cluster, continue from the checkpoint of three.
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"

@@ -260,7 +260,7 @@ def test_a_dropped_batch_is_used_again():
     kept = [pool((MEGABYTE + i,), np.dtype(np.uint8)) for i in range(30)]
     assert len({address(batch) for batch in kept}) == 30
     kept.clear()
-    assert 0 < len(pool._free) < 10  # it does not grow for ever
+    assert 0 < len(pool._free) < 10  # its size is limited
     for num_bytes in (2**31, 2**20, 2**20):  # nor does it keep what was large for the sake of smaller ones
         pool((num_bytes,), np.dtype(np.uint8))
     assert sum(buffer.nbytes for buffer in pool._free) <= 2**22
