@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from gristmill.core.pacing import BlockSize
-from gristmill.dataset.ahead.blocks import StatedBlocks
+from gristmill.dataset.ahead.blocks import blocks_of
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, skip_one, snapshot
 from gristmill.dataset.bases.observing import WorkAhead
@@ -94,7 +94,7 @@ class LocalLane(Shard):
         self._begin()
 
     def _begin(self) -> None:
-        self._blocks = StatedBlocks(self._iterator)
+        self._blocks = blocks_of(self._iterator)
         self._block_size = BlockSize()
         self._each: Any = self._blocks.each(_MAX_BLOCK)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from gristmill.core.node_types import register_expected
 from gristmill.core.options import DatasetOptions
-from gristmill.dataset.ahead.blocks import Growing, StatedBlocks
+from gristmill.dataset.ahead.blocks import Growing, StatedBlocks, blocks_of
 from gristmill.dataset.ahead.budget import Budget
 from gristmill.dataset.ahead.memory import Holding
 from gristmill.dataset.ahead.root_log import RootLog
@@ -16,6 +16,7 @@ from gristmill.dataset.bases.context import IteratorContext, Numbers
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, are_taken_again, iterate, snapshot
 from gristmill.dataset.bases.observing import running_upstream
+from gristmill.dataset.engine.iterators import StreamIterator
 from gristmill.dataset.slicing import numbers_of, slice_pipeline
 from gristmill.dataset.stages.prefetch import PrefetchDatasetIterator
 from gristmill.transforms.batching import Allocate
@@ -136,7 +137,7 @@ class PipelineProducer:
             it.set_state(state)
         if skip:
             it._skip()
-        lane.blocks = StatedBlocks(it)
+        lane.blocks = blocks_of(it)
         return snapshot(it)
 
     def affords(self, num_bytes: int) -> bool:
@@ -206,9 +207,9 @@ def share_threads(it: DatasetIterator[Any], num_lanes: int) -> None:
         root._reader.share(num_lanes)
 
 
-def roots(it: DatasetIterator[Any]) -> list[PrefetchDatasetIterator[Any]]:
+def roots(it: Any) -> list[Any]:
     """The iterators that everything upstream begins with, as far as they read map datasets, always in the same order."""
-    if isinstance(it, PrefetchDatasetIterator):
+    if isinstance(it, PrefetchDatasetIterator) or (isinstance(it, StreamIterator) and it.reads_map):
         return [it]
     upstream = {id(inner): inner for inner in running_upstream(it)}
     return [root for inner in upstream.values() for root in roots(inner)]

@@ -278,6 +278,14 @@ class StatedBlocks:
             self._it._restore(self._state if self._is_exact else copied(self._state))
 
 
+def blocks_of(it: DatasetIterator[Any]) -> Any:
+    """What takes blocks from ``it``."""
+    from gristmill.dataset.engine.blocks import StreamBlocks
+    from gristmill.dataset.engine.iterators import StreamIterator
+
+    return StreamBlocks(it) if type(it) is StreamIterator and "_take" not in vars(it) else StatedBlocks(it)
+
+
 def _passes_singly(it: DatasetIterator[Any]) -> bool:
     """Whether each output is made of one element of every iterator upstream, some of which may be left out."""
     return (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gristmill.dataset.ahead.blocks import StatedBlocks
+from gristmill.dataset.ahead.blocks import StatedBlocks, blocks_of
 from gristmill.dataset.bases.iterator import DatasetIterator, skip_one, snapshot
 from gristmill.dataset.states.values import copied
 
@@ -120,7 +120,7 @@ class Lookahead:
     def _begin(self, state: Any) -> None:
         """Goes on where the iterator is, which is in ``state``."""
         self._num_before, self.position = self.num_passed, 0
-        self._before, self._blocks, self._failure = state, StatedBlocks(self._it), None
+        self._before, self._blocks, self._failure = state, blocks_of(self._it), None
         self._elements, self._states, self._state_at = [], (), None
         self._each = self._blocks.each(_BLOCK_SIZE)
 

@@ -38,7 +38,7 @@ from typing import Any, TypeAlias
 
 from gristmill.core.locks import Lock, Signal
 from gristmill.core.pacing import BlockSize
-from gristmill.dataset.ahead.blocks import StatedBlocks
+from gristmill.dataset.ahead.blocks import blocks_of
 from gristmill.dataset.ahead.budget import Budget, PullingClient
 from gristmill.dataset.ahead.sizes import Sampling, mean_bytes, spread
 from gristmill.dataset.ahead.waits import BudgetWaits, Missing
@@ -75,7 +75,7 @@ class PullAhead(PullingClient):
         self._buffer_size = buffer_size
         self._budget = budget
         self._waits = waits or BudgetWaits()
-        self._blocks = StatedBlocks(it)
+        self._blocks = blocks_of(it)
         self._element_bytes = 0.0
         self._sampling = Sampling()
         # One block to take from, one to be computed; but whoever asks for more is given that in long blocks.

@@ -45,7 +45,7 @@ class Numbers(Value):
         return cycles * self.run + min(max(0, rest - self.index * self.run), self.run)
 
 
-_ALL = Numbers(0, 1)
+ALL_NUMBERS = Numbers(0, 1)
 _NONE_GIVEN = DatasetOptions()
 
 
@@ -54,7 +54,7 @@ class IteratorContext:
     """What all iterators of one pipeline share."""
 
     options: DatasetOptions = _NONE_GIVEN
-    numbers: Numbers = _ALL
+    numbers: Numbers = ALL_NUMBERS
     joined: Callable[[Any], None] | None = field(default_factory=watcher)  # is told of every iterator that joins, if set
     num_processes: int = 1  # that share what the options allow
     lender: IteratorContext | None = None  # whose budget it is

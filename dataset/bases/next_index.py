@@ -95,9 +95,9 @@ def may_have_gaps(it: DatasetIterator[Any]) -> bool:
     return it._has_gaps()
 
 
-def check_no_gaps(stage: DatasetIterator[Any]) -> None:
+def check_no_gaps(stage: Any) -> None:
     """Refuses to count, for ``stage``, elements before it by their indices if there may be none at some index."""
-    if may_have_gaps(stage):
+    if stage.has_gaps() if hasattr(stage, "has_gaps") else may_have_gaps(stage):
         raise NotImplementedError(
             f"{stage} has no index for its elements: a step of the MapDataset before it may leave out elements, so that how many "
             "come before one does not follow from its index. Use get_state and set_state"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, TypeVar
@@ -11,16 +10,16 @@ from gristmill.core.element_spec import ShapeDtypeStruct, map_spec
 from gristmill.core.indices import Indices, as_ints
 from gristmill.dataset.bases.element_spec import batched_spec
 from gristmill.dataset.bases.iter import IterDataset
-from gristmill.dataset.bases.iterator import DatasetIterator, iterate, pull, skip_one
+from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import Length, num_elements, scaled
 from gristmill.dataset.bases.map import BlockMapDataset, read
-from gristmill.dataset.bases.next_index import check_no_gaps, move_to_index, next_index_of
 from gristmill.dataset.bases.node import dropping_steps, spec_of
-from gristmill.dataset.bases.origins import Part, Place, place_of
+from gristmill.dataset.bases.origins import Part
 from gristmill.dataset.bases.parameters import Parameters, aside
-from gristmill.dataset.bases.passing import PassingIterator
 from gristmill.dataset.bases.traced import Tracing, grouped
-from gristmill.dataset.telling.failures import add_before, tell, tell_at_last
+from gristmill.dataset.engine.elements import Batch
+from gristmill.dataset.engine.iterators import open_stage
+from gristmill.dataset.telling.failures import add_before, tell
 from gristmill.transforms.base import check_batch_size
 from gristmill.transforms.batching import Allocate, BufferPool, stack
 
@@ -148,69 +147,10 @@ class BatchIterDataset(IterDataset[T]):
         return tracing.over(self, _parameters=self._parameters.replaced(batch_fn=batch_fn))
 
     def __iter__(self) -> DatasetIterator[T]:
-        return BatchDatasetIterator(iterate(self._parent), self._parameters)
+        given = self._parameters
+        make = batch_function(given.batch_fn)
+        return open_stage(self, partial(Batch, size=given.batch_size, make=make, drop_remainder=given.drop_remainder))
 
-
-class BatchDatasetIterator(PassingIterator[T]):
-    _flow = "stateful"
-
-    def __init__(self, parent: DatasetIterator[Any], parameters: BatchParameters) -> None:
-        super().__init__(parent)
-        self._parameters = parameters
-        self._batch_size = parameters.batch_size
-        self._drop_remainder = parameters.drop_remainder
-        self._batch_fn = batch_function(parameters.batch_fn)
-
-    def _take(self, n: int) -> list[Any]:
-        batches: list[Any] = []
-        while len(batches) < n:
-            elements = pull(self._source, self._batch_size)
-            if not elements or (self._drop_remainder and len(elements) < self._batch_size):
-                break
-            try:
-                batches.append(self._batch_fn(elements))
-            except Exception as error:
-                tell_at_last(error, self, self)
-                raise
-        return batches
-
-    def _place(self) -> Place | None:
-        place = place_of(self._source)
-        return None if place is None else place.in_groups(self._batch_size)
-
-    def _allocate_with(self, allocate: Allocate) -> None:
-        if hasattr(self._batch_fn, "allocate_with"):
-            self._batch_fn.allocate_with(allocate)
-
-    def _get_next_index(self) -> int:
-        check_no_gaps(self)
-        position = next_index_of(self._source)
-        return position // self._batch_size if self._drop_remainder else -(-position // self._batch_size)
-
-    def _set_next_index(self, index: int) -> None:
-        check_no_gaps(self)
-        start = index * self._batch_size
-        try:
-            move_to_index(self._source, start)
-        except IndexError:  # perhaps it is the index after the last batch, which may be smaller
-            if self._drop_remainder:
-                raise
-            positions = range(start - self._batch_size + 1, start)
-            num_valid = bisect.bisect_left(positions, True, key=self._is_beyond_end)
-            if not num_valid:
-                raise
-            move_to_index(self._source, positions[num_valid - 1])
-
-    def _is_beyond_end(self, position: int) -> bool:
-        try:
-            move_to_index(self._source, position)
-        except IndexError:
-            return True
-        return False
-
-    def _skip(self) -> None:
-        for _ in range(self._batch_size):
-            skip_one(self._source)
 
 
 def _spec_of(parent: Any, given: BatchParameters, batch_fn: Any) -> Any:

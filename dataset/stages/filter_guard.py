@@ -14,7 +14,7 @@ _log = logging.getLogger("gristmill")
 
 NONE_SEEN = (0, 0)
 
-_WINDOW = 1000
+WINDOW = 1000
 _WARN_INTERVAL_SECONDS = 60.0
 
 
@@ -38,9 +38,9 @@ class FilterGuard:
     def observe(self, kept: list[bool], options: Any) -> None:
         """Counts a block of elements, each kept or dropped."""
         (num_kept, num_seen), warn = self.counts, False
-        while num_seen + len(kept) >= _WINDOW:
-            end = _WINDOW - num_seen
-            ratio = (_WINDOW - num_kept - sum(kept[:end])) / _WINDOW
+        while num_seen + len(kept) >= WINDOW:
+            end = WINDOW - num_seen
+            ratio = (WINDOW - num_kept - sum(kept[:end])) / WINDOW
             threshold = options.filter_raise_threshold_ratio
             if threshold and ratio >= threshold:
                 error = ValueError(self._message(ratio, "filter_raise_threshold_ratio"))
@@ -70,6 +70,6 @@ class FilterGuard:
 
     def _message(self, ratio: float, option: str) -> str:
         return (
-            f"{self._name} dropped {ratio:.2%} of {_WINDOW} consecutive elements. Check that it does what it should, or "
+            f"{self._name} dropped {ratio:.2%} of {WINDOW} consecutive elements. Check that it does what it should, or "
             f"filter the data beforehand. To switch this check off, set DatasetOptions({option}=None)."
         )

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from gristmill.core.errors import StateMismatchError, as_int
 from gristmill.core.state import shown
-from gristmill.dataset.ahead.blocks import StatedBlocks
+from gristmill.dataset.ahead.blocks import blocks_of
 from gristmill.dataset.ahead.readahead import ReadAhead
 from gristmill.dataset.ahead.waits import BudgetWaits
 from gristmill.dataset.bases.context import ComponentContext, IteratorContext
@@ -229,7 +229,7 @@ class _OpenDataset(Member):
         super().__init__()
         self.iterator = iterator
         self.initial_state = copied(snapshot(iterator))
-        self._blocks = StatedBlocks(iterator)
+        self._blocks = blocks_of(iterator)
 
     def fetch(self, n: int) -> None:
         """Makes up to ``n`` elements ready, or one, and what follows them."""
@@ -245,7 +245,7 @@ class _OpenDataset(Member):
     def skip(self) -> After:
         """Moves past the next element, which fails; returns where it is then."""
         skip_one(self.iterator)
-        self._blocks, self.failure = StatedBlocks(self.iterator), None
+        self._blocks, self.failure = blocks_of(self.iterator), None
         return self.place()
 
     def place(self) -> After:

@@ -8,16 +8,16 @@ from typing import Any, TypeVar
 
 from gristmill.core.indices import Indices
 from gristmill.dataset.bases.element_spec import transformed_spec
-from gristmill.dataset.bases.feed import Feed, failed_at_last, failed_in_stream
+from gristmill.dataset.bases.feed import Feed, failed_in_stream
 from gristmill.dataset.bases.iter import IterDataset
-from gristmill.dataset.bases.iterator import DatasetIterator, iterate, stream_of
+from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import same_number
 from gristmill.dataset.bases.map import BlockMapDataset, same_index, stream_elements
-from gristmill.dataset.bases.next_index import move_to_index, next_index_of
 from gristmill.dataset.bases.parameters import Parameters, aside, function
-from gristmill.dataset.bases.passing import PassingIterator
 from gristmill.dataset.bases.traced import Tracing
-from gristmill.dataset.telling.failures import tell, tell_at_last
+from gristmill.dataset.engine.elements import Each
+from gristmill.dataset.engine.iterators import open_stage
+from gristmill.dataset.telling.failures import tell
 from gristmill.transforms.base import Map, transform_function
 
 T = TypeVar("T")
@@ -88,43 +88,8 @@ class MapIterDataset(IterDataset[T]):
         return tracing.over(self, _fn=lambda x: x.then(fn, self))
 
     def __iter__(self) -> DatasetIterator[T]:
-        return MapDatasetIterator(iterate(self._parent), self._fn, self._parameters)
+        return open_stage(self, partial(Each, fn=self._fn, with_nones=self._parameters.with_nones))
 
-
-class MapDatasetIterator(PassingIterator[T]):
-    _flow = "one_to_one"
-
-    def __init__(self, parent: DatasetIterator[Any], fn: Any, parameters: StreamMapParameters) -> None:
-        super().__init__(parent)
-        self._fn = fn
-        self._with_nones = parameters.with_nones
-        self._function = fn if parameters.with_nones else partial(_unless_none, fn)
-        self._parameters = parameters
-
-    def _take(self, n: int) -> list[Any]:
-        fn, elements = self._fn, self._source._take(n)
-        try:
-            if self._with_nones:
-                return [fn(x) for x in elements]
-            return [None if x is None else fn(x) for x in elements]
-        except Exception as error:
-            tell_at_last(error, self, self._source)
-            raise
-
-    def _stream(self, n: int) -> Iterator[Any]:
-        fn, keeps = self._fn, not self._with_nones
-        for x in stream_of(self._source, n):
-            try:
-                yield None if x is None and keeps else fn(x)
-            except Exception as error:
-                failed_at_last(error, self, self._source)
-                raise
-
-    def _get_next_index(self) -> int:
-        return next_index_of(self._source)
-
-    def _set_next_index(self, index: int) -> None:
-        move_to_index(self._source, index)
 
 
 def _unless_none(fn: Callable[[Any], Any], x: Any) -> Any:

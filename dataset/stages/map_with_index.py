@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 from gristmill.core.indices import Indices, as_ints
-from gristmill.dataset.bases.counting import CountingIterator
 from gristmill.dataset.bases.element_spec import transformed_spec
-from gristmill.dataset.bases.feed import Feed, failed_at_last, failed_in_stream
+from gristmill.dataset.bases.feed import Feed, failed_in_stream
 from gristmill.dataset.bases.iter import IterDataset
-from gristmill.dataset.bases.iterator import DatasetIterator, iterate, stream_of
+from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import same_number
 from gristmill.dataset.bases.map import BlockMapDataset, same_index, stream_elements
 from gristmill.dataset.bases.parameters import Parameters, function
 from gristmill.dataset.bases.traced import Tracing
-from gristmill.dataset.telling.failures import tell, tell_at_last
+from gristmill.dataset.engine.elements import Numbered
+from gristmill.dataset.engine.iterators import open_stage
+from gristmill.dataset.telling.failures import tell
 from gristmill.transforms.base import MapWithIndex, transform_function
 
 T = TypeVar("T")
@@ -82,34 +84,4 @@ class MapWithIndexIterDataset(IterDataset[T]):
         return tracing.over(self, _fn=lambda i, x: x.then(lambda value: None if value is None else fn(i, value), self))
 
     def __iter__(self) -> DatasetIterator[T]:
-        return MapWithIndexDatasetIterator(iterate(self._parent), self._fn, self._parameters)
-
-
-class MapWithIndexDatasetIterator(CountingIterator[T]):
-    _count_key = "counter"
-
-    def __init__(self, parent: DatasetIterator[Any], fn: Any, parameters: Parameters) -> None:
-        super().__init__(parent)
-        self._fn = fn
-        self._parameters = parameters
-
-    def _take(self, n: int) -> list[Any]:
-        fn, elements = self._fn, self._parents[0]._take(n)
-        indices = self._ctx.numbers.of(self._count, len(elements))
-        try:
-            result = [None if x is None else fn(i, x) for i, x in zip(indices, elements, strict=True)]
-        except Exception as error:
-            tell_at_last(error, self, self._parents[0])
-            raise
-        self._count += len(elements)
-        return result
-
-    def _stream(self, n: int) -> Iterator[Any]:
-        fn = self._fn
-        for x, index in zip(stream_of(self._parents[0], n), self._ctx.numbers.of(self._count, n), strict=False):
-            self._count += 1
-            try:
-                yield None if x is None else fn(index, x)
-            except Exception as error:
-                failed_at_last(error, self, self._parents[0])
-                raise
+        return open_stage(self, partial(Numbered, fn=self._fn, key="counter"))

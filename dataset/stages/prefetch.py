@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from gristmill.core.cached import cached
@@ -26,6 +27,8 @@ from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.bases.parameters import Parameters, aside
 from gristmill.dataset.bases.passing import PassingIterator
 from gristmill.dataset.bases.traced import Traced, Tracing, note_failed, rows_at
+from gristmill.dataset.engine.iterators import StreamIterator
+from gristmill.dataset.engine.read import Read
 from gristmill.dataset.stages.filter_guard import NONE_SEEN, FilterGuard
 from gristmill.dataset.stages.range import RangeMapDataset
 from gristmill.dataset.stages.runs import RunsMapDataset
@@ -88,7 +91,7 @@ class PrefetchIterDataset(IterDataset[T]):
             from gristmill.dataset.stages.tried import tried
 
             return tried(parent, self._parameters)
-        return PrefetchDatasetIterator(parent, self._parameters)
+        return StreamIterator(self, [], partial(Read, ds=parent))
 
 
 class TracedStepwiseIterDataset(IterDataset[Any]):

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 from gristmill.core.indices import Indices, as_ints
 from gristmill.core.seeds import RngPool
-from gristmill.dataset.bases.counting import CountingIterator
 from gristmill.dataset.bases.element_spec import transformed_spec
-from gristmill.dataset.bases.feed import Feed, failed_at_last, failed_in_stream
+from gristmill.dataset.bases.feed import Feed, failed_in_stream
 from gristmill.dataset.bases.iter import IterDataset
-from gristmill.dataset.bases.iterator import DatasetIterator, iterate, stream_of
+from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import same_number
 from gristmill.dataset.bases.map import BlockMapDataset, stream_elements
 from gristmill.dataset.bases.node import random_seed
 from gristmill.dataset.bases.origins import Part
 from gristmill.dataset.bases.parameters import Parameters, function, silent
 from gristmill.dataset.bases.traced import Traced, Tracing
-from gristmill.dataset.telling.failures import tell, tell_at_last
+from gristmill.dataset.engine.elements import Numbered
+from gristmill.dataset.engine.iterators import open_stage
+from gristmill.dataset.telling.failures import tell
 from gristmill.transforms.base import RandomMap, transform_function
 
 T = TypeVar("T")
@@ -95,37 +97,8 @@ class RandomMapIterDataset(IterDataset[T]):
         return tracing.over(self, _fn=drawn, _rng_pool=_Streams())
 
     def __iter__(self) -> DatasetIterator[T]:
-        return RandomMapDatasetIterator(iterate(self._parent), self._fn, self._rng_pool, self._parameters)
+        return open_stage(self, partial(Numbered, fn=partial(_drawing, self._fn, self._rng_pool), key="index_for_rng"))
 
-
-class RandomMapDatasetIterator(CountingIterator[T]):
-    _count_key = "index_for_rng"
-
-    def __init__(self, parent: DatasetIterator[Any], fn: Any, rng_pool: RngPool, parameters: Parameters) -> None:
-        super().__init__(parent)
-        self._fn = fn
-        self._rng_pool = rng_pool
-        self._parameters = parameters
-
-    def _take(self, n: int) -> list[Any]:
-        elements = self._parents[0]._take(n)
-        streams = self._ctx.numbers.of(self._count, len(elements))
-        try:
-            result = _random_map(self._fn, elements, streams, self._rng_pool)
-        except Exception as error:
-            tell_at_last(error, self, self._parents[0])
-            raise
-        self._count += len(elements)
-        return result
-
-    def _stream(self, n: int) -> Iterator[Any]:
-        for x, stream in zip(stream_of(self._parents[0], n), self._ctx.numbers.of(self._count, n), strict=False):
-            self._count += 1
-            try:
-                yield _random_map(self._fn, [x], [stream], self._rng_pool)[0]
-            except Exception as error:
-                failed_at_last(error, self, self._parents[0])
-                raise
 
 
 class _Streams:
@@ -146,3 +119,10 @@ def _random_map(fn: Any, elements: list[Any], streams: Any, pool: Any) -> list[A
             pool.release_rng(rng)  # not after an error: somebody may look at it in a debugger
         result.append(x)
     return result
+
+
+def _drawing(fn: Any, pool: Any, number: int, x: Any) -> Any:
+    rng = pool.acquire_rng(number)
+    x = fn(x, rng)
+    pool.release_rng(rng)  # not after an error: a debugger may show it
+    return x

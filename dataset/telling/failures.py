@@ -96,7 +96,12 @@ def told(error: Exception, stage: Any, indices: Iterable[Any] = ()) -> Exception
 
 def tell_at_last(error: BaseException, stage: Any, it: Any) -> None:
     """As ``tell``, by an iterator that fails with the element that the iterator ``it`` gave last; or makes, if that is itself."""
-    _tell(error, stage, lambda: _failure_at_last(stage, it))
+    _tell(error, stage, lambda: _failure_at_place(stage, place_of(it)))
+
+
+def tell_at_place(error: BaseException, stage: Any, place: Place | None) -> None:
+    """As ``tell``, by a stream that fails with the element at ``place``."""
+    _tell(error, stage, lambda: _failure_at_place(stage, place))
 
 
 def _tell(error: BaseException, stage: Any, failure: Callable[[], Failure]) -> None:
@@ -222,8 +227,7 @@ def _failure_at(stage: Any, indices: Sequence[int]) -> Failure:
     return Failure(_name(stage), elements, _details(found, 0), record_keys=_record_keys(found))
 
 
-def _failure_at_last(stage: Any, it: Any) -> Failure:
-    place = place_of(it)
+def _failure_at_place(stage: Any, place: Place | None) -> Failure:
     name = _name(stage)
     if place is None or not is_of_library(stage):
         return Failure(name)

@@ -1,0 +1,1 @@
+"""The engine of streams: positions are values, a running stage is a generator."""

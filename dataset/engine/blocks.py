@@ -1,0 +1,129 @@
+"""Elements of a stream with the position after each, for threads and workers that compute them ahead."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+from gristmill.dataset.ahead.blocks import Growing, Sink
+from gristmill.dataset.engine.iterators import StreamIterator
+from gristmill.dataset.engine.stream import Pos, Stream
+from gristmill.dataset.states.values import Fetched, LinearStates
+from gristmill.dataset.telling.failures import has_arrived
+
+_BLOCK_SECONDS = 0.001  # elements that there are after this time are handed over
+
+
+class SavedPositions(Sequence[Any]):
+    """The states of positions, each made when it is asked for.
+
+    Args:
+        stream: the stream.
+        before: the position before all of them.
+        positions: the positions; the list may grow.
+    """
+
+    def __init__(self, stream: Stream, before: Pos, positions: list[Pos]) -> None:
+        self._stream = stream
+        self._before = before
+        self._positions = positions
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def __getitem__(self, i: Any) -> Any:
+        if isinstance(i, slice):
+            start, stop, _ = i.indices(len(self))
+            before = self._positions[start - 1] if start else self._before
+            return SavedPositions(self._stream, before, self._positions[start:stop])
+        return self._stream.save(self._positions[i])
+
+    def __reduce__(self) -> Any:
+        """Pickle the states, as few numbers where all counts grow by one with each element."""
+        if len(self) > 1:
+            before = self._stream.save(self._before)
+            if LinearStates.between(before, self[-1], len(self)) is not None:
+                return LinearStates, (before, len(self))
+        return list, ([*self],)
+
+
+class StreamBlocks:
+    """Takes elements from the iterator of a stream, and knows the state after each. Interface: ``StatedBlocks``.
+
+    Args:
+        it: the iterator, which is moved by this alone from the first ``take`` on.
+    """
+
+    are_whole = False
+
+    def __init__(self, it: StreamIterator[Any]) -> None:
+        self._it = it
+        self._stream, self._cell = it.stream_and_cell
+        self.growing = Growing()
+        self.stopped: BaseException | None = None
+
+    def take(self, n: int) -> tuple[list[Any], Sequence[Any], BaseException | None]:
+        """Return up to ``n`` elements, the states after them, and what came instead of the next one."""
+        block = self.growing = Growing()
+        stop = self.fill(block, n)
+        self.growing = Growing()  # what is delivered belongs to the consumer alone
+        return block.elements, block.states[: block.num], stop
+
+    def fill(self, sink: Sink, n: int) -> BaseException | None:
+        """Put up to ``n`` elements into ``sink``, each when it is computed; return what came instead of the next one."""
+        it, cell = self._it, self._cell
+        positions: list[Pos] = []
+        states = SavedPositions(self._stream, cell.pos, positions)
+        first, before = sink.num, cell.pos
+        is_at_end = [False]
+        try:
+            sink.put(self._until_late(positions, n, is_at_end), states, 0)
+        except Exception as error:
+            num = sink.num - first
+            it.go_back(positions[num - 1] if num else before)
+            return self._arrived(error)
+        except BaseException as error:
+            it.go_back(before)
+            return error
+        if is_at_end[0] and sink.num == first:
+            return StopIteration(it.get_state()) if it._counts_faults else StopIteration()
+        return None
+
+    def _until_late(self, positions: list[Pos], n: int, is_at_end: list[bool]) -> Iterator[Any]:
+        cell, deadline = self._cell, time.perf_counter() + _BLOCK_SECONDS
+        run = self._stream.run(cell)
+        cell.wanted = n
+        for x in islice(run, n):
+            positions.append(cell.pos)
+            yield (x, x := None)[0]
+            if time.perf_counter() > deadline:
+                return
+        is_at_end[0] = len(positions) < n
+
+    def each(self, most: int) -> Generator[Fetched, None, None]:
+        """Return the next elements, each computed when it is requested, as long as nothing else comes.
+
+        Afterwards ``stopped`` is the error that came instead of the next one, if there was one.
+        """
+        self.stopped = None
+        it, cell = self._it, self._cell
+        before = cell.pos
+        try:
+            for x in self._stream.run(cell):
+                states = SavedPositions(self._stream, before, [cell.pos])
+                before = cell.pos
+                yield (x, x := None)[0], states, 0
+        except GeneratorExit:
+            raise
+        except Exception as error:
+            it.go_back(before)
+            self.stopped = self._arrived(error)
+
+    def go_back(self) -> None:
+        """Do nothing: the stream is after the last element that was taken."""
+
+    def _arrived(self, error: BaseException) -> BaseException:
+        has_arrived(error)
+        return error

@@ -1,0 +1,412 @@
+"""The iterator of a stream, and streams over iterators.
+
+A pipeline may have stages of both kinds: those that open a ``Stream``, and those with an iterator
+of their own. ``StreamIterator`` gives a stream the methods of an iterator, ``IteratorStream`` an
+iterator those of a stream.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import islice
+from typing import Any, NamedTuple, TypeVar
+
+from gristmill.core.exiting import end_thread_at_exit
+from gristmill.core.instruments import shadow
+from gristmill.dataset.bases.context import IteratorContext
+from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, marked, pull, return_to, skip_one, state_at
+from gristmill.dataset.bases.next_index import may_have_gaps, move_to_index, next_index_of
+from gristmill.dataset.bases.observing import WorkAhead, Wrap
+from gristmill.dataset.bases.origins import Place, place_of
+from gristmill.dataset.engine.elements import Each
+from gristmill.dataset.engine.stream import Cell, Pos, Stream, iterator_text, pass_outputs
+from gristmill.dataset.states.values import copied
+from gristmill.dataset.telling.failures import deliver, instead_of_stop
+from gristmill.dataset.telling.tracebacks import filter_traceback
+from gristmill.transforms.batching import Allocate
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+def open_stage(stage: Any, make: Callable[..., Stream]) -> StreamIterator[Any]:
+    """Return an iterator of the stream that ``make`` makes over those of the parents of ``stage``."""
+    return StreamIterator(stage, [iterate(parent) for parent in stage._parents], make)
+
+
+class StreamIterator(BlockIterator[T_co]):
+    """A stream and its position.
+
+    After a failure or an interrupt the cell returns to the position that was last committed, so
+    that the same element comes again.
+    """
+
+    _part_of: tuple[weakref.ref[StreamIterator[Any]], int] | None = None  # its consumer, as which parent
+
+    def __init__(self, stage: Any, parents: Sequence[DatasetIterator[Any]], make: Callable[..., Stream]) -> None:
+        super().__init__(parents)
+        self._parameters = stage._parameters
+        self._stage = stage
+        self._engine = engine = make(stage, *[_stream_of(parent) for parent in parents])
+        engine.ctx = self._ctx
+        numbers = getattr(engine, "numbers", None)
+        if numbers is not None:
+            self._ctx.numbers = numbers
+        self._flow = engine.flow  # type: ignore[assignment,misc]
+        owner = weakref.ref(self)
+        for i, parent in enumerate(parents):
+            if type(parent) is StreamIterator:
+                parent._part_of = owner, i
+        self._own_cell = Cell(engine.start())
+        self._base = self._own_cell.pos  # the position after the output that was delivered last
+        self._has_failed = False  # ``next`` has, with an error: its output can be skipped
+        self._advance: Callable[[], Any] | None = None  # of a run that is at ``_base``
+
+    @property
+    def _cell(self) -> Cell:
+        if self._part_of is None:
+            return self._own_cell
+        consumer, i = self._part_of[0](), self._part_of[1]
+        return self._own_cell if consumer is None else consumer._engine.cell_of_parent(consumer._cell, i)
+
+    def _share_context(self, ctx: IteratorContext) -> None:
+        super()._share_context(ctx)
+        if "_engine" in vars(self):
+            self._engine.ctx = ctx
+
+    # Delivering.
+
+    def __next__(self) -> T_co:
+        claim = self._claim
+        try:
+            del claim.is_free
+        except AttributeError:
+            end_thread_at_exit()
+            raise self._unusable() from None
+        try:
+            before, advance = self._base, self._advance
+            try:
+                element: T_co = self._begin() if advance is None else advance()
+                self._last, self._base = before, self._own_cell.pos
+                return element
+            except BaseException as error:
+                self._base = before  # wherever it was interrupted
+                self._stop(error)
+                raise
+        finally:
+            claim.is_free = True
+
+    def _begin(self) -> Any:
+        """Return the next element after a move, or the first one."""
+        if self._closed:
+            raise self._unusable()
+        self._go_to(self._base)
+        if "_take" not in vars(self):
+            self._advance = self._engine.run(self._own_cell).__next__
+            return self._advance()
+        elements = self._take(1)  # it is observed
+        if not elements:
+            raise StopIteration
+        return elements.pop()
+
+    def _stop(self, error: BaseException) -> None:
+        """Take note of an error, an interrupt or the end."""
+        end_thread_at_exit()
+        if isinstance(error, StopIteration):
+            self._base = self._own_cell.pos
+            return
+        self._advance, self._has_failed = None, isinstance(error, Exception)
+        deliver(error)
+        filter_traceback(error)
+
+    def _go_to(self, pos: Pos) -> None:
+        cell = self._own_cell
+        self._advance, self._has_failed, self._base = None, False, pos
+        if cell.past_failed is not None or cell.pos is not pos:
+            cell.go_to(pos)
+
+    def skip_failed(self) -> None:
+        self._alone(self._skip_failed)
+
+    def _skip_failed(self) -> None:
+        if not self._has_failed:
+            raise ValueError(f"there is nothing to skip: the last next() of {self} did not fail")
+        before = self._base
+        try:
+            self._own_cell.pass_failed()
+        except BaseException:
+            self._go_to(before)
+            raise
+        self._base, self._has_failed = self._own_cell.pos, False
+
+    def get_state(self) -> Any:
+        return self._engine.save(self._base if self._part_of is None else self._cell.pos)
+
+    def _move_to(self, state: Any) -> None:
+        self._go_to(self._engine.load(state))
+        self._last = None
+
+    def close(self) -> None:
+        super().close()
+        self._advance = None
+        self._engine.close()
+
+    def start_prefetch(self) -> None:
+        super().start_prefetch()
+        if not self._closed:
+            self._engine.start_prefetch()
+
+    def _expect(self, rate: float, due: float | None) -> None:
+        super()._expect(rate, due)
+        if not self._closed:
+            self._engine.expect(rate, due)
+
+    # For stages with iterators of their own.
+
+    @property
+    def stream_and_cell(self) -> tuple[Stream, Cell]:
+        return self._engine, self._own_cell
+
+    def go_back(self, pos: Pos) -> None:
+        """Move to ``pos``; streams upstream continue if they are there."""
+        self._go_to(pos)
+
+    def _take(self, n: int) -> list[Any]:
+        if self._closed:
+            raise self._unusable()
+        cell = self._own_cell
+        run = self._engine.run(cell)
+        cell.wanted = n
+        elements = list(islice(run, n))
+        self._base = cell.pos
+        return elements
+
+    def _restore(self, state: Any) -> None:
+        self._go_to(self._engine.load(state))
+
+    def _mark(self) -> Any:
+        return self._cell.pos
+
+    def _return_to(self, mark: Any) -> None:
+        self._go_to(mark)
+
+    def _state_at(self, mark: Any) -> Any:
+        return self._engine.save(mark)
+
+    def _skip(self) -> None:
+        pass_outputs(self._engine, self._own_cell, 1)
+        self._base = self._own_cell.pos
+
+    def _pass_failed(self) -> bool:
+        self._own_cell.pass_failed()
+        self._base = self._own_cell.pos
+        return True
+
+    def _place(self) -> Place | None:
+        return self._engine.place(self._cell.pos)
+
+    def _has_gaps(self) -> bool:
+        return self._engine.has_gaps()
+
+    def _merged_state(self, states: Any) -> Any:
+        return self._engine.merge(states)
+
+    def _get_next_index(self) -> int:
+        return self._engine.index_of(self._cell.pos)
+
+    def _set_next_index(self, index: int) -> None:
+        self._go_to(self._engine.at_index(index))
+
+    # What the engine says of itself.
+
+    @property
+    def _draws_from(self) -> Sequence[Any]:
+        return self._engine.draws_from or self._parents
+
+    @property
+    def _observed_upstream(self) -> Sequence[Any]:
+        return self._draws_from
+
+    @property
+    def _work_options(self) -> Sequence[Any]:
+        options: Sequence[Any] = self._stage._work_options
+        return options
+
+    @property
+    def _work_category(self) -> Any:  # type: ignore[override]
+        return self._engine.work_category
+
+    def _work_ahead(self) -> WorkAhead | None:
+        return self._engine.work_ahead()
+
+    @property
+    def _budget_waits(self) -> Any:  # type: ignore[override]
+        return self._engine.budget_waits
+
+    def _observe_reads(self, replace: Callable[[Any], Any] | None) -> None:
+        self._engine.observe_reads(replace)
+
+    def _counts_at(self, num: int) -> Any:
+        return self._engine.counts_at(num)
+
+    @property
+    def reads_map(self) -> bool:
+        """True if the stream reads a map dataset."""
+        return bool(self._engine.draws_from)
+
+    @property
+    def _reader(self) -> Any:
+        return self._engine.reader
+
+    @property
+    def _reads_once(self) -> bool:  # type: ignore[override]
+        return self._engine.reads_once()
+
+    @property
+    def _closes_anytime(self) -> bool:  # type: ignore[override]
+        return self._engine.closes_anytime
+
+    @property
+    def _function(self) -> Any:  # type: ignore[override]
+        """What ``order="stream"`` lets workers do with each element."""
+        engine: Any = self._engine
+        return partial(_unless_none, engine.fn) if isinstance(engine, Each) and not engine.with_nones else engine.fn
+
+    @property
+    def _guard(self) -> Any:  # type: ignore[override]
+        return getattr(self._engine, "guard", None)
+
+    def _set_instrument(self, wrap: Wrap | None) -> None:
+        if self._part_of is None:
+            shadow(self, "_take", wrap)
+            self._go_to(self._base)
+        else:
+            self._engine.observe(None if wrap is None else wrap)
+
+    def _allocate_with(self, allocate: Allocate) -> None:
+        self._engine.allocate_with(allocate)
+
+    def _stage_text(self) -> str:
+        return iterator_text(self._stage)
+
+
+def _unless_none(fn: Callable[[Any], Any], x: Any) -> Any:
+    return None if x is None else fn(x)
+
+
+def _stream_of(it: DatasetIterator[Any]) -> Stream:
+    return it._engine if type(it) is StreamIterator else IteratorStream(it)
+
+
+class Within(NamedTuple):
+    """A position of an ``IteratorStream`` inside of a block of elements that were taken at once."""
+
+    mark: Any
+    num: int
+
+
+class IteratorStream(Stream):
+    """An iterator as a stream. Its position is the iterator's mark."""
+
+    def __init__(self, it: DatasetIterator[Any]) -> None:
+        super().__init__(it)
+        self.it = it
+        self.flow = getattr(it, "_flow", "stateful")  # type: ignore[misc]
+        self._at: Any = None  # where the iterator is, if that is known
+        self._is_users = not isinstance(it, BlockIterator)
+
+    def start(self) -> Pos:
+        return self._mark()
+
+    def save(self, pos: Pos) -> Any:
+        if type(pos) is not Within:
+            return state_at(self.it, pos) if not self._is_users else copied(pos)
+        at = self._mark()
+        self._return_to(pos)
+        state = copied(self.it.get_state())
+        return_to(self.it, at)
+        return state
+
+    def load(self, state: Any) -> Pos:
+        # The next run finds the iterator there, or takes it back.
+        self._at = _UNKNOWN
+        self.it.set_state(state)
+        self._at = self._mark()
+        return self._at
+
+    def place(self, pos: Pos) -> Place | None:
+        return place_of(self.it)
+
+    def _mark(self) -> Any:
+        mark = marked(self.it)
+        return copied(mark) if self._is_users else mark
+
+    def _return_to(self, pos: Pos) -> None:
+        if type(pos) is Within:
+            return_to(self.it, pos.mark)
+            pull(self.it, pos.num)
+        elif pos is not None:
+            return_to(self.it, copied(pos) if self._is_users else pos)
+
+    def _run(self, cell: Cell) -> Iterator[Any]:
+        it = self.it
+        if self._at is not cell.pos:
+            self._return_to(cell.pos)
+            self._at = cell.pos
+        while True:
+            start, num = cell.pos, cell.take_wanted()
+            if it._reads_once or self._is_users:
+                num = 1
+            try:
+                elements = it._take(num)
+            except Exception as error:
+                self._at = _UNKNOWN
+                if num > 1:  # those before the one that fails come first
+                    self._return_to(start)
+                    self._at = start
+                    continue
+                cell.past_failed = partial(self._pass, cell, start)
+                if isinstance(error, StopIteration):
+                    raise instead_of_stop(error, str(it)) from error
+                raise
+            except BaseException:
+                self._at = _UNKNOWN
+                raise
+            num = len(elements)
+            elements.reverse()
+            for i in range(1, num):
+                cell.pos = Within(start, i)
+                yield elements.pop()
+            cell.pos = self._at = self._mark()
+            if not elements:
+                return
+            yield elements.pop()
+
+    def _pass(self, cell: Cell, start: Pos) -> None:
+        self._return_to(start)
+        skip_one(self.it)
+        cell.pos = self._at = self._mark()
+
+    def reads_once(self) -> bool:
+        return self.it._reads_once
+
+    def has_gaps(self) -> bool:
+        return may_have_gaps(self.it)
+
+    def merge(self, states: Any) -> Any:
+        return self.it._merged_state(states)
+
+    def index_of(self, pos: Pos) -> int:
+        return next_index_of(self.it)
+
+    def at_index(self, index: int) -> Pos:
+        move_to_index(self.it, index)
+        self._at = self._mark()
+        return self._at
+
+    def __str__(self) -> str:
+        return str(self.it)
+
+
+_UNKNOWN: Any = object()

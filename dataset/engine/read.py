@@ -1,0 +1,164 @@
+"""The stream that reads a map dataset, in the order of its indices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from gristmill.core.cached import cached
+from gristmill.core.errors import SourceEnded, StateIndexError
+from gristmill.core.state import plain_int, shown, state_field
+from gristmill.dataset.ahead.reader import Reader
+from gristmill.dataset.ahead.waits import BudgetWaits
+from gristmill.dataset.bases.feed import StopInStream, what_failed
+from gristmill.dataset.bases.map import MapDataset
+from gristmill.dataset.bases.node import dropping_steps
+from gristmill.dataset.bases.observing import WorkAhead
+from gristmill.dataset.bases.origins import Place
+from gristmill.dataset.engine.stream import Cell, Pos, Stream
+from gristmill.dataset.stages.filter_guard import WINDOW, FilterGuard
+from gristmill.dataset.stages.runs import RunsMapDataset
+
+_MOST = 64  # elements that are begun as one block where each is computed when it is requested
+
+
+class Read(Stream):
+    """The elements of ``ds``. The position is the next index.
+
+    Opening it is quick, since a mixture has hundreds of components that are not needed soon: the
+    reader is made when it is used first.
+    """
+
+    flow = "dropping"
+    work_category = "prefetch"
+    closes_anytime = True
+
+    def __init__(self, stage: Any, ds: MapDataset[Any]) -> None:
+        super().__init__(stage)
+        self.ds = ds
+        self.draws_from = (ds,)
+        self.length = len(ds)
+        self.numbers = ds.numbers if type(ds) is RunsMapDataset else None
+        self.with_nones: bool = stage._parameters.allow_nones
+        self._decisions: list[bool] = []  # of which the guard was not told
+        self._moves = 0  # of the cell, when they were made
+
+    @cached
+    def reader(self) -> Reader:  # type: ignore[override]
+        options = self.stage._parameters.read_options
+        return Reader(self.ds, options.num_threads, options.prefetch_buffer_size, self.ctx)
+
+    @cached
+    def budget_waits(self) -> BudgetWaits:  # type: ignore[override]
+        return self.reader.waits
+
+    @cached
+    def guard(self) -> FilterGuard:
+        return FilterGuard([*dropping_steps(self.ds), self][0])
+
+    def _run(self, cell: Cell) -> Iterator[Any]:
+        index, skips = cell.pos, not self.with_nones
+        if self._moves != cell.moves:
+            self._decisions, self._moves = [], cell.moves
+        decisions = self._decisions
+        try:
+            for part in self._parts(cell):
+                for x in part:
+                    index += 1
+                    cell.pos = index
+                    if skips:
+                        decisions.append(x is not None)
+                        if len(decisions) == WINDOW:
+                            self._judge()
+                        if x is None:
+                            continue
+                    yield (x, x := None)[0]
+        except SourceEnded:
+            return
+        except GeneratorExit:
+            raise
+        except Exception as error:
+            cell.pos = index + 1
+            if isinstance(error, StopInStream):
+                raise what_failed(error) from None
+            raise
+        except BaseException:
+            self.reader.stop()  # what was read and not delivered is read again
+            raise
+
+    def _parts(self, cell: Cell) -> Iterator[Iterator[Any]]:
+        """Return the elements from ``cell.pos`` on, in parts that are read together."""
+        reader, size, single_until = self.reader, 1, 0
+        while (index := cell.pos) < self.length:
+            size = max(cell.take_wanted(), min(2 * size, _MOST), 1)
+            if reader.is_careful or index < single_until:
+                yield iter(reader.take(index, 1))
+                continue
+            size = min(size, self.length - index)
+            try:
+                part, _ = reader.part(index, size)
+            except Exception:
+                if size == 1 or reader.num_threads:
+                    raise
+                single_until = index + size  # those before the one that fails come first
+                continue
+            yield part
+
+    def _judge(self) -> None:
+        decisions = [*self._decisions]
+        self._decisions.clear()
+        self.guard.observe(decisions, self.ctx.options)
+
+    def start(self) -> int:
+        return 0
+
+    def save(self, pos: Pos) -> Any:
+        return {"next_index": pos}
+
+    def load(self, state: Any) -> int:
+        index = state_field(state, "next_index", self)
+        position = plain_int(index)
+        if position is None or not 0 <= position <= self.length:
+            raise StateIndexError(
+                f"next_index in the state of {self} must be in [0, {self.length}], the length of the dataset, got {shown(index)}"
+            )
+        return position
+
+    def place(self, pos: Pos) -> Place:
+        return Place(self.ds, pos - 1, is_exact=not self.has_gaps())
+
+    def index_of(self, pos: Pos) -> int:
+        return int(pos)
+
+    def at_index(self, index: int) -> int:
+        return self.load({"next_index": index})
+
+    @cached
+    def _is_sparse(self) -> bool:
+        return bool(dropping_steps(self.ds))
+
+    def has_gaps(self) -> bool:
+        return self._is_sparse and not self.with_nones
+
+    def reads_once(self) -> bool:
+        return self.ds._draws_once
+
+    def start_prefetch(self) -> None:
+        self.reader.start()
+
+    def expect(self, rate: float, due: float | None) -> None:
+        self.reader.expect(rate, due)
+
+    def close(self) -> None:
+        if "reader" in vars(self):
+            self.reader.close()
+
+    def work_ahead(self) -> WorkAhead:
+        num_threads = self.reader.num_threads
+        return WorkAhead(num_threads > 0, num_threads, self.reader.num_ready, reads=True)
+
+    def observe_reads(self, replace: Callable[[Any], Any] | None) -> None:
+        self.reader.observe(None if replace is None else replace(self.ds))
+
+    def counts_at(self, num: int) -> dict[str, dict[str, int]] | None:
+        return self.ds._counts_before(num)

@@ -1,0 +1,275 @@
+"""Streams: opened stages, which map a position to the elements that follow it.
+
+A *position* is an immutable, picklable value, valid for every stream of an equal pipeline. Most
+stages have none of their own: theirs is their parent's. ``stream.run(cell)`` is an iterator over
+the elements from ``cell.pos`` on. Invariants:
+
+1. When a run yields an element, ``cell.pos`` is the position after it; when it is exhausted, that
+   of the end.
+2. Elements depend on the position alone. Each is computed when it is requested, through all
+   upstream stages, before the next one.
+3. A run raises only what computing its next element raises. ``cell.pass_failed()`` then moves
+   past that element. Streams upstream of the failing stage stay live.
+4. Only a stage's own run moves its cell. A stage with a position of its own keeps one cell for
+   each parent.
+5. A run keeps no reference to an element that it has yielded, hence ``yield (x, x := None)[0]``
+   or ``yield made.pop()``, and no ``finally``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Any, ClassVar
+
+from gristmill.core.errors import StateMismatchError
+from gristmill.core.state import state_count, state_field
+from gristmill.dataset.ahead.waits import BudgetWaits
+from gristmill.dataset.bases.context import IteratorContext
+from gristmill.dataset.bases.observing import WorkAhead, Wrap
+from gristmill.dataset.bases.origins import Place
+from gristmill.dataset.telling.failures import instead_of_stop, tell_at_place
+from gristmill.transforms.batching import Allocate
+
+Pos = Any  # of a stream: immutable and picklable
+
+
+class Cell:
+    """Where a run is. Stages without a position of their own share the cell of their consumer.
+
+    Attributes:
+        pos: the position after the element that was yielded last.
+        wanted: how many elements the consumer will surely take, so that they may be read at once.
+        past_failed: what moves the cell past the element that failed; ``None`` if ``pos`` is past
+            it already.
+        moves: how often the cell was moved by its consumer. A live run continues as long as this
+            is the same.
+        outer: the consumer's cell, of a stage that takes one element for each of its outputs.
+    """
+
+    __slots__ = ("moves", "outer", "past_failed", "pos", "wanted")
+
+    def __init__(self, pos: Pos = None) -> None:
+        self.pos = pos
+        self.wanted = 1
+        self.past_failed: Callable[[], None] | None = None
+        self.moves = 0
+        self.outer: Cell | None = None
+
+    def go_to(self, pos: Pos) -> None:
+        """Move to ``pos``. The next run starts there."""
+        self.moves += 1  # first, so that an interrupt leaves no live run at another position
+        self.pos = pos
+        self.wanted, self.past_failed = 1, None
+
+    def at(self, pos: Pos, outer: Cell | None = None) -> Cell:
+        """Move to ``pos`` unless the cell is there, so that a live run continues; return the cell."""
+        self.outer = outer
+        if self.past_failed is not None or not (self.pos is pos or self.pos == pos):
+            self.go_to(pos)
+        return self
+
+    def take_wanted(self) -> int:
+        """Return how many elements may be read at once, which is said once."""
+        if self.outer is not None:
+            return self.outer.take_wanted()
+        wanted, self.wanted = self.wanted, 1
+        return wanted
+
+    def pass_failed(self) -> None:
+        """Move past the element whose computation has just failed."""
+        move, self.past_failed = self.past_failed, None
+        if move is not None:
+            move()
+
+
+class Stream:
+    """An opened stage. By default its position is its only parent's.
+
+    Args:
+        stage: the definition, whose text errors show.
+        parents: the streams that it draws from.
+    """
+
+    flow: ClassVar[str] = "stateful"  # as in ``BlockIterator._flow``
+    ctx: IteratorContext
+    _live: Any = None  # the current run, its cell, and the moves of that when it started
+    _wrap: Wrap | None = None
+
+    def __init__(self, stage: Any, *parents: Stream) -> None:
+        self.stage = stage
+        self.parents = parents
+        self.inner = Cell()  # where the parent of a stage with a position of its own is
+
+    @property
+    def parent(self) -> Stream:
+        """The only parent."""
+        (parent,) = self.parents
+        return parent
+
+    def run(self, cell: Cell) -> Iterator[Any]:
+        """Return the elements from ``cell.pos`` on: the live run, or a new one."""
+        live = self._live
+        if live is not None and live[1] is cell and live[2] == cell.moves and live[0].gi_frame is not None:
+            return live[0]  # type: ignore[no-any-return]
+        run = self._run(cell) if self._wrap is None else observed(self._run(cell), self._wrap)
+        self._live = run, cell, cell.moves
+        return run
+
+    def _run(self, cell: Cell) -> Iterator[Any]:
+        """Return a new run, as a generator."""
+        raise NotImplementedError
+
+    def cell_of_parent(self, cell: Cell, i: int) -> Cell:
+        """Return where parent ``i`` is while this stream is run with ``cell``."""
+        return cell
+
+    def start(self) -> Pos:
+        """Return the position before the first element."""
+        return self.parent.start()
+
+    def save(self, pos: Pos) -> Any:
+        """Return the JSON-able state of a position."""
+        return self.parent.save(pos)
+
+    def load(self, state: Any) -> Pos:
+        """Return the position of a state. Nothing is moved.
+
+        Raises:
+            StateMismatchError: it is not the state of such a stream.
+        """
+        return self.parent.load(state)
+
+    def place(self, pos: Pos) -> Place | None:
+        """Return where in a map dataset the element before ``pos`` comes from, if that is known."""
+        return self.parent.place(pos)
+
+    def index_of(self, pos: Pos) -> int:
+        """Return how many elements come before ``pos``, if that follows from it."""
+        raise NotImplementedError(f"{self} does not know the index of its next element: it does not follow from its position")
+
+    def at_index(self, index: int) -> Pos:
+        """Return the position before the element at ``index``, if that follows from it."""
+        raise NotImplementedError(f"{self} cannot jump to an index: it would have to compute all elements before it")
+
+    def has_gaps(self) -> bool:
+        """Return true if there may be no element at some of the indices of ``index_of``."""
+        return any([parent.has_gaps() for parent in self.parents])
+
+    def merge(self, states: Any) -> Any:
+        """Return the state that continues where all of several shards stopped, whose number was another one.
+
+        Args:
+            states: those of all shards; or, by their number, those of all datasets that the shards share out.
+        """
+        return self.parent.merge(states)
+
+    def observe(self, wrap: Wrap | None) -> None:
+        """Let elements be computed through what ``wrap`` makes of the run; ``None``: no more."""
+        self._wrap = wrap
+        self._live = None
+
+    def fail(self, error: Exception, cell: Cell) -> None:
+        """Note at ``error``, of a user's function, where it was raised. ``cell`` is the parent's."""
+        tell_at_place(error, self, self.parent.place(cell.pos))
+        if isinstance(error, StopIteration):
+            raise instead_of_stop(error, str(self)) from error
+
+    # Resources, and what observers ask.
+
+    draws_from: Sequence[Any] = ()  # a map dataset, of a stream that reads one
+    work_category: ClassVar[str | None] = None
+    closes_anytime: ClassVar[bool] = False  # ``close`` may be called while another thread is in a run
+    budget_waits: BudgetWaits | None = None
+    reader: Any = None
+
+    def start_prefetch(self) -> None:
+        """Start to compute ahead."""
+
+    def expect(self, rate: float, due: float | None) -> None:
+        """Take note of the share of all draws, and compute ahead unless ``due`` is ``None``."""
+
+    def close(self) -> None:
+        """Release threads and files of this stream alone."""
+
+    def work_ahead(self) -> WorkAhead | None:
+        """Return how elements are computed ahead, if they are."""
+        return None
+
+    def observe_reads(self, replace: Callable[[Any], Any] | None) -> None:
+        """Read by index what ``replace`` makes of the dataset; ``None``: the dataset itself."""
+
+    def counts_at(self, num: int) -> dict[str, dict[str, int]] | None:
+        """Return what the first ``num`` elements were drawn from, by component."""
+        return None
+
+    def reads_once(self) -> bool:
+        """Return true if a source may not give the same record again."""
+        return any([parent.reads_once() for parent in self.parents])
+
+    def allocate_with(self, allocate: Allocate) -> None:
+        """Let new arrays in the outputs be made by ``allocate``, which knows where they are wanted."""
+
+    def __str__(self) -> str:
+        return iterator_text(self.stage)
+
+
+class Layer(Stream):
+    """A stage whose position is ``(its parent's, *own)``.
+
+    ``keys`` are the names of the parent's state and of the own counts in its state.
+    """
+
+    keys: ClassVar[tuple[str, ...]] = ("parent", "count")
+    own: ClassVar[tuple[int, ...]] = (0,)  # at the start
+
+    def cell_of_parent(self, cell: Cell, i: int) -> Cell:
+        return self.inner
+
+    def start(self) -> Pos:
+        return self.parent.start(), *self.own
+
+    def save(self, pos: Pos) -> Any:
+        return {self.keys[0]: self.parent.save(pos[0]), **dict(zip(self.keys[1:], pos[1:], strict=True))}
+
+    def load(self, state: Any) -> Pos:
+        own = [state_count(state, key, self) for key in self.keys[1:]]
+        return self.parent.load(state_field(state, self.keys[0], self)), *own
+
+    def place(self, pos: Pos) -> Place | None:
+        return self.parent.place(pos[0])
+
+    def merge(self, states: Any) -> Any:
+        raise cannot_merge(self)
+
+
+def cannot_merge(stage: Any) -> StateMismatchError:
+    """Return the error of a stage whose state depends on the number of shards."""
+    return StateMismatchError(
+        f"{stage} cannot continue with another number of shards or processes: only ElasticIterator and global_batch can, and "
+        "steps after them that keep nothing for later"
+    )
+
+
+def iterator_text(stage: Any) -> str:
+    """Return what an iterator of the definition ``stage`` is called in texts."""
+    name, text = type(stage).__name__.replace("IterDataset", "DatasetIterator"), str(stage._parameters.text())
+    return f"{name}({text})" if text else name
+
+
+def pass_outputs(stream: Stream, cell: Cell, num: int) -> None:
+    """Move past the next ``num`` outputs, whether computing them fails or not."""
+    while num > 0:
+        try:
+            for _ in islice(stream.run(cell), num):
+                num -= 1
+            return
+        except Exception:
+            cell.pass_failed()
+            num -= 1
+
+
+def observed(run: Iterator[Any], wrap: Wrap) -> Iterator[Any]:
+    take = wrap(lambda _, num: list(islice(run, num)))
+    while elements := take(1):
+        yield elements.pop()
