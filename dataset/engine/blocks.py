@@ -73,30 +73,26 @@ class StreamBlocks:
 
     def fill(self, sink: Sink, n: int) -> BaseException | None:
         """Put up to ``n`` elements into ``sink``, each when it is computed; return what came instead of the next one."""
-        it, cell = self._it, self._cell
+        it, first = self._it, sink.num
         positions: list[Pos] = []
-        states = SavedPositions(self._stream, cell.pos, positions)
-        first, before = sink.num, cell.pos
+        states = SavedPositions(self._stream, it.pos, positions)
         is_at_end = [False]
         try:
             sink.put(self._until_late(positions, n, is_at_end), states, 0)
         except Exception as error:
-            num = sink.num - first
-            it.go_back(positions[num - 1] if num else before)
             return self._arrived(error)
         except BaseException as error:
-            it.go_back(before)
             return error
         if is_at_end[0] and sink.num == first:
             return StopIteration(it.get_state()) if it._counts_faults else StopIteration()
         return None
 
     def _until_late(self, positions: list[Pos], n: int, is_at_end: list[bool]) -> Iterator[Any]:
-        cell, deadline = self._cell, time.perf_counter() + _BLOCK_SECONDS
-        run = self._stream.run(cell)
-        cell.wanted = n
+        it, deadline = self._it, time.perf_counter() + _BLOCK_SECONDS
+        run = it.run()
+        self._cell.wanted = n
         for x in islice(run, n):
-            positions.append(cell.pos)
+            positions.append(it.commit())
             yield (x, x := None)[0]
             if time.perf_counter() > deadline:
                 return
@@ -108,17 +104,14 @@ class StreamBlocks:
         Afterwards ``stopped`` is the error that came instead of the next one, if there was one.
         """
         self.stopped = None
-        it, cell = self._it, self._cell
-        before = cell.pos
+        it = self._it
         try:
-            for x in self._stream.run(cell):
-                states = SavedPositions(self._stream, before, [cell.pos])
-                before = cell.pos
-                yield (x, x := None)[0], states, 0
+            for x in it.run():
+                before, after = it.pos, it.commit()
+                yield (x, x := None)[0], SavedPositions(self._stream, before, [after]), 0
         except GeneratorExit:
             raise
         except Exception as error:
-            it.go_back(before)
             self.stopped = self._arrived(error)
 
     def go_back(self) -> None:

@@ -78,30 +78,21 @@ class Keep(Stream):
         super().__init__(stage, parent)
         self.fn = fn
         self.guard = FilterGuard(str(self))
-        self._decisions: list[bool] = []  # those that the guard was not told of
-        self._moves = 0  # of the cell, when they were made
+        self._decisions: list[bool] = []  # about the last elements
 
     def _run(self, cell: Cell) -> Iterator[Any]:
-        fn = self.fn
-        if self._moves != cell.moves:
-            self._decisions, self._moves = [], cell.moves
-        decisions = self._decisions
+        fn, decisions = self.fn, self._decisions
         for x in self.parent.run(cell):
             try:
                 keeps = bool(fn(x))
                 decisions.append(keeps)
-                if len(decisions) == WINDOW:
-                    self._judge()
+                if len(decisions) >= WINDOW:
+                    self.guard.judge(decisions, self.ctx.options)
             except Exception as error:
                 self.fail(error, cell)
                 raise
             if keeps:
                 yield (x, x := None)[0]
-
-    def _judge(self) -> None:
-        decisions = [*self._decisions]
-        self._decisions.clear()
-        self.guard.observe(decisions, self.ctx.options)
 
     def place(self, pos: Pos) -> Place | None:
         place = self.parent.place(pos)

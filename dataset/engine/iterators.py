@@ -141,7 +141,7 @@ class StreamIterator(BlockIterator[T_co]):
         self._base, self._has_failed = self._own_cell.pos, False
 
     def get_state(self) -> Any:
-        return self._engine.save(self._base if self._part_of is None else self._cell.pos)
+        return self._engine.save(self.pos)
 
     def _move_to(self, state: Any) -> None:
         self._go_to(self._engine.load(state))
@@ -168,25 +168,37 @@ class StreamIterator(BlockIterator[T_co]):
     def stream_and_cell(self) -> tuple[Stream, Cell]:
         return self._engine, self._own_cell
 
-    def go_back(self, pos: Pos) -> None:
-        """Move to ``pos``; streams upstream continue if they are there."""
-        self._go_to(pos)
+    def run(self) -> Iterator[Any]:
+        """Return the elements after the last one that was committed."""
+        cell = self._own_cell
+        if cell.pos is not self._base or cell.past_failed is not None:
+            cell.go_to(self._base)
+        self._advance = None
+        return self._engine.run(cell)
+
+    def commit(self) -> Pos:
+        """Take the element that a run has just yielded for delivered; return the position after it."""
+        self._base = pos = self._own_cell.pos
+        return pos
 
     def _take(self, n: int) -> list[Any]:
         if self._closed:
             raise self._unusable()
-        cell = self._own_cell
-        run = self._engine.run(cell)
-        cell.wanted = n
+        run = self.run()
+        self._own_cell.wanted = n
         elements = list(islice(run, n))
-        self._base = cell.pos
+        self.commit()
         return elements
 
     def _restore(self, state: Any) -> None:
         self._go_to(self._engine.load(state))
 
+    @property
+    def pos(self) -> Pos:
+        return self._base if self._part_of is None else self._cell.pos
+
     def _mark(self) -> Any:
-        return self._cell.pos
+        return self.pos
 
     def _return_to(self, mark: Any) -> None:
         self._go_to(mark)
@@ -195,6 +207,7 @@ class StreamIterator(BlockIterator[T_co]):
         return self._engine.save(mark)
 
     def _skip(self) -> None:
+        self._go_to(self._base)
         pass_outputs(self._engine, self._own_cell, 1)
         self._base = self._own_cell.pos
 
@@ -204,7 +217,7 @@ class StreamIterator(BlockIterator[T_co]):
         return True
 
     def _place(self) -> Place | None:
-        return self._engine.place(self._cell.pos)
+        return self._engine.place(self.pos)
 
     def _has_gaps(self) -> bool:
         return self._engine.has_gaps()
@@ -213,7 +226,7 @@ class StreamIterator(BlockIterator[T_co]):
         return self._engine.merge(states)
 
     def _get_next_index(self) -> int:
-        return self._engine.index_of(self._cell.pos)
+        return self._engine.index_of(self.pos)
 
     def _set_next_index(self, index: int) -> None:
         self._go_to(self._engine.at_index(index))
@@ -302,8 +315,9 @@ def _stream_of(it: DatasetIterator[Any]) -> Stream:
 class Within(NamedTuple):
     """A position of an ``IteratorStream`` inside of a block of elements that were taken at once."""
 
-    mark: Any
-    num: int
+    mark: Any  # before the block
+    num: int  # elements of it before the position
+    rest: int  # elements of it after the position
 
 
 class IteratorStream(Stream):
@@ -313,15 +327,18 @@ class IteratorStream(Stream):
         super().__init__(it)
         self.it = it
         self.flow = getattr(it, "_flow", "stateful")  # type: ignore[misc]
-        self._at: Any = None  # where the iterator is, if that is known
+        self._at: Any = _UNKNOWN  # where the iterator is
         self._is_users = not isinstance(it, BlockIterator)
 
     def start(self) -> Pos:
-        return self._mark()
+        self._at = self._mark()
+        return self._at
 
     def save(self, pos: Pos) -> Any:
+        if self._at is pos:
+            return self.it.get_state()
         if type(pos) is not Within:
-            return state_at(self.it, pos) if not self._is_users else copied(pos)
+            return copied(pos) if self._is_users else state_at(self.it, pos)
         at = self._mark()
         self._return_to(pos)
         state = copied(self.it.get_state())
@@ -336,7 +353,10 @@ class IteratorStream(Stream):
         return self._at
 
     def place(self, pos: Pos) -> Place | None:
-        return place_of(self.it)
+        place = place_of(self.it)
+        if place is None or type(pos) is not Within:
+            return place
+        return place.replaced(last=place.last - pos.rest * place.size) if self.flow == "one_to_one" else None
 
     def _mark(self) -> Any:
         mark = marked(self.it)
@@ -376,7 +396,7 @@ class IteratorStream(Stream):
             num = len(elements)
             elements.reverse()
             for i in range(1, num):
-                cell.pos = Within(start, i)
+                cell.pos = Within(start, i, num - i)
                 yield elements.pop()
             cell.pos = self._at = self._mark()
             if not elements:

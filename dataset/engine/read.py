@@ -16,6 +16,7 @@ from gristmill.dataset.bases.node import dropping_steps
 from gristmill.dataset.bases.observing import WorkAhead
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.engine.stream import Cell, Pos, Stream
+from gristmill.dataset.telling.failures import instead_of_stop
 from gristmill.dataset.stages.filter_guard import WINDOW, FilterGuard
 from gristmill.dataset.stages.runs import RunsMapDataset
 
@@ -40,8 +41,7 @@ class Read(Stream):
         self.length = len(ds)
         self.numbers = ds.numbers if type(ds) is RunsMapDataset else None
         self.with_nones: bool = stage._parameters.allow_nones
-        self._decisions: list[bool] = []  # of which the guard was not told
-        self._moves = 0  # of the cell, when they were made
+        self._decisions: list[bool] = []  # which of the last elements there were
 
     @cached
     def reader(self) -> Reader:  # type: ignore[override]
@@ -57,21 +57,18 @@ class Read(Stream):
         return FilterGuard([*dropping_steps(self.ds), self][0])
 
     def _run(self, cell: Cell) -> Iterator[Any]:
-        index, skips = cell.pos, not self.with_nones
-        if self._moves != cell.moves:
-            self._decisions, self._moves = [], cell.moves
-        decisions = self._decisions
+        index, skips, decisions = cell.pos, not self.with_nones, self._decisions
         try:
             for part in self._parts(cell):
                 for x in part:
-                    index += 1
-                    cell.pos = index
                     if skips:
                         decisions.append(x is not None)
-                        if len(decisions) == WINDOW:
-                            self._judge()
-                        if x is None:
-                            continue
+                        if len(decisions) >= WINDOW:
+                            self.guard.judge(decisions, self.ctx.options)
+                    index += 1
+                    cell.pos = index
+                    if x is None and skips:
+                        continue
                     yield (x, x := None)[0]
         except SourceEnded:
             return
@@ -80,7 +77,8 @@ class Read(Stream):
         except Exception as error:
             cell.pos = index + 1
             if isinstance(error, StopInStream):
-                raise what_failed(error) from None
+                stop = what_failed(error)
+                raise instead_of_stop(stop, str(self)) from stop
             raise
         except BaseException:
             self.reader.stop()  # what was read and not delivered is read again
@@ -90,24 +88,21 @@ class Read(Stream):
         """Return the elements from ``cell.pos`` on, in parts that are read together."""
         reader, size, single_until = self.reader, 1, 0
         while (index := cell.pos) < self.length:
-            size = max(cell.take_wanted(), min(2 * size, _MOST), 1)
-            if reader.is_careful or index < single_until:
-                yield iter(reader.take(index, 1))
-                continue
-            size = min(size, self.length - index)
+            size = min(2 * size, _MOST) if not reader.num_threads else 1
+            size = min(max(cell.take_wanted(), size), self.length - index)
             try:
-                part, _ = reader.part(index, size)
+                if size == 1 or index < single_until or reader.is_careful:
+                    part = iter(reader.take(index, 1))
+                else:
+                    part, _ = reader.part(index, size)
+            except StopIteration as error:
+                raise StopInStream from error
             except Exception:
-                if size == 1 or reader.num_threads:
+                if size == 1 or reader.num_threads or index < single_until:
                     raise
                 single_until = index + size  # those before the one that fails come first
                 continue
             yield part
-
-    def _judge(self) -> None:
-        decisions = [*self._decisions]
-        self._decisions.clear()
-        self.guard.observe(decisions, self.ctx.options)
 
     def start(self) -> int:
         return 0

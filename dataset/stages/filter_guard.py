@@ -58,6 +58,21 @@ class FilterGuard:
             self._last_warned[self._name] = now
             _log.warning("%s", self._message(worst, "filter_warn_threshold_ratio"))
 
+    def judge(self, decisions: list[bool], options: Any) -> None:
+        """Judge a full window of ``decisions``, and clear it; after an error when a user has got that."""
+        num_dropped = decisions.count(False)
+        ratio = num_dropped / len(decisions)
+        threshold = options.filter_raise_threshold_ratio
+        if threshold and ratio >= threshold:
+            error = ValueError(self._message(ratio, "filter_raise_threshold_ratio"))
+            on_delivery(error, decisions.clear)
+            raise error
+        decisions.clear()
+        threshold, now = options.filter_warn_threshold_ratio, time.monotonic()
+        if threshold and ratio >= threshold and now - self._last_warned.get(self._name, -_WARN_INTERVAL_SECONDS) >= _WARN_INTERVAL_SECONDS:
+            self._last_warned[self._name] = now
+            _log.warning("%s", self._message(ratio, "filter_warn_threshold_ratio"))
+
     def __reduce__(self) -> Any:  # errors of workers refer to it
         return FilterGuard, (self._name,)
 

@@ -503,7 +503,7 @@ def test_an_iterator_is_used_by_one_thread_at_a_time(way, tmp_path, quick_switch
         assert errors <= {str(it._iterator if way == "loader" else it)}
 
 
-FILES = "bases/iterator.py", "stages/files.py"
+FILES = "bases/iterator.py", "engine/iterators.py", "stages/files.py"
 
 
 class Stopping:
