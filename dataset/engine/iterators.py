@@ -21,7 +21,7 @@ from gristmill.dataset.bases.next_index import may_have_gaps, move_to_index, nex
 from gristmill.dataset.bases.observing import WorkAhead, Wrap
 from gristmill.dataset.bases.origins import Place, place_of
 from gristmill.dataset.engine.elements import Each
-from gristmill.dataset.engine.stream import Cell, Pos, Stream, iterator_text, pass_outputs
+from gristmill.dataset.engine.stream import Cell, Pos, Stream, pass_outputs
 from gristmill.dataset.states.values import copied
 from gristmill.dataset.telling.failures import deliver, instead_of_stop
 from gristmill.dataset.telling.tracebacks import filter_traceback
@@ -153,12 +153,10 @@ class StreamIterator(BlockIterator[T_co]):
         self._engine.close()
 
     def start_prefetch(self) -> None:
-        super().start_prefetch()
         if not self._closed:
             self._engine.start_prefetch()
 
     def _expect(self, rate: float, due: float | None) -> None:
-        super()._expect(rate, due)
         if not self._closed:
             self._engine.expect(rate, due)
 
@@ -301,7 +299,7 @@ class StreamIterator(BlockIterator[T_co]):
         self._engine.allocate_with(allocate)
 
     def _stage_text(self) -> str:
-        return iterator_text(self._stage)
+        return str(self._engine)
 
 
 def _unless_none(fn: Callable[[Any], Any], x: Any) -> Any:
@@ -395,10 +393,11 @@ class IteratorStream(Stream):
                 raise
             num = len(elements)
             elements.reverse()
+            self._at = self._mark()
             for i in range(1, num):
                 cell.pos = Within(start, i, num - i)
                 yield elements.pop()
-            cell.pos = self._at = self._mark()
+            cell.pos = self._at
             if not elements:
                 return
             yield elements.pop()
@@ -407,6 +406,12 @@ class IteratorStream(Stream):
         self._return_to(start)
         skip_one(self.it)
         cell.pos = self._at = self._mark()
+
+    def start_prefetch(self) -> None:
+        self.it.start_prefetch()
+
+    def expect(self, rate: float, due: float | None) -> None:
+        self.it._expect(rate, due)
 
     def reads_once(self) -> bool:
         return self.it._reads_once

@@ -16,9 +16,9 @@ from gristmill.dataset.bases.node import dropping_steps
 from gristmill.dataset.bases.observing import WorkAhead
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.engine.stream import Cell, Pos, Stream
-from gristmill.dataset.telling.failures import instead_of_stop
 from gristmill.dataset.stages.filter_guard import WINDOW, FilterGuard
 from gristmill.dataset.stages.runs import RunsMapDataset
+from gristmill.dataset.telling.failures import instead_of_stop
 
 _MOST = 64  # elements that are begun as one block where each is computed when it is requested
 

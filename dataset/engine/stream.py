@@ -184,10 +184,14 @@ class Stream:
     reader: Any = None
 
     def start_prefetch(self) -> None:
-        """Start to compute ahead."""
+        """Start to compute ahead, here and upstream."""
+        for parent in self.parents:
+            parent.start_prefetch()
 
     def expect(self, rate: float, due: float | None) -> None:
-        """Take note of the share of all draws, and compute ahead unless ``due`` is ``None``."""
+        """Take note of the share of all draws, and compute ahead unless ``due`` is ``None``; upstream too."""
+        for parent in self.parents:
+            parent.expect(rate, due)
 
     def close(self) -> None:
         """Release threads and files of this stream alone."""

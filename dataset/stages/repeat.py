@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, TypeVar
 
 from gristmill.core.errors import as_int
 from gristmill.core.indices import Indices
-from gristmill.core.state import state_count, state_field
 from gristmill.dataset.bases.iter import IterDataset
-from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, skip_one
+from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import Infinite, Length, num_elements, scaled
 from gristmill.dataset.bases.map import ReindexMapDataset
 from gristmill.dataset.bases.node import spec_of_first_parent
-from gristmill.dataset.bases.origins import Part, Place, place_of
+from gristmill.dataset.bases.origins import Part
 from gristmill.dataset.bases.parameters import Parameters, silent
 from gristmill.dataset.bases.traced import Tracing, with_epochs
-from gristmill.dataset.states.values import copied
-from gristmill.dataset.telling.failures import tell_epoch, told
+from gristmill.dataset.engine.iterators import open_stage
+from gristmill.dataset.engine.joining import Repeat
 
 T = TypeVar("T")
 
@@ -123,75 +123,4 @@ class RepeatIterDataset(IterDataset[T]):
         return tracing.over(self, _note_epoch=with_epochs)
 
     def __iter__(self) -> DatasetIterator[T]:
-        return RepeatDatasetIterator(iterate(self._parent), self._parameters, self._note_epoch)
-
-
-class RepeatDatasetIterator(BlockIterator[T]):
-    _flow = "stateful"
-    _placed_by = ("_epoch", "_is_new_epoch")
-
-    def __init__(self, parent: DatasetIterator[Any], parameters: RepeatIterParameters, note_epoch: Any = None) -> None:
-        super().__init__(parent)
-        self._note_epoch = note_epoch
-        self._source = parent
-        self._parameters = parameters
-        self._num_epochs = parameters.num_epochs
-        self._epoch = 0
-        self._start: Any = None  # the parent's state at the beginning, from the time it is first moved
-        self._is_new_epoch = False  # whether the parent has been taken to the beginning and has given nothing since
-
-    @property
-    def _is_at_end(self) -> bool:
-        return self._num_epochs is not None and self._epoch >= self._num_epochs
-
-    def _take(self, n: int) -> list[Any]:
-        self._note_start()
-        taken: list[Any] = []
-        while len(taken) < n and not self._is_at_end:
-            try:
-                elements = self._source._take(n - len(taken))
-            except Exception as error:
-                tell_epoch(error, self, self._epoch)
-                raise
-            if elements:
-                taken += elements if self._note_epoch is None else self._note_epoch(self._epoch, elements)
-                self._is_new_epoch = False
-            if len(taken) < n:
-                self._next_epoch()
-        return taken
-
-    def _next_epoch(self) -> None:
-        if not self._is_new_epoch:
-            self._epoch += 1
-            if not self._is_at_end:
-                self._source.set_state(copied(self._start))
-                self._is_new_epoch = True
-        elif self._num_epochs is None:
-            reason = f"an epoch of {self._source} has no elements, so repeating it would never end"
-            raise told(ValueError(f"{self} cannot go on: {reason}"), self)
-        else:
-            self._epoch = self._num_epochs  # the remaining epochs have no elements either
-
-    def _note_start(self) -> None:
-        if self._start is None:
-            self._start = copied(self._source.get_state())
-
-    def _place(self) -> Place | None:
-        place = place_of(self._source)
-        return None if place is None else place.in_epoch(self._epoch)
-
-    def get_state(self) -> Any:
-        return {"parent": self._source.get_state(), "epoch": self._epoch}
-
-    def _restore(self, state: Any) -> None:
-        epoch = state_count(state, "epoch", self)
-        self._note_start()
-        self._source.set_state(state_field(state, "parent", self))
-        self._epoch = epoch
-        self._is_new_epoch = False
-
-    def _skip(self) -> None:
-        self._note_start()  # a worker that is to leave out the first element has not been asked for one
-        while not self._is_at_end and not skip_one(self._source):  # what failed may be the first of the next epoch
-            self._next_epoch()
-        self._is_new_epoch = False
+        return open_stage(self, partial(Repeat, num_epochs=self._parameters.num_epochs, note_epoch=self._note_epoch))

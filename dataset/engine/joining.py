@@ -1,0 +1,164 @@
+"""Streams of stages that repeat one parent or draw from several in step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from gristmill.core.state import state_list
+from gristmill.dataset.bases.next_index import check_no_gaps
+from gristmill.dataset.bases.origins import Place
+from gristmill.dataset.engine.stream import Cell, Layer, Pos, Stream, cannot_merge, pass_outputs
+from gristmill.dataset.telling.failures import tell_epoch, told
+
+_END: Any = object()
+_REMEDY = "pass strict=False to end with the shortest"
+
+
+class Repeat(Layer):
+    """The parent's elements ``num_epochs`` times; without end if it is ``None``.
+
+    Args:
+        note_epoch: called with the epoch and a list of elements; returns these.
+    """
+
+    keys = ("parent", "epoch")
+
+    def __init__(self, stage: Any, parent: Stream, num_epochs: int | None, note_epoch: Any) -> None:
+        super().__init__(stage, parent)
+        self.num_epochs = num_epochs
+        self.note_epoch: Callable[[int, list[Any]], list[Any]] | None = note_epoch
+
+    def _run(self, cell: Cell) -> Iterator[Any]:
+        pos, epoch = cell.pos
+        note, is_new = self.note_epoch, False
+        while epoch != self.num_epochs:
+            inner = self.inner.at(pos, cell)
+            try:
+                for x in self.parent.run(inner):
+                    is_new, cell.pos = False, (inner.pos, epoch)
+                    yield (x, x := None)[0] if note is None else note(epoch, [x]).pop()
+            except Exception as error:
+                tell_epoch(error, self, epoch)
+                cell.past_failed = partial(self._pass, cell, epoch)
+                raise
+            if is_new and self.num_epochs is None:
+                reason = f"an epoch of {self.parent} has no elements, so repeating it would never end"
+                raise told(ValueError(f"{self} cannot go on: {reason}"), self)
+            # After an epoch without elements the other ones have none either.
+            epoch = self.num_epochs if is_new else epoch + 1
+            is_new, pos = True, inner.pos if epoch == self.num_epochs else self.parent.start()
+            inner.go_to(pos)
+        cell.pos = pos, epoch
+
+    def _pass(self, cell: Cell, epoch: int) -> None:
+        self.inner.pass_failed()
+        cell.pos = self.inner.pos, epoch
+
+    def place(self, pos: Pos) -> Place | None:
+        place = self.parent.place(pos[0])
+        return None if place is None else place.in_epoch(pos[1])
+
+
+class Zip(Stream):
+    """Tuples of one element of each parent. The position: the parents', and true at the end.
+
+    When one parent has ended, those before it have yielded one element more.
+    """
+
+    flow = "one_to_one"
+
+    def __init__(self, stage: Any, *parents: Stream, strict: bool) -> None:
+        super().__init__(stage, *parents)
+        self.strict = strict
+        self.cells = [Cell() for _ in parents]
+        self._rate = 1.0  # the share of each parent in all draws
+        self._is_expected = False  # the parents read ahead
+
+    def cell_of_parent(self, cell: Cell, i: int) -> Cell:
+        return self.cells[i]
+
+    def start(self) -> Pos:
+        return tuple([parent.start() for parent in self.parents]), False
+
+    def save(self, pos: Pos) -> Any:
+        return {"parents": [parent.save(inner) for parent, inner in zip(self.parents, pos[0], strict=True)]}
+
+    def load(self, state: Any) -> Pos:
+        states = state_list(state, "parents", self, len(self.parents), "the number of datasets")
+        self._is_expected = False
+        return tuple([parent.load(inner) for parent, inner in zip(self.parents, states, strict=True)]), False
+
+    def _run(self, cell: Cell) -> Iterator[Any]:
+        positions, has_ended = cell.pos
+        if has_ended:
+            return
+        if not self._is_expected:
+            self.expect(self._rate, 0.0)
+        cells = self.cells
+        runs = [parent.run(c.at(pos)) for parent, c, pos in zip(self.parents, cells, positions, strict=True)]
+        while True:
+            if (wanted := cell.take_wanted()) > 1:
+                for c in cells:
+                    c.wanted = wanted
+            row: list[Any] = []
+            try:
+                for run in runs:
+                    x = next(run, _END)
+                    if x is _END:
+                        break
+                    row.append(x)
+                if x is _END:
+                    break
+            except Exception:
+                cell.past_failed = partial(self._pass, cell, len(row))
+                raise
+            del x
+            cell.pos = tuple([c.pos for c in cells]), False
+            made = [tuple(row)]
+            del row
+            yield made.pop()
+        cell.pos = tuple([c.pos for c in cells]), True
+        if self.strict:
+            self._check_ends(len(row), runs)
+
+    def _check_ends(self, first: int, runs: list[Iterator[Any]]) -> None:
+        """Raise unless all parents end where the one at ``first`` has ended, before which none has ended."""
+        if first:
+            raise told(ValueError(f"ZipIterDataset argument {first + 1} is shorter than {_arguments(first)}: {_REMEDY}"), self)
+        for i, run in enumerate(runs[1:], 1):
+            if next(run, _END) is not _END:
+                raise told(ValueError(f"ZipIterDataset argument {i + 1} is longer than {_arguments(i)}: {_REMEDY}"), self)
+
+    def _pass(self, cell: Cell, failed: int) -> None:
+        self.cells[failed].pass_failed()
+        for parent, c in zip(self.parents[failed + 1 :], self.cells[failed + 1 :], strict=True):
+            pass_outputs(parent, c, 1)
+        cell.pos = tuple([c.pos for c in self.cells]), False
+
+    def expect(self, rate: float, due: float | None) -> None:
+        self._rate, self._is_expected = rate, due is not None
+        super().expect(rate, due)
+
+    def place(self, pos: Pos) -> Place | None:
+        return None
+
+    def merge(self, states: Any) -> Any:
+        raise cannot_merge(self)
+
+    def index_of(self, pos: Pos) -> int:
+        check_no_gaps(self)
+        return self.parents[0].index_of(pos[0][0])
+
+    def at_index(self, index: int) -> Pos:
+        check_no_gaps(self)
+        self._is_expected = False
+        return tuple([parent.at_index(index) for parent in self.parents]), False
+
+    def __str__(self) -> str:
+        return f"ZipDatasetIterator([{len(self.parents)} parents])"
+
+
+def _arguments(num: int) -> str:
+    return "argument 1" if num == 1 else f"arguments 1-{num}"
