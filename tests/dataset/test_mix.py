@@ -99,7 +99,7 @@ WRONG = [
     (lambda x: select([THREE] * 2, [x])[0], (5, None, (1,), (1.0, 0), (0, "1")), TypeError, r"selection_map\[0\]"),
     (lambda x: list(select([THREE] * 2, [x, x])._items(range(2))), (5, (1, 2, 3), (0, None)), TypeError, r"selection_map\[0\]"),
     (lambda j: select([THREE] * 2, [(j, 0)])[0], (2, 100, -3), IndexError, "dataset index -?[0-9]+, of 2 datasets"),
-    (lambda j: list(select([THREE] * 2, [(j, 0)] * 2)._items(range(2))), (2, -3), IndexError, "dataset index (2|-3), of 2 datasets"),
+    (lambda j: [*select([THREE] * 2, [(j, 0)] * 2)._items(range(2))], (2, -3), IndexError, "dataset index (2|-3), of 2 datasets"),
     (lambda x: select([THREE], x), (None, 5, iter([]), {(0, 0)}, max), TypeError, "selection_map must be a DatasetSelectionMap"),
     (select([THREE], [(0, 0)]).__getitem__, (1,), IndexError, "list index out of range"),  # it is the user's
     (select([THREE], []).__getitem__, (0,), IndexError, "empty"),

@@ -113,7 +113,8 @@ def test_mixes_and_others():
         assert list(integer_weights(row["weights"], len(row["lengths"]))) == row["int_weights"]
         assert (len(ds), len(row["selection"])) == (row["len"], 60)
         check_values(ds, 0, row["selection"])
-        assert [x for start in range(0, 60, 7) for x in plain(list(ds._items(range(start, min(60, start + 7)))))] == row["selection"]
+        blocks = [list(ds._items(range(start, min(60, start + 7)))) for start in range(0, 60, 7)]
+        assert [x for block in blocks for x in plain(block)] == row["selection"]
     for row in MIX["map_mix_infinite"]:
         ds = MapDataset.mix([MapDataset.range(n).repeat() for n in row["repeated"]], row["weights"])
         assert len(ds) == row["len"] == sys.maxsize
