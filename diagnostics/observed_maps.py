@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gristmill.dataset.bases.node import DatasetNode, ancestors, dropping_steps, upstream_for_observers
-from gristmill.dataset.bases.observing import Instrument, Method
+from gristmill.dataset.bases.observing import Computed, Instrument, Method
 from gristmill.dataset.slicing import PipelineEditor
 from gristmill.diagnostics.annotations import annotated
 from gristmill.diagnostics.probe import Lanes, Probe, counting, name_of
@@ -64,6 +64,6 @@ class ObservedMaps(PipelineEditor):
             original = annotated(original, probe, "__getitem__", is_read_ahead=ds is self._read)
         timed = self._timed(original, probe)
         owner = itertools.repeat(new).__next__  # threads that read ahead know nothing else of it
-        unobserved = ds._block if ds is self._read else None
+        unobserved = (lambda indices: Computed.of(ds._items(indices))) if ds is self._read else None
         is_sparse = id(ds) in self._sparse
         return counting(original, owner, probe, lanes, timed_original=timed, is_sparse=is_sparse, unobserved=unobserved)

@@ -1,6 +1,6 @@
 """What is counted while an observed pipeline runs, and the functions that count it.
 
-A stage's method (``_take`` of an iterator, ``_block`` of a map dataset) is shadowed, on the one object that is observed, by a
+A stage's method (``_take`` of an iterator, ``_items`` of a map dataset) is shadowed, on the one object that is observed, by a
 function that calls it and adds up. Nothing here grows with the length of a run:
 
 1. Every thread has a ``Lane`` of its own, so nothing is locked and nothing is lost, however many threads read. A lane has one
@@ -24,7 +24,7 @@ from gristmill.core.claim import Claim
 from gristmill.dataset.ahead.waits import BudgetWaits
 from gristmill.dataset.bases.iterator import BlockIterator
 from gristmill.dataset.bases.node import DatasetNode, ancestors, parents_of
-from gristmill.dataset.bases.observing import Instrument, Method
+from gristmill.dataset.bases.observing import Computed, Instrument, Method
 from gristmill.diagnostics.metrics.histogram import Histogram
 from gristmill.diagnostics.spec_text import element_nbytes, spec_text
 
@@ -385,9 +385,12 @@ def counting(
             raise
         num = _number_of(elements) if is_sparse else len(elements)
         try:
-            lane.cells[number].elements += num
+            cell = lane.cells[number]
         except IndexError:
-            lane.cell(number).elements += num
+            cell = lane.cell(number)
+        cell.elements += num
+        if type(elements) is Computed and elements.error is not None:
+            cell.errors += 1
         return elements
 
     is_bypassed = probe.takes_indices and unobserved is None  # where calls are not timed
@@ -442,6 +445,8 @@ def _timing(
                 cell.least = own
             if own > cell.most:
                 cell.most = own
+        if type(elements) is Computed and elements.error is not None:
+            cell.errors += 1
         if ended >= cell.attend_at:
             lane.attend(cell, probe, began, ended, elements)
         return elements

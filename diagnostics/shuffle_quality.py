@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gristmill.core.errors import as_int
 from gristmill.dataset.bases.iter import IterDataset
-from gristmill.dataset.bases.map import MapDataset, read
+from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.telling.origin import origin
 from gristmill.diagnostics.drawing import svg_picture
 from gristmill.diagnostics.files import write_text
@@ -150,7 +150,7 @@ def _batches(ds: Any, size: int, most: int, needs_elements: bool) -> Iterator[tu
         num = len(ds) // size
         for i in range(min(num, most)):
             indices = range(i * num // min(num, most) * size, (i * num // min(num, most) + 1) * size)
-            elements = read(ds, indices) if needs_elements else list(indices)
+            elements = list(ds._items(indices)) if needs_elements else list(indices)
             yield [x for x in elements if x is not None], _record_keys(ds, indices)
         return
     with iter(ds) as it:

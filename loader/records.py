@@ -15,7 +15,7 @@ from gristmill.core.errors import add_note
 from gristmill.core.indices import Indices, as_ints
 from gristmill.core.naming import stable_repr, transform_name, without_addresses
 from gristmill.core.record import Record, RecordMetadata, sampled
-from gristmill.dataset.bases.feed import Feed, read_stream
+from gristmill.dataset.bases.items import each_alone, read_items
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate, skip_one, stream_of
 from gristmill.dataset.bases.length import Length, Unknown, same_number
@@ -30,9 +30,9 @@ from gristmill.dataset.stages.batch import BatchIterDataset, batch_function
 from gristmill.dataset.stages.filter import FilterIterDataset
 from gristmill.dataset.stages.map import MapIterDataset
 from gristmill.dataset.telling.description import as_json, short_source_text, source_files, source_text
-from gristmill.dataset.telling.failures import tell
+from gristmill.dataset.telling.failures import failed_at, tell
 from gristmill.samplers.base import answers_blocks, epoch_of, seed_of
-from gristmill.sources.reading import read_keys, wrap_keys
+from gristmill.sources.reading import wrap_keys
 from gristmill.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Tolerate
 from gristmill.transforms.base import TRANSFORMATION_CLASSES, check_max_fan_out
 from gristmill.transforms.batching import Allocate
@@ -91,23 +91,16 @@ class SampledMapDataset(BlockMapDataset[Any]):
     def __len__(self) -> int:
         return self._length
 
-    def _block(self, indices: Indices) -> list[Any]:
+    def _items(self, indices: Indices) -> Iterator[Any]:
         try:
             keys, metadata = self._sampled(indices)
-            data = read_keys(self._source, keys)
         except Exception as error:
-            tell(error, self, indices)
+            if len(indices) > 1:
+                return each_alone(self, indices)
+            failed_at(error, self, indices[0])
             raise
-        if metadata is None:
-            return data
-        return [Record(m, x) for m, x in zip(metadata, data, strict=True)]
-
-    def _stream(self, feed: Feed) -> Iterator[Any]:
-        keys, metadata = self._sampled(feed.indices)
-        data = read_stream(self, self._source, keys, feed)
-        if metadata is None:
-            return data
-        return (Record(m, x) for x, m in zip(data, metadata, strict=False))  # the data may end early
+        data = read_items(self, self._source, indices, keys)
+        return data if metadata is None else map(Record, metadata, data)
 
     def _origins(self, index: int) -> Iterable[RecordKey]:
         sampled = self._shard.shard_index + index * self._shard.shard_count

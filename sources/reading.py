@@ -13,10 +13,14 @@ from __future__ import annotations
 import operator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from gristmill.core.errors import SourceEnded
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from numpy.typing import NDArray
 
 # TFDS, Hugging Face, PyTorch and our ArrayRecordDataSource use the first name, Grain the second.
 _VECTORED_READS = ("__getitems__", "_getitems")
@@ -94,7 +98,7 @@ def _converts_blocks(source: Any, base: type) -> bool:
     return base.__module__ == "datasets.arrow_dataset" and source.format["type"] is not None
 
 
-def wrap_keys(source: Any, keys: Sequence[Any]) -> list[Any]:
+def wrap_keys(source: Any, keys: Sequence[Any] | NDArray[Any]) -> list[Any]:
     """Returns the keys reduced modulo ``len(source)``, as built-in ints: keys past the end begin anew, -1 is the last.
 
     Keys that are not integers, and all keys of a source without a length, come back unchanged (dictionaries with string
@@ -114,6 +118,10 @@ def wrap_keys(source: Any, keys: Sequence[Any]) -> list[Any]:
     except TypeError:
         return list(keys)
     try:
+        if isinstance(keys, np.ndarray):
+            return (keys % length).tolist() if length and keys.dtype == np.int64 else [key % length for key in keys.tolist()]
+        if isinstance(keys, range) and keys and 0 <= keys[0] < length and 0 <= keys[-1] < length:
+            return list(keys)
         try:
             return [operator.index(key) % length for key in keys]
         except TypeError:  # rare, and no reason to make integers pay for a check

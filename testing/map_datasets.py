@@ -10,7 +10,7 @@ import numpy as np
 from gristmill.core.errors import as_int
 from gristmill.core.state import shown
 from gristmill.dataset.bases.iterator import iterate
-from gristmill.dataset.bases.map import MapDataset, read
+from gristmill.dataset.bases.map import MapDataset
 from gristmill.testing.laws import BLOCKS, Law, check_answers, spread
 
 _LENGTH = Law("len(ds) is the length of an epoch, always the same", "Return a non-negative int that reads do not change.")
@@ -61,8 +61,8 @@ def assert_map_dataset_conforms(
         indices += [length, 2 * length - 1, 7 * length + length // 2, -1, -length, -length - 1]
     check_answers(ds, indices, _elements, "ds[{}]".format, with_repr=True, in_worker=in_worker)
     for block in (np.array(indices), range(min(length, max_elements))) if length else ():  # what stages hand on beside lists
-        what = f"ds._block({block!r:.200})"
-        BLOCKS.equal(what, [ds[int(i)] for i in block], list(BLOCKS.run(what, ds._block, block)))
+        what = f"ds._items({block!r:.200})"
+        BLOCKS.equal(what, [ds[int(i)] for i in block], BLOCKS.run(what, lambda indices: [*ds._items(indices)], block))
     for sl in (slice(None), slice(1, None, 2), slice(None, None, -1)):
         _check_slice(ds, sl, max_elements)
     _check_iteration(ds, min(length, max_elements))
@@ -70,7 +70,7 @@ def assert_map_dataset_conforms(
 
 
 def _elements(ds: MapDataset[Any], indices: list[int]) -> list[Any]:
-    return [ds[indices[0]]] if len(indices) == 1 else read(ds, indices)
+    return [ds[indices[0]]] if len(indices) == 1 else [*ds._items(indices)]
 
 
 def _check_slice(ds: MapDataset[Any], sl: slice, max_elements: int) -> None:

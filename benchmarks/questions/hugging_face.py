@@ -42,7 +42,7 @@ def rows(format_type):
 
 def shuffled(source):
     ds = gristmill().MapDataset.source(source).shuffle(seed=42)
-    return [ds._block(range(start, start + BLOCK)) for start in range(0, ROWS, BLOCK)]
+    return [list(ds._items(range(start, start + BLOCK))) for start in range(0, ROWS, BLOCK)]
 
 
 def numbers(blocks):
@@ -138,7 +138,7 @@ def records(suffix):
 
 def record_blocks(source):
     ds = gristmill().MapDataset.source(source).shuffle(seed=42)
-    return (ds._block(range(start, start + BLOCK)) for start in range(0, RECORDS - BLOCK + 1, BLOCK))
+    return (list(ds._items(range(start, start + BLOCK))) for start in range(0, RECORDS - BLOCK + 1, BLOCK))
 
 
 def permuted():

@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -73,17 +73,20 @@ class Call:
     def __exit__(self, *_: object) -> None:
         _reading.call = None
 
-    def stream(self, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        """Yields the elements that ``begin`` gives, each of them computed in this call."""
+    def elements(self, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """Returns the elements that ``begin`` returns, each of them computed in this call."""
         with self:
-            stream = begin()
+            elements = begin()
+        return self._each(elements)
+
+    def _each(self, elements: Iterator[Any]) -> Iterator[Any]:
         while True:
             with self:
                 try:
-                    element = next(stream)
+                    element = next(elements)
                 except StopIteration:
                     return
-            yield element
+            yield (element, element := None)[0]
             self.start += 1
 
 
@@ -117,65 +120,41 @@ class KeptBlocks:
         self._spans = ()
         self._budget.dismiss(self._holding)
 
-    def take(self, stage: InBlocks, indices: Sequence[int], step: int | None) -> list[Any]:
-        """The elements at ``indices``, which grow by ``step``, as those after them will; ``None``: that is not known."""
-        if len(indices) == 1:
-            return [self.one(stage, indices[0], step)]
-        elements: list[Any] = []
-        while len(elements) < len(indices):
-            span, num = self._span(stage, indices[len(elements) :], step)
-            first = indices[len(elements)]
-            if span is None:
-                elements += stage.read(stage.keys(indices[len(elements) :][:num]))
-            else:
-                wanted = range(span.indices.index(first), span.indices.index(first) + num)
-                found: dict[int, Any] = {}
-                with self._lock:
-                    self._pop(span, wanted, found)
-                for place in wanted:
-                    if place not in found:
-                        self._find(span, place, wanted, found)
-                elements += [found[place] for place in wanted]
-        return elements
-
     def one(self, stage: InBlocks, index: int, step: int | None) -> Any:
-        """As ``take``, of one."""
+        """Returns the element at ``index``; those after it grow by ``step``, or ``None``: that is not known."""
         span: _Span | None = _reading.call.span
         if span is None or span.stage is not stage or index not in span.indices or step != span.indices.step:
-            span, _ = self._span(stage, (index,), step)
+            span = self._span(stage, index, step)
             if span is None:
                 return stage.read(stage.keys([index]))[0]
         place = span.indices.index(index)
-        wanted = range(place, place + 1)
         found: dict[int, Any] = {}
         with self._lock:
-            self._pop(span, wanted, found)
+            self._pop(span, place, found)
         if not found:
-            self._find(span, place, wanted, found)
+            self._find(span, place, found)
         return found[place]
 
-    def _span(self, stage: InBlocks, indices: Sequence[int], step: int | None) -> tuple[_Span | None, int]:
-        """That in which the first of ``indices`` are, and how many are; none if it is not known what comes after them."""
+    def _span(self, stage: InBlocks, index: int, step: int | None) -> _Span | None:
+        """Returns that in which ``index`` is; ``None`` if it is not known what comes after it."""
         call: Call = _reading.call
-        first, last = indices[0], indices[-1]
         for span in self._spans:  # most are in one that is there
-            if span.stage is stage and step in (span.indices.step, None) and first in span.indices and last in span.indices:
+            if span.stage is stage and step in (span.indices.step, None) and index in span.indices:
                 call.span = span.used(call.start)
-                return span, len(indices)
+                return span
         if step is None:
-            step = self._learned(stage, first)
-        where = stage.span(first)
-        num = len(indices) if last in where else sum([i in where for i in indices])
+            step = self._learned(stage, index)
         if step is None or step < 1:
-            return None, num
+            return None
+        where = stage.span(index)
         with self._lock:
             mine = [span for span in self._spans if span.stage is stage and span.indices.step == step]
-            found = next((span for span in mine if first in span.indices), None)
+            found = next((span for span in mine if index in span.indices), None)
             if found is None:
-                found = self._opened(stage, first, where, step)
+                found = self._opened(stage, index, where, step)
         if found is not None:
             call.span = found.used(call.start)
-        return found, num
+        return found
 
     def _opened(self, stage: InBlocks, first: int, where: range, step: int) -> _Span | None:
         """Returns a new span of what calls may still ask for; ``None`` for a repeated call."""
@@ -208,19 +187,19 @@ class KeptBlocks:
         self._hold(-sum([num_bytes for _, num_bytes in span.kept.values()]))
         span.kept, span.is_open = {}, False
 
-    def _find(self, span: _Span, place: int, wanted: range, found: dict[int, Any]) -> None:
-        """Puts the element at ``place``, and those of its block that are ``wanted`` after it, into ``found``."""
+    def _find(self, span: _Span, place: int, found: dict[int, Any]) -> None:
+        """Puts the element at ``place`` into ``found``, and keeps those of its block that come after it."""
         block = span.stage.block(int(span.keys[place]))
         with span.loading.setdefault(block.start, Lock()):
             with self._lock:
-                self._pop(span, range(place, place + 1), found)  # another thread may have read it
+                self._pop(span, place, found)  # another thread may have read it
                 if place in found:
                     return
                 # Otherwise it is a repeated call, or nothing else of the block can be kept.
                 is_kept = not span.is_taken[place] and self._room() >= self._size
             if is_kept:
                 with contextlib.suppress(Exception):
-                    self._keep(span, block, span.stage.read(block), wanted, found)
+                    self._keep(span, block, span.stage.read(block), place, found)
                     return
         self._find_alone(span, place, found)
 
@@ -229,14 +208,13 @@ class KeptBlocks:
         with self._lock:
             self._is_taken(span, place)
 
-    def _pop(self, span: _Span, wanted: range, found: dict[int, Any]) -> None:
-        """Puts those elements that are ``wanted`` and kept into ``found``."""
-        for place in wanted:
-            kept = span.kept.pop(place, None)
-            if kept is not None:
-                found[place], num_bytes = kept
-                self._freed += num_bytes
-                self._is_taken(span, place)
+    def _pop(self, span: _Span, place: int, found: dict[int, Any]) -> None:
+        """Puts the element at ``place``, if it is kept, into ``found``."""
+        kept = span.kept.pop(place, None)
+        if kept is not None:
+            found[place], num_bytes = kept
+            self._freed += num_bytes
+            self._is_taken(span, place)
         if self._freed >= _MOST_FREED * self._size:
             self._hold(-self._freed)
             self._freed = 0
@@ -249,13 +227,13 @@ class KeptBlocks:
                 self._empty(span)
                 self._spans = tuple([other for other in self._spans if other is not span])
 
-    def _keep(self, span: _Span, block: range, elements: list[Any], wanted: range, found: dict[int, Any]) -> None:
+    def _keep(self, span: _Span, block: range, elements: list[Any], wanted: int, found: dict[int, Any]) -> None:
         size = self._size = int(mean_bytes(spread(elements, _NUM_MEASURED))) + 1
         with self._lock:
             room, num_before = self._room() // size if span.is_open else 0, len(span.kept)
             for place in span.places_in(block):
                 element = elements[int(span.keys[place]) - block.start]
-                if place in wanted:
+                if place == wanted:
                     found[place] = element
                     self._is_taken(span, place)
                 elif room > 0 and not span.is_taken[place] and place not in span.kept:

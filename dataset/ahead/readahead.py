@@ -28,9 +28,10 @@ from __future__ import annotations
 
 import functools
 import heapq
+import operator
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 from gristmill.core.locks import Signal
@@ -39,7 +40,6 @@ from gristmill.dataset.ahead.budget import Budget, ReadingClient
 from gristmill.dataset.ahead.root_log import RootLog
 from gristmill.dataset.ahead.sizes import Sampling, mean_bytes, spread
 from gristmill.dataset.ahead.waits import BudgetWaits, Missing
-from gristmill.dataset.bases.feed import Feed, what_failed
 from gristmill.workers.turns import waiting
 
 _PATIENCE_SECONDS = 0.005  # a consumer that has waited longer, all in all, gets a thread for every CPU,
@@ -47,21 +47,20 @@ _LONG_SECONDS = 0.02  # and as many again whenever it waits this long for one bl
 _LATE_SECONDS = 0.01  # see guarantee 8
 _NUM_WAITS = 2  # elements in a row that waited: there is something to wait for
 
-Compute: TypeAlias = Callable[[range], list[Any]]
-Stream: TypeAlias = Callable[[Feed], Iterator[Any]]
+Items: TypeAlias = Callable[[range], Iterator[Any]]
+_of_pair = operator.itemgetter(1)
 
 
 class ReadAhead(ReadingClient):
-    """Computes ``compute(range(start, stop))`` ahead of a consumer.
+    """Computes ``items(range(start, stop))`` ahead of a consumer.
 
     Args:
-        compute: gives the elements at a range of indices; called by several threads at once.
+        items: returns an iterator over the elements at a range of indices; called by several threads at once.
         start: first index.
         stop: the index before which to stop.
         num_threads: the most threads to use, at least 1.
         buffer_size: the most elements to be ahead, at least 1.
         budget: whose threads these are.
-        stream: gives the same elements one after the other. Without it, guarantee 8 holds from block to block only.
         log: is told what is being computed.
         rate: the share of all draws from readers of the budget that will be from this one.
         waits: counts how long the consumer waited for the budget.
@@ -69,19 +68,18 @@ class ReadAhead(ReadingClient):
 
     def __init__(
         self,
-        compute: Compute,
+        items: Items,
         start: int,
         stop: int,
         num_threads: int,
         buffer_size: int,
         budget: Budget,
-        stream: Stream | None = None,
         log: RootLog | None = None,
         rate: float = 1.0,
         waits: BudgetWaits | None = None,
     ) -> None:
         super().__init__(min(num_threads, buffer_size), rate)
-        self.compute, self.stream = compute, stream
+        self.items = items
         self.budget = budget
         self._log = log
         self._waits = waits or BudgetWaits()
@@ -146,7 +144,7 @@ class ReadAhead(ReadingClient):
         """Ends the work; may be called again."""
         self._closed = True
         self.budget.dismiss(self.holding)
-        self.compute, self.stream = _nothing, None  # nobody needs the dataset
+        self.items = _nothing  # nobody needs the dataset
         if self.budget.is_here:
             with self.budget.lock:
                 self._ready, self._error = {}, None  # the traceback of an error refers to this object
@@ -260,13 +258,13 @@ class ReadAhead(ReadingClient):
         block = _Block(start, num, time.perf_counter(), int(num * self.element_bytes))
         self._running.append(block)
         self.budget.memory.hold(self.holding, block.num_bytes)
-        return functools.partial(self._run, block, self.compute, self.stream)
+        return functools.partial(self._run, block, self.items)
 
-    def _run(self, block: _Block, compute: Compute, stream: Stream | None) -> None:
+    def _run(self, block: _Block, items: Items) -> None:
         size, began_cpu = block.size, time.thread_time()
         log, budget = self._log, self.budget
         entry = 0 if log is None else log.enter(block.start, block.start + size)
-        error = block.compute(compute, stream)
+        error = block.compute(items)
         if log is not None:
             log.leave(entry)
         seconds, cpu_seconds = time.perf_counter() - block.began, time.thread_time() - began_cpu
@@ -302,8 +300,8 @@ class ReadAhead(ReadingClient):
         self.budget.draws.queue(self)  # the thread that has called this looks there next
 
 
-def _nothing(indices: range) -> list[Any]:
-    return []
+def _nothing(indices: range) -> Iterator[Any]:
+    return iter(())
 
 
 class _Ready(NamedTuple):
@@ -332,9 +330,8 @@ class _Block:
         self._elements: list[Any] = []  # finished ones
         self._num_taken = 0  # of them
         self._first = start
-        self._feed: Feed | None = None
-        self._feed_start = 0
-        self._is_whole = False  # it is computed by one call, which nothing makes shorter
+        self._todo = [*range(start, start + size)]  # decides how many elements are computed
+        self._is_whole = True  # records are read by one call, which nothing makes shorter
 
     def take_finished(self) -> list[Any]:
         """Takes out the finished elements that nobody has taken yet."""
@@ -359,46 +356,18 @@ class _Block:
     def leave(self, size: int) -> None:
         """Computes no more than the first ``size`` elements, or one more that was begun in this moment, which is in vain."""
         self.size = size
-        if self._feed is not None:
-            self._feed.leave(max(0, size - self._feed_start))
+        del self._todo[size:]
 
-    def compute(self, compute: Compute, stream: Stream | None) -> BaseException | None:
-        """Computes the elements; the error that follows them, if any."""
-        elements, in_one = self._elements, True
-        while (num := len(elements)) < self.size:
-            rest = range(self._first + num, self._first + self.size)
-            found: Iterable[Any] | None = None
-            if len(rest) > 1 and in_one:
-                self._is_whole = stream is None
-                try:
-                    found = compute(rest) if stream is None else self._begin(stream, rest)
-                except Exception:  # which element is it, and what comes of it alone?
-                    in_one = False
-                except BaseException as error:
-                    return error
-                self._is_whole = False
-            try:
-                if found is None:
-                    found = compute(rest[:1])
-                # Without the GIL, ``extend`` would hold the lock of the list until the last element,
-                # and no other thread would see the elements before.
-                deque(map(elements.append, found), maxlen=0)
-            except BaseException as error:
-                if len(elements) < self.size:  # else it was begun in vain
-                    return what_failed(error)
+    def compute(self, items: Items) -> BaseException | None:
+        """Computes the elements; returns the error that follows them, if any."""
+        append = self._elements.append
+        try:
+            elements = items(range(self._first, self._first + self.size))
+            self._is_whole = False
+            # Without the GIL, ``extend`` would hold the lock of the list until the last element,
+            # and no other thread would see the elements before.
+            deque(map(append, map(_of_pair, zip(self._todo, elements, strict=False))), maxlen=0)
+        except BaseException as error:
+            if len(self._elements) < self.size:  # else it was begun in vain
+                return error
         return None
-
-    def _begin(self, stream: Stream, indices: range) -> Iterator[Any]:
-        feed = Feed(indices)
-        self._feed_start = indices.start - self._first
-        self._feed = feed
-        if self._first + self.size < indices.stop:  # has become smaller in this moment
-            self.leave(self.size)
-        return stream(feed)
-
-
-def compute_in_order(compute: Compute, stream: Stream | None, indices: range) -> tuple[list[Any], BaseException | None]:
-    """The elements at ``indices``, all asked for at once if there is no ``stream``; and the error that follows them, if any."""
-    block = _Block(indices.start, len(indices), 0.0, 0)
-    error = block.compute(compute, stream)
-    return block.take_finished(), error

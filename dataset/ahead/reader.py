@@ -11,19 +11,19 @@ Guarantees:
 
 from __future__ import annotations
 
-import functools
 import operator
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
+from itertools import compress, repeat
 from typing import Any
 
 from gristmill.dataset.ahead.kept import Call, KeptBlocks
-from gristmill.dataset.ahead.readahead import ReadAhead, Stream, compute_in_order
+from gristmill.dataset.ahead.readahead import Items, ReadAhead
 from gristmill.dataset.ahead.root_log import RootLog
 from gristmill.dataset.ahead.waits import BudgetWaits
 from gristmill.dataset.bases.context import IteratorContext
-from gristmill.dataset.bases.feed import Feed, one_by_one
-from gristmill.dataset.bases.map import MapDataset, stream_elements
+from gristmill.dataset.bases.map import MapDataset
 
 _NEAR = 32  # so many elements that were handed out are computed again without losing those after them
 
@@ -48,7 +48,6 @@ class Reader:
         self._read_from: Any = ds  # or what an observer has made of it
         self._keeps_blocks = ds._draws_blocks and not self.reads_once
         self._blocks: dict[str, KeptBlocks] = {}  # one: several threads may make it
-        self._compute = self._computing()
         self._length = len(ds)
         self._buffer_size = buffer_size
         self._ahead: ReadAhead | None = None
@@ -59,7 +58,7 @@ class Reader:
         self._kept: list[Any] = []
         self._error: BaseException | None = None
         self._part: Iterator[Any] | None = None  # of elements before ``_index``, which are handed out when they are asked for
-        self._feed: Feed | None = None  # of those that are computed then
+        self._steps: Iterator[bool] | None = None  # one for each element that is left of those that are computed then
         self._is_closed = False
 
     @property
@@ -107,15 +106,15 @@ class Reader:
         if self.log is not None:
             self.log.note(index, index + n)
         self._index, self._keeps = index + n, True
-        self._feed = Feed(range(index, index + n))
-        return (self._stream_from_kept(self._feed) if self._keeps_blocks else stream_elements(self._ds, self._feed)), n
+        self._steps = steps = repeat(True, n)
+        return compress(self._items(range(index, index + n)), steps), n
 
     @property
     def last_of_part(self) -> int | None:
         """The index of the element that was taken last of what ``part`` has returned last."""
         if self._part is not None:
             return self._index - operator.length_hint(self._part) - 1
-        return None if self._feed is None else self._feed.index
+        return None if self._steps is None else self._index - operator.length_hint(self._steps) - 1
 
     def give_back(self, index: int, elements: list[Any], error: BaseException | None = None) -> None:
         """Lets ``elements``, which nobody has seen, come at ``index``, before what is kept; then ``error``, if any."""
@@ -172,7 +171,7 @@ class Reader:
 
     def stop(self) -> None:
         """Ends the threads, and keeps nothing."""
-        self._kept, self._error, self._part, self._feed, self._ahead, self._keeps = [], None, None, None, None, False
+        self._kept, self._error, self._part, self._steps, self._ahead, self._keeps = [], None, None, None, None, False
         if self._finalizer is not None:
             self._finalizer()
         blocks, self._blocks = self._blocks, {}
@@ -187,22 +186,16 @@ class Reader:
     def observe(self, observed: Any) -> None:
         """Reads from ``observed``, which somebody has made of the dataset; ``None``: from the dataset itself."""
         self._read_from = self._ds if observed is None else observed
-        self._compute = self._computing()
         if self._ahead is not None:
-            self._ahead.compute, self._ahead.stream = self._compute, self._stream
+            self._ahead.items = self._items
 
-    def _computing(self) -> Callable[[Any], list[Any]]:
-        """What computes blocks."""
-        return self._compute_from_kept if self._keeps_blocks else self._read_from._block
+    @property
+    def _items(self) -> Items:
+        """Computes the elements at a range of indices."""
+        return self._items_from_kept if self._keeps_blocks else self._read_from._items
 
-    def _compute_from_kept(self, indices: Any) -> list[Any]:
-        with Call(self._kept_blocks(), indices[0]):
-            elements: list[Any] = self._read_from._block(indices)
-            return elements
-
-    def _stream_from_kept(self, feed: Feed) -> Iterator[Any]:
-        call = Call(self._kept_blocks(), feed.indices[0])
-        return call.stream(functools.partial(stream_elements, self._ds, feed))
+    def _items_from_kept(self, indices: range) -> Iterator[Any]:
+        return Call(self._kept_blocks(), indices[0]).elements(partial(self._read_from._items, indices))
 
     def _kept_blocks(self) -> KeptBlocks:
         made = self._blocks
@@ -213,16 +206,6 @@ class Reader:
         ahead = self._ahead
         return call if ahead is None else ahead.lowest
 
-    @property
-    def _stream(self) -> Stream | None:
-        """What computes elements one after the other; while somebody observes blocks, these are of one element or nothing."""
-        if self._read_from is self._ds:
-            return self._stream_from_kept if self._keeps_blocks else functools.partial(stream_elements, self._ds)
-        if not self.reads_once:
-            return None
-        block = self._compute
-        return lambda feed: one_by_one(lambda i: block(range(i, i + 1))[0], feed.steps([*feed.indices]))
-
     def _collect(self) -> None:
         """Keeps what was not taken of the last part."""
         if self._part is not None:
@@ -230,7 +213,7 @@ class Reader:
             self._part = None
             self._kept[:0] = rest
             self._index -= len(rest)
-        self._feed = None
+        self._steps = None
 
     def _read(self, index: int, n: int) -> list[Any]:
         log = self.log
@@ -249,29 +232,21 @@ class Reader:
                 log.note_alone(index)
             else:
                 log.note(index, index + n)
-        indices = range(index, index + n)
-        if n == 1 or not self.reads_once:
-            try:
-                return self._compute(indices)
-            except Exception:
-                if n == 1:
-                    raise
-        elements, error = compute_in_order(self._compute, self._stream, indices)
-        if elements and isinstance(error, Exception):
+        read: list[Any] = []
+        try:
+            read.extend(self._items(range(index, index + n)))
+        except Exception as error:
+            if not read:
+                raise
             self._error, self._keeps = error, True
-        elif error is not None:
-            try:
-                raise error
-            finally:
-                del error
-        return elements
+        return read
 
     def _started(self, index: int) -> ReadAhead:
         ahead = self._ahead  # which ``close`` in another thread drops
         if ahead is None or not ahead.budget.is_here:
             self.stop()
-            what = self._compute, index, self._length, self.num_threads, self._buffer_size, self.ctx.budget
-            ahead = ReadAhead(*what, stream=self._stream, log=self.log, rate=self._rate, waits=self.waits)
+            what = self._items, index, self._length, self.num_threads, self._buffer_size, self.ctx.budget
+            ahead = ReadAhead(*what, log=self.log, rate=self._rate, waits=self.waits)
             self._ahead = ahead
             self._finalizer = weakref.finalize(self, ahead.close)
         if self._is_closed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import builtins
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 
 from gristmill.core import grain_names
@@ -14,14 +15,14 @@ from gristmill.core.exiting import end_thread_at_exit
 from gristmill.core.indices import Indices, as_array, as_ints
 from gristmill.core.instruments import shadow
 from gristmill.dataset.bases.division import Division
-from gristmill.dataset.bases.feed import Feed, StopInStream, one_by_one, what_failed
+from gristmill.dataset.bases.items import each_alone, item
 from gristmill.dataset.bases.length import AtMost, Exact, Length, of_number
 from gristmill.dataset.bases.migration_hints import OF_MAP_DATASETS
 from gristmill.dataset.bases.node import DatasetNode, ancestors, as_parents, dropping_steps, reads_once, spec_of_first_parent
-from gristmill.dataset.bases.observing import Instrument, Wrap, divert_items
+from gristmill.dataset.bases.observing import Instrument, Wrap, divert_items, observed_items
 from gristmill.dataset.bases.origins import Part, RecordKey
 from gristmill.dataset.methods import MapBucketMethods, MapDatasetMeta, MapElementMethods, MapPartMethods, MapSequenceMethods
-from gristmill.dataset.telling.failures import instead_of_stop, tell, told
+from gristmill.dataset.telling.failures import failed_at, told
 from gristmill.dataset.telling.tracebacks import filter_traceback
 from gristmill.sources.reading import may_be_read_again
 
@@ -65,6 +66,8 @@ class MapDataset(
     _parents: tuple[MapDataset[Any], ...] = ()
     _current_instrument: Instrument | None = None  # of an object of a user's class
     _reads_blocks = False  # whether it asks who reads for blocks that are kept (see ``kept``)
+    # The element at an index is made of the parent's element at that index alone.
+    _keeps_indices: ClassVar[bool] = False
     # What its positions hold over the epochs (see ``epochs``).
     _moves_records = False
     _has_one_epoch = False
@@ -101,25 +104,17 @@ class MapDataset(
     def _shows_chain(self) -> bool:
         return type(self).__repr__ is MapDataset.__repr__
 
-    def _block(self, indices: Indices) -> list[Any]:
-        """The elements at ``indices``: as many, in the same order, ``None`` where there is none.
+    def _items(self, indices: Indices) -> Iterator[Any]:
+        """Returns an iterator over the elements at ``indices`` (see ``items``)."""
+        return map(self._item, as_ints(indices))
 
-        Law: the same as ``[self[i] for i in indices]``. If that raises, so does this, but not always the same error;
-        ``read`` makes up for it.
-        """
-        return [self._item(i) for i in as_ints(indices)]
-
-    def _stream(self, feed: Feed) -> Iterator[Any]:
-        """The elements of ``_block(feed.indices)``, each computed when it is asked for (see ``feed``)."""
-        return one_by_one(self._item, feed.steps([*as_ints(feed.indices)]))
-
-    def _item(self, i: int) -> Any:
+    def _item(self, index: int) -> Any:
         try:
-            return self[i]
+            return self[index]
         except Exception as error:
             if isinstance(error, StopIteration) and (not self._parents or isinstance(error.__cause__, SourceEnded)):
                 raise SourceEnded from error
-            tell(error, self, [i])
+            failed_at(error, self, index)
             raise
 
     @cached
@@ -135,7 +130,7 @@ class MapDataset(
     @property
     def _reads_once(self) -> bool:
         """Whether this step itself may not give the same element when it is asked again."""
-        return not self._parents and type(self)._block is MapDataset._block
+        return not self._parents and type(self)._items is MapDataset._items
 
     def _set_instrument(self, wrap: Wrap | None) -> None:
         """Lets elements be computed through what ``wrap`` makes of the method that computes them (see ``observing``)."""
@@ -148,11 +143,11 @@ class MapDataset(
 
     def _origins(self, index: int) -> Iterable[Part | RecordKey]:
         """What the element at ``index`` is made of; nothing if that is not known, as of users' datasets."""
-        return ()
+        return [Part(self._parents[0], index)] if self._keeps_indices else ()
 
     def _behind(self, indices: Indices) -> tuple[MapDataset[Any], Indices] | None:
         """Of which dataset, and where, each element at ``indices`` is one, changed or not; ``None`` if there is none such."""
-        return (self._parents[0], indices) if type(self)._origins is _same_index else None
+        return (self._parents[0], indices) if self._keeps_indices else None
 
     def _made_of(self, index: int) -> Iterable[Part | RecordKey]:
         """As ``_origins``, for ``explain``, where functions may be run that decide it."""
@@ -167,7 +162,7 @@ class MapDataset(
 
         ``None``: there is none, or they are not its first ones.
         """
-        return self._parents[0]._counts_before(num) if type(self)._origins is _same_index else None
+        return self._parents[0]._counts_before(num) if self._keeps_indices else None
 
     def _divided(self, division: Division) -> Any:
         """What a worker has in place of this dataset, from which a stream is made."""
@@ -192,7 +187,7 @@ class MapDataset(
     @property
     def _passed_on(self) -> tuple[MapDataset[Any], slice] | None:
         """The dataset, and the slice of its positions, whose elements those of an epoch are made of, one of one."""
-        return (self._parents[0], _ALL) if type(self)._origins is _same_index else None
+        return (self._parents[0], _ALL) if self._keeps_indices else None
 
     def _over_parts(self, replaced: Callable[[Any], Any]) -> MapDataset[T_co]:
         """This step over parts of its parents that stay the same in all epochs, for ``split``.
@@ -225,25 +220,19 @@ class MapDataset(
 
 
 class BlockMapDataset(MapDataset[T]):
-    """The base of our own stages: an element is derived from a block of one."""
+    """The base of our own stages, which define ``_items``."""
 
     _is_made_anew: ClassVar = False  # over other parents, since it keeps something that follows from them
 
     @abc.abstractmethod
-    def _block(self, indices: Indices) -> list[Any]: ...
-
-    def _stream(self, feed: Feed) -> Iterator[Any]:
-        return one_by_one(self._item, feed.steps([*as_ints(feed.indices)]))
-
-    def _item(self, i: int) -> Any:
-        return self._block([i])[0]
+    def _items(self, indices: Indices) -> Iterator[Any]: ...
 
     @property
     def _reads_once(self) -> bool:
         return False
 
     def _set_instrument(self, wrap: Wrap | None) -> None:
-        shadow(self, "_block", wrap)
+        shadow(self, "_items", None if wrap is None else partial(observed_items, wrap, is_read_once=self._draws_once))
 
     def _over(self, replaced: Callable[[Any], Any]) -> MapDataset[T]:
         if self._is_made_anew:
@@ -261,13 +250,11 @@ class BlockMapDataset(MapDataset[T]):
                 return self.slice(index)
             index = _as_index(index)
         try:
-            return self._block([index])[0]
+            return item(self, index)
         except BaseException as error:
             end_thread_at_exit()
             if isinstance(error, SourceEnded):
                 raise StopIteration from error
-            if isinstance(error, StopIteration):
-                raise instead_of_stop(error, str(self)) from error
             filter_traceback(error)
             raise
 
@@ -297,16 +284,15 @@ class ReindexMapDataset(BlockMapDataset[T]):
     def _limit(self) -> int:
         """Up to this magnitude of an index all arithmetic of ``_reindex`` stays within int64."""
 
-    def _block(self, indices: Indices) -> list[Any]:
+    def _items(self, indices: Indices) -> Iterator[Any]:
         try:
-            moved = [self._reindex(as_ints(indices)[0])] if len(indices) == 1 else self._moved(indices)
+            moved = self._moved(indices)
         except Exception as error:
-            tell(error, self, indices)
+            if len(indices) > 1:
+                return each_alone(self, indices)
+            failed_at(error, self, indices[0])
             raise
-        return self._parents[0]._block(moved)
-
-    def _stream(self, feed: Feed) -> Iterator[Any]:
-        return stream_elements(self._parents[0], feed.over(self._moved(feed.indices)))
+        return self._parents[0]._items(moved)
 
     def _origins(self, index: int) -> Iterable[Part]:
         return [Part(self._parent, self._reindex(index))]
@@ -315,16 +301,11 @@ class ReindexMapDataset(BlockMapDataset[T]):
         return self._parents[0], self._moved(indices)
 
     def _moved(self, indices: Indices) -> Indices:
-        moved = self._reindex_range(indices) if isinstance(indices, range) and len(indices) > 1 else None
+        if len(indices) == 1:
+            return [self._reindex(as_ints(indices)[0])]
+        moved = self._reindex_range(indices) if isinstance(indices, range) else None
         result: Indices = self._reindex(as_array(indices, self._limit)) if moved is None else moved
         return result
-
-
-def _same_index(stage: MapDataset[Any], index: int) -> Iterable[Part]:
-    return [Part(stage._parents[0], index)]
-
-
-same_index = _same_index  # ``_origins`` of stages whose element is made of the parent's at the same index
 
 
 class NotOverAPartError(ValueError):
@@ -365,26 +346,3 @@ def farthest_behind(ds: MapDataset[Any], indices: Indices) -> tuple[MapDataset[A
         ds, indices = found
     return ds, indices
 
-
-def stream_elements(ds: MapDataset[Any], feed: Feed) -> Iterator[Any]:
-    """The elements of ``ds`` at the indices of ``feed``, each computed when it is asked for."""
-    return ds._stream(feed)
-
-
-def read(ds: MapDataset[Any], indices: Indices) -> list[Any]:
-    """The elements of ``ds`` at ``indices``, or the error that computing them one after another would meet first."""
-    stream: Iterator[Any] | None = None
-    try:
-        if not ds._draws_once:
-            return ds._block(indices)
-        if "_block" not in vars(ds):  # else somebody observes blocks
-            stream = stream_elements(ds, Feed(indices))
-    except Exception:
-        if len(indices) == 1:
-            raise
-    if stream is None:
-        return [ds._block([i])[0] for i in as_ints(indices)]
-    try:
-        return list(stream)
-    except StopInStream as error:
-        raise what_failed(error) from None

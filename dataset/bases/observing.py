@@ -17,9 +17,11 @@ import abc
 import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
+from gristmill.core.indices import Indices, as_ints
 from gristmill.core.locks import Lock
 from gristmill.dataset.ahead.budget import Budget
 from gristmill.dataset.ahead.waits import BudgetWaits
@@ -27,6 +29,55 @@ from gristmill.dataset.ahead.waits import BudgetWaits
 Method: TypeAlias = Callable[[Any, Any], list[Any]]  # elements of a stage: as many as the number says, or at the indices
 Instrument: TypeAlias = Callable[[Any], list[Any]]  # the same of one stage, which it does not keep alive
 Wrap: TypeAlias = Callable[[Method], Instrument]
+
+
+class Computed(list[Any]):
+    """The first elements of a block, and the error that was raised in place of the next one."""
+
+    error: Exception | None = None
+
+    @classmethod
+    def of(cls, elements: Iterable[Any]) -> Computed:
+        new = cls()
+        try:
+            new.extend(elements)
+        except Exception as error:
+            if not new:
+                raise
+            new.error = error
+        return new
+
+    def given_out(self) -> Iterator[Any]:
+        """Iterates over the elements, keeps none, and then raises the error."""
+        self.reverse()
+        while self:
+            yield self.pop()
+        if self.error is not None:
+            raise self.error
+
+
+def observed_items(
+    wrap: Wrap, items: Callable[[Any, Indices], Iterator[Any]], *, is_read_once: bool
+) -> Callable[[Indices], Iterator[Any]]:
+    """Returns what takes the place of a method ``_items`` while it is observed.
+
+    It computes the elements of a call at once, so that few looks at the clock are enough; one after
+    another where something upstream cannot be read again.
+
+    Args:
+        wrap: makes an instrument.
+        items: the method of the class.
+        is_read_once: a source upstream may not give the same record again.
+    """
+    instrument: Any = wrap(lambda stage, indices: Computed.of(items(stage, indices)))
+
+    def observed(indices: Indices) -> Iterator[Any]:
+        if is_read_once:
+            return chain.from_iterable(map(instrument, [[i] for i in as_ints(indices)]))
+        elements: Computed = instrument(indices)
+        return elements.given_out()
+
+    return observed
 
 
 class WorkAhead(NamedTuple):

@@ -210,6 +210,7 @@ class Batch(Stream):
             except Exception:
                 cell.past_failed = partial(self._pass, cell, cell.past_failed, size - len(group) - 1)
                 raise
+            cell.settle()
             if not group or (self.drop_remainder and len(group) < size):
                 return
             try:
@@ -227,7 +228,7 @@ class Batch(Stream):
         pass_outputs(self.parent, cell, num)
 
     def fail(self, error: Exception, cell: Cell) -> None:
-        tell_at_place(error, self, self.place(cell.pos))
+        tell_at_place(error, self, self.place(cell.settle()))
         if isinstance(error, StopIteration):
             raise instead_of_stop(error, str(self)) from error
 

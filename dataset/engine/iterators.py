@@ -176,7 +176,7 @@ class StreamIterator(BlockIterator[T_co]):
 
     def commit(self) -> Pos:
         """Take the element that a run has just yielded for delivered; return the position after it."""
-        self._base = pos = self._own_cell.pos
+        self._base = pos = self._own_cell.settle()
         return pos
 
     def _take(self, n: int) -> list[Any]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import compress, repeat
+from operator import length_hint
 from typing import Any
 
 from gristmill.core.cached import cached
@@ -10,7 +14,6 @@ from gristmill.core.errors import SourceEnded, StateIndexError
 from gristmill.core.state import plain_int, shown, state_field
 from gristmill.dataset.ahead.reader import Reader
 from gristmill.dataset.ahead.waits import BudgetWaits
-from gristmill.dataset.bases.feed import StopInStream, what_failed
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import dropping_steps
 from gristmill.dataset.bases.observing import WorkAhead
@@ -18,8 +21,8 @@ from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.engine.stream import Cell, Pos, Stream
 from gristmill.dataset.stages.filter_guard import WINDOW, FilterGuard
 from gristmill.dataset.stages.runs import RunsMapDataset
-from gristmill.dataset.telling.failures import instead_of_stop
 
+_is_there = partial(operator.is_not, None)
 _MOST = 64  # elements that are begun as one block where each is computed when it is requested
 
 
@@ -57,52 +60,64 @@ class Read(Stream):
         return FilterGuard([*dropping_steps(self.ds), self][0])
 
     def _run(self, cell: Cell) -> Iterator[Any]:
-        index, skips, decisions = cell.pos, not self.with_nones, self._decisions
+        size = 1
         try:
-            for part in self._parts(cell):
-                for x in part:
-                    if skips:
-                        decisions.append(x is not None)
-                        if len(decisions) >= WINDOW:
-                            self.guard.judge(decisions, self.ctx.options)
-                    index += 1
-                    cell.pos = index
-                    if x is None and skips:
-                        continue
-                    yield (x, x := None)[0]
+            while cell.pos < self.length:
+                wanted = cell.take_wanted()
+                if wanted > 1:
+                    yield from self._block(cell, wanted)
+                    cell.settle()
+                else:
+                    # Where each element is computed when it is requested, the size of a part is free.
+                    size = 1 if self.reader.num_threads else min(2 * size, _MOST)
+                    yield from self._part(cell, size)
         except SourceEnded:
-            return
+            cell.settle()
         except GeneratorExit:
             raise
-        except Exception as error:
-            cell.pos = index + 1
-            if isinstance(error, StopInStream):
-                stop = what_failed(error)
-                raise instead_of_stop(stop, str(self)) from stop
+        except Exception:
+            cell.settle()
+            cell.pos += 1
             raise
         except BaseException:
             self.reader.stop()  # what was read and not delivered is read again
             raise
 
-    def _parts(self, cell: Cell) -> Iterator[Iterator[Any]]:
-        """Return the elements from ``cell.pos`` on, in parts that are read together."""
-        reader, size, single_until = self.reader, 1, 0
-        while (index := cell.pos) < self.length:
-            size = min(2 * size, _MOST) if not reader.num_threads else 1
-            size = min(max(cell.take_wanted(), size), self.length - index)
-            try:
-                if size == 1 or index < single_until or reader.is_careful:
-                    part = iter(reader.take(index, 1))
-                else:
-                    part, _ = reader.part(index, size)
-            except StopIteration as error:
-                raise StopInStream from error
-            except Exception:
-                if size == 1 or reader.num_threads or index < single_until:
-                    raise
-                single_until = index + size  # those before the one that fails come first
-                continue
-            yield part
+    def _part(self, cell: Cell, size: int) -> Iterator[Any]:
+        """Return up to ``size`` elements, with the position after each."""
+        index, skips, decisions = cell.pos, not self.with_nones, self._decisions
+        elements, _ = self.reader.part(index, min(size, self.length - index))
+        for x in elements:
+            if skips:
+                decisions.append(x is not None)
+                if len(decisions) >= WINDOW:
+                    self.guard.judge(decisions, self.ctx.options)
+            index += 1
+            cell.pos = index
+            if x is not None or not skips:
+                yield (x, x := None)[0]
+
+    def _block(self, cell: Cell, wanted: int) -> Iterator[Any]:
+        """Return up to ``wanted`` elements; the position after one is known when the cell is settled."""
+        index, size = cell.pos, min(wanted, self.length - cell.pos)
+        if self.with_nones:
+            elements, size = self.reader.part(index, size)
+            read = cell.count_from(index, size)
+            yield from compress(elements, read)
+            return
+        # The last element of a window is not in a block: the guard is asked before it is returned.
+        elements, size = self.reader.part(index, min(size, max(1, WINDOW - len(self._decisions) - 1)))
+        read, kept = cell.count_from(index, size), repeat(True, size)
+        try:
+            yield from compress(filter(_is_there, compress(elements, read)), kept)
+        except Exception:
+            self._note(size - length_hint(read), size - length_hint(kept))
+            raise
+        self._note(size, size - length_hint(kept))
+
+    def _note(self, num: int, num_kept: int) -> None:
+        """Take note for the guard that of ``num`` elements ``num_kept`` were there."""
+        self._decisions += [True] * num_kept + [False] * (num - num_kept)
 
     def start(self) -> int:
         return 0

@@ -19,7 +19,8 @@ the elements from ``cell.pos`` on. Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from itertools import islice, repeat
+from operator import length_hint
 from typing import Any, ClassVar
 
 from gristmill.core.errors import StateMismatchError
@@ -40,6 +41,7 @@ class Cell:
     Attributes:
         pos: the position after the element that was yielded last.
         wanted: how many elements the consumer will surely take, so that they may be read at once.
+            A consumer that says more than one calls ``settle`` before it reads ``pos``.
         past_failed: what moves the cell past the element that failed; ``None`` if ``pos`` is past
             it already.
         moves: how often the cell was moved by its consumer. A live run continues as long as this
@@ -47,7 +49,7 @@ class Cell:
         outer: the consumer's cell, of a stage that takes one element for each of its outputs.
     """
 
-    __slots__ = ("moves", "outer", "past_failed", "pos", "wanted")
+    __slots__ = ("_end", "_steps", "moves", "outer", "past_failed", "pos", "wanted")
 
     def __init__(self, pos: Pos = None) -> None:
         self.pos = pos
@@ -55,9 +57,12 @@ class Cell:
         self.past_failed: Callable[[], None] | None = None
         self.moves = 0
         self.outer: Cell | None = None
+        self._steps: Iterator[bool] | None = None  # one for each element before ``_end`` that was not yielded
+        self._end = 0
 
     def go_to(self, pos: Pos) -> None:
         """Move to ``pos``. The next run starts there."""
+        self._steps = None
         self.moves += 1  # first, so that an interrupt leaves no live run at another position
         self.pos = pos
         self.wanted, self.past_failed = 1, None
@@ -75,6 +80,17 @@ class Cell:
             return self.outer.take_wanted()
         wanted, self.wanted = self.wanted, 1
         return wanted
+
+    def count_from(self, index: int, num: int) -> Iterator[bool]:
+        """Return an iterator of ``num`` steps, one for each element from ``index`` on, to be consumed with them."""
+        self._end, self._steps = index + num, repeat(True, num)
+        return self._steps
+
+    def settle(self) -> Pos:
+        """Return ``pos``, after counting the elements of a block that were yielded."""
+        if self._steps is not None:
+            self.pos, self._steps = self._end - length_hint(self._steps), None
+        return self.pos
 
     def pass_failed(self) -> None:
         """Move past the element whose computation has just failed."""
@@ -171,7 +187,7 @@ class Stream:
 
     def fail(self, error: Exception, cell: Cell) -> None:
         """Note at ``error``, of a user's function, where it was raised. ``cell`` is the parent's."""
-        tell_at_place(error, self, self.parent.place(cell.pos))
+        tell_at_place(error, self, self.parent.place(cell.settle()))
         if isinstance(error, StopIteration):
             raise instead_of_stop(error, str(self)) from error
 

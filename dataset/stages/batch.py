@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
@@ -12,14 +12,14 @@ from gristmill.dataset.bases.element_spec import batched_spec
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import Length, num_elements, scaled
-from gristmill.dataset.bases.map import BlockMapDataset, read
+from gristmill.dataset.bases.map import BlockMapDataset
 from gristmill.dataset.bases.node import dropping_steps, spec_of
 from gristmill.dataset.bases.origins import Part
 from gristmill.dataset.bases.parameters import Parameters, aside
 from gristmill.dataset.bases.traced import Tracing, grouped
 from gristmill.dataset.engine.elements import Batch
 from gristmill.dataset.engine.iterators import open_stage
-from gristmill.dataset.telling.failures import add_before, tell
+from gristmill.dataset.telling.failures import add_before, failed_at
 from gristmill.transforms.base import check_batch_size
 from gristmill.transforms.batching import Allocate, BufferPool, stack
 
@@ -80,20 +80,20 @@ class BatchMapDataset(BlockMapDataset[T]):
     def _element_spec(self) -> Any:
         return _spec_of(self._parent, self._parameters, self._batch_fn)
 
-    def _block(self, indices: Indices) -> list[Any]:
-        self._check_not_empty(self._length, indices)
-        return [self._batch(i) for i in as_ints(indices)]
+    def _items(self, indices: Indices) -> Iterator[Any]:
+        self._check_not_empty(self._length, indices[:1])
+        return map(self._batch, as_ints(indices))
 
     def _batch(self, index: int) -> Any:
         epoch, position = divmod(index, self._length)
         start = position * self._batch_size
         stop = min(start + self._batch_size, self._parent_length)
         offset = epoch * self._parent_length
-        elements = read(self._parents[0], range(offset + start, offset + stop))
+        elements = list(self._parents[0]._items(range(offset + start, offset + stop)))
         try:
             return self._batch_fn(elements)
         except Exception as error:
-            tell(error, self, [index])
+            failed_at(error, self, index)
             if isinstance(error, ValueError) and any([x is None for x in elements]):
                 add_before(error, _SPARSE_NOTE)
             raise

@@ -12,7 +12,6 @@ from gristmill.core.indices import Indices, as_ints
 from gristmill.core.keyed_hash import mixed
 from gristmill.core.permutation import Permutation
 from gristmill.dataset.ahead.kept import current
-from gristmill.dataset.bases.feed import Feed, one_by_one
 from gristmill.dataset.bases.map import ReindexMapDataset
 from gristmill.dataset.bases.node import random_seed
 from gristmill.dataset.bases.parameters import Parameters, silent
@@ -64,17 +63,12 @@ class BlockShuffleMapDataset(ReindexMapDataset[T]):
         self._check_not_empty(length)
         return self._order
 
-    def _block(self, indices: Indices) -> list[Any]:
+    def _items(self, indices: Indices) -> Iterator[Any]:
         blocks = current()
         if blocks is None or not (isinstance(indices, range) or len(indices) == 1):
-            return super()._block(indices)
-        return blocks.take(self, as_ints(indices), indices.step if isinstance(indices, range) else None)
-
-    def _stream(self, feed: Feed) -> Iterator[Any]:
-        blocks, indices = current(), feed.indices
-        if blocks is None or not isinstance(indices, range):
-            return super()._stream(feed)
-        return one_by_one(lambda i: blocks.one(self, i, indices.step), feed.steps([*indices]))
+            return super()._items(indices)
+        step = indices.step if isinstance(indices, range) else None
+        return (blocks.one(self, i, step) for i in as_ints(indices))
 
     # What those ask who keep blocks (see ``kept``).
 
@@ -94,7 +88,7 @@ class BlockShuffleMapDataset(ReindexMapDataset[T]):
         return range(start, min(start + order.block_size, (epoch + 1) * order.length))
 
     def read(self, keys: Indices) -> list[Any]:
-        return self._parents[0]._block(keys)
+        return list(self._parents[0]._items(keys))
 
     def _reindex(self, index: Any) -> Any:
         order = self._current_order()

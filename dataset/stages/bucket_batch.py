@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,7 +15,7 @@ from gristmill.core.state import shown
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate
 from gristmill.dataset.bases.length import Infinite, Length, at_most, num_elements
-from gristmill.dataset.bases.map import BlockMapDataset, MapDataset, not_over_a_part, read
+from gristmill.dataset.bases.map import BlockMapDataset, MapDataset, not_over_a_part
 from gristmill.dataset.bases.node import dropping_steps, random_seed, spec_of
 from gristmill.dataset.bases.origins import Part
 from gristmill.dataset.bases.parameters import aside, silent
@@ -152,9 +152,9 @@ class BucketBatchMapDataset(BlockMapDataset[T]):
     def _over(self, replaced: Callable[[Any], Any]) -> BucketBatchMapDataset[T]:
         raise not_over_a_part(self, "knows the lengths of all elements")
 
-    def _block(self, indices: Indices) -> list[Any]:
-        self._check_not_empty(len(self), indices)
-        return [self._batch(i) for i in as_ints(indices)]
+    def _items(self, indices: Indices) -> Iterator[Any]:
+        self._check_not_empty(len(self), indices[:1])
+        return map(self._batch, as_ints(indices))
 
     def _members(self, index: int) -> tuple[Members, slice, int]:
         """The elements of a batch, which of them are this shard's, and how many rows that has if none is missing."""
@@ -170,7 +170,7 @@ class BucketBatchMapDataset(BlockMapDataset[T]):
             raise
         num_real = len(members.indices[own])
         here = own if num_real else slice(1)  # what rows look like is known by an element alone
-        elements = read(self._parents[0], members.indices[here])
+        elements = list(self._parents[0]._items(members.indices[here]))
         rows = self._parameters.rows(members.bucket, size, num_real, members.lengths[here], max(members.lengths))
         try:
             if any([element is None for element in elements]):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import itertools
+import operator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from gristmill.core.errors import StateIndexError, StateMismatchError
@@ -14,7 +16,7 @@ from gristmill.dataset.bases.context import IteratorContext
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, share_context, skip_one
 from gristmill.dataset.bases.length import Length, Unknown
-from gristmill.dataset.bases.map import BlockMapDataset, MapDataset, read, same_index
+from gristmill.dataset.bases.map import BlockMapDataset, MapDataset
 from gristmill.dataset.bases.next_index import move_to_index, next_index_of
 from gristmill.dataset.bases.node import dropping_steps, only_parent, tolerances
 from gristmill.dataset.bases.round_robin import RoundRobinIterator
@@ -325,12 +327,12 @@ def _presence(ds: MapDataset[Any]) -> MapDataset[bool]:
 
 
 class _PresenceMapDataset(BlockMapDataset[bool]):
-    """Whether there is an element, at every index of the parent."""
+    """True at each index at which the parent has an element, else false."""
 
-    _origins = same_index
+    _keeps_indices = True
 
-    def _block(self, indices: Indices) -> list[Any]:
-        return [x is not None for x in self._parents[0]._block(indices)]
+    def _items(self, indices: Indices) -> Iterator[Any]:
+        return map(operator.is_not, self._parents[0]._items(indices), itertools.repeat(None))
 
 
 class _Batch:
@@ -342,7 +344,7 @@ class _Batch:
 
     def __call__(self, step: tuple[int, list[int]]) -> tuple[int, Any]:
         position, indices = step
-        elements = read(self._ds, indices)
+        elements = list(self._ds._items(indices))
         if any([x is None for x in elements]):
             raise _missing_error(self._ds)
         return position, self._batch_fn(elements)

@@ -6,18 +6,17 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, TypeVar
 
-from gristmill.core.indices import Indices
-from gristmill.dataset.bases.feed import Feed, failed_in_stream
+from gristmill.core.indices import Indices, as_ints
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import some_of_them
-from gristmill.dataset.bases.map import BlockMapDataset, same_index, stream_elements
+from gristmill.dataset.bases.map import BlockMapDataset
 from gristmill.dataset.bases.node import spec_of_first_parent
 from gristmill.dataset.bases.parameters import Parameters, function
 from gristmill.dataset.bases.traced import Tracing, noting_failed
 from gristmill.dataset.engine.elements import Keep
 from gristmill.dataset.engine.iterators import open_stage
-from gristmill.dataset.telling.failures import tell
+from gristmill.dataset.telling.failures import failed_at
 from gristmill.transforms.base import Filter, transform_function
 
 T = TypeVar("T")
@@ -35,32 +34,24 @@ class FilterMapDataset(BlockMapDataset[T]):
 
     _drops = True
     _element_spec = spec_of_first_parent
-    _origins = same_index
+    _keeps_indices = True
 
     def __init__(self, parent: Any, transform: Any) -> None:
         super().__init__(parent)
         self._parameters = FilterParameters(transform)
         self._fn = transform_function(transform, Filter, "filter")
 
-    def _block(self, indices: Indices) -> list[Any]:
-        fn, elements = self._fn, self._parents[0]._block(indices)
-        try:
-            return [x if x is not None and fn(x) else None for x in elements]
-        except Exception as error:
-            tell(error, self, indices)
-            raise
-
-    def _stream(self, feed: Feed) -> Iterator[Any]:
-        return self._filtered(stream_elements(self._parents[0], feed), feed)
-
-    def _filtered(self, elements: Iterator[Any], feed: Feed) -> Iterator[Any]:
+    def _items(self, indices: Indices) -> Iterator[Any]:
         fn = self._fn
-        for x in elements:
+
+        def chosen(x: Any, index: int) -> Any:
             try:
-                yield x if x is not None and fn(x) else None
+                return x if x is not None and fn(x) else None
             except Exception as error:
-                failed_in_stream(error, self, feed)
+                failed_at(error, self, index)
                 raise
+
+        return map(chosen, self._parents[0]._items(indices), as_ints(indices))
 
 
 class FilterIterDataset(IterDataset[T]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from gristmill.core.errors import StateMismatchError
@@ -21,7 +21,7 @@ from gristmill.dataset.bases.parameters import Parameters, aside, function
 from gristmill.dataset.bases.traced import Traced, Tracing, noting_failed
 from gristmill.dataset.states.turns import is_gone
 from gristmill.dataset.states.values import LinearStates
-from gristmill.dataset.telling.failures import tell, tell_at_last
+from gristmill.dataset.telling.failures import failed_at, tell_at_last
 from gristmill.transforms.base import FlatMap, check_max_fan_out, for_a_class, transform_function
 
 T = TypeVar("T")
@@ -94,7 +94,7 @@ class FlatMapMapDataset(BlockMapDataset[T]):
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_memo"}
 
-    def _block(self, indices: Indices) -> list[Any]:
+    def _items(self, indices: Indices) -> Iterator[Any]:
         size, numbers = self._max_fan_out, as_ints(indices)
         if isinstance(indices, range) and indices.step == 1:
             wanted: Any = range(indices.start // size, (indices.stop - 1) // size + 1)
@@ -105,31 +105,39 @@ class FlatMapMapDataset(BlockMapDataset[T]):
         if memo is not None and memo[0] == wanted[0]:
             found[memo[0]] = memo[1]
             wanted = wanted[1:]
-        if wanted:
-            found.update(zip(wanted, self._split(wanted), strict=True))
-        block: list[Any] = []
+        return self._parts(numbers, found, self._split(wanted) if wanted else iter(()))
+
+    def _parts(self, numbers: Sequence[int], found: dict[int, list[Any]], split: Iterator[list[Any]]) -> Iterator[Any]:
+        """Returns items: of elements that are ``found``, or of the next ones of ``split``."""
+        size, num_left = self._max_fan_out, len(numbers)
         for i in numbers:
             number, position = divmod(i, size)
-            items = found[number]
-            if position >= len(items):
-                block.append(None)
-                continue
-            if items[position] is _HANDED_OUT:  # its user may have changed it
-                items = found[number] = self._split([number])[0]
-            block.append(items[position])
-            items[position] = _HANDED_OUT
-        if position < size - 1:
-            self._memo = number, items
-        return block
+            items = found.get(number)
+            if items is None:
+                items = found[number] = next(split)
+            x = None
+            if position < len(items):
+                if items[position] is _HANDED_OUT:  # its user may have changed it
+                    [items] = self._split([number])
+                    found[number] = items
+                x, items[position] = items[position], _HANDED_OUT
+            num_left -= 1
+            if not num_left and position < size - 1:
+                self._memo = number, items
+            yield (x, x := None)[0]
 
-    def _split(self, numbers: Indices) -> list[list[Any]]:
-        """The items of the parent's elements at ``numbers``."""
-        most, elements = self._max_fan_out, self._parents[0]._block(numbers)
-        try:
-            return [[] if x is None else items_of(self._transform, x, most) for x in elements]
-        except Exception as error:
-            tell(error, self, [number * most for number in as_ints(numbers)])
-            raise
+    def _split(self, numbers: Indices) -> Iterator[list[Any]]:
+        """Returns the items of each of the parent's elements at ``numbers``."""
+        transform, most = self._transform, self._max_fan_out
+
+        def split(x: Any, number: int) -> list[Any]:
+            try:
+                return [] if x is None else items_of(transform, x, most)
+            except Exception as error:
+                failed_at(error, self, number * most)
+                raise
+
+        return map(split, self._parents[0]._items(numbers), numbers)
 
     def _origins(self, index: int) -> Iterable[Part]:
         return [Part(self._parent, index // self._max_fan_out)]

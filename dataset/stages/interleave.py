@@ -11,7 +11,7 @@ Guarantees, besides those of ``cycle``:
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -215,11 +215,11 @@ class Opener:
         if self._elsewhere is not None:
             self._elsewhere.close()
 
-    def open_ahead(self, indices: range) -> list[DatasetIterator[Any]]:
-        iterators = [self.open(i) for i in indices]
-        for it in iterators:
+    def open_ahead(self, indices: range) -> Iterator[DatasetIterator[Any]]:
+        for i in indices:
+            it: Any = self.open(i)
             it.start_prefetch()
-        return iterators
+            yield (it, it := None)[0]
 
 
 class _OpenDataset(Member):

@@ -6,18 +6,17 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
-from gristmill.core.indices import Indices
+from gristmill.core.indices import Indices, as_ints
 from gristmill.dataset.bases.element_spec import transformed_spec
-from gristmill.dataset.bases.feed import Feed, failed_in_stream
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import same_number
-from gristmill.dataset.bases.map import BlockMapDataset, same_index, stream_elements
+from gristmill.dataset.bases.map import BlockMapDataset
 from gristmill.dataset.bases.parameters import Parameters, aside, function
 from gristmill.dataset.bases.traced import Tracing
 from gristmill.dataset.engine.elements import Each
 from gristmill.dataset.engine.iterators import open_stage
-from gristmill.dataset.telling.failures import tell
+from gristmill.dataset.telling.failures import failed_at
 from gristmill.transforms.base import Map, transform_function
 
 T = TypeVar("T")
@@ -38,7 +37,7 @@ class MapMapDataset(BlockMapDataset[T]):
     """
 
     _element_spec = transformed_spec
-    _origins = same_index
+    _keeps_indices = True
     _may_leave_out = True
 
     def __init__(self, parent: Any, transform: Any) -> None:
@@ -46,25 +45,44 @@ class MapMapDataset(BlockMapDataset[T]):
         self._parameters = MapParameters(transform)
         self._fn = transform_function(transform, Map, "map")
 
-    def _block(self, indices: Indices) -> list[Any]:
-        fn, elements = self._fn, self._parents[0]._block(indices)
+    def _items(self, indices: Indices) -> Iterator[Any]:
+        stages: list[MapMapDataset[Any]] = [self]
+        parent = self._parents[0]
+        while type(parent) is MapMapDataset and "_items" not in vars(parent):  # unless it is observed
+            stages.append(parent)
+            parent = parent._parents[0]
+        mapped = _mapped_by(self, self._fn) if len(stages) == 1 else _mapped_by_all(stages[::-1])
+        return map(mapped, parent._items(indices), as_ints(indices))
+
+
+def _mapped_by(stage: Any, fn: Callable[[Any], Any]) -> Callable[[Any, int], Any]:
+    def mapped(x: Any, index: int) -> Any:
         try:
-            return [None if x is None else fn(x) for x in elements]
+            return None if x is None else fn(x)
         except Exception as error:
-            tell(error, self, indices)
+            failed_at(error, stage, index)
             raise
 
-    def _stream(self, feed: Feed) -> Iterator[Any]:
-        return self._mapped(stream_elements(self._parents[0], feed), feed)
+    return mapped
 
-    def _mapped(self, elements: Iterator[Any], feed: Feed) -> Iterator[Any]:
-        fn = self._fn
-        for x in elements:
-            try:
-                yield None if x is None else fn(x)
-            except Exception as error:
-                failed_in_stream(error, self, feed)
-                raise
+
+def _mapped_by_all(stages: list[MapMapDataset[Any]]) -> Callable[[Any, int], Any]:
+    """Returns one function for neighbouring stages, which costs less than one for each."""
+    fns = [stage._fn for stage in stages]
+
+    def mapped(x: Any, index: int) -> Any:
+        fn = fns[0]
+        try:
+            for fn in fns:
+                if x is None:
+                    break
+                x = fn(x)
+            return x
+        except Exception as error:
+            failed_at(error, stages[fns.index(fn)], index)
+            raise
+
+    return mapped
 
 
 class MapIterDataset(IterDataset[T]):

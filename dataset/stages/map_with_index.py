@@ -8,16 +8,15 @@ from typing import Any, TypeVar
 
 from gristmill.core.indices import Indices, as_ints
 from gristmill.dataset.bases.element_spec import transformed_spec
-from gristmill.dataset.bases.feed import Feed, failed_in_stream
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import same_number
-from gristmill.dataset.bases.map import BlockMapDataset, same_index, stream_elements
+from gristmill.dataset.bases.map import BlockMapDataset
 from gristmill.dataset.bases.parameters import Parameters, function
 from gristmill.dataset.bases.traced import Tracing
 from gristmill.dataset.engine.elements import Numbered
 from gristmill.dataset.engine.iterators import open_stage
-from gristmill.dataset.telling.failures import tell
+from gristmill.dataset.telling.failures import failed_at
 from gristmill.transforms.base import MapWithIndex, transform_function
 
 T = TypeVar("T")
@@ -34,7 +33,7 @@ class MapWithIndexMapDataset(BlockMapDataset[T]):
     """
 
     _element_spec = transformed_spec
-    _origins = same_index
+    _keeps_indices = True
     _may_leave_out = True
 
     def __init__(self, parent: Any, transform: Any) -> None:
@@ -42,26 +41,17 @@ class MapWithIndexMapDataset(BlockMapDataset[T]):
         self._parameters = MapWithIndexParameters(transform)
         self._fn = transform_function(transform, MapWithIndex, "map_with_index")
 
-    def _block(self, indices: Indices) -> list[Any]:
+    def _items(self, indices: Indices) -> Iterator[Any]:
         fn = self._fn
-        elements = self._parents[0]._block(indices)
-        try:
-            return [None if x is None else fn(i, x) for i, x in zip(as_ints(indices), elements, strict=True)]
-        except Exception as error:
-            tell(error, self, indices)
-            raise
 
-    def _stream(self, feed: Feed) -> Iterator[Any]:
-        return self._mapped(stream_elements(self._parents[0], feed), feed)
-
-    def _mapped(self, elements: Iterator[Any], feed: Feed) -> Iterator[Any]:
-        fn = self._fn
-        for x, i in zip(elements, as_ints(feed.indices), strict=False):  # the elements may end early
+        def mapped(x: Any, index: int) -> Any:
             try:
-                yield None if x is None else fn(i, x)
+                return None if x is None else fn(index, x)
             except Exception as error:
-                failed_in_stream(error, self, feed)
+                failed_at(error, self, index)
                 raise
+
+        return map(mapped, self._parents[0]._items(indices), as_ints(indices))
 
 
 class MapWithIndexIterDataset(IterDataset[T]):

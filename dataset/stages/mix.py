@@ -10,8 +10,8 @@ from gristmill.core.indices import Indices, as_ints
 from gristmill.core.naming import without_addresses
 from gristmill.core.state import shown
 from gristmill.dataset.bases.epochs import any_pair
-from gristmill.dataset.bases.feed import Feed, what_failed
-from gristmill.dataset.bases.map import BlockMapDataset, MapDataset, not_over_a_part, stream_elements
+from gristmill.dataset.bases.items import begun_when_needed, each_alone
+from gristmill.dataset.bases.map import BlockMapDataset, MapDataset, not_over_a_part
 from gristmill.dataset.bases.node import spec_of_first_parent
 from gristmill.dataset.bases.origins import Part
 from gristmill.dataset.plans import PatternPlan, Plan, PlannedSelectionMap, SchedulePlan
@@ -25,7 +25,7 @@ from gristmill.dataset.selection import (
     select_singly,
     selected,
 )
-from gristmill.dataset.telling.failures import add_before, tell
+from gristmill.dataset.telling.failures import add_before, failed_at, tell
 
 T = TypeVar("T")
 
@@ -85,33 +85,29 @@ class MixedMapDataset(BlockMapDataset[T]):
         text = without_addresses(repr(self._selection_map))  # a user's may have none of its own
         return f"MixedMapDataset(parent_lengths={lengths}, selection_map={text})"
 
-    def _block(self, indices: Indices) -> list[Any]:
-        self._check_not_empty(self._length, indices)
-        if len(indices) == 1:
-            return self._read(*self._selected(as_ints(indices)[0]))
-        shares, places = self._select(indices)
-        if len(shares) == 1:
-            return self._read(*shares[0])
-        found: list[Any] = []
-        for component, inner_indices in shares:
-            found += self._read(component, inner_indices)
-        return [found[place] for place in places]
+    def _items(self, indices: Indices) -> Iterator[Any]:
+        self._check_not_empty(self._length, indices[:1])
+        try:
+            shares, places = self._select(indices)
+            parents = [self._component(component) for component, _ in shares]
+        except Exception as error:
+            if len(indices) > 1:
+                return each_alone(self, indices)
+            failed_at(error, self, indices[0])
+            raise
+        drawn: list[tuple[int, Iterator[Any]]] = []  # for each element of the block
+        for (component, inner_indices), parent in zip(shares, parents, strict=True):
+            drawn += [(component, begun_when_needed(parent, inner_indices))] * len(inner_indices)
+        return self._mixed([drawn[place] for place in places])
 
-    def _stream(self, feed: Feed) -> Iterator[Any]:
-        self._check_not_empty(self._length)
-        shares, places = self._select(feed.indices)
-        streams: list[tuple[int, Iterator[Any]]] = []  # at each place, the one that its element comes from
-        for component, inner_indices in shares:
-            streams += [(component, stream_elements(self._component(component), Feed(inner_indices)))] * len(inner_indices)
-        return self._mixed([streams[place] for place in places], feed)
-
-    def _mixed(self, streams: list[tuple[int, Iterator[Any]]], feed: Feed) -> Iterator[Any]:
-        for component, stream in feed.steps(streams):
+    def _mixed(self, drawn: list[tuple[int, Iterator[Any]]]) -> Iterator[Any]:
+        for component, elements in drawn:
             try:
-                yield next(stream)
+                x = next(elements)
             except Exception as error:
-                add_before(what_failed(error), f"It happened in the component with dataset_index={component} of {self}.")
+                add_before(error, f"It happened in the component with dataset_index={component} of {self}.")
                 raise
+            yield (x, x := None)[0]
 
     def _selected(self, index: int) -> tuple[int, list[int]]:
         try:
@@ -144,6 +140,9 @@ class MixedMapDataset(BlockMapDataset[T]):
 
     def _select(self, indices: Indices) -> Selected:
         selection_map = self._selection_map
+        if len(indices) == 1:
+            component, inner = selected(selection_map, as_ints(indices)[0])
+            return [(component, [inner])], [0]
         if isinstance(selection_map, BlockSelectionMap):
             return selection_map.select(indices)
         return select_singly(selection_map, indices)
@@ -155,14 +154,6 @@ class MixedMapDataset(BlockMapDataset[T]):
             raise IndexError(
                 f"selection_map gave the dataset index {component}, of {len(self._parents)} datasets: it must be below that"
             ) from None
-
-    def _read(self, component: int, indices: Indices) -> list[Any]:
-        parent = self._component(component)
-        try:
-            return parent._block(indices)
-        except Exception as error:
-            add_before(error, f"It happened in the component with dataset_index={component} of {self}.")
-            raise
 
 
 def mix(datasets: Any, weights: Any, by: Any = "elements", stop: str = "first") -> MixedMapDataset[Any]:

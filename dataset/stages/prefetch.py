@@ -16,11 +16,12 @@ from gristmill.core.state import plain_int, shown, state_field
 from gristmill.dataset.ahead.reader import Reader
 from gristmill.dataset.ahead.waits import BudgetWaits
 from gristmill.dataset.bases.context import IteratorContext
-from gristmill.dataset.bases.feed import OneByOne, what_failed
+from gristmill.dataset.bases.feed import OneByOne
+from gristmill.dataset.bases.items import item
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, go_to, iterate
 from gristmill.dataset.bases.length import Infinite, Length, num_elements, of_number, same_number
-from gristmill.dataset.bases.map import BlockMapDataset, MapDataset, same_index
+from gristmill.dataset.bases.map import BlockMapDataset, MapDataset
 from gristmill.dataset.bases.node import dropping_steps, may_leave_out, spec_of, spec_of_first_parent, tolerances
 from gristmill.dataset.bases.observing import WorkAhead
 from gristmill.dataset.bases.origins import Place
@@ -118,7 +119,7 @@ class TracedStepwiseIterator(PassingIterator[Any]):
 class TracedMapDataset(BlockMapDataset[Any]):
     """The elements of the parent with their records; ``None`` where there is none, unless ``None`` is an element."""
 
-    _origins = same_index
+    _keeps_indices = True
 
     def __init__(self, parent: Any, tracing: Tracing, with_nones: bool) -> None:
         super().__init__(parent)
@@ -139,8 +140,8 @@ class TracedMapDataset(BlockMapDataset[Any]):
     def _num_elements(self) -> Length:
         return num_elements(self._parent)
 
-    def _block(self, indices: Indices) -> list[Any]:
-        return [self._traced_at(i) for i in as_ints(indices)]
+    def _items(self, indices: Indices) -> Iterator[Any]:
+        return map(self._traced_at, as_ints(indices))
 
     def _traced_at(self, index: int) -> Traced | None:
         ds, deciding = self._parent, self._deciding
@@ -148,7 +149,7 @@ class TracedMapDataset(BlockMapDataset[Any]):
             return Traced(lambda: ds[index], *rows_at(ds, index))
         try:
             with self._tracing.noting_faults(deciding):
-                value = deciding[index]
+                value = item(deciding, index)
         except Exception as error:
             note_failed(error, rows_at(ds, index)[0])
             raise
@@ -293,7 +294,7 @@ class PrefetchDatasetIterator(BlockIterator[T]):
                     num += 1
             except Exception as error:
                 self._next_index = index + num
-                reader.give_back(index + num, [], what_failed(error))
+                reader.give_back(index + num, [], error)
                 raise OneByOne from None
             except GeneratorExit:
                 raise

@@ -9,18 +9,17 @@ from typing import Any, TypeVar
 from gristmill.core.indices import Indices, as_ints
 from gristmill.core.seeds import RngPool
 from gristmill.dataset.bases.element_spec import transformed_spec
-from gristmill.dataset.bases.feed import Feed, failed_in_stream
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import same_number
-from gristmill.dataset.bases.map import BlockMapDataset, stream_elements
+from gristmill.dataset.bases.map import BlockMapDataset
 from gristmill.dataset.bases.node import random_seed
 from gristmill.dataset.bases.origins import Part
 from gristmill.dataset.bases.parameters import Parameters, function, silent
 from gristmill.dataset.bases.traced import Traced, Tracing
 from gristmill.dataset.engine.elements import Numbered
 from gristmill.dataset.engine.iterators import open_stage
-from gristmill.dataset.telling.failures import tell
+from gristmill.dataset.telling.failures import failed_at
 from gristmill.transforms.base import RandomMap, transform_function
 
 T = TypeVar("T")
@@ -39,6 +38,7 @@ class RandomMapMapDataset(BlockMapDataset[T]):
 
     _element_spec = transformed_spec
     _may_leave_out = True
+    _keeps_indices = True
     _parameters: RandomMapParameters
 
     def __init__(self, parent: Any, transform: Any, *, seed: int | None = None) -> None:
@@ -47,27 +47,20 @@ class RandomMapMapDataset(BlockMapDataset[T]):
         self._parameters = RandomMapParameters(transform, random_seed(self, seed, "random_map"))
         self._rng_pool = RngPool(self._parameters.seed)
 
-    def _block(self, indices: Indices) -> list[Any]:
-        elements = self._parents[0]._block(indices)
-        try:
-            return _random_map(self._fn, elements, as_ints(indices), self._rng_pool)
-        except Exception as error:
-            tell(error, self, indices)
-            raise
+    def _items(self, indices: Indices) -> Iterator[Any]:
+        fn, pool = self._fn, self._rng_pool
+
+        def mapped(x: Any, index: int) -> Any:
+            try:
+                return None if x is None else _draw(fn, pool, index, x)
+            except Exception as error:
+                failed_at(error, self, index)
+                raise
+
+        return map(mapped, self._parents[0]._items(indices), as_ints(indices))
 
     def _origins(self, index: int) -> Iterable[Part]:
         return [Part(self._parents[0], index, seeds=((self._parameters.seed, index),))]
-
-    def _stream(self, feed: Feed) -> Iterator[Any]:
-        return self._mapped(stream_elements(self._parents[0], feed), feed)
-
-    def _mapped(self, elements: Iterator[Any], feed: Feed) -> Iterator[Any]:
-        for x, i in zip(elements, as_ints(feed.indices), strict=False):  # the elements may end early
-            try:
-                yield _random_map(self._fn, [x], [i], self._rng_pool)[0]
-            except Exception as error:
-                failed_in_stream(error, self, feed)
-                raise
 
 
 class RandomMapIterDataset(IterDataset[T]):
@@ -92,12 +85,12 @@ class RandomMapIterDataset(IterDataset[T]):
 
         def drawn(x: Traced, stream: int) -> Traced:
             known = x.with_pieces(lambda piece: piece.replaced(seeds=(*piece.seeds, (seed, stream))))
-            return known.then(lambda value: _random_map(fn, [value], [stream], pool)[0], self)
+            return known.then(lambda value: None if value is None else _draw(fn, pool, stream, value), self)
 
         return tracing.over(self, _fn=drawn, _rng_pool=_Streams())
 
     def __iter__(self) -> DatasetIterator[T]:
-        return open_stage(self, partial(Numbered, fn=partial(_drawing, self._fn, self._rng_pool), key="index_for_rng"))
+        return open_stage(self, partial(Numbered, fn=partial(_draw, self._fn, self._rng_pool), key="index_for_rng"))
 
 
 
@@ -110,18 +103,7 @@ class _Streams:
     def release_rng(self, rng: int) -> None: ...
 
 
-def _random_map(fn: Any, elements: list[Any], streams: Any, pool: Any) -> list[Any]:
-    result = []
-    for x, stream in zip(elements, streams, strict=True):
-        if x is not None:
-            rng = pool.acquire_rng(stream)
-            x = fn(x, rng)
-            pool.release_rng(rng)  # not after an error: somebody may look at it in a debugger
-        result.append(x)
-    return result
-
-
-def _drawing(fn: Any, pool: Any, number: int, x: Any) -> Any:
+def _draw(fn: Any, pool: Any, number: int, x: Any) -> Any:
     rng = pool.acquire_rng(number)
     x = fn(x, rng)
     pool.release_rng(rng)  # not after an error: a debugger may show it

@@ -12,7 +12,6 @@ from gristmill.core.element_spec import ShapeDtypeStruct
 from gristmill.core.errors import as_int
 from gristmill.core.indices import Indices, as_array, as_ints
 from gristmill.dataset.bases.division import cut_into_parts
-from gristmill.dataset.bases.feed import Feed
 from gristmill.dataset.bases.map import BlockMapDataset
 from gristmill.dataset.bases.origins import RecordKey
 from gristmill.dataset.bases.parameters import Parameters
@@ -50,28 +49,25 @@ class RangeMapDataset(BlockMapDataset[int]):
     def _element_spec(self) -> Any:
         return ShapeDtypeStruct((), np.int64)
 
-    def _block(self, indices: Indices) -> list[Any]:
+    def _items(self, indices: Indices) -> Iterator[Any]:
         values, length = self._range, self._length
-        self._check_not_empty(length, indices)
+        self._check_not_empty(length, indices[:1])
         if len(indices) == 1:
-            return [values[as_ints(indices)[0] % length]]
+            return iter([values[as_ints(indices)[0] % length]])
         if isinstance(indices, range) and 0 <= indices[0] < length and 0 <= indices[-1] < length:
             step = indices.step * self.step
             first = values[indices[0]]
-            return list(range(first, first + step * len(indices), step))
+            return iter(range(first, first + step * len(indices), step))
         positions = as_array(indices, 2**63 - 1)
         if positions.dtype == object or max(abs(self.start), abs(self.stop), abs(self.step)) >= 2**62:
-            return [values[i % length] for i in positions.tolist()]
+            return iter([values[i % length] for i in positions.tolist()])
         positions = positions % length
         if self.step != 1:
             positions *= self.step
         if self.start:
             positions += self.start
-        return positions.tolist()
+        return iter(positions.tolist())
 
     def _origins(self, index: int) -> Iterable[RecordKey]:
         epoch, key = divmod(index, len(self))
         return [RecordKey(key, epoch)]
-
-    def _stream(self, feed: Feed) -> Iterator[Any]:
-        return feed.steps(self._block(feed.indices))

@@ -7,11 +7,10 @@ from typing import Any, TypeVar
 
 from gristmill.core.indices import Indices
 from gristmill.core.seeds import check_seed
-from gristmill.dataset.bases.feed import Feed
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate
 from gristmill.dataset.bases.length import same_number
-from gristmill.dataset.bases.map import BlockMapDataset, same_index, stream_elements
+from gristmill.dataset.bases.map import BlockMapDataset
 from gristmill.dataset.bases.node import spec_of_first_parent
 from gristmill.dataset.bases.parameters import Parameters, aside
 
@@ -26,18 +25,15 @@ class SeedMapDataset(BlockMapDataset[T]):
     """The parent, with a seed for the random steps that follow."""
 
     _element_spec = spec_of_first_parent
-    _origins = same_index
+    _keeps_indices = True
 
     def __init__(self, parent: Any, seed: int | None) -> None:
         super().__init__(parent)
         self._seed_point = None if seed is None else check_seed(seed)
         self._parameters = SeedParameters(self._seed_point)
 
-    def _block(self, indices: Indices) -> list[Any]:
-        return self._parents[0]._block(indices)
-
-    def _stream(self, feed: Feed) -> Iterator[Any]:
-        return stream_elements(self._parents[0], feed)
+    def _items(self, indices: Indices) -> Iterator[Any]:
+        return self._parents[0]._items(indices)
 
 
 class SeedIterDataset(IterDataset[T]):

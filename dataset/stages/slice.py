@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -10,13 +10,9 @@ import numpy as np
 from gristmill.core.errors import SliceTypeError, as_int
 from gristmill.core.indices import Indices, as_ints
 from gristmill.dataset.bases.epochs import keeps_records
-from gristmill.dataset.bases.feed import Feed
 from gristmill.dataset.bases.length import Infinite, Length, num_elements
-from gristmill.dataset.bases.map import BlockMapDataset, MapDataset, ReindexMapDataset, not_over_a_part, stream_elements
-from gristmill.dataset.bases.node import spec_of_first_parent
-from gristmill.dataset.bases.origins import Part
+from gristmill.dataset.bases.map import ReindexMapDataset, not_over_a_part
 from gristmill.dataset.bases.parameters import Parameters
-from gristmill.dataset.telling.failures import tell
 
 T = TypeVar("T")
 
@@ -90,13 +86,11 @@ class SliceMapDataset(ReindexMapDataset[T]):
         return range(first, last + (second - first), second - first)
 
 
-class ReindexedMapDataset(BlockMapDataset[T]):
+class ReindexedMapDataset(ReindexMapDataset[T]):
     """The elements of the parent at the given indices of each epoch, which are looked up when needed.
 
     Order: that of ``indices``. Cost: one look-up per element.
     """
-
-    _element_spec = spec_of_first_parent
 
     def __init__(self, parent: Any, indices: Any) -> None:
         super().__init__(parent)
@@ -130,34 +124,21 @@ class ReindexedMapDataset(BlockMapDataset[T]):
         # More than fits a description, but not millions of them as text.
         return {"indices": self._indices[:500] if isinstance(self._indices, list | tuple) else self._indices}
 
-    def _block(self, indices: Indices) -> list[Any]:
-        try:
-            moved = self._moved(indices)
-        except Exception as error:
-            tell(error, self, indices)
-            raise
-        return self._parents[0]._block(moved)
+    @property
+    def _limit(self) -> int:
+        return 2**63 - 1
 
-    def _stream(self, feed: Feed) -> Iterator[Any]:
-        return stream_elements(self._parents[0], feed.over(self._moved(feed.indices)))
-
-    def _origins(self, index: int) -> Iterable[Part]:
-        return [Part(self._parent, self._moved([index])[0])]
-
-    def _behind(self, indices: Indices) -> tuple[MapDataset[Any], Indices] | None:
-        return self._parents[0], self._moved(indices)
-
-    def _moved(self, indices: Indices) -> list[int]:
+    def _reindex(self, index: int) -> int:
         length = len(self._indices)
         self._check_not_empty(length)
-        parent_indices = []
-        for i in as_ints(indices):
-            epoch, position = divmod(i, length)
-            entry = self._indices[position]
-            if isinstance(entry, bool | np.bool_):
-                entry = int(entry)
-            parent_indices.append(as_int(f"indices[{position}]", entry) + epoch * self._parent_length)
-        return parent_indices
+        epoch, position = divmod(index, length)
+        entry = self._indices[position]
+        if isinstance(entry, bool | np.bool_):
+            entry = int(entry)
+        return as_int(f"indices[{position}]", entry) + epoch * self._parent_length
+
+    def _moved(self, indices: Indices) -> list[int]:
+        return [self._reindex(i) for i in as_ints(indices)]
 
 
 def slice_dataset(parent: Any, sl: Any) -> Any:

@@ -9,9 +9,9 @@ import numpy as np
 
 from gristmill.core.cached import cached
 from gristmill.core.element_spec import ShapeDtypeStruct
-from gristmill.core.indices import Indices, as_ints
+from gristmill.core.indices import Indices
 from gristmill.dataset.bases.division import cut_into_parts
-from gristmill.dataset.bases.feed import Feed, read_stream
+from gristmill.dataset.bases.items import read_items
 from gristmill.dataset.bases.map import BlockMapDataset, MapDataset, source_reads_once
 from gristmill.dataset.bases.node import DatasetNode, dropping_steps, is_of_library, may_leave_out, spec_of
 from gristmill.dataset.bases.origins import Part, RecordKey
@@ -19,7 +19,7 @@ from gristmill.dataset.telling.description import short_source_text, source_file
 from gristmill.dataset.telling.failures import tell
 from gristmill.sources.base import check_source
 from gristmill.sources.columns import ColumnsDataSource, by_position, is_columns
-from gristmill.sources.reading import read_keys, wrap_keys
+from gristmill.sources.reading import wrap_keys
 
 T = TypeVar("T")
 
@@ -110,18 +110,17 @@ class SourceMapDataset(BlockMapDataset[T]):
         """The source's ``lengths``, one for each record, if it has any."""
         return getattr(self._source, "lengths", None)
 
-    def _block(self, indices: Indices) -> list[Any]:
+    def _items(self, indices: Indices) -> Iterator[Any]:
+        source = self._source
         try:
-            return read_keys(self._source, wrap_keys(self._source, as_ints(indices)))
+            keys = wrap_keys(source, indices)
         except Exception as error:
-            tell(error, self, indices)
+            tell(error, self, indices[:1])
             raise
+        return read_items(self, source, indices, keys)
 
     def _origins(self, index: int) -> Iterable[Part | RecordKey]:
         epoch, key = divmod(index, len(self))
         if isinstance(self._source, MapDataset):
             return [Part(self._source, key, epoch)]
         return [RecordKey(key, epoch)]
-
-    def _stream(self, feed: Feed) -> Iterator[Any]:
-        return read_stream(self, self._source, wrap_keys(self._source, as_ints(feed.indices)), feed)

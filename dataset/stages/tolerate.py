@@ -20,12 +20,13 @@ from gristmill.core.errors import as_int, as_seconds
 from gristmill.core.indices import Indices, as_ints
 from gristmill.core.seeds import RngPool
 from gristmill.core.state import shown, state_count, state_field
+from gristmill.dataset.bases.items import begun_when_needed, item
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, marked, return_to, state_at
 from gristmill.dataset.bases.length import some_of_them
-from gristmill.dataset.bases.map import BlockMapDataset, same_index
+from gristmill.dataset.bases.map import BlockMapDataset
 from gristmill.dataset.bases.node import is_of_library, spec_of_first_parent
-from gristmill.dataset.bases.origins import Part
+from gristmill.dataset.bases.origins import Part, RecordKey
 from gristmill.dataset.bases.parameters import Parameters, aside
 from gristmill.dataset.bases.traced import Tracing, computed
 from gristmill.dataset.stages.prefetch import TracedStepwiseIterDataset
@@ -100,7 +101,7 @@ class TolerateMapDataset(BlockMapDataset[T]):
     """
 
     _element_spec = spec_of_first_parent
-    _origins = same_index
+    _keeps_indices = True
     _parameters: TolerateParameters
 
     def __init__(
@@ -123,17 +124,26 @@ class TolerateMapDataset(BlockMapDataset[T]):
         default = self._default_seed
         self._rng_pool = RngPool(0 if default is None else int(default))
 
-    def _block(self, indices: Indices) -> list[Any]:
-        if running.known is not None:
-            return [self._one(i) for i in as_ints(indices)]
-        events = running.events
-        num_events = 0 if events is None else len(events)
-        try:
-            return self._parents[0]._block(indices)
-        except Exception as error:
-            if events is not None:
-                del events[num_events:]
-            return [self._one(i, error if len(indices) == 1 else None) for i in as_ints(indices)]
+    def _items(self, indices: Indices) -> Iterator[Any]:
+        num, events, num_events = 0, running.events, 0
+        while num < len(indices):
+            error: Exception | None = None
+            if running.known is None:
+                num_events = 0 if events is None else len(events)
+                try:
+                    for x in begun_when_needed(self._parents[0], indices[num:]):
+                        num += 1
+                        if events is not None:
+                            num_events = len(events)
+                        yield (x, x := None)[0]
+                    return
+                except Exception as failed:
+                    error = failed
+                if events is not None:
+                    del events[num_events:]  # those of the element that failed
+            x = self._one(as_ints(indices)[num], error)
+            num, error = num + 1, None
+            yield (x, x := None)[0]
 
     def _one(self, index: int, error: Exception | None = None) -> Any:
         tolerance, known, events = self._tolerance, running.known, running.events
@@ -144,7 +154,7 @@ class TolerateMapDataset(BlockMapDataset[T]):
             if num_failed < num_known:
                 num_failed += 1
             else:
-                element, error = tolerance.attempt(lambda i=candidate: self._parents[0]._block([i])[0], error)
+                element, error = tolerance.attempt(lambda i=candidate: item(self._parents[0], i), error)
                 if error is None:
                     break
                 if known is not None:
@@ -161,7 +171,7 @@ class TolerateMapDataset(BlockMapDataset[T]):
             events.append(Event(*key, num_failed, tuple(faults)))
         return element
 
-    def _made_of(self, index: int) -> Iterable[Part]:
+    def _made_of(self, index: int) -> Iterable[Part | RecordKey]:
         if not self._tolerance.replaces:
             return self._origins(index)
         events: list[Event] = []

@@ -10,12 +10,12 @@ from gristmill.core.cached import cached
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.indices import Indices, as_ints
 from gristmill.core.state import plain_counts, shown, state_field
+from gristmill.dataset.bases.items import begun_when_needed, item
 from gristmill.dataset.bases.iterator import DatasetIterator, state_at
-from gristmill.dataset.bases.map import BlockMapDataset, MapDataset, same_index
+from gristmill.dataset.bases.map import BlockMapDataset, MapDataset
 from gristmill.dataset.bases.next_index import move_to_index, next_index_of
-from gristmill.dataset.bases.node import DatasetNode, ancestors, is_of_library, spec_of_first_parent, tolerance_of
+from gristmill.dataset.bases.node import DatasetNode, ancestors, spec_of_first_parent, tolerance_of
 from gristmill.dataset.bases.observing import Wrap
-from gristmill.dataset.bases.origins import Part
 from gristmill.dataset.bases.passing import PassingIterator
 from gristmill.dataset.slicing import PipelineEditor
 from gristmill.dataset.stages.filter_guard import NONE_SEEN
@@ -76,7 +76,7 @@ class TriedMapDataset(BlockMapDataset[Any]):
     """
 
     _element_spec = spec_of_first_parent
-    _origins = same_index
+    _keeps_indices = True
     _adds_step = False
 
     def __init__(self, parent: MapDataset[Any]) -> None:
@@ -85,8 +85,6 @@ class TriedMapDataset(BlockMapDataset[Any]):
         self.known = Known()
         self._bare = _Without(self.stages).replaced(parent)  # quicker, as long as nothing fails
         self._leaves_out = {tolerance_of(stage).limits.number for stage in self.stages if not tolerance_of(stage).replaces}
-        self._way = {id(node) for node in ancestors(parent) if tolerating(node)}
-        self._is_traced = all([is_of_library(node) for node in ancestors(parent) if id(node) in self._way])
 
     def _over(self, replaced: Callable[[Any], Any]) -> TriedMapDataset:
         new = TriedMapDataset(replaced(self._parent))
@@ -103,56 +101,43 @@ class TriedMapDataset(BlockMapDataset[Any]):
     @cached
     def _least_bare(self) -> int:
         """Of so many elements and more, no step is asked alone: one that is the last can be told later what has failed."""
-        return sys.maxsize if self._draws_once else 1 if self.stages == [self._parents[0]] else 2
+        return 1 if self.stages == [self._parents[0]] else sys.maxsize if self._draws_once else 2
 
-    def _block(self, indices: Indices) -> list[Any]:
-        failed: Exception | None = None
-        if len(indices) >= self._least_bare and (not (until := self.known.until) or indices[0] >= until):
-            try:
-                return self._bare._block(indices)
-            except Exception as error:
-                failed = error  # outside of this clause, what comes then is not said to come of it
-        return self._tried_block(indices, failed)
+    def _items(self, indices: Indices) -> Iterator[Any]:
+        num, until = 0, self.known.until
+        while num < len(indices):
+            failed: Exception | None = None
+            if len(indices) - num >= self._least_bare and not (until and indices[num] < until):
+                try:
+                    for x in begun_when_needed(self._bare, indices[num:]):
+                        num += 1
+                        yield (x, x := None)[0]
+                    return
+                except Exception as error:
+                    failed = error
+            x = self._tried(as_ints(indices)[num], failed)
+            num, failed = num + 1, None
+            yield (x, x := None)[0]
 
-    def _tried_block(self, indices: Indices, failed: Exception | None) -> list[Any]:
-        """What comes up on the way is noted. Of one element, ``failed`` has come up already; of several, it comes again."""
-        known, num, parent = self.known, len(indices), self._parents[0]  # type: Known, int, Any
-        if num > 1 and (indices[0] < known.until or not self._is_traced):
-            return [self._block([i])[0] for i in as_ints(indices)]
+    def _tried(self, index: int, failed: Exception | None) -> Any:
+        """Returns the element, or a ``Tried`` if something failed; ``failed`` is what came up already."""
+        known, parent = self.known, self._parents[0]  # type: Known, Any
         outer, events = (running.events, running.known), []  # type: tuple[Any, Any], list[Event]
         running.events = events
-        if known.until and indices[0] < known.until:
-            running.known = known.by_index.get(indices[0], {})
+        if known.until and index < known.until:
+            running.known = known.by_index.get(index, {})
         try:
-            elements = parent._block(indices) if failed is None or num > 1 else [parent._one(*as_ints(indices), failed)]
+            if failed is not None and self.stages == [parent]:
+                element = parent._one(index, failed)
+            else:
+                element = item(parent, index)
         finally:
             running.events, running.known = outer
-        return self._with_faults(as_ints(indices), elements, events) if events else elements
-
-    def _with_faults(self, indices: Sequence[int], elements: list[Any], events: list[Event]) -> list[Any]:
-        self.known.has_more = True
-        if len(indices) == 1:
-            return [self._tried(indices[0], elements[0], events)]
-        left: dict[tuple[str, int], Event] = {event[:2]: event for event in events}
-        for i, index in enumerate(indices):
-            own = [left.pop(key) for key in self._asked(index) if key in left]
-            if own:
-                elements[i] = self._tried(index, elements[i], own)
-        return [self._block([i])[0] for i in indices] if left else elements
-
-    def _tried(self, index: int, element: Any, events: list[Event]) -> Tried:
+        if not events:
+            return element
+        known.has_more = True
         is_left_out = element is None and any([event.number in self._leaves_out for event in events])
         return Tried(index, element, events, is_left_out)
-
-    def _asked(self, index: int) -> Iterator[tuple[str, int]]:
-        """Of which steps, at which indices, the element is made."""
-        todo = [(self._parents[0], index)]
-        while todo:
-            ds, i = todo.pop()
-            if id(ds) in self._way:
-                if tolerance_of(ds) is not None:
-                    yield tolerance_of(ds).limits.number, i
-                todo += [(one.ds, one.index) for one in ds._origins(i) if isinstance(one, Part)]
 
 
 def tried(ds: MapDataset[Any], parameters: PrefetchParameters) -> TriedDatasetIterator:

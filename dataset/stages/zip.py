@@ -8,11 +8,10 @@ from typing import Any, TypeVar
 
 from gristmill.core.indices import Indices
 from gristmill.dataset.bases.epochs import any_pair
-from gristmill.dataset.bases.feed import Feed
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import Length, num_elements, shortest
-from gristmill.dataset.bases.map import BlockMapDataset, stream_elements
+from gristmill.dataset.bases.map import BlockMapDataset
 from gristmill.dataset.bases.node import spec_of
 from gristmill.dataset.bases.origins import Part
 from gristmill.dataset.bases.parameters import Parameters
@@ -81,20 +80,20 @@ class ZipMapDataset(BlockMapDataset[T]):
     def _element_spec(self) -> Any:
         return tuple([spec_of(parent) for parent in self._parents])
 
-    def _block(self, indices: Indices) -> list[Any]:
-        rows: list[Any] = list(zip(*[parent._block(indices) for parent in self._parents], strict=True))
-        return [None if any([x is None for x in row]) else row for row in rows] if self._drops else rows
+    def _items(self, indices: Indices) -> Iterator[Any]:
+        columns = [parent._items(indices) for parent in self._parents]
+        return map(_complete_row if self._drops else _row, *columns)
 
     def _origins(self, index: int) -> Iterable[Part]:
         return [Part(parent, index) for parent in self._parents]
 
-    def _stream(self, feed: Feed) -> Iterator[Any]:
-        return self._zipped([stream_elements(parent, Feed(feed.indices)) for parent in self._parents], feed)
 
-    def _zipped(self, elements: list[Iterator[Any]], feed: Feed) -> Iterator[Any]:
-        rows = zip(*elements, strict=True)
-        for row in (next(rows) for _ in feed.steps([*feed.indices])):
-            yield None if self._drops and any([x is None for x in row]) else row
+def _row(*elements: Any) -> tuple[Any, ...]:
+    return elements
+
+
+def _complete_row(*elements: Any) -> tuple[Any, ...] | None:
+    return None if any([x is None for x in elements]) else elements
 
 
 class ZipIterDataset(IterDataset[T]):

@@ -94,6 +94,19 @@ def told(error: Exception, stage: Any, indices: Iterable[Any] = ()) -> Exception
     return error
 
 
+def failed_at(error: Exception, stage: Any, index: Any) -> None:
+    """Notes at ``error``, which a function that ``stage`` called has raised, the index of the element.
+
+    To be called where ``error`` is caught, before it is raised again.
+
+    Raises:
+        RuntimeError: ``error`` is ``StopIteration``.
+    """
+    tell(error, stage, [index])
+    if isinstance(error, StopIteration):
+        raise instead_of_stop(error, str(stage)) from error
+
+
 def tell_at_last(error: BaseException, stage: Any, it: Any) -> None:
     """As ``tell``, by an iterator that fails with the element that the iterator ``it`` gave last; or makes, if that is itself."""
     _tell(error, stage, lambda: _failure_at_place(stage, place_of(it)))

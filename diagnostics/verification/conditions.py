@@ -18,7 +18,6 @@ from typing import Any, Literal
 
 from gristmill.core.state import state_from_text
 from gristmill.dataset.bases.iterator import iterate, marked, pull, return_to
-from gristmill.dataset.bases.map import read
 from gristmill.diagnostics.verification.fresh import Surroundings, run_fresh
 from gristmill.diagnostics.verification.outcomes import (
     Clock,
@@ -161,7 +160,7 @@ class RandomBlocks(RandomOrder):
             indices = range(start, min(total, start + rng.randint(2, _MAX_BLOCK)))
             start = indices.stop
             try:
-                block = read(subject.map, list(indices))
+                block = list(subject.map._items(list(indices)))
             except Exception:  # as the elements alone say
                 continue
             for i, element in zip(indices, block, strict=True):

@@ -19,9 +19,10 @@ import numpy as np
 
 from gristmill.core.indices import Indices, as_ints
 from gristmill.core.value import Value
+from gristmill.dataset.bases.items import begun_when_needed
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate, pull
-from gristmill.dataset.bases.map import BlockMapDataset, read
+from gristmill.dataset.bases.map import BlockMapDataset
 from gristmill.dataset.bases.node import DatasetNode, parents_of
 from gristmill.dataset.bases.passing import PassingIterator
 from gristmill.dataset.slicing import PipelineEditor
@@ -231,15 +232,18 @@ class _WatchedMap(BlockMapDataset[Any]):
     def __len__(self) -> int:
         return len(self._parents[0])
 
-    def _block(self, indices: Indices) -> list[Any]:
-        self._witness.begins(self._address)
-        try:
-            elements = read(self._parents[0], indices)
-        except BaseException:
-            self._witness.fails()
-            raise
-        self._witness.ends(self._address, elements, indices)
-        return elements
+    def _items(self, indices: Indices) -> Iterator[Any]:
+        witness, address = self._witness, self._address
+        items = begun_when_needed(self._parents[0], indices)
+        for index in as_ints(indices):
+            witness.begins(address)
+            try:
+                x = next(items)
+            except BaseException:
+                witness.fails()
+                raise
+            witness.ends(address, [x], [index])
+            yield (x, x := None)[0]
 
 
 class _WatchedStream(IterDataset[Any]):

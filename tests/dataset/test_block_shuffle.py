@@ -68,7 +68,7 @@ def test_it_is_a_permutation_at_every_length(monkeypatch):
         for block_size, group_size in ((1, 1), (7, 5), (64, 8), (4000, 3)) if length % 100 == 1 else ((16, 6),):
             ds = _range(length).block_shuffle(block_size, group_size=group_size, seed=7)
             for epoch in (0, -3) if length % 10 == 1 else (1,):
-                found = np.array(ds._block(range(epoch * length, (epoch + 1) * length)))
+                found = np.array(list(ds._items(range(epoch * length, (epoch + 1) * length))))
                 assert found.min() == 0 and (np.bincount(found, minlength=length) == 1).all(), (length, block_size)
 
 
@@ -78,12 +78,12 @@ def test_any_element_of_a_long_dataset(length):
     starts = [0, 131_072 * 12_345, length - 131_072 * 3, length - 5, length * 7 - 3]
     for start in starts:
         block = range(start, start + 300)
-        assert ds._block(block) == [ds[i] for i in block]
+        assert list(ds._items(block)) == [ds[i] for i in block]
     group = 131_072 * 12_345
-    found = np.array(ds._block(range(group, group + 131_072)))
+    found = np.array(list(ds._items(range(group, group + 131_072))))
     whole = np.unique(found // 256, return_counts=True)[1]
     assert len(np.unique(found)) == 131_072 and len(whole) in (512, 513) and (whole == 256).sum() >= 511
-    assert len(np.unique(ds._block([*range(0, length, length // 999)]))) == len(range(0, length, length // 999))
+    assert len(np.unique(list(ds._items([*range(0, length, length // 999)])))) == len(range(0, length, length // 999))
     assert ds[5] != ds[5 + length]
 
 
@@ -141,7 +141,7 @@ def test_groups_that_are_small_beside_what_is_read_ahead(options, seconds):
     ]:
         source = Counted(1_003)
         ds = make(grain.MapDataset.source(source).block_shuffle(8, group_size=8, seed=5))
-        expected = [x for element in ds._block(range(start, len(ds))) for x in flat(element)]
+        expected = [x for element in list(ds._items(range(start, len(ds)))) for x in flat(element)]
         source.asked, source.starts = [], []
         source.seconds = seconds
         it = iter(ds.to_iter_dataset(options))

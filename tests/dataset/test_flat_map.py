@@ -100,10 +100,10 @@ def test_one_call_per_element_within_a_block_and_for_consecutive_accesses():
     transform = Fan()
     ds = FlatMapMapDataset(MapDataset.range(8), transform)
     for access, calls in (
-        (lambda: ds._block(range(24)), [0, 1, 2, 3, 4, 5, 6, 7]),
-        (lambda: [ds._block([i]) for i in range(24)], None),
+        (lambda: list(ds._items(range(24))), [0, 1, 2, 3, 4, 5, 6, 7]),
+        (lambda: [list(ds._items([i])) for i in range(24)], None),
         (lambda: [ds[i] for i in range(24)], [0, 1, 2, 3, 4, 5, 6, 7]),
-        (lambda: ds._block([6, 20, 7, 6, 23]), [2, 2, 6, 7]),  # the second item 6 is a fresh one
+        (lambda: list(ds._items([6, 20, 7, 6, 23])), [2, 2, 6, 7]),  # the second item 6 is a fresh one
     ):
         transform.calls.clear()
         access()
@@ -122,7 +122,7 @@ def test_what_a_user_changed_is_not_handed_out_again():
     )
     for _ in range(3):
         assert ds[2] == {"x": 2}
-    assert ds._block([2, 2, 3, 2]) == [{"x": 2}] * 4
+    assert list(ds._items([2, 2, 3, 2])) == [{"x": 2}] * 4
     # A block that fails is computed again, element by element: it finds the items as they were.
     fours = [[{"x": 1}, {"x": 1}, {"x": 2}, {"x": 2}], [{"x": 3}, {"x": 3}, {"x": 4}, {"x": 4}]]
     changing = numbers(4).flat_map(lambda x: [{"x": x}, {"x": x}]).map(lambda record: record.update(x=record["x"] + 1) or record)
@@ -150,7 +150,7 @@ def test_items_are_kept_no_longer_than_needed():
     ds = MapDataset.range(100).flat_map(make, max_fan_out=2)
     for i in range(200):
         ds[i]
-    ds._block(range(150))
+    list(ds._items(range(150)))
     gc.collect()
     assert [ref() for ref in made] == [None] * 350
     ds[0]

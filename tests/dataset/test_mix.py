@@ -97,9 +97,9 @@ WRONG = [
     *[(mix, ([1], [1, 2, 3], np.ones(3)), ValueError, "one number for each of the 2 datasets") for mix in MIXES],
     *[(mix, (["1", "2"], "12", 3, np.ones((2, 2))), TypeError, "weights must be") for mix in MIXES],
     (lambda x: select([THREE] * 2, [x])[0], (5, None, (1,), (1.0, 0), (0, "1")), TypeError, r"selection_map\[0\]"),
-    (lambda x: select([THREE] * 2, [x, x])._block(range(2)), (5, (1, 2, 3), (0, None)), TypeError, r"selection_map\[0\]"),
+    (lambda x: list(select([THREE] * 2, [x, x])._items(range(2))), (5, (1, 2, 3), (0, None)), TypeError, r"selection_map\[0\]"),
     (lambda j: select([THREE] * 2, [(j, 0)])[0], (2, 100, -3), IndexError, "dataset index -?[0-9]+, of 2 datasets"),
-    (lambda j: select([THREE] * 2, [(j, 0)] * 2)._block(range(2)), (2, -3), IndexError, "dataset index (2|-3), of 2 datasets"),
+    (lambda j: [*select([THREE] * 2, [(j, 0)] * 2)._items(range(2))], (2, -3), IndexError, "dataset index (2|-3), of 2 datasets"),
     (lambda x: select([THREE], x), (None, 5, iter([]), {(0, 0)}, max), TypeError, "selection_map must be a DatasetSelectionMap"),
     (select([THREE], [(0, 0)]).__getitem__, (1,), IndexError, "list index out of range"),  # it is the user's
     (select([THREE], []).__getitem__, (0,), IndexError, "empty"),
@@ -143,7 +143,7 @@ def test_texts_seeds_mixtures_and_concatenations_of_one_dataset_and_of_empty_and
     ds = MapDataset.mix([MapDataset.range(3).repeat(), MapDataset.range(10, 15).shuffle(seed=2).repeat()], [2, 1])
     assert len(ds) == sys.maxsize
     assert ds[sys.maxsize - 1] in range(15)
-    assert [ds[i] for i in range(6)] == ds._block(range(6))
+    assert [ds[i] for i in range(6)] == list(ds._items(range(6)))
     assert len(MapDataset.mix([THREE.repeat(), MapDataset.range(5)])) == 10
     # Uniform and tiny weights of endless ones do not overflow either.
     assert len(MapDataset.mix([THREE.repeat()] * 2, [1e-250, 1.0])) == sys.maxsize
@@ -157,8 +157,8 @@ def test_texts_seeds_mixtures_and_concatenations_of_one_dataset_and_of_empty_and
     assert len(ds) == sys.maxsize
     indices = [0, half - 1, half, whole - 1, whole, whole + 3, -1, -4]
     expected = [0, half - 1, half, whole - 1, -3, 0, -1, whole - 1]
-    assert [ds[i] for i in indices] == ds._block(indices) == expected
-    assert ds._block(np.array([half, 5])) == [half, 5]
+    assert [ds[i] for i in indices] == list(ds._items(indices)) == expected
+    assert list(ds._items(np.array([half, 5]))) == [half, 5]
 
 
 def test_selections_of_users():
@@ -167,7 +167,7 @@ def test_selections_of_users():
     assert len(ds) == 5
     assert [ds[i] for i in (0, 3, 9, -5, 2**70)] == [(i % 2, 3 * i) for i in (0, 3, 9, -5, 2**70)]
     assert selection_map.asked == [0, 3, 9, -5, 2**70]  # raw indices
-    assert ds._block(np.array([4, -1, 4])) == [(0, 12), (1, -3), (0, 12)]
+    assert list(ds._items(np.array([4, -1, 4]))) == [(0, 12), (1, -3), (0, 12)]
     it = iter(ds)
     assert [next(it), next(it)] == [(0, 0), (1, 3)]
     assert_raises(RuntimeError, "StopIteration", next, it)
@@ -187,7 +187,7 @@ def test_the_component_that_fails_is_named_once(make):
     ds = make([MapDataset.range(6), MapDataset.range(10, 16).map(Failing(12))])
     expected = list(make([MapDataset.range(6), MapDataset.range(10, 16)]))
     position = expected.index(12)
-    for block in (lambda: ds[position], lambda: ds._block(range(12))):
+    for block in (lambda: ds[position], lambda: list(ds._items(range(12)))):
         with pytest.raises(Boom) as caught:
             block()
         assert caught.value.__notes__.count(NOTE) == 1

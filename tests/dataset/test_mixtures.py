@@ -154,7 +154,7 @@ def test_until_all_have_ended_and_never(tmp_path):
     parts = {"a": MapDataset.range(3), "b": MapDataset.range(10, 20), "c": MapDataset.range(100, 105)}
     for weights in (None, {"a": 1, "b": 2, "c": 1}, Schedule({0: {"a": 1, "b": 1}, 4: {"a": 1, "b": 1, "c": 3}})):
         ds, stream = MapDataset.mix(parts, weights, stop="all"), IterDataset.mix(parts, weights, stop="all")
-        assert list(ds) == list(stream) == [ds[i] for i in range(18)] == ds._block(range(18))
+        assert list(ds) == list(stream) == [ds[i] for i in range(18)] == list(ds._items(range(18)))
         assert sorted(ds) == sorted(itertools.chain(*parts.values())) == sorted(ds[i] for i in range(18, 36))
         ds, stream = [cls.mix(parts, weights, stop="never") for cls in (MapDataset, IterDataset)]
         it = iter(stream)

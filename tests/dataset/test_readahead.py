@@ -124,9 +124,10 @@ class TestErrorsStatesAndEnds:
         for bad in range(40):
 
             def compute(indices, bad=bad):
-                if bad in indices:
-                    raise KeyError(bad)
-                return list(indices)
+                for i in indices:
+                    if i == bad:
+                        raise KeyError(bad)
+                    yield i
 
             size = (1, 3, 50)[bad % 3]
             ahead, got = ReadAhead(compute, 0, 60, num_threads, 32, Budget()), []

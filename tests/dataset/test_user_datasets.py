@@ -44,7 +44,7 @@ def test_parents_of_map_datasets_and_steps_behind_them():
         ds.parents = ()
     for own, same in ((kind(5), MapDataset.range(5)) for kind in (BareMap, Sliceable)):
         for step in (lambda ds: ds.slice(slice(1, None, 2)).repeat(2), lambda ds: ds.seed(3).shuffle().batch(2, batch_fn=list)):
-            assert list(step(own)) == list(step(same)) and step(own)._block([3, 0]) == [step(own)[3], step(own)[0]]
+            assert list(step(own)) == list(step(same)) and list(step(own)._items([3, 0])) == [step(own)[3], step(own)[0]]
 
 
 class Stream(IterDataset):

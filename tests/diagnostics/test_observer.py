@@ -285,7 +285,7 @@ def test_other_objects_of_a_users_class_are_not_counted_and_the_class_is_as_befo
     with observe(observed) as view, observe(read) as read_view:
         assert [next(it) for it in (observed, other, other, observed, other)] == [0, 0, 1, 1, 2]
         assert [next(read), ds[5], next(read), [*ds[2:4]]] == [0, 25, 1, [4, 9]]
-        assert BareIterator.__next__.__name__ == "__next__" and "_block" not in vars(ds) and type(ds) is Squares
+        assert BareIterator.__next__.__name__ == "__next__" and "_items" not in vars(ds) and type(ds) is Squares
     gc.collect()
     assert (vars(BareIterator)["__next__"], vars(Squares)["__getitem__"]) == own and read._ds is ds
     assert [next(observed), next(other), next(read)] == [2, 3, 4]

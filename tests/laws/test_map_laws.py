@@ -9,8 +9,6 @@ from formulas import shuffled
 from stage_table import MAP_ENTRIES
 
 from gristmill.dataset import MapDataset
-from gristmill.dataset.bases.feed import Feed
-from gristmill.dataset.bases.map import read
 from gristmill.testing import assert_map_dataset_conforms
 
 by_name = {"ids": lambda entry: entry.name}
@@ -40,26 +38,23 @@ def test_block_equals_single_accesses_and_the_model(entry):
     for indices in index_blocks(entry.length):
         numbers = [int(i) for i in indices]
         expected = [plain(entry.model(i)) for i in numbers]
-        assert [plain(x) for x in ds._block(indices)] == expected, indices
-        assert [plain(x) for x in read(ds, indices)] == expected, indices
+        assert [plain(x) for x in ds._items(indices)] == expected, indices
         assert [plain(ds[i]) for i in numbers] == expected, indices
         assert [int(i) for i in indices] == numbers  # arrays are left alone
 
 
 @each_endless_entry
-def test_a_stream_gives_the_elements_of_a_block_one_after_the_other(entry):
+def test_elements_come_one_after_the_other_as_long_as_there_is_something_to_do(entry):
     ds, n = entry.make(), entry.length
     blocks = range(n), range(-2, 2 * n), range(n, -3, -1), [5, 0, 0, -1], np.array([3, 2**40, 1]), range(2**62, 2**62 + 4)
     for indices in blocks:
         expected = [plain(entry.model(int(i))) for i in indices]
-        assert [plain(x) for x in ds._stream(Feed(indices))] == expected
         for num_taken in {0, 1, len(expected) // 2, len(expected)}:
-            for left in {num_taken, min(num_taken + 1, len(expected)), len(expected)}:  # off at any element to come
-                feed = Feed(indices)
-                stream = ds._stream(feed)
-                got = [plain(next(stream)) for _ in range(num_taken)]
-                feed.leave(left)
-                assert got + [plain(x) for x in stream] == expected[:left]
+            todo = [*range(len(expected))]
+            pairs = zip(todo, ds._items(indices), strict=False)
+            got = [plain(next(pairs)[1]) for _ in range(num_taken)]
+            del todo[num_taken + 1 :]
+            assert got + [plain(x) for _, x in pairs] == expected[: num_taken + 1]
 
 
 @each_entry
@@ -68,11 +63,11 @@ def test_one_epoch_in_blocks_of_any_kind(entry):
     assert len(ds) == n
     expected = [plain(entry.model(i)) for i in range(n)]
     for size in range(1, n + 1) if n < 100 else (1, 7, n - 1, n):
-        got = [x for start in range(0, n, size) for x in ds._block(range(start, min(start + size, n)))]
+        got = [x for start in range(0, n, size) for x in ds._items(range(start, min(start + size, n)))]
         assert [plain(x) for x in got] == expected
     order = random.Random(n).choices(range(n), k=3 * n)
     for block in (order, np.array(order)):
-        assert [plain(x) for x in ds._block(block)] == [expected[i] for i in order]
+        assert [plain(x) for x in ds._items(block)] == [expected[i] for i in order]
     for index in (np.int64(2), np.int8(2), np.uint64(2), True):
         assert plain(ds[index]) == plain(ds[int(index)])
     with pytest.raises(TypeError):  # NumPy's own booleans are no integers
@@ -86,7 +81,7 @@ def test_long_shuffles(length):
         start = epoch * length
         for block in (range(start - 3, start + 30), [start + 5, start + length - 1, start + length // 2, start - 1]):
             expected = [shuffled(i, length, 2**32 - 2) % length for i in block]
-            assert ds._block(block) == [ds[i] for i in block] == expected
+            assert list(ds._items(block)) == [ds[i] for i in block] == expected
 
 
 @each_entry

@@ -33,20 +33,21 @@ def perturbed(x):
 
 def perturb(monkeypatch, key):
     """Lets record ``key`` of all sources be another one."""
-    block = RangeMapDataset._block
+    items = RangeMapDataset._items
 
-    def other_block(self, indices):
+    def other_items(self, indices):
         chosen = [int(i) % self._length == key for i in indices]
-        return [perturbed(x) if flag else x for x, flag in zip(block(self, indices), chosen, strict=True)]
+        return iter([perturbed(x) if flag else x for x, flag in zip(items(self, indices), chosen, strict=True)])
 
-    monkeypatch.setattr(RangeMapDataset, "_block", other_block)
+    monkeypatch.setattr(RangeMapDataset, "_items", other_items)
     for module in ("gristmill.dataset.stages.source", "gristmill.loader.records"):
-        read = __import__(module, fromlist=["read_keys"]).read_keys
+        read = __import__(module, fromlist=["read_items"]).read_items
 
-        def other_read(source, keys, read=read):
-            return [perturbed(x) if k == key else x for k, x in zip(keys, read(source, keys), strict=True)]
+        def other_read(stage, source, indices, keys, read=read):
+            records = zip(keys, read(stage, source, indices, keys), strict=True)
+            return iter([perturbed(x) if k == key else x for k, x in records])
 
-        monkeypatch.setattr(f"{module}.read_keys", other_read)
+        monkeypatch.setattr(f"{module}.read_items", other_read)
 
 
 def comparable(entry, x):

@@ -76,7 +76,7 @@ def test_random_map_datasets(length, steps, indices):
     ds = build_map(model.steps)
     skipping = ds.tolerate(**ALL)
     expected = [None if model[i] is FAILED else model[i] for i in indices]
-    assert [skipping[i] for i in indices] == skipping._block(indices) == expected
+    assert [skipping[i] for i in indices] == list(skipping._items(indices)) == expected
     size = len(ds)
     replacing = ds.tolerate(max_rate=None, then="replace")
     for i in indices:
@@ -84,7 +84,7 @@ def test_random_map_datasets(length, steps, indices):
         if model[i] is not FAILED:
             assert replacing[i] == model[i]
         elif others:
-            assert replacing[i] in others and replacing[i] == replacing._block([i, i])[1]
+            assert replacing[i] in others and replacing[i] == list(replacing._items([i, i]))[1]
 
 
 def streams():
