@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterator
-from functools import partial
-from itertools import compress, repeat
+from itertools import compress
 from operator import length_hint
 from typing import Any
 
@@ -22,7 +20,6 @@ from gristmill.dataset.engine.stream import Cell, Pos, Stream
 from gristmill.dataset.stages.filter_guard import WINDOW, FilterGuard
 from gristmill.dataset.stages.runs import RunsMapDataset
 
-_is_there = partial(operator.is_not, None)
 _MOST = 64  # elements that are begun as one block where each is computed when it is requested
 
 
@@ -60,28 +57,48 @@ class Read(Stream):
         return FilterGuard([*dropping_steps(self.ds), self][0])
 
     def _run(self, cell: Cell) -> Iterator[Any]:
-        size = 1
+        reader, decisions, skips = self.reader, self._decisions, not self.with_nones
+        wanted, size, num_dropped = 1, 1, 0
         try:
-            while cell.pos < self.length:
-                wanted = cell.take_wanted()
-                if wanted > 1:
-                    yield from self._block(cell, wanted)
-                    cell.settle()
+            while (index := cell.pos) < self.length:
+                wanted = max(wanted, cell.take_wanted())
+                # The last element of a window is not in a block: the guard is asked before it is returned.
+                num = min(wanted, WINDOW - 1 - len(decisions), self.length - index)
+                if wanted > 1 and num > 0:
+                    elements, num = reader.part(index, num)
+                    for x in compress(elements, cell.count_from(index, num)):
+                        if x is None and skips:
+                            num_dropped += 1
+                        else:
+                            yield x
+                    self._end_block(cell, index, num_dropped)
+                    wanted, num_dropped = wanted - num, 0
+                elif wanted > 1 or reader.num_threads or reader.is_careful:
+                    yield from self._part(cell, 1)
+                    wanted -= 1
                 else:
-                    # Where each element is computed when it is requested, the size of a part is free.
-                    size = 1 if self.reader.num_threads else min(2 * size, _MOST)
+                    # Each element is computed when it is requested, so the size of a part is free.
+                    size = min(2 * size, _MOST)
                     yield from self._part(cell, size)
         except SourceEnded:
-            cell.settle()
+            self._end_block(cell, index, num_dropped)
         except GeneratorExit:
             raise
         except Exception:
-            cell.settle()
+            self._end_block(cell, index, num_dropped)
             cell.pos += 1
             raise
         except BaseException:
-            self.reader.stop()  # what was read and not delivered is read again
+            reader.stop()  # what was read and not delivered is read again
             raise
+
+    def _end_block(self, cell: Cell, start: int, num_dropped: int) -> None:
+        """Take note of the elements of a block that were read, of which ``num_dropped`` were not there."""
+        if cell.is_counting:
+            num = cell.settle() - start
+            cell.is_counting = False
+            if not self.with_nones:
+                self._decisions += [True] * (num - num_dropped) + [False] * num_dropped
 
     def _part(self, cell: Cell, size: int) -> Iterator[Any]:
         """Return up to ``size`` elements, with the position after each."""
@@ -96,28 +113,6 @@ class Read(Stream):
             cell.pos = index
             if x is not None or not skips:
                 yield (x, x := None)[0]
-
-    def _block(self, cell: Cell, wanted: int) -> Iterator[Any]:
-        """Return up to ``wanted`` elements; the position after one is known when the cell is settled."""
-        index, size = cell.pos, min(wanted, self.length - cell.pos)
-        if self.with_nones:
-            elements, size = self.reader.part(index, size)
-            read = cell.count_from(index, size)
-            yield from compress(elements, read)
-            return
-        # The last element of a window is not in a block: the guard is asked before it is returned.
-        elements, size = self.reader.part(index, min(size, max(1, WINDOW - len(self._decisions) - 1)))
-        read, kept = cell.count_from(index, size), repeat(True, size)
-        try:
-            yield from compress(filter(_is_there, compress(elements, read)), kept)
-        except Exception:
-            self._note(size - length_hint(read), size - length_hint(kept))
-            raise
-        self._note(size, size - length_hint(kept))
-
-    def _note(self, num: int, num_kept: int) -> None:
-        """Take note for the guard that of ``num`` elements ``num_kept`` were there."""
-        self._decisions += [True] * num_kept + [False] * (num - num_kept)
 
     def start(self) -> int:
         return 0

@@ -49,7 +49,7 @@ class Cell:
         outer: the consumer's cell, of a stage that takes one element for each of its outputs.
     """
 
-    __slots__ = ("_end", "_steps", "moves", "outer", "past_failed", "pos", "wanted")
+    __slots__ = ("_end", "_steps", "is_counting", "moves", "outer", "past_failed", "pos", "wanted")
 
     def __init__(self, pos: Pos = None) -> None:
         self.pos = pos
@@ -57,12 +57,13 @@ class Cell:
         self.past_failed: Callable[[], None] | None = None
         self.moves = 0
         self.outer: Cell | None = None
-        self._steps: Iterator[bool] | None = None  # one for each element before ``_end`` that was not yielded
+        self.is_counting = False  # ``settle`` counts
+        self._steps: Iterator[bool] = repeat(True, 0)  # one for each element before ``_end`` that was not yielded
         self._end = 0
 
     def go_to(self, pos: Pos) -> None:
         """Move to ``pos``. The next run starts there."""
-        self._steps = None
+        self.is_counting = False
         self.moves += 1  # first, so that an interrupt leaves no live run at another position
         self.pos = pos
         self.wanted, self.past_failed = 1, None
@@ -83,13 +84,13 @@ class Cell:
 
     def count_from(self, index: int, num: int) -> Iterator[bool]:
         """Return an iterator of ``num`` steps, one for each element from ``index`` on, to be consumed with them."""
-        self._end, self._steps = index + num, repeat(True, num)
+        self._end, self._steps, self.is_counting = index + num, repeat(True, num), True
         return self._steps
 
     def settle(self) -> Pos:
         """Return ``pos``, after counting the elements of a block that were yielded."""
-        if self._steps is not None:
-            self.pos, self._steps = self._end - length_hint(self._steps), None
+        if self.is_counting:
+            self.pos = self._end - length_hint(self._steps)
         return self.pos
 
     def pass_failed(self) -> None:
