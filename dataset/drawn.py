@@ -15,6 +15,7 @@ from typing import Any
 
 from gristmill.dataset.bases.iterator import BlockIterator
 from gristmill.dataset.bases.passing import PassingIterator
+from gristmill.dataset.engine.iterators import adds_no_state
 from gristmill.dataset.states.mixtures import is_mixture
 from gristmill.dataset.states.turns import Turns
 
@@ -95,7 +96,7 @@ def draws_before(it: Any, state: Any) -> Draws | None:
 def position_before(it: Any) -> Callable[[], int]:
     """What gives the position of the mixture before ``it`` after the element that ``it`` has given last."""
     *steps, mixture = [it, *_single_steps(it)]
-    if all([isinstance(step, PassingIterator) for step in steps]):
+    if all([isinstance(step, PassingIterator) or adds_no_state(step) for step in steps]):
         return lambda: int(mixture._index)
     return lambda: int(it.get_state()["index"])  # somebody draws ahead
 

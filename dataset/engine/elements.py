@@ -229,7 +229,7 @@ class Batch(Stream):
         pass_outputs(self.parent, cell, num)
 
     def fail(self, error: Exception, cell: Cell) -> None:
-        tell_at_place(error, self, self.place(cell.settle()))
+        tell_at_place(error, self, lambda: self.place(cell.settle()))
         if isinstance(error, StopIteration):
             raise instead_of_stop(error, str(self)) from error
 

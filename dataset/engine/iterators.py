@@ -14,14 +14,13 @@ from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 from gristmill.core.exiting import end_thread_at_exit
-from gristmill.core.instruments import shadow
 from gristmill.dataset.bases.context import IteratorContext
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, marked, pull, return_to, skip_one, state_at
 from gristmill.dataset.bases.next_index import may_have_gaps, move_to_index, next_index_of
 from gristmill.dataset.bases.observing import WorkAhead, Wrap
 from gristmill.dataset.bases.origins import Place, place_of
 from gristmill.dataset.engine.elements import Each
-from gristmill.dataset.engine.stream import Cell, Pos, Stream, pass_outputs
+from gristmill.dataset.engine.stream import Cell, Pos, Stream, iterator_name, pass_outputs
 from gristmill.dataset.states.values import copied
 from gristmill.dataset.telling.failures import deliver, instead_of_stop
 from gristmill.dataset.telling.tracebacks import filter_traceback
@@ -102,13 +101,8 @@ class StreamIterator(BlockIterator[T_co]):
         if self._closed:
             raise self._unusable()
         self._go_to(self._base)
-        if "_take" not in vars(self):
-            self._advance = self._engine.run(self._own_cell).__next__
-            return self._advance()
-        elements = self._take(1)  # it is observed
-        if not elements:
-            raise StopIteration
-        return elements.pop()
+        self._advance = self._engine.run(self._own_cell).__next__
+        return self._advance()
 
     def _stop(self, error: BaseException) -> None:
         """Take note of an error, an interrupt or the end."""
@@ -150,7 +144,8 @@ class StreamIterator(BlockIterator[T_co]):
     def close(self) -> None:
         super().close()
         self._advance = None
-        self._engine.close()
+        if "_engine" in vars(self):  # else it was refused
+            self._engine.close()
 
     def start_prefetch(self) -> None:
         if not self._closed:
@@ -289,17 +284,24 @@ class StreamIterator(BlockIterator[T_co]):
         return getattr(self._engine, "guard", None)
 
     def _set_instrument(self, wrap: Wrap | None) -> None:
-        if self._part_of is None:
-            shadow(self, "_take", wrap)
-            self._go_to(self._base)
-        else:
-            self._engine.observe(None if wrap is None else wrap)
+        self._engine.observe(wrap)
+        self._advance = None
 
     def _allocate_with(self, allocate: Allocate) -> None:
         self._engine.allocate_with(allocate)
 
+    @property
+    def _stage_name(self) -> str:
+        """The name of the stage in descriptions."""
+        return iterator_name(self._stage)
+
     def _stage_text(self) -> str:
         return str(self._engine)
+
+
+def adds_no_state(it: Any) -> bool:
+    """Return true if the position of ``it`` is its only parent's."""
+    return isinstance(it, StreamIterator) and type(it._engine).save is Stream.save
 
 
 def _unless_none(fn: Callable[[Any], Any], x: Any) -> Any:

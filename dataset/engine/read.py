@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import compress
-from operator import length_hint
 from typing import Any
 
 from gristmill.core.cached import cached
@@ -13,7 +12,7 @@ from gristmill.core.state import plain_int, shown, state_field
 from gristmill.dataset.ahead.reader import Reader
 from gristmill.dataset.ahead.waits import BudgetWaits
 from gristmill.dataset.bases.map import MapDataset
-from gristmill.dataset.bases.node import dropping_steps
+from gristmill.dataset.bases.node import ancestors, dropping_steps
 from gristmill.dataset.bases.observing import WorkAhead
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.engine.stream import Cell, Pos, Stream
@@ -73,13 +72,13 @@ class Read(Stream):
                             yield x
                     self._end_block(cell, index, num_dropped)
                     wanted, num_dropped = wanted - num, 0
-                elif wanted > 1 or reader.num_threads or reader.is_careful:
+                elif wanted > 1 or self._reads_many or reader.num_threads or reader.is_careful:
                     yield from self._part(cell, 1)
                     wanted -= 1
                 else:
                     # Each element is computed when it is requested, so the size of a part is free.
-                    size = min(2 * size, _MOST)
                     yield from self._part(cell, size)
+                    size = min(2 * size, _MOST)
         except SourceEnded:
             self._end_block(cell, index, num_dropped)
         except GeneratorExit:
@@ -141,6 +140,11 @@ class Read(Stream):
     @cached
     def _is_sparse(self) -> bool:
         return bool(dropping_steps(self.ds))
+
+    @cached
+    def _reads_many(self) -> bool:
+        """True if elements that are asked for together are read before they are requested."""
+        return self.ds._draws_blocks or any([node._reads_many for node in ancestors(self.ds)])
 
     def has_gaps(self) -> bool:
         return self._is_sparse and not self.with_nones

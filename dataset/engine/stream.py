@@ -188,7 +188,7 @@ class Stream:
 
     def fail(self, error: Exception, cell: Cell) -> None:
         """Note at ``error``, of a user's function, where it was raised. ``cell`` is the parent's."""
-        tell_at_place(error, self, self.parent.place(cell.settle()))
+        tell_at_place(error, self, lambda: self.parent.place(cell.settle()))
         if isinstance(error, StopIteration):
             raise instead_of_stop(error, str(self)) from error
 
@@ -232,7 +232,8 @@ class Stream:
         """Let new arrays in the outputs be made by ``allocate``, which knows where they are wanted."""
 
     def __str__(self) -> str:
-        return iterator_text(self.stage)
+        name, text = iterator_name(self.stage), str(self.stage._parameters.text())
+        return f"{name}({text})" if text else name
 
 
 class Layer(Stream):
@@ -272,10 +273,9 @@ def cannot_merge(stage: Any) -> StateMismatchError:
     )
 
 
-def iterator_text(stage: Any) -> str:
-    """Return what an iterator of the definition ``stage`` is called in texts."""
-    name, text = type(stage).__name__.replace("IterDataset", "DatasetIterator"), str(stage._parameters.text())
-    return f"{name}({text})" if text else name
+def iterator_name(stage: Any) -> str:
+    """Return the name of an iterator of the definition ``stage``."""
+    return type(stage).__name__.replace("IterDataset", "DatasetIterator")
 
 
 def pass_outputs(stream: Stream, cell: Cell, num: int) -> None:

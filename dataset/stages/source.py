@@ -19,7 +19,7 @@ from gristmill.dataset.telling.description import short_source_text, source_file
 from gristmill.dataset.telling.failures import tell
 from gristmill.sources.base import check_source
 from gristmill.sources.columns import ColumnsDataSource, by_position, is_columns
-from gristmill.sources.reading import wrap_keys
+from gristmill.sources.reading import is_read_in_blocks, wrap_keys
 
 T = TypeVar("T")
 
@@ -50,6 +50,10 @@ class SourceMapDataset(BlockMapDataset[T]):
 
     def __repr__(self) -> str:
         return f"SourceMapDataset(source={self._source_text})"
+
+    @property
+    def _reads_many(self) -> bool:
+        return is_read_in_blocks(self._source)
 
     @cached
     def _may_leave_out(self) -> bool:

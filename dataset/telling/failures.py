@@ -112,9 +112,9 @@ def tell_at_last(error: BaseException, stage: Any, it: Any) -> None:
     _tell(error, stage, lambda: _failure_at_place(stage, place_of(it)))
 
 
-def tell_at_place(error: BaseException, stage: Any, place: Place | None) -> None:
-    """As ``tell``, by a stream that fails with the element at ``place``."""
-    _tell(error, stage, lambda: _failure_at_place(stage, place))
+def tell_at_place(error: BaseException, stage: Any, place: Callable[[], Place | None]) -> None:
+    """As ``tell``, by a stream that fails with the element at the place that ``place`` returns."""
+    _tell(error, stage, lambda: _failure_at_place(stage, place()))
 
 
 def _tell(error: BaseException, stage: Any, failure: Callable[[], Failure]) -> None:
