@@ -115,7 +115,7 @@ class Numbered(Layer):
         inner = self.inner.at(pos, cell)
         try:
             for x in self.parent.run(inner):
-                cell.pos = inner.pos, num + 1
+                cell.pos = inner.settle(), num + 1
                 try:
                     x = None if x is None else fn(num if number_of is None else number_of(num), x)
                 except Exception as error:
@@ -168,14 +168,14 @@ class Limit(Layer):
         try:
             for x in self.parent.run(inner):
                 num += 1
-                cell.pos = inner.pos, num
+                cell.pos = inner.settle(), num
                 yield (x, x := None)[0]
                 if num >= self.most:
                     return
         except Exception:
             cell.past_failed = partial(self._pass, cell, num)
             raise
-        cell.pos = inner.pos, num
+        cell.pos = inner.settle(), num
 
     def _pass(self, cell: Cell, num: int) -> None:
         self.inner.pass_failed()

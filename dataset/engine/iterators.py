@@ -62,13 +62,6 @@ class StreamIterator(BlockIterator[T_co]):
         self._has_failed = False  # ``next`` has, with an error: its output can be skipped
         self._advance: Callable[[], Any] | None = None  # of a run that is at ``_base``
 
-    @property
-    def _cell(self) -> Cell:
-        if self._part_of is None:
-            return self._own_cell
-        consumer, i = self._part_of[0](), self._part_of[1]
-        return self._own_cell if consumer is None else consumer._engine.cell_of_parent(consumer._cell, i)
-
     def _share_context(self, ctx: IteratorContext) -> None:
         super()._share_context(ctx)
         if "_engine" in vars(self):
@@ -188,7 +181,12 @@ class StreamIterator(BlockIterator[T_co]):
 
     @property
     def pos(self) -> Pos:
-        return self._base if self._part_of is None else self._cell.pos
+        """The position after the element that was delivered last, here or to the consumer."""
+        if self._part_of is not None:
+            consumer, i = self._part_of[0](), self._part_of[1]
+            if consumer is not None:
+                return consumer._engine.pos_of_parent(consumer.pos, i)
+        return self._base
 
     def _mark(self) -> Any:
         return self.pos

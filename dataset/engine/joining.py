@@ -37,7 +37,7 @@ class Repeat(Layer):
             inner = self.inner.at(pos, cell)
             try:
                 for x in self.parent.run(inner):
-                    is_new, cell.pos = False, (inner.pos, epoch)
+                    is_new, cell.pos = False, (inner.settle(), epoch)
                     yield (x, x := None)[0] if note is None else note(epoch, [x]).pop()
             except Exception as error:
                 tell_epoch(error, self, epoch)
@@ -48,7 +48,7 @@ class Repeat(Layer):
                 raise told(ValueError(f"{self} cannot go on: {reason}"), self)
             # After an epoch without elements the other ones have none either.
             epoch = self.num_epochs if is_new else epoch + 1
-            is_new, pos = True, inner.pos if epoch == self.num_epochs else self.parent.start()
+            is_new, pos = True, inner.settle() if epoch == self.num_epochs else self.parent.start()
             inner.go_to(pos)
         cell.pos = pos, epoch
 
@@ -76,8 +76,8 @@ class Zip(Stream):
         self._rate = 1.0  # the share of each parent in all draws
         self._is_expected = False  # the parents read ahead
 
-    def cell_of_parent(self, cell: Cell, i: int) -> Cell:
-        return self.cells[i]
+    def pos_of_parent(self, pos: Pos, i: int) -> Pos:
+        return pos[0][i]
 
     def start(self) -> Pos:
         return tuple([parent.start() for parent in self.parents]), False
@@ -115,11 +115,11 @@ class Zip(Stream):
                 cell.past_failed = partial(self._pass, cell, len(row))
                 raise
             del x
-            cell.pos = tuple([c.pos for c in cells]), False
+            cell.pos = tuple([c.settle() for c in cells]), False
             made = [tuple(row)]
             del row
             yield made.pop()
-        cell.pos = tuple([c.pos for c in cells]), True
+        cell.pos = tuple([c.settle() for c in cells]), True
         if self.strict:
             self._check_ends(len(row), runs)
 
@@ -135,7 +135,7 @@ class Zip(Stream):
         self.cells[failed].pass_failed()
         for parent, c in zip(self.parents[failed + 1 :], self.cells[failed + 1 :], strict=True):
             pass_outputs(parent, c, 1)
-        cell.pos = tuple([c.pos for c in self.cells]), False
+        cell.pos = tuple([c.settle() for c in self.cells]), False
 
     def expect(self, rate: float, due: float | None) -> None:
         self._rate, self._is_expected = rate, due is not None

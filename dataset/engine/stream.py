@@ -41,7 +41,7 @@ class Cell:
     Attributes:
         pos: the position after the element that was yielded last.
         wanted: how many elements the consumer will surely take, so that they may be read at once.
-            A consumer that says more than one calls ``settle`` before it reads ``pos``.
+            Then ``pos`` is right after ``settle`` alone.
         past_failed: what moves the cell past the element that failed; ``None`` if ``pos`` is past
             it already.
         moves: how often the cell was moved by its consumer. A live run continues as long as this
@@ -95,6 +95,7 @@ class Cell:
 
     def pass_failed(self) -> None:
         """Move past the element whose computation has just failed."""
+        self.settle()
         move, self.past_failed = self.past_failed, None
         if move is not None:
             move()
@@ -137,9 +138,9 @@ class Stream:
         """Return a new run, as a generator."""
         raise NotImplementedError
 
-    def cell_of_parent(self, cell: Cell, i: int) -> Cell:
-        """Return where parent ``i`` is while this stream is run with ``cell``."""
-        return cell
+    def pos_of_parent(self, pos: Pos, i: int) -> Pos:
+        """Return the position of parent ``i`` in ``pos``."""
+        return pos
 
     def start(self) -> Pos:
         """Return the position before the first element."""
@@ -245,8 +246,8 @@ class Layer(Stream):
     keys: ClassVar[tuple[str, ...]] = ("parent", "count")
     own: ClassVar[tuple[int, ...]] = (0,)  # at the start
 
-    def cell_of_parent(self, cell: Cell, i: int) -> Cell:
-        return self.inner
+    def pos_of_parent(self, pos: Pos, i: int) -> Pos:
+        return pos[0]
 
     def start(self) -> Pos:
         return self.parent.start(), *self.own

@@ -85,7 +85,7 @@ def test_errors_in_the_next_window_and_behind():
     assert not {0, 1, 2, 3}.intersection(keys[4:])  # it did not cost the last window
     # What fails behind it finds the elements as they were.
     records = MapDataset.range(6).map(lambda x: {"x": x}).to_iter_dataset()
-    failing = Failing(3, times=2, error=OSError)
+    failing = Failing(3, times=1, error=OSError)
     it = iter(records.window_shuffle(6, seed=2).map(lambda record: record.pop("x")).map(failing).batch(3, batch_fn=list))
     batches = []
     assert_raises(OSError, "3", batches.extend, it)
