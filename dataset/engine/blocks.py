@@ -61,6 +61,7 @@ class StreamBlocks:
     def __init__(self, it: StreamIterator[Any]) -> None:
         self._it = it
         self._stream, self._cell = it.stream_and_cell
+        self._saves_anywhere = self._stream.saves_anywhere()
         self.growing = Growing()
         self.stopped: BaseException | None = None
 
@@ -74,11 +75,11 @@ class StreamBlocks:
     def fill(self, sink: Sink, n: int) -> BaseException | None:
         """Put up to ``n`` elements into ``sink``, each when it is computed; return what came instead of the next one."""
         it, first = self._it, sink.num
-        positions: list[Pos] = []
-        states = SavedPositions(self._stream, it.pos, positions)
+        after: list[Any] = []  # positions, or states where these cannot be had later
+        states = SavedPositions(self._stream, it.pos, after) if self._saves_anywhere else after
         is_at_end = [False]
         try:
-            sink.put(self._until_late(positions, n, is_at_end), states, 0)
+            sink.put(self._until_late(after, n, is_at_end), states, 0)
         except Exception as error:
             return self._arrived(error)
         except BaseException as error:
@@ -87,16 +88,18 @@ class StreamBlocks:
             return StopIteration(it.get_state()) if it._counts_faults else StopIteration()
         return None
 
-    def _until_late(self, positions: list[Pos], n: int, is_at_end: list[bool]) -> Iterator[Any]:
+    def _until_late(self, after: list[Any], n: int, is_at_end: list[bool]) -> Iterator[Any]:
         it, deadline = self._it, time.perf_counter() + _BLOCK_SECONDS
         run = it.run()
-        self._cell.wanted = n
+        if self._saves_anywhere:
+            self._cell.wanted = n
         for x in islice(run, n):
-            positions.append(it.commit())
+            pos = it.commit()
+            after.append(pos if self._saves_anywhere else it.get_state())
             yield (x, x := None)[0]
             if time.perf_counter() > deadline:
                 return
-        is_at_end[0] = len(positions) < n
+        is_at_end[0] = len(after) < n
 
     def each(self, most: int) -> Generator[Fetched, None, None]:
         """Return the next elements, each computed when it is requested, as long as nothing else comes.
@@ -108,7 +111,8 @@ class StreamBlocks:
         try:
             for x in it.run():
                 before, after = it.pos, it.commit()
-                yield (x, x := None)[0], SavedPositions(self._stream, before, [after]), 0
+                states = SavedPositions(self._stream, before, [after]) if self._saves_anywhere else [it.get_state()]
+                yield (x, x := None)[0], states, 0
         except GeneratorExit:
             raise
         except Exception as error:

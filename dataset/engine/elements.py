@@ -78,6 +78,7 @@ class Keep(Stream):
         super().__init__(stage, parent)
         self.fn = fn
         self.guard = FilterGuard(str(self))
+        parent.take_singly()
         self._decisions: list[bool] = []  # about the last elements
 
     def _run(self, cell: Cell) -> Iterator[Any]:

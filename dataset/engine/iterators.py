@@ -326,7 +326,7 @@ class IteratorStream(Stream):
         self.it = it
         self.flow = getattr(it, "_flow", "stateful")  # type: ignore[misc]
         self._at: Any = _UNKNOWN  # where the iterator is
-        self._is_users = not isinstance(it, BlockIterator)
+        self._is_users = self._takes_singly = not isinstance(it, BlockIterator)
 
     def start(self) -> Pos:
         self._at = self._mark()
@@ -342,6 +342,12 @@ class IteratorStream(Stream):
         state = copied(self.it.get_state())
         return_to(self.it, at)
         return state
+
+    def saves_anywhere(self) -> bool:
+        return False
+
+    def take_singly(self) -> None:
+        self._takes_singly = True
 
     def load(self, state: Any) -> Pos:
         # The next run finds the iterator there, or takes it back.
@@ -374,7 +380,7 @@ class IteratorStream(Stream):
             self._at = cell.pos
         while True:
             start, num = cell.pos, cell.take_wanted()
-            if it._reads_once or self._is_users:
+            if self._takes_singly or it._reads_once:
                 num = 1
             try:
                 elements = it._take(num)

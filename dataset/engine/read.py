@@ -11,6 +11,7 @@ from gristmill.core.errors import SourceEnded, StateIndexError
 from gristmill.core.state import plain_int, shown, state_field
 from gristmill.dataset.ahead.reader import Reader
 from gristmill.dataset.ahead.waits import BudgetWaits
+from gristmill.dataset.bases.items import given_out
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import ancestors, dropping_steps
 from gristmill.dataset.bases.observing import WorkAhead
@@ -102,7 +103,10 @@ class Read(Stream):
     def _part(self, cell: Cell, size: int) -> Iterator[Any]:
         """Return up to ``size`` elements, with the position after each."""
         index, skips, decisions = cell.pos, not self.with_nones, self._decisions
-        elements, _ = self.reader.part(index, min(size, self.length - index))
+        if size == 1:  # a list would keep the element
+            elements = given_out(self.reader.take(index, 1))
+        else:
+            elements, _ = self.reader.part(index, min(size, self.length - index))
         for x in elements:
             if skips:
                 decisions.append(x is not None)

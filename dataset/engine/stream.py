@@ -150,6 +150,10 @@ class Stream:
         """Return the JSON-able state of a position."""
         return self.parent.save(pos)
 
+    def saves_anywhere(self) -> bool:
+        """Return true if ``save`` may be called by any thread at any time."""
+        return all([parent.saves_anywhere() for parent in self.parents])
+
     def load(self, state: Any) -> Pos:
         """Return the position of a state. Nothing is moved.
 
@@ -181,6 +185,11 @@ class Stream:
             states: those of all shards; or, by their number, those of all datasets that the shards share out.
         """
         return self.parent.merge(states)
+
+    def take_singly(self) -> None:
+        """Compute no element of an iterator before it is requested: more may be requested than is wanted."""
+        for parent in self.parents:
+            parent.take_singly()
 
     def observe(self, wrap: Wrap | None) -> None:
         """Let elements be computed through what ``wrap`` makes of the run; ``None``: no more."""
