@@ -16,6 +16,7 @@ from interrupting import NUM_INTERRUPTS, Locks, interrupted_where_handlers_run, 
 from new_seed import SEED
 
 import gristmill as gm
+from gristmill.core.exiting import end_thread_at_exit
 from gristmill.core.locks import Lock, Signal
 from gristmill.core.uninterrupted import computed_by, uninterrupted
 from gristmill.dataset.ahead import threads
@@ -32,7 +33,7 @@ def without_collector():
     yield
     gc.enable()
     gc.collect()
-    # An interrupt between the making of a reader and its assignment leaves an idle thread.
+    # An interrupt of the finalizer that dismisses a reader leaves an idle thread.
     for end in [*threads._running.values()]:
         end()
 
@@ -145,6 +146,17 @@ class Handing:
         assert not self.thread.is_alive()
 
 
+class Ending:
+    """What asks whether the program ends: Python must not lose sight of a running main thread."""
+
+    def use(self):
+        for _ in range(20):
+            end_thread_at_exit()
+
+    def close(self):
+        assert threading.main_thread().is_alive()
+
+
 class Starting:
     """Threads that are started, and a pool of them."""
 
@@ -187,7 +199,7 @@ class Hiring:
 
 
 CASES = [reading, pulling, pulling_without_threads, reading_blocks]
-CASES += [Values, Handing, Starting, Hiring]
+CASES += [Values, Handing, Ending, Starting, Hiring]
 
 
 @pytest.mark.parametrize("make", CASES)
