@@ -183,7 +183,10 @@ class Budget:
     # What follows takes the lock.
 
     def enroll(self, reader: ReadingClient) -> None:
-        """Let threads work for ``reader``, until it is dismissed."""
+        """Let threads work for ``reader``, until it is dismissed.
+
+        The owner sees to the call of ``close`` before, so that an interrupt leaves no reader behind.
+        """
         try:
             with self.lock:
                 self.settle()

@@ -52,7 +52,7 @@ Stream: TypeAlias = Callable[[Feed], Iterator[Any]]
 
 
 class ReadAhead(ReadingClient):
-    """Computes ``compute(range(start, stop))`` ahead of a consumer.
+    """Computes ``compute(range(start, stop))`` ahead of a consumer, from ``budget.enroll`` on.
 
     Args:
         compute: gives the elements at a range of indices; called by several threads at once.
@@ -99,7 +99,6 @@ class ReadAhead(ReadingClient):
         self._block: list[Any] = []  # what the consumer takes from
         self._drawn = 0, 0  # how many elements, and bytes, it had
         self._error: BaseException | None = None  # follows the block
-        budget.enroll(self)
 
     @property
     def num_ready(self) -> int:

@@ -272,8 +272,9 @@ class Reader:
             self.stop()
             what = self._compute, index, self._length, self.num_threads, self._buffer_size, self.ctx.budget
             ahead = ReadAhead(*what, stream=self._stream, log=self.log, rate=self._rate, waits=self.waits)
-            self._ahead = ahead
             self._finalizer = weakref.finalize(self, ahead.close)
+            ahead.budget.enroll(ahead)
+            self._ahead = ahead
         if self._is_closed:
             self.stop()
             raise ValueError("the iterator was closed while it waited for its next element")

@@ -6,7 +6,18 @@ from concurrent.futures import ThreadPoolExecutor
 import computing_ahead
 import numpy as np
 import pytest
-from computing_ahead import DIRECT, Failing, Watched, fails, no_threads_left, numbers, wait_for_no_threads, working  # noqa: F401
+from computing_ahead import (  # noqa: F401
+    DIRECT,
+    Failing,
+    Watched,
+    fails,
+    no_threads_left,
+    numbers,
+    wait_for_no_threads,
+    without_collector,
+    working,
+)
+from interrupting import interrupted_where_handlers_run
 from refusing import assert_raises
 from waiting import PATIENCE_SECONDS, wait_until
 
@@ -30,6 +41,12 @@ def clock(monkeypatch):
     fake = computing_ahead.Clock()
     monkeypatch.setattr(readahead, "time", fake)
     return fake
+
+
+def enrolled(*args):
+    ahead = ReadAhead(*args)
+    ahead.budget.enroll(ahead)
+    return ahead
 
 
 def stream(source, num_threads=4, buffer=8):
@@ -129,7 +146,7 @@ class TestErrorsStatesAndEnds:
                 return list(indices)
 
             size = (1, 3, 50)[bad % 3]
-            ahead, got = ReadAhead(compute, 0, 60, num_threads, 32, Budget()), []
+            ahead, got = enrolled(compute, 0, 60, num_threads, 32, Budget()), []
             for _ in range(bad + 2):  # at the end, nothing more
                 try:
                     taken = ahead.take(size)
@@ -162,6 +179,18 @@ class TestErrorsStatesAndEnds:
         fails(it, Exception, match="0", times=3)
         wait_for_no_threads()
 
+    @pytest.mark.usefixtures("without_collector")
+    def test_an_interrupt_of_the_start_leaves_no_thread(self):
+        was_interrupted, number = True, 0
+        while was_interrupted:
+            it = iter(numbers(60, options=ReadOptions(1, 4)))
+            was_interrupted = interrupted_where_handlers_run(it.start_prefetch, number)
+            it.start_prefetch()
+            it.close()
+            wait_for_no_threads()
+            number += 1
+        assert number > 40
+
     def test_no_lock_is_held_while_a_thread_starts(self, monkeypatch):
         """A new thread may collect garbage, and close, before ``start`` returns to the thread that waits for it."""
         plain = threading.Thread
@@ -175,7 +204,7 @@ class TestErrorsStatesAndEnds:
                 closer.join(PATIENCE_SECONDS)
                 closed.append(not closer.is_alive())
 
-        ahead = ReadAhead(list, 0, 100, 4, 8, Budget())
+        ahead = enrolled(list, 0, 100, 4, 8, Budget())
         monkeypatch.setattr(threading, "Thread", Closing)
         ahead.budget.start()
         assert closed == [True] * 4
@@ -184,7 +213,7 @@ class TestErrorsStatesAndEnds:
     def test_close_in_the_very_moment_before_waiting(self, monkeypatch, waits):
         """As if the garbage collector, or a signal handler, had come between the look at the flag and the wait."""
         gate = threading.Event()
-        ahead = ReadAhead(lambda r: [gate.wait(PATIENCE_SECONDS), list(r)][1], 0, 100, 1, 1, Budget())
+        ahead = enrolled(lambda r: [gate.wait(PATIENCE_SECONDS), list(r)][1], 0, 100, 1, 1, Budget())
         wait, calls = Signal.wait, []
 
         def close_and_wait(signal, seconds):
