@@ -99,8 +99,7 @@ class Reader:
         if index != self._index or self._keeps:
             self.go_to(index)
         if self.num_threads or self._keeps:
-            elements = self.take(index, n)
-            part = iter(elements)
+            part = iter(elements := self.take(index, n))
             if index + len(elements) == self._index:  # else they come again
                 self._part, self._keeps = part, True
             return part, len(elements)
