@@ -183,10 +183,7 @@ class Budget:
     # What follows takes the lock.
 
     def enroll(self, reader: ReadingClient) -> None:
-        """Let threads work for ``reader``, until it is dismissed.
-
-        The owner sees to the call of ``close`` before, so that an interrupt leaves no reader behind.
-        """
+        """Let threads work for ``reader``, until it is dismissed. Its owner prepares that before."""
         try:
             with self.lock:
                 self.settle()
