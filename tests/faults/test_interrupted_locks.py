@@ -88,6 +88,14 @@ def reading_blocks():
     return Streaming(ds.to_iter_dataset(THREADS), list(ds))
 
 
+def interleaving():
+    """Threads as workers, each of which computes whole datasets of an interleave."""
+    parts = [gm.MapDataset.range(NUM)[i::5].to_iter_dataset(gm.ReadOptions(0)) for i in range(5)]
+    workers = gm.MultiprocessingOptions(2, executor="threads")
+    ds = gm.experimental.InterleaveIterDataset(parts, cycle_length=3)
+    return Streaming(ds.mp_prefetch(workers, order="stream"), list(ds))
+
+
 class Values:
     """Values that several threads ask for, of which few have room."""
 
@@ -198,14 +206,15 @@ class Hiring:
         self.use()
 
 
-CASES = [reading, pulling, pulling_without_threads, reading_blocks]
+CASES = [reading, pulling, pulling_without_threads, reading_blocks, interleaving]
+STEPS = {interleaving: 71, Hiring: 197}  # from one interrupt to the next, where that takes long
 CASES += [Values, Handing, Ending, Starting, Hiring]
 
 
 @pytest.mark.parametrize("make", CASES)
 def test_where_handlers_run(make):
     with Locks() as locks:
-        step = 1 if NUM_INTERRUPTS > 1000 else 197 if make is Hiring else 11
+        step = 1 if NUM_INTERRUPTS > 1000 else STEPS.get(make, 11)
         number, num_whole = SEED % step, 0
         while num_whole < 3:  # calls that do not reach the number; others may do more
             used = make()
