@@ -9,7 +9,8 @@ Guarantees:
    then ends when that returns. A worker that does not answer a new start within ``_ANSWER_SECONDS`` is replaced.
 4. The consumer waits in ``receive`` alone, which a signal handler may leave at any point: what was lost then is computed again
    after the next ``start``. Neither side holds a lock while it waits for the other one.
-5. What a function raises that is no ``Exception`` (``SystemExit``, say) ends the worker, and is reported as its death.
+5. ``SystemExit`` of a function ends the worker, and is reported as its death. All other exceptions are
+   raised by the consumer.
 6. In a forked process the pool is closed.
 """
 

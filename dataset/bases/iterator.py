@@ -111,7 +111,11 @@ class DatasetIterator(Node, Observable, Tolerating, Iterator[T_co], abc.ABC):
 
     @abc.abstractmethod
     def get_state(self) -> Any:
-        """Returns the position after the last delivered element, as JSON-able data."""
+        """Returns the position after the last delivered element, as JSON-able data.
+
+        Not to be called by another thread, or by a signal handler, while ``next`` runs: positions of
+        several steps may not belong together then. Hold a lock, or set a flag in the handler.
+        """
 
     @abc.abstractmethod
     def set_state(self, state: Any) -> None:
