@@ -82,11 +82,12 @@ INTERRUPTED = [x for x in STREAMS if x.name not in (*WITH_PROCESSES, *LOCAL_WORK
 
 @pytest.fixture
 def without_collector():
-    gc.disable()  # an interrupt in a finalizer is printed, not raised
+    gc.disable()  # an interrupt of a finalizer is printed, not raised
     yield
     gc.enable()
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("entry", INTERRUPTED, ids=lambda entry: entry.name)
 def test_an_interrupt_leaves_it_where_it_was_or_where_it_was_going(entry, without_collector):
     ds, rng = entry.make(), random.Random(f"{SEED} {entry.name}")
