@@ -1,5 +1,6 @@
 """What all tests need."""
 
+import gc
 import os
 import re
 import signal
@@ -19,6 +20,16 @@ if not sys.dont_write_bytecode:
 # Background jobs and nohup ignore these, and programs that are started from here would inherit it: some tests send them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.fixture
+def no_garbage() -> None:
+    """For tests that count open files, threads or memory of the process: garbage of earlier tests is gone.
+
+    An error that an earlier test has raised may be in a cycle with its traceback, and through it
+    with readers and iterators, which hold theirs until the cycle is collected.
+    """
+    gc.collect()
 
 
 _SHARE_A_SITE = ("test_site", "test_release")  # or archives, which take long to build

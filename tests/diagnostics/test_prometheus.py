@@ -168,10 +168,13 @@ def test_a_worker_that_is_replaced_is_counted(registry):
 
 
 def test_gauges_are_those_of_pipelines_in_use_and_counts_of_all(registry):
-    it = iter(slow(50).to_iter_dataset().batch(2))
+    gate = threading.Event()  # until it is set, threads compute ahead
+    it = iter(slow(50).map(lambda x: x if x[0] < 2 else gate.wait() and x).to_iter_dataset().batch(2))
     next(it)
-    ratios, (depth,) = [of(scraped(registry), name) for name in GAUGES[:2]]
-    assert of(scraped(registry), GAUGES[2])[0] >= of(scraped(registry), GAUGES[3])[0] > 0  # threads
+    values = scraped(registry)
+    gate.set()
+    ratios, (depth,), (num_threads, _), (num_used, _) = [of(values, name) for name in GAUGES[:4]]
+    assert num_threads >= num_used > 0
     assert sum(ratios) == pytest.approx(1, abs=0.001) and 0 <= depth <= 50
     it.close()
     it = iter(numbers(1000))
