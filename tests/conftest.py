@@ -24,7 +24,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 @pytest.fixture
 def no_garbage() -> None:
-    """For tests that count open files, threads or memory of the process: garbage of earlier tests is gone.
+    """Collects the garbage of earlier tests, for tests that count open files or threads.
 
     An error that an earlier test has raised may be in a cycle with its traceback, and through it
     with readers and iterators, which hold theirs until the cycle is collected.

@@ -21,7 +21,8 @@ from gristmill.core.errors import StateMismatchError
 from gristmill.dataset.states.mixtures import mixtures_in
 from gristmill.experimental import BestFitPackIterDataset, ConcatThenSplitIterDataset, FirstFitPackIterDataset
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # which workers would import, and JAX with it
+# Workers would import this module, and JAX with it.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 SEED = int(os.environ.get("GRISTMILL_TEST_SEED", "0"))
 DIRECT = ReadOptions(num_threads=0)

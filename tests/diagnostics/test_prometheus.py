@@ -169,7 +169,8 @@ def test_a_worker_that_is_replaced_is_counted(registry):
 
 def test_gauges_are_those_of_pipelines_in_use_and_counts_of_all(registry):
     gate = threading.Event()  # until it is set, threads compute ahead
-    it = iter(slow(50).map(lambda x: x if x[0] < 2 else gate.wait() and x).to_iter_dataset().batch(2))
+    ds = slow(50).map(lambda x: x if x[0] < 2 else gate.wait() and x)
+    it = iter(ds.to_iter_dataset().batch(2))
     next(it)
     values = scraped(registry)
     gate.set()

@@ -54,7 +54,8 @@ def test_it_is_what_zeros_gives_and_travels_by_name():
 
 
 def test_what_is_refused():
-    threads, over, start = {*threading.enumerate()}, SharedMemoryArray.from_shared_memory, SharedMemoryArray.enable_async_del
+    threads = {*threading.enumerate()}
+    over, start = SharedMemoryArray.from_shared_memory, SharedMemoryArray.enable_async_del
     for n in (5, np.int64(5), np.array(5), None):
         assert_raises(TypeError, r"shape must be a sequence of integers, as in \(5,\), got", SharedMemoryArray, n)
     for arguments, error, message in [
