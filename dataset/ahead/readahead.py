@@ -337,9 +337,11 @@ class _Block:
 
     def take_finished(self) -> list[Any]:
         """Takes out the finished elements that nobody has taken yet."""
-        finished = self._elements[self._num_taken : self.size]
-        self._elements[self._num_taken : self.size] = [None] * len(finished)  # they are the consumer's alone
+        start = self._num_taken
+        finished = self._elements[start : self.size]
         self._num_taken += len(finished)
+        # They are the consumer's alone. The thread that computes may have appended more since.
+        self._elements[start : self._num_taken] = [None] * len(finished)
         self.start += len(finished)
         return finished
 

@@ -13,6 +13,7 @@ from computing_ahead import (  # noqa: F401
     fails,
     no_threads_left,
     numbers,
+    quick_switches,
     wait_for_no_threads,
     without_collector,
     working,
@@ -27,7 +28,7 @@ from gristmill.dataset.ahead import blocks as stated_blocks
 from gristmill.dataset.ahead import budget, readahead
 from gristmill.dataset.ahead.blocks import StatedBlocks
 from gristmill.dataset.ahead.budget import Budget
-from gristmill.dataset.ahead.readahead import ReadAhead
+from gristmill.dataset.ahead.readahead import ReadAhead, _Block
 from gristmill.experimental import ConcatThenSplitIterDataset
 
 
@@ -250,6 +251,19 @@ def test_slow_elements_do_not_wait_for_each_other(monkeypatch):
     monkeypatch.setattr(stated_blocks, "_BLOCK_SECONDS", -1.0)  # those that are computed singly are given away at once
     assert len(StatedBlocks(iter(numbers(40).batch(3))).take(9)[0]) == 1
     assert len(StatedBlocks(iter(numbers(40, fn=str))).take(9)[0]) == 9
+
+
+@pytest.mark.usefixtures("quick_switches")
+def test_elements_that_are_taken_while_others_are_appended_come_once():
+    expected = [*range(1000)]
+    for _ in range(200):
+        block, taken = _Block(0, len(expected), 0.0, 0), []
+        computing = threading.Thread(target=block.compute, args=(list, lambda feed: map(int, feed.indices)))
+        computing.start()
+        while computing.is_alive():
+            taken += block.take_finished()
+        taken += block.take_finished()
+        assert taken == expected
 
 
 @pytest.mark.parametrize("reads", [DIRECT, ReadOptions(1, 1)], ids=["direct", "thread"])
