@@ -59,10 +59,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         del rest[:size]
 
 
-# Packages that some tests need and that have no wheels for free-threaded builds.
+# Packages that some tests need and that have no wheels for free-threaded builds, or need others that
+# have none.
 _WITHOUT_WHEELS = {
-    *("array_record", "bagz", "basedpyright", "datasets", "jupyter_client", "moto", "nbclient"),
-    *("nbformat", "obstore", "orbax", "ray", "sphinx", "tensorflow_datasets", "zstandard"),
+    *("array_record", "bagz", "basedpyright", "datasets", "ipykernel", "jupyter_client", "moto"),
+    *("nbclient", "nbformat", "obstore", "orbax", "ray", "sphinx", "tensorflow_datasets", "zstandard"),
 }
 _NEEDS = re.compile(r"No module named '(\w+)|needs the package ([\w-]+)")
 

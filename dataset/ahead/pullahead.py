@@ -222,7 +222,9 @@ class PullAhead(PullingClient):
                     self._has_thread = False
                     self._filled.set()  # for a consumer that has come to wait for this thread
                     return False
-                self._room.wait(_LATE_SECONDS if has_room else -1)
+                # Not without a limit: without the GIL, objects that this thread has made and others
+                # have dropped, such as an iterator upstream, are freed when it runs.
+                self._room.wait(_LATE_SECONDS if has_room else _LOOK_SECONDS)
             self._budget.work(self)
         return not (self._is_stopped or self._failure)
 

@@ -154,7 +154,7 @@ def test_workers_count_too_and_once_when_they_are_used_again(port):
 
 
 def test_a_worker_that_is_replaced_is_counted(registry):
-    options = grain.MultiprocessingOptions(num_workers=1)
+    options = grain.MultiprocessingOptions(num_workers=1, executor="processes")
     with iter(slow(40).map(lambda x: (os.getpid(), x)).to_iter_dataset().mp_prefetch(options)) as it:
         process_id, _ = next(it)
         state = it.get_state()
