@@ -65,14 +65,14 @@ _WITHOUT_WHEELS = {
     *("array_record", "bagz", "basedpyright", "datasets", "ipykernel", "jupyter_client", "moto"),
     *("nbclient", "nbformat", "obstore", "orbax", "ray", "sphinx", "tensorflow_datasets", "zstandard"),
 }
-_NEEDS = re.compile(r"No module named '(\w+)|needs the package ([\w-]+)")
+_NEEDS = re.compile(r"No module named '([\w.]+)|needs the package ([\w-]+)")
 
 
 def _skipped_without_wheels(report: pytest.TestReport | pytest.CollectReport) -> pytest.TestReport | pytest.CollectReport:
     """Skips on a free-threaded build what failed since such a package is not installed there."""
     if report.failed and sysconfig.get_config_var("Py_GIL_DISABLED"):
         named = {(a or b).replace("-", "_") for a, b in _NEEDS.findall(report.longreprtext)}
-        missing = named & _WITHOUT_WHEELS
+        missing = {name for name in named if name.partition(".")[0] in _WITHOUT_WHEELS}
         if missing and not any(map(find_spec, missing)):
             report.outcome = "skipped"
             reason = f"needs {', '.join(sorted(missing))}, without wheels for free-threaded builds"

@@ -342,7 +342,7 @@ PROGRAM = """
         prometheus.start_telemetry(1)  # does nothing in a worker
         names = [t.name for t in threading.enumerate() if t is not threading.main_thread()]
         return (prometheus._active, watching.exporters) == (None, []) and all(x.startswith("gristmill") for x in names)
-    ds = grain.MapDataset.range(4).map(state).to_iter_dataset().mp_prefetch(grain.MultiprocessingOptions(num_workers=2))
+    ds = grain.MapDataset.range(4).map(state).to_iter_dataset().mp_prefetch(grain.MultiprocessingOptions(2, executor="processes"))
     print(list(ds))
     if not (child := os.fork()):
         grain.MapDataset.range(4)[0]

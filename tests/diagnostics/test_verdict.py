@@ -46,8 +46,12 @@ def compute(x):
     return sum(range(100_000)) and x
 
 
+def processes(num):
+    return MultiprocessingOptions(num, executor="processes")
+
+
 def with_workers(ds):
-    return ds.to_iter_dataset().mp_prefetch(MultiprocessingOptions(num_workers=1))
+    return ds.to_iter_dataset().mp_prefetch(processes(1))
 
 
 NUMBERS, MANY = MapDataset.range(64), MapDataset.range(6400).map(str)
@@ -400,7 +404,7 @@ def test_threads_that_the_options_forbid_are_not_promised(judged):
 
 def test_workers_tell_of_their_budgets():
     ds = IterDataset.mix([SLOW.to_iter_dataset() for _ in range(4)])
-    it = iter(WithOptionsIterDataset(ds, DatasetOptions(max_threads=4)).mp_prefetch(MultiprocessingOptions(num_workers=2)))
+    it = iter(WithOptionsIterDataset(ds, DatasetOptions(max_threads=4)).mp_prefetch(processes(2)))
     with it, observe(it) as view:
         assert len(list(it)) == 4 * 64
         summary = view.summary()
