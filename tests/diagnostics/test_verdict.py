@@ -3,6 +3,7 @@
 import contextlib
 import contextvars
 import itertools
+import re
 import threading
 import time
 from dataclasses import replace
@@ -138,10 +139,10 @@ def in_workers(waiting_for_room=0, cpu=0, num=2, waited=SECOND):
 
 @pytest.fixture
 def judged(monkeypatch):
-    def judge(snapshot, *, cpus=2, cpu_ns=0, memory=1e10, reads=None, workers=None, alone=None):
+    def judge(snapshot, *, cpus=2, cpu_ns=0, memory=1e10, reads=None, workers=None, alone=None, executor="processes"):
         monkeypatch.setattr(verdict, "usable_cpus", lambda: cpus)
         monkeypatch.setattr(verdict, "free_memory", lambda: memory)
-        options = MultiprocessingOptions(workers) if workers else None
+        options = MultiprocessingOptions(workers, executor=executor) if workers else None
         return verdict.diagnosis_of(snapshot, verdict.Settings(reads, options), cpu_ns, alone)
 
     return judge
@@ -400,6 +401,13 @@ def test_threads_that_the_options_forbid_are_not_promised(judged):
         summary = replace(snapshot.summary, budgets=(BudgetUse("main", 1, 1, 0, 10**9, is_fixed),))
         text = judged(replace(snapshot, summary=summary), cpu_ns=10**7, reads=ReadOptions(1, 500)).recommendations[0]
         assert "ReadOptions(num_threads=16" in text and ("Allow as many" in text and "(max_threads=16)" in text) == is_fixed
+
+
+def test_more_workers_are_of_the_same_kind(judged):
+    for executor in ("threads", "processes"):
+        (text,) = judged(in_workers(), cpus=8, workers=2, executor=executor).recommendations[:1]
+        assert re.match(rf"Let 4 worker {executor} do it: .*num_workers=4, executor='{executor}'\)\)", text), text
+        assert ("of shared memory" in text) == (executor == "processes")
 
 
 def test_workers_tell_of_their_budgets():
