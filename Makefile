@@ -65,7 +65,9 @@ $(VENV)/.installed-%: setup.cfg pyproject.toml $(FOLDERS)
 	@touch $@
 
 # One process more than CPUs: many tests wait, for programs, servers and threads.
-PYTEST = $(PY) -m pytest --numprocesses=$$($(PY) -c 'import os; print(os.cpu_count() + 1)') --dist=worksteal
+IN_PARALLEL = --numprocesses=$$($(PY) -c 'import os; print(os.cpu_count() + 1)') --dist=worksteal
+# In CI, a few tests that failed run again.
+PYTEST = $(PY) $(if $(filter true,$(CI)),.ci/rerun.py,-m pytest) $(IN_PARALLEL)
 
 NOT_SLOW = $(if $(filter true,$(CI)),,-m "not slow")
 
@@ -88,10 +90,10 @@ test-laws: $(VENV)/.installed-test  ## run these, the laws of all stages and the
 	@echo "The tests of single parts, laws and faults: about $(LAWS_TAKE)."
 	$(PYTEST) --session-timeout=1200 -m "not slow" $(QUICK) tests/laws tests/faults
 
-# Runs as the target test does.
+# Runs as the target test does, but no test twice: what is recorded passed at once.
 .PHONY: record-tests
 record-tests: $(VENV)/.installed-test  ## run the tests as `make test` does, and write into the README which Python they passed on
-	$(PYTEST) --session-timeout=2700 $(NOT_SLOW) --junitxml=out/tests.xml
+	$(PY) -m pytest $(IN_PARALLEL) --session-timeout=2700 $(NOT_SLOW) --junitxml=out/tests.xml
 	$(PY) .ci/tested.py out/tests.xml "$(if $(NOT_SLOW),all but the slow ones,all)"
 
 .PHONY: example

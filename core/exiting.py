@@ -19,16 +19,17 @@ from collections.abc import Callable
 from typing import Any
 
 
-def is_exiting() -> bool:
-    """Return True once only daemon threads are left beside the exit of the interpreter."""
-    main = threading.main_thread()
-    others = [thread for thread in threading.enumerate() if thread is not main]
-    return not main.is_alive() and all([thread.daemon for thread in others])
-
-
 def end_thread_at_exit() -> None:
-    """Raise ``SystemExit``, which ends a thread in silence, in a daemon thread at exit."""
-    if is_exiting() and threading.current_thread() is not threading.main_thread():
+    """Raise ``SystemExit`` in a daemon thread once only daemon threads are left beside the exit.
+
+    It ends a thread in silence.
+    """
+    main = threading.main_thread()
+    # The main thread does not ask: up to Python 3.12, an interrupt of ``is_alive`` marks the thread
+    # as ended.
+    if threading.get_ident() == main.ident or main.is_alive():
+        return
+    if all([thread.daemon for thread in threading.enumerate() if thread is not main]):
         raise SystemExit
 
 

@@ -9,7 +9,8 @@ Guarantees:
    then ends when that returns. A worker that does not answer a new start within ``_ANSWER_SECONDS`` is replaced.
 4. The consumer waits in ``receive`` alone, which a signal handler may leave at any point: what was lost then is computed again
    after the next ``start``. Neither side holds a lock while it waits for the other one.
-5. What a function raises that is no ``Exception`` (``SystemExit``, say) ends the worker, and is reported as its death.
+5. ``SystemExit`` of a function ends the worker, and is reported as its death. All other exceptions are
+   raised by the consumer.
 6. In a forked process the pool is closed.
 """
 
@@ -90,6 +91,7 @@ class _Channel(BoundedConnection):
         self.producer: Any = None
         self._commands: queue.SimpleQueue[tuple[int, int, Any]] = queue.SimpleQueue()  # kind, generation, content
         self._unclaimed = [True]  # empty once a thread has claimed it
+        self.is_closed = False
 
     def claim(self) -> bool:
         """Return True for the first thread that calls it."""
@@ -104,6 +106,7 @@ class _Channel(BoundedConnection):
 
     def close(self, how: str = "was closed") -> None:
         """End both sides: the worker at its next command, the consumer when it has received what was sent before."""
+        self.is_closed = True
         self.tell(_CLOSE)
         self.messages.put((_DIED, 0, 0, how))
 
@@ -204,7 +207,7 @@ class ThreadWorker:
         return "" if frame is None else "".join(traceback.format_stack(frame))
 
     def is_alive(self) -> bool:
-        return self.usable and self._death is None and (self._thread is None or self._thread.is_alive())
+        return self.usable and self._death is None and not self._channel.is_closed
 
     def start(self, states: Mapping[int, Any], *, skip: bool = False, care: Care | None = None) -> None:
         """See ``WorkerProcess.start``."""

@@ -262,8 +262,9 @@ class LanesOfWorker:
 
     def _obituary(self, death: WorkerDied, number: int) -> str:
         return (
-            f"{self._death(death, number)}, {self._place(number)}. Nothing is lost: it.set_state(it.get_state()) goes on from "
-            f"the last delivered element with a new {self._pool.kind_of_worker}"
+            f"{self._death(death, number)}, {self._place(number)}. Nothing is lost: "
+            "it.set_state(it.get_state()) continues after the last delivered element with a new "
+            f"{self._pool.kind_of_worker}"
         )
 
     def _accusation(self, death: WorkerDied, who: int, index: int) -> str:
@@ -272,8 +273,8 @@ class LanesOfWorker:
             f"at element {index} of its input {root}" if root else place({"next_index": index}, self._numbers(number), exact=True)
         )
         return (
-            f"{self._death(death, number)}, {where}. Nothing is lost: it.skip_failed() goes on without that, "
-            "it.set_state(it.get_state()) tries it once more"
+            f"{self._death(death, number)}, {where}. Nothing is lost: it.skip_failed() continues "
+            "without that element, it.set_state(it.get_state()) tries it again"
         )
 
     def _death(self, death: WorkerDied, number: int) -> str:

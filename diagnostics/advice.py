@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gristmill.core.options import MultiprocessingOptions, ReadOptions
+from gristmill.core.options import MultiprocessingOptions, ReadOptions, chosen_executor
 from gristmill.core.ray_options import RayOptions, WorkerOptions
 from gristmill.diagnostics.budget_advice import BudgetAdvisor
 from gristmill.diagnostics.capacity import CONSUMER, MIN_GAIN, SHARED, Capacity, Change, Station
@@ -122,6 +122,9 @@ class Advisor:
     def _for_transport(self, stage: StageSummary) -> Iterator[Change]:
         left = self._capacity.without(stage.id)
         size = stage.bytes_produced / max(1, stage.num_produced_elements)
+        if _kind_of_worker(self._workers) == "worker threads":
+            yield Change("Call batch() before mp_prefetch(): each output costs the same to hand over.", left, is_most=True)
+            return
         if size >= 1 << 14:
             text = (
                 f"Send less: an output has {size_text(size)}. Smaller types (uint8 instead of float32, converted on the "
@@ -278,14 +281,23 @@ class Advisor:
         ahead = 1 + getattr(self._workers, "per_worker_buffer_size", 1)
         if size and num * ahead * size > _MEMORY_SHARE * memory:
             num = max(1, int(_MEMORY_SHARE * memory / (ahead * size)))
-        options = f"{kind.__name__}(num_workers={num})"
+        workers, executor = _kind_of_worker(self._workers), getattr(self._workers, "executor", None)
+        options = f"{kind.__name__}(num_workers={num}{f', {executor=}' if executor else ''})"
         has_lanes = any([stage.name.startswith("GlobalBatch") for stage in self._summary.values()])
         call = f"global_batch(workers={options})" if has_lanes else f"mp_prefetch({options})"
-        text = f"Let {num} {'Ray actors' if kind is RayOptions else 'worker processes'} do it: {call}."
+        text = f"Let {num} {workers} do it: {call}."
         if size and kind is MultiprocessingOptions:
-            text += f" Their buffers take {size_text(num * ahead * size)} of shared memory"
+            text += f" Their buffers take {size_text(num * ahead * size)} of {'shared ' if 'processes' in workers else ''}memory"
             text += f", of {size_text(memory)} that are free." if memory < math.inf else "."
         return num, text
+
+
+def _kind_of_worker(options: WorkerOptions | None) -> str:
+    """Returns the workers that would start now, in words."""
+    if isinstance(options, RayOptions):
+        return "Ray actors"
+    options = options if isinstance(options, MultiprocessingOptions) else MultiprocessingOptions()
+    return f"worker {chosen_executor(options)}"
 
 
 def _more_threads(reads: ReadOptions, stage: StageSummary, machine: Machine) -> tuple[int, str]:

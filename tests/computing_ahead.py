@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -39,6 +40,15 @@ def without_collector() -> Iterator[None]:
     gc.disable()  # reference counts must do
     yield
     gc.enable()
+
+
+@pytest.fixture
+def quick_switches() -> Iterator[None]:
+    """Threads of an interpreter with a GIL take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
 
 
 def numbers(*bounds: int, fn: Any = None, options: ReadOptions = DIRECT) -> Any:

@@ -1,5 +1,6 @@
 """What all tests need."""
 
+import gc
 import os
 import re
 import signal
@@ -19,6 +20,16 @@ if not sys.dont_write_bytecode:
 # Background jobs and nohup ignore these, and programs that are started from here would inherit it: some tests send them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.fixture
+def no_garbage() -> None:
+    """Collects the garbage of earlier tests, for tests that count open files or threads.
+
+    An error that an earlier test has raised may be in a cycle with its traceback, and through it
+    with readers and iterators, which hold theirs until the cycle is collected.
+    """
+    gc.collect()
 
 
 _SHARE_A_SITE = ("test_site", "test_release")  # or archives, which take long to build
@@ -48,19 +59,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         del rest[:size]
 
 
-# Packages that some tests need and that have no wheels for free-threaded builds.
+# Packages that some tests need and that have no wheels for free-threaded builds, or need others that
+# have none.
 _WITHOUT_WHEELS = {
-    *("array_record", "bagz", "basedpyright", "datasets", "jupyter_client", "moto", "nbclient"),
-    *("nbformat", "obstore", "orbax", "ray", "sphinx", "tensorflow_datasets", "zstandard"),
+    *("array_record", "bagz", "basedpyright", "datasets", "ipykernel", "jupyter_client", "moto"),
+    *("nbclient", "nbformat", "obstore", "orbax", "ray", "sphinx", "tensorflow_datasets", "zstandard"),
 }
-_NEEDS = re.compile(r"No module named '(\w+)|needs the package ([\w-]+)")
+_NEEDS = re.compile(r"No module named '([\w.]+)|needs the package ([\w-]+)")
 
 
 def _skipped_without_wheels(report: pytest.TestReport | pytest.CollectReport) -> pytest.TestReport | pytest.CollectReport:
     """Skips on a free-threaded build what failed since such a package is not installed there."""
     if report.failed and sysconfig.get_config_var("Py_GIL_DISABLED"):
         named = {(a or b).replace("-", "_") for a, b in _NEEDS.findall(report.longreprtext)}
-        missing = named & _WITHOUT_WHEELS
+        missing = {name for name in named if name.partition(".")[0] in _WITHOUT_WHEELS}
         if missing and not any(map(find_spec, missing)):
             report.outcome = "skipped"
             reason = f"needs {', '.join(sorted(missing))}, without wheels for free-threaded builds"

@@ -183,7 +183,7 @@ class Budget:
     # What follows takes the lock.
 
     def enroll(self, reader: ReadingClient) -> None:
-        """Let threads work for ``reader``, until it is dismissed."""
+        """Let threads work for ``reader``, until it is dismissed. Its owner prepares that before."""
         try:
             with self.lock:
                 self.settle()

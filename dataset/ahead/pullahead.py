@@ -48,7 +48,9 @@ from gristmill.dataset.states.values import Fetched
 from gristmill.workers.turns import waiting
 
 _LATE_SECONDS = 0.01  # see guarantee 10
-_LOOK_SECONDS = 0.5  # an interrupt that comes in the moment before a wait is noticed after it
+# The longest wait: an interrupt that comes in the moment before a wait is noticed after it. Without the
+# GIL, what a thread has made and others have dropped, such as an iterator, is freed when it runs.
+_LOOK_SECONDS = 0.5
 
 Failure: TypeAlias = tuple[BaseException, TracebackType | None]
 
@@ -222,7 +224,7 @@ class PullAhead(PullingClient):
                     self._has_thread = False
                     self._filled.set()  # for a consumer that has come to wait for this thread
                     return False
-                self._room.wait(_LATE_SECONDS if has_room else -1)
+                self._room.wait(_LATE_SECONDS if has_room else _LOOK_SECONDS)
             self._budget.work(self)
         return not (self._is_stopped or self._failure)
 

@@ -52,7 +52,7 @@ _of_pair = operator.itemgetter(1)
 
 
 class ReadAhead(ReadingClient):
-    """Computes ``items(range(start, stop))`` ahead of a consumer.
+    """Computes ``items(range(start, stop))`` ahead of a consumer, from ``budget.enroll`` on.
 
     Args:
         items: returns an iterator over the elements at a range of indices; called by several threads at once.
@@ -97,7 +97,6 @@ class ReadAhead(ReadingClient):
         self._block: list[Any] = []  # what the consumer takes from
         self._drawn = 0, 0  # how many elements, and bytes, it had
         self._error: BaseException | None = None  # follows the block
-        budget.enroll(self)
 
     @property
     def num_ready(self) -> int:
@@ -335,9 +334,11 @@ class _Block:
 
     def take_finished(self) -> list[Any]:
         """Takes out the finished elements that nobody has taken yet."""
-        finished = self._elements[self._num_taken : self.size]
-        self._elements[self._num_taken : self.size] = [None] * len(finished)  # they are the consumer's alone
+        start = self._num_taken
+        finished = self._elements[start : self.size]
         self._num_taken += len(finished)
+        # They are the consumer's alone. The thread that computes may have appended more since.
+        self._elements[start : self._num_taken] = [None] * len(finished)
         self.start += len(finished)
         return finished
 

@@ -98,8 +98,7 @@ class Reader:
         if index != self._index or self._keeps:
             self.go_to(index)
         if self.num_threads or self._keeps:
-            elements = self.take(index, n)
-            part = iter(elements)
+            part = iter(elements := self.take(index, n))
             if index + len(elements) == self._index:  # else they come again
                 self._part, self._keeps = part, True
             return part, len(elements)
@@ -247,8 +246,9 @@ class Reader:
             self.stop()
             what = self._items, index, self._length, self.num_threads, self._buffer_size, self.ctx.budget
             ahead = ReadAhead(*what, log=self.log, rate=self._rate, waits=self.waits)
-            self._ahead = ahead
             self._finalizer = weakref.finalize(self, ahead.close)
+            ahead.budget.enroll(ahead)
+            self._ahead = ahead
         if self._is_closed:
             self.stop()
             raise ValueError("the iterator was closed while it waited for its next element")

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from gristmill.dataset.bases.feed import OneByOne
-from gristmill.dataset.bases.iterator import BlockIterator
+from gristmill.dataset.bases.iterator import BlockIterator, note_interrupt
 from gristmill.dataset.states.values import CycleState, Fetched, copied
 from gristmill.dataset.tolerance import LaneBudgets
 from gristmill.dataset.watching import tell_of_faults
@@ -330,16 +330,22 @@ class CycleIterator(CyclePosition[T], Generic[T, M]):
         self._members, self._ended = {}, frozenset()
 
     def _go_to(self, cycle: CycleState) -> None:
-        self._forget()
-        self._slot, self._num_opened = cycle.slot, cycle.num_opened
         # Grain may say "exhausted" of a member that is not: it is asked, and the flag stays until it gives an element.
-        self._indices, self._exhausted = tuple(cycle.indices), tuple(cycle.exhausted)
-        self._after[:] = [None if state is None else ([state], 0) for state in cycle.states]
+        indices, exhausted = tuple(cycle.indices), tuple(cycle.exhausted)
+        after: list[After | None] = [None if state is None else ([state], 0) for state in cycle.states]
+        self._forget()
+        # Nothing is called from here on, so that no interrupt comes in between.
+        self._slot, self._num_opened = cycle.slot, cycle.num_opened
+        self._indices, self._exhausted, self._after[:] = indices, exhausted, after
         self._future_states, self._undropped = cycle.future_states, {}
 
     def _move_to(self, state: Any) -> None:
-        self._restore(state)  # which changes nothing before all of it has succeeded
-        self._failed_state = None
+        try:
+            self._restore(state)  # which changes nothing before all of it has succeeded
+        except BaseException as error:
+            note_interrupt(self, error)
+            raise
+        self._failed_state, self._is_consistent = None, True
         self._forget_last()
 
     def _skip(self) -> None:

@@ -62,6 +62,9 @@ class DatasetIterator(Node, Observable, Tolerating, Iterator[T_co], abc.ABC):
     _is_taken_again = False  # whether a step behind it may
     _closed = False
     _failed_state: Any = None  # the state at which ``next`` last failed
+    # False after an interrupt, until it is restored: iterators upstream may be at other positions
+    # than its state says.
+    _is_consistent = True
     _own_ctx: IteratorContext | None = None
     _definition: Any = None  # the dataset that it is of
 
@@ -108,7 +111,11 @@ class DatasetIterator(Node, Observable, Tolerating, Iterator[T_co], abc.ABC):
 
     @abc.abstractmethod
     def get_state(self) -> Any:
-        """Returns the position after the last delivered element, as JSON-able data."""
+        """Returns the position after the last delivered element, as JSON-able data.
+
+        Not to be called by another thread, or by a signal handler, while ``next`` runs: positions of
+        several steps may not belong together then. Hold a lock, or set a flag in the handler.
+        """
 
     @abc.abstractmethod
     def set_state(self, state: Any) -> None:
@@ -356,6 +363,7 @@ class BlockIterator(DatasetIterator[T_co]):
                 block = self._take(1)
             except BaseException as error:
                 end_thread_at_exit()
+                note_interrupt(self, error)
                 return_to(self, before)
                 deliver(error)
                 self._failed_state = snapshot(self)
@@ -409,11 +417,12 @@ class BlockIterator(DatasetIterator[T_co]):
         try:
             self._restore(state)
         except BaseException as error:
+            note_interrupt(self, error)
             return_to(self, before)
             if isinstance(error, RecursionError):  # where it is compared, copied or shown
                 raise StateMismatchError(f"the state of {self} must be nested less deeply than {shown(state)}") from error
             raise
-        self._failed_state = None
+        self._failed_state, self._is_consistent = None, True
         self._forget_last()
 
     def _forget_last(self) -> None:
@@ -488,7 +497,8 @@ def _skip_failed(it: DatasetIterator[Any]) -> None:
     before = marked(it)
     try:
         it._skip()
-    except BaseException:
+    except BaseException as error:
+        note_interrupt(it, error)
         return_to(it, before)
         raise
     it._failed_state = None
@@ -564,10 +574,22 @@ def state_to_refill(it: DatasetIterator[Any], before: Any, now: Callable[[], Any
     return with_passed(before, now())
 
 
+def note_interrupt(it: DatasetIterator[Any], error: BaseException) -> None:
+    """If ``error`` is an interrupt, note in ``it`` and upstream that they may be inconsistent."""
+    if not isinstance(error, Exception):
+        it._is_consistent = False
+        for upstream in running_upstream(it):
+            note_interrupt(upstream, error)
+
+
 def go_to(it: DatasetIterator[Any], state: Any) -> None:
     """Takes ``it`` back to ``state``, if that is known. An iterator of ours that is there keeps errors and what is in memory."""
-    if state is not None and not (isinstance(it, BlockIterator) and state == snapshot(it)):
-        it._restore(state)
+    if state is None:
+        return
+    if isinstance(it, BlockIterator) and it._is_consistent and state == snapshot(it):
+        return
+    it._restore(state)
+    it._is_consistent = True
 
 
 def pull(it: DatasetIterator[Any], n: int) -> list[Any]:

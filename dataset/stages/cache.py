@@ -206,7 +206,7 @@ class CacheDatasetIterator(BlockIterator[T]):
         """The position of a state, when the parent and what is in memory are such that elements follow from there."""
         memory = self._memory
         now = memory.state()
-        if not memory.begins(num, skipped):
+        if not (self._is_consistent and memory.begins(num, skipped)):
             memory.clear()
             now = copied(memory.start)
         is_in_memory = 0 < num <= len(memory.elements) or (num == 0 and is_same(parent, memory.start))

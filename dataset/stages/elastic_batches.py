@@ -150,9 +150,9 @@ class BatchesIterator(BlockIterator[Any]):
             self._stop()
 
     def _stop(self) -> None:
-        if self._running is not None:
-            self._running.close()
-            self._running = None
+        running, self._running = self._running, None  # before an interrupt of ``close``
+        if running is not None:
+            running.close()
 
     def _merged_state(self, states: Any) -> Any:
         positions = {state_count(state, "global_next_index", self) for state in _list_of(states, self)}

@@ -350,6 +350,7 @@ class InterleaveDatasetIterator(CycleIterator[T, _OpenDataset]):
             what = self._opener.open_ahead, index, self._num_members, self._num_threads, self._num_ahead, self._ctx.budget
             opening = ReadAhead(*what, waits=self._budget_waits)
             self._finalizer = weakref.finalize(self, opening.close)
+            opening.budget.enroll(opening)
             self._opening = opening
         try:
             (it,) = opening.take(1)

@@ -308,7 +308,7 @@ class MixedDatasetIterator(TurnsIterator[T]):
         tally = self._tally_in(state, index)
         self._moves(range(len(self._parents)))
         for component, epoch in enumerate((tally or self._nothing()).epochs):
-            if epoch or (self._tally is not None and self._tally.epochs[component]):
+            if epoch or (self._tally is not None and (self._tally.epochs[component] or not self._is_consistent)):
                 self._open(component, epoch)
         for i, (parent, parent_state) in enumerate(zip(self._parents, states, strict=True)):
             parent.set_state(iterate(self._datasets[i]).get_state() if parent_state is _NEW else parent_state)

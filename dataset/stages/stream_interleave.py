@@ -249,6 +249,17 @@ class _Members:
 
     def start(self) -> None:
         """Has the workers compute all lanes that are used."""
+        try:
+            self._start()
+        except BaseException:
+            self.start_again()
+            raise
+
+    def start_again(self) -> None:
+        """Has all lanes computed from the states of their users, after an interrupt."""
+        self._process_id = 0
+
+    def _start(self) -> None:
         if self._process_id != os.getpid():
             self._workers._ctx.options = self.ctx.options
             self._lanes = [lane for lane in self._workers.lanes() if isinstance(lane, WorkerLane)]
@@ -298,13 +309,19 @@ class MemberIterator(BlockIterator[T]):
         self._use_lane()
         lane = self._members.lane(self._index)
         taken: list[T] = []
-        while len(taken) < n and (lane.ready or lane.is_running):
-            if lane.ready:
-                element, states, i = lane.ready.popleft()
-                taken.append(element)
-                self._after = states, i
-            else:
-                lane.fetch(1)
+        before = self._after
+        try:
+            while len(taken) < n and (lane.ready or lane.is_running):
+                if lane.ready:
+                    element, states, i = lane.ready.popleft()
+                    taken.append(element)
+                    self._after = states, i
+                else:
+                    lane.fetch(1)
+        except BaseException:
+            self._after = before
+            self._members.start_again()
+            raise
         if len(taken) < n and lane.failure is not None:
             raise lane.failure()
         return taken
@@ -339,4 +356,5 @@ class MemberIterator(BlockIterator[T]):
         self._members.leave(self._index, self._user)
 
     def __del__(self) -> None:
-        self.close()  # another one may stand for the dataset by now
+        if "_user" in vars(self):  # else an interrupt came while it was made
+            self.close()  # another one may stand for the dataset by now

@@ -13,7 +13,17 @@ from functools import partial
 
 import computing_ahead
 import pytest
-from computing_ahead import Gate, Plain, fails, no_threads_left, numbers, wait_for_no_threads, without_collector, working  # noqa: F401
+from computing_ahead import (  # noqa: F401
+    Gate,
+    Plain,
+    fails,
+    no_threads_left,
+    numbers,
+    quick_switches,
+    wait_for_no_threads,
+    without_collector,
+    working,
+)
 from interrupting import Interrupt
 from new_seed import SEED
 from operations import operation
@@ -63,22 +73,14 @@ def frozen():
     gc.unfreeze()
 
 
-@pytest.fixture
-def switching():
-    """Threads take turns as often as they can."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
-
-
 class TestBuffers:
     @each_size(
         [(1, 1), (1, 16), (2, 1), (8, 4), (15, 16), (16, 16), (17, 2), (100, 5), (500, 16), (5000, 16)],
         (prefetching, 0, 1, 2, 3, 64, 1000),
         (sharing, 0, 1, 2, 5, 50),
     )
-    def test_order_and_no_more_elements_ahead_than_the_buffer_holds(self, make, size, args, monkeypatch, switching):
+    @pytest.mark.usefixtures("quick_switches")
+    def test_order_and_no_more_elements_ahead_than_the_buffer_holds(self, make, size, args, monkeypatch):
         monkeypatch.setattr(budget, "_NUM_CPUS", 16)
         num_asked, seen, too_far = 0, [], []
 
@@ -468,17 +470,9 @@ def of_a_file(tmp_path):
     return gm.experimental.ParquetIterDataset(str(tmp_path / "file.parquet"))
 
 
-@pytest.fixture
-def quick_switches():
-    """Lets threads of an interpreter with a GIL take turns as often as they can."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
-
-
 @pytest.mark.parametrize("way", ["threads", "thread_prefetch", "loader", "worker", "file"])
-def test_an_iterator_is_used_by_one_thread_at_a_time(way, tmp_path, quick_switches):
+@pytest.mark.usefixtures("quick_switches")
+def test_an_iterator_is_used_by_one_thread_at_a_time(way, tmp_path):
     """The others get an error that says so; elements are delivered once, and in order for each thread."""
     errors, pause = set(), threading.Event()
     with iter(of_a_file(tmp_path) if way == "file" else WAYS[way](Source(300, 0))) as it:

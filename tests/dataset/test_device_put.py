@@ -134,8 +134,9 @@ FOUR_DEVICES = """
     def large(i):
         return np.full((256, 1024), i, np.float32)  # 1 MiB
 
+    processes = MultiprocessingOptions(2, 2, executor="processes")
     pipelines = {
-        "workers": MapDataset.range(120).map(large).batch(4).to_iter_dataset().mp_prefetch(MultiprocessingOptions(2, 2)),
+        "workers": MapDataset.range(120).map(large).batch(4).to_iter_dataset().mp_prefetch(processes),
         "in process": MapDataset.range(120).map(large).to_iter_dataset(ReadOptions(2, 8)).batch(4),
     }
     devices = (jax.devices()[0], NamedSharding(Mesh(np.array(jax.devices()), ("x",)), P("x")))

@@ -5,9 +5,11 @@ import json
 import math
 import os
 import random
+import sys
 from collections import Counter
 from fractions import Fraction
 
+import cloudpickle
 import numpy as np
 import pytest
 from refusing import assert_raises
@@ -18,6 +20,9 @@ from gristmill.checkpoint import CheckpointHandler
 from gristmill.core.errors import StateMismatchError
 from gristmill.dataset.states.mixtures import mixtures_in
 from gristmill.experimental import BestFitPackIterDataset, ConcatThenSplitIterDataset, FirstFitPackIterDataset
+
+# Workers would import this module, and JAX with it.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 SEED = int(os.environ.get("GRISTMILL_TEST_SEED", "0"))
 DIRECT = ReadOptions(num_threads=0)

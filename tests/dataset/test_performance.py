@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import sys
 import threading
 
 import numpy as np
@@ -45,7 +46,7 @@ def memory_of_a_machine_of_our_own(monkeypatch, tmp_path, caplog):
         (STREAM.batch(2), 1, 30, None, (0, 0)),
         (STREAM, 45, 0, 0, (0, 0)),
         (STREAM, 45.5, 30, None, (4, 4)),
-        (RANGE.to_iter_dataset(), 0.01, 3000, 5000, (374, 374)),
+        (RANGE.to_iter_dataset(), 374.5 * sys.getsizeof(1) / MIB, 3000, 5000, (374, 374)),
         (IterDataset.mix([BIG.to_iter_dataset(), STREAM.batch(2)]), 100, 3000, 5000, (7, 5)),
         # a map dataset is measured too: Grain takes 1000 elements for the buffer, whatever their size
         (BIG, 45, 30, None, (4, 4)),
@@ -118,7 +119,7 @@ def test_only_the_samples_are_computed_and_in_this_thread():
     pick(source.map(lambda x: None).to_iter_dataset(allow_nones=True))
     assert computed == [0, 1, 2, 3, 4] * 2
     assert threads == {threading.current_thread()}
-    assert {*threading.enumerate()} == before
+    assert {*threading.enumerate()} <= before
     numbers, closed = itertools.count(), set()  # a set: a garbage collection closes once more, at any time
 
     def closing():

@@ -6,7 +6,19 @@ from concurrent.futures import ThreadPoolExecutor
 import computing_ahead
 import numpy as np
 import pytest
-from computing_ahead import DIRECT, Failing, Watched, fails, no_threads_left, numbers, wait_for_no_threads, working  # noqa: F401
+from computing_ahead import (  # noqa: F401
+    DIRECT,
+    Failing,
+    Watched,
+    fails,
+    no_threads_left,
+    numbers,
+    quick_switches,
+    wait_for_no_threads,
+    without_collector,
+    working,
+)
+from interrupting import interrupted_where_handlers_run
 from refusing import assert_raises
 from waiting import PATIENCE_SECONDS, wait_until
 
@@ -16,7 +28,7 @@ from gristmill.dataset.ahead import blocks as stated_blocks
 from gristmill.dataset.ahead import budget, readahead
 from gristmill.dataset.ahead.blocks import StatedBlocks
 from gristmill.dataset.ahead.budget import Budget
-from gristmill.dataset.ahead.readahead import ReadAhead
+from gristmill.dataset.ahead.readahead import ReadAhead, _Block
 from gristmill.experimental import ConcatThenSplitIterDataset
 
 
@@ -30,6 +42,12 @@ def clock(monkeypatch):
     fake = computing_ahead.Clock()
     monkeypatch.setattr(readahead, "time", fake)
     return fake
+
+
+def enrolled(*args):
+    ahead = ReadAhead(*args)
+    ahead.budget.enroll(ahead)
+    return ahead
 
 
 def stream(source, num_threads=4, buffer=8):
@@ -130,7 +148,7 @@ class TestErrorsStatesAndEnds:
                     yield i
 
             size = (1, 3, 50)[bad % 3]
-            ahead, got = ReadAhead(compute, 0, 60, num_threads, 32, Budget()), []
+            ahead, got = enrolled(compute, 0, 60, num_threads, 32, Budget()), []
             for _ in range(bad + 2):  # at the end, nothing more
                 try:
                     taken = ahead.take(size)
@@ -163,6 +181,18 @@ class TestErrorsStatesAndEnds:
         fails(it, Exception, match="0", times=3)
         wait_for_no_threads()
 
+    @pytest.mark.usefixtures("without_collector")
+    def test_an_interrupt_of_the_start_leaves_no_thread(self):
+        was_interrupted, number = True, 0
+        while was_interrupted:
+            it = iter(numbers(60, options=ReadOptions(1, 4)))
+            was_interrupted = interrupted_where_handlers_run(it.start_prefetch, number)
+            it.start_prefetch()
+            it.close()
+            wait_for_no_threads()
+            number += 1
+        assert number > 40
+
     def test_no_lock_is_held_while_a_thread_starts(self, monkeypatch):
         """A new thread may collect garbage, and close, before ``start`` returns to the thread that waits for it."""
         plain = threading.Thread
@@ -176,7 +206,7 @@ class TestErrorsStatesAndEnds:
                 closer.join(PATIENCE_SECONDS)
                 closed.append(not closer.is_alive())
 
-        ahead = ReadAhead(list, 0, 100, 4, 8, Budget())
+        ahead = enrolled(list, 0, 100, 4, 8, Budget())
         monkeypatch.setattr(threading, "Thread", Closing)
         ahead.budget.start()
         assert closed == [True] * 4
@@ -185,7 +215,7 @@ class TestErrorsStatesAndEnds:
     def test_close_in_the_very_moment_before_waiting(self, monkeypatch, waits):
         """As if the garbage collector, or a signal handler, had come between the look at the flag and the wait."""
         gate = threading.Event()
-        ahead = ReadAhead(lambda r: [gate.wait(PATIENCE_SECONDS), list(r)][1], 0, 100, 1, 1, Budget())
+        ahead = enrolled(lambda r: [gate.wait(PATIENCE_SECONDS), list(r)][1], 0, 100, 1, 1, Budget())
         wait, calls = Signal.wait, []
 
         def close_and_wait(signal, seconds):
@@ -222,6 +252,19 @@ def test_slow_elements_do_not_wait_for_each_other(monkeypatch):
     monkeypatch.setattr(stated_blocks, "_BLOCK_SECONDS", -1.0)  # those that are computed singly are given away at once
     assert len(StatedBlocks(iter(numbers(40).batch(3))).take(9)[0]) == 1
     assert len(StatedBlocks(iter(numbers(40, fn=str))).take(9)[0]) == 9
+
+
+@pytest.mark.usefixtures("quick_switches")
+def test_elements_that_are_taken_while_others_are_appended_come_once():
+    expected = [*range(1000)]
+    for _ in range(200):
+        block, taken = _Block(0, len(expected), 0.0, 0), []
+        computing = threading.Thread(target=block.compute, args=(list, lambda feed: map(int, feed.indices)))
+        computing.start()
+        while computing.is_alive():
+            taken += block.take_finished()
+        taken += block.take_finished()
+        assert taken == expected
 
 
 @pytest.mark.parametrize("reads", [DIRECT, ReadOptions(1, 1)], ids=["direct", "thread"])

@@ -6,13 +6,13 @@ they can.
 
 import json
 import random
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
 import pytest
+from computing_ahead import quick_switches  # noqa: F401
 from new_seed import SEED
 from waiting import PATIENCE_SECONDS
 
@@ -143,14 +143,6 @@ def sources(tmp_path_factory):
     found["InMemoryDataSource"].unlink()
 
 
-@pytest.fixture
-def quick_switches():
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
-
-
 def plain(ds):
     """The elements of an iterator, as text."""
     with iter(ds) as it:
@@ -176,7 +168,8 @@ def check(chain, sources, seed):
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_each_thread_gets_the_elements_that_one_thread_gets(name, sources, quick_switches):
+@pytest.mark.usefixtures("quick_switches")
+def test_each_thread_gets_the_elements_that_one_thread_gets(name, sources):
     start = (SEED + [*CHAINS].index(name)) % len(sources)
     twice = [*sources.items(), *sources.items()]
     check(CHAINS[name], dict(twice[start : start + NUM_SOURCES]), SEED)

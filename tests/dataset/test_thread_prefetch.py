@@ -212,7 +212,8 @@ class TestClose:
         gate.open.set()
 
     def test_ends_worker_processes_that_are_stuck(self):
-        it = ahead(numbers(9, fn=lambda x: time.sleep(1000)).mp_prefetch(MultiprocessingOptions(num_workers=2)))
+        stuck = numbers(9, fn=lambda x: time.sleep(1000))
+        it = ahead(stuck.mp_prefetch(MultiprocessingOptions(2, executor="processes")))
         it.start_prefetch()
         wait_until(lambda: it._parent._pool is not None)
         workers = [worker.process_id for worker in it._parent._pool.workers]

@@ -154,7 +154,7 @@ def test_workers_count_too_and_once_when_they_are_used_again(port):
 
 
 def test_a_worker_that_is_replaced_is_counted(registry):
-    options = grain.MultiprocessingOptions(num_workers=1)
+    options = grain.MultiprocessingOptions(num_workers=1, executor="processes")
     with iter(slow(40).map(lambda x: (os.getpid(), x)).to_iter_dataset().mp_prefetch(options)) as it:
         process_id, _ = next(it)
         state = it.get_state()
@@ -168,10 +168,14 @@ def test_a_worker_that_is_replaced_is_counted(registry):
 
 
 def test_gauges_are_those_of_pipelines_in_use_and_counts_of_all(registry):
-    it = iter(slow(50).to_iter_dataset().batch(2))
+    gate = threading.Event()  # until it is set, threads compute ahead
+    ds = slow(50).map(lambda x: x if x[0] < 2 else gate.wait() and x)
+    it = iter(ds.to_iter_dataset().batch(2))
     next(it)
-    ratios, (depth,) = [of(scraped(registry), name) for name in GAUGES[:2]]
-    assert of(scraped(registry), GAUGES[2])[0] >= of(scraped(registry), GAUGES[3])[0] > 0  # threads
+    values = scraped(registry)
+    gate.set()
+    ratios, (depth,), (num_threads, _), (num_used, _) = [of(values, name) for name in GAUGES[:4]]
+    assert num_threads >= num_used > 0
     assert sum(ratios) == pytest.approx(1, abs=0.001) and 0 <= depth <= 50
     it.close()
     it = iter(numbers(1000))
@@ -338,7 +342,7 @@ PROGRAM = """
         prometheus.start_telemetry(1)  # does nothing in a worker
         names = [t.name for t in threading.enumerate() if t is not threading.main_thread()]
         return (prometheus._active, watching.exporters) == (None, []) and all(x.startswith("gristmill") for x in names)
-    ds = grain.MapDataset.range(4).map(state).to_iter_dataset().mp_prefetch(grain.MultiprocessingOptions(num_workers=2))
+    ds = grain.MapDataset.range(4).map(state).to_iter_dataset().mp_prefetch(grain.MultiprocessingOptions(2, executor="processes"))
     print(list(ds))
     if not (child := os.fork()):
         grain.MapDataset.range(4)[0]

@@ -3,6 +3,7 @@
 import contextlib
 import contextvars
 import itertools
+import re
 import threading
 import time
 from dataclasses import replace
@@ -46,8 +47,12 @@ def compute(x):
     return sum(range(100_000)) and x
 
 
+def processes(num):
+    return MultiprocessingOptions(num, executor="processes")
+
+
 def with_workers(ds):
-    return ds.to_iter_dataset().mp_prefetch(MultiprocessingOptions(num_workers=1))
+    return ds.to_iter_dataset().mp_prefetch(processes(1))
 
 
 NUMBERS, MANY = MapDataset.range(64), MapDataset.range(6400).map(str)
@@ -134,10 +139,10 @@ def in_workers(waiting_for_room=0, cpu=0, num=2, waited=SECOND):
 
 @pytest.fixture
 def judged(monkeypatch):
-    def judge(snapshot, *, cpus=2, cpu_ns=0, memory=1e10, reads=None, workers=None, alone=None):
+    def judge(snapshot, *, cpus=2, cpu_ns=0, memory=1e10, reads=None, workers=None, alone=None, executor="processes"):
         monkeypatch.setattr(verdict, "usable_cpus", lambda: cpus)
         monkeypatch.setattr(verdict, "free_memory", lambda: memory)
-        options = MultiprocessingOptions(workers) if workers else None
+        options = MultiprocessingOptions(workers, executor=executor) if workers else None
         return verdict.diagnosis_of(snapshot, verdict.Settings(reads, options), cpu_ns, alone)
 
     return judge
@@ -398,9 +403,16 @@ def test_threads_that_the_options_forbid_are_not_promised(judged):
         assert "ReadOptions(num_threads=16" in text and ("Allow as many" in text and "(max_threads=16)" in text) == is_fixed
 
 
+def test_more_workers_are_of_the_same_kind(judged):
+    for executor in ("threads", "processes"):
+        (text,) = judged(in_workers(), cpus=8, workers=2, executor=executor).recommendations[:1]
+        assert re.match(rf"Let 4 worker {executor} do it: .*num_workers=4, executor='{executor}'\)\)", text), text
+        assert ("of shared memory" in text) == (executor == "processes")
+
+
 def test_workers_tell_of_their_budgets():
     ds = IterDataset.mix([SLOW.to_iter_dataset() for _ in range(4)])
-    it = iter(WithOptionsIterDataset(ds, DatasetOptions(max_threads=4)).mp_prefetch(MultiprocessingOptions(num_workers=2)))
+    it = iter(WithOptionsIterDataset(ds, DatasetOptions(max_threads=4)).mp_prefetch(processes(2)))
     with it, observe(it) as view:
         assert len(list(it)) == 4 * 64
         summary = view.summary()

@@ -213,14 +213,16 @@ SMALL = ["--images", "12", "--size", "64", "--seconds", "0.3", "--step-ms", "0"]
 
 
 def test_both_verdicts_and_the_same_batches(tmp_path):
-    output = run_example("decode_images.py", *SMALL, "--workers", 2, "--out", tmp_path)
+    # On a busy machine, small photos and short times give other verdicts.
+    args = [*SMALL, "--size", 256, "--seconds", 1, "--workers", 2, "--out", tmp_path]
+    output = run_example("decode_images.py", *args)
     before, after = output.split("\nafter, with 2 workers: ")
     assert before.startswith("before: Bound by the transform RandomMapMapDataset(transform=Decode)")
     assert after.startswith(("Bound by ", "Too little to tell"))  # how fast workers are does not decide
     assert re.fullmatch(r"after is [\d.]+ times as fast as before; the batches of both: identical", output.splitlines()[-1])
     (faults,) = re.findall(r"^(\d+) of 128 photos passed over: OSError: image file is truncated \(.*\)$", output, re.MULTILINE)
     assert int(faults) >= 10  # a broken file in each epoch of 12
-    assert len([*(tmp_path / "12x64").glob("*.jpg")]) == 12
+    assert len([*(tmp_path / "12x256").glob("*.jpg")]) == 12
     assert (tmp_path / "verdicts.png").read_bytes().startswith(PNG)
 
 

@@ -75,6 +75,11 @@ def processes(num, **options):
     return gm.MultiprocessingOptions(num, executor="processes", **options)
 
 
+def threads(num, **options):
+    """So many workers that are threads."""
+    return gm.MultiprocessingOptions(num, executor="threads", **options)
+
+
 def loader(work, num, workers):
     """A ``DataLoader``."""
     sampler, options = gm.samplers.IndexSampler(num, num_epochs=1), None if workers else gm.ReadOptions(2, 2)
@@ -242,7 +247,7 @@ def kill_all(work, number=signal.SIGKILL):
 
 
 def by_threads(ds, workers, *args, **options):
-    return ds.mp_prefetch(gm.MultiprocessingOptions(workers, executor="threads", **options), *args)
+    return ds.mp_prefetch(threads(workers, **options), *args)
 
 
 def mp(ds, workers, *args, **options):

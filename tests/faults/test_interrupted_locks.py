@@ -16,6 +16,7 @@ from interrupting import NUM_INTERRUPTS, Locks, interrupted_where_handlers_run, 
 from new_seed import SEED
 
 import gristmill as gm
+from gristmill.core.exiting import end_thread_at_exit
 from gristmill.core.locks import Lock, Signal
 from gristmill.core.uninterrupted import computed_by, uninterrupted
 from gristmill.dataset.ahead import threads
@@ -32,7 +33,7 @@ def without_collector():
     yield
     gc.enable()
     gc.collect()
-    # An interrupt between the making of a reader and its assignment leaves an idle thread.
+    # An interrupt of the finalizer that dismisses a reader leaves an idle thread.
     for end in [*threads._running.values()]:
         end()
 
@@ -85,6 +86,14 @@ def pulling_without_threads():
 def reading_blocks():
     ds = gm.MapDataset.range(NUM).block_shuffle(4, group_size=5, seed=1)
     return Streaming(ds.to_iter_dataset(THREADS), list(ds))
+
+
+def interleaving():
+    """Threads as workers, each of which computes whole datasets of an interleave."""
+    parts = [gm.MapDataset.range(NUM)[i::5].to_iter_dataset(gm.ReadOptions(0)) for i in range(5)]
+    workers = gm.MultiprocessingOptions(2, executor="threads")
+    ds = gm.experimental.InterleaveIterDataset(parts, cycle_length=3)
+    return Streaming(ds.mp_prefetch(workers, order="stream"), list(ds))
 
 
 class Values:
@@ -145,6 +154,17 @@ class Handing:
         assert not self.thread.is_alive()
 
 
+class Ending:
+    """What asks whether the program ends: Python must not lose sight of a running main thread."""
+
+    def use(self):
+        for _ in range(20):
+            end_thread_at_exit()
+
+    def close(self):
+        assert threading.main_thread().is_alive()
+
+
 class Starting:
     """Threads that are started, and a pool of them."""
 
@@ -186,14 +206,15 @@ class Hiring:
         self.use()
 
 
-CASES = [reading, pulling, pulling_without_threads, reading_blocks]
-CASES += [Values, Handing, Starting, Hiring]
+CASES = [reading, pulling, pulling_without_threads, reading_blocks, interleaving]
+STEPS = {interleaving: 71, Hiring: 197}  # from one interrupt to the next, where that takes long
+CASES += [Values, Handing, Ending, Starting, Hiring]
 
 
 @pytest.mark.parametrize("make", CASES)
 def test_where_handlers_run(make):
     with Locks() as locks:
-        step = 1 if NUM_INTERRUPTS > 1000 else 197 if make is Hiring else 11
+        step = 1 if NUM_INTERRUPTS > 1000 else STEPS.get(make, 11)
         number, num_whole = SEED % step, 0
         while num_whole < 3:  # calls that do not reach the number; others may do more
             used = make()

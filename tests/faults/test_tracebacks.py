@@ -24,8 +24,8 @@ def pipeline(kind):
     if kind == "workers":
         return ds.map(Transform()).to_iter_dataset().batch(3).mp_prefetch(processes(2))
     sampler = gm.samplers.IndexSampler(20, shuffle=True, seed=1, num_epochs=2)
-    count = 2 if kind == "loader with workers" else 0
-    return gm.DataLoader(data_source=range(20), sampler=sampler, operations=[Transform()], worker_count=count)
+    workers = {"loader": None, "loader with workers": processes(2), "loader with threads": threads(2)}[kind]
+    return gm.DataLoader(data_source=range(20), sampler=sampler, operations=[Transform()], workers=workers)
 
 def train(kind):
     if kind == "item":
@@ -50,11 +50,12 @@ def user_code(x):
 {TRAIN}"""
 INTERRUPTED = f"""
 MAIN = os.getpid()
+WAITING = ("wait", "_next_message")
 
 def user_code(x):
     if x == 7:
         if os.getpid() == MAIN and threading.current_thread() is not threading.main_thread():
-            wait_for(lambda: sys._current_frames()[threading.main_thread().ident].f_code.co_name == "wait", "nobody waits")
+            wait_for(lambda: sys._current_frames()[threading.main_thread().ident].f_code.co_name in WAITING, "nobody waits")
         os.kill(MAIN, signal.SIGINT)
         time.sleep(5)
     return x
@@ -70,11 +71,12 @@ WHERE = {
     "workers": rf"Raised in worker \d of 2 by MapMapDataset\(transform=Transform\) {PLACE}",
     "loader": rf"Raised by MapDatasetIterator\(transform=Transform\) {RECORD}",
     "loader with workers": rf"Raised in worker \d of 2 by MapDatasetIterator\(transform=Transform\) {RECORD}",
+    "loader with threads": rf"Raised in worker \d of 2 by MapDatasetIterator\(transform=Transform\) {RECORD}",
 }
 
 
 def settings_notes(kind):
-    """Returns the notes on settings that errors of workers have."""
+    """Returns the notes on settings that errors of worker processes have."""
     text = "Workers lack what the program has set or registered in libraries, unless worker_init_fn does so there, too."
     return [text] if "workers" in kind else []
 
@@ -115,7 +117,7 @@ def test_only_the_users_own_lines_and_all_when_asked_for(tmp_path):
 
 
 def test_an_interrupt(tmp_path):
-    kinds = "item", "iter", "threads", "thread", "workers", "loader with workers"
+    kinds = "item", "iter", "threads", "thread", "workers", "loader with workers", "loader with threads"
     for kind, text in shown(tmp_path, INTERRUPTED, *kinds).items():
         assert text.splitlines()[-1] == "KeyboardInterrupt" and text.count("Traceback") == 1, text
         own = ["user_code"] if kind in ("item", "iter") else []
@@ -126,11 +128,11 @@ def test_what_raises_after_the_interpreter_has_begun_to_end(tmp_path):
     script = """
     class Late:
         def __init__(self):
-            self.it = iter(gm.MapDataset.range(3).map(lambda x: 1 // 0).to_iter_dataset(gm.ReadOptions(num_threads=0)))
+            self.ds = gm.MapDataset.range(3).map(lambda x: 1 // 0).to_iter_dataset(gm.ReadOptions(num_threads=0))
 
-        def __del__(self):
+        def __del__(self):  # when other objects of the program may have been finalized
             try:
-                next(self.it)
+                next(iter(self.ds))
             except ZeroDivisionError:
                 os.write(1, b"as it was")
 

@@ -23,12 +23,12 @@ def _streamed(entry: MapEntry) -> IterEntry:
 
 STREAMS = [*ITER_ENTRIES, *map(_streamed, MAP_ENTRIES)]
 WITH_PROCESSES = ("mp_prefetch",)  # every iterator starts some
-_LOCAL_WORKERS = (  # whose pipelines are taken for others of this process
+LOCAL_WORKERS = (  # whose pipelines are taken for others of this process
     "hugging_face_workers",
     "parquet_workers",
     "stream_interleave",
 )
-_ALL = [entry for entry in [*MAP_ENTRIES, *ITER_ENTRIES] if entry.name not in _LOCAL_WORKERS]
+_ALL = [entry for entry in [*MAP_ENTRIES, *ITER_ENTRIES] if entry.name not in LOCAL_WORKERS]
 each_of_all = pytest.mark.parametrize("entry", _ALL, ids=lambda entry: f"{type(entry).__name__}-{entry.name}")
 
 

@@ -2,13 +2,17 @@
 
 import contextlib
 import copy
+import gc
 import random
+from functools import partial
 
 import pytest
 from entry import plain, run, through_json
+from interrupting import interrupted_where_handlers_run
 from local_workers import LocalWorkersIterDataset, through_pickle
+from new_seed import SEED
 from refusing import assert_raises
-from stage_table import ITER_ENTRIES, STREAMS, WITH_PROCESSES
+from stage_table import ITER_ENTRIES, LOCAL_WORKERS, STREAMS, WITH_PROCESSES
 
 from gristmill import MultiprocessingOptions
 from gristmill.core.errors import StateIndexError, StateKeyError, StateMismatchError
@@ -70,6 +74,42 @@ def test_it_conforms(entry):
 def test_it_conforms_with_processes():
     (entry,) = [entry for entry in CONFORMING if entry.name == "mp_prefetch"]
     assert_iter_dataset_conforms(entry.make(), max_elements=2)
+
+
+# Workers that are no threads or processes would be interrupted, too.
+INTERRUPTED = [x for x in STREAMS if x.name not in (*WITH_PROCESSES, *LOCAL_WORKERS)]
+
+
+@pytest.fixture
+def without_collector():
+    gc.disable()  # an interrupt of a finalizer is printed, not raised
+    yield
+    gc.enable()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("entry", INTERRUPTED, ids=lambda entry: entry.name)
+def test_an_interrupt_leaves_it_where_it_was_or_where_it_was_going(entry, without_collector):
+    ds, rng = entry.make(), random.Random(f"{SEED} {entry.name}")
+    elements, states = run(iter(ds), 60)
+    states.insert(0, iter(ds).get_state())
+    for _ in range(4):
+        it = iter(ds)
+        start, target = rng.choices(range(min(len(states), 50)), k=2)
+        it.set_state(states[start])
+        at = min(start + len(run(it, rng.randrange(3))[0]), len(elements))
+        if rng.random() < 0.5:
+            target, move = min(at + 1, len(elements)), partial(next, it, None)
+        else:
+            move = partial(it.set_state, states[target])
+        number = int(10 ** rng.uniform(0, 3))
+        was_interrupted = interrupted_where_handlers_run(move, number)
+        again = iter(ds)
+        again.set_state(it.get_state())
+        following = run(it, 9)[0]
+        assert run(again, 9)[0] == following
+        positions = {at, target} if was_interrupted else {target}
+        assert following in [elements[i : i + 9] for i in positions], (start, at, target, number)
 
 
 @each_entry

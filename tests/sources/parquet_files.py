@@ -25,6 +25,17 @@ TYPES = [
 ]
 
 
+def is_written(column):
+    """True if the installed pyarrow can write the column and read it: older ones lack some lists."""
+    file = pa.BufferOutputStream()  # with a file of Python, pyarrow 24 may hang at exit without the GIL
+    try:
+        pq.write_table(pa.table({"x": column}), file)
+        pq.read_table(pa.BufferReader(file.getvalue()))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError):
+        return False
+    return True
+
+
 def write(path, columns, **options):
     pq.write_table(pa.table(columns), path, **options)
     return path

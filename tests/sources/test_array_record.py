@@ -211,6 +211,7 @@ def num_open(paths):
     return sum(links.count(path) for path in {str(Path(path).resolve()) for path in paths})
 
 
+@pytest.mark.usefixtures("no_garbage")
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="open files are listed on Linux only")
 def test_files_are_open_between_the_first_read_and_the_end_of_the_context_and_not_in_pickles(paths):
     source = ArrayRecordDataSource([*paths, f"{paths[2]}[3:5]"], {"max_parallelism": "1"})

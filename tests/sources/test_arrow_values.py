@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from parquet_files import is_written
 from parquet_rows import exact
 
 import gristmill as grain
@@ -99,8 +100,12 @@ NESTED = [
 
 
 def nestings(leaf):
-    has_no_dictionary = str(leaf.type).startswith(("null", "duration", "decimal32", "decimal64"))
-    return NESTED if has_no_dictionary else [*NESTED, [pa.Array.dictionary_encode]]
+    try:
+        leaf.dictionary_encode()
+    except pa.ArrowNotImplementedError:
+        return NESTED
+    is_refused = str(leaf.type).startswith(("null", "duration"))
+    return NESTED if is_refused else [*NESTED, [pa.Array.dictionary_encode]]
 
 
 # The nanoseconds of what Arrow holds as an integer.
@@ -167,7 +172,8 @@ def test_values_are_exact_and_those_of_stream_and_source_equal(name, tmp_path, m
     for functions in nestings(leaf):
         for number, (array, values) in enumerate(zip(columns(leaf, functions), expected(leaf, functions), strict=True)):
             label = f"{[function.__name__ for function in functions]} {number}"
-            table[label], model[label] = array, values
+            if is_written(array):
+                table[label], model[label] = array, values
     pq.write_table(pa.table(table), path, row_group_size=5)  # and one of 2
     source, stream = list(ParquetSource(path)), list(grain.experimental.ParquetIterDataset(path))
     for label, values in model.items():

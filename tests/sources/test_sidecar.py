@@ -191,7 +191,7 @@ STALE = {
 def test_what_does_not_fit_is_made_anew_but_not_under_a_copy(tmp_path, caplog, name):
     change, reason = STALE[name]
     path, index = tmp_path / "data", tmp_path / "data.gmidx"
-    path.write_bytes(os.urandom(50_000))
+    path.write_bytes(random.Random(0).randbytes(50_000))
     scan = Counted()
     (sidecar,) = open_sidecars(Files([str(path)]), "test", scan)
     copy = pickle.loads(pickle.dumps(sidecar))  # as in a worker that begins later

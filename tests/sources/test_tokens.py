@@ -509,6 +509,7 @@ def num_open(folder):
     return sum(str(link.resolve()).startswith(str(folder)) for link in Path("/proc/self/fd").iterdir())
 
 
+@pytest.mark.usefixtures("no_garbage")
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="open files are listed on Linux only")
 @pytest.mark.parametrize("kind", SOURCES)
 def test_files_are_open_from_the_first_read_on_and_pickles_are_small(folder, kind):

@@ -96,8 +96,8 @@ def test_instances_of_every_kind_of_class_of_the_program(tmp_path):
 OBJECTS = Path(__file__).with_name("objects_of_a_program.py")
 CELL = """
 import pathlib, sys
-from IPython.core.interactiveshell import InteractiveShell
 from ipykernel.compiler import XCachingCompiler
+from IPython.core.interactiveshell import InteractiveShell
 InteractiveShell.compiler_class = XCachingCompiler
 InteractiveShell.instance().run_cell(pathlib.Path(sys.argv[1]).read_text())
 """

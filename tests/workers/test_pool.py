@@ -221,6 +221,7 @@ class TestReuse:
 
 
 class TestEnd:
+    @pytest.mark.usefixtures("no_garbage")
     def test_closed_pools_leave_nothing_but_arrays(self, hired):
         hired(lambda index, count: None).close()
         end_parked_pools()
@@ -252,6 +253,7 @@ class TestEnd:
         assert outputs(hired(lambda index, count: index)) == [0]  # and begins again
         assert pool_module._keeper.is_alive()
 
+    @pytest.mark.usefixtures("no_garbage")
     def test_what_could_not_start_leaves_nothing(self, hired, monkeypatch):
         monkeypatch.setattr(sys, "executable", "/there/is/no/python")
         before = descriptors()
