@@ -264,7 +264,7 @@ class StreamIterator(BlockIterator[T_co]):
         return self._engine.reader
 
     @property
-    def _reads_once(self) -> bool:  # type: ignore[override]
+    def _reads_once(self) -> bool:
         return self._engine.reads_once()
 
     @property
@@ -278,7 +278,7 @@ class StreamIterator(BlockIterator[T_co]):
         return partial(_unless_none, engine.fn) if isinstance(engine, Each) and not engine.with_nones else engine.fn
 
     @property
-    def _guard(self) -> Any:  # type: ignore[override]
+    def _guard(self) -> Any:
         return getattr(self._engine, "guard", None)
 
     def _set_instrument(self, wrap: Wrap | None) -> None:

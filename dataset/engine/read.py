@@ -44,12 +44,12 @@ class Read(Stream):
         self._decisions: list[bool] = []  # which of the last elements there were
 
     @cached
-    def reader(self) -> Reader:  # type: ignore[override]
+    def reader(self) -> Reader:
         options = self.stage._parameters.read_options
         return Reader(self.ds, options.num_threads, options.prefetch_buffer_size, self.ctx)
 
     @cached
-    def budget_waits(self) -> BudgetWaits:  # type: ignore[override]
+    def budget_waits(self) -> BudgetWaits:
         return self.reader.waits
 
     @cached

@@ -129,7 +129,7 @@ class Stream:
         """Return the elements from ``cell.pos`` on: the live run, or a new one."""
         live = self._live
         if live is not None and live[1] is cell and live[2] == cell.moves and live[0].gi_frame is not None:
-            return live[0]  # type: ignore[no-any-return]
+            return live[0]
         run = self._run(cell) if self._wrap is None else observed(self._run(cell), self._wrap)
         self._live = run, cell, cell.moves
         return run
@@ -252,7 +252,7 @@ class Layer(Stream):
     ``keys`` are the names of the parent's state and of the own counts in its state.
     """
 
-    keys: ClassVar[tuple[str, ...]] = ("parent", "count")
+    keys: tuple[str, ...] = ("parent", "count")
     own: ClassVar[tuple[int, ...]] = (0,)  # at the start
 
     def pos_of_parent(self, pos: Pos, i: int) -> Pos:

@@ -53,10 +53,8 @@ class FilterGuard:
             num_kept = num_seen = 0
             kept = kept[end:]
         self.counts = (num_kept + sum(kept), num_seen + len(kept))
-        now = time.monotonic()
-        if warn and now - self._last_warned.get(self._name, -_WARN_INTERVAL_SECONDS) >= _WARN_INTERVAL_SECONDS:
-            self._last_warned[self._name] = now
-            _log.warning("%s", self._message(worst, "filter_warn_threshold_ratio"))
+        if warn:
+            self._warn(worst)
 
     def judge(self, decisions: list[bool], options: Any) -> None:
         """Judge a full window of ``decisions``, and clear it; after an error when a user has got that."""
@@ -68,8 +66,13 @@ class FilterGuard:
             on_delivery(error, decisions.clear)
             raise error
         decisions.clear()
-        threshold, now = options.filter_warn_threshold_ratio, time.monotonic()
-        if threshold and ratio >= threshold and now - self._last_warned.get(self._name, -_WARN_INTERVAL_SECONDS) >= _WARN_INTERVAL_SECONDS:
+        threshold = options.filter_warn_threshold_ratio
+        if threshold and ratio >= threshold:
+            self._warn(ratio)
+
+    def _warn(self, ratio: float) -> None:
+        now = time.monotonic()
+        if now - self._last_warned.get(self._name, -_WARN_INTERVAL_SECONDS) >= _WARN_INTERVAL_SECONDS:
             self._last_warned[self._name] = now
             _log.warning("%s", self._message(ratio, "filter_warn_threshold_ratio"))
 

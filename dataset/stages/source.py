@@ -39,6 +39,7 @@ class SourceMapDataset(BlockMapDataset[T]):
         else:
             check_source("source", source)
             self._source = by_position(source)
+        self._reads_many = is_read_in_blocks(self._source)
         self._has_one_epoch = isinstance(source, DatasetNode)  # of another dataset
         self._drops = isinstance(source, DatasetNode) and bool(dropping_steps(source))
 
@@ -50,10 +51,6 @@ class SourceMapDataset(BlockMapDataset[T]):
 
     def __repr__(self) -> str:
         return f"SourceMapDataset(source={self._source_text})"
-
-    @property
-    def _reads_many(self) -> bool:
-        return is_read_in_blocks(self._source)
 
     @cached
     def _may_leave_out(self) -> bool:
