@@ -69,18 +69,18 @@ def _mapped_by(stage: Any, fn: Callable[[Any], Any]) -> Callable[[Any, int], Any
 
 def _mapped_by_all(stages: list[MapMapDataset[Any]]) -> Callable[[Any, int], Any]:
     """Returns one function for neighbouring stages, which costs less than one for each."""
-    fns = [stage._fn for stage in stages]
+    steps = [(stage, stage._fn) for stage in stages]
 
     def mapped(x: Any, index: int) -> Any:
-        fn = fns[0]
+        stage, _ = steps[0]
         try:
-            for fn in fns:
+            for stage, fn in steps:  # noqa: B007 (it is what an error came up in)
                 if x is None:
                     break
                 x = fn(x)
             return x
         except Exception as error:
-            failed_at(error, stages[fns.index(fn)], index)
+            failed_at(error, stage, index)
             raise
 
     return mapped

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -95,19 +96,20 @@ class MixedMapDataset(BlockMapDataset[T]):
                 return each_alone(self, indices)
             failed_at(error, self, indices[0])
             raise
-        drawn: list[tuple[int, Iterator[Any]]] = []  # for each element of the block
-        for (component, inner_indices), parent in zip(shares, parents, strict=True):
-            drawn += [(component, begun_when_needed(parent, inner_indices))] * len(inner_indices)
-        return self._mixed([drawn[place] for place in places])
+        columns: list[Iterator[Any]] = []  # of each element that is read, by its place
+        for (_, inner_indices), parent in zip(shares, parents, strict=True):
+            columns += [begun_when_needed(parent, inner_indices)] * len(inner_indices)
+        return self._mixed(columns, places, shares)
 
-    def _mixed(self, drawn: list[tuple[int, Iterator[Any]]]) -> Iterator[Any]:
-        for component, elements in drawn:
-            try:
-                x = next(elements)
-            except Exception as error:
-                add_before(error, f"It happened in the component with dataset_index={component} of {self}.")
-                raise
-            yield (x, x := None)[0]
+    def _mixed(self, columns: list[Iterator[Any]], places: Sequence[int], shares: Any) -> Iterator[Any]:
+        left = iter(places)
+        try:
+            yield from map(next, map(columns.__getitem__, left))
+        except Exception as error:
+            place = places[len(places) - operator.length_hint(left) - 1]
+            component = [component for component, indices in shares for _ in range(len(indices))][place]
+            add_before(error, f"It happened in the component with dataset_index={component} of {self}.")
+            raise
 
     def _selected(self, index: int) -> tuple[int, list[int]]:
         try:
