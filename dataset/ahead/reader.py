@@ -23,6 +23,7 @@ from gristmill.dataset.ahead.readahead import Items, ReadAhead
 from gristmill.dataset.ahead.root_log import RootLog
 from gristmill.dataset.ahead.waits import BudgetWaits
 from gristmill.dataset.bases.context import IteratorContext
+from gristmill.dataset.bases.items import check_number
 from gristmill.dataset.bases.map import MapDataset
 
 _NEAR = 32  # so many elements that were handed out are computed again without losing those after them
@@ -235,10 +236,12 @@ class Reader:
         read: list[Any] = []
         try:
             read.extend(self._items(range(index, index + n)))
+            check_number(len(read), n)
         except Exception as error:
             if not read:
                 raise
-            self._error, self._keeps = error, True
+            traceback = error.__traceback__  # without this frame, which would keep the elements alive
+            self._error, self._keeps = error.with_traceback(traceback and traceback.tb_next), True
         return read
 
     def _started(self, index: int) -> ReadAhead:

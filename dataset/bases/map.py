@@ -345,4 +345,3 @@ def farthest_behind(ds: MapDataset[Any], indices: Indices) -> tuple[MapDataset[A
     while (found := ds._behind(indices)) is not None:
         ds, indices = found
     return ds, indices
-
