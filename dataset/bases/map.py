@@ -15,7 +15,7 @@ from gristmill.core.exiting import end_thread_at_exit
 from gristmill.core.indices import Indices, as_array, as_ints
 from gristmill.core.instruments import shadow
 from gristmill.dataset.bases.division import Division
-from gristmill.dataset.bases.items import each_alone, item
+from gristmill.dataset.bases.items import each_alone
 from gristmill.dataset.bases.length import AtMost, Exact, Length, of_number
 from gristmill.dataset.bases.migration_hints import OF_MAP_DATASETS
 from gristmill.dataset.bases.node import DatasetNode, ancestors, as_parents, dropping_steps, reads_once, spec_of_first_parent
@@ -250,7 +250,8 @@ class BlockMapDataset(MapDataset[T]):
                 return self.slice(index)
             index = _as_index(index)
         try:
-            return item(self, index)
+            [element] = self._items([index])
+            return element
         except BaseException as error:
             end_thread_at_exit()
             if isinstance(error, SourceEnded):

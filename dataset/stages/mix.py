@@ -26,7 +26,7 @@ from gristmill.dataset.selection import (
     select_singly,
     selected,
 )
-from gristmill.dataset.telling.failures import add_before, failed_at, tell
+from gristmill.dataset.telling.failures import add_before, failed_at
 
 T = TypeVar("T")
 
@@ -88,27 +88,31 @@ class MixedMapDataset(BlockMapDataset[T]):
 
     def _items(self, indices: Indices) -> Iterator[Any]:
         self._check_not_empty(self._length, indices[:1])
+        if len(indices) == 1:
+            only, inner = self._selected(as_ints(indices)[0])
+            return self._noting(begun_when_needed(self._parents[only], inner), lambda: only)
         try:
             shares, places = self._select(indices)
             parents = [self._component(component) for component, _ in shares]
-        except Exception as error:
-            if len(indices) > 1:
-                return each_alone(self, indices)
-            failed_at(error, self, indices[0])
-            raise
+        except Exception:
+            return each_alone(self, indices)
         columns: list[Iterator[Any]] = []  # of each element that is read, by its place
         for (_, inner_indices), parent in zip(shares, parents, strict=True):
             columns += [begun_when_needed(parent, inner_indices)] * len(inner_indices)
-        return self._mixed(columns, places, shares)
-
-    def _mixed(self, columns: list[Iterator[Any]], places: Sequence[int], shares: Any) -> Iterator[Any]:
         left = iter(places)
-        try:
-            yield from map(next, map(columns.__getitem__, left))
-        except Exception as error:
+
+        def drawn_last() -> int:
             place = places[len(places) - operator.length_hint(left) - 1]
-            component = [component for component, indices in shares for _ in range(len(indices))][place]
-            add_before(error, f"It happened in the component with dataset_index={component} of {self}.")
+            return [component for component, inner_indices in shares for _ in inner_indices][place]
+
+        return self._noting(map(next, map(columns.__getitem__, left)), drawn_last)
+
+    def _noting(self, elements: Iterator[Any], component: Callable[[], int]) -> Iterator[Any]:
+        """Returns ``elements``, and notes at an error in which component it came up."""
+        try:
+            yield from elements
+        except Exception as error:
+            add_before(error, f"It happened in the component with dataset_index={component()} of {self}.")
             raise
 
     def _selected(self, index: int) -> tuple[int, list[int]]:
@@ -116,7 +120,7 @@ class MixedMapDataset(BlockMapDataset[T]):
             component, inner = selected(self._selection_map, index)
             self._component(component)
         except Exception as error:
-            tell(error, self, [index])
+            failed_at(error, self, index)
             raise
         return component, [inner]
 
@@ -142,9 +146,6 @@ class MixedMapDataset(BlockMapDataset[T]):
 
     def _select(self, indices: Indices) -> Selected:
         selection_map = self._selection_map
-        if len(indices) == 1:
-            component, inner = selected(selection_map, as_ints(indices)[0])
-            return [(component, [inner])], [0]
         if isinstance(selection_map, BlockSelectionMap):
             return selection_map.select(indices)
         return select_singly(selection_map, indices)
