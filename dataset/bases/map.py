@@ -250,8 +250,7 @@ class BlockMapDataset(MapDataset[T]):
                 return self.slice(index)
             index = _as_index(index)
         try:
-            [element] = self._items([index])
-            return element
+            return next(self._items([index]))
         except BaseException as error:
             end_thread_at_exit()
             if isinstance(error, SourceEnded):

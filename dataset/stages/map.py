@@ -48,16 +48,20 @@ class MapMapDataset(BlockMapDataset[T]):
 
     def _items(self, indices: Indices) -> Iterator[Any]:
         parent = self._parents[0]
-        if _is_fusible(parent):
+        if type(parent) is MapMapDataset and _is_fusible(parent):
             return _fused_items(self, indices)
-        return map(self._mapped, parent._items(indices), as_ints(indices))
+        return map(_mapped_by_one(self, self._fn), parent._items(indices), as_ints(indices))
 
-    def _mapped(self, x: Any, index: int) -> Any:
+
+def _mapped_by_one(stage: Any, fn: Callable[[Any], Any]) -> Callable[[Any, int], Any]:
+    def mapped(x: Any, index: int) -> Any:
         try:
-            return None if x is None else self._fn(x)
+            return None if x is None else fn(x)
         except Exception as error:
-            failed_at(error, self, index)
+            failed_at(error, stage, index)
             raise
+
+    return mapped
 
 
 # Two or three neighbouring stages in one call of a function take half the time of a call for each.
@@ -70,9 +74,9 @@ def _is_fusible(ds: Any) -> bool:
 def _fused_items(c: MapMapDataset[Any], indices: Indices) -> Iterator[Any]:
     b: Any = c._parents[0]
     a: Any = b._parents[0]
-    mapped = _mapped_by_three(a, b, c) if _is_fusible(a) else _mapped_by_two(b, c)
-    parent = a._parents[0] if _is_fusible(a) else a
-    return map(mapped, parent._items(indices), as_ints(indices))
+    if _is_fusible(a):
+        return map(_mapped_by_three(a, b, c), a._parents[0]._items(indices), as_ints(indices))
+    return map(_mapped_by_two(b, c), a._items(indices), as_ints(indices))
 
 
 def _mapped_by_two(a: MapMapDataset[Any], b: MapMapDataset[Any]) -> Callable[[Any, int], Any]:

@@ -11,7 +11,7 @@ from gristmill.core.indices import Indices, as_ints
 from gristmill.core.naming import without_addresses
 from gristmill.core.state import shown
 from gristmill.dataset.bases.epochs import any_pair
-from gristmill.dataset.bases.items import begun_when_needed, each_alone
+from gristmill.dataset.bases.items import begun_when_needed, item
 from gristmill.dataset.bases.map import BlockMapDataset, MapDataset, not_over_a_part
 from gristmill.dataset.bases.node import spec_of_first_parent
 from gristmill.dataset.bases.origins import Part
@@ -89,13 +89,14 @@ class MixedMapDataset(BlockMapDataset[T]):
     def _items(self, indices: Indices) -> Iterator[Any]:
         self._check_not_empty(self._length, indices[:1])
         if len(indices) == 1:
-            only, inner = self._selected(as_ints(indices)[0])
-            return self._noting(begun_when_needed(self._parents[only], inner), lambda: only)
+            return map(self._drawn_alone, as_ints(indices))
         try:
             shares, places = self._select(indices)
             parents = [self._component(component) for component, _ in shares]
         except Exception:
-            return each_alone(self, indices)
+            return map(self._drawn_alone, as_ints(indices))
+        if len(shares) == 1:
+            return self._noting(begun_when_needed(parents[0], shares[0][1]), lambda: shares[0][0])
         columns: list[Iterator[Any]] = []  # of each element that is read, by its place
         for (_, inner_indices), parent in zip(shares, parents, strict=True):
             columns += [begun_when_needed(parent, inner_indices)] * len(inner_indices)
@@ -107,13 +108,24 @@ class MixedMapDataset(BlockMapDataset[T]):
 
         return self._noting(map(next, map(columns.__getitem__, left)), drawn_last)
 
+    def _drawn_alone(self, index: int) -> Any:
+        component, [inner_index] = self._selected(index)
+        try:
+            return item(self._parents[component], inner_index)
+        except Exception as error:
+            self._note_component(error, component)
+            raise
+
     def _noting(self, elements: Iterator[Any], component: Callable[[], int]) -> Iterator[Any]:
         """Returns ``elements``, and notes at an error in which component it came up."""
         try:
             yield from elements
         except Exception as error:
-            add_before(error, f"It happened in the component with dataset_index={component()} of {self}.")
+            self._note_component(error, component())
             raise
+
+    def _note_component(self, error: Exception, component: int) -> None:
+        add_before(error, f"It happened in the component with dataset_index={component} of {self}.")
 
     def _selected(self, index: int) -> tuple[int, list[int]]:
         try:
