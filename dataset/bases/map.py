@@ -123,6 +123,11 @@ class MapDataset(
         return reads_once(self)
 
     @cached
+    def _draws_many(self) -> bool:
+        """True if a source upstream reads several records in one call."""
+        return any([getattr(node, "_reads_many", False) for node in ancestors(self)])
+
+    @cached
     def _draws_blocks(self) -> bool:
         """Whether something upstream reads blocks, of which more elements will come."""
         return any([getattr(node, "_reads_blocks", False) for node in ancestors(self)])

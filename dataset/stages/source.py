@@ -19,7 +19,7 @@ from gristmill.dataset.telling.description import short_source_text, source_file
 from gristmill.dataset.telling.failures import tell
 from gristmill.sources.base import check_source
 from gristmill.sources.columns import ColumnsDataSource, by_position, is_columns
-from gristmill.sources.reading import wrap_keys
+from gristmill.sources.reading import is_read_in_blocks, wrap_keys
 
 T = TypeVar("T")
 
@@ -69,6 +69,10 @@ class SourceMapDataset(BlockMapDataset[T]):
     @property
     def _reads_once(self) -> bool:
         return source_reads_once(self._source)
+
+    @property
+    def _reads_many(self) -> bool:
+        return is_read_in_blocks(self._source)
 
     @property
     def _described_parameters(self) -> dict[str, Any]:
