@@ -137,6 +137,7 @@ class Reader:
 
     def go_to(self, index: int) -> None:
         """Lets the element at ``index`` come next. What is kept remains if that is among it, or was handed out shortly before."""
+        self._live = None
         try:
             self._collect()
             num_passed = index - self._index
