@@ -454,7 +454,7 @@ ITEMS = {
     "random_map": lambda b: MapDataset.range(N).random_map(lambda x, rng: b(x), seed=1),
     "filter": lambda b: MapDataset.range(N).filter(b.is_odd),
     "batch": lambda b: MapDataset.range(N).map(b).batch(2),
-    "batch_fn": lambda b: MapDataset.range(N).batch(2, batch_fn=lambda xs: max(map(b, xs))),
+    "batch_fn": lambda b: MapDataset.range(N).batch(2, batch_fn=lambda xs: [b(x) for x in xs][-1]),
     "flat_map": lambda b: MapDataset.range(N).flat_map(lambda x: [b(x)], max_fan_out=2),
     "zip": lambda b: MapDataset.range(N).zip(MapDataset.range(N).map(b)).map(second),
     "mix": lambda b: MapDataset.mix([MapDataset.range(N).map(b), MapDataset.source(VectoredSource(b))]),
