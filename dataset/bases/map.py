@@ -66,7 +66,7 @@ class MapDataset(
     _parents: tuple[MapDataset[Any], ...] = ()
     _current_instrument: Instrument | None = None  # of an object of a user's class
     _reads_blocks = False  # whether it asks who reads for blocks that are kept (see ``kept``)
-    # The element at an index is made of the parent's element at that index alone.
+    # True if each element is made of the parent's element at the same index, and of nothing else.
     _keeps_indices: ClassVar[bool] = False
     # What its positions hold over the epochs (see ``epochs``).
     _moves_records = False
