@@ -191,9 +191,10 @@ def _innermost(frame: FrameType | None) -> str:
     """The innermost stage that a thread is in, and the elements that it computes."""
     elements = ""
     while frame is not None:
-        owner = frame.f_locals.get("self")
+        variables = frame.f_locals
+        owner = variables.get("self", variables.get("stage"))
         if isinstance(owner, DatasetIterator | DatasetNode):
-            indices = frame.f_locals.get("indices")
+            indices = [variables["index"]] if "index" in variables else variables.get("indices")
             if indices is not None and len(indices):
                 first, last = int(indices[0]), int(indices[-1])
                 elements = f", element {first}" if first == last else f", elements {first} to {last}"

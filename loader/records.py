@@ -32,7 +32,7 @@ from gristmill.dataset.stages.map import MapIterDataset
 from gristmill.dataset.telling.description import as_json, short_source_text, source_files, source_text
 from gristmill.dataset.telling.failures import failed_at, tell
 from gristmill.samplers.base import answers_blocks, epoch_of, seed_of
-from gristmill.sources.reading import wrap_keys
+from gristmill.sources.reading import is_read_in_blocks, wrap_keys
 from gristmill.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Tolerate
 from gristmill.transforms.base import TRANSFORMATION_CLASSES, check_max_fan_out
 from gristmill.transforms.batching import Allocate
@@ -87,6 +87,10 @@ class SampledMapDataset(BlockMapDataset[Any]):
     @property
     def _reads_once(self) -> bool:
         return source_reads_once(self._source)
+
+    @property
+    def _reads_many(self) -> bool:
+        return is_read_in_blocks(self._source)
 
     def __len__(self) -> int:
         return self._length

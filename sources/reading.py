@@ -118,10 +118,11 @@ def wrap_keys(source: Any, keys: Sequence[Any] | NDArray[Any]) -> list[Any]:
     except TypeError:
         return list(keys)
     try:
-        if isinstance(keys, np.ndarray):
-            return (keys % length).tolist() if length and keys.dtype == np.int64 else [key % length for key in keys.tolist()]
-        if isinstance(keys, range) and keys and 0 <= keys[0] < length and 0 <= keys[-1] < length:
-            return list(keys)
+        if type(keys) is not list:
+            if isinstance(keys, np.ndarray):
+                return (keys % length).tolist() if length and keys.dtype == np.int64 else [key % length for key in keys.tolist()]
+            if isinstance(keys, range) and keys and 0 <= keys[0] < length and 0 <= keys[-1] < length:
+                return list(keys)
         try:
             return [operator.index(key) % length for key in keys]
         except TypeError:  # rare, and no reason to make integers pay for a check

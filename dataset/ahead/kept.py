@@ -121,7 +121,7 @@ class KeptBlocks:
         self._budget.dismiss(self._holding)
 
     def one(self, stage: InBlocks, index: int, step: int | None) -> Any:
-        """Returns the element at ``index``; those after it grow by ``step``, or ``None``: that is not known."""
+        """Returns the element at ``index``; ``step`` is from there to the next index, ``None`` if it is not known."""
         span: _Span | None = _reading.call.span
         if span is None or span.stage is not stage or index not in span.indices or step != span.indices.step:
             span = self._span(stage, index, step)
@@ -136,7 +136,7 @@ class KeptBlocks:
         return found[place]
 
     def _span(self, stage: InBlocks, index: int, step: int | None) -> _Span | None:
-        """Returns that in which ``index`` is; ``None`` if it is not known what comes after it."""
+        """Returns the span with ``index``; ``None`` if it is not known which index comes next."""
         call: Call = _reading.call
         for span in self._spans:  # most are in one that is there
             if span.stage is stage and step in (span.indices.step, None) and index in span.indices:

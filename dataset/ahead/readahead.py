@@ -40,6 +40,7 @@ from gristmill.dataset.ahead.budget import Budget, ReadingClient
 from gristmill.dataset.ahead.root_log import RootLog
 from gristmill.dataset.ahead.sizes import Sampling, mean_bytes, spread
 from gristmill.dataset.ahead.waits import BudgetWaits, Missing
+from gristmill.dataset.bases.items import check_number
 from gristmill.workers.turns import waiting
 
 _PATIENCE_SECONDS = 0.005  # a consumer that has waited longer, all in all, gets a thread for every CPU,
@@ -368,6 +369,7 @@ class _Block:
             # Without the GIL, ``extend`` would hold the lock of the list until the last element,
             # and no other thread would see the elements before.
             deque(map(append, map(_of_pair, zip(self._todo, elements, strict=False))), maxlen=0)
+            check_number(len(self._elements), self.size)
         except BaseException as error:
             if len(self._elements) < self.size:  # else it was begun in vain
                 return error

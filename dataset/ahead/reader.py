@@ -15,7 +15,7 @@ import operator
 import weakref
 from collections.abc import Iterator
 from functools import partial
-from itertools import compress, repeat
+from itertools import compress, islice, repeat
 from typing import Any
 
 from gristmill.dataset.ahead.kept import Call, KeptBlocks
@@ -23,8 +23,10 @@ from gristmill.dataset.ahead.readahead import Items, ReadAhead
 from gristmill.dataset.ahead.root_log import RootLog
 from gristmill.dataset.ahead.waits import BudgetWaits
 from gristmill.dataset.bases.context import IteratorContext
+from gristmill.dataset.bases.items import check_number
 from gristmill.dataset.bases.map import MapDataset
 
+_MOST_LIVE = 64  # indices that are looked up at once, of which elements are computed one by one
 _NEAR = 32  # so many elements that were handed out are computed again without losing those after them
 
 
@@ -47,6 +49,7 @@ class Reader:
         self._ds = ds
         self._read_from: Any = ds  # or what an observer has made of it
         self._keeps_blocks = ds._draws_blocks and not self.reads_once
+        self._reads_many = ds._draws_many
         self._blocks: dict[str, KeptBlocks] = {}  # one: several threads may make it
         self._length = len(ds)
         self._buffer_size = buffer_size
@@ -59,6 +62,8 @@ class Reader:
         self._error: BaseException | None = None
         self._part: Iterator[Any] | None = None  # of elements before ``_index``, which are handed out when they are asked for
         self._steps: Iterator[bool] | None = None  # one for each element that is left of those that are computed then
+        self._live: Iterator[Any] | None = None  # computes the elements from ``_live_index`` to ``_live_stop``
+        self._live_index = self._live_stop = self._live_size = 0
         self._is_closed = False
 
     @property
@@ -131,6 +136,7 @@ class Reader:
 
     def go_to(self, index: int) -> None:
         """Lets the element at ``index`` come next. What is kept remains if that is among it, or was handed out shortly before."""
+        self._live = None
         try:
             self._collect()
             num_passed = index - self._index
@@ -171,6 +177,7 @@ class Reader:
     def stop(self) -> None:
         """Ends the threads, and keeps nothing."""
         self._kept, self._error, self._part, self._steps, self._ahead, self._keeps = [], None, None, None, None, False
+        self._live = None
         if self._finalizer is not None:
             self._finalizer()
         blocks, self._blocks = self._blocks, {}
@@ -185,6 +192,7 @@ class Reader:
     def observe(self, observed: Any) -> None:
         """Reads from ``observed``, which somebody has made of the dataset; ``None``: from the dataset itself."""
         self._read_from = self._ds if observed is None else observed
+        self._live = None
         if self._ahead is not None:
             self._ahead.items = self._items
 
@@ -232,13 +240,28 @@ class Reader:
             else:
                 log.note(index, index + n)
         read: list[Any] = []
+        live = self._live_at(index, n)
+        self._live = None  # unless nothing fails
         try:
-            read.extend(self._items(range(index, index + n)))
+            read.extend(islice(live, n))
+            check_number(len(read), n)
+            self._live, self._live_index = live, index + n
         except Exception as error:
             if not read:
                 raise
-            self._error, self._keeps = error, True
+            traceback = error.__traceback__  # without this frame, which would keep the elements alive
+            self._error, self._keeps = error.with_traceback(traceback and traceback.tb_next), True
         return read
+
+    def _live_at(self, index: int, n: int) -> Iterator[Any]:
+        """Returns an iterator of at least ``n`` elements: the one that has returned those before, if it is there."""
+        if self._live is not None and self._live_index == index and index + n <= self._live_stop:
+            return self._live
+        self._live = None
+        is_lazy = self._read_from is self._ds and not (self._keeps_blocks or self._reads_many)
+        self._live_size = max(n, min(2 * self._live_size, _MOST_LIVE)) if is_lazy else n
+        self._live_stop = max(index + n, min(index + self._live_size, self._length))
+        return iter(self._items(range(index, self._live_stop)))
 
     def _started(self, index: int) -> ReadAhead:
         ahead = self._ahead  # which ``close`` in another thread drops

@@ -34,6 +34,12 @@ def item(ds: Any, index: int) -> Any:
     return element
 
 
+def check_number(found: int, expected: int) -> None:
+    """Raises ``RuntimeError`` if an iterator has returned fewer elements than there were indices."""
+    if found < expected:
+        raise RuntimeError(f"a map dataset returned {found} elements for {expected} indices: its _items returns one for each")
+
+
 def given_out(elements: list[Any]) -> Iterator[Any]:
     """Returns an iterator over ``elements``, a list that nobody else has, which it empties."""
     elements.reverse()

@@ -15,7 +15,7 @@ from gristmill.core.exiting import end_thread_at_exit
 from gristmill.core.indices import Indices, as_array, as_ints
 from gristmill.core.instruments import shadow
 from gristmill.dataset.bases.division import Division
-from gristmill.dataset.bases.items import each_alone, item
+from gristmill.dataset.bases.items import each_alone
 from gristmill.dataset.bases.length import AtMost, Exact, Length, of_number
 from gristmill.dataset.bases.migration_hints import OF_MAP_DATASETS
 from gristmill.dataset.bases.node import DatasetNode, ancestors, as_parents, dropping_steps, reads_once, spec_of_first_parent
@@ -66,7 +66,7 @@ class MapDataset(
     _parents: tuple[MapDataset[Any], ...] = ()
     _current_instrument: Instrument | None = None  # of an object of a user's class
     _reads_blocks = False  # whether it asks who reads for blocks that are kept (see ``kept``)
-    # The element at an index is made of the parent's element at that index alone.
+    # True if each element is made of the parent's element at the same index, and of nothing else.
     _keeps_indices: ClassVar[bool] = False
     # What its positions hold over the epochs (see ``epochs``).
     _moves_records = False
@@ -121,6 +121,11 @@ class MapDataset(
     def _draws_once(self) -> bool:
         """Whether something upstream may not give the same element when it is asked again."""
         return reads_once(self)
+
+    @cached
+    def _draws_many(self) -> bool:
+        """True if a source upstream reads several records in one call."""
+        return any([getattr(node, "_reads_many", False) for node in ancestors(self)])
 
     @cached
     def _draws_blocks(self) -> bool:
@@ -250,7 +255,7 @@ class BlockMapDataset(MapDataset[T]):
                 return self.slice(index)
             index = _as_index(index)
         try:
-            return item(self, index)
+            return next(self._items([index]))
         except BaseException as error:
             end_thread_at_exit()
             if isinstance(error, SourceEnded):
@@ -345,4 +350,3 @@ def farthest_behind(ds: MapDataset[Any], indices: Indices) -> tuple[MapDataset[A
     while (found := ds._behind(indices)) is not None:
         ds, indices = found
     return ds, indices
-

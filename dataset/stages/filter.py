@@ -42,16 +42,14 @@ class FilterMapDataset(BlockMapDataset[T]):
         self._fn = transform_function(transform, Filter, "filter")
 
     def _items(self, indices: Indices) -> Iterator[Any]:
-        fn = self._fn
+        return map(self._chosen, self._parents[0]._items(indices), as_ints(indices))
 
-        def chosen(x: Any, index: int) -> Any:
-            try:
-                return x if x is not None and fn(x) else None
-            except Exception as error:
-                failed_at(error, self, index)
-                raise
-
-        return map(chosen, self._parents[0]._items(indices), as_ints(indices))
+    def _chosen(self, x: Any, index: int) -> Any:
+        try:
+            return x if x is not None and self._fn(x) else None
+        except Exception as error:
+            failed_at(error, self, index)
+            raise
 
 
 class FilterIterDataset(IterDataset[T]):

@@ -108,7 +108,7 @@ class FlatMapMapDataset(BlockMapDataset[T]):
         return self._parts(numbers, found, self._split(wanted) if wanted else iter(()))
 
     def _parts(self, numbers: Sequence[int], found: dict[int, list[Any]], split: Iterator[list[Any]]) -> Iterator[Any]:
-        """Returns items: of elements that are ``found``, or of the next ones of ``split``."""
+        """Returns the items at ``numbers``: of elements in ``found``, or of the next ones in ``split``."""
         size, num_left = self._max_fan_out, len(numbers)
         for i in numbers:
             number, position = divmod(i, size)

@@ -42,16 +42,14 @@ class MapWithIndexMapDataset(BlockMapDataset[T]):
         self._fn = transform_function(transform, MapWithIndex, "map_with_index")
 
     def _items(self, indices: Indices) -> Iterator[Any]:
-        fn = self._fn
+        return map(self._mapped, self._parents[0]._items(indices), as_ints(indices))
 
-        def mapped(x: Any, index: int) -> Any:
-            try:
-                return None if x is None else fn(index, x)
-            except Exception as error:
-                failed_at(error, self, index)
-                raise
-
-        return map(mapped, self._parents[0]._items(indices), as_ints(indices))
+    def _mapped(self, x: Any, index: int) -> Any:
+        try:
+            return None if x is None else self._fn(index, x)
+        except Exception as error:
+            failed_at(error, self, index)
+            raise
 
 
 class MapWithIndexIterDataset(IterDataset[T]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -10,7 +11,7 @@ from gristmill.core.indices import Indices, as_ints
 from gristmill.core.naming import without_addresses
 from gristmill.core.state import shown
 from gristmill.dataset.bases.epochs import any_pair
-from gristmill.dataset.bases.items import begun_when_needed, each_alone
+from gristmill.dataset.bases.items import begun_when_needed, item
 from gristmill.dataset.bases.map import BlockMapDataset, MapDataset, not_over_a_part
 from gristmill.dataset.bases.node import spec_of_first_parent
 from gristmill.dataset.bases.origins import Part
@@ -25,7 +26,7 @@ from gristmill.dataset.selection import (
     select_singly,
     selected,
 )
-from gristmill.dataset.telling.failures import add_before, failed_at, tell
+from gristmill.dataset.telling.failures import add_before, failed_at
 
 T = TypeVar("T")
 
@@ -87,34 +88,51 @@ class MixedMapDataset(BlockMapDataset[T]):
 
     def _items(self, indices: Indices) -> Iterator[Any]:
         self._check_not_empty(self._length, indices[:1])
+        if len(indices) == 1:
+            return map(self._drawn_alone, as_ints(indices))
         try:
             shares, places = self._select(indices)
             parents = [self._component(component) for component, _ in shares]
-        except Exception as error:
-            if len(indices) > 1:
-                return each_alone(self, indices)
-            failed_at(error, self, indices[0])
-            raise
-        drawn: list[tuple[int, Iterator[Any]]] = []  # for each element of the block
-        for (component, inner_indices), parent in zip(shares, parents, strict=True):
-            drawn += [(component, begun_when_needed(parent, inner_indices))] * len(inner_indices)
-        return self._mixed([drawn[place] for place in places])
+        except Exception:
+            return map(self._drawn_alone, as_ints(indices))
+        if len(shares) == 1:
+            return self._noting(begun_when_needed(parents[0], shares[0][1]), lambda: shares[0][0])
+        columns: list[Iterator[Any]] = []  # of each element that is read, by its place
+        for (_, inner_indices), parent in zip(shares, parents, strict=True):
+            columns += [begun_when_needed(parent, inner_indices)] * len(inner_indices)
+        left = iter(places)
 
-    def _mixed(self, drawn: list[tuple[int, Iterator[Any]]]) -> Iterator[Any]:
-        for component, elements in drawn:
-            try:
-                x = next(elements)
-            except Exception as error:
-                add_before(error, f"It happened in the component with dataset_index={component} of {self}.")
-                raise
-            yield (x, x := None)[0]
+        def drawn_last() -> int:
+            place = places[len(places) - operator.length_hint(left) - 1]
+            return [component for component, inner_indices in shares for _ in inner_indices][place]
+
+        return self._noting(map(next, map(columns.__getitem__, left)), drawn_last)
+
+    def _drawn_alone(self, index: int) -> Any:
+        component, [inner_index] = self._selected(index)
+        try:
+            return item(self._parents[component], inner_index)
+        except Exception as error:
+            self._note_component(error, component)
+            raise
+
+    def _noting(self, elements: Iterator[Any], component: Callable[[], int]) -> Iterator[Any]:
+        """Returns ``elements``, and notes at an error in which component it came up."""
+        try:
+            yield from elements
+        except Exception as error:
+            self._note_component(error, component())
+            raise
+
+    def _note_component(self, error: Exception, component: int) -> None:
+        add_before(error, f"It happened in the component with dataset_index={component} of {self}.")
 
     def _selected(self, index: int) -> tuple[int, list[int]]:
         try:
             component, inner = selected(self._selection_map, index)
             self._component(component)
         except Exception as error:
-            tell(error, self, [index])
+            failed_at(error, self, index)
             raise
         return component, [inner]
 
@@ -140,9 +158,6 @@ class MixedMapDataset(BlockMapDataset[T]):
 
     def _select(self, indices: Indices) -> Selected:
         selection_map = self._selection_map
-        if len(indices) == 1:
-            component, inner = selected(selection_map, as_ints(indices)[0])
-            return [(component, [inner])], [0]
         if isinstance(selection_map, BlockSelectionMap):
             return selection_map.select(indices)
         return select_singly(selection_map, indices)

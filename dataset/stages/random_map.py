@@ -48,16 +48,14 @@ class RandomMapMapDataset(BlockMapDataset[T]):
         self._rng_pool = RngPool(self._parameters.seed)
 
     def _items(self, indices: Indices) -> Iterator[Any]:
-        fn, pool = self._fn, self._rng_pool
+        return map(self._mapped, self._parents[0]._items(indices), as_ints(indices))
 
-        def mapped(x: Any, index: int) -> Any:
-            try:
-                return None if x is None else _draw(fn, pool, index, x)
-            except Exception as error:
-                failed_at(error, self, index)
-                raise
-
-        return map(mapped, self._parents[0]._items(indices), as_ints(indices))
+    def _mapped(self, x: Any, index: int) -> Any:
+        try:
+            return None if x is None else _draw(self._fn, self._rng_pool, index, x)
+        except Exception as error:
+            failed_at(error, self, index)
+            raise
 
     def _origins(self, index: int) -> Iterable[Part]:
         return [Part(self._parents[0], index, seeds=((self._parameters.seed, index),))]

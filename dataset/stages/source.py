@@ -72,6 +72,10 @@ class SourceMapDataset(BlockMapDataset[T]):
         return source_reads_once(self._source)
 
     @property
+    def _reads_many(self) -> bool:
+        return is_read_in_blocks(self._source)
+
+    @property
     def _described_parameters(self) -> dict[str, Any]:
         return {"source": self._source_text}
 

@@ -120,7 +120,7 @@ class TriedMapDataset(BlockMapDataset[Any]):
             yield (x, x := None)[0]
 
     def _tried(self, index: int, failed: Exception | None) -> Any:
-        """Returns the element, or a ``Tried`` if something failed; ``failed`` is what came up already."""
+        """Returns the element, or a ``Tried`` if something failed; ``failed`` is an error that was raised already."""
         known, parent = self.known, self._parents[0]  # type: Known, Any
         outer, events = (running.events, running.known), []  # type: tuple[Any, Any], list[Event]
         running.events = events

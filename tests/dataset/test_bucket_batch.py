@@ -160,6 +160,7 @@ def test_lengths_are_those_of_the_records_wherever_they_stand():
     for ds, keys in (
         (source[::-1], [*range(6)]),
         (source[1:5].shuffle(seed=3), [1, 2, 3, 4]),
+        (source[::-1].random_map(lambda x, rng: x, seed=1), [*range(6)]),
         (source.slice([4, 4, 0]), [0, 4, 4]),
         (source.map(lambda x: x + 0).repeat(2, reseed_each_epoch=False), [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]),
         (MapDataset.source(source).seed(1).random_map(lambda x, rng: x), [*range(6)]),

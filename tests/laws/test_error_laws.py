@@ -12,6 +12,7 @@ from new_seed import SEED
 from refusing import assert_raises
 from users_datasets import BareIterator, Given
 
+from gristmill.core.errors import SourceEnded
 from gristmill.core.options import ReadOptions
 from gristmill.dataset import IterDataset, MapDataset
 from gristmill.dataset.stages.bin_packing import FirstFitPackIterDataset
@@ -441,3 +442,40 @@ def test_a_failed_skip_changes_nothing_and_after_set_state_there_is_none():
     assert_raises(Boom, "1", next, it)
     it.set_state(it.get_state())
     check_nothing_to_skip(it)
+
+
+ITEMS = {
+    "source": lambda b: MapDataset.source(Source(b)),
+    "source_vectored": lambda b: MapDataset.source(VectoredSource(b)),
+    "user_dataset": UserDataset,
+    "map": lambda b: MapDataset.range(N).map(b),
+    "maps": lambda b: MapDataset.range(N).map(lambda x: x).map(b).map(lambda x: x),
+    "map_with_index": lambda b: MapDataset.range(N).map_with_index(lambda i, x: b(x)),
+    "random_map": lambda b: MapDataset.range(N).random_map(lambda x, rng: b(x), seed=1),
+    "filter": lambda b: MapDataset.range(N).filter(b.is_odd),
+    "batch": lambda b: MapDataset.range(N).map(b).batch(2),
+    "batch_fn": lambda b: MapDataset.range(N).batch(2, batch_fn=lambda xs: [b(x) for x in xs][-1]),
+    "flat_map": lambda b: MapDataset.range(N).flat_map(lambda x: [b(x)], max_fan_out=2),
+    "zip": lambda b: MapDataset.range(N).zip(MapDataset.range(N).map(b)).map(second),
+    "mix": lambda b: MapDataset.mix([MapDataset.range(N).map(b), MapDataset.source(VectoredSource(b))]),
+    "shuffle": lambda b: MapDataset.source(VectoredSource(b)).shuffle(seed=1),
+    "block_shuffle": lambda b: MapDataset.source(VectoredSource(b)).block_shuffle(2, seed=1),
+    "tolerate": lambda b: MapDataset.range(N).map(b).tolerate(ZeroDivisionError),
+}
+
+
+@pytest.mark.parametrize("error", [Boom, StopIteration])
+@pytest.mark.parametrize("stage", ITEMS.values(), ids=ITEMS)
+def test_an_iterator_of_a_map_dataset_raises_what_an_element_alone_raises_after_those_before_it(stage, error):
+    for bad in range(0, N, 3):
+        ds = stage(Bombs([bad], error=error))
+        found = []
+        for blocks in ([[i] for i in range(2 * N)], [range(2 * N)]):
+            got = []
+            with pytest.raises((Boom, RuntimeError, SourceEnded)) as caught:
+                for block in blocks:
+                    for x in ds._items(block):
+                        got.append(x.tolist() if isinstance(x, np.ndarray) else x)
+            found.append((got, type(caught.value), getattr(caught.value, "__notes__", [])))
+        assert found[0] == found[1]
+        assert caught.type is SourceEnded or any(["at element" in note for note in caught.value.__notes__])

@@ -128,3 +128,42 @@ def test_elements_are_read_once_but_perhaps_those_of_the_last_block(stage):
             pass
         assert all(seen[i] == 1 for i in range(2 * LENGTH)), after
         assert max(seen.values()) <= 4, after  # stages of two kinds look for the end in whole blocks
+
+
+class Vectored:
+    def __len__(self):
+        return LENGTH
+
+    def __getitem__(self, key):
+        return Element(key)
+
+    def __getitems__(self, keys):
+        return [Element(key) for key in keys]
+
+
+SAME = {
+    "source": lambda ds: ds,
+    "map": lambda ds: ds.map(lambda x: x),
+    "maps": lambda ds: ds.map(lambda x: x).map(lambda x: x),
+    "map_with_index": lambda ds: ds.map_with_index(lambda i, x: x),
+    "random_map": lambda ds: ds.random_map(lambda x, rng: x, seed=1),
+    "filter": lambda ds: ds.filter(lambda x: True),
+    "shuffle": lambda ds: ds.shuffle(seed=1)[:],
+    "block_shuffle": lambda ds: ds.block_shuffle(4, seed=1),
+    "chosen": lambda ds: ds.slice([3, 1, 2]).repeat(),
+    "mix": lambda ds: MapDataset.mix([ds, ds.map(lambda x: x)]),
+    "concatenate": lambda ds: MapDataset.concatenate([ds[:5], ds[5:]]),
+    "zip": lambda ds: ds.zip(ds).map(lambda pair: pair[0]),
+    "flat_map": lambda ds: ds.flat_map(lambda x: [x], max_fan_out=1),
+    "batch": lambda ds: ds.batch(2, batch_fn=lambda pair: pair[0]),
+    "tolerate": lambda ds: ds.tolerate(ZeroDivisionError),
+}
+
+
+@pytest.mark.parametrize("stage", SAME.values(), ids=SAME)
+@pytest.mark.parametrize("ds", [MapDataset.range(LENGTH).map(Element), MapDataset.source(Vectored())], ids=["map", "source"])
+def test_an_iterator_of_a_map_dataset_keeps_no_element(without_collector, ds, stage):  # noqa: F811
+    items = stage(ds)._items(range(20))
+    for _ in range(20):
+        element = weakref.ref(next(items))
+        assert element() is None
