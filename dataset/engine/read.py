@@ -13,7 +13,7 @@ from gristmill.dataset.ahead.reader import Reader
 from gristmill.dataset.ahead.waits import BudgetWaits
 from gristmill.dataset.bases.items import given_out
 from gristmill.dataset.bases.map import MapDataset
-from gristmill.dataset.bases.node import ancestors, dropping_steps
+from gristmill.dataset.bases.node import dropping_steps
 from gristmill.dataset.bases.observing import WorkAhead
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.engine.stream import Cell, Pos, Stream
@@ -148,7 +148,7 @@ class Read(Stream):
     @cached
     def _reads_many(self) -> bool:
         """True if elements that are asked for together are read before they are requested."""
-        return self.ds._draws_blocks or any([node._reads_many for node in ancestors(self.ds)])
+        return self.ds._draws_blocks or self.ds._draws_many
 
     def has_gaps(self) -> bool:
         return self._is_sparse and not self.with_nones

@@ -46,70 +46,16 @@ class MapMapDataset(BlockMapDataset[T]):
         self._fn = transform_function(transform, Map, "map")
 
     def _items(self, indices: Indices) -> Iterator[Any]:
-        parent = self._parents[0]
-        if type(parent) is MapMapDataset and _is_fusible(parent):
-            return _fused_items(self, indices)
-        return map(_mapped_by_one(self, self._fn), parent._items(indices), as_ints(indices))
-
-
-def _mapped_by_one(stage: Any, fn: Callable[[Any], Any]) -> Callable[[Any, int], Any]:
-    def mapped(x: Any, index: int) -> Any:
-        try:
-            return None if x is None else fn(x)
-        except Exception as error:
-            failed_at(error, stage, index)
-            raise
-
-    return mapped
-
-
-# Two or three neighbouring stages in one call of a function take half the time of a call for each.
-
-
-def _is_fusible(ds: Any) -> bool:
-    return type(ds) is MapMapDataset and "_items" not in vars(ds)  # else it is observed
-
-
-def _fused_items(c: MapMapDataset[Any], indices: Indices) -> Iterator[Any]:
-    b: Any = c._parents[0]
-    a: Any = b._parents[0]
-    if _is_fusible(a):
-        return map(_mapped_by_three(a, b, c), a._parents[0]._items(indices), as_ints(indices))
-    return map(_mapped_by_two(b, c), a._items(indices), as_ints(indices))
-
-
-def _mapped_by_two(a: MapMapDataset[Any], b: MapMapDataset[Any]) -> Callable[[Any, int], Any]:
-    f, g = a._fn, b._fn
-
-    def mapped(x: Any, index: int) -> Any:
-        stage = a
-        try:
-            x = None if x is None else f(x)
-            stage = b
-            return None if x is None else g(x)
-        except Exception as error:
-            failed_at(error, stage, index)
-            raise
-
-    return mapped
-
-
-def _mapped_by_three(a: MapMapDataset[Any], b: MapMapDataset[Any], c: MapMapDataset[Any]) -> Callable[[Any, int], Any]:
-    f, g, h = a._fn, b._fn, c._fn
-
-    def mapped(x: Any, index: int) -> Any:
-        stage = a
-        try:
-            x = None if x is None else f(x)
-            stage = b
-            x = None if x is None else g(x)
-            stage = c
-            return None if x is None else h(x)
-        except Exception as error:
-            failed_at(error, stage, index)
-            raise
-
-    return mapped
+        fn, num = self._fn, 0
+        for x in self._parents[0]._items(indices):
+            try:
+                # The last element of the parent is kept until the next one is requested: a batch of
+                # elements costs a third less than if each was dropped at once.
+                yield None if x is None else fn(x)
+            except Exception as error:
+                failed_at(error, self, as_ints(indices)[num])
+                raise
+            num += 1
 
 
 class MapIterDataset(IterDataset[T]):

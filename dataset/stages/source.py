@@ -39,7 +39,6 @@ class SourceMapDataset(BlockMapDataset[T]):
         else:
             check_source("source", source)
             self._source = by_position(source)
-        self._reads_many = is_read_in_blocks(self._source)
         self._has_one_epoch = isinstance(source, DatasetNode)  # of another dataset
         self._drops = isinstance(source, DatasetNode) and bool(dropping_steps(source))
 
