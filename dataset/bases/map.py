@@ -125,7 +125,7 @@ class MapDataset(
     @cached
     def _draws_many(self) -> bool:
         """True if a source upstream reads several records in one call."""
-        return any([node._reads_many for node in ancestors(self)])
+        return any([getattr(node, "_reads_many", False) for node in ancestors(self)])
 
     @cached
     def _draws_blocks(self) -> bool:

@@ -87,7 +87,6 @@ class DatasetNode(Node):
     _mixes_over: int | None = None  # elements among which it mixes, where these are not all
     _starts_workers = False  # whether its iterators start processes
     _makes_batches = False  # whether an element has a row for each of those that it is made of
-    _reads_many = False  # elements that are asked for together are read together, before they are requested
     _takes_apart = False  # an element of its parent may become several
     _may_leave_out = False  # whether a function decides, of which nobody knows it without calling it
     _tolerance: Any = None  # which faults of the steps before it are passed over (see ``gristmill.dataset.tolerance``)

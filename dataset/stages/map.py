@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import compress, repeat
+from operator import length_hint
 from typing import Any, TypeVar
 
 from gristmill.core.indices import Indices, as_ints
@@ -46,16 +48,15 @@ class MapMapDataset(BlockMapDataset[T]):
         self._fn = transform_function(transform, Map, "map")
 
     def _items(self, indices: Indices) -> Iterator[Any]:
-        fn, num = self._fn, 0
-        for x in self._parents[0]._items(indices):
+        fn, steps = self._fn, repeat(True, len(indices))
+        for x in compress(self._parents[0]._items(indices), steps):
             try:
                 # The last element of the parent is kept until the next one is requested: a batch of
                 # elements costs a third less than if each was dropped at once.
                 yield None if x is None else fn(x)
             except Exception as error:
-                failed_at(error, self, as_ints(indices)[num])
+                failed_at(error, self, as_ints(indices)[~length_hint(steps)])
                 raise
-            num += 1
 
 
 class MapIterDataset(IterDataset[T]):
