@@ -114,7 +114,7 @@ def measure(workload: Workload, commands: dict[str, list[str]], rounds: int) -> 
         running = {}
         for name, command in commands.items():
             errors = stack.enter_context(tempfile.TemporaryFile("w+"))
-            running[name] = Candidate("pythons", workload.name, "gristmill", errors, {}, command)
+            running[name] = Candidate("interpreters", workload.name, "gristmill", errors, {}, command)
             stack.callback(running[name].close)
         digests = [{**candidate.digest, "version": ""} for candidate in running.values()]
         if any(digest != digests[0] for digest in digests):

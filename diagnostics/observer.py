@@ -42,6 +42,7 @@ from gristmill.diagnostics.probe import (
     Output,
     Probe,
     counting,
+    merging,
     name_of,
     take_anew,
     timing_thread,
@@ -293,16 +294,15 @@ class Observer:
 
     def cell(self, probe: Probe) -> Cell:
         """What all threads have counted of a stage."""
-        while True:
-            total, lanes = Cell(), [*self.lanes]
-            for lane in lanes:
+        total = Cell()
+        with merging:
+            for lane in [*self.lanes]:
                 if probe.number < len(lane.cells):
                     total.add(lane.cells[probe.number])
-            if lanes == self.lanes:  # none was made part of another one meanwhile
-                if probe is self.root:
-                    total.elements = self.output.elements
-                    total.own += self.output.waited_itself
-                return total
+        if probe is self.root:
+            total.elements = self.output.elements
+            total.own += self.output.waited_itself
+        return total
 
 
 def _try(callback: Callable[..., None], *args: Any) -> None:

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from gristmill.core.claim import Claim
+from gristmill.core.locks import Lock
 from gristmill.dataset.ahead.waits import BudgetWaits
 from gristmill.dataset.bases.iterator import BlockIterator
 from gristmill.dataset.bases.node import DatasetNode, ancestors, parents_of
@@ -186,25 +186,20 @@ class Lanes(threading.local):
         known.append(self.lane)
 
 
-_merging = Claim()
+# Held while lanes become one, and while they are added up.
+merging = Lock()
 
 
 def _merge_ended(known: list[Lane]) -> None:
     """Puts the numbers of threads that have ended into one lane."""
-    try:
-        del _merging.is_free
-    except AttributeError:
-        return  # another thread does it
-    try:
+    with merging:
         over = [lane for lane in known if lane.is_over]
         if len(over) > 1:
             for lane in over[1:]:
-                known.remove(lane)  # first: a thread that is adding all of them up notices
                 over[0].absorb(lane)
+                known.remove(lane)
             over[0].name = "threads that have ended"
             over[0].marks.clear()
-    finally:
-        _merging.is_free = True
 
 
 class Probe:

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+pytest.importorskip("orbax.checkpoint")
+
 PROGRAM = """
 import os, sys, tempfile, traceback
 from pathlib import Path

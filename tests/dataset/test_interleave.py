@@ -436,7 +436,9 @@ class TestResources:
             while block := it._take(size):
                 got += block
             assert got == of_files(lengths, 3)
-            assert log.opened == list(range(12))
+            # Threads that open at the same time may do so in any order.
+            opened = sorted(log.opened) if way.get("num_make_iter_threads", 1) > 1 else log.opened
+            assert opened == list(range(12))
             assert log.most_open <= 3 + way.get("make_iter_buffer_size", 1)
             wait_until(lambda log=log: log.num_open == 0)
             assert sorted(log.closed) == list(range(12))

@@ -155,7 +155,7 @@ class Handing:
 
 
 class Ending:
-    """What asks whether the program ends: Python must not lose sight of a running main thread."""
+    """A question whether the program ends: Python must not lose sight of a running main thread."""
 
     def use(self):
         for _ in range(20):

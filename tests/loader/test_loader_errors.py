@@ -110,13 +110,14 @@ def no_threads_are_left():
     wait_until(lambda: not running(READING))
 
 
-@pytest.mark.usefixtures("no_threads_are_left")
+@pytest.mark.usefixtures("no_garbage", "no_threads_are_left")
 def test_close():
     def check_closed(*iterators):
         for it in iterators:
             assert_stays(it, ValueError, "closed")
 
     endless = make(10_000, sampler=IndexSampler(10_000), read_options=ReadOptions(3, 10))
+    wait_until(lambda: not running(READING))  # those of earlier tests have ended
     it, unused = iter(endless), iter(endless)
     assert iter(it) is it is not unused
     assert not running(READING)

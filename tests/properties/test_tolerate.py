@@ -360,12 +360,9 @@ def die_at_three(x):
 
 
 def test_a_worker_that_dies_is_no_fault():
-    with (
-        iter(
-            MapDataset.range(6).map(die_at_three).tolerate(**ALL).to_iter_dataset().mp_prefetch(MultiprocessingOptions(1))
-        ) as it,
-        pytest.raises(RuntimeError, match="terminated unexpectedly"),
-    ):
+    ds = MapDataset.range(6).map(die_at_three).tolerate(**ALL).to_iter_dataset()
+    processes = MultiprocessingOptions(1, executor="processes")
+    with iter(ds.mp_prefetch(processes)) as it, pytest.raises(RuntimeError, match="terminated unexpectedly"):
         list(it)
 
 
