@@ -97,7 +97,8 @@ class Zip(Stream):
         if not self._is_expected:
             self.expect(self._rate, 0.0)
         cells = self.cells
-        runs = [parent.run(c.at(pos)) for parent, c, pos in zip(self.parents, cells, positions, strict=True)]
+        choices = cell.choices
+        runs = [parent.run(c.at(pos, choices=choices)) for parent, c, pos in zip(self.parents, cells, positions, strict=True)]
         while True:
             if (wanted := cell.take_wanted()) > 1:
                 for c in cells:

@@ -6,7 +6,7 @@ the elements from ``cell.pos`` on. Invariants:
 
 1. When a run yields an element, ``cell.pos`` is the position after it; when it is exhausted, that
    of the end.
-2. Elements depend on the position alone. Each is computed when it is requested, through all
+2. Elements depend on the position alone, and on recorded choices (see ``engine.choices``). Each is computed when it is requested, through all
    upstream stages, before the next one.
 3. A run raises only what computing its next element raises. ``cell.pass_failed()`` then moves
    past that element. Streams upstream of the failing stage stay live.
@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, repeat
 from operator import length_hint
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import state_count, state_field
@@ -31,6 +31,9 @@ from gristmill.dataset.bases.observing import WorkAhead, Wrap
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.telling.failures import instead_of_stop, tell_at_place
 from gristmill.transforms.batching import Allocate
+
+if TYPE_CHECKING:
+    from gristmill.dataset.engine.choices import Choices
 
 Pos = Any  # of a stream: immutable and picklable
 
@@ -47,9 +50,11 @@ class Cell:
         moves: how often the cell was moved by its consumer. A live run continues as long as this
             is the same.
         outer: the consumer's cell, of a stage that takes one element for each of its outputs.
+        choices: what stages upstream ask before they choose; ``None`` if no stage downstream
+            replays their elements.
     """
 
-    __slots__ = ("_end", "_steps", "is_counting", "moves", "outer", "past_failed", "pos", "wanted")
+    __slots__ = ("_end", "_steps", "choices", "is_counting", "moves", "outer", "past_failed", "pos", "wanted")
 
     def __init__(self, pos: Pos = None) -> None:
         self.pos = pos
@@ -57,6 +62,7 @@ class Cell:
         self.past_failed: Callable[[], None] | None = None
         self.moves = 0
         self.outer: Cell | None = None
+        self.choices: Choices | None = None
         self.is_counting = False  # ``settle`` counts
         self._steps: Iterator[bool] = repeat(True, 0)  # one for each element before ``_end`` that was not yielded
         self._end = 0
@@ -68,9 +74,16 @@ class Cell:
         self.pos = pos
         self.wanted, self.past_failed = 1, None
 
-    def at(self, pos: Pos, outer: Cell | None = None) -> Cell:
-        """Move to ``pos`` unless the cell is there, so that a live run continues; return the cell."""
+    def at(self, pos: Pos, outer: Cell | None = None, choices: Choices | None = None) -> Cell:
+        """Move to ``pos`` unless the cell is there, so that a live run continues; return the cell.
+
+        Args:
+            pos: the position.
+            outer: the consumer's cell, of a stage that takes one element for each of its outputs.
+            choices: by default those of ``outer``.
+        """
         self.outer = outer
+        self.choices = outer.choices if choices is None and outer is not None else choices
         if self.past_failed is not None or not (self.pos is pos or self.pos == pos):
             self.go_to(pos)
         return self
@@ -110,6 +123,9 @@ class Stream:
     """
 
     flow: ClassVar[str] = "stateful"  # as in ``BlockIterator._flow``
+    makes_choices: ClassVar[bool] = False  # see ``engine.choices``
+    key = ""  # of a stage that chooses
+    chooses: bool  # a stage upstream makes choices, or this one does
     ctx: IteratorContext
     _live: Any = None  # the current run, its cell, and the moves of that when it started
     _wrap: Wrap | None = None
@@ -118,6 +134,7 @@ class Stream:
         self.stage = stage
         self.parents = parents
         self.inner = Cell()  # where the parent of a stage with a position of its own is
+        self.chooses = self.makes_choices or any([parent.chooses for parent in parents])
 
     @property
     def parent(self) -> Stream:
