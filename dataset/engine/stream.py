@@ -6,8 +6,8 @@ the elements from ``cell.pos`` on. Invariants:
 
 1. When a run yields an element, ``cell.pos`` is the position after it; when it is exhausted, that
    of the end.
-2. Elements depend on the position alone, and on recorded choices (see ``engine.choices``). Each is computed when it is requested, through all
-   upstream stages, before the next one.
+2. Elements depend on the position, and on recorded choices (see ``engine.choices``), alone. Each is
+   computed when it is requested, through all upstream stages, before the next one.
 3. A run raises only what computing its next element raises. ``cell.pass_failed()`` then moves
    past that element. Streams upstream of the failing stage stay live.
 4. Only a stage's own run moves its cell. A stage with a position of its own keeps one cell for
