@@ -85,15 +85,24 @@ class Choices:
                 if i in choices:
                     self.note(key, choices[i])
 
-    def since(self, counts: Mapping[str, int] | None = None) -> Records:
-        """Return the choices that were made after there were ``counts``, by default all."""
+    def since(self, counts: Mapping[str, int] | None = None, *, until: Mapping[str, int] | None = None) -> Records:
+        """Return the choices that were made after there were ``counts``, and before there were ``until``; by default all."""
         counts = counts or {}
         records = []
-        for key, num in self.counts.items():
+        for key, num in (self.counts if until is None else until).items():
             start = counts.get(key, 0)
             if num > start:
-                unusual = tuple([(i - start, choice) for i, choice in self._made.get(key, ()) if i >= start])
+                unusual = tuple([(i - start, choice) for i, choice in self._made.get(key, ()) if start <= i < num])
                 records.append(Record(key, num - start, unusual))
+        return tuple(records)
+
+    def known(self) -> Records:
+        """Return the choices that were made, and those that are known to follow."""
+        records = []
+        for key in {**self.until, **self.counts}:
+            num = self.counts.get(key, 0)
+            later = [(i, choice) for (k, i), choice in self._known.items() if k == key and i >= num]
+            records.append(Record(key, max(num, self.until.get(key, 0)), (*self._made.get(key, ()), *later)))
         return tuple(records)
 
     def to_come(self) -> Records:
