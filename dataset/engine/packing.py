@@ -34,7 +34,7 @@ class Collected(Generic[M]):
 
     Attributes:
         pos: the position.
-        num: the number of the next element, counted from the parent's position in ``pos``.
+        num: the number of the next element, counted from where the collection began.
         after: the parent's position before that element.
         counts: how many choices each stage upstream had made there.
         skipped: numbers of elements that are left out.
@@ -95,11 +95,11 @@ class Collecting(Refilling, Generic[M]):
                     return
                 if found.next is not None:
                     yield found.next
-                found.next = _NOTHING
             self.move_on(found)
 
     def move_on(self, found: Collected[M]) -> None:
         """Take the next element for collected."""
+        found.next = _NOTHING
         found.num += 1
         found.after = self.inner.settle()
         if self.choices is not None:
@@ -117,7 +117,6 @@ class Collecting(Refilling, Generic[M]):
 
     def _pass(self, cell: Cell, found: Collected[M]) -> None:
         self.inner.pass_failed()
-        found.next = _NOTHING
         number = found.num
         self.move_on(found)
         cell.pos = found.pos = self.without(found, number)
@@ -148,6 +147,11 @@ class Collecting(Refilling, Generic[M]):
                 f"skipped in the state of {self} must be a list of non-negative integers, got {shown(state['skipped'])}"
             )
         return tuple(numbers)
+
+
+def less(counts: Mapping[str, int], base: Mapping[str, int]) -> dict[str, int]:
+    """Return how many choices of each stage came after there were ``base``."""
+    return {key: num - base.get(key, 0) for key, num in counts.items()}
 
 
 def _raise(kind: type[StateMismatchError], text: str) -> NoReturn:
@@ -385,7 +389,7 @@ class ConcatSplit(Collecting[CutRows]):
             found.skipped = skipped = tuple([i - made.first for i in found.pos[3] if i >= made.first])
             if self.choices is not None:
                 self.choices.forget_until(made.counts)
-                found.counts = {key: num - made.counts.get(key, 0) for key, num in found.counts.items()}
+                found.counts = less(found.counts, made.counts)
             found.num -= made.first
             made.first, made.is_next = 0, False
             found.pos = *made.start, 0, skipped, self.known_records()
