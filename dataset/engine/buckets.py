@@ -56,7 +56,7 @@ class Buckets:
         self.held: list[list[Held]] = [[] for _ in range(num)]
         self.num_known = num_known
         self.num_long = num_long
-        self.full: int | None = None  # the bucket of the next batch
+        self.full: int | None = None  # the bucket of the next batch, if that can be made
 
     def all_held(self) -> list[Held]:
         """Return what is held, the oldest element first."""
@@ -104,23 +104,26 @@ class BucketBatch(Collecting[Buckets]):
     def _fill(self, found: Collected[Buckets]) -> None:
         """Read elements until a bucket is full; at the end, choose the first one that is not empty."""
         buckets = found.made
-        if buckets.full is None and not found.is_last:
+        if buckets.full is not None:
+            return
+        if not found.is_last:
             for x in self.elements(found):
                 try:
-                    self._put(found, x)
+                    bucket = self._put(found, x)
                 except Exception as error:
                     self.fail(error, self.inner)
                     raise
-                if buckets.full is not None:
+                if bucket is not None:
+                    buckets.full = bucket
                     self.move_on(found)
                     return
             if found.num < buckets.num_known:
                 raise self._changed("the data end before all that was read")
-        if buckets.full is None and not self.given.drop_remainder:
+        if not self.given.drop_remainder:
             buckets.full = next((b for b, held in enumerate(buckets.held) if held), None)
 
-    def _put(self, found: Collected[Buckets], x: Any) -> None:
-        """Put an element into its bucket, if it goes into one."""
+    def _put(self, found: Collected[Buckets], x: Any) -> int | None:
+        """Put an element into its bucket, if it goes into one; return the bucket if it is full then."""
         given, buckets = self.given, found.made
         is_known = found.num < buckets.num_known
         length = given.length_fn(x)
@@ -135,14 +138,14 @@ class BucketBatch(Collecting[Buckets]):
                 )
             buckets.num_long += not is_known
             if given.on_long == "drop":
-                return
+                return None
             bucket -= 1
         held = buckets.held[bucket]
         held.append(Held(found.num, x, length, found.after, found.counts))
-        if len(held) == given.batch_sizes[bucket]:
-            if is_known:
-                raise self._changed("more elements of one bucket are held than a batch has rows")
-            buckets.full = bucket
+        is_full = len(held) == given.batch_sizes[bucket]
+        if is_full and is_known:
+            raise self._changed("more elements of one bucket are held than a batch has rows")
+        return bucket if is_full else None
 
     def _changed(self, what: str) -> StateIndexError:
         return StateIndexError(f"the state of {self} does not go with what is read: {what}. Data or arguments have changed since")
