@@ -343,7 +343,7 @@ class IteratorStream(Stream):
         return self._start
 
     def save(self, pos: Pos) -> Any:
-        if self._at is pos:
+        if self._at is pos or pos is None:  # without a state, which is an error
             return self.it.get_state()
         if type(pos) is not Within:
             return copied(pos) if self._is_users else state_at(self.it, pos)
