@@ -59,6 +59,8 @@ class StreamIterator(BlockIterator[T_co]):
         if numbers is not None:
             self._ctx.numbers = numbers
         self._flow = engine.flow  # type: ignore[assignment,misc]
+        self._work_category = engine.work_category  # type: ignore[assignment,misc]
+        self._closes_anytime = engine.closes_anytime
         owner = weakref.ref(self)
         for i, parent in enumerate(parents):
             if isinstance(parent, StreamIterator):
@@ -245,10 +247,6 @@ class StreamIterator(BlockIterator[T_co]):
         options: Sequence[Any] = self._stage._work_options
         return options
 
-    @property
-    def _work_category(self) -> Any:  # type: ignore[override]
-        return self._engine.work_category
-
     def _work_ahead(self) -> WorkAhead | None:
         return self._engine.work_ahead()
 
@@ -274,10 +272,6 @@ class StreamIterator(BlockIterator[T_co]):
     @property
     def _reads_once(self) -> bool:
         return self._engine.reads_once()
-
-    @property
-    def _closes_anytime(self) -> bool:  # type: ignore[override]
-        return self._engine.closes_anytime
 
     @property
     def _function(self) -> Any:  # type: ignore[override]
@@ -361,8 +355,13 @@ class IteratorStream(Stream):
 
     def load(self, state: Any) -> Pos:
         # The next run finds the iterator there, or takes it back.
-        self._at = _UNKNOWN
-        self.it.set_state(state)
+        at, self._at = self._at, _UNKNOWN
+        try:
+            self.it.set_state(state)
+        except Exception:
+            if not self._is_users:  # it is where it was
+                self._at = at
+            raise
         self._at = self._mark()
         return self._at
 
