@@ -182,6 +182,52 @@ def test_skipped_elements_are_left_out_wherever_it_continues(seed):
         assert sorted(tokens) == sorted([token for x in kept for token in x]), names
 
 
+@pytest.mark.parametrize("seed", range(30))
+def test_a_held_element_that_fails_after_a_restore_can_be_skipped(seed):
+    rng = random.Random(seed)
+    names = ["drop", *rng.choices(["map", "filter", "drop"], k=rng.randrange(3)), "buckets"]
+    decisions = [Decisions(rng) for name in names if name == "drop"]
+    it, found = iter(chain(names, decisions)), []
+    for _ in range(rng.randrange(1, 12)):
+        found.append(next(it).tolist())
+    state = json.loads(json.dumps(it.get_state()))
+    first = state["parent"]["next_index"] if "filter" not in names else 0
+    bad = rng.sample(range(first, 70), 9)
+    ds = chain(names, decisions, Failing(*bad))
+    it = iter(ds)
+    it.set_state(state)
+    while True:
+        try:
+            found.append(next(it).tolist())
+        except Boom:
+            it.skip_failed()
+            state, it = json.dumps(it.get_state()), rng.choice([it, iter(ds)])
+            it.set_state(json.loads(state))
+        except StopIteration:
+            break
+    tokens = [token for x in found for token in x]
+    left = {x for d in decisions for x, drops in d.last.items() if drops}
+    kept = {token for x in decisions[0].last if x not in left and ("filter" not in names or x[0] % 5) for token in x}
+    assert len({*tokens}) == len(tokens) and kept - {*tokens} <= {token for i in bad for token in sequence(i).tolist()}
+
+
+def test_the_first_element_of_a_row_can_be_skipped():
+    elements = [{"x": np.arange(10 * i, 10 * i + 2)} for i in range(8)]
+    elements[4] = {"x": np.arange(2, dtype=np.int8)}  # begins a row, and cannot hold the token
+    bos = {"bos_handling": gx.BOSHandling.REPLACE_FIRST_TOKEN_WITH_BOS, "bos_features": ["x"], "bos_token_id": 300}
+    ds = gx.ConcatThenSplitIterDataset(MapDataset.source(elements).to_iter_dataset(DIRECT), length_struct={"x": 4}, **bos)
+    it = iter(ds)
+    rows = [next(it)["x"].tolist() for _ in range(2)]
+    with pytest.raises(ValueError, match="cannot hold"):
+        next(it)
+    it.skip_failed()
+    again = iter(ds)
+    again.set_state(it.get_state())
+    rest = [row["x"].tolist() for row in it]
+    assert rows + rest == [[300, 1, 300, 11], [300, 21, 300, 31], [300, 51, 300, 61], [300, 71, 0, 0]]
+    assert [row["x"].tolist() for row in again] == rest
+
+
 @pytest.mark.parametrize("name", COLLECTING)
 def test_an_interrupt_at_any_line_loses_no_element(name):
     ds, _ = STAGES[name](MapDataset.range(14).map(sequence).to_iter_dataset(DIRECT), 3)
