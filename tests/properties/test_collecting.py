@@ -17,7 +17,7 @@ from gristmill import IterDataset, MapDataset
 from gristmill import experimental as gx
 from gristmill.dataset.engine.choices import NEW, USUAL
 from gristmill.dataset.engine.iterators import open_stage
-from gristmill.dataset.engine.stream import Stream
+from gristmill.dataset.engine.stream import Stream, pass_outputs
 
 END = object()
 ENGINE = tuple(f"engine/{name}.py" for name in ("packing", "buckets", "choices", "stream", "elements", "read"))
@@ -36,15 +36,16 @@ class Dropping(Stream):
         run, choices = self.parent.run(cell), cell.choices
         while True:
             known = NEW if choices is None else choices.ask(self.key)
+            if known is not NEW and known is not USUAL:
+                pass_outputs(self.parent, cell, 1)  # whether it fails now or not
+                run = self.parent.run(cell)
+                choices.note(self.key, known)
+                continue
             if (x := next(run, END)) is END:
                 if choices is not None:
                     choices.retract(self.key)
                 return
-            if known is NEW:
-                drops = self.decide(tuple(x.tolist()))
-            else:
-                drops = known is not USUAL
-            if not drops:
+            if known is USUAL or not self.decide(tuple(x.tolist())):
                 yield x
             elif choices is not None:
                 choices.note(self.key, "dropped")
