@@ -82,7 +82,8 @@ class StreamIterator(BlockIterator[T_co]):
             before, advance = self._base, self._advance
             try:
                 element: T_co = self._begin() if advance is None else advance()
-                self._last, self._base = before, self._own_cell.pos
+                cell = self._own_cell
+                self._last, self._base = before, cell.settle() if cell.is_counting else cell.pos
                 return element
             except BaseException as error:
                 self._base = before  # wherever it was interrupted
@@ -103,7 +104,7 @@ class StreamIterator(BlockIterator[T_co]):
         """Take note of an error, an interrupt or the end."""
         end_thread_at_exit()
         if isinstance(error, StopIteration):
-            self._base = self._own_cell.pos
+            self._base = self._own_cell.settle()
             return
         self._advance, self._has_failed = None, isinstance(error, Exception)
         deliver(error)
@@ -204,7 +205,7 @@ class StreamIterator(BlockIterator[T_co]):
     def _skip(self) -> None:
         self._go_to(self._base)
         pass_outputs(self._engine, self._own_cell, 1)
-        self._base = self._own_cell.pos
+        self._base = self._own_cell.settle()
 
     def _pass_failed(self) -> bool:
         self._own_cell.pass_failed()
