@@ -50,10 +50,11 @@ class StreamIterator(BlockIterator[T_co]):
     _part_of: tuple[weakref.ref[StreamIterator[Any]], int] | None = None  # its consumer, as which parent
 
     def __init__(self, stage: Any, parents: Sequence[DatasetIterator[Any]], make: Callable[..., Stream]) -> None:
-        super().__init__(parents)
+        # First, since observers that run look at it from the base class on.
         self._stage = stage
         self._engine = engine = make(stage, *[_stream_of(parent) for parent in parents])
         self._parameters = engine.parameters
+        super().__init__(parents)
         engine.ctx = self._ctx
         numbers = getattr(engine, "numbers", None)
         if numbers is not None:
@@ -71,9 +72,8 @@ class StreamIterator(BlockIterator[T_co]):
         self._advance: Callable[[], Any] | None = None  # of a run that is at ``_base``
 
     def _share_context(self, ctx: IteratorContext) -> None:
+        self._engine.ctx = ctx
         super()._share_context(ctx)
-        if "_engine" in vars(self):
-            self._engine.ctx = ctx
 
     # Delivering.
 
@@ -146,8 +146,7 @@ class StreamIterator(BlockIterator[T_co]):
     def close(self) -> None:
         super().close()
         self._advance = None
-        if "_engine" in vars(self):  # else it was refused
-            self._engine.close()
+        self._engine.close()
 
     __del__ = closing_when_dropped(close)  # parents may have other users
 
