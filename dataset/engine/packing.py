@@ -408,7 +408,7 @@ class ConcatSplit(Collecting[CutRows]):
             start, stop = bounds.get(target.name, (0, len(array)))
             if stop != len(array):
                 raise StateMismatchError(
-                    f"the state of {self} says that {[start, stop]} is left of feature {target.name!r} of an element, which "
+                    f"the state of {self} says that {shown([start, stop])} is left of feature {target.name!r} of an element, which "
                     f"is now {len(array)} long: data have changed since"
                 )
             starts.append(start)
