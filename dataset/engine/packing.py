@@ -171,6 +171,7 @@ class BinPack(Collecting[Bins | None]):
     def __init__(self, stage: Any, parent: Stream, packing: Packing) -> None:
         super().__init__(stage, parent)
         self.packing = packing
+        self.reads_many = parent.saves_anywhere()  # the states of positions within a block are known
         self.num_bytes: int | None = None
 
     @property
@@ -215,7 +216,7 @@ class BinPack(Collecting[Bins | None]):
 
     def _pack(self, found: Collected[Bins | None]) -> PackedRows | None:
         """Fill bins; return their rows, ``None`` if no element follows."""
-        packing = self.packing
+        packing, inner, reads_many = self.packing, self.inner, self.reads_many
         for x in self.elements(found):
             try:
                 sequences, carried = packing.layout.read(x)
@@ -223,8 +224,10 @@ class BinPack(Collecting[Bins | None]):
                 if not bins.add(sequences, carried):
                     break
                 found.made = bins
+                if reads_many:  # as many as there are empty bins follow, unless the parent ends
+                    inner.wanted = packing.num_packing_bins - len(bins)
             except Exception as error:
-                self.fail(error, self.inner)
+                self.fail(error, inner)
                 raise
         _, row, count, *_ = found.pos
         num_rows = 0 if found.made is None else len(found.made)
@@ -408,8 +411,8 @@ class ConcatSplit(Collecting[CutRows]):
             start, stop = bounds.get(target.name, (0, len(array)))
             if stop != len(array):
                 raise StateMismatchError(
-                    f"the state of {self} says that {shown([start, stop])} is left of feature {target.name!r} of an element, which "
-                    f"is now {len(array)} long: data have changed since"
+                    f"the state of {self} says that {shown([start, stop])} is left of feature {target.name!r} of an element, "
+                    f"which is now {len(array)} long: data have changed since"
                 )
             starts.append(start)
         return starts
