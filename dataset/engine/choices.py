@@ -137,6 +137,8 @@ class Refilling(Layer):
     The records of the choices since then are the last item of its position.
     """
 
+    _same: tuple[Pos, Pos] | None = None  # two positions, the second of which needs no replay
+
     def __init__(self, stage: Any, parent: Stream) -> None:
         super().__init__(stage, parent)
         self.choices = Choices() if parent.chooses else None
@@ -166,6 +168,17 @@ class Refilling(Layer):
             return tuple([Record(key, _count(num), _unusual(unusual)) for key, (num, unusual) in records.items()])
         except (AttributeError, TypeError, ValueError):
             raise StateMismatchError(f"choices in the state of {self} is no record of choices, got {shown(records)}") from None
+
+    def place(self, pos: Pos) -> None:
+        """Return ``None``: the parent's position is the one before a group of elements."""
+
+    def note_same(self, pos: Pos, after: Pos) -> None:
+        """Note that ``pos``, after the last output of a group, and ``after``, before the next group, are the same."""
+        self._same = pos, after
+
+    def same_as(self, pos: Pos) -> Pos:
+        """Return ``pos``, or the position before the next group that is known to be the same."""
+        return self._same[1] if self._same is not None and self._same[0] == pos else pos
 
     def begin(self, cell: Cell, pos: Pos, records: Records) -> Cell:
         """Return the parent's cell at ``pos``, from where on elements are replayed."""

@@ -110,7 +110,7 @@ class StreamIterator(BlockIterator[T_co]):
     def _go_to(self, pos: Pos) -> None:
         cell = self._own_cell
         self._advance, self._has_failed, self._base = None, False, pos
-        if cell.past_failed is not None or cell.pos is not pos:
+        if cell.past_failed is not None or cell.settle() is not pos:
             cell.go_to(pos)
 
     def skip_failed(self) -> None:
