@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import plain_int, shown
-from gristmill.dataset.engine.stream import Cell, Layer, Pos, Stream
+from gristmill.dataset.engine.stream import Cell, Layer, Pos, Stream, are_equal
 
 NEW: Any = object()  # nothing is recorded: the stage chooses
 USUAL: Any = object()  # the stage did what it does without a record, such as keeping an element
@@ -178,7 +178,7 @@ class Refilling(Layer):
 
     def same_as(self, pos: Pos) -> Pos:
         """Return ``pos``, or the position before the next group that is known to be the same."""
-        return self._same[1] if self._same is not None and self._same[0] == pos else pos
+        return self._same[1] if self._same is not None and are_equal(self._same[0], pos) else pos
 
     def begin(self, cell: Cell, pos: Pos, records: Records) -> Cell:
         """Return the parent's cell at ``pos``, from where on elements are replayed."""

@@ -10,7 +10,7 @@ from typing import Any
 from gristmill.core import tree
 from gristmill.core.errors import StateIndexError
 from gristmill.dataset.engine.choices import Refilling
-from gristmill.dataset.engine.stream import Cell, Pos, Stream
+from gristmill.dataset.engine.stream import Cell, Pos, Stream, are_equal
 from gristmill.dataset.telling.failures import tell
 from gristmill.transforms.batching import Allocate, BufferPool, join_arrays
 
@@ -38,7 +38,7 @@ class Rebatch(Refilling):
     def _run(self, cell: Cell) -> Iterator[Any]:
         before, row, records = cell.pos
         held = self._held
-        if held is not None and held.used <= row and held.before == before:
+        if held is not None and held.used <= row and are_equal(held.before, before):
             inner = self.begin(cell, held.after, ())
         else:
             held, inner = None, self.begin(cell, before, records)

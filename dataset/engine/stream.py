@@ -83,7 +83,7 @@ class Cell:
         """
         self.outer = outer
         self.choices = outer.choices if choices is None and outer is not None else choices
-        if self.past_failed is not None or not (self.settle() is pos or self.pos == pos):
+        if self.past_failed is not None or not are_equal(self.settle(), pos):
             self.go_to(pos)
         return self
 
@@ -112,7 +112,9 @@ class Cell:
     def settle(self) -> Pos:
         """Return ``pos``, computed first within a block of elements."""
         if self.is_counting and self._compute is not None:
-            self.pos = self._compute()
+            pos = self._compute()
+            if not are_equal(pos, self.pos):  # else the same object
+                self.pos = pos
         return self.pos
 
     def pass_failed(self) -> None:
@@ -121,6 +123,16 @@ class Cell:
         move, self.past_failed = self.past_failed, None
         if move is not None:
             move()
+            self.settle()
+
+
+def are_equal(one: Pos, other: Pos) -> bool:
+    if one is other:
+        return True
+    try:
+        return bool(one == other)
+    except Exception:  # of values in the state of a user's iterator, such as arrays
+        return False
 
 
 class Stream:
