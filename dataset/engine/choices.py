@@ -16,8 +16,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from gristmill.core.errors import StateMismatchError
-from gristmill.core.state import plain_int, shown
+from gristmill.core.state import plain_int, shown, state_count
 from gristmill.dataset.engine.stream import Cell, Layer, Pos, Stream, are_equal
+from gristmill.dataset.states.refilling import refilling
 
 NEW: Any = object()  # nothing is recorded: the stage chooses
 USUAL: Any = object()  # the stage did what it does without a record, such as keeping an element
@@ -71,10 +72,29 @@ class Choices:
             self.outer.note(key, choice)
 
     def retract(self, key: str) -> None:
-        """Take back the last ``ask``: there was no element to choose about."""
-        if self.counts[key] > self.until.get(key, 0) and self.outer is not None:
+        """Take back the last ``ask``: there was no element to choose about, or it will be asked again."""
+        num = self.counts[key]
+        if num > self.until.get(key, 0) and self.outer is not None:
             self.outer.retract(key)
-        self.counts[key] -= 1
+        made = self._made.get(key)
+        if made and made[-1][0] == num - 1:
+            made.pop()
+        self.counts[key] = num - 1
+
+    def go_back(self, counts: Mapping[str, int]) -> None:
+        """Take back what was asked after there were ``counts``: the same elements are computed again."""
+        for key, num in self.counts.items():
+            for _ in range(num - counts.get(key, 0)):
+                self.retract(key)
+
+    def begin_with(self, records: Iterable[Record]) -> bool:
+        """Return true if the first choices that were made are those in ``records``."""
+        return all(
+            [
+                num <= self.counts.get(key, 0) and tuple([x for x in self._made.get(key, ()) if x[0] < num]) == unusual
+                for key, num, unusual in records
+            ]
+        )
 
     def add(self, records: Iterable[Record]) -> None:
         """Record choices that another thread or worker has made."""
@@ -152,7 +172,17 @@ class Refilling(Layer):
         return {**self.save_layer(pos[:-1]), **({"choices": records} if records else {})}
 
     def load(self, state: Any) -> Pos:
-        return *self.load_layer(state), self._load_records(state)
+        num = state_count(state, self.keys[-1], self)
+        records = self._load_records(state)
+        with refilling(self, self.held(num) if num and not records else None):
+            return *self.load_layer(state), records
+
+    def held(self, num: int) -> str | None:
+        """Return what is computed again at a position, in words; ``num`` is the last count in the state.
+
+        Stages upstream that chose before there were records refuse to do so under other settings.
+        """
+        return None
 
     def save_layer(self, pos: Pos) -> Any:
         """Return the state of a position without its records."""

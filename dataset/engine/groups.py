@@ -39,6 +39,9 @@ class Window(Refilling):
         # Grain before 0.2.16 counted a window when it read the next one.
         return start, number + ("parent_exhausted" in state and taken == self.size), taken
 
+    def held(self, num: int) -> str:
+        return f"a window of up to {self.size} elements, {num} of them delivered"
+
     def _run(self, cell: Cell) -> Iterator[Any]:
         start, number, first, records = self.same_as(cell.pos)
         inner = self.begin(cell, start, records)
@@ -117,6 +120,9 @@ class Spread(Refilling):
         self.split = split
         self.with_nones = with_nones
         self._most = 0  # items of an element so far
+
+    def held(self, num: int) -> str:
+        return f"an element, {num} items of it delivered"
 
     def _run(self, cell: Cell) -> Iterator[Any]:
         before, taken, records = self.same_as(cell.pos)

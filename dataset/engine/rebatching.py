@@ -35,6 +35,9 @@ class Rebatch(Refilling):
         self._rows = _Rows(str(self))
         self._held: _Held | None = None  # the batch that is being cut
 
+    def held(self, num: int) -> str:
+        return f"a batch, {num} rows of it delivered"
+
     def _run(self, cell: Cell) -> Iterator[Any]:
         before, row, records = cell.pos
         held = self._held

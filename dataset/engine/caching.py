@@ -1,0 +1,177 @@
+"""The stream that keeps the elements of its parent in memory."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+from gristmill.core.errors import StateIndexError, StateMismatchError
+from gristmill.core.state import plain_counts, shown, state_count, state_field, state_flag
+from gristmill.dataset.engine.choices import Refilling
+from gristmill.dataset.engine.stream import Cell, Pos, Stream
+
+_END: Any = object()
+
+
+class Cache(Refilling):
+    """The parent's elements, kept in memory.
+
+    The position: a position of the parent; the number of elements so far; true if the parent has
+    ended; and how many elements are before each one that was skipped. A stream that is not there
+    computes all elements again from the parent's start on; the records are of the choices since.
+    """
+
+    keys = ("parent", "position")
+
+    def __init__(self, stage: Any, parent: Stream, *, copy_elements: bool) -> None:
+        super().__init__(stage, parent)
+        self.copies = copy_elements
+        self._memory: _Memory | None = None
+
+    def start(self) -> Pos:
+        return self.parent.start(), 0, False, (), ()
+
+    def save_layer(self, pos: Pos) -> Any:
+        parent, num, is_filled, skipped = pos
+        state = {"parent": self.parent.save(parent), "position": num, "cache_filled": is_filled}
+        return {**state, "skipped": [*skipped]} if skipped else state
+
+    def load_layer(self, state: Any) -> Pos:
+        num = state_count(state, "position", self)
+        is_filled = state_flag(state, "cache_filled", self)
+        skipped = plain_counts(state.get("skipped", []))
+        most = None if is_filled else num
+        if skipped is None or skipped != sorted(skipped) or (most is not None and max(skipped, default=0) > most):
+            allowed = "" if most is None else f" up to position, {most}"
+            raise StateMismatchError(
+                f"skipped in the state of {self} must be ascending non-negative integers{allowed}, got {shown(state['skipped'])}"
+            )
+        return self.parent.load(state_field(state, "parent", self)), num, is_filled, tuple(skipped)
+
+    def held(self, num: int) -> str:
+        return f"{num} elements"
+
+    def _run(self, cell: Cell) -> Iterator[Any]:
+        parent, num, is_filled, skipped, _ = cell.pos
+        memory = self._memory_at(cell)
+        elements, copies = memory.elements, self.copies
+        skipped = max(memory.last.skipped, skipped, key=len)
+        is_known = is_filled or memory.is_all  # to be complete, which the parent's position does not say
+        records = self.records()
+        while True:
+            if num >= len(elements):
+                if not memory.is_all:
+                    self._read(cell, memory, num + max(1, cell.take_wanted()), (parent, num, is_filled, skipped))
+                    records = self.records()
+                if num >= len(elements):
+                    break
+            num += 1
+            after = (parent, True) if is_known else (memory.marks[num - 1].pos, False)
+            cell.pos = after[0], num, after[1], skipped, records
+            yield copy.deepcopy(elements[num - 1]) if copies else elements[num - 1]
+        if num > len(elements):
+            raise StateIndexError(
+                f"position in the state of {self} must be in [0, {len(elements)}], the number of elements, got {num}"
+            )
+        cell.pos = parent if is_known else memory.last.pos, num, True, skipped, records
+
+    def _memory_at(self, cell: Cell) -> _Memory:
+        """Return what is in memory, if that is what came before the position of ``cell``; else nothing."""
+        _, num, _, skipped, records = cell.pos
+        memory, choices = self._memory, self.choices
+        if memory is not None:
+            del memory.elements[len(memory.marks) :]  # after an interrupt
+        if memory is None or not memory.begins(num, skipped) or not (choices is None or choices.begin_with(records)):
+            self._memory = memory = _Memory(_Mark(self.parent.start()))
+            self.begin(cell, memory.last.pos, records)
+        elif choices is None:
+            self.inner.at(memory.last.pos)
+        else:
+            choices.outer = cell.choices
+            choices.go_back(memory.last.counts)
+            self.inner.at(memory.last.pos, choices=choices)
+        return memory
+
+    def _read(self, cell: Cell, memory: _Memory, stop: int, pos: Pos) -> None:
+        """Read until there are ``stop`` elements, or all."""
+        inner, skipped = self.inner, pos[-1]
+        run: Iterator[Any] | None = None
+        while len(memory.elements) < stop:
+            num, left_out = len(memory.elements), memory.last.skipped
+            try:
+                if run is None:
+                    inner.wanted = stop - num
+                    run = self.parent.run(inner)
+                x = next(run, _END)
+            except Exception:
+                if skipped[len(left_out) :][:1] != (num,):
+                    cell.past_failed = partial(self._pass, cell, memory, pos)
+                    raise
+                inner.pass_failed()
+                run = None
+            else:
+                if x is _END:
+                    memory.is_all = True
+                    return
+                if skipped[len(left_out) :][:1] != (num,):
+                    memory.elements.append(x)
+                    memory.marks.append(self._mark(left_out))
+                    continue
+            memory.gap = num, self._mark((*left_out, num))
+
+    def _mark(self, skipped: tuple[int, ...]) -> _Mark:
+        counts = {} if self.choices is None else {**self.choices.counts}
+        return _Mark(self.inner.settle(), skipped, counts)
+
+    def _pass(self, cell: Cell, memory: _Memory, pos: Pos) -> None:
+        """Skip the element that failed, which the memory is before."""
+        parent, num, is_filled, skipped = pos
+        known, new = memory.last.skipped, len(memory.elements)
+        later = skipped[len(known) :]
+        self.inner.pass_failed()
+        memory.gap = new, self._mark((*known, new))
+        if num > new:  # it was delivered once, and cannot be computed again: it does not count any more
+            cell.pos = parent, num - 1, is_filled, (*known, new, *[gap - 1 for gap in later]), self.records()
+        else:
+            cell.pos = memory.last.pos, num, False, (*known, new, *later), self.records()
+
+
+class _Mark(NamedTuple):
+    """Where the parent is after an element: its position, what was skipped until then, and how many choices were made."""
+
+    pos: Pos
+    skipped: tuple[int, ...] = ()
+    counts: dict[str, int] = {}  # noqa: RUF012  (never changed)
+
+
+@dataclass
+class _Memory:
+    """The first elements of a stream, and where it is after each.
+
+    Args:
+        start: where it is at the beginning.
+    """
+
+    start: _Mark
+    elements: list[Any] = field(default_factory=list)
+    marks: list[_Mark] = field(default_factory=list)  # a mark is appended after its element
+    gap: tuple[int, _Mark] | None = None  # how many elements are before the one that was skipped last, and the mark after it
+    is_all: bool = False
+
+    @property
+    def last(self) -> _Mark:
+        """The mark after all elements, and what was skipped."""
+        if self.gap is not None and self.gap[0] == len(self.marks):
+            return self.gap[1]
+        return self.marks[-1] if self.marks else self.start
+
+    def begins(self, num: int, skipped: tuple[int, ...]) -> bool:
+        """Return true if what is in memory comes, or up to ``num`` would come, with just these elements skipped."""
+        gaps = self.last.skipped
+        num_both = min(len(gaps), len(skipped))
+        if gaps[:num_both] != skipped[:num_both] or num > min(gaps[num_both:], default=num):
+            return False
+        return num_both == len(skipped) or not (self.is_all or skipped[num_both] < len(self.elements))
