@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
 from gristmill.core.errors import StateIndexError, StateMismatchError
 from gristmill.core.state import plain_counts, shown, state_count, state_field, state_flag
-from gristmill.dataset.engine.choices import Refilling
+from gristmill.dataset.engine.choices import Records, Refilling
 from gristmill.dataset.engine.stream import Cell, Pos, Stream
 
 _END: Any = object()
@@ -33,6 +33,9 @@ class Cache(Refilling):
 
     def start(self) -> Pos:
         return self.parent.start(), 0, False, (), ()
+
+    def next_epoch(self, end: Pos) -> Pos:
+        return self.parent.start(), 0, *end[2:]
 
     def save_layer(self, pos: Pos) -> Any:
         parent, num, is_filled, skipped = pos
@@ -60,12 +63,14 @@ class Cache(Refilling):
         elements, copies = memory.elements, self.copies
         skipped = max(memory.last.skipped, skipped, key=len)
         is_known = is_filled or memory.is_all  # to be complete, which the parent's position does not say
-        records = self.records()
+        records = self._records()
         while True:
             if num >= len(elements):
                 if not memory.is_all:
-                    self._read(cell, memory, num + max(1, cell.take_wanted()), (parent, num, is_filled, skipped))
-                    records = self.records()
+                    # No choice is made before its element is requested: it belongs to that one's group.
+                    wanted = 1 if self.choices is not None else max(1, cell.take_wanted())
+                    self._read(cell, memory, num + wanted, (parent, num, is_filled, skipped))
+                    records = self._records()
                 if num >= len(elements):
                     break
             num += 1
@@ -79,21 +84,27 @@ class Cache(Refilling):
         cell.pos = parent if is_known else memory.last.pos, num, True, skipped, records
 
     def _memory_at(self, cell: Cell) -> _Memory:
-        """Return what is in memory, if that is what came before the position of ``cell``; else nothing."""
+        """Return what is in memory, as far as it came before the position of ``cell``."""
         _, num, _, skipped, records = cell.pos
         memory, choices = self._memory, self.choices
         if memory is not None:
             del memory.elements[len(memory.marks) :]  # after an interrupt
-        if memory is None or not memory.begins(num, skipped) or not (choices is None or choices.begin_with(records)):
-            self._memory = memory = _Memory(_Mark(self.parent.start()))
-            self.begin(cell, memory.last.pos, records)
-        elif choices is None:
-            self.inner.at(memory.last.pos)
-        else:
-            choices.outer = cell.choices
-            choices.go_back(memory.last.counts)
-            self.inner.at(memory.last.pos, choices=choices)
+            if memory.begins(num, skipped) and self._knows(memory, records):
+                if choices is not None:
+                    choices.outer = cell.choices
+                    choices.resume(records)
+                self.inner.at(memory.last.pos, choices=choices)
+                return memory
+        self._memory = memory = _Memory(_Mark(self.parent.start()))
+        self.begin(cell, memory.start.pos, records)
         return memory
+
+    def _knows(self, memory: _Memory, records: Records) -> bool:
+        """Return true if ``memory`` was read with just the choices in ``records``, after forgetting what came later."""
+        if self.choices is None:
+            return True
+        num_known = {key: num for key, num, _ in records}
+        return self.choices.begin_with(records) and (num_known == self._counts() or memory.cut(num_known))
 
     def _read(self, cell: Cell, memory: _Memory, stop: int, pos: Pos) -> None:
         """Read until there are ``stop`` elements, or all."""
@@ -122,9 +133,14 @@ class Cache(Refilling):
                     continue
             memory.gap = num, self._mark((*left_out, num))
 
+    def _records(self) -> Records:
+        return () if self.choices is None else self.choices.made_or_known()
+
     def _mark(self, skipped: tuple[int, ...]) -> _Mark:
-        counts = {} if self.choices is None else {**self.choices.counts}
-        return _Mark(self.inner.settle(), skipped, counts)
+        return _Mark(self.inner.settle(), skipped, self._counts())
+
+    def _counts(self) -> dict[str, int]:
+        return {} if self.choices is None else {key: num for key, num in self.choices.counts.items() if num}
 
     def _pass(self, cell: Cell, memory: _Memory, pos: Pos) -> None:
         """Skip the element that failed, which the memory is before."""
@@ -134,9 +150,9 @@ class Cache(Refilling):
         self.inner.pass_failed()
         memory.gap = new, self._mark((*known, new))
         if num > new:  # it was delivered once, and cannot be computed again: it does not count any more
-            cell.pos = parent, num - 1, is_filled, (*known, new, *[gap - 1 for gap in later]), self.records()
+            cell.pos = parent, num - 1, is_filled, (*known, new, *[gap - 1 for gap in later]), self._records()
         else:
-            cell.pos = memory.last.pos, num, False, (*known, new, *later), self.records()
+            cell.pos = memory.last.pos, num, False, (*known, new, *later), self._records()
 
 
 class _Mark(NamedTuple):
@@ -167,6 +183,14 @@ class _Memory:
         if self.gap is not None and self.gap[0] == len(self.marks):
             return self.gap[1]
         return self.marks[-1] if self.marks else self.start
+
+    def cut(self, counts: Mapping[str, int]) -> bool:
+        """Forget elements until as many choices as ``counts`` were made; return false if none is left."""
+        self.is_all = False
+        while self.marks and self.last.counts != counts:
+            self.gap = None
+            del self.marks[-1], self.elements[-1]
+        return self.last.counts == counts
 
     def begins(self, num: int, skipped: tuple[int, ...]) -> bool:
         """Return true if what is in memory comes, or up to ``num`` would come, with just these elements skipped."""

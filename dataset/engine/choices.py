@@ -87,6 +87,12 @@ class Choices:
             for _ in range(num - counts.get(key, 0)):
                 self.retract(key)
 
+    def resume(self, records: Iterable[Record]) -> None:
+        """Begin after the choices in ``records``, about elements that are not computed again."""
+        self.restart()
+        for key, num, unusual in records:
+            self.counts[key], self._made[key] = num, [*unusual]
+
     def begin_with(self, records: Iterable[Record]) -> bool:
         """Return true if the first choices that were made are those in ``records``."""
         return all(
@@ -115,6 +121,15 @@ class Choices:
                 unusual = tuple([(i - start, choice) for i, choice in self._made.get(key, ()) if i >= start])
                 records.append(Record(key, num - start, unusual))
         return tuple(records)
+
+    def made_or_known(self) -> Records:
+        """Return the choices that were made, and what is known of those that have not been asked for."""
+        records = []
+        for key in {**self.until, **self.counts}:
+            num = self.counts.get(key, 0)
+            later = [(i, choice) for (k, i), choice in self._known.items() if k == key and i >= num]
+            records.append(Record(key, max(num, self.until.get(key, 0)), (*self._made.get(key, ()), *later)))
+        return tuple([record for record in records if record.num])
 
     def to_come(self) -> Records:
         """Return what is known of choices that have not been asked for."""
@@ -166,6 +181,9 @@ class Refilling(Layer):
 
     def start(self) -> Pos:
         return *super().start(), ()
+
+    def next_epoch(self, end: Pos) -> Pos:
+        return *super().next_epoch(end), ()
 
     def save(self, pos: Pos) -> Any:
         records = {key: [num, [[i, choice] for i, choice in unusual]] for key, num, unusual in pos[-1]}

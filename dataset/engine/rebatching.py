@@ -9,7 +9,7 @@ from typing import Any
 
 from gristmill.core import tree
 from gristmill.core.errors import StateIndexError
-from gristmill.dataset.engine.choices import Refilling
+from gristmill.dataset.engine.choices import Records, Refilling
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, are_equal
 from gristmill.dataset.telling.failures import tell
 from gristmill.transforms.batching import Allocate, BufferPool, join_arrays
@@ -41,7 +41,7 @@ class Rebatch(Refilling):
     def _run(self, cell: Cell) -> Iterator[Any]:
         before, row, records = cell.pos
         held = self._held
-        if held is not None and held.used <= row and are_equal(held.before, before):
+        if held is not None and held.used <= row and are_equal((held.before, held.records), (before, records)):
             inner = self.begin(cell, held.after, ())
         else:
             held, inner = None, self.begin(cell, before, records)
@@ -54,7 +54,7 @@ class Rebatch(Refilling):
                 if leaves is None:
                     break
                 records = self.records()
-                self._held = held = _Held(leaves, before, inner.settle())
+                self._held = held = _Held(leaves, before, inner.settle(), records)
             num = len(held.leaves[0])
             while row < num:
                 start, row = row, min(row + missing, num)
@@ -117,12 +117,14 @@ class _Held:
     Args:
         before: the parent's position before it.
         after: and after it.
+        records: the choices in between.
         used: rows that were cut off, which their user may have changed since.
     """
 
     leaves: Leaves
     before: Pos
     after: Pos
+    records: Records
     used: int = 0
 
 

@@ -184,6 +184,14 @@ class Stream:
         """Return the position before the first element."""
         return self.parent.start()
 
+    def next_epoch(self, end: Pos) -> Pos:
+        """Return the position before the first element, with what is known of them from a run that has just ended.
+
+        Args:
+            end: where the run has ended.
+        """
+        return self.parent.next_epoch(end) if type(self).start is Stream.start else self.start()
+
     def save(self, pos: Pos) -> Any:
         """Return the JSON-able state of a position."""
         return self.parent.save(pos)
@@ -298,6 +306,9 @@ class Layer(Stream):
 
     def start(self) -> Pos:
         return self.parent.start(), *self.own
+
+    def next_epoch(self, end: Pos) -> Pos:
+        return self.parent.next_epoch(self.inner.settle()), *self.own
 
     def save(self, pos: Pos) -> Any:
         return {self.keys[0]: self.parent.save(pos[0]), **dict(zip(self.keys[1:], pos[1:], strict=True))}

@@ -13,9 +13,11 @@ from formulas import window_order
 from interrupting import interrupted
 
 from gristmill import MapDataset
+from gristmill.dataset.engine.caching import Cache
 from gristmill.dataset.engine.choices import NEW, USUAL
 from gristmill.dataset.engine.elements import Batch
 from gristmill.dataset.engine.groups import Spread, Window
+from gristmill.dataset.engine.joining import Repeat
 from gristmill.dataset.engine.rebatching import Rebatch
 from gristmill.dataset.engine.stream import Cell, Stream
 
@@ -65,6 +67,7 @@ STAGES = {
     "map": (lambda ds: ds.map(lambda x: x + 1), lambda xs: [x + 1 for x in xs]),
     "repeat": (lambda ds: ds.repeat(2), lambda xs: xs * 2),
     "batch": (lambda ds: ds.batch(4, batch_fn=list).flat_map(list), lambda xs: xs),
+    "cache": (lambda ds: ds.cache(copy_elements=True).repeat(2), lambda xs: xs * 2),
     "map_with_index": (lambda ds: ds.map_with_index(lambda i, x: x + i % 2), lambda xs: [x + i % 2 for i, x in enumerate(xs)]),
 }
 
@@ -102,7 +105,7 @@ INTERRUPTED = [
     ["window 4", "flat_map", "window 7"],
     ["rebatch", "window 7", "batch"],
     ["flat_map", "rebatch to smaller", "window 4", "limit"],
-    ["batch", "flat_map", "repeat"],
+    ["batch", "flat_map", "cache"],
 ]
 
 
@@ -181,7 +184,7 @@ class Dropping(Stream):
         return [x for x, drops in zip(xs, self.decisions, strict=True) if not drops]
 
 
-# Streams and models; ``None`` stands for one that drops elements.
+# Streams and models of all but those that drop elements.
 REFILLING = {
     "window": (lambda parent: Window(STAGE, parent, 7, 3), partial(in_windows, 7, 3)),
     "large window": (lambda parent: Window(STAGE, parent, 40, 5), partial(in_windows, 40, 5)),
@@ -195,6 +198,7 @@ REFILLING = {
         ),
         lambda xs: xs,
     ),
+    "cache": (lambda p: Repeat(STAGE, Cache(STAGE, p, copy_elements=False), 2, None), lambda xs: xs * 2),
 }
 
 
@@ -245,7 +249,7 @@ class Run:
         assert self.delivered == xs, self.names
 
 
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize("seed", range(60))
 def test_choices_of_elements_that_are_computed_again_are_those_of_the_first_run(seed):
     rng = random.Random(seed)
     names = ["drop", *rng.choices([*REFILLING, "drop"], k=rng.randrange(1, 4))]
