@@ -100,12 +100,6 @@ def without(saved: Any, names: Collection[str]) -> Turns | None:
         return None
 
 
-def is_gone(state: Any, owner: object) -> bool:
-    """Whether the one element that a step holds, whose state this is, is of a component that is forgotten."""
-    turns = Turns.of(state, owner)
-    return turns is not None and turns.last_is_gone
-
-
 def _draw_of(code: int) -> int | None:
     return None if code == 0 else code - 1 if code > 0 else code
 
