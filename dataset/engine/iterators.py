@@ -44,10 +44,11 @@ class StreamIterator(BlockIterator[T_co]):
     _part_of: tuple[weakref.ref[StreamIterator[Any]], int] | None = None  # its consumer, as which parent
 
     def __init__(self, stage: Any, parents: Sequence[DatasetIterator[Any]], make: Callable[..., Stream]) -> None:
-        super().__init__(parents)
+        # First, since observers that run look at it from the base class on.
         self._parameters = stage._parameters
         self._stage = stage
         self._engine = engine = make(stage, *[_stream_of(parent) for parent in parents])
+        super().__init__(parents)
         engine.ctx = self._ctx
         numbers = getattr(engine, "numbers", None)
         if numbers is not None:
@@ -65,9 +66,8 @@ class StreamIterator(BlockIterator[T_co]):
         self._advance: Callable[[], Any] | None = None  # of a run that is at ``_base``
 
     def _share_context(self, ctx: IteratorContext) -> None:
+        self._engine.ctx = ctx
         super()._share_context(ctx)
-        if "_engine" in vars(self):
-            self._engine.ctx = ctx
 
     # Delivering.
 
@@ -140,8 +140,7 @@ class StreamIterator(BlockIterator[T_co]):
     def close(self) -> None:
         super().close()
         self._advance = None
-        if "_engine" in vars(self):  # else it was refused
-            self._engine.close()
+        self._engine.close()
 
     __del__ = closing_when_dropped(close)  # parents may have other users
 
@@ -336,10 +335,11 @@ class IteratorStream(Stream):
             return self.it.get_state()
         if type(pos) is not Within:
             return copied(pos) if self._is_users else state_at(self.it, pos)
-        at = self._mark()
+        at, mark = self._at, self._mark()
         self._return_to(pos)
         state = copied(self.it.get_state())
-        return_to(self.it, at)
+        return_to(self.it, mark)
+        self._at = at
         return state
 
     def saves_anywhere(self) -> bool:
@@ -373,11 +373,12 @@ class IteratorStream(Stream):
         return copied(mark) if self._is_users else mark
 
     def _return_to(self, pos: Pos) -> None:
+        at, self._at = self._at, _UNKNOWN  # until the iterator is there, in case of an interrupt
         if type(pos) is Within:
             return_to(self.it, pos.mark)
             pull(self.it, pos.num)
         elif pos is None:
-            if self._at is _GONE:
+            if at is _GONE:
                 self.it.get_state()  # raises
         elif pos is not _GONE:
             return_to(self.it, copied(pos) if self._is_users else pos)
@@ -391,10 +392,10 @@ class IteratorStream(Stream):
             start, num = cell.pos, cell.take_wanted()
             if self._takes_singly or it._reads_once:
                 num = 1
+            self._at = _UNKNOWN  # until all is done, in case of an interrupt
             try:
                 elements = it._take(num)
             except Exception as error:
-                self._at = _UNKNOWN
                 if num > 1:  # those before the one that fails come first
                     self._return_to(start)
                     self._at = start
@@ -402,9 +403,6 @@ class IteratorStream(Stream):
                 cell.past_failed = partial(self._pass, cell, start)
                 if isinstance(error, StopIteration):
                     raise instead_of_stop(error, str(it)) from error
-                raise
-            except BaseException:
-                self._at = _UNKNOWN
                 raise
             num = len(elements)
             elements.reverse()
