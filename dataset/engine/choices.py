@@ -6,6 +6,9 @@ again, from a position on, *replays* them. It owns ``Choices``: a record of the 
 made upstream since that position, which is part of its own position and of its state. Stages
 upstream ask the record first, and do what it says.
 
+A known choice that cannot be made any more, as its component is gone, is passed over: the stage asks
+for the next one. So the stage that replays sees at the number of choices which element is missing.
+
 Each stage that chooses has a key and counts its own choices, so that the order in which threads
 make them does not matter.
 """
@@ -19,6 +22,7 @@ from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import plain_int, shown, state_count
 from gristmill.dataset.engine.stream import Cell, Layer, Pos, Stream, are_equal
 from gristmill.dataset.states.refilling import refilling
+from gristmill.dataset.states.turns import Turns
 
 NEW: Any = object()  # nothing is recorded: the stage chooses
 USUAL: Any = object()  # the stage did what it does without a record, such as keeping an element
@@ -63,6 +67,21 @@ class Choices:
         if num < self.until.get(key, 0):
             return self._known.get((key, num), USUAL)
         return NEW if self.outer is None else self.outer.ask(key)
+
+    @property
+    def num_asked(self) -> int:
+        """How many choices were asked for."""
+        return sum(self.counts.values())
+
+    @property
+    def are_known(self) -> bool:
+        """True if what is asked for next is known."""
+        return any([num > self.counts.get(key, 0) for key, num in self.until.items()])
+
+    @property
+    def are_new(self) -> bool:
+        """True if more was asked for than is known: what was chosen last is of no element of an earlier run."""
+        return any([num > self.until.get(key, 0) for key, num in self.counts.items()])
 
     def note(self, key: str, choice: Any) -> None:
         """Record that the choice that was asked for last is ``choice``, which is unusual."""
@@ -239,6 +258,15 @@ class Refilling(Layer):
     def records(self) -> Records:
         """Return the choices since the parent's position in that of this stage."""
         return () if self.choices is None else self.choices.since()
+
+    def is_gone(self, state: Any) -> bool:
+        """Return true if a state from before there were records says that the element that is held is gone."""
+        turns = Turns.of(state, self)
+        return turns is not None and turns.last_is_gone
+
+    def is_missing(self) -> bool:
+        """Return true if the element that was held is gone: the parent has yielded another one instead."""
+        return self.choices is not None and bool(self.choices.until) and self.choices.are_new
 
     def next_group(self) -> None:
         """Begin a new record: the parent's position has moved on."""

@@ -121,6 +121,10 @@ class Spread(Refilling):
         self.with_nones = with_nones
         self._most = 0  # items of an element so far
 
+    def load_layer(self, state: Any) -> Pos:
+        before, taken = super().load_layer(state)
+        return before, 0 if self.is_gone(state) else taken
+
     def held(self, num: int) -> str:
         return f"an element, {num} items of it delivered"
 
@@ -142,6 +146,7 @@ class Spread(Refilling):
                     raise
                 x, num = None, len(items)
                 if taken:
+                    taken = 0 if self.is_missing() else taken
                     self._check(num, taken)
                 if choices is not None:
                     records = choices.since()

@@ -38,6 +38,10 @@ class Rebatch(Refilling):
     def held(self, num: int) -> str:
         return f"a batch, {num} rows of it delivered"
 
+    def load_layer(self, state: Any) -> Pos:
+        before, row = super().load_layer(state)
+        return before, 0 if self.is_gone(state) else row
+
     def _run(self, cell: Cell) -> Iterator[Any]:
         before, row, records = cell.pos
         held = self._held
@@ -53,6 +57,7 @@ class Rebatch(Refilling):
                 leaves = self._next(cell, batches, row)
                 if leaves is None:
                     break
+                row = 0 if self.is_missing() else row
                 records = self.records()
                 self._held = held = _Held(leaves, before, inner.settle(), records)
             num = len(held.leaves[0])
@@ -82,7 +87,7 @@ class Rebatch(Refilling):
                 return None
             try:
                 leaves = self._rows.leaves(batch)
-                if row > len(leaves[0]):
+                if row > len(leaves[0]) and not self.is_missing():
                     raise StateIndexError(
                         f"batch_idx in the state of {self} must be in [0, {len(leaves[0])}], the rows there, got {row}"
                     )
