@@ -8,6 +8,8 @@ upstream ask the record first, and do what it says.
 
 A known choice that cannot be made any more, as its component is gone, is passed over: the stage asks
 for the next one. So the stage that replays sees at the number of choices which element is missing.
+If several stages replay (``outer`` is not ``None``), the outputs of one are elements of the next,
+and it is not known of which choices they are made: the stage that chooses raises.
 
 Each stage that chooses has a key and counts its own choices, so that the order in which threads
 make them does not matter.

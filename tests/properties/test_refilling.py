@@ -15,7 +15,7 @@ from interrupting import interrupted
 from gristmill import MapDataset
 from gristmill.dataset.engine.caching import Cache
 from gristmill.dataset.engine.choices import NEW, USUAL
-from gristmill.dataset.engine.elements import Batch
+from gristmill.dataset.engine.elements import Batch, Each
 from gristmill.dataset.engine.groups import Spread, Window
 from gristmill.dataset.engine.joining import Repeat
 from gristmill.dataset.engine.rebatching import Rebatch
@@ -264,3 +264,92 @@ def test_choices_of_elements_that_are_computed_again_are_those_of_the_first_run(
     while run.take(rng.choice([1, 7])):
         pass
     run.check()
+
+
+class Mixture(Stream):
+    """Numbers of two components at random, those of ``b`` from 1000 on; the position is the next number of each."""
+
+    makes_choices = True
+
+    def __init__(self, rng, names):
+        super().__init__(STAGE)
+        self.rng, self.names = rng, names
+
+    def start(self):
+        return 0, 0
+
+    def save(self, pos):
+        return [*pos]
+
+    def load(self, state):
+        return tuple(state)
+
+    def _run(self, cell):
+        choices = cell.choices
+        while True:
+            nums = dict(zip("ab", cell.pos, strict=True))
+            left = [name for name in self.names if nums[name] < NUM // 2]
+            if not left:
+                return
+            name = choices.ask("0")
+            if name is NEW:
+                name = self.rng.choice(left)
+            choices.note("0", name)
+            if name not in self.names:
+                continue
+            x = nums[name] + 1000 * (name == "b")
+            nums[name] += 1
+            cell.pos = nums["a"], nums["b"]
+            yield x
+
+
+class Kept(Stream):
+    """The elements that seven does not divide."""
+
+    def _run(self, cell):
+        for x in self.parent.run(cell):
+            if x % 7:
+                yield x
+
+
+HOLDING = {
+    "window": lambda p: Window(STAGE, p, 7, 3),
+    "window of some": lambda p: Window(STAGE, Kept(STAGE, p), 6, 1),
+    "flat_map": lambda p: Spread(STAGE, p, lambda x: [x] * 3, with_nones=False),
+    "flat_map of some": lambda p: Spread(STAGE, Kept(STAGE, p), lambda x: [x] * 3, with_nones=False),
+    "rebatch": lambda p: Rebatch(STAGE, Each(STAGE, p, partial(np.full, 3), with_nones=True), 2, drop_remainder=False),
+}
+
+
+@pytest.mark.parametrize("name", HOLDING)
+def test_elements_whose_component_is_gone_are_left_out_of_what_is_held(name):
+    def opened(names):
+        return HOLDING[name](Mixture(rng, names))
+
+    expected = [x for x in range(NUM // 2) if x % 7 or not name.endswith("some")]
+    for seed in range(2):
+        rng = random.Random(seed)
+        stream = opened("ab")
+        cell = Cell(stream.start())
+        found, states = [], [stream.start()]
+        for x in stream.run(cell):
+            found.append(x)
+            states.append(cell.pos)
+        for num, pos in enumerate(states):
+            after, texts = [*found[:num]], [json.dumps(stream.save(pos))]
+            for _ in range(2):  # and once more from the first position that differs
+                other = opened("a")
+                cell = Cell(other.load(json.loads(texts[-1])))
+                for x in itertools.islice(other.run(cell), 2):
+                    after.append(x)
+                texts.append(json.dumps(other.save(cell.pos)))
+            other = opened("a")
+            after += other.run(Cell(other.load(json.loads(texts[-1]))))
+            rows = [row for x in after for row in np.atleast_1d(x).tolist()]
+            of_a = [x for x in rows if x < 1000]
+            assert sorted(of_a) == sorted(expected * (1 if "window" in name else 3))
+            assert not any([np.any(x >= 1000) for x in after[num:]])
+            if "window" in name:
+                size = 7 - name.endswith("some")
+                rest = [x for x in found[num : -(-num // size) * size] if x < 1000]
+                assert after[num : num + len(rest)] == rest
