@@ -132,19 +132,19 @@ class Choices:
                 if i in choices:
                     self.note(key, choices[i])
 
-    def since(self, counts: Mapping[str, int] | None = None) -> Records:
-        """Return the choices that were made after there were ``counts``, by default all."""
+    def since(self, counts: Mapping[str, int] | None = None, *, until: Mapping[str, int] | None = None) -> Records:
+        """Return the choices that were made after there were ``counts``, and before there were ``until``; by default all."""
         counts = counts or {}
         records = []
-        for key, num in self.counts.items():
+        for key, num in (self.counts if until is None else until).items():
             start = counts.get(key, 0)
             if num > start:
-                unusual = tuple([(i - start, choice) for i, choice in self._made.get(key, ()) if i >= start])
+                unusual = tuple([(i - start, choice) for i, choice in self._made.get(key, ()) if start <= i < num])
                 records.append(Record(key, num - start, unusual))
         return tuple(records)
 
-    def made_or_known(self) -> Records:
-        """Return the choices that were made, and what is known of those that have not been asked for."""
+    def known(self) -> Records:
+        """Return the choices that were made, and those that are known to follow."""
         records = []
         for key in {**self.until, **self.counts}:
             num = self.counts.get(key, 0)
