@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import plain_int, shown, state_count
+from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.engine.stream import Cell, Layer, Pos, Stream, are_equal
 from gristmill.dataset.states.refilling import refilling
 from gristmill.dataset.states.turns import Turns
@@ -238,8 +239,9 @@ class Refilling(Layer):
         except (AttributeError, TypeError, ValueError):
             raise StateMismatchError(f"choices in the state of {self} is no record of choices, got {shown(records)}") from None
 
-    def place(self, pos: Pos) -> None:
+    def place(self, pos: Pos) -> Place | None:
         """Return ``None``: the parent's position is the one before a group of elements."""
+        return None
 
     def note_same(self, pos: Pos, after: Pos) -> None:
         """Note that ``pos``, after the last output of a group, and ``after``, before the next group, are the same."""
