@@ -48,7 +48,9 @@ class Repeat(Layer):
                 self._refuse_empty()
             # After an epoch without elements the other ones have none either.
             epoch = self.num_epochs if is_new else epoch + 1
-            is_new, pos = True, inner.settle() if epoch == self.num_epochs else self.parent.start()
+            is_new, pos = True, inner.settle()
+            if epoch != self.num_epochs:
+                pos = self.parent.next_epoch(pos)
             inner.go_to(pos)
         cell.pos = pos, epoch
 
