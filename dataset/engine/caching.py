@@ -25,7 +25,6 @@ class Cache(Refilling):
     """
 
     keys = ("parent", "position")
-    held = "{} elements"
 
     def __init__(self, stage: Any, parent: Stream, *, copy_elements: bool) -> None:
         super().__init__(stage, parent)
@@ -54,6 +53,9 @@ class Cache(Refilling):
                 f"skipped in the state of {self} must be ascending non-negative integers{allowed}, got {shown(state['skipped'])}"
             )
         return self.parent.load(state_field(state, "parent", self)), num, is_filled, tuple(skipped)
+
+    def held(self, num: int) -> str:
+        return f"{num} elements"
 
     def _run(self, cell: Cell) -> Iterator[Any]:
         parent, num, is_filled, skipped, _ = cell.pos

@@ -194,9 +194,6 @@ class Refilling(Layer):
     The records of the choices since then are the last item of its position.
     """
 
-    # What is computed again at a position, in words, with the last count in the state. Stages upstream
-    # that chose before there were records refuse to do so under other settings.
-    held: str | None = None
     _same: tuple[Pos, Pos] | None = None  # two positions, the second of which needs no replay
 
     def __init__(self, stage: Any, parent: Stream) -> None:
@@ -215,10 +212,17 @@ class Refilling(Layer):
         return {**self.save_layer(pos[:-1]), **({"choices": records} if records else {})}
 
     def load(self, state: Any) -> Pos:
+        num = state_count(state, self.keys[-1], self)
         records = self._load_records(state)
-        num = 0 if records or self.held is None else state_count(state, self.keys[-1], self)
-        with refilling(self, self.held.format(num) if self.held is not None and num else None):
+        with refilling(self, self.held(num) if num and not records else None):
             return *self.load_layer(state), records
+
+    def held(self, num: int) -> str | None:
+        """Return what is computed again at a position, in words; ``num`` is the last count in the state.
+
+        Stages upstream that chose before there were records refuse to do so under other settings.
+        """
+        return None
 
     def save_layer(self, pos: Pos) -> Any:
         """Return the state of a position without its records."""

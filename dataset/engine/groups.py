@@ -35,7 +35,6 @@ class Window(Refilling):
         super().__init__(stage, parent)
         self.size = size
         self.seed = seed
-        self.held = f"a window of up to {size} elements, {{}} of them delivered"
 
     def start(self) -> Pos:
         return self.parent.start(), 0, 0, (), ()
@@ -65,6 +64,9 @@ class Window(Refilling):
             return start, number, taken, tuple(unpacked(state.get(_SOURCES, ())))
         except Exception:
             raise StateMismatchError(f"{_SOURCES} in the state of {self} must be numbers, got {shown(state[_SOURCES])}") from None
+
+    def held(self, num: int) -> str:
+        return f"a window of up to {self.size} elements, {num} of them delivered"
 
     def _run(self, cell: Cell) -> Iterator[Any]:
         start, number, first, sources, records = self.same_as(cell.pos)
@@ -182,7 +184,6 @@ class Spread(Refilling):
     """
 
     keys = ("parent", "next_index_in_buffer")
-    held = "an element, {} items of it delivered"
 
     def __init__(self, stage: Any, parent: Stream, split: Callable[[Any], list[Any]], *, with_nones: bool) -> None:
         super().__init__(stage, parent)
@@ -193,6 +194,9 @@ class Spread(Refilling):
     def load_layer(self, state: Any) -> Pos:
         before, taken = super().load_layer(state)
         return before, 0 if self.is_gone(state) else taken
+
+    def held(self, num: int) -> str:
+        return f"an element, {num} items of it delivered"
 
     def _run(self, cell: Cell) -> Iterator[Any]:
         before, taken, records = self.same_as(cell.pos)

@@ -27,7 +27,6 @@ class Rebatch(Refilling):
     """
 
     keys = ("parent", "batch_idx")
-    held = "a batch, {} rows of it delivered"
 
     def __init__(self, stage: Any, parent: Stream, size: int, *, drop_remainder: bool) -> None:
         super().__init__(stage, parent)
@@ -35,6 +34,9 @@ class Rebatch(Refilling):
         self.drop_remainder = drop_remainder
         self._rows = _Rows(str(self))
         self._held: _Held | None = None  # the batch that is being cut
+
+    def held(self, num: int) -> str:
+        return f"a batch, {num} rows of it delivered"
 
     def load_layer(self, state: Any) -> Pos:
         before, row = super().load_layer(state)
