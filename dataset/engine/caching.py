@@ -6,6 +6,8 @@ import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import repeat
+from operator import length_hint
 from typing import Any, NamedTuple
 
 from gristmill.core.errors import StateIndexError, StateMismatchError
@@ -73,6 +75,15 @@ class Cache(Refilling):
                     records = self._records()
                 if num >= len(elements):
                     break
+            if not copies and (wanted := cell.take_wanted()) > 1:
+                items = iter(elements[num : num + wanted])
+                num = min(num + wanted, len(elements))
+                marks = None if is_known else memory.marks
+                cell.compute_by(partial(_in_memory, marks, parent, num, items, skipped, records))
+                for _ in repeat(None, length_hint(items)):
+                    yield next(items)
+                cell.end_block()
+                continue
             num += 1
             after = (parent, True) if is_known else (memory.marks[num - 1].pos, False)
             cell.pos = after[0], num, after[1], skipped, records
@@ -153,6 +164,14 @@ class Cache(Refilling):
             cell.pos = parent, num - 1, is_filled, (*known, new, *[gap - 1 for gap in later]), self._records()
         else:
             cell.pos = memory.last.pos, num, False, (*known, new, *later), self._records()
+
+
+def _in_memory(
+    marks: list[_Mark] | None, parent: Pos, stop: int, items: Iterator[Any], skipped: tuple[int, ...], records: Records
+) -> Pos:
+    """Return the position before the ``items`` that are left before ``stop``; without ``marks`` all is in memory."""
+    num = stop - length_hint(items)
+    return (parent, num, True, skipped, records) if marks is None else (marks[num - 1].pos, num, False, skipped, records)
 
 
 class _Mark(NamedTuple):

@@ -216,12 +216,11 @@ class Spread(Refilling):
                     raise
                 x, num = None, len(items)
                 if taken:
-                    taken = 0 if self.is_missing() else taken
-                    self._check(num, taken)
+                    taken = self._checked(num, taken)
+                    del items[:taken]
                 if choices is not None:
                     records = choices.since()
                 items.reverse()
-                del items[num - taken :]
                 if len(items) <= wanted:
                     wanted -= len(items)
                     if not cell.is_counting:
@@ -233,7 +232,7 @@ class Spread(Refilling):
                     for i in range(taken + 1, num + 1):
                         cell.pos = before, i, records
                         yield items.pop()
-                before, taken = inner.settle(), 0
+                before, taken = inner.settle() if inner.is_counting else inner.pos, 0
                 if choices is not None:
                     choices.restart()
                 if num > self._most:
@@ -256,12 +255,16 @@ class Spread(Refilling):
             self.inner.wanted = max(1, wanted // self._most)
         return wanted if wanted > 1 else 0
 
-    def _check(self, num: int, taken: int) -> None:
+    def _checked(self, num: int, taken: int) -> int:
+        """Return how many of ``num`` items were delivered, if it is the element of which ``taken`` were."""
+        if self.is_missing():
+            return 0
         if num < taken:
             raise StateMismatchError(
                 f"next_index_in_buffer in the state of {self} is {taken}, but its element has only {num} items: the state "
                 "belongs to another pipeline"
             )
+        return taken
 
     def _pass(self, cell: Cell) -> None:
         self.inner.pass_failed()
