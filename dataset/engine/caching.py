@@ -166,7 +166,7 @@ class Cache(Refilling):
             memory.is_all, memory.end = True, self.inner.settle()
 
     def _records(self) -> Records:
-        return () if self.choices is None else self.choices.made_or_known()
+        return () if self.choices is None else self.choices.known()
 
     def _mark(self, skipped: tuple[int, ...]) -> _Mark:
         return _Mark(self.inner.settle(), skipped, self._counts())

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import plain_int, shown, state_count
+from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.engine.stream import Cell, Layer, Pos, Stream, are_equal
 from gristmill.dataset.states.refilling import refilling
 from gristmill.dataset.states.turns import Turns
@@ -132,19 +133,19 @@ class Choices:
                 if i in choices:
                     self.note(key, choices[i])
 
-    def since(self, counts: Mapping[str, int] | None = None) -> Records:
-        """Return the choices that were made after there were ``counts``, by default all."""
+    def since(self, counts: Mapping[str, int] | None = None, *, until: Mapping[str, int] | None = None) -> Records:
+        """Return the choices that were made after there were ``counts``, and before there were ``until``; by default all."""
         counts = counts or {}
         records = []
-        for key, num in self.counts.items():
+        for key, num in (self.counts if until is None else until).items():
             start = counts.get(key, 0)
             if num > start:
-                unusual = tuple([(i - start, choice) for i, choice in self._made.get(key, ()) if i >= start])
+                unusual = tuple([(i - start, choice) for i, choice in self._made.get(key, ()) if start <= i < num])
                 records.append(Record(key, num - start, unusual))
         return tuple(records)
 
-    def made_or_known(self) -> Records:
-        """Return the choices that were made, and what is known of those that have not been asked for."""
+    def known(self) -> Records:
+        """Return the choices that were made, and those that are known to follow."""
         records = []
         for key in {**self.until, **self.counts}:
             num = self.counts.get(key, 0)
@@ -238,8 +239,9 @@ class Refilling(Layer):
         except (AttributeError, TypeError, ValueError):
             raise StateMismatchError(f"choices in the state of {self} is no record of choices, got {shown(records)}") from None
 
-    def place(self, pos: Pos) -> None:
+    def place(self, pos: Pos) -> Place | None:
         """Return ``None``: the parent's position is the one before a group of elements."""
+        return None
 
     def note_same(self, pos: Pos, after: Pos) -> None:
         """Note that ``pos``, after the last output of a group, and ``after``, before the next group, are the same."""

@@ -20,7 +20,7 @@ from gristmill.dataset.bases.next_index import may_have_gaps, move_to_index, nex
 from gristmill.dataset.bases.observing import WorkAhead, Wrap
 from gristmill.dataset.bases.origins import Place, place_of
 from gristmill.dataset.engine.elements import Each
-from gristmill.dataset.engine.stream import Cell, Pos, Stream, iterator_name, pass_outputs
+from gristmill.dataset.engine.stream import Cell, Pos, Stream, pass_outputs
 from gristmill.dataset.states.values import copied
 from gristmill.dataset.telling.failures import deliver, instead_of_stop
 from gristmill.dataset.telling.tracebacks import filter_traceback
@@ -29,9 +29,15 @@ from gristmill.transforms.batching import Allocate
 T_co = TypeVar("T_co", covariant=True)
 
 
-def open_stage(stage: Any, make: Callable[..., Stream]) -> StreamIterator[Any]:
-    """Return an iterator of the stream that ``make`` makes over those of the parents of ``stage``."""
-    return StreamIterator(stage, [iterate(parent) for parent in stage._parents], make)
+def open_stage(stage: Any, make: Callable[..., Stream], kind: type[StreamIterator[Any]] | None = None) -> StreamIterator[Any]:
+    """Return an iterator of the stream that ``make`` makes over those of the parents of ``stage``.
+
+    Args:
+        stage: the definition.
+        make: called with ``stage`` and the streams.
+        kind: the class of the iterator, if it has methods of its own.
+    """
+    return (kind or StreamIterator)(stage, [iterate(parent) for parent in stage._parents], make)
 
 
 class StreamIterator(BlockIterator[T_co]):
@@ -45,9 +51,9 @@ class StreamIterator(BlockIterator[T_co]):
 
     def __init__(self, stage: Any, parents: Sequence[DatasetIterator[Any]], make: Callable[..., Stream]) -> None:
         # First, since observers that run look at it from the base class on.
-        self._parameters = stage._parameters
         self._stage = stage
         self._engine = engine = make(stage, *[_stream_of(parent) for parent in parents])
+        self._parameters = engine.parameters
         super().__init__(parents)
         engine.ctx = self._ctx
         numbers = getattr(engine, "numbers", None)
@@ -58,7 +64,7 @@ class StreamIterator(BlockIterator[T_co]):
         self._closes_anytime = engine.closes_anytime
         owner = weakref.ref(self)
         for i, parent in enumerate(parents):
-            if type(parent) is StreamIterator:
+            if isinstance(parent, StreamIterator):
                 parent._part_of = owner, i
         self._own_cell = Cell(engine.start())
         self._base = self._own_cell.pos  # the position after the output that was delivered last
@@ -287,7 +293,7 @@ class StreamIterator(BlockIterator[T_co]):
     @property
     def _stage_name(self) -> str:
         """The name of the stage in descriptions."""
-        return iterator_name(self._stage)
+        return self._engine.name
 
     def _stage_text(self) -> str:
         return str(self._engine)
@@ -303,7 +309,7 @@ def _unless_none(fn: Callable[[Any], Any], x: Any) -> Any:
 
 
 def _stream_of(it: DatasetIterator[Any]) -> Stream:
-    return it._engine if type(it) is StreamIterator else IteratorStream(it)
+    return it._engine if isinstance(it, StreamIterator) else IteratorStream(it)
 
 
 class Within(NamedTuple):
@@ -331,7 +337,7 @@ class IteratorStream(Stream):
         return self._start
 
     def save(self, pos: Pos) -> Any:
-        if self._at is pos:
+        if self._at is pos or pos is None:  # without a state, which is an error
             return self.it.get_state()
         if type(pos) is not Within:
             return copied(pos) if self._is_users else state_at(self.it, pos)

@@ -29,6 +29,7 @@ from gristmill.dataset.ahead.waits import BudgetWaits
 from gristmill.dataset.bases.context import IteratorContext
 from gristmill.dataset.bases.observing import WorkAhead, Wrap
 from gristmill.dataset.bases.origins import Place
+from gristmill.dataset.bases.parameters import Parameters
 from gristmill.dataset.telling.failures import instead_of_stop, tell_at_place
 from gristmill.transforms.batching import Allocate
 
@@ -156,6 +157,16 @@ class Stream:
         self.parents = parents
         self.inner = Cell()  # where the parent of a stage with a position of its own is
         self.chooses = self.makes_choices or any([parent.chooses for parent in parents])
+
+    @property
+    def name(self) -> str:
+        """The name of its iterator in errors and descriptions."""
+        return iterator_name(self.stage)
+
+    @property
+    def parameters(self) -> Parameters:
+        """The parameters of its iterator in errors and descriptions."""
+        return self.stage._parameters
 
     @property
     def parent(self) -> Stream:
@@ -288,8 +299,8 @@ class Stream:
         """Let new arrays in the outputs be made by ``allocate``, which knows where they are wanted."""
 
     def __str__(self) -> str:
-        name, text = iterator_name(self.stage), str(self.stage._parameters.text())
-        return f"{name}({text})" if text else name
+        text = self.parameters.text()
+        return f"{self.name}({text})" if text else self.name
 
 
 class Layer(Stream):
@@ -299,7 +310,7 @@ class Layer(Stream):
     """
 
     keys: tuple[str, ...] = ("parent", "count")
-    own: ClassVar[tuple[int, ...]] = (0,)  # at the start
+    own: ClassVar[tuple[Any, ...]] = (0,)  # at the start
 
     def pos_of_parent(self, pos: Pos, i: int) -> Pos:
         return pos[0]
