@@ -56,8 +56,9 @@ class Cache(Refilling):
             )
         return self.parent.load(state_field(state, "parent", self)), num, is_filled, tuple(skipped)
 
-    def held(self, num: int) -> str:
-        return f"{num} elements"
+    def held(self, state: Any) -> str | None:
+        num = state_count(state, "position", self)
+        return f"{num} elements" if num else None
 
     def _run(self, cell: Cell) -> Iterator[Any]:
         parent, num, is_filled, skipped, _ = cell.pos

@@ -10,7 +10,7 @@ from typing import Any
 
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.permutation import shuffled_order
-from gristmill.core.state import shown
+from gristmill.core.state import shown, state_count
 from gristmill.dataset.engine.choices import Choices, Records, Refilling
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, pass_outputs
 from gristmill.dataset.states.turns import TURNS, Turns, packed, unpacked
@@ -65,8 +65,9 @@ class Window(Refilling):
         except Exception:
             raise StateMismatchError(f"{_SOURCES} in the state of {self} must be numbers, got {shown(state[_SOURCES])}") from None
 
-    def held(self, num: int) -> str:
-        return f"a window of up to {self.size} elements, {num} of them delivered"
+    def held(self, state: Any) -> str | None:
+        num = state_count(state, "pos_in_window", self)
+        return f"a window of up to {self.size} elements, {num} of them delivered" if num else None
 
     def _run(self, cell: Cell) -> Iterator[Any]:
         start, number, first, sources, records = self.same_as(cell.pos)
@@ -195,8 +196,9 @@ class Spread(Refilling):
         before, taken = super().load_layer(state)
         return before, 0 if self.is_gone(state) else taken
 
-    def held(self, num: int) -> str:
-        return f"an element, {num} items of it delivered"
+    def held(self, state: Any) -> str | None:
+        num = state_count(state, "next_index_in_buffer", self)
+        return f"an element, {num} items of it delivered" if num else None
 
     def _run(self, cell: Cell) -> Iterator[Any]:
         before, taken, records = self.same_as(cell.pos)
