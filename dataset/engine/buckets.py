@@ -14,7 +14,6 @@ from gristmill.core.errors import StateIndexError, StateMismatchError, as_int
 from gristmill.core.state import shown, state_count, state_field
 from gristmill.dataset.engine.packing import Collected, Collecting, less
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, pass_outputs
-from gristmill.dataset.states.refilling import refilling
 from gristmill.dataset.telling.failures import tell
 from gristmill.transforms.batching import Allocate, BufferPool
 from gristmill.transforms.ragged import Padding
@@ -201,9 +200,7 @@ class BucketBatch(Collecting[Buckets]):
                 f"held in the state of {self} must be numbers that increase from 0 and are below num_read, {num_read}, such as "
                 f"'0-2,5', and no more than the buckets hold, got {shown(state['held'])}"
             )
-        self._kept = None
-        with refilling(self, f"{len(held)} elements" if held else None):
-            parent = self.parent.load(state_field(state, "parent", self))
+        parent = self.load_parent(state, f"{len(held)} elements" if held else None)
         return parent, num_read, tuple(held), num_long
 
     def allocate_with(self, allocate: Allocate) -> None:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from gristmill.core.errors import StateIndexError, StateMismatchError
 from gristmill.core.state import plain_counts, plain_int, shown, state_count, state_field
-from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.bases.parameters import Described, Parameters
 from gristmill.dataset.engine.choices import Records, Refilling
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, pass_outputs
 from gristmill.dataset.states.refilling import refilling
+from gristmill.dataset.states.turns import Turns
 from gristmill.transforms.bin_packing import Bins
 from gristmill.transforms.concat_split import Concatenation, Target, is_full_length
 from gristmill.transforms.pack_layout import PackedRows
@@ -140,8 +140,20 @@ class Collecting(Refilling, Generic[M]):
         if self.choices is not None:
             cell.pos = self.inner.settle(), *own, ()
 
-    def place(self, pos: Pos) -> Place | None:
-        return None
+    def load(self, state: Any) -> Pos:
+        Turns.of(state, self)  # of states from before there were records; raises an error unless it makes sense
+        self._kept = None
+        return *self.load_layer(state), self._load_records(state)
+
+    def load_parent(self, state: Any, held: str | None) -> Pos:
+        """Return the parent's position in a state.
+
+        Args:
+            state: the state.
+            held: what is computed again there, in words.
+        """
+        with refilling(self, None if "choices" in state else held):
+            return self.parent.load(state_field(state, self.keys[0], self))
 
     def load_skipped(self, state: Mapping[str, Any]) -> tuple[int, ...]:
         """Return the numbers of skipped elements in a state."""
@@ -171,6 +183,7 @@ class BinPack(Collecting[Bins | None]):
     def __init__(self, stage: Any, parent: Stream, packing: Packing) -> None:
         super().__init__(stage, parent)
         self.packing = packing
+        self.reads_many = parent.saves_anywhere()  # the states of positions within a block are known
         self.num_bytes: int | None = None
 
     @property
@@ -215,7 +228,7 @@ class BinPack(Collecting[Bins | None]):
 
     def _pack(self, found: Collected[Bins | None]) -> PackedRows | None:
         """Fill bins; return their rows, ``None`` if no element follows."""
-        packing = self.packing
+        packing, inner, reads_many = self.packing, self.inner, self.reads_many
         for x in self.elements(found):
             try:
                 sequences, carried = packing.layout.read(x)
@@ -223,8 +236,10 @@ class BinPack(Collecting[Bins | None]):
                 if not bins.add(sequences, carried):
                     break
                 found.made = bins
+                if reads_many:  # as many as there are empty bins follow, unless the parent ends
+                    inner.wanted = packing.num_packing_bins - len(bins)
             except Exception as error:
-                self.fail(error, self.inner)
+                self.fail(error, inner)
                 raise
         _, row, count, *_ = found.pos
         num_rows = 0 if found.made is None else len(found.made)
@@ -250,11 +265,9 @@ class BinPack(Collecting[Bins | None]):
         row, count = state_count(state, "next_row", self), state_count(state, "counter", self)
         if row > count:
             raise StateMismatchError(f"counter in the state of {self} must be at least next_row, {row}, got {count}")
-        skipped, self._kept = self.load_skipped(state), None
+        skipped = self.load_skipped(state)
         held = f"up to {self.packing.num_packing_bins} rows, {row} of them delivered" if row or skipped else None
-        with refilling(self, held):
-            parent = self.parent.load(state_field(state, "parent", self))
-        return parent, row, count, skipped
+        return self.load_parent(state, held), row, count, skipped
 
 
 Slices = tuple[tuple[int, int], ...]  # the bounds of what is left of an element, for each feature that may be cut
@@ -293,6 +306,7 @@ class ConcatSplit(Collecting[CutRows]):
     yielded since, skipped elements. It moves on with the next row, not with the last one of these.
     """
 
+    keys = ("parent_state", "remainder_slices", "elements_from_buffer_after_checkpoint")
     own = (None, 0, ())
 
     def __init__(
@@ -408,8 +422,8 @@ class ConcatSplit(Collecting[CutRows]):
             start, stop = bounds.get(target.name, (0, len(array)))
             if stop != len(array):
                 raise StateMismatchError(
-                    f"the state of {self} says that {[start, stop]} is left of feature {target.name!r} of an element, which "
-                    f"is now {len(array)} long: data have changed since"
+                    f"the state of {self} says that {shown([start, stop])} is left of feature {target.name!r} of an element, "
+                    f"which is now {len(array)} long: data have changed since"
                 )
             starts.append(start)
         return starts
@@ -427,7 +441,7 @@ class ConcatSplit(Collecting[CutRows]):
         parent, left, taken, skipped = pos
         slices = [[-1, -1]] * len(self.cut_names) if left is None else map(list, left)
         return {
-            "parent_state": self.parent.save(parent),
+            self.keys[0]: self.parent.save(parent),
             "remainder_slices": dict(zip(self.cut_names, slices, strict=True)),
             "elements_from_buffer_after_checkpoint": taken,
             **({"skipped": [*skipped]} if skipped else {}),
@@ -435,11 +449,9 @@ class ConcatSplit(Collecting[CutRows]):
 
     def load_layer(self, state: Any) -> Pos:
         taken = state_count(state, "elements_from_buffer_after_checkpoint", self)
-        left, skipped, self._kept = self._load_slices(state), self.load_skipped(state), None
+        left, skipped = self._load_slices(state), self.load_skipped(state)
         held = f"rows, {taken} of them delivered" if taken or skipped else None if left is None else "the rest of an element"
-        with refilling(self, held):
-            parent = self.parent.load(state_field(state, "parent_state", self))
-        return parent, left, taken, skipped
+        return self.load_parent(state, held), left, taken, skipped
 
     def _load_slices(self, state: Any) -> Slices | None:
         given = state_field(state, "remainder_slices", self)

@@ -92,6 +92,8 @@ STAGES = {
     "map": lambda ds, length: (ds.map(np.copy), length),
     "map_with_index": lambda ds, length: (ds.map_with_index(lambda i, x: x), length),
     "limit": lambda ds, length: (ds.limit(40), length),
+    "window": lambda ds, length: (ds.window_shuffle(9, seed=length), length),
+    "flat_map": lambda ds, length: (ds.flat_map(lambda x: [x[:1], x[1:2], x[2:]][: len(x)]), length),
 }
 COLLECTING = [*STAGES][:8]
 
