@@ -6,6 +6,8 @@ import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice, repeat
+from operator import length_hint
 from typing import Any, NamedTuple
 
 from gristmill.core.errors import StateIndexError, StateMismatchError
@@ -54,8 +56,9 @@ class Cache(Refilling):
             )
         return self.parent.load(state_field(state, "parent", self)), num, is_filled, tuple(skipped)
 
-    def held(self, num: int) -> str:
-        return f"{num} elements"
+    def held(self, state: Any) -> str | None:
+        num = state_count(state, "position", self)
+        return f"{num} elements" if num else None
 
     def _run(self, cell: Cell) -> Iterator[Any]:
         parent, num, is_filled, skipped, _ = cell.pos
@@ -65,23 +68,33 @@ class Cache(Refilling):
         is_known = is_filled or memory.is_all  # to be complete, which the parent's position does not say
         records = self._records()
         while True:
+            wanted = cell.take_wanted()
             if num >= len(elements):
                 if not memory.is_all:
                     # No choice is made before its element is requested: it belongs to that one's group.
-                    wanted = 1 if self.choices is not None else max(1, cell.take_wanted())
-                    self._read(cell, memory, num + wanted, (parent, num, is_filled, skipped))
+                    stop = num + (max(wanted, 1) if self.choices is None else 1)
+                    self._read(cell, memory, stop, (parent, num, is_filled, skipped))
                     records = self._records()
                 if num >= len(elements):
                     break
+            if wanted > 1 and not copies:
+                items = iter(elements[num : num + wanted])
+                num = min(num + wanted, len(elements))
+                known = None if is_known else memory
+                cell.compute_by(partial(_in_memory, known, parent, num, items, skipped, records))
+                for _ in repeat(None, length_hint(items)):
+                    yield next(items)
+                cell.end_block()
+                continue
             num += 1
-            after = (parent, True) if is_known else (memory.marks[num - 1].pos, False)
+            after = (parent, True) if is_known else (memory.pos_at(num), False)
             cell.pos = after[0], num, after[1], skipped, records
             yield copy.deepcopy(elements[num - 1]) if copies else elements[num - 1]
         if num > len(elements):
             raise StateIndexError(
                 f"position in the state of {self} must be in [0, {len(elements)}], the number of elements, got {num}"
             )
-        cell.pos = parent if is_known else memory.last.pos, num, True, skipped, records
+        cell.pos = parent if is_known else memory.end, num, True, skipped, records
 
     def _memory_at(self, cell: Cell) -> _Memory:
         """Return what is in memory, as far as it came before the position of ``cell``."""
@@ -109,8 +122,10 @@ class Cache(Refilling):
     def _read(self, cell: Cell, memory: _Memory, stop: int, pos: Pos) -> None:
         """Read until there are ``stop`` elements, or all."""
         inner, skipped = self.inner, pos[-1]
+        if self.choices is None and len(skipped) <= len(memory.last.skipped):
+            self._read_block(memory, stop - len(memory.elements))
         run: Iterator[Any] | None = None
-        while len(memory.elements) < stop:
+        while len(memory.elements) < stop and not memory.is_all:
             num, left_out = len(memory.elements), memory.last.skipped
             try:
                 if run is None:
@@ -125,13 +140,31 @@ class Cache(Refilling):
                 run = None
             else:
                 if x is _END:
-                    memory.is_all = True
+                    memory.is_all, memory.end = True, inner.settle()
                     return
                 if skipped[len(left_out) :][:1] != (num,):
                     memory.elements.append(x)
                     memory.marks.append(self._mark(left_out))
                     continue
             memory.gap = num, self._mark((*left_out, num))
+
+    def _read_block(self, memory: _Memory, num: int) -> None:
+        """Read up to ``num`` elements, or none if one of them fails."""
+        start = len(memory.elements)
+        if num < 2 or self.reads_once():
+            return
+        self.inner.wanted = num
+        try:
+            memory.elements.extend(islice(self.parent.run(self.inner), num))
+        except Exception:
+            del memory.elements[start:]
+            self.inner.at(memory.last.pos)  # they come one by one
+            return
+        num_read = len(memory.elements) - start
+        if num_read:
+            memory.marks.extend([*[None] * (num_read - 1), self._mark(memory.last.skipped)])
+        if num_read < num:
+            memory.is_all, memory.end = True, self.inner.settle()
 
     def _records(self) -> Records:
         return () if self.choices is None else self.choices.known()
@@ -155,6 +188,14 @@ class Cache(Refilling):
             cell.pos = memory.last.pos, num, False, (*known, new, *later), self._records()
 
 
+def _in_memory(
+    memory: _Memory | None, parent: Pos, stop: int, items: Iterator[Any], skipped: tuple[int, ...], records: Records
+) -> Pos:
+    """Return the position before the ``items`` that are left before ``stop``; without ``memory`` all is in it."""
+    num = stop - length_hint(items)
+    return (parent, num, True, skipped, records) if memory is None else (memory.pos_at(num), num, False, skipped, records)
+
+
 class _Mark(NamedTuple):
     """Where the parent is after an element: its position, what was skipped until then, and how many choices were made."""
 
@@ -173,16 +214,24 @@ class _Memory:
 
     start: _Mark
     elements: list[Any] = field(default_factory=list)
-    marks: list[_Mark] = field(default_factory=list)  # a mark is appended after its element
+    marks: list[_Mark | None] = field(default_factory=list)  # appended after its element; none within a block
     gap: tuple[int, _Mark] | None = None  # how many elements are before the one that was skipped last, and the mark after it
     is_all: bool = False
+    end: Pos = None  # of the parent, if that is all
+
+    def pos_at(self, num: int) -> Pos:
+        """Return the parent's position after ``num`` elements, or before the block in which that is."""
+        while num and self.marks[num - 1] is None:
+            num -= 1
+        mark = self.marks[num - 1] if num else None
+        return self.start.pos if mark is None else mark.pos
 
     @property
     def last(self) -> _Mark:
         """The mark after all elements, and what was skipped."""
         if self.gap is not None and self.gap[0] == len(self.marks):
             return self.gap[1]
-        return self.marks[-1] if self.marks else self.start
+        return self.marks[-1] or self.start if self.marks else self.start
 
     def cut(self, counts: Mapping[str, int]) -> bool:
         """Forget elements until as many choices as ``counts`` were made; return false if none is left."""

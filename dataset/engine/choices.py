@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from gristmill.core.errors import StateMismatchError
-from gristmill.core.state import plain_int, shown, state_count
+from gristmill.core.state import plain_int, shown
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.engine.stream import Cell, Layer, Pos, Stream, are_equal
 from gristmill.dataset.states.refilling import refilling
@@ -212,13 +212,12 @@ class Refilling(Layer):
         return {**self.save_layer(pos[:-1]), **({"choices": records} if records else {})}
 
     def load(self, state: Any) -> Pos:
-        num = state_count(state, self.keys[-1], self)
-        records = self._load_records(state)
-        with refilling(self, self.held(num) if num and not records else None):
+        records = self._load_records(state) if isinstance(state, Mapping) else ()
+        with refilling(self, None if records else self.held(state)):
             return *self.load_layer(state), records
 
-    def held(self, num: int) -> str | None:
-        """Return what is computed again at a position, in words; ``num`` is the last count in the state.
+    def held(self, state: Any) -> str | None:
+        """Return what a state lets be computed again, in words; ``None`` for nothing.
 
         Stages upstream that chose before there were records refuse to do so under other settings.
         """

@@ -10,7 +10,7 @@ from typing import Any
 
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.permutation import shuffled_order
-from gristmill.core.state import shown
+from gristmill.core.state import shown, state_count
 from gristmill.dataset.engine.choices import Choices, Records, Refilling
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, pass_outputs
 from gristmill.dataset.states.turns import TURNS, Turns, packed, unpacked
@@ -65,8 +65,9 @@ class Window(Refilling):
         except Exception:
             raise StateMismatchError(f"{_SOURCES} in the state of {self} must be numbers, got {shown(state[_SOURCES])}") from None
 
-    def held(self, num: int) -> str:
-        return f"a window of up to {self.size} elements, {num} of them delivered"
+    def held(self, state: Any) -> str | None:
+        num = state_count(state, "pos_in_window", self)
+        return f"a window of up to {self.size} elements, {num} of them delivered" if num else None
 
     def _run(self, cell: Cell) -> Iterator[Any]:
         start, number, first, sources, records = self.same_as(cell.pos)
@@ -195,8 +196,9 @@ class Spread(Refilling):
         before, taken = super().load_layer(state)
         return before, 0 if self.is_gone(state) else taken
 
-    def held(self, num: int) -> str:
-        return f"an element, {num} items of it delivered"
+    def held(self, state: Any) -> str | None:
+        num = state_count(state, "next_index_in_buffer", self)
+        return f"an element, {num} items of it delivered" if num else None
 
     def _run(self, cell: Cell) -> Iterator[Any]:
         before, taken, records = self.same_as(cell.pos)
@@ -216,12 +218,11 @@ class Spread(Refilling):
                     raise
                 x, num = None, len(items)
                 if taken:
-                    taken = 0 if self.is_missing() else taken
-                    self._check(num, taken)
+                    taken = self._checked(num, taken)
+                    del items[:taken]
                 if choices is not None:
                     records = choices.since()
                 items.reverse()
-                del items[num - taken :]
                 if len(items) <= wanted:
                     wanted -= len(items)
                     if not cell.is_counting:
@@ -233,7 +234,7 @@ class Spread(Refilling):
                     for i in range(taken + 1, num + 1):
                         cell.pos = before, i, records
                         yield items.pop()
-                before, taken = inner.settle(), 0
+                before, taken = inner.settle() if inner.is_counting else inner.pos, 0
                 if choices is not None:
                     choices.restart()
                 if num > self._most:
@@ -256,12 +257,16 @@ class Spread(Refilling):
             self.inner.wanted = max(1, wanted // self._most)
         return wanted if wanted > 1 else 0
 
-    def _check(self, num: int, taken: int) -> None:
+    def _checked(self, num: int, taken: int) -> int:
+        """Return how many of ``num`` items were delivered, if it is the element of which ``taken`` were."""
+        if self.is_missing():
+            return 0
         if num < taken:
             raise StateMismatchError(
                 f"next_index_in_buffer in the state of {self} is {taken}, but its element has only {num} items: the state "
                 "belongs to another pipeline"
             )
+        return taken
 
     def _pass(self, cell: Cell) -> None:
         self.inner.pass_failed()

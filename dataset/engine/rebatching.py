@@ -9,6 +9,7 @@ from typing import Any
 
 from gristmill.core import tree
 from gristmill.core.errors import StateIndexError
+from gristmill.core.state import state_count
 from gristmill.dataset.engine.choices import Records, Refilling
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, are_equal
 from gristmill.dataset.telling.failures import tell
@@ -35,8 +36,9 @@ class Rebatch(Refilling):
         self._rows = _Rows(str(self))
         self._held: _Held | None = None  # the batch that is being cut
 
-    def held(self, num: int) -> str:
-        return f"a batch, {num} rows of it delivered"
+    def held(self, state: Any) -> str | None:
+        num = state_count(state, "batch_idx", self)
+        return f"a batch, {num} rows of it delivered" if num else None
 
     def load_layer(self, state: Any) -> Pos:
         before, row = super().load_layer(state)

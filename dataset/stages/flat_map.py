@@ -236,7 +236,7 @@ def items_of(transform: FlatMap, element: Any, most: int) -> list[Any]:
 
 def as_list(items: Any, transform: Any, most: int | None = None) -> list[Any]:
     """What a flat map returned, the first ``most`` items of it."""
-    if not isinstance(items, Iterable) and not hasattr(items, "__getitem__"):
+    if type(items) is not list and not isinstance(items, Iterable) and not hasattr(items, "__getitem__"):
         raise TypeError(
             f"{transform_name(transform)} must return a sequence or another iterable of items, got {items!r:.200} of type "
             f"{type(items).__name__}"
