@@ -13,7 +13,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
-from gristmill.core.exiting import closing_when_dropped, end_thread_at_exit
+from gristmill.core.exiting import end_thread_at_exit
 from gristmill.dataset.bases.context import IteratorContext
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, marked, pull, return_to, skip_one, state_at
 from gristmill.dataset.bases.next_index import may_have_gaps, move_to_index, next_index_of
@@ -148,7 +148,10 @@ class StreamIterator(BlockIterator[T_co]):
         self._advance = None
         self._engine.close()
 
-    __del__ = closing_when_dropped(close)  # parents may have other users
+    def __del__(self) -> None:
+        # Parents are not closed, because they may have other users. The run refers to its stream.
+        if "_engine" in vars(self):
+            self._engine.forget_run()
 
     def start_prefetch(self) -> None:
         if not self._closed:

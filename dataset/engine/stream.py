@@ -187,6 +187,10 @@ class Stream:
         """Return a new run, as a generator."""
         raise NotImplementedError
 
+    def forget_run(self) -> None:
+        """Drop the live run, which refers to this stream."""
+        self._live = None
+
     def pos_of_parent(self, pos: Pos, i: int) -> Pos:
         """Return the position of parent ``i`` in ``pos``."""
         return pos
