@@ -12,7 +12,7 @@ make them does not matter.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from gristmill.core.errors import StateMismatchError
@@ -32,6 +32,7 @@ class Record(NamedTuple):
 
 
 Records = tuple[Record, ...]
+Counts = tuple[dict[str, int], Any]  # of choices by stage; and those of the stage further downstream that replays
 
 
 class Choices:
@@ -76,6 +77,30 @@ class Choices:
             self.outer.retract(key)
         self.counts[key] -= 1
 
+    def mark(self) -> Counts:
+        """Return how many choices there are, for ``return_to``."""
+        return {**self.counts}, None if self.outer is None else self.outer.mark()
+
+    def return_to(self, counts: Counts) -> None:
+        """Forget the choices after ``mark``, as the elements will be computed once more."""
+        self.counts, outer = {**counts[0]}, counts[1]
+        for key, made in self._made.items():
+            self._made[key] = [(i, choice) for i, choice in made if i < self.counts.get(key, 0)]
+        if self.outer is not None and outer is not None:
+            self.outer.return_to(outer)
+
+    def num_since(self, counts: Counts) -> dict[str, int]:
+        """Return how many choices each stage has made since ``mark``."""
+        return {key: num - counts[0].get(key, 0) for key, num in self.counts.items() if num > counts[0].get(key, 0)}
+
+    def repeat(self, nums: Mapping[str, int]) -> None:
+        """Make so many recorded choices of each stage again, in place of the stage."""
+        for key, num in nums.items():
+            for _ in range(num):
+                choice = self.ask(key)
+                if choice is not NEW and choice is not USUAL:
+                    self.note(key, choice)
+
     def add(self, records: Iterable[Record]) -> None:
         """Record choices that another thread or worker has made."""
         for key, num, unusual in records:
@@ -118,6 +143,14 @@ class Choices:
         self.outer = outer
 
 
+def choosers(stream: Stream) -> Iterator[Stream]:
+    """Return the stages that choose, here and upstream."""
+    for parent in stream.parents:
+        yield from choosers(parent)
+    if stream.makes_choices:
+        yield stream
+
+
 def number_choosers(stream: Stream, prefix: str = "", start: int = 0) -> int:
     """Give each stage that chooses, here and upstream, its key; return how many there are, and ``start``.
 
@@ -145,6 +178,9 @@ class Refilling(Layer):
     def start(self) -> Pos:
         return *super().start(), ()
 
+    def restart(self, pos: Pos, records: Records = ()) -> Pos:
+        return super().restart(pos, (*pos[-1], *records))
+
     def save(self, pos: Pos) -> Any:
         records = {key: [num, [[i, choice] for i, choice in unusual]] for key, num, unusual in pos[-1]}
         return {**self.save_layer(pos[:-1]), **({"choices": records} if records else {})}
@@ -163,9 +199,14 @@ class Refilling(Layer):
     def _load_records(self, state: Any) -> Records:
         records = state.get("choices", {})
         try:
-            return tuple([Record(key, _count(num), _unusual(unusual)) for key, (num, unusual) in records.items()])
+            found = tuple([Record(key, _count(num), _unusual(unusual)) for key, (num, unusual) in records.items()])
         except (AttributeError, TypeError, ValueError):
             raise StateMismatchError(f"choices in the state of {self} is no record of choices, got {shown(records)}") from None
+        stages = {stage.key: stage for stage in choosers(self.parent)}
+        for record in found:
+            for _, choice in record.unusual if record.key in stages else ():
+                stages[record.key].check_choice(choice)
+        return found
 
     def begin(self, cell: Cell, pos: Pos, records: Records) -> Cell:
         """Return the parent's cell at ``pos``, from where on elements are replayed."""

@@ -24,6 +24,7 @@ from gristmill.dataset.engine.stream import Cell, Pos, Stream, iterator_name, pa
 from gristmill.dataset.states.values import copied
 from gristmill.dataset.telling.failures import deliver, instead_of_stop
 from gristmill.dataset.telling.tracebacks import filter_traceback
+from gristmill.dataset.watching import tell_of_faults
 from gristmill.transforms.batching import Allocate
 
 T_co = TypeVar("T_co", covariant=True)
@@ -53,10 +54,13 @@ class StreamIterator(BlockIterator[T_co]):
         if numbers is not None:
             self._ctx.numbers = numbers
         self._flow = engine.flow  # type: ignore[assignment,misc]
+        self._counts_faults = self._counts_faults or engine.counts_faults
         owner = weakref.ref(self)
         for i, parent in enumerate(parents):
             if type(parent) is StreamIterator:
                 parent._part_of = owner, i
+        if engine.counts_faults:
+            engine.tell_faults = partial(_tell_faults, owner)
         self._own_cell = Cell(engine.start())
         self._base = self._own_cell.pos  # the position after the output that was delivered last
         self._has_failed = False  # ``next`` has, with an error: its output can be skipped
@@ -110,7 +114,7 @@ class StreamIterator(BlockIterator[T_co]):
     def _go_to(self, pos: Pos) -> None:
         cell = self._own_cell
         self._advance, self._has_failed, self._base = None, False, pos
-        if cell.past_failed is not None or cell.pos is not pos:
+        if cell.past_failed is not None or cell.pos is not pos or cell.is_counting:
             cell.go_to(pos)
 
     def skip_failed(self) -> None:
@@ -297,6 +301,11 @@ class StreamIterator(BlockIterator[T_co]):
         return str(self._engine)
 
 
+def _tell_faults(it: weakref.ref[StreamIterator[Any]], stage: str, num: int) -> None:
+    """Tell the observer of an iterator that a stage has skipped ``num`` more elements."""
+    tell_of_faults(it(), stage, num)
+
+
 def adds_no_state(it: Any) -> bool:
     """Return true if the position of ``it`` is its only parent's."""
     return isinstance(it, StreamIterator) and type(it._engine).save is Stream.save
@@ -325,12 +334,16 @@ class IteratorStream(Stream):
         super().__init__(it)
         self.it = it
         self.flow = getattr(it, "_flow", "stateful")  # type: ignore[misc]
-        self._at: Any = _UNKNOWN  # where the iterator is
+        self._at = self._start = _UNKNOWN  # where the iterator is, and was at first
         self._is_users = self._takes_singly = not isinstance(it, BlockIterator)
 
     def start(self) -> Pos:
-        self._at = self._mark()
-        return self._at
+        if self._start is _UNKNOWN:
+            self._at = self._start = self._mark()
+        return self._start
+
+    def restart(self, pos: Pos, records: Any = ()) -> Pos:
+        return self._start
 
     def save(self, pos: Pos) -> Any:
         if self._at is pos:
@@ -409,8 +422,9 @@ class IteratorStream(Stream):
             yield elements.pop()
 
     def _pass(self, cell: Cell, start: Pos) -> None:
-        self._return_to(start)
-        skip_one(self.it)
+        if not self.it._pass_failed():
+            self._return_to(start)
+            skip_one(self.it)
         cell.pos = self._at = self._mark()
 
     def start_prefetch(self) -> None:

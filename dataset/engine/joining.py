@@ -9,6 +9,7 @@ from typing import Any
 from gristmill.core.state import state_list
 from gristmill.dataset.bases.next_index import check_no_gaps
 from gristmill.dataset.bases.origins import Place
+from gristmill.dataset.engine.choices import Records
 from gristmill.dataset.engine.stream import Cell, Layer, Pos, Stream, cannot_merge, pass_outputs
 from gristmill.dataset.telling.failures import tell_epoch, told
 
@@ -48,7 +49,7 @@ class Repeat(Layer):
                 raise told(ValueError(f"{self} cannot go on: {reason}"), self)
             # After an epoch without elements the other ones have none either.
             epoch = self.num_epochs if is_new else epoch + 1
-            is_new, pos = True, inner.settle() if epoch == self.num_epochs else self.parent.start()
+            is_new, pos = True, inner.settle() if epoch == self.num_epochs else self.parent.restart(inner.settle())
             inner.go_to(pos)
         cell.pos = pos, epoch
 
@@ -81,6 +82,9 @@ class Zip(Stream):
 
     def start(self) -> Pos:
         return tuple([parent.start() for parent in self.parents]), False
+
+    def restart(self, pos: Pos, records: Records = ()) -> Pos:
+        return tuple([parent.restart(inner, records) for parent, inner in zip(self.parents, pos[0], strict=True)]), False
 
     def save(self, pos: Pos) -> Any:
         return {"parents": [parent.save(inner) for parent, inner in zip(self.parents, pos[0], strict=True)]}

@@ -33,7 +33,7 @@ from gristmill.dataset.telling.failures import instead_of_stop, tell_at_place
 from gristmill.transforms.batching import Allocate
 
 if TYPE_CHECKING:
-    from gristmill.dataset.engine.choices import Choices
+    from gristmill.dataset.engine.choices import Choices, Records
 
 Pos = Any  # of a stream: immutable and picklable
 
@@ -54,7 +54,7 @@ class Cell:
             replays their elements.
     """
 
-    __slots__ = ("_end", "_steps", "choices", "is_counting", "moves", "outer", "past_failed", "pos", "wanted")
+    __slots__ = ("_end", "_settled", "_steps", "choices", "is_counting", "moves", "outer", "past_failed", "pos", "wanted")
 
     def __init__(self, pos: Pos = None) -> None:
         self.pos = pos
@@ -64,12 +64,13 @@ class Cell:
         self.outer: Cell | None = None
         self.choices: Choices | None = None
         self.is_counting = False  # ``settle`` counts
+        self._settled: Callable[[], Pos] | None = None  # returns the position
         self._steps: Iterator[bool] = repeat(True, 0)  # one for each element before ``_end`` that was not yielded
         self._end = 0
 
     def go_to(self, pos: Pos) -> None:
         """Move to ``pos``. The next run starts there."""
-        self.is_counting = False
+        self.is_counting, self._settled = False, None
         self.moves += 1  # first, so that an interrupt leaves no live run at another position
         self.pos = pos
         self.wanted, self.past_failed = 1, None
@@ -97,13 +98,18 @@ class Cell:
 
     def count_from(self, index: int, num: int) -> Iterator[bool]:
         """Return an iterator of ``num`` steps, one for each element from ``index`` on, to be consumed with them."""
-        self._end, self._steps, self.is_counting = index + num, repeat(True, num), True
+        self._settled, self._end, self._steps, self.is_counting = None, index + num, repeat(True, num), True
         return self._steps
+
+    def settle_by(self, settled: Callable[[], Pos]) -> None:
+        """Let ``settle`` set the position that ``settled`` returns."""
+        self._settled, self.is_counting = settled, True
 
     def settle(self) -> Pos:
         """Return ``pos``, after counting the elements of a block that were yielded."""
         if self.is_counting:
-            self.pos = self._end - length_hint(self._steps)
+            settled = self._settled
+            self.pos = self._end - length_hint(self._steps) if settled is None else settled()
         return self.pos
 
     def pass_failed(self) -> None:
@@ -124,6 +130,7 @@ class Stream:
 
     flow: ClassVar[str] = "stateful"  # as in ``BlockIterator._flow``
     makes_choices: ClassVar[bool] = False  # see ``engine.choices``
+    counts_faults: ClassVar[bool] = False  # its position counts faults that ``tolerate`` has skipped
     key = ""  # of a stage that chooses
     chooses: bool  # a stage upstream makes choices, or this one does
     ctx: IteratorContext
@@ -163,6 +170,15 @@ class Stream:
         """Return the position before the first element."""
         return self.parent.start()
 
+    def restart(self, pos: Pos, records: Records = ()) -> Pos:
+        """Return the position before the first element, for the next epoch: totals, which never go back, continue.
+
+        Args:
+            pos: the position at the end of the epoch.
+            records: the choices since ``pos``, where a stage downstream has replayed elements from there on.
+        """
+        return self.parent.restart(pos, records) if type(self).start is Stream.start else self.start()
+
     def save(self, pos: Pos) -> Any:
         """Return the JSON-able state of a position."""
         return self.parent.save(pos)
@@ -178,6 +194,9 @@ class Stream:
             StateMismatchError: it is not the state of such a stream.
         """
         return self.parent.load(state)
+
+    def check_choice(self, choice: Any) -> None:
+        """Raise ``StateMismatchError`` unless ``choice``, of a state, may be one of this stage."""
 
     def place(self, pos: Pos) -> Place | None:
         """Return where in a map dataset the element before ``pos`` comes from, if that is known."""
@@ -226,6 +245,7 @@ class Stream:
     closes_anytime: ClassVar[bool] = False  # ``close`` may be called while another thread is in a run
     budget_waits: BudgetWaits | None = None
     reader: Any = None
+    tell_faults: Callable[[str, int], None] = staticmethod(lambda stage, num: None)  # an observer, of skipped elements
 
     def start_prefetch(self) -> None:
         """Start to compute ahead, here and upstream."""
@@ -277,6 +297,9 @@ class Layer(Stream):
 
     def start(self) -> Pos:
         return self.parent.start(), *self.own
+
+    def restart(self, pos: Pos, records: Records = ()) -> Pos:
+        return self.parent.restart(pos[0], records), *self.start()[1:]
 
     def save(self, pos: Pos) -> Any:
         return {self.keys[0]: self.parent.save(pos[0]), **dict(zip(self.keys[1:], pos[1:], strict=True))}
