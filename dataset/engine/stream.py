@@ -54,7 +54,7 @@ class Cell:
             replays their elements.
     """
 
-    __slots__ = ("_end", "_settled", "_steps", "choices", "is_counting", "moves", "outer", "past_failed", "pos", "wanted")
+    __slots__ = ("_compute", "choices", "is_counting", "moves", "outer", "past_failed", "pos", "wanted")
 
     def __init__(self, pos: Pos = None) -> None:
         self.pos = pos
@@ -63,14 +63,12 @@ class Cell:
         self.moves = 0
         self.outer: Cell | None = None
         self.choices: Choices | None = None
-        self.is_counting = False  # ``settle`` counts
-        self._settled: Callable[[], Pos] | None = None  # returns the position
-        self._steps: Iterator[bool] = repeat(True, 0)  # one for each element before ``_end`` that was not yielded
-        self._end = 0
+        self.is_counting = False  # ``settle`` computes the position
+        self._compute: Callable[[], Pos] | None = None
 
     def go_to(self, pos: Pos) -> None:
         """Move to ``pos``. The next run starts there."""
-        self.is_counting, self._settled = False, None
+        self.is_counting, self._compute = False, None
         self.moves += 1  # first, so that an interrupt leaves no live run at another position
         self.pos = pos
         self.wanted, self.past_failed = 1, None
@@ -85,7 +83,7 @@ class Cell:
         """
         self.outer = outer
         self.choices = outer.choices if choices is None and outer is not None else choices
-        if self.past_failed is not None or not (self.pos is pos or self.pos == pos):
+        if self.past_failed is not None or not _are_equal(self.settle(), pos):
             self.go_to(pos)
         return self
 
@@ -98,18 +96,23 @@ class Cell:
 
     def count_from(self, index: int, num: int) -> Iterator[bool]:
         """Return an iterator of ``num`` steps, one for each element from ``index`` on, to be consumed with them."""
-        self._settled, self._end, self._steps, self.is_counting = None, index + num, repeat(True, num), True
-        return self._steps
+        end, steps = index + num, repeat(True, num)
+        self.compute_by(lambda: end - length_hint(steps))
+        return steps
 
-    def settle_by(self, settled: Callable[[], Pos]) -> None:
-        """Let ``settle`` set the position that ``settled`` returns."""
-        self._settled, self.is_counting = settled, True
+    def compute_by(self, compute: Callable[[], Pos]) -> None:
+        """Let ``settle`` ask ``compute`` for the position within a block, until ``end_block``."""
+        self._compute, self.is_counting = compute, True
+
+    def end_block(self) -> None:
+        """Settle: all elements of a block were yielded."""
+        self.settle()
+        self.is_counting, self._compute = False, None
 
     def settle(self) -> Pos:
-        """Return ``pos``, after counting the elements of a block that were yielded."""
-        if self.is_counting:
-            settled = self._settled
-            self.pos = self._end - length_hint(self._steps) if settled is None else settled()
+        """Return ``pos``, computed first within a block of elements."""
+        if self.is_counting and self._compute is not None:
+            self.pos = self._compute()
         return self.pos
 
     def pass_failed(self) -> None:
@@ -118,6 +121,15 @@ class Cell:
         move, self.past_failed = self.past_failed, None
         if move is not None:
             move()
+
+
+def _are_equal(one: Pos, other: Pos) -> bool:
+    if one is other:
+        return True
+    try:
+        return bool(one == other)
+    except Exception:  # of values in the state of a user's iterator, such as arrays
+        return False
 
 
 class Stream:

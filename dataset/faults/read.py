@@ -196,7 +196,7 @@ class ReadOutcomes(Read):
         replays = sys.maxsize if cell.choices is not None else self.outcomes.known.until
         num_passed = index
         if cell.wanted > 1 or (cell.outer is not None and cell.outer.wanted > 1):
-            cell.settle_by(lambda: _At(inner.settle(), before, counts, known))
+            cell.compute_by(lambda: _At(inner.settle(), before, counts, known))
         try:
             for x in super()._run(inner):
                 if type(x) is Outcome or replays:

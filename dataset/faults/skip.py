@@ -56,10 +56,10 @@ class SkipFailed(Stream):
                     if wanted > 1 and not self.tolerance.retries:  # which begin at a position before the output
                         inner.wanted = wanted
                         steps = repeat(True, wanted)
-                        cell.settle_by(partial(_after, inner, tried + wanted, steps, count, known))
+                        cell.compute_by(partial(_after, inner, tried + wanted, steps, count, known))
                         yield from compress(islice(self.parent.run(inner), wanted), steps)
                         is_at_end = length_hint(steps) > 0
-                        cell.settle()
+                        cell.end_block()
                     else:
                         before = tried
                         for x in islice(self.parent.run(inner), _MOST):
@@ -67,13 +67,11 @@ class SkipFailed(Stream):
                             cell.pos = inner.settle(), tried, count, known
                             yield (x, x := None)[0]
                         is_at_end = tried < before + _MOST
-                    cell.is_counting = False
                     if not is_at_end:
                         continue
                     found: list[Any] | None = []
                 except Exception as error:
-                    cell.settle()
-                    cell.is_counting = False
+                    cell.end_block()
                     found = self._skip_or_raise(cell, error)
             else:
                 found = self._one(cell)
