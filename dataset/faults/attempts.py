@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from gristmill.dataset.faults.budget import Fault
@@ -62,16 +62,7 @@ def noted_events(*, passes_on: bool = False) -> Iterator[list[Event]]:
             outer += events
 
 
-@contextlib.contextmanager
-def counted_elsewhere() -> Iterator[None]:
-    """Let another element count the events in this context."""
-    outer, events = current.events, list[Event]()
-    if outer is None:
-        yield
-        return
-    current.events = events
-    try:
-        yield
-    finally:
-        current.events = outer
-        outer += [event._replace(counts=False) for event in events]
+def note_events(events: Iterable[Event], *, count: bool) -> None:
+    """Note events of an earlier computation; ``count`` is false if another element counts them."""
+    if current.events is not None:
+        current.events += events if count else [event._replace(counts=False) for event in events]

@@ -19,13 +19,22 @@ _MAX_LOGGED = 100_000  # elements, more than any window has
 
 
 class Known(NamedTuple):
-    """What is known of the elements before number ``until``: by number, the entries of those that are skipped."""
+    """What is known of the elements before number ``until``.
+
+    Args:
+        until: the number.
+        tried: how many were tried by then.
+        total: how many had failed.
+        skipped: by number, the entries of those that are skipped.
+    """
 
     until: int
+    tried: int
+    total: int
     skipped: dict[int, list[list[Any]]]
 
     def entries(self, start: int) -> list[list[Any]]:
-        """Return ``[number, *entry]`` of those from ``start`` on."""
+        """Return ``[number, *entry]`` of those that are skipped, from number ``start`` on."""
         return [[place, *entry] for place in sorted(self.skipped) if place >= start for entry in self.skipped[place]]
 
 
@@ -51,7 +60,15 @@ def parse_counts(faults: Any, owner: Any) -> tuple[int, Known | None]:
         if numbers is None:
             raise StateMismatchError(f"passed in the state of {owner} must say what was passed over, got {shown(passed)}")
         skipped.setdefault(numbers[0], []).append([numbers[1], given(entry[2])])
-    return total, Known(known[0], skipped)
+    return total, Known(*known, skipped)
+
+
+def passed_in(known: Known | None, place: int) -> dict[str, Any]:
+    """Return what a state at number ``place`` says of elements that follow."""
+    if known is None or place >= known.until:
+        return {}
+    over = copied(known.entries(place))
+    return {"passed": {"until": known.until, "tried": known.tried, "total": known.total, "over": over}}
 
 
 class FaultLog:

@@ -26,10 +26,9 @@ from gristmill.dataset.faults.attempts import Event, current, noted_events
 from gristmill.dataset.faults.attempts import Known as KnownAt
 from gristmill.dataset.faults.budget import refuse
 from gristmill.dataset.faults.counts import Choice, Count, Faults, Skipped, replayed, skipped_of
-from gristmill.dataset.faults.known import FaultLog, Known, parse_counts
+from gristmill.dataset.faults.known import FaultLog, Known, parse_counts, passed_in
 from gristmill.dataset.slicing import PipelineEditor
 from gristmill.dataset.stages.runs import RunsMapDataset
-from gristmill.dataset.states.values import copied
 
 
 class Outcome:
@@ -192,6 +191,7 @@ class ReadOutcomes(Read):
     def _run(self, cell: Cell) -> Iterator[Any]:
         index, before, counts, known = cell.pos
         inner = self.inner.at(index, cell)
+        inner.go_to(index)  # a run that was left in the middle of a block has not settled it
         choices = self._replayed_choices(cell, _At(*cell.pos))
         replays = sys.maxsize if cell.choices is not None else self.outcomes.known.until
         num_passed = index
@@ -257,9 +257,12 @@ class ReadOutcomes(Read):
             choice, is_new = choices.get(at.index), False
         else:
             choice, is_new = self._choice(at, events) if events else None, True
+        counts = at.counts if choice is None else self._added(at, choice)
+        for slot, known in enumerate(at.known):
+            if known is not None and known.until == at.before + at.index + 1:
+                counts = (*counts[:slot], counts[slot]._replace(total=known.total), *counts[slot + 1 :])
         if choice is None:
-            return at.counts
-        counts = self._added(at, choice)
+            return counts
         if is_new:
             try:
                 self._check_budgets(at, counts)
@@ -359,11 +362,7 @@ class ReadOutcomes(Read):
         return state
 
     def _counts(self, slot: int, place: int, count: Count, known: Known | None) -> Faults:
-        values: dict[str, Any] = {"total": count.total}
-        if known is not None and place < known.until:
-            over = copied(known.entries(place))
-            total = count.total + sum([entry[2] for entry in over])
-            values["passed"] = {"until": known.until, "tried": self._num_tried(slot, known.until), "total": total, "over": over}
+        values = {"total": count.total, **passed_in(known, place)}
         length = max(1, self.length)
         rate = 1 if self._is_even else self._num_tried(slot, length)
         log = self._logs[slot]

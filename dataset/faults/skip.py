@@ -16,9 +16,8 @@ from gristmill.dataset.engine.choices import NEW, USUAL, Counts, Records
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, cannot_merge
 from gristmill.dataset.faults.budget import Fault, Tolerance, failed_again, refuse, refused_by
 from gristmill.dataset.faults.counts import Choice, Count, Faults, Skipped, replayed
-from gristmill.dataset.faults.known import FaultLog, keep_known, parse_counts
+from gristmill.dataset.faults.known import FaultLog, Known, keep_known, parse_counts, passed_in
 from gristmill.dataset.states.values import copied
-
 
 _MOST = 64  # elements that are returned one by one before the consumer is asked how many it wants
 
@@ -226,10 +225,7 @@ class SkipFailed(Stream):
 
     def save(self, pos: Pos) -> Any:
         inner, tried, count, known = pos
-        counts: dict[str, Any] = {"total": count.total}
-        if known is not None and tried < known.until:
-            over = copied(known.entries(tried))
-            counts["passed"] = {"until": known.until, "tried": known.until, "total": count.total + len(over), "over": over}
+        counts = {"total": count.total, **passed_in(known, tried)}
         faults = Faults(counts, self.tolerance.limits, count.recent, self.log, self.key)
         return {"parent": self.parent.save(inner), "tried": tried, "faults": [faults]}
 
