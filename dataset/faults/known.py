@@ -74,8 +74,14 @@ def passed_in(known: Known | None, place: int) -> dict[str, Any]:
 class FaultLog:
     """The elements that a stage has skipped in this run, by number, with what is needed to do so again."""
 
-    def __init__(self, known: Known | None = None) -> None:
-        self._places: dict[int, list[list[Any]]] = {} if known is None else {**known.skipped}
+    def __init__(self) -> None:
+        self._places: dict[int, list[list[Any]]] = {}
+
+    def fill(self, place: int, known: Known | None) -> None:
+        """Take over what is known of the elements from ``place`` on."""
+        if known is not None and place < known.until:
+            self.cut(place)
+            self._places.update({i: entries for i, entries in known.skipped.items() if i >= place})
 
     def add(self, place: int, entry: list[Any]) -> None:
         """Add an entry for an element, in place of an older one with the same first value."""
@@ -105,7 +111,7 @@ def with_passed(before: Any, now: Any) -> Any:
         if end is None:  # it has come to its end
             continue
         faults.recent = end.recent
-        if end.until > tally.place:
+        if end.until > faults.get("passed", {"until": tally.place})["until"]:
             over = copied(log.between(tally.place, end.until))
             faults["passed"] = {"until": end.until, "tried": end.tried, "total": end.total, "over": over}
     return result

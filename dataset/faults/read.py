@@ -229,6 +229,7 @@ class ReadOutcomes(Read):
         until = 0
         for slot, known in enumerate(at.known):
             if known is not None:
+                self._logs[slot].fill(at.before + at.index, known)
                 until = max(until, known.until - at.before)
                 for place, *entry in known.entries(at.before + at.index):
                     choice = found.setdefault(place - at.before, Choice({"faults": []}))
@@ -385,7 +386,6 @@ class ReadOutcomes(Read):
         expected = [self._num_tried(slot, before + index) for slot in range(num)]
         if not self._is_even and state_field(state, "tried", self) != expected:
             raise StateMismatchError(f"tried in the state of {self} must follow from next_index, got {shown(state['tried'])}")
-        self._logs = [FaultLog(known) for _, known in parsed]
         return _At(index, before, tuple([Count(total) for total, _ in parsed]), tuple([known for _, known in parsed]))
 
     def _wrong(self, found: Any) -> Exception:

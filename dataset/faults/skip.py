@@ -46,6 +46,7 @@ class SkipFailed(Stream):
         self._num_written = 0  # outputs up to which faults were logged
 
     def _run(self, cell: Cell) -> Iterator[Any]:
+        self.log.fill(cell.pos[1], cell.pos[3])
         while True:
             pos, tried, count, known = cell.pos
             inner, choices = self.inner.at(pos, choices=cell.choices), cell.choices
@@ -236,7 +237,6 @@ class SkipFailed(Stream):
             for _, after in entries:
                 self.parent.load(copied(after))  # which raises an error unless it is a state
         inner = self.parent.load(state_field(state, "parent", self))
-        self.log = FaultLog(known)
         return inner, tried, Count(total), known
 
     def check_choice(self, choice: Any) -> None:
