@@ -139,18 +139,21 @@ class Tolerance:
         Raises:
             Exception: an error that is not tolerated, here or in a later ``tolerate``.
         """
-        for i in range(self.retries + 1):
-            if i:
-                time.sleep(self._backoff_seconds * 2 ** (i - 1))
-            if i or error is None:
-                try:
-                    return compute(), None
-                except Exception as failed:
-                    error = failed
-            if not self.tolerates(error):
-                refuse(error, self.limits)
-                raise error
-        return None, error
+        try:
+            for i in range(self.retries + 1):
+                if i:
+                    time.sleep(self._backoff_seconds * 2 ** (i - 1))
+                if i or error is None:
+                    try:
+                        return compute(), None
+                    except Exception as failed:
+                        error = failed
+                if not self.tolerates(error):
+                    refuse(error, self.limits)
+                    raise error
+            return None, error
+        finally:
+            del error  # its traceback refers to this frame
 
     def write(self, faults: Iterable[Fault]) -> None:
         """Add lines to the log."""

@@ -8,7 +8,7 @@ from itertools import compress, islice, repeat
 from operator import length_hint
 from typing import Any, ClassVar
 
-from gristmill.core.errors import StateMismatchError
+from gristmill.core.errors import FaultBudgetError, StateMismatchError
 from gristmill.core.state import shown, state_count, state_field
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.bases.traced import Tracing
@@ -115,7 +115,7 @@ class SkipFailed(Stream):
             is_known: the output did not fail before.
         """
         before, tried, count, _ = cell.pos
-        inner, failure = self.inner, error
+        inner, limits = self.inner, self.tolerance.limits
 
         def compute() -> list[Any]:
             inner.go_to(before)
@@ -124,50 +124,56 @@ class SkipFailed(Stream):
             return list(islice(self.parent.run(inner), 1))
 
         try:
-            try:
-                found, last = self.tolerance.attempt(compute, error)
-            except Exception as refused:
-                failure = refused
-                raise
+            found, last = self.tolerance.attempt(compute, error)
             if last is None:
                 return found
-            failure = last
+            error = last
             if is_known:
-                failed_again(failure, self, self.tolerance.limits)
-                raise failure
-            self._check_budget(tried, count, failure)
-        except Exception:
-            cell.past_failed = partial(self._pass, cell, failure, counts)
+                failed_again(error, self, limits)
+                raise error
+            self._check_budget(tried, count, error)
+        except Exception as refused:
+            cause = refused.__cause__ if isinstance(refused, FaultBudgetError) else None
+            # A stage upstream counts what it has let through.
+            fault = self._fault(cause or refused) if refused_by(refused) == limits.number else None
+            cell.past_failed = partial(self._pass, cell, fault, counts)
+            del cause
             raise
-        self._skip(cell, failure, counts)
-        return None
+        else:
+            self._skip(cell, self._fault(error), counts)
+            if self.tracing is not None:
+                self.tracing.note_fault(error)
+            return None
+        finally:
+            del error  # its traceback refers to this frame
+
+    def _fault(self, error: BaseException) -> Fault:
+        return Fault.of(error, self.parent)
 
     def _check_budget(self, tried: int, count: Count, error: Exception) -> None:
         limits = self.tolerance.limits
         if self.ctx.lender is not None:
             limits = limits.replaced(max_rate=None, max_total=None)
-        faults = [*count.last_faults, Fault.of(error, self.parent)]
+        faults = [*count.last_faults, self._fault(error)]
         excess = limits.excess(count.total + 1, tried + 1, count.row_at(tried) + 1, faults)
         if excess is not None:
             refuse(excess, limits)
             raise excess from error
 
-    def _skip(self, cell: Cell, error: Exception, counts: Counts | None) -> None:
+    def _skip(self, cell: Cell, fault: Fault, counts: Counts | None) -> None:
         """Move past the output that failed, and count it."""
         self.inner.pass_failed()
         _, tried, count, known = cell.pos
         state = self.parent.save(self.inner.pos)
-        skipped = Skipped(tried, [0, state], Fault.of(error, self.parent))
+        skipped = Skipped(tried, [0, state], fault)
         if cell.choices is not None:
             choice = Choice({"after": state}, (skipped,))
             if counts is not None and (asked := cell.choices.num_since(counts)):
                 choice["asked"] = asked
             cell.choices.note(self.key, choice)
-        if self.tracing is not None:
-            self.tracing.note_fault(error)
         if self.ctx.lender is None and tried >= self._num_written:
             self._num_written = tried + 1
-            self.tolerance.write([skipped.fault])
+            self.tolerance.write([fault])
             self.tell_faults(self.tolerance.limits.name, 1)
         self.log.add(tried, skipped.entry)
         cell.pos = self.inner.pos, tried + 1, count.added(tried, 1, [skipped]), known
@@ -201,17 +207,17 @@ class SkipFailed(Stream):
         if counts is not None:
             cell.choices.return_to(counts)
 
-    def _pass(self, cell: Cell, error: Exception, counts: Counts | None) -> None:
-        """Move past an output that a user skips; a stage upstream counts it if it has let the error through."""
-        if refused_by(error) not in (None, self.tolerance.limits.number):
-            self.inner.pass_failed()
-            cell.pos = self.inner.pos, *cell.pos[1:]
-            if cell.choices is not None:
-                cell.choices.retract(self.key)
+    def _pass(self, cell: Cell, fault: Fault | None, counts: Counts | None) -> None:
+        """Move past an output that a user skips, which is counted unless ``fault`` is ``None``."""
+        if fault is not None:
+            self._skip(cell, fault, counts)
+            pos, tried, count, known = cell.pos
+            cell.pos = pos, tried, count._replace(row=0), known
             return
-        self._skip(cell, error, counts)
-        pos, tried, count, known = cell.pos
-        cell.pos = pos, tried, count._replace(row=0), known
+        self.inner.pass_failed()
+        cell.pos = self.inner.pos, *cell.pos[1:]
+        if cell.choices is not None:
+            cell.choices.retract(self.key)
 
     def start(self) -> Pos:
         return self.parent.start(), 0, Count(), None
