@@ -86,10 +86,7 @@ class StreamBlocks:
         except BaseException as error:
             return error
         if is_at_end[0] and sink.num == first:
-            if not it._counts_faults:
-                return StopIteration()
-            it.commit()
-            return StopIteration(it.get_state())
+            return StopIteration(it.get_state()) if it._counts_faults else StopIteration()
         return None
 
     def _until_late(self, after: list[Any], n: int, is_at_end: list[bool]) -> Iterator[Any]:

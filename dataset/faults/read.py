@@ -189,6 +189,7 @@ class ReadOutcomes(Read):
         self._num_written = 0  # indices of all epochs up to which faults were logged
 
     def _run(self, cell: Cell) -> Iterator[Any]:
+        cell.end_block()
         index, before, counts, known = cell.pos
         inner = self.inner.at(index, cell)
         inner.go_to(index)  # a run that was left in the middle of a block has not settled it
@@ -215,9 +216,11 @@ class ReadOutcomes(Read):
                     cell.pos = inner.settle(), before, counts, known
                 yield (x, x := None)[0]
         except Exception:
+            cell.end_block()
             if cell.past_failed is None:
                 cell.past_failed = partial(self._pass, cell, _At(num_passed, before, counts, known), choices)
             raise
+        cell.end_block()
         index = inner.settle()
         for i in range(num_passed, min(index, replays)):
             counts = self._passed(cell, _At(i, before, counts, known), [], choices)
