@@ -14,7 +14,7 @@ from gristmill.core.errors import StateMismatchError
 from gristmill.core.indices import Indices, as_ints
 from gristmill.core.state import plain_counts, shown, state_count, state_field
 from gristmill.dataset.ahead.kept import without_blocks
-from gristmill.dataset.bases.items import begun_when_needed, item
+from gristmill.dataset.bases.items import item
 from gristmill.dataset.bases.map import BlockMapDataset, MapDataset
 from gristmill.dataset.bases.node import DatasetNode, ancestors, spec_of_first_parent, tolerance_of
 from gristmill.dataset.bases.observing import Wrap
@@ -110,7 +110,7 @@ class OutcomesMapDataset(BlockMapDataset[Any]):
             if len(indices) - num >= self._least_bare and not (until and indices[num] < until):
                 steps = repeat(True, len(indices) - num)
                 try:
-                    yield from compress(begun_when_needed(self._bare, indices[num:]), steps)
+                    yield from compress(self._bare._items(indices[num:]), steps)
                     return
                 except Exception as failed:
                     num, error = len(indices) - length_hint(steps), failed
@@ -196,25 +196,29 @@ class ReadOutcomes(Read):
         choices = self._replayed_choices(cell, _At(*cell.pos))
         replays = sys.maxsize if cell.choices is not None else self.outcomes.known.until
         num_passed = index
-        if cell.wanted > 1 or (cell.outer is not None and cell.outer.wanted > 1):
+        is_settled = cell.wanted <= 1 and (cell.outer is None or cell.outer.wanted <= 1)
+        if not is_settled:
             cell.compute_by(lambda: _At(inner.settle(), before, counts, known))
         try:
             for x in super()._run(inner):
-                if type(x) is Outcome or replays:
+                if type(x) is not Outcome and not replays:
+                    if is_settled:
+                        cell.pos = inner.settle(), before, counts, known
+                        yield (x, x := None)[0]
+                    else:  # quicker: a consumer that makes a batch keeps the element, too
+                        yield x
+                else:
                     index = inner.settle()
                     start = num_passed if index <= replays else index - 1
                     for i in range(start, index):
                         events = x.events if i == index - 1 and type(x) is Outcome else []
                         counts = self._passed(cell, _At(i, before, counts, known), events, choices)
                     num_passed = index
-                    if type(x) is Outcome:
-                        if x.is_skipped or (x.element is None and not self.with_nones):
-                            cell.pos = _At(index, before, counts, known)
-                            continue
-                        x = x.element
-                if not cell.is_counting:
-                    cell.pos = inner.settle(), before, counts, known
-                yield (x, x := None)[0]
+                    cell.pos = index, before, counts, known
+                    if type(x) is not Outcome:
+                        yield (x, x := None)[0]
+                    elif not x.is_skipped and (x.element is not None or self.with_nones):
+                        yield (x.element, x := None)[0]
         except Exception:
             cell.end_block()
             if cell.past_failed is None:

@@ -11,7 +11,7 @@ from gristmill.core.errors import as_int, as_seconds
 from gristmill.core.indices import Indices, as_ints
 from gristmill.core.seeds import RngPool
 from gristmill.core.state import shown
-from gristmill.dataset.bases.items import begun_when_needed, item
+from gristmill.dataset.bases.items import item
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import some_of_them
@@ -110,7 +110,7 @@ class TolerateMapDataset(BlockMapDataset[T]):
             if current.known is None:
                 first = _num_events()
                 try:
-                    for x in begun_when_needed(self._parents[0], indices[num:]):
+                    for x in self._parents[0]._items(indices[num:]):
                         num += 1
                         first = _num_events()
                         yield (x, x := None)[0]
