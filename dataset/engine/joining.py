@@ -9,7 +9,6 @@ from typing import Any
 from gristmill.core.state import state_list
 from gristmill.dataset.bases.next_index import check_no_gaps
 from gristmill.dataset.bases.origins import Place
-from gristmill.dataset.engine.choices import Records
 from gristmill.dataset.engine.stream import Cell, Layer, Pos, Stream, cannot_merge, pass_outputs
 from gristmill.dataset.telling.failures import tell_epoch, told
 
@@ -38,18 +37,26 @@ class Repeat(Layer):
             inner = self.inner.at(pos, cell)
             try:
                 for x in self.parent.run(inner):
-                    is_new, cell.pos = False, (inner.settle(), epoch)
+                    is_new = False
+                    if not inner.is_counting:
+                        cell.is_counting, cell.pos = False, (inner.pos, epoch)
+                    elif not cell.is_counting:  # the parent is in a block
+                        cell.compute_by(partial(_in_epoch, inner, epoch))
                     yield (x, x := None)[0] if note is None else note(epoch, [x]).pop()
             except Exception as error:
+                cell.is_counting = False
                 tell_epoch(error, self, epoch)
                 cell.past_failed = partial(self._pass, cell, epoch)
                 raise
+            cell.is_counting = False
             if is_new and self.num_epochs is None:
                 cell.past_failed = self._refuse_empty
                 self._refuse_empty()
             # After an epoch without elements the other ones have none either.
             epoch = self.num_epochs if is_new else epoch + 1
-            is_new, pos = True, inner.settle() if epoch == self.num_epochs else self.parent.restart(inner.settle())
+            is_new, pos = True, inner.settle()
+            if epoch != self.num_epochs:
+                pos = self.parent.next_epoch(pos)
             inner.go_to(pos)
         cell.pos = pos, epoch
 
@@ -64,6 +71,10 @@ class Repeat(Layer):
     def place(self, pos: Pos) -> Place | None:
         place = self.parent.place(pos[0])
         return None if place is None else place.in_epoch(pos[1])
+
+
+def _in_epoch(inner: Cell, epoch: int) -> Pos:
+    return inner.settle(), epoch
 
 
 class Zip(Stream):
@@ -87,8 +98,8 @@ class Zip(Stream):
     def start(self) -> Pos:
         return tuple([parent.start() for parent in self.parents]), False
 
-    def restart(self, pos: Pos, records: Records = ()) -> Pos:
-        return tuple([parent.restart(inner, records) for parent, inner in zip(self.parents, pos[0], strict=True)]), False
+    def next_epoch(self, end: Pos) -> Pos:
+        return tuple([parent.next_epoch(inner) for parent, inner in zip(self.parents, end[0], strict=True)]), False
 
     def save(self, pos: Pos) -> Any:
         return {"parents": [parent.save(inner) for parent, inner in zip(self.parents, pos[0], strict=True)]}

@@ -29,11 +29,12 @@ from gristmill.dataset.ahead.waits import BudgetWaits
 from gristmill.dataset.bases.context import IteratorContext
 from gristmill.dataset.bases.observing import WorkAhead, Wrap
 from gristmill.dataset.bases.origins import Place
+from gristmill.dataset.bases.parameters import Parameters
 from gristmill.dataset.telling.failures import instead_of_stop, tell_at_place
 from gristmill.transforms.batching import Allocate
 
 if TYPE_CHECKING:
-    from gristmill.dataset.engine.choices import Choices, Records
+    from gristmill.dataset.engine.choices import Choices
 
 Pos = Any  # of a stream: immutable and picklable
 
@@ -83,7 +84,7 @@ class Cell:
         """
         self.outer = outer
         self.choices = outer.choices if choices is None and outer is not None else choices
-        if self.past_failed is not None or not _are_equal(self.settle(), pos):
+        if self.past_failed is not None or not are_equal(self.settle(), pos):
             self.go_to(pos)
         return self
 
@@ -112,7 +113,9 @@ class Cell:
     def settle(self) -> Pos:
         """Return ``pos``, computed first within a block of elements."""
         if self.is_counting and self._compute is not None:
-            self.pos = self._compute()
+            pos = self._compute()
+            if not are_equal(pos, self.pos):  # else the same object
+                self.pos = pos
         return self.pos
 
     def pass_failed(self) -> None:
@@ -124,7 +127,7 @@ class Cell:
             self.settle()
 
 
-def _are_equal(one: Pos, other: Pos) -> bool:
+def are_equal(one: Pos, other: Pos) -> bool:
     if one is other:
         return True
     try:
@@ -157,6 +160,16 @@ class Stream:
         self.chooses = self.makes_choices or any([parent.chooses for parent in parents])
 
     @property
+    def name(self) -> str:
+        """The name of its iterator in errors and descriptions."""
+        return iterator_name(self.stage)
+
+    @property
+    def parameters(self) -> Parameters:
+        """The parameters of its iterator in errors and descriptions."""
+        return self.stage._parameters
+
+    @property
     def parent(self) -> Stream:
         """The only parent."""
         (parent,) = self.parents
@@ -183,14 +196,13 @@ class Stream:
         """Return the position before the first element."""
         return self.parent.start()
 
-    def restart(self, pos: Pos, records: Records = ()) -> Pos:
-        """Return the position before the first element, for the next epoch: totals, which never go back, continue.
+    def next_epoch(self, end: Pos) -> Pos:
+        """Return the position before the first element, with what is known of them from a run that has just ended.
 
         Args:
-            pos: the position at the end of the epoch.
-            records: the choices since ``pos``, where a stage downstream has replayed elements from there on.
+            end: where the run has ended.
         """
-        return self.parent.restart(pos, records) if type(self).start is Stream.start else self.start()
+        return self.parent.next_epoch(end) if type(self).start is Stream.start else self.start()
 
     def save(self, pos: Pos) -> Any:
         """Return the JSON-able state of a position."""
@@ -292,8 +304,8 @@ class Stream:
         """Let new arrays in the outputs be made by ``allocate``, which knows where they are wanted."""
 
     def __str__(self) -> str:
-        name, text = iterator_name(self.stage), str(self.stage._parameters.text())
-        return f"{name}({text})" if text else name
+        text = self.parameters.text()
+        return f"{self.name}({text})" if text else self.name
 
 
 class Layer(Stream):
@@ -303,7 +315,7 @@ class Layer(Stream):
     """
 
     keys: tuple[str, ...] = ("parent", "count")
-    own: ClassVar[tuple[int, ...]] = (0,)  # at the start
+    own: ClassVar[tuple[Any, ...]] = (0,)  # at the start
 
     def pos_of_parent(self, pos: Pos, i: int) -> Pos:
         return pos[0]
@@ -311,8 +323,8 @@ class Layer(Stream):
     def start(self) -> Pos:
         return self.parent.start(), *self.own
 
-    def restart(self, pos: Pos, records: Records = ()) -> Pos:
-        return self.parent.restart(pos[0], records), *self.start()[1:]
+    def next_epoch(self, end: Pos) -> Pos:
+        return self.parent.next_epoch(self.inner.settle()), *self.own
 
     def save(self, pos: Pos) -> Any:
         return {self.keys[0]: self.parent.save(pos[0]), **dict(zip(self.keys[1:], pos[1:], strict=True))}

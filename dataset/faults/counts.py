@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from gristmill.dataset.faults.budget import MIN_TRIED, NUM_LAST, Fault, FaultCounts, Limits
 from gristmill.dataset.states.values import copied
-
-if TYPE_CHECKING:
-    from gristmill.dataset.engine.choices import Records
 
 
 class Skipped(NamedTuple):
@@ -85,12 +82,6 @@ def num_faults(choice: Mapping[str, Any], stage: int) -> int:
     """Return how many faults of a stage are counted in a recorded choice."""
     entries = choice.get("faults")
     return 1 if entries is None else sum([entry[2] for entry in entries if entry[0] == stage and len(entry) == 3])
-
-
-def replayed(records: Records, key: str, stage: int = 0) -> tuple[int, int]:
-    """Return how many elements a stage has tried in records of choices, and how many faults are counted there."""
-    own = [record for record in records if record.key == key]
-    return sum([x.num for x in own]), sum([num_faults(choice, stage) for x in own for _, choice in x.unusual])
 
 
 def skipped_of(choice: Mapping[str, Any], stage: int) -> tuple[Skipped, ...]:
@@ -172,7 +163,7 @@ def tallies(state: Any, path: tuple[Any, ...] = (), records: tuple[Mapping[str, 
         records: the records of choices of the stages downstream.
     """
     if type(state) is dict:
-        if type(state.get("choices")) is dict:
+        if type(state.get("choices")) is dict and "cache_filled" not in state:  # a cache has the parent's state after them
             records = (*records, state["choices"])
         found = state.get("faults")
         if type(found) is list and found and type(found[0]) is Faults:

@@ -19,13 +19,12 @@ from gristmill.dataset.bases.map import BlockMapDataset, MapDataset
 from gristmill.dataset.bases.node import DatasetNode, ancestors, spec_of_first_parent, tolerance_of
 from gristmill.dataset.bases.observing import Wrap
 from gristmill.dataset.bases.origins import Place
-from gristmill.dataset.engine.choices import Records
 from gristmill.dataset.engine.read import Read
 from gristmill.dataset.engine.stream import Cell, Pos, cannot_merge
 from gristmill.dataset.faults.attempts import Event, current, noted_events
 from gristmill.dataset.faults.attempts import Known as KnownAt
 from gristmill.dataset.faults.budget import refuse
-from gristmill.dataset.faults.counts import Choice, Count, Faults, Skipped, replayed, skipped_of
+from gristmill.dataset.faults.counts import Choice, Count, Faults, Skipped, skipped_of
 from gristmill.dataset.faults.known import FaultLog, Known, parse_counts, passed_in
 from gristmill.dataset.slicing import PipelineEditor
 from gristmill.dataset.stages.runs import RunsMapDataset
@@ -353,12 +352,9 @@ class ReadOutcomes(Read):
         num = len(self.tolerances)
         return _At(0, 0, (Count(),) * num, (None,) * num)
 
-    def restart(self, pos: Pos, records: Records = ()) -> Pos:
-        index, before, counts, known = pos
-        num, _ = replayed(records, self.key)
-        totals = [count.total + replayed(records, self.key, slot)[1] for slot, count in enumerate(counts)]
-        counts = tuple([count._replace(total=total) for count, total in zip(counts, totals, strict=True)])
-        return _At(0, before + index + num, counts, (None,) * len(known))
+    def next_epoch(self, end: Pos) -> Pos:
+        index, before, counts, known = end
+        return _At(0, before + index, counts, (None,) * len(known))
 
     def save(self, pos: Pos) -> Any:
         index, before, counts, known = pos

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import compress, islice, repeat
 from operator import length_hint
@@ -12,10 +12,10 @@ from gristmill.core.errors import FaultBudgetError, StateMismatchError
 from gristmill.core.state import shown, state_count, state_field
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.bases.traced import Tracing
-from gristmill.dataset.engine.choices import NEW, USUAL, Counts, Records
+from gristmill.dataset.engine.choices import NEW, USUAL
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, cannot_merge
 from gristmill.dataset.faults.budget import Fault, Tolerance, failed_again, refuse, refused_by
-from gristmill.dataset.faults.counts import Choice, Count, Faults, Skipped, replayed
+from gristmill.dataset.faults.counts import Choice, Count, Faults, Skipped
 from gristmill.dataset.faults.known import FaultLog, Known, keep_known, parse_counts, passed_in
 from gristmill.dataset.states.values import copied
 
@@ -89,7 +89,7 @@ class SkipFailed(Stream):
         choice, counts = NEW, None
         if choices is not None:
             choice = choices.ask(self.key)
-            counts = choices.mark() if self.parent.chooses else None
+            counts = {**choices.counts} if self.parent.chooses else None
         if choice is NEW and known is not None and tried < known.until:
             choice = {"known": known.skipped[tried][0][1]} if tried in known.skipped else USUAL
         if choice is not NEW and choice is not USUAL:
@@ -104,7 +104,7 @@ class SkipFailed(Stream):
         return found
 
     def _skip_or_raise(
-        self, cell: Cell, error: Exception, counts: Counts | None = None, *, is_known: bool = False
+        self, cell: Cell, error: Exception, counts: Mapping[str, int] | None = None, *, is_known: bool = False
     ) -> list[Any] | None:
         """Return the output of a further attempt in a list; ``None`` if it was skipped.
 
@@ -120,7 +120,7 @@ class SkipFailed(Stream):
         def compute() -> list[Any]:
             inner.go_to(before)
             if counts is not None:
-                cell.choices.return_to(counts)
+                cell.choices.go_back(counts)
             return list(islice(self.parent.run(inner), 1))
 
         try:
@@ -160,7 +160,7 @@ class SkipFailed(Stream):
             refuse(excess, limits)
             raise excess from error
 
-    def _skip(self, cell: Cell, fault: Fault, counts: Counts | None) -> None:
+    def _skip(self, cell: Cell, fault: Fault, counts: Mapping[str, int] | None) -> None:
         """Move past the output that failed, and count it."""
         self.inner.pass_failed()
         _, tried, count, known = cell.pos
@@ -178,7 +178,7 @@ class SkipFailed(Stream):
         self.log.add(tried, skipped.entry)
         cell.pos = self.inner.pos, tried + 1, count.added(tried, 1, [skipped]), known
 
-    def _skip_again(self, cell: Cell, choice: Any, counts: Counts | None) -> None:
+    def _skip_again(self, cell: Cell, choice: Any, counts: Mapping[str, int] | None) -> None:
         """Move past an output that was skipped before, without an attempt."""
         before, tried, count, known = cell.pos
         if self.tracing is not None:
@@ -197,7 +197,7 @@ class SkipFailed(Stream):
         self.log.add(tried, [0, state])
         cell.pos = after, tried + 1, count.added(tried, 1, getattr(choice, "skipped", ())), known
 
-    def _trace(self, cell: Cell, counts: Counts | None) -> None:
+    def _trace(self, cell: Cell, counts: Mapping[str, int] | None) -> None:
         assert self.tracing is not None
         try:
             for x in islice(self.parent.run(self.inner), 1):  # an output that does not fail now is skipped, too
@@ -205,9 +205,9 @@ class SkipFailed(Stream):
         except Exception as error:
             self.tracing.note_fault(error)
         if counts is not None:
-            cell.choices.return_to(counts)
+            cell.choices.go_back(counts)
 
-    def _pass(self, cell: Cell, fault: Fault | None, counts: Counts | None) -> None:
+    def _pass(self, cell: Cell, fault: Fault | None, counts: Mapping[str, int] | None) -> None:
         """Move past an output that a user skips, which is counted unless ``fault`` is ``None``."""
         if fault is not None:
             self._skip(cell, fault, counts)
@@ -222,10 +222,9 @@ class SkipFailed(Stream):
     def start(self) -> Pos:
         return self.parent.start(), 0, Count(), None
 
-    def restart(self, pos: Pos, records: Records = ()) -> Pos:
-        inner, tried, count, _ = pos
-        num, total = replayed(records, self.key)
-        return self.parent.restart(inner, records), tried + num, count._replace(total=count.total + total), None
+    def next_epoch(self, end: Pos) -> Pos:
+        inner, tried, count, _ = end
+        return self.parent.next_epoch(inner), tried, count, None
 
     def pos_of_parent(self, pos: Pos, i: int) -> Pos:
         return pos[0]
