@@ -163,7 +163,7 @@ def tallies(state: Any, path: tuple[Any, ...] = (), records: tuple[Mapping[str, 
         records: the records of choices of the stages downstream.
     """
     if type(state) is dict:
-        if type(state.get("choices")) is dict and "cache_filled" not in state:  # a cache has the parent's state after them
+        if type(state.get("choices")) is dict and not _is_after_choices(state):
             records = (*records, state["choices"])
         found = state.get("faults")
         if type(found) is list and found and type(found[0]) is Faults:
@@ -177,6 +177,11 @@ def tallies(state: Any, path: tuple[Any, ...] = (), records: tuple[Mapping[str, 
         for i, value in enumerate(state):
             if type(value) in (dict, list):
                 yield from tallies(value, (*path, i), records)
+
+
+def _is_after_choices(state: Mapping[str, Any]) -> bool:
+    """Return true for a cache, which has the parent's state after its choices, unless it has another epoch."""
+    return "cache_filled" in state and any([tally.place > 0 for tally in tallies(state["parent"])])
 
 
 def _tally(path: tuple[Any, ...], faults: Faults, place: int, tried: int, records: Sequence[Mapping[str, Any]]) -> Tally:
