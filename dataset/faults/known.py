@@ -60,7 +60,7 @@ def parse_counts(faults: Any, owner: Any) -> tuple[int, Known | None]:
         if numbers is None:
             raise StateMismatchError(f"passed in the state of {owner} must say what was passed over, got {shown(passed)}")
         skipped.setdefault(numbers[0], []).append([numbers[1], given(entry[2])])
-    return total, Known(*known, skipped)
+    return total, Known(known[0], known[1], known[2], skipped)
 
 
 def passed_in(known: Known | None, place: int) -> dict[str, Any]:

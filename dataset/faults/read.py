@@ -160,13 +160,13 @@ class _At(NamedTuple):
     """A position.
 
     Args:
-        index: the next index.
+        next_index: the next index.
         before: how many indices there were in earlier epochs.
         counts: of each stage that tolerates faults.
         known: what is known of elements that follow, for each stage; numbers count earlier epochs.
     """
 
-    index: int
+    next_index: int
     before: int
     counts: tuple[Count, ...]
     known: tuple[Known | None, ...]
@@ -235,16 +235,16 @@ class ReadOutcomes(Read):
         until = 0
         for slot, known in enumerate(at.known):
             if known is not None:
-                self._logs[slot].fill(at.before + at.index, known)
+                self._logs[slot].fill(at.before + at.next_index, known)
                 until = max(until, known.until - at.before)
-                for place, *entry in known.entries(at.before + at.index):
+                for place, *entry in known.entries(at.before + at.next_index):
                     choice = found.setdefault(place - at.before, Choice({"faults": []}))
                     choice["faults"].append([slot, *entry])
         for record in () if cell.choices is None else cell.choices.to_come():
             if record.key == self.key:
-                until = max(until, at.index + record.num)
-                found.update({at.index + i: choice for i, choice in record.unusual})
-        if until > at.index or self.outcomes.known.until:
+                until = max(until, at.next_index + record.num)
+                found.update({at.next_index + i: choice for i, choice in record.unusual})
+        if until > at.next_index or self.outcomes.known.until:
             self.reader.stop()  # elements that were computed ahead may have other outcomes
             self.outcomes.known.set(until, {i: self._known_at(choice) for i, choice in found.items()})
         return found
@@ -260,13 +260,13 @@ class ReadOutcomes(Read):
         """
         if cell.choices is not None:
             cell.choices.ask(self.key)
-        if at.index < self.outcomes.known.until:
-            choice, is_new = choices.get(at.index), False
+        if at.next_index < self.outcomes.known.until:
+            choice, is_new = choices.get(at.next_index), False
         else:
             choice, is_new = self._choice(at, events) if events else None, True
         counts = at.counts if choice is None else self._added(at, choice)
         for slot, known in enumerate(at.known):
-            if known is not None and known.until == at.before + at.index + 1:
+            if known is not None and known.until == at.before + at.next_index + 1:
                 counts = (*counts[:slot], counts[slot]._replace(total=known.total), *counts[slot + 1 :])
         if choice is None:
             return counts
@@ -288,12 +288,12 @@ class ReadOutcomes(Read):
             entries.append([self._slots[event.stage], *entry, *([] if event.counts else [0])])
             if event.counts:
                 slot = self._slots[event.stage]
-                skipped += [Skipped(at.before + at.index, entry, fault, slot) for fault in event.faults]
+                skipped += [Skipped(at.before + at.next_index, entry, fault, slot) for fault in event.faults]
         return Choice({"faults": entries}, tuple(skipped))
 
     def _added(self, at: _At, choice: Mapping[str, Any]) -> tuple[Count, ...]:
         """Return the counts with the faults of the element at ``at``."""
-        counts, place = [*at.counts], at.before + at.index
+        counts, place = [*at.counts], at.before + at.next_index
         nums = [0] * len(counts)
         for slot, stage_index, num, *elsewhere in choice["faults"]:
             self._logs[slot].add(place, [stage_index, num])
@@ -306,7 +306,7 @@ class ReadOutcomes(Read):
         return tuple(counts)
 
     def _check_budgets(self, at: _At, counts: Sequence[Count]) -> None:
-        place = at.before + at.index
+        place = at.before + at.next_index
         for slot, (tolerance, count) in enumerate(zip(self.tolerances, counts, strict=True)):
             if count.total > at.counts[slot].total:
                 limits = tolerance.limits
@@ -319,7 +319,7 @@ class ReadOutcomes(Read):
 
     def _report(self, at: _At, choice: Choice) -> None:
         """Log faults, and tell an observer."""
-        place = at.before + at.index
+        place = at.before + at.next_index
         if self.ctx.lender is not None or place < self._num_written:
             return
         self._num_written = place + 1
@@ -334,15 +334,15 @@ class ReadOutcomes(Read):
         self._report(at, choice)
         if cell.choices is not None:
             cell.choices.note(self.key, choice)
-        cell.pos = at._replace(index=at.index + 1, counts=tuple([count._replace(row=0) for count in counts]))
+        cell.pos = at._replace(next_index=at.next_index + 1, counts=tuple([count._replace(row=0) for count in counts]))
 
     def _pass(self, cell: Cell, at: _At, choices: Mapping[int, Choice]) -> None:
         """Move past an element that has failed with an error that is not tolerated."""
         stop, counts = self.inner.settle(), at.counts
         if cell.choices is not None:
-            for i in range(at.index, stop):
-                counts = self._passed(cell, at._replace(index=i, counts=counts), [], choices)
-        cell.pos = at._replace(index=stop, counts=counts)
+            for i in range(at.next_index, stop):
+                counts = self._passed(cell, at._replace(next_index=i, counts=counts), [], choices)
+        cell.pos = at._replace(next_index=stop, counts=counts)
 
     def _num_tried(self, slot: int, stop: int) -> int:
         """Return how many elements of a stage the first ``stop`` elements are made of."""
@@ -413,7 +413,7 @@ class ReadOutcomes(Read):
 
     def at_index(self, index: int) -> Pos:
         start: _At = self.start()
-        return start._replace(index=super().load({"next_index": index}))
+        return start._replace(next_index=super().load({"next_index": index}))
 
     def merge(self, states: Any) -> Any:
         raise cannot_merge(self)

@@ -119,7 +119,7 @@ class SkipFailed(Stream):
 
         def compute() -> list[Any]:
             inner.go_to(before)
-            if counts is not None:
+            if counts is not None and cell.choices is not None:
                 cell.choices.go_back(counts)
             return list(islice(self.parent.run(inner), 1))
 
@@ -204,7 +204,7 @@ class SkipFailed(Stream):
                 self.tracing.note_faults(x.rows)
         except Exception as error:
             self.tracing.note_fault(error)
-        if counts is not None:
+        if counts is not None and cell.choices is not None:
             cell.choices.go_back(counts)
 
     def _pass(self, cell: Cell, fault: Fault | None, counts: Mapping[str, int] | None) -> None:
