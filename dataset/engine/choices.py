@@ -26,6 +26,7 @@ from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.engine.stream import Cell, Layer, Pos, Stream, are_equal
 from gristmill.dataset.states.refilling import refilling
 from gristmill.dataset.states.turns import Turns
+from gristmill.dataset.states.values import copied, given
 
 NEW: Any = object()  # nothing is recorded: the stage chooses
 USUAL: Any = object()  # the stage did what it does without a record, such as keeping an element
@@ -228,7 +229,7 @@ class Refilling(Layer):
         return *super().next_epoch(end), ()
 
     def save(self, pos: Pos) -> Any:
-        records = {key: [num, [[i, choice] for i, choice in unusual]] for key, num, unusual in pos[-1]}
+        records = {key: [num, [[i, copied(choice)] for i, choice in unusual]] for key, num, unusual in pos[-1]}
         return {**self.save_layer(pos[:-1]), **({"choices": records} if records else {})}
 
     def load(self, state: Any) -> Pos:
@@ -310,4 +311,4 @@ def _count(value: Any) -> int:
 
 
 def _unusual(value: Any) -> tuple[tuple[int, Any], ...]:
-    return tuple([(_count(i), choice) for i, choice in value])
+    return tuple([(_count(i), given(choice)) for i, choice in value])

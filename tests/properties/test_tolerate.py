@@ -65,7 +65,8 @@ def test_random_streams_are_those_of_what_does_not_fail(tree, position, n):
         next(first)
     again.set_state(through_json(first.get_state()))
     assert [again.faults().total, again.faults().tried] == [first.faults().total, first.faults().tried]
-    assert [frozen(x) for x in again._take(n)] == expected[start : start + n] or len(expected) == LIMIT
+    taken = [frozen(x) for x in again._take(n)]  # of an endless stream, more than is expected
+    assert taken[: len(expected) - start] == expected[start : start + n]
     assert first.faults().total + start == first.faults().tried
 
 
