@@ -285,8 +285,8 @@ class Refilling(Layer):
         return self.inner.at(pos, choices=self.choices)
 
     def records(self) -> Records:
-        """Return the choices since the parent's position in that of this stage."""
-        return () if self.choices is None else self.choices.since()
+        """Return the choices since the parent's position in that of this stage, with those that are known to follow."""
+        return () if self.choices is None else self.choices.known()
 
     def is_gone(self, state: Any) -> bool:
         """Return true if a state from before there were records says that the element that is held is gone."""
