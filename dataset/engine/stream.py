@@ -146,6 +146,7 @@ class Stream:
 
     flow: ClassVar[str] = "stateful"  # as in ``BlockIterator._flow``
     makes_choices: ClassVar[bool] = False  # see ``engine.choices``
+    counts_faults: ClassVar[bool] = False  # its position counts faults that ``tolerate`` has skipped
     key = ""  # of a stage that chooses
     chooses: bool  # a stage upstream makes choices, or this one does
     ctx: IteratorContext
@@ -223,6 +224,9 @@ class Stream:
         """
         return self.parent.load(state)
 
+    def check_choice(self, choice: Any) -> None:
+        """Raise ``StateMismatchError`` unless ``choice``, of a state, may be one of this stage."""
+
     def place(self, pos: Pos) -> Place | None:
         """Return where in a map dataset the element before ``pos`` comes from, if that is known."""
         return self.parent.place(pos)
@@ -270,6 +274,7 @@ class Stream:
     closes_anytime: ClassVar[bool] = False  # ``close`` may be called while another thread is in a run
     budget_waits: BudgetWaits | None = None
     reader: Any = None
+    tell_faults: Callable[[str, int], None] = staticmethod(lambda stage, num: None)  # an observer, of skipped elements
 
     def start_prefetch(self) -> None:
         """Start to compute ahead, here and upstream."""
