@@ -153,9 +153,11 @@ class StreamIterator(BlockIterator[T_co]):
         self._engine.close()
 
     def __del__(self) -> None:
-        # Parents are not closed, because they may have other users. The run refers to its stream.
-        if "_engine" in vars(self):
-            self._engine.forget_run()
+        # Parents are not closed, because they may have other users. A run refers to its stream.
+        engine = vars(self).get("_engine")
+        if engine is not None:
+            for stream in (engine, *engine.parents):
+                stream.forget_run()
 
     def start_prefetch(self) -> None:
         if not self._closed:
