@@ -53,7 +53,9 @@ def _check_order(order: Any, options: WorkerOptions, sequential_slice: bool) -> 
     return order
 
 
-def _by_workers(ds: Any, options: WorkerOptions, worker_init_fn: Any, sequential_slice: bool = False) -> Any:
+def _by_workers(
+    ds: Any, options: WorkerOptions, worker_init_fn: Any, sequential_slice: bool = False, by_lanes: bool | None = None
+) -> Any:
     """``ds``, computed by workers."""
     if options.num_workers == 0 and options.num_lanes is None:
         return ds
@@ -61,12 +63,12 @@ def _by_workers(ds: Any, options: WorkerOptions, worker_init_fn: Any, sequential
         as_int("per_worker_buffer_size", options.per_worker_buffer_size, minimum=1 if options.num_workers else 0)
     from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterDataset
 
-    return MultiprocessPrefetchIterDataset(ds, options, worker_init_fn, sequential_slice)
+    return MultiprocessPrefetchIterDataset(ds, options, worker_init_fn, sequential_slice, by_lanes)
 
 
 def _in_lanes(ds: Any, num_lanes: int | None = None, *, options: WorkerOptions, worker_init_fn: Any) -> Any:
     num_workers = options.num_workers if num_lanes is None else min(options.num_workers, num_lanes)
-    return _by_workers(ds, replace(options, num_workers=num_workers, num_lanes=num_lanes), worker_init_fn)
+    return _by_workers(ds, replace(options, num_workers=num_workers, num_lanes=num_lanes), worker_init_fn, by_lanes=False)
 
 
 def _warn_of_small_groups(ds: Any, batch_size: Any) -> None:
@@ -1038,7 +1040,7 @@ class IterSequenceMethods(Generic[T_co]):
         """Returns this host's rows of batches that all hosts share, the same whatever the number of hosts and of workers.
 
         An addition to Grain's methods. The stream is divided into ``num_lanes`` fixed lanes: lane ``l`` is everything before this
-        point over the elements ``l``, ``l + num_lanes``, … of each ``MapDataset`` that ``to_iter_dataset`` was called on. Every
+        point over every ``num_lanes``-th element of each ``MapDataset`` that it reads, of each component of a mixture. Every
         step takes ``k = batch_size / num_lanes`` elements of each lane; row ``r`` comes from lane ``r // k``. Host ``h`` of ``H``
         owns the lanes ``[h * num_lanes / H, (h + 1) * num_lanes / H)`` and gets their rows, in order.
 
@@ -1290,6 +1292,10 @@ class IterAheadMethods(Generic[T_co]):
         check_worker_options("options", options)
         ds = cast("IterDataset[T_co]", self)
         if _check_order(order, options, sequential_slice) == "workers" or not options.num_workers:
+            if options.num_lanes is None and not sequential_slice:
+                from gristmill.dataset.mixtures.shares import warn_if_one_sided
+
+                warn_if_one_sided(ds, options.num_workers, "mp_prefetch without num_lanes", "worker")
             return _by_workers(ds, options, worker_init_fn, sequential_slice)
         from gristmill.dataset.stages.stream_order import in_stream_order
 

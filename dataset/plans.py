@@ -60,6 +60,10 @@ class Plan(abc.ABC):
     def only(self, names: Sequence[str]) -> Plan:
         """The plan of some of the components."""
 
+    def in_lane(self, num_lanes: int) -> Plan:
+        """Return the plan of a lane of ``num_lanes`` of a mixture with this plan."""
+        return self
+
 
 class PatternPlan(Plan):
     """The pattern of Grain's mixtures.
@@ -132,6 +136,10 @@ class SchedulePlan(Plan):
 
     def only(self, names: Sequence[str]) -> Plan:
         return SchedulePlan(names, self.schedule)
+
+    def in_lane(self, num_lanes: int) -> Plan:
+        schedule = self.schedule.in_lane(num_lanes)
+        return self if schedule is self.schedule else SchedulePlan(self.names, schedule)
 
 
 def shares_of(components: Sequence[int], inner: Sequence[int]) -> Selected:
@@ -206,6 +214,9 @@ class PlannedSelectionMap(BlockSelectionMap):
         kept = [j for j, length in enumerate(lengths) if length]
         plan = self._plan.only([self._plan.names[j] for j in kept])
         return kept, PlannedSelectionMap(plan, [lengths[j] for j in kept], self._stop)
+
+    def in_lane(self, lengths: Sequence[int], num_lanes: int) -> BlockSelectionMap:
+        return PlannedSelectionMap(self._plan.in_lane(num_lanes), lengths, self._stop)
 
     def __len__(self) -> int:
         return self._length

@@ -117,6 +117,17 @@ class Schedule:
                 f"a schedule must have one number for each of the {num} datasets at every position, got {self._num_weights}"
             )
 
+    def in_lane(self, num_lanes: int) -> Schedule:
+        """Return the schedule of each of ``num_lanes`` lanes of a stream, whose elements come in turn.
+
+        The weights at position ``p`` of the stream hold from position ``ceil(p / num_lanes)`` of the lane on. If several
+        positions become one, the last one holds.
+        """
+        if num_lanes == 1 or len(self._points) == 1:
+            return self
+        points: Any = {-(-position // num_lanes): weights for position, weights in self._points.items()}
+        return Schedule(points) if self._kind == "steps" else Schedule.linear(points)
+
     def __repr__(self) -> str:
         name = "Schedule" if self._kind == "steps" else "Schedule.linear"
         return f"{name}({{{', '.join(f'{position}: {_plain(weights)}' for position, weights in self._points.items())}}})"

@@ -79,6 +79,10 @@ class BlockSelectionMap(DatasetSelectionMap):
     def over_lengths(self, lengths: Sequence[int]) -> tuple[list[int], BlockSelectionMap]:
         """The same selection from components of other lengths: which of them it selects from, and from these what."""
 
+    def in_lane(self, lengths: Sequence[int], num_lanes: int) -> BlockSelectionMap:
+        """Return the selection in one of ``num_lanes`` lanes, whose components have these lengths."""
+        raise NotImplementedError(f"{self} has no lanes of its own")
+
     _limit: int  # up to this magnitude of an index all arithmetic of ``_of_array`` stays within int64
 
     @abc.abstractmethod
@@ -116,6 +120,9 @@ class SelectionWithProportionsMap(BlockSelectionMap):
             return kept, ConcatenationMap(())
         proportions = [self._proportions[j] for j in kept]
         return kept, SelectionWithProportionsMap.of_datasets([lengths[j] for j in kept], proportions)
+
+    def in_lane(self, lengths: Sequence[int], num_lanes: int) -> BlockSelectionMap:
+        return SelectionWithProportionsMap.of_datasets(lengths, self._proportions)
 
     def __len__(self) -> int:
         return self._length

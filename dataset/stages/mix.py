@@ -69,6 +69,31 @@ class MixedMapDataset(BlockMapDataset[T]):
         new = MixedMapDataset([parts[component] for component in kept], selection_map)
         return new._with_names([self._names[component] for component in kept] if self._names else None)
 
+    @property
+    def selects_by_functions_of_users(self) -> bool:
+        """True if the selection is not one of this library."""
+        return not isinstance(self._selection_map, BlockSelectionMap)
+
+    def name_of(self, component: int) -> str:
+        """Return what messages call a component."""
+        return self._names.get(component, f"component {component}")
+
+    @property
+    def _is_mixed_in_lanes(self) -> bool:
+        selection_map = self._selection_map
+        return isinstance(selection_map, BlockSelectionMap) and not isinstance(selection_map, ConcatenationMap)
+
+    def over_lanes(self, lanes: Sequence[MapDataset[T]], num_lanes: int) -> MixedMapDataset[T]:
+        """Return a lane of ``num_lanes`` of this mixture.
+
+        Args:
+            lanes: that lane of each component.
+            num_lanes: how many lanes there are.
+        """
+        new = MixedMapDataset(lanes, self._selection_map.in_lane([len(lane) for lane in lanes], num_lanes))
+        new._names = self._names
+        return new
+
     def _with_names(self, names: Sequence[str] | None) -> MixedMapDataset[T]:
         """This dataset, which nobody has seen yet, where ``explain`` calls the components by these names."""
         self._names = dict(enumerate(names or ()))

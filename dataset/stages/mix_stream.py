@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeVar
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.naming import transform_name
 from gristmill.core.state import shown, state_count, state_field, state_flag, state_list
+from gristmill.dataset.bases.division import Division
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import (
     DatasetIterator,
@@ -99,6 +100,21 @@ class MixedIterDataset(IterDataset[T]):
         parents = tuple([tracing.of(parent).map(with_component(name)) for name, parent in twins])
         by = self._by
         return tracing.over(self, _parents=parents, _by=by and (lambda x: by(x.value)))
+
+    @property
+    def counts_elements(self) -> bool:
+        """True if its weights are those of elements, not of what ``by`` measures."""
+        return self._by is None
+
+    @property
+    def _changes_in_lanes(self) -> bool:
+        return self._plan.in_lane(2) is not self._plan
+
+    def _divided(self, division: Division) -> Any:
+        new: Any = super()._divided(division)
+        if division.by_lanes:
+            new._plan = self._plan.in_lane(division.num_workers)
+        return new
 
     def __iter__(self) -> DatasetIterator[T]:
         return MixedDatasetIterator(self._parents, self._names, self._plan, self._by, self._stop)

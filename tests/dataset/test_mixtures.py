@@ -402,6 +402,7 @@ def test_wrong_schedules_and_arguments():
 
 
 @pytest.mark.parametrize("options", [{}, {"stop": "all"}, {"stop": "never"}])
+@pytest.mark.filterwarnings("ignore:.*takes every n-th element")
 @pytest.mark.parametrize("weights", [{"a": 2, "b": 1, "c": 1}, Schedule({0: {"a": 1, "b": 3}, 7: {"a": 1, "c": 2, "b": 1}})])
 def test_a_mixture_of_map_datasets_counts_what_came(weights, options):
     parts = {"a": MapDataset.range(7), "b": MapDataset.range(100, 106), "c": MapDataset.range(200, 205)}
