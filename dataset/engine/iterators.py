@@ -13,7 +13,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
-from gristmill.core.exiting import end_thread_at_exit
+from gristmill.core.exiting import closing_when_dropped, end_thread_at_exit
 from gristmill.dataset.bases.context import IteratorContext
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, marked, pull, return_to, skip_one, state_at
 from gristmill.dataset.bases.next_index import may_have_gaps, move_to_index, next_index_of
@@ -53,6 +53,8 @@ class StreamIterator(BlockIterator[T_co]):
         if numbers is not None:
             self._ctx.numbers = numbers
         self._flow = engine.flow  # type: ignore[assignment,misc]
+        self._work_category = engine.work_category  # type: ignore[assignment,misc]
+        self._closes_anytime = engine.closes_anytime
         owner = weakref.ref(self)
         for i, parent in enumerate(parents):
             if type(parent) is StreamIterator:
@@ -80,7 +82,8 @@ class StreamIterator(BlockIterator[T_co]):
             before, advance = self._base, self._advance
             try:
                 element: T_co = self._begin() if advance is None else advance()
-                self._last, self._base = before, self._own_cell.pos
+                cell = self._own_cell
+                self._last, self._base = before, cell.settle() if cell.is_counting else cell.pos
                 return element
             except BaseException as error:
                 self._base = before  # wherever it was interrupted
@@ -101,7 +104,7 @@ class StreamIterator(BlockIterator[T_co]):
         """Take note of an error, an interrupt or the end."""
         end_thread_at_exit()
         if isinstance(error, StopIteration):
-            self._base = self._own_cell.pos
+            self._base = self._own_cell.settle()
             return
         self._advance, self._has_failed = None, isinstance(error, Exception)
         deliver(error)
@@ -110,7 +113,7 @@ class StreamIterator(BlockIterator[T_co]):
     def _go_to(self, pos: Pos) -> None:
         cell = self._own_cell
         self._advance, self._has_failed, self._base = None, False, pos
-        if cell.past_failed is not None or cell.pos is not pos:
+        if cell.past_failed is not None or cell.settle() is not pos:
             cell.go_to(pos)
 
     def skip_failed(self) -> None:
@@ -140,6 +143,8 @@ class StreamIterator(BlockIterator[T_co]):
         if "_engine" in vars(self):  # else it was refused
             self._engine.close()
 
+    __del__ = closing_when_dropped(close)  # parents may have other users
+
     def start_prefetch(self) -> None:
         if not self._closed:
             self._engine.start_prefetch()
@@ -157,7 +162,7 @@ class StreamIterator(BlockIterator[T_co]):
     def run(self) -> Iterator[Any]:
         """Return the elements after the last one that was committed."""
         cell = self._own_cell
-        if cell.pos is not self._base or cell.past_failed is not None:
+        if cell.past_failed is not None or cell.settle() is not self._base:
             cell.go_to(self._base)
         self._advance = None
         return self._engine.run(cell)
@@ -200,7 +205,7 @@ class StreamIterator(BlockIterator[T_co]):
     def _skip(self) -> None:
         self._go_to(self._base)
         pass_outputs(self._engine, self._own_cell, 1)
-        self._base = self._own_cell.pos
+        self._base = self._own_cell.settle()
 
     def _pass_failed(self) -> bool:
         self._own_cell.pass_failed()
@@ -237,10 +242,6 @@ class StreamIterator(BlockIterator[T_co]):
         options: Sequence[Any] = self._stage._work_options
         return options
 
-    @property
-    def _work_category(self) -> Any:  # type: ignore[override]
-        return self._engine.work_category
-
     def _work_ahead(self) -> WorkAhead | None:
         return self._engine.work_ahead()
 
@@ -266,10 +267,6 @@ class StreamIterator(BlockIterator[T_co]):
     @property
     def _reads_once(self) -> bool:
         return self._engine.reads_once()
-
-    @property
-    def _closes_anytime(self) -> bool:  # type: ignore[override]
-        return self._engine.closes_anytime
 
     @property
     def _function(self) -> Any:  # type: ignore[override]
@@ -326,21 +323,24 @@ class IteratorStream(Stream):
         self.it = it
         self.flow = getattr(it, "_flow", "stateful")  # type: ignore[misc]
         self._at: Any = _UNKNOWN  # where the iterator is
+        self._start: Any = _UNKNOWN
         self._is_users = self._takes_singly = not isinstance(it, BlockIterator)
 
     def start(self) -> Pos:
-        self._at = self._mark()
-        return self._at
+        if self._start is _UNKNOWN:
+            self._at = self._start = self._mark()
+        return self._start
 
     def save(self, pos: Pos) -> Any:
         if self._at is pos:
             return self.it.get_state()
         if type(pos) is not Within:
             return copied(pos) if self._is_users else state_at(self.it, pos)
-        at = self._mark()
+        at, mark = self._at, self._mark()
         self._return_to(pos)
         state = copied(self.it.get_state())
-        return_to(self.it, at)
+        return_to(self.it, mark)
+        self._at = at
         return state
 
     def saves_anywhere(self) -> bool:
@@ -351,8 +351,13 @@ class IteratorStream(Stream):
 
     def load(self, state: Any) -> Pos:
         # The next run finds the iterator there, or takes it back.
-        self._at = _UNKNOWN
-        self.it.set_state(state)
+        at, self._at = self._at, _UNKNOWN
+        try:
+            self.it.set_state(state)
+        except Exception:
+            if not self._is_users:  # it is where it was
+                self._at = at
+            raise
         self._at = self._mark()
         return self._at
 
@@ -364,13 +369,19 @@ class IteratorStream(Stream):
 
     def _mark(self) -> Any:
         mark = marked(self.it)
+        if mark is None and self._start is not _UNKNOWN:
+            return _GONE
         return copied(mark) if self._is_users else mark
 
     def _return_to(self, pos: Pos) -> None:
+        at, self._at = self._at, _UNKNOWN  # until the iterator is there, in case of an interrupt
         if type(pos) is Within:
             return_to(self.it, pos.mark)
             pull(self.it, pos.num)
-        elif pos is not None:
+        elif pos is None:
+            if at is _GONE:
+                self.it.get_state()  # raises
+        elif pos is not _GONE:
             return_to(self.it, copied(pos) if self._is_users else pos)
 
     def _run(self, cell: Cell) -> Iterator[Any]:
@@ -382,10 +393,10 @@ class IteratorStream(Stream):
             start, num = cell.pos, cell.take_wanted()
             if self._takes_singly or it._reads_once:
                 num = 1
+            self._at = _UNKNOWN  # until all is done, in case of an interrupt
             try:
                 elements = it._take(num)
             except Exception as error:
-                self._at = _UNKNOWN
                 if num > 1:  # those before the one that fails come first
                     self._return_to(start)
                     self._at = start
@@ -393,9 +404,6 @@ class IteratorStream(Stream):
                 cell.past_failed = partial(self._pass, cell, start)
                 if isinstance(error, StopIteration):
                     raise instead_of_stop(error, str(it)) from error
-                raise
-            except BaseException:
-                self._at = _UNKNOWN
                 raise
             num = len(elements)
             elements.reverse()
@@ -441,3 +449,4 @@ class IteratorStream(Stream):
 
 
 _UNKNOWN: Any = object()
+_GONE: Any = object()  # where an iterator without a state is that has moved: it cannot go back
