@@ -39,6 +39,19 @@ class Plan(abc.ABC):
     def select(self, positions: range) -> Selected:
         """The same for consecutive positions."""
 
+    def components(self, positions: range) -> list[int]:
+        """Return which one comes at each of consecutive positions."""
+        if len(positions) == 1:
+            return [self.at(positions.start)[0]]
+        shares, places = self.select(positions) if positions else ([], [])
+        found = [component for component, inner in shares for _ in inner]
+        return [found[place] for place in places]
+
+    def left(self, names: Sequence[str], position: int) -> Plan:
+        """Return the plan of some of the components, when the others have ended at ``position``."""
+        del position
+        return self.only(names)
+
     @abc.abstractmethod
     def counts(self, position: int) -> list[int]:
         """How often each one came before ``position``."""

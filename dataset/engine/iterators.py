@@ -29,9 +29,15 @@ from gristmill.transforms.batching import Allocate
 T_co = TypeVar("T_co", covariant=True)
 
 
-def open_stage(stage: Any, make: Callable[..., Stream]) -> StreamIterator[Any]:
-    """Return an iterator of the stream that ``make`` makes over those of the parents of ``stage``."""
-    return StreamIterator(stage, [iterate(parent) for parent in stage._parents], make)
+def open_stage(stage: Any, make: Callable[..., Stream], kind: type[StreamIterator[Any]] | None = None) -> StreamIterator[Any]:
+    """Return an iterator of the stream that ``make`` makes over those of the parents of ``stage``.
+
+    Args:
+        stage: the definition.
+        make: called with ``stage`` and the streams.
+        kind: the class of the iterator, if it has methods of its own.
+    """
+    return (kind or StreamIterator)(stage, [iterate(parent) for parent in stage._parents], make)
 
 
 class StreamIterator(BlockIterator[T_co]):
@@ -47,7 +53,7 @@ class StreamIterator(BlockIterator[T_co]):
         super().__init__(parents)
         self._parameters = stage._parameters
         self._stage = stage
-        self._engine = engine = make(stage, *[_stream_of(parent) for parent in parents])
+        self._engine = engine = make(stage, *[stream_of_iterator(parent) for parent in parents])
         engine.ctx = self._ctx
         numbers = getattr(engine, "numbers", None)
         if numbers is not None:
@@ -57,7 +63,7 @@ class StreamIterator(BlockIterator[T_co]):
         self._closes_anytime = engine.closes_anytime
         owner = weakref.ref(self)
         for i, parent in enumerate(parents):
-            if type(parent) is StreamIterator:
+            if isinstance(parent, StreamIterator):
                 parent._part_of = owner, i
         self._own_cell = Cell(engine.start())
         self._base = self._own_cell.pos  # the position after the output that was delivered last
@@ -303,8 +309,9 @@ def _unless_none(fn: Callable[[Any], Any], x: Any) -> Any:
     return None if x is None else fn(x)
 
 
-def _stream_of(it: DatasetIterator[Any]) -> Stream:
-    return it._engine if type(it) is StreamIterator else IteratorStream(it)
+def stream_of_iterator(it: DatasetIterator[Any]) -> Stream:
+    """Return the stream of an iterator, or one over it."""
+    return it._engine if isinstance(it, StreamIterator) else IteratorStream(it)
 
 
 class Within(NamedTuple):
