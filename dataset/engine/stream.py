@@ -54,7 +54,7 @@ class Cell:
             replays their elements.
     """
 
-    __slots__ = ("_end", "_steps", "choices", "is_counting", "moves", "outer", "past_failed", "pos", "wanted")
+    __slots__ = ("_compute", "choices", "is_counting", "moves", "outer", "past_failed", "pos", "wanted")
 
     def __init__(self, pos: Pos = None) -> None:
         self.pos = pos
@@ -63,13 +63,12 @@ class Cell:
         self.moves = 0
         self.outer: Cell | None = None
         self.choices: Choices | None = None
-        self.is_counting = False  # ``settle`` counts
-        self._steps: Iterator[bool] = repeat(True, 0)  # one for each element before ``_end`` that was not yielded
-        self._end = 0
+        self.is_counting = False  # ``settle`` computes the position
+        self._compute: Callable[[], Pos] | None = None
 
     def go_to(self, pos: Pos) -> None:
         """Move to ``pos``. The next run starts there."""
-        self.is_counting = False
+        self.is_counting, self._compute = False, None
         self.moves += 1  # first, so that an interrupt leaves no live run at another position
         self.pos = pos
         self.wanted, self.past_failed = 1, None
@@ -84,7 +83,7 @@ class Cell:
         """
         self.outer = outer
         self.choices = outer.choices if choices is None and outer is not None else choices
-        if self.past_failed is not None or not _are_equal(self.settle(), pos):
+        if self.past_failed is not None or not are_equal(self.settle(), pos):
             self.go_to(pos)
         return self
 
@@ -97,13 +96,25 @@ class Cell:
 
     def count_from(self, index: int, num: int) -> Iterator[bool]:
         """Return an iterator of ``num`` steps, one for each element from ``index`` on, to be consumed with them."""
-        self._end, self._steps, self.is_counting = index + num, repeat(True, num), True
-        return self._steps
+        end, steps = index + num, repeat(True, num)
+        self.compute_by(lambda: end - length_hint(steps))
+        return steps
+
+    def compute_by(self, compute: Callable[[], Pos]) -> None:
+        """Let ``settle`` ask ``compute`` for the position within a block, until ``end_block``."""
+        self._compute, self.is_counting = compute, True
+
+    def end_block(self) -> None:
+        """Settle: all elements of a block were yielded."""
+        self.settle()
+        self.is_counting, self._compute = False, None
 
     def settle(self) -> Pos:
-        """Return ``pos``, after counting the elements of a block that were yielded."""
-        if self.is_counting:
-            self.pos = self._end - length_hint(self._steps)
+        """Return ``pos``, computed first within a block of elements."""
+        if self.is_counting and self._compute is not None:
+            pos = self._compute()
+            if not are_equal(pos, self.pos):  # else the same object
+                self.pos = pos
         return self.pos
 
     def pass_failed(self) -> None:
@@ -115,7 +126,7 @@ class Cell:
             self.settle()
 
 
-def _are_equal(one: Pos, other: Pos) -> bool:
+def are_equal(one: Pos, other: Pos) -> bool:
     if one is other:
         return True
     try:
