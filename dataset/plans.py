@@ -12,7 +12,13 @@ from typing import Any, NamedTuple
 from gristmill.core.indices import Indices
 from gristmill.core.state import plain_counts, shown
 from gristmill.dataset.schedules import Schedule
-from gristmill.dataset.selection import BlockSelectionMap, Selected, SelectionWithProportionsMap, select_singly
+from gristmill.dataset.selection import (
+    BlockSelectionMap,
+    Selected,
+    SelectionWithProportionsMap,
+    components_of,
+    select_singly,
+)
 
 
 class Plan(abc.ABC):
@@ -39,18 +45,11 @@ class Plan(abc.ABC):
     def select(self, positions: range) -> Selected:
         """The same for consecutive positions."""
 
-    def components(self, positions: range) -> list[int]:
+    def components(self, positions: range) -> Sequence[int]:
         """Return which one comes at each of consecutive positions."""
         if len(positions) == 1:
             return [self.at(positions.start)[0]]
-        shares, places = self.select(positions) if positions else ([], [])
-        found = [component for component, inner in shares for _ in inner]
-        return [found[place] for place in places]
-
-    def left(self, names: Sequence[str], position: int) -> Plan:
-        """Return the plan of some of the components, when the others have ended at ``position``."""
-        del position
-        return self.only(names)
+        return components_of(*self.select(positions)) if positions else ()
 
     @abc.abstractmethod
     def counts(self, position: int) -> list[int]:
@@ -63,6 +62,11 @@ class Plan(abc.ABC):
     @abc.abstractmethod
     def weights(self, position: int) -> list[int]:
         """Integer weights of the element at ``position``, whose sum is ``whole`` everywhere."""
+
+    def weights_until(self, position: int) -> int:
+        """Return a position up to which the weights at ``position`` hold."""
+        del position
+        return sys.maxsize
 
     @property
     @abc.abstractmethod
@@ -99,6 +103,9 @@ class PatternPlan(Plan):
 
     def select(self, positions: range) -> Selected:
         return self._selection.select(positions)
+
+    def components(self, positions: range) -> Sequence[int]:
+        return self._selection.components(positions)
 
     def counts(self, position: int) -> list[int]:
         return self._selection.nums_before(position)
@@ -142,6 +149,9 @@ class SchedulePlan(Plan):
 
     def weights(self, position: int) -> list[int]:
         return self.selection.weights(position)
+
+    def weights_until(self, position: int) -> int:
+        return self.selection.weights_until(position)
 
     @property
     def whole(self) -> int:

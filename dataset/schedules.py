@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import heapq
 import math
+import sys
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -41,6 +42,7 @@ _MAX_BLOCKS = 256
 _PIECE = 1 << 14  # positions that are looked at together
 _MAX_SETTLING = 1 << 16  # positions after which those that are never drawn from again have been given what they get
 _SAFE = 1 << 62
+_FEW = 400  # integrals that are computed one by one in less time than with NumPy
 
 
 class Schedule:
@@ -152,11 +154,14 @@ class Schedule:
         return cls(steps) if kind == "steps" else cls.linear(steps)
 
     def selection(self, names: Sequence[str]) -> ScheduledSelection:
-        """Which of ``names`` is next at every position; the others are left out. It ends where none of them has a weight."""
+        """Which of ``names`` is next at every position; the others are left out.
+
+        Where none of them has a weight, those hold that the next position with weights has. It ends after the last one.
+        """
         rows = {position: [weights.get(name, Fraction(0)) for name in names] for position, weights in self._points.items()}
         drawn_from = [position for position, row in rows.items() if any(row)]
         is_linear, last = self._kind == "linear", max(drawn_from, default=-1)
-        end = next((position for position, row in rows.items() if not any(row) and (not is_linear or position > last)), None)
+        end = next((position for position in rows if position > last), None) if drawn_from else None
         shares = []
         for position, row in rows.items():
             if not any(row):  # what lies between points with weights is as the nearest of them
@@ -248,13 +253,19 @@ class _Segment:
             x = max(0, -(-missing // self.slope[i])) if missing > 0 else 0
             return x if length is None or x <= length else None
         assert length is not None
-        if self.at(i, length) < target:
+        base, slope, bend = self.base[i], self.slope[i], self.bend[i]
+        if base >= target:
+            return 0
+        if base + (slope + bend * length) * length < target:
             return None
-        low, high = 0, length
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (low, middle) if self.at(i, middle) >= target else (middle + 1, high)
-        return low
+        # The root of a polynomial that grows up to ``length``, rounded; it is off by 1 at most.
+        x = (math.isqrt(max(0, slope * slope + 4 * bend * (target - base))) - slope) // (2 * bend)
+        x = min(max(x - 1, 1), length)
+        while base + (slope + bend * x) * x < target:
+            x += 1
+        while base + (slope + bend * (x - 1)) * (x - 1) >= target:
+            x -= 1
+        return x
 
 
 class ScheduledSelection:
@@ -313,6 +324,13 @@ class ScheduledSelection:
         segment = self._segments[bisect_right(self._starts, position) - 1]
         x = position - segment.start
         return [slope + 2 * bend * x for slope, bend in zip(segment.slope, segment.bend, strict=True)]
+
+    def weights_until(self, position: int) -> int:
+        """Return a position up to which the weights at ``position`` hold."""
+        s = bisect_right(self._starts, position)
+        if any(self._segments[s - 1].bend):
+            return position + 1
+        return self._starts[s] if s < len(self._starts) else sys.maxsize
 
     def integral(self, position: int) -> list[int]:
         """Numerators of the integrals of the shares up to ``position``."""
@@ -448,6 +466,9 @@ class ScheduledSelection:
         first = max(since, min(releases)) if since else sorted(releases)[1]  # one alone is never ahead
         lows = [0] * len(units)
         offset = position - given
+        if (position + 1 - first) * len(members) <= _FEW:
+            self._lower_singly(lows, releases, members, range(first, position + 1), offset)
+            first = position + 1
         for start in range(first, position + 1, _PIECE):
             stop = min(start + _PIECE, position + 1)
             surplus = self._surplus(members, start, stop, offset)
@@ -458,6 +479,20 @@ class ScheduledSelection:
             counts[i] += ahead - before
             before = ahead
         return counts
+
+    def _lower_singly(
+        self, lows: list[int], releases: list[int], members: Sequence[int], positions: range, offset: int
+    ) -> None:
+        """Lower ``lows`` as ``_lower`` does, for few positions."""
+        for position in positions:
+            segment = self._segments[bisect_right(self._starts, position) - 1]
+            x = position - segment.start
+            surplus = offset - position - sum([-segment.at(i, x) // self._whole for i in members])
+            late = sum([release <= position for release in releases])
+            if surplus < late:
+                for j, release in enumerate(releases):
+                    late -= release <= position  # those after it
+                    lows[j] = min(lows[j], surplus - late)
 
     def _surplus(self, members: Sequence[int], start: int, stop: int, offset: int) -> Any:
         """How many units of ``members`` were released beyond one for each position, at the positions of a range."""

@@ -138,6 +138,13 @@ class SelectionWithProportionsMap(BlockSelectionMap):
         component = int(components[phase])
         return component, int(inner_of[phase]) + round_ * self._reduced[component]
 
+    def components(self, positions: range) -> Sequence[int]:
+        """Return the component of each of consecutive positions."""
+        num = len(positions)
+        if self._period > _MAX_PERIOD or num > _MAX_PLANNED:
+            return components_of(*self.select(positions)) if num else ()
+        return _turns(self._reduced, positions.start % self._period, num)
+
     def nums_before(self, index: int) -> list[int]:
         """How many of the first ``index`` elements each component gives."""
         nums, left, total = [], index, sum(self._reduced)
@@ -248,6 +255,19 @@ def _plan(proportions: tuple[int, ...], phase: int, num: int) -> tuple[list[tupl
     """The selection of ``num`` indices from ``phase`` on: ``(component, weight, first index in it, how many)`` and places."""
     shares, places = BlockSelectionMap.select(SelectionWithProportionsMap(proportions, 0), range(phase, phase + num))
     return [(j, proportions[j], int(inner[0]), len(inner)) for j, inner in shares], list(places)
+
+
+@lru_cache(maxsize=1024)
+def _turns(proportions: tuple[int, ...], phase: int, num: int) -> tuple[int, ...]:
+    """The components of ``num`` indices from ``phase`` on."""
+    components, _ = _table(proportions)
+    return tuple(np.take(components, range(phase, phase + num), mode="wrap").tolist())
+
+
+def components_of(shares: Sequence[tuple[int, Indices]], places: Sequence[int]) -> list[int]:
+    """Return the component of each element of a block that was selected."""
+    found = [component for component, inner in shares for _ in inner]
+    return [found[place] for place in places]
 
 
 class ConcatenationMap(BlockSelectionMap):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from operator import length_hint
 from typing import Any, NamedTuple
 
 from gristmill.core.errors import StateMismatchError, as_int
@@ -17,12 +19,12 @@ from gristmill.dataset.engine.choices import NEW, USUAL, Choices
 from gristmill.dataset.engine.iterators import StreamIterator, stream_of_iterator
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, cannot_merge
 from gristmill.dataset.epochs import in_epoch
-from gristmill.dataset.mixtures.draw_counts import DrawCounts
+from gristmill.dataset.mixtures.draw_counts import Aims, DrawCounts
 from gristmill.dataset.pieces import Piece, needed, pieces_of, turns_in
 from gristmill.dataset.plans import PatternPlan, Plan, plan_of
 from gristmill.dataset.states.mixtures import DRAWN, FORGOTTEN, OWN
 from gristmill.dataset.states.turns import TURNS, Turns
-from gristmill.dataset.states.values import copied
+from gristmill.dataset.states.values import copied, is_same
 from gristmill.dataset.tally import Tally
 from gristmill.dataset.telling.failures import add_before, tell, told
 
@@ -42,7 +44,7 @@ class Standing(NamedTuple):
 
     Attributes:
         parts: the positions of the components.
-        index: how often a component was asked for an element.
+        num_asked: how often a component was asked for an element.
         has_ended: no more elements follow.
         counts: what was drawn of each component; ``None``: it follows from the index.
         pieces: positions that are drawn under earlier plans, of states from before there were records of choices.
@@ -50,7 +52,7 @@ class Standing(NamedTuple):
     """
 
     parts: tuple[Pos, ...]
-    index: int = 0
+    num_asked: int = 0
     has_ended: bool = False
     counts: Tally | None = None
     pieces: tuple[Piece, ...] = ()
@@ -98,8 +100,8 @@ class Mix(Stream):
         """Return a position without a log."""
         base, log, num = pos
         if not num:
-            return base  # type: ignore[no-any-return]
-        parts, has_ended, index = [*base.parts], base.has_ended, base.index
+            return base
+        parts, has_ended, index = [*base.parts], base.has_ended, base.num_asked
         counts = None if base.counts is None else DrawCounts(base.counts)
         for i, part, index, length, kind, aims in log[:num]:
             if i is not None:
@@ -120,7 +122,7 @@ class Mix(Stream):
     def index(self, pos: Pos) -> int:
         """Return how often a component was asked for an element."""
         base, log, num = pos
-        index: int = log[num - 1][2] if num else base.index
+        index: int = log[num - 1][2] if num else base.num_asked
         return index
 
     def place(self, pos: Pos) -> Place | None:
@@ -137,16 +139,16 @@ class Mix(Stream):
         states: Any = [self._parent_in(i, at.counts).save(part) for i, part in enumerate(at.parts)]
         if self.names is not None:
             states = dict(zip(self.names, states, strict=True))
-        state = {"parents": states, "index": at.index, "stop": at.has_ended}
+        state = {"parents": states, "index": at.num_asked, "stop": at.has_ended}
         if self.names is not None and (self.key or self.is_replayed or at.counts is not None):
             state[OWN] = self.own.copy()  # Grain ignores the entry
-        pieces = [piece for piece in at.pieces if piece.stop > at.index]
+        pieces = [piece for piece in at.pieces if piece.stop > at.num_asked]
         if pieces:
             state[DRAWN] = [[piece.stop, piece.plan.described()] for piece in pieces]
             names = [zip(piece.plan.names, piece.places, strict=True) for piece in pieces]
             if forgotten := sorted({name for pairs in names for name, place in pairs if place is None}):
                 state[FORGOTTEN] = forgotten
-        if at.again is not None and at.index < at.again[0].stop:
+        if at.again is not None and at.num_asked < at.again[0].stop:
             state[TURNS] = copied(at.again[1])
         if at.counts is not None:
             state.update(at.counts.saved(self.plan.names))
@@ -192,7 +194,7 @@ class Mix(Stream):
     def index_of(self, pos: Pos) -> int:
         at = self.standing(pos)
         self._check_index(at.pieces)
-        return at.index - at.has_ended  # the last one was asked for in vain
+        return at.num_asked - at.has_ended  # the last one was asked for in vain
 
     def at_index(self, index: int) -> Pos:
         self._check_index(())
@@ -251,19 +253,23 @@ class Mix(Stream):
 
     def _run(self, cell: Cell) -> Iterator[Any]:
         at = Drawing(self, cell)
-        runs: dict[int, Iterator[Any]] = {}
-        cells, by, log = self.cells, self.by, at.log
-        while turns := at.turns():
+        runs: dict[int | None, Iterator[Any]] = {}
+        cells, log, counts_nothing = self.cells, at.log, at.counts_nothing
+        while True:
+            wanted = cell.take_wanted()
+            if wanted > 1 and counts_nothing:
+                yield from self._in_block(at, runs, wanted)
+                log = at.log
+                if at.has_ended:
+                    return
+                continue
+            if not (turns := at.turns(_BLOCK)):
+                break
             for i in turns:
                 try:
-                    run = runs.get(i)
-                    if run is None:
-                        run = runs[i] = self.run_of(i, at.parts[i], cell)
-                        self._weigh(i, at.index)
-                    x = next(run, _END)
+                    x = next(runs[i] if i in runs else self._opened(at, runs, i), _END)
                 except Exception as error:
-                    add_before(error, f"It happened in the component with input_index={i} of {self}.")
-                    cell.past_failed = partial(self._pass, at, i)
+                    self._fail(error, at, i)
                     raise
                 if x is _END:
                     at.end(i)
@@ -272,7 +278,7 @@ class Mix(Stream):
                         return
                     break
                 c = cells[i]
-                if by is None and at.counts is None and at.again is None and self.draws is None:
+                if counts_nothing:
                     at.index = index = at.index + 1
                     at.num = num = at.num + 1
                     log.append((i, c.settle() if c.is_counting else c.pos, index, 1, _DRAWN, None))
@@ -283,10 +289,67 @@ class Mix(Stream):
             log = at.begin_log()
         at.finish()
 
+    def _in_block(self, at: Drawing, runs: dict[int | None, Iterator[Any]], num: int) -> Iterator[Any]:
+        """Yield up to ``num`` elements, which will surely be taken."""
+        turns = at.turns(num)
+        start = at.begin_block()
+        counts = Counter(turns)
+        cells = self.cells
+        for i, of_component in counts.items():
+            if i not in runs:
+                self._opened(at, runs, i)
+            cells[i].wanted = of_component
+        runs[None] = iter(())
+        left = iter((*turns, None))
+        cell = at.cell
+        known = [(0, (start, at.log, 0))]
+
+        def pos() -> Pos:
+            num = len(turns) + 1 - length_hint(left)
+            if known[0][0] != num:
+                known[0] = num, (self._after(start, turns, num), [], 0)
+            return known[0][1]
+
+        cell.compute_by(pos)
+        try:
+            yield from map(next, map(runs.__getitem__, left))
+        except Exception as error:
+            taken = len(turns) - length_hint(left)
+            at.end_block(self._after(start, turns, taken))
+            self._fail(error, at, turns[taken])
+            raise
+        taken = len(turns) - length_hint(left)
+        num, after = known[0]
+        at.end_block(after[0] if num == taken else self._after(start, turns, taken))
+        if taken < len(turns):
+            at.end(turns[taken])
+        elif not turns:
+            at.finish()
+
+    def _after(self, start: Standing, turns: Sequence[int], num: int) -> Standing:
+        """Return where the mixture is after the first ``num`` of ``turns``."""
+        parts = [*start.parts]
+        for i in {*turns[:num]}:
+            parts[i] = self.cells[i].settle()
+        return Standing(tuple(parts), start.num_asked + num)
+
+    def _opened(self, at: Drawing, runs: dict[int | None, Iterator[Any]], i: int) -> Iterator[Any]:
+        run = runs[i] = self.run_of(i, at.parts[i], at.cell)
+        self._weigh(i, at.index)
+        return run
+
+    def _fail(self, error: Exception, at: Drawing, i: int) -> None:
+        add_before(error, f"It happened in the component with input_index={i} of {self}.")
+        at.cell.past_failed = partial(self._pass, at, i)
+
     def _pass(self, at: Drawing, i: int) -> None:
         """Move past the element of component ``i`` that failed."""
-        self.cells[i].pass_failed()
-        at.pass_one(i, self.cells[i].settle())
+        cell = self.cells[i]
+        before = cell.settle()
+        cell.pass_failed()
+        part = cell.settle()
+        if part is before or not is_same(part, before):  # else there was no element
+            at.pass_one(i, part)
 
     def _weigh(self, i: int, index: int) -> None:
         if not self.is_expected:
@@ -327,6 +390,16 @@ class Mix(Stream):
         return f"MixedDatasetIterator({self.stage.text_of_parameters(tuple)})"
 
 
+class _Held(NamedTuple):
+    """The shares of components at positions from ``start`` to ``stop``."""
+
+    plan: Plan
+    start: int
+    stop: int
+    num_ended: int  # components, by then
+    aims: Aims
+
+
 class MixIterator(StreamIterator[Any]):
     """The iterator of a mixture, which knows what was drawn of each component."""
 
@@ -340,7 +413,7 @@ class MixIterator(StreamIterator[Any]):
         return mix
 
     @property
-    def _is_taken_again(self) -> bool:  # type: ignore[override]
+    def _is_taken_again(self) -> bool:
         return self._mix.is_replayed
 
     @_is_taken_again.setter
@@ -369,7 +442,7 @@ class MixIterator(StreamIterator[Any]):
 
     def _drawn(self) -> dict[str, dict[str, int]]:
         at = self._mix.standing(self.pos)
-        return self._mix.counts_by_name(at.counts, at.index - at.has_ended)
+        return self._mix.counts_by_name(at.counts, at.num_asked - at.has_ended)
 
     # For stages with iterators of their own, which say in their states what they replay.
 
@@ -391,10 +464,11 @@ class Drawing:
         self.log: list[Any] = []
         self.num = 0
         self.parts = [*base.parts]  # at the beginning of the run, or of the epoch of a component
-        self.index, self.has_ended, self.pieces, self.again = base.index, base.has_ended, base.pieces, base.again
+        self.index, self.has_ended, self.pieces, self.again = base.num_asked, base.has_ended, base.pieces, base.again
         self.counts = None if base.counts is None else DrawCounts(base.counts)
         self.choices = cell.choices if mix.makes_choices else None
         self._left: tuple[Any, tuple[Plan, Places]] | None = None  # what is left of a plan when some have ended
+        self._held: _Held | None = None
         for i in range(len(self.parts)):
             mix._parent_in(i, base.counts)
         if mix.draws is not None:
@@ -407,10 +481,30 @@ class Drawing:
             self.base = self.base._replace(pieces=self.pieces)
         return self.log
 
+    def begin_block(self) -> Standing:
+        """Return where the mixture is, before a block of elements whose position is computed on demand."""
+        if self.num or self.base.pieces:
+            self.base = self.mix.standing((self.base, self.log, self.num))._replace(pieces=self.pieces)
+            self.log, self.num = [], 0
+        return self.base
+
+    def end_block(self, base: Standing) -> None:
+        """Continue after such a block."""
+        cell = self.cell
+        cell.is_counting = False
+        self.base, self.index = base, base.num_asked
+        cell.pos = base, self.log, 0
+
     # Which component is next.
 
-    def turns(self) -> list[Any]:
-        """Return which components are next; none if the mixture has ended."""
+    @property
+    def counts_nothing(self) -> bool:
+        """True if the elements that follow are determined by the index and the own plan."""
+        mix = self.mix
+        return self.counts is None and not (mix.by or self.again or self.pieces or mix.draws or self.choices)
+
+    def turns(self, num: int) -> Sequence[Any]:
+        """Return up to ``num`` components that are next; none if the mixture has ended."""
         if self.has_ended:
             return []
         mix = self.mix
@@ -423,7 +517,7 @@ class Drawing:
                 continue
             asked = self.choices is not None and not self._is_in_piece()
             plan, places = self._without_ended(self._chosen() if asked else self._planned())
-            found = self._due(plan, places, 1 if asked else _BLOCK)
+            found = self._due(plan, places, 1 if asked else num)
             if found and found[0] is None:
                 raise needed([name for name in plan.names if name not in mix.plan.names], mix)
             if found or not self._is_in_piece():
@@ -433,22 +527,36 @@ class Drawing:
                 return found
             self.index = self.index + 1 if mix.by is None else self.pieces[0].stop
 
-    def _due(self, plan: Plan, places: Places, num: int) -> list[Any]:
+    def _due(self, plan: Plan, places: Places, num: int) -> Sequence[Any]:
         """Return the next components under a plan, at most ``num``."""
         if not places or (plan.end is not None and self.index >= plan.end):
             return []
         if self.mix.by is None:
             stops = [self.index + num, *[piece.stop for piece in self.pieces[:1]]]
             positions = range(self.index, min(stops if plan.end is None else [*stops, plan.end]))
-            found = [places[component] for component in plan.components(positions)]
+            components = plan.components(positions)
+            if type(places) is range:  # all are there
+                return components
+            found = [places[component] for component in components]
             if None in found and (self.mix.then is None or self._is_in_piece()):
                 del found[found.index(None) :]
             return found
+        aims = self._aims(plan, places)
+        assert self.counts is not None
+        return [self.counts.furthest_behind(aims)] if aims else []
+
+    def _aims(self, plan: Plan, places: Places) -> Aims:
+        """Return the components that are drawn from at the index, with their shares."""
         counts = self.counts
         assert counts is not None
-        weights = zip(places, plan.weights(self.index), strict=True)
-        owed = [(counts.behind(i), i) for i, weight in weights if weight and i is not None]
-        return [min(owed)[1]] if owed else []
+        held = self._held
+        if held is None or held.plan is not plan or held.num_ended != len(counts.ended) or not held.start <= self.index < held.stop:
+            weights = zip(places, plan.weights(self.index), strict=True)
+            pairs = [(i, weight) for i, weight in weights if weight and i is not None]
+            total = sum([weight for _, weight in pairs])
+            aims = [(i, weight * counts.whole // total) for i, weight in pairs]
+            self._held = held = _Held(plan, self.index, plan.weights_until(self.index), len(counts.ended), aims)
+        return held.aims
 
     def _planned(self) -> tuple[Plan, Places]:
         """Return the plan at the index, and which component each of its own is."""
@@ -486,7 +594,7 @@ class Drawing:
         key = id(plan), frozenset(ended)
         if self._left is None or self._left[0] != key:
             kept = [i for i, place in enumerate(places) if place not in ended]
-            self._left = key, (plan.left([plan.names[i] for i in kept], self.index), [places[i] for i in kept])
+            self._left = key, (plan.only([plan.names[i] for i in kept]), [places[i] for i in kept])
         return self._left[1]
 
     def _turn_again(self) -> int | None:
@@ -510,9 +618,7 @@ class Drawing:
                 self.cell.past_failed = partial(self.pass_one, i, part)
                 raise
             if length:
-                plan, places = self._without_ended(self._planned() if mix.then is None else mix.then)
-                weights = zip(places, plan.weights(self.index), strict=True)
-                aims = [(place, weight) for place, weight in weights if place is not None and weight]
+                aims = self._aims(*self._without_ended(self._planned() if mix.then is None else mix.then))
         is_again = self.again is not None and self.index < self.again[0].stop
         is_left_out = is_again and self._turn_again() == ~i
         if mix.draws is not None:

@@ -58,7 +58,7 @@ def multithread_prefetch(
     buffer_size = as_int("buffer_size", buffer_size, minimum=0)
     if not num_threads:
         return ds
-    computed = MultithreadPrefetchIterDataset(ds, num_threads, buffer_size, sequential_slice)
+    computed: IterDataset[T] = MultithreadPrefetchIterDataset(ds, num_threads, buffer_size, sequential_slice)
     if not sequential_slice:
         warn_if_one_sided(ds, num_threads, "multithread_prefetch", "thread")
     return computed
