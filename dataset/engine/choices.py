@@ -92,8 +92,7 @@ class Choices:
         for key, num in self.counts.items():
             start = counts.get(key, 0)
             if num > start:
-                unusual = tuple([(i - start, choice) for i, choice in self._made.get(key, ()) if i >= start])
-                records.append(Record(key, num - start, unusual))
+                records.append(Record(key, num - start, tuple(_from(start, self._made.get(key, ())))))
         return tuple(records)
 
     def to_come(self) -> Records:
@@ -103,7 +102,7 @@ class Choices:
         for key, until in self.until.items():
             num = self.counts.get(key, 0)
             if until > num:
-                own = {i - num: choice for (k, i), choice in self._known.items() if k == key and i >= num}
+                own = dict(_from(num, sorted([(i, choice) for (k, i), choice in self._known.items() if k == key], key=_index)))
                 num_outer, unusual = found.get(key, (0, {}))
                 later = {i + until - num: choice for i, choice in unusual.items()}
                 found[key] = until - num + num_outer, {**own, **later}
@@ -116,6 +115,25 @@ class Choices:
         self.restart(self.to_come())
         self.add(made)
         self.outer = outer
+
+
+def _from(start: int, unusual: Iterable[tuple[int, Any]]) -> list[tuple[int, Any]]:
+    """Return the unusual ones of the choices from ``start`` on, counted from there.
+
+    A choice that is a mapping, such as the weights of a mixture, holds until the next unusual one.
+    """
+    found, holds = [], None
+    for i, choice in unusual:
+        if i < start:
+            holds = choice
+        else:
+            found.append((i - start, choice))
+    is_first_usual = not found or found[0][0]
+    return [(0, holds), *found] if is_first_usual and isinstance(holds, Mapping) else found
+
+
+def _index(choice: tuple[int, Any]) -> int:
+    return choice[0]
 
 
 def number_choosers(stream: Stream, prefix: str = "", start: int = 0) -> int:
