@@ -154,7 +154,7 @@ class MapDatasetMeta(_DatasetMeta):
             >>> list(MapDataset.concatenate([MapDataset.range(2), MapDataset.range(10, 12)]))
             [0, 1, 10, 11]
         """
-        from gristmill.dataset.stages.mix import concatenate
+        from gristmill.dataset.mixtures.map_dataset import concatenate
 
         return concatenate(datasets)
 
@@ -183,7 +183,7 @@ class MapDatasetMeta(_DatasetMeta):
             >>> list(MapDataset.mix([MapDataset.range(4), MapDataset.range(10, 18)], weights=[1, 2]))
             [0, 10, 11, 1, 12, 13, 2, 14, 15, 3, 16, 17]
         """
-        from gristmill.dataset.stages.mix import mix
+        from gristmill.dataset.mixtures.map_dataset import mix
 
         return mix(datasets, weights, by, stop)
 
@@ -206,7 +206,7 @@ class MapDatasetMeta(_DatasetMeta):
             >>> list(MapDataset.select_from_datasets(datasets, [(1, 0), (0, 3), (1, 0)]))
             [10, 3, 10]
         """
-        from gristmill.dataset.stages.mix import MixedMapDataset
+        from gristmill.dataset.mixtures.map_dataset import MixedMapDataset
 
         return MixedMapDataset(datasets, selection_map)
 
@@ -749,7 +749,7 @@ class IterDatasetMeta(_DatasetMeta):
             >>> list(ds)
             [0, 7, 1, 8, 2, 9, 3]
         """
-        from gristmill.dataset.stages.mix_stream import MixedIterDataset
+        from gristmill.dataset.mixtures.iter_dataset import MixedIterDataset
 
         return MixedIterDataset(datasets, weights, by, stop)
 

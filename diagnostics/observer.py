@@ -30,7 +30,7 @@ from gristmill.dataset.bases.observing import (
     opens_pipelines,
     work_ahead,
 )
-from gristmill.dataset.tally import sum_of_counts
+from gristmill.dataset.mixtures.draw_counts import sum_of_counts
 from gristmill.dataset.watching import observe_as, observed_as, unobserve
 from gristmill.diagnostics.annotations import annotated
 from gristmill.diagnostics.metrics.measuring import measured

@@ -1,18 +1,100 @@
-"""What a running mixture has drawn of its components, changed in place."""
+"""How often each component of a mixture of streams was drawn."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeAlias
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
-from gristmill.dataset.tally import Tally
+from gristmill.core.errors import StateMismatchError
+from gristmill.core.state import plain_int, shown, state_count, state_field, state_flag
+
+
+class DrawCounts(NamedTuple):
+    """Numbers by component; never changed in place.
+
+    Args:
+        elements: how many.
+        lengths: of all elements of each together; their number, where nobody measures them.
+        epochs: how often it has begun anew.
+        ended: which have no elements left; where they begin anew, which have had none since.
+        targets: how long the elements of each should be together, in parts of ``whole``; only where they are measured.
+        whole: see there; 0 where nobody measures.
+    """
+
+    elements: tuple[int, ...]
+    lengths: tuple[int, ...]
+    epochs: tuple[int, ...]
+    ended: frozenset[int] = frozenset()
+    targets: tuple[int, ...] = ()
+    whole: int = 0
+
+    @classmethod
+    def nothing(cls, num: int, whole: int) -> DrawCounts:
+        """That of ``num`` components before the first element."""
+        none = (0,) * num
+        return cls(none, none, none, frozenset(), none if whole else (), whole)
+
+    @classmethod
+    def of_elements(cls, elements: Sequence[int]) -> DrawCounts:
+        """So many elements, which nobody measured."""
+        return cls(tuple(elements), tuple(elements), (0,) * len(elements))
+
+    def added(self, nums: Mapping[int, int], length: int | None = None) -> DrawCounts:
+        """With so many more elements of these components; or with one, of this length."""
+        elements, lengths = [*self.elements], [*self.lengths]
+        for component, num in nums.items():
+            elements[component] += num
+            lengths[component] += num if length is None else length
+        return self._replace(elements=tuple(elements), lengths=tuple(lengths))
+
+    def by_name(self, names: Sequence[str]) -> dict[str, dict[str, int]]:
+        """What users see of it."""
+        rows = zip(self.elements, self.lengths, self.epochs, strict=True)
+        return {
+            name: {"elements": elements, "lengths": lengths, "epochs": epochs}
+            for name, (elements, lengths, epochs) in zip(names, rows, strict=True)
+        }
+
+    def saved(self, names: Sequence[str]) -> dict[str, Any]:
+        """The entries of a state."""
+        counts: dict[str, dict[str, Any]] = {**self.by_name(names)}
+        for i, name in enumerate(names):
+            counts[name]["ended"] = i in self.ended
+            if self.whole:
+                counts[name]["target"] = self.targets[i]
+        return {"counts": counts, "whole": self.whole} if self.whole else {"counts": counts}
+
+    @classmethod
+    def read(cls, state: Mapping[str, Any], names: Sequence[str], whole: int, owner: object) -> DrawCounts:
+        """What ``saved`` has put into a state; of components that it does not name, nothing was drawn.
+
+        Raises:
+            StateMismatchError: there is something else.
+        """
+        saved = state_field(state, "counts", owner)
+        if not isinstance(saved, Mapping):
+            raise StateMismatchError(f"counts in the state of {owner} must be a mapping of names to numbers, got {shown(saved)}")
+        owner = f"{owner} (counts)"
+        rows = [saved.get(name, _NOTHING) for name in names]
+        elements, lengths, epochs = [
+            tuple([state_count(row, key, owner) for row in rows]) for key in ("elements", "lengths", "epochs")
+        ]
+        ended = frozenset([i for i, row in enumerate(rows) if state_flag(row, "ended", owner)])
+        tally = cls(elements, lengths, epochs, ended)
+        if not whole:
+            return tally
+        saved_whole = _positive(state, "whole", owner, 1)
+        common = math.lcm(saved_whole, whole)  # so that nothing is rounded
+        targets = [_positive(row, "target", owner, 0) * (common // saved_whole) for row in rows]
+        return tally._replace(targets=tuple(targets), whole=common)
 
 
 Aims: TypeAlias = Sequence[tuple[int, int]]  # components with their shares of a length, in parts of ``whole``
 
 
-class DrawCounts:
-    """The numbers of a ``Tally``, which is their frozen form.
+class RunningCounts:
+    """The numbers of a ``DrawCounts``, which is their frozen form.
 
     Args:
         frozen: where to begin.
@@ -20,18 +102,18 @@ class DrawCounts:
 
     __slots__ = ("_aims", "_length", "elements", "ended", "epochs", "lengths", "targets", "whole")
 
-    def __init__(self, frozen: Tally) -> None:
+    def __init__(self, frozen: DrawCounts) -> None:
         self.elements, self.lengths, self.epochs = [*frozen.elements], [*frozen.lengths], [*frozen.epochs]
         self.ended, self.targets, self.whole = {*frozen.ended}, [*frozen.targets], frozen.whole
         # A length that was drawn under these shares, and is not in the targets.
         self._length = 0
         self._aims: Aims = ()
 
-    def frozen(self) -> Tally:
+    def frozen(self) -> DrawCounts:
         """Return the numbers of now."""
         self._aim_for(self._aims)
         numbers = tuple(self.elements), tuple(self.lengths), tuple(self.epochs)
-        return Tally(*numbers, frozenset(self.ended), tuple(self.targets), self.whole)
+        return DrawCounts(*numbers, frozenset(self.ended), tuple(self.targets), self.whole)
 
     def _aim_for(self, aims: Aims) -> None:
         """Let the lengths that follow be shared as ``aims`` says."""
@@ -67,3 +149,24 @@ class DrawCounts:
             self._aim_for(aims)
         length, lengths, targets, whole = self._length, self.lengths, self.targets, self.whole
         return min([(lengths[i] * whole - targets[i] - share * length, i) for i, share in aims])[1]
+
+
+def sum_of_counts(some: dict[str, dict[str, int]], others: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+    """What two mixtures of the same components have drawn together."""
+    total = {name: {**row} for name, row in some.items()}
+    for name, row in others.items():
+        into = total.setdefault(name, {})
+        for key, num in row.items():
+            into[key] = into.get(key, 0) + num
+    return total
+
+
+_NOTHING = {"elements": 0, "lengths": 0, "epochs": 0, "ended": False, "target": 0}
+
+
+def _positive(state: Any, key: str, owner: object, least: int) -> int:
+    """An integer of any size in a state."""
+    number = plain_int(state_field(state, key, owner))
+    if number is None or number < least:
+        raise StateMismatchError(f"{key} in the state of {owner} must be an integer of at least {least}, got {shown(state[key])}")
+    return number

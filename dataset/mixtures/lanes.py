@@ -18,7 +18,7 @@ from gristmill.dataset.bases.map import MapDataset, ReindexMapDataset
 from gristmill.dataset.bases.node import DatasetNode
 from gristmill.dataset.bases.origins import Part
 from gristmill.dataset.bases.parameters import Parameters
-from gristmill.dataset.stages.mix import MixedMapDataset
+from gristmill.dataset.mixtures.map_dataset import MixedMapDataset
 
 T = TypeVar("T")
 Share = Callable[[MapDataset[Any]], MapDataset[Any]]  # of a map dataset: every n-th element

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from gristmill.core.indices import Indices, as_ints
 from gristmill.dataset.bases.map import MapDataset
+from gristmill.dataset.mixtures.map_dataset import MixedMapDataset
 from gristmill.dataset.stages.batch import BatchMapDataset
-from gristmill.dataset.stages.mix import MixedMapDataset
 from gristmill.dataset.stages.repeat import RepeatMapDataset
 from gristmill.dataset.stages.slice import SliceMapDataset
 

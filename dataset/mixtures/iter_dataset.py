@@ -16,9 +16,9 @@ from gristmill.dataset.bases.node import spec_of_first_parent
 from gristmill.dataset.bases.parameters import Parameters, function
 from gristmill.dataset.bases.traced import Tracing, with_component
 from gristmill.dataset.engine.iterators import open_stage
+from gristmill.dataset.mixtures.map_dataset import as_datasets, check_stop, named, plan_for
+from gristmill.dataset.mixtures.plans import PatternPlan, Plan
 from gristmill.dataset.mixtures.stream import Mix, MixIterator
-from gristmill.dataset.plans import PatternPlan, Plan
-from gristmill.dataset.stages.mix import as_datasets, check_stop, named, plan_for
 from gristmill.dataset.watching import looking_once
 
 T = TypeVar("T")

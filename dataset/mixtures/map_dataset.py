@@ -15,9 +15,9 @@ from gristmill.dataset.bases.items import begun_when_needed, item
 from gristmill.dataset.bases.map import BlockMapDataset, MapDataset, not_over_a_part
 from gristmill.dataset.bases.node import spec_of_first_parent
 from gristmill.dataset.bases.origins import Part
-from gristmill.dataset.plans import PatternPlan, Plan, PlannedSelectionMap, SchedulePlan
-from gristmill.dataset.schedules import Schedule
-from gristmill.dataset.selection import (
+from gristmill.dataset.mixtures.plans import PatternPlan, Plan, PlannedSelectionMap, SchedulePlan
+from gristmill.dataset.mixtures.schedule import Schedule
+from gristmill.dataset.mixtures.selection import (
     BlockSelectionMap,
     ConcatenationMap,
     Selected,

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from gristmill.core.indices import Indices
 from gristmill.core.state import plain_counts, shown
-from gristmill.dataset.schedules import Schedule
-from gristmill.dataset.selection import (
+from gristmill.dataset.mixtures.schedule import Schedule
+from gristmill.dataset.mixtures.selection import (
     BlockSelectionMap,
     Selected,
     SelectionWithProportionsMap,
