@@ -23,7 +23,7 @@ _NEW: Any = object()  # in place of the state of a new component
 
 def saved(mix: Mix, at: Standing) -> Any:
     """Return the JSON-able state of a position."""
-    states: Any = [mix.parent_in(i, at.counts).save(part) for i, part in enumerate(at.parts)]
+    states: Any = [mix.stream_in(i, at.counts).save(part) for i, part in enumerate(at.parts)]
     if mix.names is not None:
         states = dict(zip(mix.names, states, strict=True))
     state = {"parents": states, "index": at.num_asked, "stop": at.has_ended}

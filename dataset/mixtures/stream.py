@@ -62,6 +62,7 @@ class Mix(Stream):
         self.noted: tuple[Choices, int] | None = None  # where the own plan was recorded last
         self.owner: weakref.ref[MixIterator] | None = None
         self.epochs = [0] * len(parents)  # of the streams in ``parents``
+        self.former: dict[int, tuple[int, Stream]] = {}  # epochs of components before that, with their streams
         self.rate = 1.0  # the share of this mixture in all draws
         self.is_expected = False  # the parents read ahead
         self.was_asked = False
@@ -148,6 +149,16 @@ class Mix(Stream):
             self.open(i, epoch)
         return self.parents[i]
 
+    def stream_in(self, i: int, counts: DrawCounts | None) -> Stream:
+        """Return a stream of a component in the epoch in which it is, without moving the component there."""
+        epoch = 0 if counts is None else counts.epochs[i]
+        if epoch == self.epochs[i]:
+            return self.parents[i]
+        former = self.former.get(i)
+        if former is not None and former[0] == epoch:
+            return former[1]
+        return stream_of_iterator(iterate(in_epoch(self.stage._parents[i], epoch)))
+
     def open(self, i: int, epoch: int) -> None:
         """Open a component in another epoch."""
         owner = None if self.owner is None else self.owner()
@@ -157,6 +168,7 @@ class Mix(Stream):
             are_taken_again([it])
         if owner is not None:
             owner.replace_parent(i, it)
+        self.former[i] = self.epochs[i], self.parents[i]
         self.parents = (*self.parents[:i], stream_of_iterator(it), *self.parents[i + 1 :])
         self.cells[i] = Cell()
         self.epochs[i] = epoch

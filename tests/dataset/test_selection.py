@@ -13,7 +13,7 @@ from refusing import assert_raises
 
 from gristmill import MapDataset
 from gristmill.core.indices import as_ints
-from gristmill.dataset import selection
+from gristmill.dataset.mixtures import selection
 from gristmill.dataset.mixtures.selection import (
     ConcatenationMap,
     SelectionWithProportionsMap,
