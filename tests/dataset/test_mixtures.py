@@ -368,6 +368,23 @@ def test_counts_are_in_reports_and_metrics():
     assert node.components == it.counts() and sum(row["elements"] for row in node.components.values()) == 12
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_until_all_have_ended_no_element_is_lost_also_where_a_weight_was_zero(seed):
+    rng = random.Random(seed)
+    names = "abc"[: rng.randint(2, 3)]
+    steps = {0, *rng.sample(range(1, 60), rng.randint(1, 3))}
+    last = max(steps)
+    weights = {p: {name: rng.choice([0, 1, 4]) if p < last else rng.randint(1, 5) for name in names} for p in steps}
+    weights = {p: row if any(row.values()) else {**row, "a": 1} for p, row in weights.items()}
+    parts = {name: MapDataset.range(100 * i, 100 * i + rng.randint(1, 40)) for i, name in enumerate(names)}
+    expected = sorted(x for part in parts.values() for x in part)
+    for schedule in (Schedule(weights), Schedule.linear(weights)):
+        mixed = MapDataset.mix(parts, schedule, stop="all")
+        assert sorted(mixed) == expected and len(mixed) == len(expected)
+        streams = {name: part.to_iter_dataset() for name, part in parts.items()}
+        assert [*IterDataset.mix(streams, schedule, stop="all")] == [*mixed]
+
+
 def test_wrong_schedules_and_arguments():
     parts = {"a": MapDataset.range(3), "b": MapDataset.range(3)}
     wrong = [
