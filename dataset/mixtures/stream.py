@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from operator import length_hint
 from typing import Any
 
@@ -222,9 +222,8 @@ class Mix(Stream):
         """Yield up to ``num`` elements, which will surely be taken."""
         turns = at.turns(num)
         start = at.begin_block()
-        counts = Counter(turns)
         cells = self.cells
-        for i, of_component in counts.items():
+        for i, of_component in _num_of_each(tuple(turns)):
             if i not in runs:
                 self._opened(at, runs, i)
             cells[i].wanted = of_component
@@ -258,8 +257,10 @@ class Mix(Stream):
     def _after(self, start: Standing, turns: Sequence[int], num: int) -> Standing:
         """Return where the mixture is after the first ``num`` of ``turns``."""
         parts = [*start.parts]
-        for i in {*turns[:num]}:
-            parts[i] = self.cells[i].settle()
+        cells = self.cells
+        for i, _ in _num_of_each(tuple(turns[:num])):
+            c = cells[i]
+            parts[i] = c.settle() if c.is_counting else c.pos
         return Standing(tuple(parts), start.num_asked + num)
 
     def _opened(self, at: Drawing, runs: dict[int | None, Iterator[Any]], i: int) -> Iterator[Any]:
@@ -346,3 +347,9 @@ class MixIterator(StreamIterator[Any]):
     @property
     def _index(self) -> int:
         return self._mix.index(self._own_cell.settle())
+
+
+@lru_cache(maxsize=256)
+def _num_of_each(turns: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """Return the components in a block, with the number of elements of each."""
+    return tuple(Counter(turns).items())
