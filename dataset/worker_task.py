@@ -46,9 +46,7 @@ class PipelineTask:
         return PipelineProducer(self, index, count, allocate)
 
     def share(self, lane: int) -> IterDataset[Any]:
-        return slice_pipeline(
-            self.dataset, lane, self.num_lanes, sequential=self.sequential_slice, by_lanes=self.by_lanes
-        )
+        return slice_pipeline(self.dataset, lane, self.num_lanes, sequential=self.sequential_slice, by_lanes=self.by_lanes)
 
 
 class _Lane:
