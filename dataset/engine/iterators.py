@@ -20,7 +20,7 @@ from gristmill.dataset.bases.next_index import may_have_gaps, move_to_index, nex
 from gristmill.dataset.bases.observing import WorkAhead, Wrap
 from gristmill.dataset.bases.origins import Place, place_of
 from gristmill.dataset.engine.elements import Each
-from gristmill.dataset.engine.stream import Cell, Pos, Stream, iterator_name, pass_outputs
+from gristmill.dataset.engine.stream import Cell, Pos, Stream, pass_outputs
 from gristmill.dataset.states.values import copied
 from gristmill.dataset.telling.failures import deliver, instead_of_stop
 from gristmill.dataset.telling.tracebacks import filter_traceback
@@ -50,10 +50,11 @@ class StreamIterator(BlockIterator[T_co]):
     _part_of: tuple[weakref.ref[StreamIterator[Any]], int] | None = None  # its consumer, as which parent
 
     def __init__(self, stage: Any, parents: Sequence[DatasetIterator[Any]], make: Callable[..., Stream]) -> None:
-        super().__init__(parents)
-        self._parameters = stage._parameters
+        # First, since observers that run look at it from the base class on.
         self._stage = stage
         self._engine = engine = make(stage, *[stream_of_iterator(parent) for parent in parents])
+        self._parameters = engine.parameters
+        super().__init__(parents)
         engine.ctx = self._ctx
         numbers = getattr(engine, "numbers", None)
         if numbers is not None:
@@ -71,9 +72,8 @@ class StreamIterator(BlockIterator[T_co]):
         self._advance: Callable[[], Any] | None = None  # of a run that is at ``_base``
 
     def _share_context(self, ctx: IteratorContext) -> None:
+        self._engine.ctx = ctx
         super()._share_context(ctx)
-        if "_engine" in vars(self):
-            self._engine.ctx = ctx
 
     # Delivering.
 
@@ -146,8 +146,7 @@ class StreamIterator(BlockIterator[T_co]):
     def close(self) -> None:
         super().close()
         self._advance = None
-        if "_engine" in vars(self):  # else it was refused
-            self._engine.close()
+        self._engine.close()
 
     __del__ = closing_when_dropped(close)  # parents may have other users
 
@@ -294,7 +293,7 @@ class StreamIterator(BlockIterator[T_co]):
     @property
     def _stage_name(self) -> str:
         """The name of the stage in descriptions."""
-        return iterator_name(self._stage)
+        return self._engine.name
 
     def _stage_text(self) -> str:
         return str(self._engine)
@@ -339,7 +338,7 @@ class IteratorStream(Stream):
         return self._start
 
     def save(self, pos: Pos) -> Any:
-        if self._at is pos:
+        if self._at is pos or pos is None:  # without a state, which is an error
             return self.it.get_state()
         if type(pos) is not Within:
             return copied(pos) if self._is_users else state_at(self.it, pos)

@@ -29,6 +29,7 @@ from gristmill.dataset.ahead.waits import BudgetWaits
 from gristmill.dataset.bases.context import IteratorContext
 from gristmill.dataset.bases.observing import WorkAhead, Wrap
 from gristmill.dataset.bases.origins import Place
+from gristmill.dataset.bases.parameters import Parameters
 from gristmill.dataset.telling.failures import instead_of_stop, tell_at_place
 from gristmill.transforms.batching import Allocate
 
@@ -158,6 +159,16 @@ class Stream:
         self.chooses = self.makes_choices or any([parent.chooses for parent in parents])
 
     @property
+    def name(self) -> str:
+        """The name of its iterator in errors and descriptions."""
+        return iterator_name(self.stage)
+
+    @property
+    def parameters(self) -> Parameters:
+        """The parameters of its iterator in errors and descriptions."""
+        return self.stage._parameters
+
+    @property
     def parent(self) -> Stream:
         """The only parent."""
         (parent,) = self.parents
@@ -183,6 +194,14 @@ class Stream:
     def start(self) -> Pos:
         """Return the position before the first element."""
         return self.parent.start()
+
+    def next_epoch(self, end: Pos) -> Pos:
+        """Return the position before the first element, with what is known of them from a run that has just ended.
+
+        Args:
+            end: where the run has ended.
+        """
+        return self.parent.next_epoch(end) if type(self).start is Stream.start else self.start()
 
     def save(self, pos: Pos) -> Any:
         """Return the JSON-able state of a position."""
@@ -280,8 +299,8 @@ class Stream:
         """Let new arrays in the outputs be made by ``allocate``, which knows where they are wanted."""
 
     def __str__(self) -> str:
-        name, text = iterator_name(self.stage), str(self.stage._parameters.text())
-        return f"{name}({text})" if text else name
+        text = self.parameters.text()
+        return f"{self.name}({text})" if text else self.name
 
 
 class Layer(Stream):
@@ -291,13 +310,16 @@ class Layer(Stream):
     """
 
     keys: tuple[str, ...] = ("parent", "count")
-    own: ClassVar[tuple[int, ...]] = (0,)  # at the start
+    own: ClassVar[tuple[Any, ...]] = (0,)  # at the start
 
     def pos_of_parent(self, pos: Pos, i: int) -> Pos:
         return pos[0]
 
     def start(self) -> Pos:
         return self.parent.start(), *self.own
+
+    def next_epoch(self, end: Pos) -> Pos:
+        return self.parent.next_epoch(self.inner.settle()), *self.own
 
     def save(self, pos: Pos) -> Any:
         return {self.keys[0]: self.parent.save(pos[0]), **dict(zip(self.keys[1:], pos[1:], strict=True))}
