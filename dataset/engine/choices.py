@@ -228,11 +228,11 @@ class Refilling(Layer):
 
     def save(self, pos: Pos) -> Any:
         records = {key: [num, [[i, choice] for i, choice in unusual]] for key, num, unusual in pos[-1]}
-        return {**self.save_layer(pos[:-1]), **({"choices": records} if records else {})}
+        return {**self.save_layer(pos[:-1]), **({} if self.choices is None else {"choices": records})}
 
     def load(self, state: Any) -> Pos:
         records = self._load_records(state) if isinstance(state, Mapping) else ()
-        with refilling(self, None if records else self.held(state)):
+        with refilling(self, None if "choices" in state else self.held(state)):
             return *self.load_layer(state), records
 
     def held(self, state: Any) -> str | None:
