@@ -27,6 +27,7 @@ def mixture(sizes, weights, stop="all", **options):
     return IterDataset.mix(parts, weights, stop=stop, **options).map(row)
 
 
+BINS = {"length_struct": {"x": 8}, "num_packing_bins": 3, "shuffle_bins": False}
 STAGES = {
     "batch": lambda ds: ds.batch(1, batch_fn=lambda rows: rows[0]),
     "window": lambda ds: ds.window_shuffle(9, seed=1),
