@@ -63,7 +63,8 @@ def _by_workers(
         as_int("per_worker_buffer_size", options.per_worker_buffer_size, minimum=1 if options.num_workers else 0)
     from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterDataset
 
-    return MultiprocessPrefetchIterDataset(ds, options, worker_init_fn, sequential_slice, by_lanes)
+    computed: Any = MultiprocessPrefetchIterDataset(ds, options, worker_init_fn, sequential_slice)
+    return computed if by_lanes is None else computed.divided_by_lanes(by_lanes)
 
 
 def _in_lanes(ds: Any, num_lanes: int | None = None, *, options: WorkerOptions, worker_init_fn: Any) -> Any:

@@ -98,6 +98,9 @@ class Drawing:
             asked = self._has_asked = self.choices is not None and not self._is_in_piece()
             plan, places = self._without_ended(self._chosen() if asked else self._planned())
             found = self._due(plan, places, 1 if asked else num)
+            if found and found[0] is None and self._is_left_out():
+                self.index += 1
+                continue
             if found and found[0] is None:
                 raise needed([name for name in plan.names if name not in mix.plan.names], mix)
             if found or not self._is_in_piece():
@@ -165,6 +168,11 @@ class Drawing:
             choices.note(mix.key, known)
             mix.then = None if known == mix.own else _recorded(known, mix)
         return self._planned() if mix.then is None else mix.then
+
+    def _is_left_out(self) -> bool:
+        """Return true if the stage that replays elements goes on without those of components that were dropped."""
+        choices = self.choices if self._has_asked else None
+        return choices is not None and choices.outer is None and self.mix.by is None
 
     def _retract(self) -> None:
         """Take back what the record was asked for: there is no element."""

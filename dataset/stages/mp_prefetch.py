@@ -60,7 +60,6 @@ class MultiprocessPrefetchIterDataset(IterDataset[T]):
         options: WorkerOptions,
         worker_init_fn: Callable[[int, int], Any] | None = None,
         sequential_slice: bool = False,
-        by_lanes: bool | None = None,
     ) -> None:
         super().__init__(parent)
         if worker_init_fn is not None and not callable(worker_init_fn):
@@ -72,7 +71,7 @@ class MultiprocessPrefetchIterDataset(IterDataset[T]):
         check_no_workers(str(self), parent)
         self._num_lanes = lanes_of(options)
         # Without ``num_lanes`` the stream is Grain's.
-        self._by_lanes = options.num_lanes is not None if by_lanes is None else by_lanes
+        self._by_lanes = options.num_lanes is not None
         slice_pipeline(parent, 0, self._num_lanes, sequential=self._sequential_slice)  # raises if that is impossible
 
     def _num_elements(self) -> Length:
@@ -83,8 +82,15 @@ class MultiprocessPrefetchIterDataset(IterDataset[T]):
         if num_workers in (None, options.num_workers) or isinstance(options, RayOptions) or num_workers > self._num_lanes:
             return self
         workers = dataclasses.replace(options, num_workers=num_workers, num_lanes=self._num_lanes)
-        given = self._parent, workers, self._worker_init_fn, self._sequential_slice, self._by_lanes
-        return MultiprocessPrefetchIterDataset(*given)
+        new: MultiprocessPrefetchIterDataset[T] = MultiprocessPrefetchIterDataset(
+            self._parent, workers, self._worker_init_fn, self._sequential_slice
+        )
+        return new.divided_by_lanes(self._by_lanes)
+
+    def divided_by_lanes(self, by_lanes: bool) -> MultiprocessPrefetchIterDataset[T]:
+        """Return this dataset, which was not used before, where mixtures are divided as in lanes, or are not."""
+        self._by_lanes = by_lanes
+        return self
 
     def _traced(self, tracing: Tracing) -> Any:
         return TracedLanesIterDataset(tracing.of(self._parent), self._num_lanes, self._sequential_slice, self._by_lanes)
