@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gristmill.core.version import __version__ as __version__
     from gristmill.core.version import __version_info__ as __version_info__
     from gristmill.dataset.bases.length import dataset_length as dataset_length
-    from gristmill.dataset.schedules import Schedule as Schedule
+    from gristmill.dataset.mixtures.schedule import Schedule as Schedule
     from gristmill.dataset.stages.global_batch import global_batch as global_batch
     from gristmill.dataset.stages.hugging_face import HuggingFaceIterDataset as HuggingFaceIterDataset
     from gristmill.diagnostics import diagnose as diagnose
@@ -92,7 +92,7 @@ _NAMES = {
     "ReadOptions": "gristmill.core.options",
     "Record": "gristmill.core.record",
     "RecordMetadata": "gristmill.core.record",
-    "Schedule": "gristmill.dataset.schedules",
+    "Schedule": "gristmill.dataset.mixtures.schedule",
     "TarSource": "gristmill.sources",
     "TokenSource": "gristmill.sources",
     "__version__": "gristmill.core.version",

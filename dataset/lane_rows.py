@@ -133,7 +133,7 @@ class LaneRowsIterDataset(IterDataset[Part]):
 
     def share(self, lane: int) -> IterDataset[Any]:
         """The pipeline of a lane."""
-        return slice_pipeline(self._parents[0], lane, self._num_lanes)
+        return slice_pipeline(self._parents[0], lane, self._num_lanes, by_lanes=True)
 
     def __iter__(self) -> DatasetIterator[Part]:
         return LaneRowsDatasetIterator(self, self._lanes, self._num_lanes, self._size, stacks=self._stacks, pads=self._pads)

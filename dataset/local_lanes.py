@@ -47,7 +47,8 @@ class InProcessIterator(RoundRobinIterator[T]):
         return shares
 
     def _share(self, index: int) -> IterDataset[T]:
-        return slice_pipeline(self._ds, index, self._count, sequential=self._sequential_slice)
+        how: Any = {"sequential": self._sequential_slice, "by_lanes": self._by_lanes}
+        return slice_pipeline(self._ds, index, self._count, **how)
 
     def _open(self) -> Sequence[Shard]:
         return [self._shard(it) for it in self._share_iterators()]

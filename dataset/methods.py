@@ -53,7 +53,9 @@ def _check_order(order: Any, options: WorkerOptions, sequential_slice: bool) -> 
     return order
 
 
-def _by_workers(ds: Any, options: WorkerOptions, worker_init_fn: Any, sequential_slice: bool = False) -> Any:
+def _by_workers(
+    ds: Any, options: WorkerOptions, worker_init_fn: Any, sequential_slice: bool = False, by_lanes: bool | None = None
+) -> Any:
     """``ds``, computed by workers."""
     if options.num_workers == 0 and options.num_lanes is None:
         return ds
@@ -61,12 +63,13 @@ def _by_workers(ds: Any, options: WorkerOptions, worker_init_fn: Any, sequential
         as_int("per_worker_buffer_size", options.per_worker_buffer_size, minimum=1 if options.num_workers else 0)
     from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterDataset
 
-    return MultiprocessPrefetchIterDataset(ds, options, worker_init_fn, sequential_slice)
+    computed: Any = MultiprocessPrefetchIterDataset(ds, options, worker_init_fn, sequential_slice)
+    return computed if by_lanes is None else computed.divided_by_lanes(by_lanes)
 
 
 def _in_lanes(ds: Any, num_lanes: int | None = None, *, options: WorkerOptions, worker_init_fn: Any) -> Any:
     num_workers = options.num_workers if num_lanes is None else min(options.num_workers, num_lanes)
-    return _by_workers(ds, replace(options, num_workers=num_workers, num_lanes=num_lanes), worker_init_fn)
+    return _by_workers(ds, replace(options, num_workers=num_workers, num_lanes=num_lanes), worker_init_fn, by_lanes=False)
 
 
 def _warn_of_small_groups(ds: Any, batch_size: Any) -> None:
@@ -152,7 +155,7 @@ class MapDatasetMeta(_DatasetMeta):
             >>> list(MapDataset.concatenate([MapDataset.range(2), MapDataset.range(10, 12)]))
             [0, 1, 10, 11]
         """
-        from gristmill.dataset.stages.mix import concatenate
+        from gristmill.dataset.mixtures.map_dataset import concatenate
 
         return concatenate(datasets)
 
@@ -181,7 +184,7 @@ class MapDatasetMeta(_DatasetMeta):
             >>> list(MapDataset.mix([MapDataset.range(4), MapDataset.range(10, 18)], weights=[1, 2]))
             [0, 10, 11, 1, 12, 13, 2, 14, 15, 3, 16, 17]
         """
-        from gristmill.dataset.stages.mix import mix
+        from gristmill.dataset.mixtures.map_dataset import mix
 
         return mix(datasets, weights, by, stop)
 
@@ -204,7 +207,7 @@ class MapDatasetMeta(_DatasetMeta):
             >>> list(MapDataset.select_from_datasets(datasets, [(1, 0), (0, 3), (1, 0)]))
             [10, 3, 10]
         """
-        from gristmill.dataset.stages.mix import MixedMapDataset
+        from gristmill.dataset.mixtures.map_dataset import MixedMapDataset
 
         return MixedMapDataset(datasets, selection_map)
 
@@ -747,7 +750,7 @@ class IterDatasetMeta(_DatasetMeta):
             >>> list(ds)
             [0, 7, 1, 8, 2, 9, 3]
         """
-        from gristmill.dataset.stages.mix_stream import MixedIterDataset
+        from gristmill.dataset.mixtures.iter_dataset import MixedIterDataset
 
         return MixedIterDataset(datasets, weights, by, stop)
 
@@ -1038,7 +1041,7 @@ class IterSequenceMethods(Generic[T_co]):
         """Returns this host's rows of batches that all hosts share, the same whatever the number of hosts and of workers.
 
         An addition to Grain's methods. The stream is divided into ``num_lanes`` fixed lanes: lane ``l`` is everything before this
-        point over the elements ``l``, ``l + num_lanes``, … of each ``MapDataset`` that ``to_iter_dataset`` was called on. Every
+        point over every ``num_lanes``-th element of each ``MapDataset`` that it reads, of each component of a mixture. Every
         step takes ``k = batch_size / num_lanes`` elements of each lane; row ``r`` comes from lane ``r // k``. Host ``h`` of ``H``
         owns the lanes ``[h * num_lanes / H, (h + 1) * num_lanes / H)`` and gets their rows, in order.
 
@@ -1290,6 +1293,10 @@ class IterAheadMethods(Generic[T_co]):
         check_worker_options("options", options)
         ds = cast("IterDataset[T_co]", self)
         if _check_order(order, options, sequential_slice) == "workers" or not options.num_workers:
+            if options.num_lanes is None and not sequential_slice:
+                from gristmill.dataset.mixtures.shares import warn_if_one_sided
+
+                warn_if_one_sided(ds, options.num_workers, "mp_prefetch without num_lanes", "worker")
             return _by_workers(ds, options, worker_init_fn, sequential_slice)
         from gristmill.dataset.stages.stream_order import in_stream_order
 

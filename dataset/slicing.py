@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from gristmill.core.sharding import ShardOptions, even_split
@@ -14,6 +15,7 @@ from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.length import Length, added, num_elements
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import DatasetNode, ancestors
+from gristmill.dataset.mixtures.lanes import lane_of
 from gristmill.dataset.stages.runs import RunsMapDataset
 from gristmill.dataset.stages.slice import SliceMapDataset
 
@@ -35,7 +37,9 @@ def lanes_of_worker(index: int, count: int, num_lanes: int) -> range:
     return range(index, num_lanes, count)
 
 
-def slice_pipeline(ds: IterDataset[T], index: int, count: int, *, sequential: bool = False) -> IterDataset[T]:
+def slice_pipeline(
+    ds: IterDataset[T], index: int, count: int, *, sequential: bool = False, by_lanes: bool = False
+) -> IterDataset[T]:
     """Returns the pipeline that worker ``index`` of ``count`` runs in place of ``ds``.
 
     Where the pipeline goes over from random access to a stream, it keeps every ``count``-th element, from ``index`` on:
@@ -51,6 +55,8 @@ def slice_pipeline(ds: IterDataset[T], index: int, count: int, *, sequential: bo
         index: the worker, in ``[0, count)``.
         count: number of workers.
         sequential: cut the sources themselves into ``count`` consecutive parts, and run all steps on one part.
+        by_lanes: return lane ``index`` of ``count``, in which a mixture has the proportions, and a schedule the positions, of
+            the whole (see ``mixtures.lanes``).
 
     Raises:
         ValueError: a source of the pipeline cannot be sliced; or, with ``sequential``, a source cannot be cut, or a step
@@ -64,12 +70,13 @@ def slice_pipeline(ds: IterDataset[T], index: int, count: int, *, sequential: bo
         ([0, 10, 20], [30, 40])
     """
     shard = ShardOptions(index, count)
-    return ds if count == 1 else _Slicer(shard, sequential).replaced(ds)
+    return ds if count == 1 else _Slicer(shard, sequential, by_lanes).replaced(ds)
 
 
-def num_elements_of_shares(ds: IterDataset[Any], count: int, sequential: bool) -> Length:
+def num_elements_of_shares(ds: IterDataset[Any], count: int, sequential: bool, by_lanes: bool = False) -> Length:
     """How many elements all shares of ``ds`` have together: batches and the like are made by each for itself."""
-    return added([num_elements(slice_pipeline(ds, i, count, sequential=sequential)) for i in range(count)])
+    shares = [slice_pipeline(ds, i, count, sequential=sequential, by_lanes=by_lanes) for i in range(count)]
+    return added([num_elements(share) for share in shares])
 
 
 class PipelineEditor(abc.ABC):
@@ -129,9 +136,9 @@ class _Replacing(PipelineEditor):
 
 
 class _Slicer(PipelineEditor, Division):
-    def __init__(self, shard: ShardOptions, is_sequential: bool) -> None:
+    def __init__(self, shard: ShardOptions, is_sequential: bool, by_lanes: bool) -> None:
         PipelineEditor.__init__(self)
-        Division.__init__(self, shard.shard_index, shard.shard_count, is_sequential)
+        Division.__init__(self, shard.shard_index, shard.shard_count, is_sequential, by_lanes)
         self._shard = shard
         self._slice = worker_slice(shard.shard_index, shard.shard_count)
 
@@ -139,7 +146,8 @@ class _Slicer(PipelineEditor, Division):
         return ds._divided(self)
 
     def every_nth(self, ds: MapDataset[Any]) -> MapDataset[Any]:
-        return _inserted_slice(ds, self._slice)
+        share = partial(_inserted_slice, sl=self._slice)
+        return lane_of(ds, self.index, self.num_workers, share) if self.by_lanes else share(ds)
 
     def part(self, ds: MapDataset[Any]) -> MapDataset[Any]:
         return _inserted_slice(ds, slice(*even_split(len(ds), self._shard)))

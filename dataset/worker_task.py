@@ -35,6 +35,7 @@ class PipelineTask:
     num_lanes: int
     is_taken_again: bool = False  # by a step of the consumer's
     budget: Budget | None = None  # of the consumer, if the worker is a thread of its process
+    by_lanes: bool = False
 
     def __call__(self, index: int, count: int, allocate: Any) -> PipelineProducer:
         if self.init_fn is not None:
@@ -44,7 +45,7 @@ class PipelineTask:
         return PipelineProducer(self, index, count, allocate)
 
     def share(self, lane: int) -> IterDataset[Any]:
-        return slice_pipeline(self.dataset, lane, self.num_lanes, sequential=self.sequential_slice)
+        return slice_pipeline(self.dataset, lane, self.num_lanes, sequential=self.sequential_slice, by_lanes=self.by_lanes)
 
 
 class _Lane:

@@ -46,7 +46,8 @@ class LocalWorkersIterDataset(IterDataset[Any]):
         self._care = care
 
     def __iter__(self) -> LocalWorkersIterator:
-        it = LocalWorkersIterator(self._parent, self._options, None, sequential_slice=False)
+        by_lanes = self._options.num_lanes is not None
+        it = LocalWorkersIterator(self._parent, self._options, None, sequential_slice=False, by_lanes=by_lanes)
         it._care = self._care
         return it
 
@@ -55,7 +56,8 @@ class LocalWorkersIterator(MultiprocessPrefetchIterator[Any]):
     _care: Care | None = None
 
     def _open(self) -> Sequence[Shard]:
-        task = PipelineTask(self._ds, self._ctx.options, None, self._sequential_slice, self._count)
+        given = self._ds, self._ctx.options, None, self._sequential_slice, self._count
+        task = PipelineTask(*given, by_lanes=self._by_lanes)
         num_workers = self._options.num_workers
         pool: Any = LocalPool([LocalWorker(task(i, num_workers, None), self._care) for i in range(num_workers)])
         return self._lanes_in(pool)

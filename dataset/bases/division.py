@@ -13,12 +13,14 @@ class Division(abc.ABC):
         index: which worker.
         num_workers: their number.
         is_sequential: whether sources are cut into consecutive parts, instead of giving every ``num_workers``-th element.
+        by_lanes: whether the shares are lanes, in which mixtures have the proportions of the whole.
     """
 
-    def __init__(self, index: int, num_workers: int, is_sequential: bool) -> None:
+    def __init__(self, index: int, num_workers: int, is_sequential: bool, by_lanes: bool) -> None:
         self.index = index
         self.num_workers = num_workers
         self.is_sequential = is_sequential
+        self.by_lanes = by_lanes
 
     @abc.abstractmethod
     def every_nth(self, ds: Any) -> Any:

@@ -18,7 +18,15 @@ from gristmill.dataset.bases.division import Division
 from gristmill.dataset.bases.items import each_alone
 from gristmill.dataset.bases.length import AtMost, Exact, Length, of_number
 from gristmill.dataset.bases.migration_hints import OF_MAP_DATASETS
-from gristmill.dataset.bases.node import DatasetNode, ancestors, as_parents, dropping_steps, reads_once, spec_of_first_parent
+from gristmill.dataset.bases.node import (
+    DatasetNode,
+    ancestors,
+    as_parents,
+    dropping_steps,
+    is_of_library,
+    reads_once,
+    spec_of_first_parent,
+)
 from gristmill.dataset.bases.observing import Instrument, Wrap, divert_items, observed_items
 from gristmill.dataset.bases.origins import Part, RecordKey
 from gristmill.dataset.methods import MapBucketMethods, MapDatasetMeta, MapElementMethods, MapPartMethods, MapSequenceMethods
@@ -68,6 +76,7 @@ class MapDataset(
     _reads_blocks = False  # whether it asks who reads for blocks that are kept (see ``kept``)
     # True if each element is made of the parent's element at the same index, and of nothing else.
     _keeps_indices: ClassVar[bool] = False
+    _gets_index: ClassVar[bool] = False  # true if its function gets the index of each element, or random numbers for it
     # What its positions hold over the epochs (see ``epochs``).
     _moves_records = False
     _has_one_epoch = False
@@ -140,6 +149,13 @@ class MapDataset(
     def _set_instrument(self, wrap: Wrap | None) -> None:
         """Lets elements be computed through what ``wrap`` makes of the method that computes them (see ``observing``)."""
         divert_items(self, wrap)
+
+    @property
+    def _is_mixed_in_lanes(self) -> bool:
+        # Stages that look at elements one by one, and those that group or repeat them, are applied to a lane.
+        can_be_over_lane = self._keeps_indices or getattr(self, "_is_made_anew", False)
+        is_one_of_ours = can_be_over_lane and len(self._parents) == 1 and is_of_library(self)
+        return is_one_of_ours and self._parents[0]._is_mixed_in_lanes
 
     def _num_elements(self) -> Length:
         """How many elements of an epoch are there."""

@@ -123,6 +123,16 @@ class DatasetNode(Node):
             inherited = getattr(super(), "__getattr__", None)  # of another base of a user's class
             return inherited(name) if inherited else lookup_with_hint(object.__getattribute__, self, name)
 
+    @property
+    def _is_mixed_in_lanes(self) -> bool:
+        """True if its lanes are other shares than every n-th element: mixtures of lanes of the components of a mixture."""
+        return False
+
+    @property
+    def _changes_in_lanes(self) -> bool:
+        """True if a lane of it is another stage over the lanes of its parents."""
+        return False
+
     def _repr_html_(self) -> str:
         return hooks.pipeline_html(self)
 
@@ -266,6 +276,16 @@ def ancestors(ds: Any) -> Iterator[Any]:
 def reads_once(ds: Any) -> bool:
     """Whether a source of ``ds`` may not give the same record again."""
     return any([node._reads_once for node in ancestors(ds)])
+
+
+def mixes_in_lanes(ds: Any) -> bool:
+    """Return true if the lanes of a pipeline are other shares than every n-th element of its map datasets."""
+    return any([node._is_mixed_in_lanes for node in ancestors(ds)])
+
+
+def changes_in_lanes(ds: Any) -> bool:
+    """Return true if a stage of a pipeline is another one in lanes."""
+    return any([node._changes_in_lanes for node in ancestors(ds)])
 
 
 def dropping_steps(ds: Any) -> list[Any]:

@@ -26,8 +26,9 @@ from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, are_taken_again, is_of_blocks, iterate, snapshot
 from gristmill.dataset.bases.length import Exact, num_elements
 from gristmill.dataset.bases.next_index import may_have_gaps, move_to_index, next_index_of
-from gristmill.dataset.bases.node import ancestors, tolerances
+from gristmill.dataset.bases.node import ancestors, changes_in_lanes, mixes_in_lanes, tolerances
 from gristmill.dataset.bases.observing import WorkAhead
+from gristmill.dataset.states.lanes import check_mixed_in_lanes, mixed_in_lanes
 from gristmill.dataset.states.old import (
     is_old_workers_state,
     old_workers_state,
@@ -76,12 +77,12 @@ class RoundRobinIterator(CycleIterator[T, Shard]):
     _begins_as_a_whole: ClassVar = False
     is_one_stream = False  # whether the shards' elements in turn are those of one stream, which the first end is the end of
 
-    def __init__(self, ds: IterDataset[T], count: int, *, sequential_slice: bool) -> None:
+    def __init__(self, ds: IterDataset[T], count: int, *, sequential_slice: bool, by_lanes: bool = False) -> None:
         super().__init__(count, count)
         self._ctx.options = collected_options(ds)  # they hold after this stage, too
-        self._ds = ds
-        self._count = count
-        self._sequential_slice = sequential_slice
+        self._ds, self._count = ds, count
+        self._sequential_slice, self._by_lanes = sequential_slice, by_lanes
+        self._is_mixed = by_lanes and count > 1 and not sequential_slice and mixes_in_lanes(ds)
         self._num_opened, self._indices, self._after[:] = count, tuple(range(count)), [_BEGINNING] * count
         self._initial_states: list[Any] | None = None
         self._process_id = 0
@@ -98,7 +99,7 @@ class RoundRobinIterator(CycleIterator[T, Shard]):
 
     def _beginnings(self) -> list[Any]:
         """Return the states of the shards before their first elements."""
-        if self._begins_as_a_whole and not self._counts_faults:
+        if self._begins_as_a_whole and not self._counts_faults and not (self._by_lanes and changes_in_lanes(self._ds)):
             return [snapshot(iterate(self._ds))] * self._count
         return [snapshot(it) for it in self._share_iterators()]
 
@@ -213,7 +214,7 @@ class RoundRobinIterator(CycleIterator[T, Shard]):
         except Exception:  # the following ``next`` raises it, too
             nums = [self._undropped[i][1] if i in self._undropped else 0 for i in range(self._count)]
             return copied(old_workers_state(self._slot, [self._state_of(i) for i in range(self._count)], nums))
-        return self._cycle_state(self._states()).as_state()
+        return mixed_in_lanes(self._cycle_state(self._states()).as_state(), self._is_mixed)
 
     def _states(self) -> list[Any]:
         """Where each shard is, ``None`` if that is at the end of what has no states.
@@ -237,6 +238,7 @@ class RoundRobinIterator(CycleIterator[T, Shard]):
         return super()._mark()
 
     def _restore(self, state: Any) -> None:
+        check_mixed_in_lanes(state, self._is_mixed, self._count, self)
         shares = self._share_iterators()
         if is_old_workers_state(state):
             cycle, nums = _parse_old(state, self, shares)
@@ -292,7 +294,7 @@ class RoundRobinIterator(CycleIterator[T, Shard]):
             raise
         states = [it.get_state() for it in shares]
         cycle = CycleState(index % self._count, self._count, list(range(self._count)), states, [0] * self._count)
-        self._restore(cycle.as_state())
+        self._restore(mixed_in_lanes(cycle.as_state(), self._is_mixed))
 
     def _indices_of_shares(self, index: int) -> list[int]:
         """How many of the first ``index`` elements each share has, if all are of one length or the first ones longer by one."""

@@ -153,8 +153,8 @@ class Choices:
         for key, num in (self.counts if until is None else until).items():
             start = counts.get(key, 0)
             if num > start:
-                unusual = tuple([(i - start, choice) for i, choice in self._made.get(key, ()) if start <= i < num])
-                records.append(Record(key, num - start, unusual))
+                made = [(i, choice) for i, choice in self._made.get(key, ()) if i < num]
+                records.append(Record(key, num - start, tuple(_from(start, made))))
         return tuple(records)
 
     def known(self) -> Records:
@@ -173,7 +173,7 @@ class Choices:
         for key, until in self.until.items():
             num = self.counts.get(key, 0)
             if until > num:
-                own = {i - num: choice for (k, i), choice in self._known.items() if k == key and i >= num}
+                own = dict(_from(num, sorted([(i, choice) for (k, i), choice in self._known.items() if k == key], key=_index)))
                 num_outer, unusual = found.get(key, (0, {}))
                 later = {i + until - num: choice for i, choice in unusual.items()}
                 found[key] = until - num + num_outer, {**own, **later}
@@ -194,6 +194,25 @@ def choosers(stream: Stream) -> Iterator[Stream]:
         yield from choosers(parent)
     if stream.makes_choices:
         yield stream
+
+
+def _from(start: int, unusual: Iterable[tuple[int, Any]]) -> list[tuple[int, Any]]:
+    """Return the unusual ones of the choices from ``start`` on, counted from there.
+
+    A choice that is a mapping, such as the weights of a mixture, holds until the next unusual one.
+    """
+    found, holds = [], None
+    for i, choice in unusual:
+        if i < start:
+            holds = choice
+        else:
+            found.append((i - start, choice))
+    is_first_usual = not found or found[0][0]
+    return [(0, holds), *found] if is_first_usual and isinstance(holds, Mapping) else found
+
+
+def _index(choice: tuple[int, Any]) -> int:
+    return choice[0]
 
 
 def number_choosers(stream: Stream, prefix: str = "", start: int = 0) -> int:
@@ -230,11 +249,11 @@ class Refilling(Layer):
 
     def save(self, pos: Pos) -> Any:
         records = {key: [num, [[i, copied(choice)] for i, choice in unusual]] for key, num, unusual in pos[-1]}
-        return {**self.save_layer(pos[:-1]), **({"choices": records} if records else {})}
+        return {**self.save_layer(pos[:-1]), **({} if self.choices is None else {"choices": records})}
 
     def load(self, state: Any) -> Pos:
         records = self._load_records(state) if isinstance(state, Mapping) else ()
-        with refilling(self, None if records else self.held(state)):
+        with refilling(self, None if "choices" in state else self.held(state)):
             return *self.load_layer(state), records
 
     def held(self, state: Any) -> str | None:

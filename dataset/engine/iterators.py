@@ -53,7 +53,7 @@ class StreamIterator(BlockIterator[T_co]):
     def __init__(self, stage: Any, parents: Sequence[DatasetIterator[Any]], make: Callable[..., Stream]) -> None:
         # First, since observers that run look at it from the base class on.
         self._stage = stage
-        self._engine = engine = make(stage, *[_stream_of(parent) for parent in parents])
+        self._engine = engine = make(stage, *[stream_of_iterator(parent) for parent in parents])
         self._parameters = engine.parameters
         super().__init__(parents)
         engine.ctx = self._ctx
@@ -322,7 +322,8 @@ def _unless_none(fn: Callable[[Any], Any], x: Any) -> Any:
     return None if x is None else fn(x)
 
 
-def _stream_of(it: DatasetIterator[Any]) -> Stream:
+def stream_of_iterator(it: DatasetIterator[Any]) -> Stream:
+    """Return the stream of an iterator, or one over it."""
     return it._engine if isinstance(it, StreamIterator) else IteratorStream(it)
 
 

@@ -20,6 +20,7 @@ from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import dropping_steps, spec_of
 from gristmill.dataset.bases.parameters import Parameters, aside
 from gristmill.dataset.bases.traced import Tracing, grouped
+from gristmill.dataset.mixtures.shares import warn_if_one_sided
 from gristmill.dataset.stages.batch import batch_function
 from gristmill.dataset.stages.elastic_batches import BatchesIterator, SparseBatchesIterator
 from gristmill.dataset.stages.elastic_files import FilesIterator
@@ -123,6 +124,7 @@ class ElasticIterator(BlockIterator[T], IterDataset[T]):
         self._closes_anytime = isinstance(ds, MapDataset)
         self._iterator: BlockIterator[T]
         if isinstance(ds, MapDataset):
+            warn_if_one_sided(ds, shard_options.shard_count, "ElasticIterator", "shard")
             args = ds, size, shard_options, read_options or ReadOptions(), multiprocessing_options or MultiprocessingOptions()
             is_sparse = bool(dropping_steps(ds))
             self._iterator = SparseBatchesIterator(*args) if is_sparse else BatchesIterator(*args)

@@ -20,7 +20,7 @@ from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate
 from gristmill.dataset.bases.length import AtMost, Exact, Infinite, Length, longest, num_elements, scaled, shortest
 from gristmill.dataset.bases.map import MapDataset
-from gristmill.dataset.bases.node import ancestors, spec_of
+from gristmill.dataset.bases.node import ancestors, mixes_in_lanes, spec_of
 from gristmill.dataset.bases.parameters import Parameters, aside
 from gristmill.dataset.bases.traced import Traced, Tracing, grouped
 from gristmill.dataset.lane_rows import LaneRowsIterDataset, Part, part_of_lanes, zero_like
@@ -220,7 +220,12 @@ class GlobalBatchIterDataset(IterDataset[T]):
         return [num_elements(self._lane(lane)) for lane in range(parameters.num_lanes)]
 
     def _lane(self, lane: int) -> Any:
-        return slice_pipeline(self._parents[0], lane, self._parameters.num_lanes)
+        return slice_pipeline(self._parents[0], lane, self._parameters.num_lanes, by_lanes=True)
+
+    @cached
+    def mixes_in_lanes(self) -> bool:
+        """True if lanes are mixtures of the lanes of components."""
+        return self._parameters.num_lanes > 1 and mixes_in_lanes(self._parents[0])
 
     @cached
     def is_computed(self) -> bool:
@@ -307,7 +312,7 @@ def _without_padding(step: tuple[Traced, Any]) -> Traced:
 
 def _check_roots(parent: Any, num_lanes: int) -> None:
     """Refuses a pipeline of which some lane would have nothing: a root is shorter than the number of lanes."""
-    for node in ancestors(slice_pipeline(parent, num_lanes - 1, num_lanes)):
+    for node in ancestors(slice_pipeline(parent, num_lanes - 1, num_lanes, by_lanes=True)):
         is_share = node._is_share or (num_lanes == 1 and isinstance(node, MapDataset)) or hasattr(node, "set_slice")
         if is_share and num_elements(node) in (Exact(0), AtMost(0)):
             root = node.parents[0] if node._is_share else node

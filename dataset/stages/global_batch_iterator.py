@@ -30,7 +30,7 @@ from gristmill.dataset.lane_rows import Part, join_parts, part_of_lanes
 from gristmill.dataset.stages.map import MapMapDataset
 from gristmill.dataset.stages.map_with_index import MapWithIndexMapDataset
 from gristmill.dataset.stages.random_map import RandomMapMapDataset
-from gristmill.dataset.states.lanes import LanesState, Position, merge_states
+from gristmill.dataset.states.lanes import LanesState, Position, check_mixed_in_lanes, merge_states
 from gristmill.dataset.states.values import CycleState
 from gristmill.dataset.telling.failures import tell
 from gristmill.dataset.watching import tell_of_faults, watch_if_tracked
@@ -206,7 +206,8 @@ class GlobalBatchDatasetIterator(BlockIterator[T]):
     def _saved(self, state: Any, at: Position) -> Any:
         lanes = {int(number): x for part in self._states_of_parts(state) for number, x in part["lanes"].items()}
         parameters = self._parameters
-        return LanesState(parameters.num_lanes, parameters.batch_size, at, self._is_agreed, lanes).as_state()
+        given = parameters.num_lanes, parameters.batch_size, at, self._is_agreed, self._ds.mixes_in_lanes
+        return LanesState(*given, lanes).as_state()
 
     @property
     def _has_workers(self) -> bool:
@@ -223,6 +224,7 @@ class GlobalBatchDatasetIterator(BlockIterator[T]):
                 f"the state was taken with num_lanes={parsed.num_lanes}, {self} has {parameters.num_lanes}: it must be the same "
                 "when a state is restored, with any batch_size that it divides, and any number of hosts that divides it"
             )
+        check_mixed_in_lanes(state, self._ds.mixes_in_lanes, parsed.num_lanes, self)
         found = parsed.of_lanes(parameters.lanes, self)
         of_parts = [{str(i): found[i] for i in part_of_lanes(parameters.lanes, index, num)} for index in range(num)]
         states = [{"lanes": lanes} for lanes in of_parts]

@@ -34,6 +34,7 @@ class MapWithIndexMapDataset(BlockMapDataset[T]):
 
     _element_spec = transformed_spec
     _keeps_indices = True
+    _gets_index = True
     _may_leave_out = True
 
     def __init__(self, parent: Any, transform: Any) -> None:

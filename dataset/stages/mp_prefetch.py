@@ -70,28 +70,39 @@ class MultiprocessPrefetchIterDataset(IterDataset[T]):
         self._parameters = MultiprocessPrefetchParameters(options, worker_init_fn, self._sequential_slice)
         check_no_workers(str(self), parent)
         self._num_lanes = lanes_of(options)
+        # Without ``num_lanes`` the stream is Grain's.
+        self._by_lanes = options.num_lanes is not None
         slice_pipeline(parent, 0, self._num_lanes, sequential=self._sequential_slice)  # raises if that is impossible
 
     def _num_elements(self) -> Length:
-        return num_elements_of_shares(self._parent, self._num_lanes, self._sequential_slice)
+        return num_elements_of_shares(self._parent, self._num_lanes, self._sequential_slice, self._by_lanes)
 
     def _computed_by(self, threads: ReadOptions | None, num_workers: int | None) -> Any:
         options = self._options
         if num_workers in (None, options.num_workers) or isinstance(options, RayOptions) or num_workers > self._num_lanes:
             return self
         workers = dataclasses.replace(options, num_workers=num_workers, num_lanes=self._num_lanes)
-        return MultiprocessPrefetchIterDataset(self._parent, workers, self._worker_init_fn, self._sequential_slice)
+        new: MultiprocessPrefetchIterDataset[T] = MultiprocessPrefetchIterDataset(
+            self._parent, workers, self._worker_init_fn, self._sequential_slice
+        )
+        return new.divided_by_lanes(self._by_lanes)
+
+    def divided_by_lanes(self, by_lanes: bool) -> MultiprocessPrefetchIterDataset[T]:
+        """Return this dataset, which was not used before, where mixtures are divided as in lanes, or are not."""
+        self._by_lanes = by_lanes
+        return self
 
     def _traced(self, tracing: Tracing) -> Any:
-        return TracedLanesIterDataset(tracing.of(self._parent), self._num_lanes, self._sequential_slice)
+        return TracedLanesIterDataset(tracing.of(self._parent), self._num_lanes, self._sequential_slice, self._by_lanes)
 
     def __iter__(self) -> DatasetIterator[T]:
+        how: Any = {"sequential_slice": self._sequential_slice, "by_lanes": self._by_lanes}
         if not self._options.num_workers:
-            return LocalLanesIterator(self._parent, self._num_lanes, sequential_slice=self._sequential_slice)
+            return LocalLanesIterator(self._parent, self._num_lanes, **how)
         iterator_class = MultiprocessPrefetchIterator
         if isinstance(self._options, RayOptions):
             from gristmill.dataset.ray_prefetch import RayPrefetchIterator as iterator_class
-        return iterator_class(self._parent, self._options, self._worker_init_fn, sequential_slice=self._sequential_slice)
+        return iterator_class(self._parent, self._options, self._worker_init_fn, **how)
 
 
 class TracedLanesIterDataset(IterDataset[T]):
@@ -100,16 +111,18 @@ class TracedLanesIterDataset(IterDataset[T]):
     _adds_step = False
     _element_spec = spec_of_first_parent
 
-    def __init__(self, parent: Any, num_lanes: int, sequential_slice: bool) -> None:
+    def __init__(self, parent: Any, num_lanes: int, sequential_slice: bool, by_lanes: bool = False) -> None:
         super().__init__(parent)
         self._num_lanes = num_lanes
         self._sequential_slice = sequential_slice
+        self._by_lanes = by_lanes
 
     def _num_elements(self) -> Length:
-        return num_elements_of_shares(self._parent, self._num_lanes, self._sequential_slice)
+        return num_elements_of_shares(self._parent, self._num_lanes, self._sequential_slice, self._by_lanes)
 
     def __iter__(self) -> DatasetIterator[T]:
-        return LocalLanesIterator(self._parent, self._num_lanes, sequential_slice=self._sequential_slice)
+        how: Any = {"sequential_slice": self._sequential_slice, "by_lanes": self._by_lanes}
+        return LocalLanesIterator(self._parent, self._num_lanes, **how)
 
 
 class MultiprocessPrefetchIterator(RoundRobinIterator[T]):
@@ -119,9 +132,11 @@ class MultiprocessPrefetchIterator(RoundRobinIterator[T]):
     _finalizer: Any = None
     _tell: Callable[[Any], None] | None = None  # is told of the pool that is used
 
-    def __init__(self, ds: IterDataset[T], options: WorkerOptions, init_fn: Any, *, sequential_slice: bool) -> None:
+    def __init__(
+        self, ds: IterDataset[T], options: WorkerOptions, init_fn: Any, *, sequential_slice: bool, by_lanes: bool = False
+    ) -> None:
         self._init_fn = init_fn
-        super().__init__(ds, lanes_of(options), sequential_slice=sequential_slice)
+        super().__init__(ds, lanes_of(options), sequential_slice=sequential_slice, by_lanes=by_lanes)
         self._options = options
         self._held: list[Any] = []  # the pool that is in use; the finalizer has the list, too
 
@@ -149,7 +164,8 @@ class MultiprocessPrefetchIterator(RoundRobinIterator[T]):
             tell(self._pool)
 
     def _share(self, index: int) -> IterDataset[T]:
-        return slice_pipeline(self._ds, index, self._count, sequential=self._sequential_slice)
+        how: Any = {"sequential": self._sequential_slice, "by_lanes": self._by_lanes}
+        return slice_pipeline(self._ds, index, self._count, **how)
 
     def lanes(self) -> Sequence[Shard]:
         """The lanes, for whoever takes elements from them instead of from this iterator. None of them is computed yet."""
@@ -233,7 +249,7 @@ class MultiprocessPrefetchIterator(RoundRobinIterator[T]):
 
     def _task(self, budget: Budget | None = None) -> PipelineTask:
         given = self._ds, self._ctx.options, self._init_fn, self._sequential_slice, self._count, self._is_taken_again
-        return PipelineTask(*given, budget)
+        return PipelineTask(*given, budget, self._by_lanes)
 
     @property
     def _owner(self) -> Any:

@@ -18,6 +18,7 @@ from gristmill.dataset.bases.parameters import Parameters, aside
 from gristmill.dataset.bases.round_robin import Shard
 from gristmill.dataset.bases.traced import Tracing
 from gristmill.dataset.local_lanes import InProcessIterator, raised_again
+from gristmill.dataset.mixtures.shares import warn_if_one_sided
 from gristmill.dataset.slicing import num_elements_of_shares, slice_pipeline
 from gristmill.dataset.stages.mp_prefetch import TracedLanesIterDataset
 from gristmill.dataset.stages.thread_prefetch import ThreadPrefetchDatasetIterator
@@ -55,7 +56,12 @@ def multithread_prefetch(
     """
     num_threads = as_int("num_threads", num_threads, minimum=0)
     buffer_size = as_int("buffer_size", buffer_size, minimum=0)
-    return MultithreadPrefetchIterDataset(ds, num_threads, buffer_size, sequential_slice) if num_threads else ds
+    if not num_threads:
+        return ds
+    computed: IterDataset[T] = MultithreadPrefetchIterDataset(ds, num_threads, buffer_size, sequential_slice)
+    if not sequential_slice:
+        warn_if_one_sided(ds, num_threads, "multithread_prefetch", "thread")
+    return computed
 
 
 class MultithreadPrefetchParameters(Parameters):

@@ -109,6 +109,7 @@ class TracedMapDataset(BlockMapDataset[Any]):
     """The elements of the parent with their records; ``None`` where there is none, unless ``None`` is an element."""
 
     _keeps_indices = True
+    _is_made_anew = True
 
     def __init__(self, parent: Any, tracing: Tracing, with_nones: bool) -> None:
         super().__init__(parent)
@@ -128,6 +129,9 @@ class TracedMapDataset(BlockMapDataset[Any]):
 
     def _num_elements(self) -> Length:
         return num_elements(self._parent)
+
+    def _over(self, replaced: Callable[[Any], Any]) -> TracedMapDataset:
+        return TracedMapDataset(replaced(self._parent), self._tracing, self._with_nones)
 
     def _items(self, indices: Indices) -> Iterator[Any]:
         return map(self._traced_at, as_ints(indices))

@@ -39,6 +39,7 @@ class RandomMapMapDataset(BlockMapDataset[T]):
     _element_spec = transformed_spec
     _may_leave_out = True
     _keeps_indices = True
+    _gets_index = True
     _parameters: RandomMapParameters
 
     def __init__(self, parent: Any, transform: Any, *, seed: int | None = None) -> None:

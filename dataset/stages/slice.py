@@ -144,7 +144,12 @@ class ReindexedMapDataset(ReindexMapDataset[T]):
 def slice_dataset(parent: Any, sl: Any) -> Any:
     """The stage for ``parent.slice(sl)``."""
     if isinstance(sl, slice):
-        return SliceMapDataset(parent, sl)
+        from gristmill.dataset.mixtures.shares import warn_if_slice_is_one_sided
+
+        part: Any = SliceMapDataset(parent, sl)
+        if not part._takes_a_part:  # it is a share, such as ds[i::n]
+            warn_if_slice_is_one_sided(parent, sl)
+        return part
     is_sequence = hasattr(sl, "__getitem__") and hasattr(sl, "__len__") and not isinstance(sl, str | bytes | Mapping)
     if not is_sequence or getattr(sl, "ndim", 1) != 1:
         raise SliceTypeError(f"sl must be a slice or a sequence of indices, got {sl!r:.100} of type {type(sl).__name__}")

@@ -11,6 +11,30 @@ from gristmill.core.value import Value
 from gristmill.dataset.states.values import copied, states_by_index
 
 _LANES = "lanes"
+_MIXED = "mixed_in_lanes"
+
+
+def mixed_in_lanes(state: dict[str, Any], is_mixed: bool) -> dict[str, Any]:
+    """Return the state of lanes; it says so if they are mixtures of the lanes of components."""
+    return {**state, _MIXED: True} if is_mixed else state
+
+
+def check_mixed_in_lanes(state: Any, is_mixed: bool, num_lanes: int, owner: object) -> None:
+    """Raise ``StateMismatchError`` if a state is of lanes that mix in the other way."""
+    if not isinstance(state, Mapping):
+        return
+    if _MIXED in state and not is_mixed:
+        raise StateMismatchError(
+            f"the state was taken with num_lanes={num_lanes}, where a lane of a mixture is the mixture of the lanes of its "
+            f"components; {owner} has workers without lanes, or no mixture. Pass num_lanes={num_lanes} to continue from it"
+        )
+    if is_mixed and _MIXED not in state:
+        raise StateMismatchError(
+            f"the state was taken where the shares of a mixture were every {num_lanes}-th element of it: by workers without "
+            f"num_lanes, or by an earlier version. In {owner} a lane of a mixture is the mixture of the lanes of its components, "
+            "so the positions in the state are those of other elements. To continue from a state of "
+            f"mp_prefetch, use num_workers={num_lanes} without num_lanes"
+        )
 
 
 class Position(Value):
@@ -37,6 +61,7 @@ class LanesState(Value):
         batch_size: of all hosts.
         position: where they are.
         is_agreed: whether the horizon is what hosts have agreed on; it is in the state then.
+        is_mixed: true if lanes are mixtures of the lanes of components.
         lanes: the states of some lanes, by their numbers.
     """
 
@@ -44,6 +69,7 @@ class LanesState(Value):
     batch_size: int
     position: Position
     is_agreed: bool
+    is_mixed: bool
     lanes: dict[int, Any]
 
     def as_state(self) -> dict[str, Any]:
@@ -54,7 +80,8 @@ class LanesState(Value):
             state["rows_per_lane"] = at.rows
         if self.is_agreed:
             state |= {"horizon": at.horizon, "is_last": at.is_last}
-        return {**state, _LANES: {str(number): copied(self.lanes[number]) for number in sorted(self.lanes)}}
+        lanes = {str(number): copied(self.lanes[number]) for number in sorted(self.lanes)}
+        return {**mixed_in_lanes(state, self.is_mixed), _LANES: lanes}
 
     @classmethod
     def parse(cls, state: Any, owner: object) -> LanesState:
@@ -77,7 +104,7 @@ class LanesState(Value):
             position = Position(step, rows, state_count(state, "horizon", owner), state_flag(state, "is_last", owner))
             if position.horizon < step:
                 raise StateMismatchError(f"horizon in the state of {owner} must be at least step, {step}, got {position.horizon}")
-        return cls(num_lanes, size, position, is_agreed, lanes)
+        return cls(num_lanes, size, position, is_agreed, _MIXED in state, lanes)
 
     def of_lanes(self, lanes: Iterable[int], owner: object) -> dict[int, Any]:
         """The states of these lanes.

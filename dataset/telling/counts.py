@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from gristmill.dataset.mixtures.draw_counts import sum_of_counts
 from gristmill.dataset.states.mixtures import mixtures_in
-from gristmill.dataset.tally import sum_of_counts
 
 
 def counts_of(it: Any) -> dict[str, dict[str, int]]:

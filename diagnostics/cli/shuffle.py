@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from gristmill.diagnostics.cli.target import CommandError, load_pipeline
+from gristmill.diagnostics.mixture_shares import mixture_shares
 from gristmill.diagnostics.shuffle_quality import shuffle_quality
 
 
@@ -22,7 +23,11 @@ def shuffle(args: Namespace) -> Generator[str, None, int]:
         if note_free(error):
             raise CommandError(str(error)) from error
         raise
-    yield json.dumps(quality.to_dict()) if args.json else str(quality)
+    mixtures = mixture_shares(pipeline, args.batch_size)
+    if args.json:
+        yield json.dumps({**quality.to_dict(), "mixtures": [mixture.as_dict() for mixture in mixtures]})
+    else:
+        yield "\n".join(map(str, [quality, *mixtures]))
     if args.output is not None:
         try:
             quality.save_svg(args.output)

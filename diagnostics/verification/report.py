@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from gristmill.core.naming import one_line
 from gristmill.core.value import Value
+from gristmill.diagnostics.mixture_shares import MixtureShares
 from gristmill.diagnostics.units import time_text
 
 _MAX_VALUE = 300  # characters
@@ -53,6 +54,7 @@ class Report(Value):
         values: what the first run gave there, and what the other one did: numbers and texts as they are, others as text.
         stage: the text of the stage that it comes from.
         reason: why, as far as that can be told.
+        mixtures: the proportions of mixtures in batches, in lanes and on hosts.
     """
 
     ok: bool
@@ -66,11 +68,13 @@ class Report(Value):
     values: tuple[Any, Any] | None = None
     stage: str | None = None
     reason: str | None = None
+    mixtures: tuple[MixtureShares, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as JSON-able data."""
         values = None if self.values is None else [x if isinstance(x, _PLAIN) else repr(x) for x in self.values]
-        return {**self.as_dict(), "values": values, "checks": [check.as_dict() for check in self.checks]}
+        nested = {name: [x.as_dict() for x in getattr(self, name)] for name in ("checks", "mixtures")}
+        return {**self.as_dict(), "values": values, **nested}
 
     def __str__(self) -> str:
         lines = [f"deterministic, as far as {self.num_steps} steps show" if self.ok else "NOT deterministic"]
@@ -94,6 +98,6 @@ class Report(Value):
             lines.append(text.rstrip())
         if len(run) < len(self.checks):
             lines.append(f"not run: {'; '.join([check.name for check in self.checks if check.note == AFTERWARDS])}")
-        return "\n".join([*lines, time_text(1e9 * self.seconds)])
+        return "\n".join([*lines, *map(str, self.mixtures), time_text(1e9 * self.seconds)])
 
     __repr__ = __str__

@@ -17,6 +17,7 @@ from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import ancestors
 from gristmill.dataset.telling.display import stage_name
+from gristmill.diagnostics.mixture_shares import mixture_shares
 from gristmill.diagnostics.verification.comparing import Comparison, base_of, compared
 from gristmill.diagnostics.verification.conditions import (
     Again,
@@ -128,6 +129,9 @@ class Verifier:
 
     def report(self) -> Report:
         """Runs it under all conditions, up to the first difference."""
+        return self._compared().replaced(mixtures=tuple(mixture_shares(self._ds)))
+
+    def _compared(self) -> Report:
         base = recorded(Subject(self._ds).open, self._steps, self._clock.part(_FOR_REFERENCE))
         if base[-1].is_last:
             self._note = f"the first run ended after {len(base) - 1} steps: {base[-1].leaves[0].shown}"

@@ -187,6 +187,7 @@ def test_slices_are_those_of_lists_or_by_indices():
     assert len(shown) < 1000
 
 
+@pytest.mark.filterwarnings("ignore:.*takes every n-th element")
 def test_repeat_batch_filter_and_that_a_pipeline_starts_anywhere():
     assert list(MapDataset.range(2).repeat(np.int64(2))) == [0, 1, 0, 1]
     assert [b.tolist() for b in MapDataset.range(5).batch(np.int8(2), drop_remainder=True)] == [[0, 1], [2, 3]]

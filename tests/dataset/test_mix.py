@@ -294,6 +294,7 @@ def test_checkpoints(tmp_path):
     HANDLER.restore(tmp_path, iter(mixture(numbers(9), numbers(9), weights=[0.5, 1])))
 
 
+@pytest.mark.filterwarnings("ignore:.*takes every n-th element")
 def test_parts_of_the_sources_of_several_datasets_are_refused():
     for ds in (MapDataset.mix(components(4, 4)), MapDataset.concatenate(components(4, 4))):
         shared = partial(multithread_prefetch, ds.to_iter_dataset(), 2, 2)

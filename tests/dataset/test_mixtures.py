@@ -368,6 +368,23 @@ def test_counts_are_in_reports_and_metrics():
     assert node.components == it.counts() and sum(row["elements"] for row in node.components.values()) == 12
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_until_all_have_ended_no_element_is_lost_also_where_a_weight_was_zero(seed):
+    rng = random.Random(seed)
+    names = "abc"[: rng.randint(2, 3)]
+    steps = {0, *rng.sample(range(1, 60), rng.randint(1, 3))}
+    last = max(steps)
+    weights = {p: {name: rng.choice([0, 1, 4]) if p < last else rng.randint(1, 5) for name in names} for p in steps}
+    weights = {p: row if any(row.values()) else {**row, "a": 1} for p, row in weights.items()}
+    parts = {name: MapDataset.range(100 * i, 100 * i + rng.randint(1, 40)) for i, name in enumerate(names)}
+    expected = sorted(x for part in parts.values() for x in part)
+    for schedule in (Schedule(weights), Schedule.linear(weights)):
+        mixed = MapDataset.mix(parts, schedule, stop="all")
+        assert sorted(mixed) == expected and len(mixed) == len(expected)
+        streams = {name: part.to_iter_dataset() for name, part in parts.items()}
+        assert [*IterDataset.mix(streams, schedule, stop="all")] == [*mixed]
+
+
 def test_wrong_schedules_and_arguments():
     parts = {"a": MapDataset.range(3), "b": MapDataset.range(3)}
     wrong = [
@@ -402,6 +419,7 @@ def test_wrong_schedules_and_arguments():
 
 
 @pytest.mark.parametrize("options", [{}, {"stop": "all"}, {"stop": "never"}])
+@pytest.mark.filterwarnings("ignore:.*takes every n-th element")
 @pytest.mark.parametrize("weights", [{"a": 2, "b": 1, "c": 1}, Schedule({0: {"a": 1, "b": 3}, 7: {"a": 1, "c": 2, "b": 1}})])
 def test_a_mixture_of_map_datasets_counts_what_came(weights, options):
     parts = {"a": MapDataset.range(7), "b": MapDataset.range(100, 106), "c": MapDataset.range(200, 205)}

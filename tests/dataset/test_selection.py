@@ -13,8 +13,14 @@ from refusing import assert_raises
 
 from gristmill import MapDataset
 from gristmill.core.indices import as_ints
-from gristmill.dataset import selection
-from gristmill.dataset.selection import ConcatenationMap, SelectionWithProportionsMap, integer_weights, select_singly, selected
+from gristmill.dataset.mixtures import selection
+from gristmill.dataset.mixtures.selection import (
+    ConcatenationMap,
+    SelectionWithProportionsMap,
+    integer_weights,
+    select_singly,
+    selected,
+)
 from gristmill.transforms.base import DatasetSelectionMap
 
 

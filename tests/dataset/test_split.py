@@ -69,6 +69,7 @@ def random_chain(ds, rng, num):
     return ds
 
 
+@pytest.mark.filterwarnings("ignore:.*takes every n-th element")
 @pytest.mark.filterwarnings("ignore:.*split")
 def test_parts_of_random_chains_are_disjoint_over_twenty_epochs(monkeypatch):
     ours = permutation._permute_range

@@ -40,7 +40,7 @@ from gristmill.core.options import DatasetOptions, MultiprocessingOptions, ReadO
 from gristmill.core.record import Record, RecordMetadata
 from gristmill.core.sharding import ShardOptions
 from gristmill.dataset import IterDataset, MapDataset
-from gristmill.dataset.schedules import Schedule
+from gristmill.dataset.mixtures.schedule import Schedule
 from gristmill.dataset.stages.bin_packing import BestFitPackIterDataset, FirstFitPackIterDataset
 from gristmill.dataset.stages.concat_then_split import BOSHandling, ConcatThenSplitIterDataset
 from gristmill.dataset.stages.elastic import ElasticIterator

@@ -84,6 +84,7 @@ def test_long_shuffles(length):
             assert list(ds._items(block)) == [ds[i] for i in block] == expected
 
 
+@pytest.mark.filterwarnings("ignore:.*takes every n-th element")
 @each_entry
 def test_it_conforms(entry):
     assert_map_dataset_conforms(entry.make(), max_elements=10, endless=entry.endless)

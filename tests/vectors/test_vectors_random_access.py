@@ -16,7 +16,7 @@ from vector_data import FAN, build, load, plain
 from gristmill import MapDataset
 from gristmill.core import tree
 from gristmill.core.permutation import Permutation, round_keys
-from gristmill.dataset.selection import integer_weights
+from gristmill.dataset.mixtures.selection import integer_weights
 from gristmill.experimental import FlatMapMapDataset, RngPool, WindowShuffleMapDataset, index_shuffle
 
 SHUFFLE, RANDOM_MAP, MIX = load("ds_shuffle"), load("ds_random_map"), load("ds_mix")

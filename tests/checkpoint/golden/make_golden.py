@@ -2,7 +2,7 @@
 
     python make_golden.py states [pipeline ...]    grain_<release>.json, with that release of Grain, JAX and pyarrow
     python make_golden.py orbax                    the directory orbax, with Grain 0.2.18, JAX and orbax-checkpoint
-    python make_golden.py own                      gristmill_<version>.json, for a version that writes something else than before
+    python make_golden.py own [pipeline ...]       gristmill_<version>.json, for a version that writes something else than before
     python make_golden.py data                     the files in data that pipelines read, with pyarrow and the tests in PYTHONPATH
 
 ``GOLDEN_SECONDS=0.7`` lets a pipeline take longer than the 3 seconds after which Grain before 0.2.16 noted the states of workers
@@ -138,10 +138,11 @@ def make_orbax():
     write_file(ORBAX / "expected.json", expected)
 
 
-def make_own():
+def make_own(*names):
     import gristmill
 
-    descriptions, found = [], {}
+    path = HERE / f"gristmill_{gristmill.__version__}.json"
+    descriptions, found = [], json.loads(path.read_text()) if names else {}
 
     def files(it):
         """The state and its checksum, as they are in the files of a checkpoint."""
@@ -153,11 +154,13 @@ def make_own():
         return [state, pipeline["state_crc32"]]
 
     for name, make in own_pipelines(gristmill).items():
+        if names and name not in names:
+            continue
         descriptions.clear()
         golden = follow(name, make(), files, is_newest=False)
         found[name] = {"pipeline": descriptions[0], **golden}
         assert all(description == descriptions[0] for description in descriptions)
-    write_file(HERE / f"gristmill_{gristmill.__version__}.json", found, {"written_by": f"gristmill {gristmill.__version__}"})
+    write_file(path, found, {"written_by": f"gristmill {gristmill.__version__}"})
 
 
 def make_data():

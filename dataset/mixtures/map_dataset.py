@@ -15,9 +15,9 @@ from gristmill.dataset.bases.items import begun_when_needed, item
 from gristmill.dataset.bases.map import BlockMapDataset, MapDataset, not_over_a_part
 from gristmill.dataset.bases.node import spec_of_first_parent
 from gristmill.dataset.bases.origins import Part
-from gristmill.dataset.plans import PatternPlan, Plan, PlannedSelectionMap, SchedulePlan
-from gristmill.dataset.schedules import Schedule
-from gristmill.dataset.selection import (
+from gristmill.dataset.mixtures.plans import PatternPlan, Plan, PlannedSelectionMap, SchedulePlan
+from gristmill.dataset.mixtures.schedule import Schedule
+from gristmill.dataset.mixtures.selection import (
     BlockSelectionMap,
     ConcatenationMap,
     Selected,
@@ -68,6 +68,31 @@ class MixedMapDataset(BlockMapDataset[T]):
         kept, selection_map = self._selection_map.over_lengths([len(part) for part in parts])
         new = MixedMapDataset([parts[component] for component in kept], selection_map)
         return new._with_names([self._names[component] for component in kept] if self._names else None)
+
+    @property
+    def selects_by_functions_of_users(self) -> bool:
+        """True if the selection is not one of this library."""
+        return not isinstance(self._selection_map, BlockSelectionMap)
+
+    def name_of(self, component: int) -> str:
+        """Return what messages call a component."""
+        return self._names.get(component, f"component {component}")
+
+    @property
+    def _is_mixed_in_lanes(self) -> bool:
+        selection_map = self._selection_map
+        return isinstance(selection_map, BlockSelectionMap) and not isinstance(selection_map, ConcatenationMap)
+
+    def over_lanes(self, lanes: Sequence[MapDataset[T]], num_lanes: int) -> MixedMapDataset[T]:
+        """Return a lane of ``num_lanes`` of this mixture.
+
+        Args:
+            lanes: that lane of each component.
+            num_lanes: how many lanes there are.
+        """
+        new = MixedMapDataset(lanes, self._selection_map.in_lane([len(lane) for lane in lanes], num_lanes))
+        new._names = self._names
+        return new
 
     def _with_names(self, names: Sequence[str] | None) -> MixedMapDataset[T]:
         """This dataset, which nobody has seen yet, where ``explain`` calls the components by these names."""

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import heapq
 import math
+import sys
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -41,6 +42,7 @@ _MAX_BLOCKS = 256
 _PIECE = 1 << 14  # positions that are looked at together
 _MAX_SETTLING = 1 << 16  # positions after which those that are never drawn from again have been given what they get
 _SAFE = 1 << 62
+_FEW = 400  # integrals that are computed one by one in less time than with NumPy
 
 
 class Schedule:
@@ -117,6 +119,17 @@ class Schedule:
                 f"a schedule must have one number for each of the {num} datasets at every position, got {self._num_weights}"
             )
 
+    def in_lane(self, num_lanes: int) -> Schedule:
+        """Return the schedule of each of ``num_lanes`` lanes of a stream, whose elements come in turn.
+
+        The weights at position ``p`` of the stream hold from position ``ceil(p / num_lanes)`` of the lane on. If several
+        positions become one, the last one holds.
+        """
+        if num_lanes == 1 or len(self._points) == 1:
+            return self
+        points: Any = {-(-position // num_lanes): weights for position, weights in self._points.items()}
+        return Schedule(points) if self._kind == "steps" else Schedule.linear(points)
+
     def __repr__(self) -> str:
         name = "Schedule" if self._kind == "steps" else "Schedule.linear"
         return f"{name}({{{', '.join(f'{position}: {_plain(weights)}' for position, weights in self._points.items())}}})"
@@ -141,11 +154,14 @@ class Schedule:
         return cls(steps) if kind == "steps" else cls.linear(steps)
 
     def selection(self, names: Sequence[str]) -> ScheduledSelection:
-        """Which of ``names`` is next at every position; the others are left out. It ends where none of them has a weight."""
+        """Which of ``names`` is next at every position; the others are left out.
+
+        Where none of them has a weight, those hold that the next position with weights has. It ends after the last one.
+        """
         rows = {position: [weights.get(name, Fraction(0)) for name in names] for position, weights in self._points.items()}
         drawn_from = [position for position, row in rows.items() if any(row)]
         is_linear, last = self._kind == "linear", max(drawn_from, default=-1)
-        end = next((position for position, row in rows.items() if not any(row) and (not is_linear or position > last)), None)
+        end = next((position for position in rows if position > last), None) if drawn_from else None
         shares = []
         for position, row in rows.items():
             if not any(row):  # what lies between points with weights is as the nearest of them
@@ -237,13 +253,19 @@ class _Segment:
             x = max(0, -(-missing // self.slope[i])) if missing > 0 else 0
             return x if length is None or x <= length else None
         assert length is not None
-        if self.at(i, length) < target:
+        base, slope, bend = self.base[i], self.slope[i], self.bend[i]
+        if base >= target:
+            return 0
+        if base + (slope + bend * length) * length < target:
             return None
-        low, high = 0, length
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (low, middle) if self.at(i, middle) >= target else (middle + 1, high)
-        return low
+        # The root of a polynomial that grows up to ``length``, rounded; it is off by 1 at most.
+        x = (math.isqrt(max(0, slope * slope + 4 * bend * (target - base))) - slope) // (2 * bend)
+        x = min(max(x - 1, 1), length)
+        while base + (slope + bend * x) * x < target:
+            x += 1
+        while base + (slope + bend * (x - 1)) * (x - 1) >= target:
+            x -= 1
+        return x
 
 
 class ScheduledSelection:
@@ -303,14 +325,17 @@ class ScheduledSelection:
         x = position - segment.start
         return [slope + 2 * bend * x for slope, bend in zip(segment.slope, segment.bend, strict=True)]
 
+    def weights_until(self, position: int) -> int:
+        """Return a position up to which the weights at ``position`` hold."""
+        s = bisect_right(self._starts, position)
+        if any(self._segments[s - 1].bend):
+            return position + 1
+        return self._starts[s] if s < len(self._starts) else sys.maxsize
+
     def integral(self, position: int) -> list[int]:
         """Numerators of the integrals of the shares up to ``position``."""
         segment = self._segments[bisect_right(self._starts, position) - 1]
         return [segment.at(i, position - segment.start) for i in range(self._num)]
-
-    def counts(self, position: int) -> list[int]:
-        """How often each component comes before ``position``."""
-        return self._counts(position)
 
     def __getitem__(self, position: int) -> tuple[int, int]:
         """The component at ``position`` and how often it came before."""
@@ -326,7 +351,7 @@ class ScheduledSelection:
         return block[0][offset], block[1][offset]
 
     def _single(self, position: int) -> tuple[int, int]:
-        counts = self._counts(position)
+        counts = self.counts(position)
         component = self._next(position, counts)
         return component, counts[component]
 
@@ -364,7 +389,7 @@ class ScheduledSelection:
 
     def _served(self, start: int, num: int) -> tuple[list[int], list[int]]:
         """What comes at ``num`` positions: at each the unit that was released and has the earliest deadline."""
-        counts = self._counts(start)
+        counts = self.counts(start)
         last = start + num + 1
         waiting: list[tuple[int, int]] = []
         for i in self._drawn_from(start):
@@ -417,8 +442,8 @@ class ScheduledSelection:
         x = segments[low].first(i, target, length)
         return None if x is None else segments[low].start + x
 
-    def _counts(self, position: int) -> list[int]:
-        """See the head of the module."""
+    def counts(self, position: int) -> list[int]:
+        """Return how often each component comes before ``position``; see the head of the module."""
         whole, integral = self._whole, self.integral(position)
         counts = [number // whole for number in integral]
         members, since, given = [*range(self._num)], 0, position  # since when windows matter; the units that members were given
@@ -437,6 +462,10 @@ class ScheduledSelection:
         first = max(since, min(releases)) if since else sorted(releases)[1]  # one alone is never ahead
         lows = [0] * len(units)
         offset = position - given
+        if (position + 1 - first) * len(members) <= _FEW:
+            positions = range(first, position + 1)
+            _lower_singly(lows, releases, self._surplus_singly(members, positions, offset), positions)
+            first = position + 1
         for start in range(first, position + 1, _PIECE):
             stop = min(start + _PIECE, position + 1)
             surplus = self._surplus(members, start, stop, offset)
@@ -447,6 +476,15 @@ class ScheduledSelection:
             counts[i] += ahead - before
             before = ahead
         return counts
+
+    def _surplus_singly(self, members: Sequence[int], positions: range, offset: int) -> list[int]:
+        """Return the same as ``_surplus``, in less time for few positions."""
+        found = []
+        for position in positions:
+            segment = self._segments[bisect_right(self._starts, position) - 1]
+            released = [-(-segment.at(i, position - segment.start) // self._whole) for i in members]
+            found.append(offset - position + sum(released))
+        return found
 
     def _surplus(self, members: Sequence[int], start: int, stop: int, offset: int) -> Any:
         """How many units of ``members`` were released beyond one for each position, at the positions of a range."""
@@ -478,7 +516,7 @@ class ScheduledSelection:
     def _settled_counts(self) -> list[int]:
         """The counts when those that are never drawn from again have what they get."""
         if self._settled is None:
-            self._settled = self._counts(self._segments[-1].start + self._settling)
+            self._settled = self.counts(self._segments[-1].start + self._settling)
         return self._settled
 
 
@@ -494,3 +532,13 @@ def _lower(lows: list[int], releases: list[int], surplus: Any, start: int) -> No
     least = (surplus[kept] - late).min(1)
     for j, low in enumerate(least.tolist()):
         lows[j] = min(lows[j], low)
+
+
+def _lower_singly(lows: list[int], releases: list[int], surplus: list[int], positions: range) -> None:
+    """Do the same as ``_lower``, in less time for few positions."""
+    for position, more in zip(positions, surplus, strict=True):
+        late = sum([release <= position for release in releases])
+        if more < late:
+            for j, release in enumerate(releases):
+                late -= release <= position  # those after it
+                lows[j] = min(lows[j], more - late)

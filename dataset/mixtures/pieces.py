@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import shown
-from gristmill.dataset.plans import Plan, plan_of
+from gristmill.dataset.mixtures.plans import Plan, plan_of
 from gristmill.dataset.states.mixtures import DRAWN, OWN, forgotten_in
 from gristmill.dataset.states.refilling import refuse_refilling
 from gristmill.dataset.states.turns import Turns
@@ -78,7 +78,7 @@ def turns_in(state: Mapping[str, Any], names: Sequence[str], owner: object) -> T
         return None
     gone = [name for name in turns.names if name is not None and name not in names]
     if gone:
-        raise _needed(gone, owner)
+        raise needed(gone, owner)
     places = [None if name is None else names.index(name) for name in turns.names]
     draws = [None if i is None or (place := places[max(i, ~i)]) is None else place if i >= 0 else ~place for i in turns.draws]
     return turns._replace(names=tuple(names), draws=tuple(draws), rows=())
@@ -91,10 +91,11 @@ def _check_all_there(plan: Plan, start: int, stop: int, known: Collection[str], 
     nums = [b - a for a, b in zip(plan.counts(start), plan.counts(stop), strict=True)] if follows else plan.weights(start)
     names = [plan.names[i] for i in gone if nums[i]]
     if names:
-        raise _needed(names, owner)
+        raise needed(names, owner)
 
 
-def _needed(names: Sequence[str], owner: object) -> StateMismatchError:
+def needed(names: Sequence[str], owner: object) -> StateMismatchError:
+    """Return the error of a mixture that lacks components whose elements are held downstream."""
     return StateMismatchError(
         f"a step behind {owner} holds elements of components that the mixture does not have any more, {names!r:.200}, and "
         "it is not known which others it holds: it fills itself again, which needs them. Keep them in the mixture, with the "

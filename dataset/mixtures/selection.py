@@ -79,6 +79,10 @@ class BlockSelectionMap(DatasetSelectionMap):
     def over_lengths(self, lengths: Sequence[int]) -> tuple[list[int], BlockSelectionMap]:
         """The same selection from components of other lengths: which of them it selects from, and from these what."""
 
+    def in_lane(self, lengths: Sequence[int], num_lanes: int) -> BlockSelectionMap:
+        """Return the selection in one of ``num_lanes`` lanes, whose components have these lengths."""
+        raise NotImplementedError(f"{self} has no lanes of its own")
+
     _limit: int  # up to this magnitude of an index all arithmetic of ``_of_array`` stays within int64
 
     @abc.abstractmethod
@@ -117,6 +121,9 @@ class SelectionWithProportionsMap(BlockSelectionMap):
         proportions = [self._proportions[j] for j in kept]
         return kept, SelectionWithProportionsMap.of_datasets([lengths[j] for j in kept], proportions)
 
+    def in_lane(self, lengths: Sequence[int], num_lanes: int) -> BlockSelectionMap:
+        return SelectionWithProportionsMap.of_datasets(lengths, self._proportions)
+
     def __len__(self) -> int:
         return self._length
 
@@ -130,6 +137,13 @@ class SelectionWithProportionsMap(BlockSelectionMap):
         components, inner_of = _table(self._reduced)
         component = int(components[phase])
         return component, int(inner_of[phase]) + round_ * self._reduced[component]
+
+    def components(self, positions: range) -> Sequence[int]:
+        """Return the component of each of consecutive positions."""
+        num = len(positions)
+        if self._period > _MAX_PERIOD or num > _MAX_PLANNED:
+            return components_of(*self.select(positions)) if num else ()
+        return _turns(self._reduced, positions.start % self._period, num)
 
     def nums_before(self, index: int) -> list[int]:
         """How many of the first ``index`` elements each component gives."""
@@ -241,6 +255,19 @@ def _plan(proportions: tuple[int, ...], phase: int, num: int) -> tuple[list[tupl
     """The selection of ``num`` indices from ``phase`` on: ``(component, weight, first index in it, how many)`` and places."""
     shares, places = BlockSelectionMap.select(SelectionWithProportionsMap(proportions, 0), range(phase, phase + num))
     return [(j, proportions[j], int(inner[0]), len(inner)) for j, inner in shares], list(places)
+
+
+@lru_cache(maxsize=1024)
+def _turns(proportions: tuple[int, ...], phase: int, num: int) -> tuple[int, ...]:
+    """The components of ``num`` indices from ``phase`` on."""
+    components, _ = _table(proportions)
+    return tuple(np.take(components, range(phase, phase + num), mode="wrap").tolist())
+
+
+def components_of(shares: Sequence[tuple[int, Indices]], places: Sequence[int]) -> list[int]:
+    """Return the component of each element of a block that was selected."""
+    found = [component for component, inner in shares for _ in inner]
+    return [found[place] for place in places]
 
 
 class ConcatenationMap(BlockSelectionMap):

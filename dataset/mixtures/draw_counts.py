@@ -1,16 +1,16 @@
-"""What a mixture of streams has drawn of its components so far."""
+"""How often each component of a mixture of streams was drawn."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import plain_int, shown, state_count, state_field, state_flag
 
 
-class Tally(NamedTuple):
+class DrawCounts(NamedTuple):
     """Numbers by component; never changed in place.
 
     Args:
@@ -30,41 +30,23 @@ class Tally(NamedTuple):
     whole: int = 0
 
     @classmethod
-    def nothing(cls, num: int, whole: int) -> Tally:
+    def nothing(cls, num: int, whole: int) -> DrawCounts:
         """That of ``num`` components before the first element."""
         none = (0,) * num
         return cls(none, none, none, frozenset(), none if whole else (), whole)
 
     @classmethod
-    def of_elements(cls, elements: Sequence[int]) -> Tally:
+    def of_elements(cls, elements: Sequence[int]) -> DrawCounts:
         """So many elements, which nobody measured."""
         return cls(tuple(elements), tuple(elements), (0,) * len(elements))
 
-    def added(self, nums: Mapping[int, int], length: int | None = None) -> Tally:
+    def added(self, nums: Mapping[int, int], length: int | None = None) -> DrawCounts:
         """With so many more elements of these components; or with one, of this length."""
         elements, lengths = [*self.elements], [*self.lengths]
         for component, num in nums.items():
             elements[component] += num
             lengths[component] += num if length is None else length
         return self._replace(elements=tuple(elements), lengths=tuple(lengths))
-
-    def aimed(self, weights: Mapping[Any, int], length: int) -> Tally:
-        """With ``length`` shared out among the targets by these weights."""
-        total = sum(weights.values())
-        shares = {component: weight * self.whole // total for component, weight in weights.items()}
-        return self._replace(targets=tuple([target + shares.get(i, 0) * length for i, target in enumerate(self.targets)]))
-
-    def ending(self, component: int) -> Tally:
-        return self._replace(ended=self.ended | {component})
-
-    def begun_anew(self, component: int) -> Tally:
-        epochs = [*self.epochs]
-        epochs[component] += 1
-        return self._replace(epochs=tuple(epochs), ended=self.ended | {component})
-
-    def behind(self, component: int) -> int:
-        """How far a component is before its target; negative: behind it."""
-        return self.lengths[component] * self.whole - self.targets[component]
 
     def by_name(self, names: Sequence[str]) -> dict[str, dict[str, int]]:
         """What users see of it."""
@@ -84,7 +66,7 @@ class Tally(NamedTuple):
         return {"counts": counts, "whole": self.whole} if self.whole else {"counts": counts}
 
     @classmethod
-    def read(cls, state: Mapping[str, Any], names: Sequence[str], whole: int, owner: object) -> Tally:
+    def read(cls, state: Mapping[str, Any], names: Sequence[str], whole: int, owner: object) -> DrawCounts:
         """What ``saved`` has put into a state; of components that it does not name, nothing was drawn.
 
         Raises:
@@ -106,6 +88,67 @@ class Tally(NamedTuple):
         common = math.lcm(saved_whole, whole)  # so that nothing is rounded
         targets = [_positive(row, "target", owner, 0) * (common // saved_whole) for row in rows]
         return tally._replace(targets=tuple(targets), whole=common)
+
+
+Aims: TypeAlias = Sequence[tuple[int, int]]  # components with their shares of a length, in parts of ``whole``
+
+
+class RunningCounts:
+    """The numbers of a ``DrawCounts``, which is their frozen form.
+
+    Args:
+        frozen: where to begin.
+    """
+
+    __slots__ = ("_aims", "_length", "elements", "ended", "epochs", "lengths", "targets", "whole")
+
+    def __init__(self, frozen: DrawCounts) -> None:
+        self.elements, self.lengths, self.epochs = [*frozen.elements], [*frozen.lengths], [*frozen.epochs]
+        self.ended, self.targets, self.whole = {*frozen.ended}, [*frozen.targets], frozen.whole
+        # A length that was drawn under these shares, and is not in the targets.
+        self._length = 0
+        self._aims: Aims = ()
+
+    def frozen(self) -> DrawCounts:
+        """Return the numbers of now."""
+        self._aim_for(self._aims)
+        numbers = tuple(self.elements), tuple(self.lengths), tuple(self.epochs)
+        return DrawCounts(*numbers, frozenset(self.ended), tuple(self.targets), self.whole)
+
+    def _aim_for(self, aims: Aims) -> None:
+        """Let the lengths that follow be shared as ``aims`` says."""
+        if self._length:
+            length, targets = self._length, self.targets
+            for i, share in self._aims:
+                targets[i] += share * length
+        self._length, self._aims = 0, aims
+
+    def draw(self, i: int, length: int, aims: Aims | None) -> None:
+        """Count an element of component ``i``, whose length is shared among ``aims``."""
+        self.elements[i] += 1
+        self.lengths[i] += length
+        if self.ended:
+            self.ended.discard(i)
+        if aims:
+            if aims is not self._aims:
+                self._aim_for(aims)
+            self._length += length
+
+    def end(self, i: int) -> None:
+        """Component ``i`` has no more elements."""
+        self.ended.add(i)
+
+    def restart(self, i: int) -> None:
+        """Component ``i`` begins its next epoch, of which no element has come."""
+        self.epochs[i] += 1
+        self.ended.add(i)
+
+    def furthest_behind(self, aims: Aims) -> int:
+        """Return which of the components in ``aims`` is furthest behind its target, the first one of several."""
+        if aims is not self._aims:
+            self._aim_for(aims)
+        length, lengths, targets, whole = self._length, self.lengths, self.targets, self.whole
+        return min([(lengths[i] * whole - targets[i] - share * length, i) for i, share in aims])[1]
 
 
 def sum_of_counts(some: dict[str, dict[str, int]], others: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:

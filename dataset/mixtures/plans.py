@@ -11,8 +11,14 @@ from typing import Any, NamedTuple
 
 from gristmill.core.indices import Indices
 from gristmill.core.state import plain_counts, shown
-from gristmill.dataset.schedules import Schedule
-from gristmill.dataset.selection import BlockSelectionMap, Selected, SelectionWithProportionsMap, select_singly
+from gristmill.dataset.mixtures.schedule import Schedule
+from gristmill.dataset.mixtures.selection import (
+    BlockSelectionMap,
+    Selected,
+    SelectionWithProportionsMap,
+    components_of,
+    select_singly,
+)
 
 
 class Plan(abc.ABC):
@@ -39,6 +45,12 @@ class Plan(abc.ABC):
     def select(self, positions: range) -> Selected:
         """The same for consecutive positions."""
 
+    def components(self, positions: range) -> Sequence[int]:
+        """Return which one comes at each of consecutive positions."""
+        if len(positions) == 1:
+            return [self.at(positions.start)[0]]
+        return components_of(*self.select(positions)) if positions else ()
+
     @abc.abstractmethod
     def counts(self, position: int) -> list[int]:
         """How often each one came before ``position``."""
@@ -51,6 +63,11 @@ class Plan(abc.ABC):
     def weights(self, position: int) -> list[int]:
         """Integer weights of the element at ``position``, whose sum is ``whole`` everywhere."""
 
+    def weights_until(self, position: int) -> int:
+        """Return a position up to which the weights at ``position`` hold."""
+        del position
+        return sys.maxsize
+
     @property
     @abc.abstractmethod
     def whole(self) -> int:
@@ -59,6 +76,10 @@ class Plan(abc.ABC):
     @abc.abstractmethod
     def only(self, names: Sequence[str]) -> Plan:
         """The plan of some of the components."""
+
+    def in_lane(self, num_lanes: int) -> Plan:
+        """Return the plan of a lane of ``num_lanes`` of a mixture with this plan."""
+        return self
 
 
 class PatternPlan(Plan):
@@ -82,6 +103,9 @@ class PatternPlan(Plan):
 
     def select(self, positions: range) -> Selected:
         return self._selection.select(positions)
+
+    def components(self, positions: range) -> Sequence[int]:
+        return self._selection.components(positions)
 
     def counts(self, position: int) -> list[int]:
         return self._selection.nums_before(position)
@@ -126,12 +150,19 @@ class SchedulePlan(Plan):
     def weights(self, position: int) -> list[int]:
         return self.selection.weights(position)
 
+    def weights_until(self, position: int) -> int:
+        return self.selection.weights_until(position)
+
     @property
     def whole(self) -> int:
         return self.selection.whole
 
     def only(self, names: Sequence[str]) -> Plan:
         return SchedulePlan(names, self.schedule)
+
+    def in_lane(self, num_lanes: int) -> Plan:
+        schedule = self.schedule.in_lane(num_lanes)
+        return self if schedule is self.schedule else SchedulePlan(self.names, schedule)
 
 
 def shares_of(components: Sequence[int], inner: Sequence[int]) -> Selected:
@@ -206,6 +237,9 @@ class PlannedSelectionMap(BlockSelectionMap):
         kept = [j for j, length in enumerate(lengths) if length]
         plan = self._plan.only([self._plan.names[j] for j in kept])
         return kept, PlannedSelectionMap(plan, [lengths[j] for j in kept], self._stop)
+
+    def in_lane(self, lengths: Sequence[int], num_lanes: int) -> BlockSelectionMap:
+        return PlannedSelectionMap(self._plan.in_lane(num_lanes), lengths, self._stop)
 
     def __len__(self) -> int:
         return self._length

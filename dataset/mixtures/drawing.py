@@ -1,0 +1,278 @@
+"""Which component of a mixture of streams is next, and how often each one was drawn before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gristmill.core.errors import as_int
+from gristmill.dataset.engine.choices import NEW, USUAL
+from gristmill.dataset.engine.stream import Cell, Pos
+from gristmill.dataset.mixtures.draw_counts import Aims, RunningCounts
+from gristmill.dataset.mixtures.pieces import needed
+from gristmill.dataset.mixtures.plans import Plan, plan_of
+from gristmill.dataset.mixtures.standing import DRAWN, ENDED, LAST, RESTARTED, Standing, count_entry
+from gristmill.dataset.telling.failures import tell, told
+
+if TYPE_CHECKING:
+    from gristmill.dataset.mixtures.stream import Mix
+
+_BLOCK = 64  # entries of a log, besides one for each component, after which a new one begins
+
+Places = Sequence[int | None]  # which component each one of a plan is; ``None``: it is no longer there
+
+
+class _Held(NamedTuple):
+    """The shares of components at positions from ``start`` to ``stop``."""
+
+    plan: Plan
+    start: int
+    stop: int
+    num_ended: int  # components, by then
+    aims: Aims
+
+
+class Drawing:
+    """What changes in a run of a mixture: where it is, and which component is next."""
+
+    def __init__(self, mix: Mix, cell: Cell) -> None:
+        self.mix, self.cell = mix, cell
+        self.base = base = mix.standing(cell.pos)
+        self.log: list[Any] = []
+        self.num = 0
+        self.parts = [*base.parts]  # at the beginning of the run, or of the epoch of a component
+        self.index, self.has_ended, self.pieces, self.again = base.num_asked, base.has_ended, base.pieces, base.again
+        self.counts = None if base.counts is None else RunningCounts(base.counts)
+        self.choices = cell.choices if mix.makes_choices else None
+        self._has_asked = False  # the record for the next draw
+        # A plan, how many components have ended, and what is left of the plan without them.
+        self._left: tuple[Plan, int, tuple[Plan, Places]] | None = None
+        self._held: _Held | None = None
+        for i in range(len(self.parts)):
+            mix.parent_in(i, base.counts)
+        if mix.draws is not None:
+            mix.draws.go_to(self.index)
+
+    def begin_log(self) -> list[Any]:
+        """Return the log, a new one if it has become long."""
+        if self.num > _BLOCK + len(self.parts):
+            self.base, self.log, self.num = self.mix.standing((self.base, self.log, self.num)), [], 0
+            self.base = self.base._replace(pieces=self.pieces)
+        return self.log
+
+    def begin_block(self) -> Standing:
+        """Return where the mixture is, before a block of elements whose position is computed on demand."""
+        if self.num or self.base.pieces:
+            self.base = self.mix.standing((self.base, self.log, self.num))._replace(pieces=self.pieces)
+            self.log, self.num = [], 0
+        return self.base
+
+    def end_block(self, base: Standing) -> None:
+        """Continue after such a block."""
+        cell = self.cell
+        cell.is_counting = False
+        self.base, self.index = base, base.num_asked
+        cell.pos = base, self.log, 0
+
+    # Which component is next.
+
+    @property
+    def counts_nothing(self) -> bool:
+        """True if the elements that follow are determined by the index and the own plan."""
+        mix = self.mix
+        return self.counts is None and not (mix.by or self.again or self.pieces or mix.draws or self.choices)
+
+    def turns(self, num: int) -> Sequence[Any]:
+        """Return up to ``num`` components that are next; none if the mixture has ended."""
+        if self.has_ended:
+            return []
+        mix = self.mix
+        while True:
+            if self.again is not None and self.index < self.again[0].stop:
+                turn, self._has_asked = self._turn_again(), False
+                if turn is not None:
+                    return [max(turn, ~turn)]
+                self.index += 1
+                continue
+            asked = self._has_asked = self.choices is not None and not self._is_in_piece()
+            plan, places = self._without_ended(self._chosen() if asked else self._planned())
+            found = self._due(plan, places, 1 if asked else num)
+            if found and found[0] is None and self._is_left_out():
+                self.index += 1
+                continue
+            if found and found[0] is None:
+                raise needed([name for name in plan.names if name not in mix.plan.names], mix)
+            if found or not self._is_in_piece():
+                if not found:
+                    self._retract()
+                return found
+            self.index = self.index + 1 if mix.by is None else self.pieces[0].stop
+
+    def _due(self, plan: Plan, places: Places, num: int) -> Sequence[Any]:
+        """Return the next components under a plan, at most ``num``."""
+        if not places or (plan.end is not None and self.index >= plan.end):
+            return []
+        if self.mix.by is None:
+            stops = [self.index + num, *[piece.stop for piece in self.pieces[:1]]]
+            positions = range(self.index, min(stops if plan.end is None else [*stops, plan.end]))
+            components = plan.components(positions)
+            if type(places) is range:  # all are there
+                return components
+            found = [places[component] for component in components]
+            if None in found and (self.mix.then is None or self._is_in_piece()):
+                del found[found.index(None) :]
+            return found
+        aims = self._aims(plan, places)
+        assert self.counts is not None
+        return [self.counts.furthest_behind(aims)] if aims else []
+
+    def _aims(self, plan: Plan, places: Places) -> Aims:
+        """Return the components that are drawn from at the index, with their shares."""
+        counts = self.counts
+        assert counts is not None
+        held, num_ended = self._held, len(counts.ended)
+        is_held = held is not None and held.plan is plan and held.num_ended == num_ended
+        if held is None or not (is_held and held.start <= self.index < held.stop):
+            weights = zip(places, plan.weights(self.index), strict=True)
+            pairs = [(i, weight) for i, weight in weights if weight and i is not None]
+            total = sum([weight for _, weight in pairs])
+            aims = [(i, weight * counts.whole // total) for i, weight in pairs]
+            self._held = held = _Held(plan, self.index, plan.weights_until(self.index), num_ended, aims)
+        return held.aims
+
+    def _planned(self) -> tuple[Plan, Places]:
+        """Return the plan at the index, and which component each of its own is."""
+        if self._is_in_piece():
+            return self.pieces[0].plan, self.pieces[0].places
+        return self.mix.plan, range(len(self.parts))
+
+    def _is_in_piece(self) -> bool:
+        """Return true if elements are drawn under an earlier plan."""
+        if self.pieces and self.pieces[0].stop <= self.index:
+            self.pieces = tuple([piece for piece in self.pieces if piece.stop > self.index])
+        return bool(self.pieces)
+
+    def _chosen(self) -> tuple[Plan, Places]:
+        """Return the plan of the next draw: that of the record, or the own one, which is recorded."""
+        mix, choices = self.mix, self.choices
+        assert choices is not None
+        known = choices.ask(mix.key)
+        if known is NEW:
+            mix.then = None
+            mark = choices, choices.num_restarts
+            if mix.noted != mark:  # later draws are under the same plan
+                choices.note(mix.key, mix.own)
+                mix.noted = mark
+        elif known is not USUAL:
+            choices.note(mix.key, known)
+            mix.then = None if known == mix.own else _recorded(known, mix)
+        return self._planned() if mix.then is None else mix.then
+
+    def _is_left_out(self) -> bool:
+        """Return true if the stage that replays elements goes on without those of components that were dropped."""
+        choices = self.choices if self._has_asked else None
+        return choices is not None and choices.outer is None and self.mix.by is None
+
+    def _retract(self) -> None:
+        """Take back what the record was asked for: there is no element."""
+        if self._has_asked and self.choices is not None:
+            self.choices.retract(self.mix.key)
+            self._has_asked = False
+
+    def _without_ended(self, planned: tuple[Plan, Places]) -> tuple[Plan, Places]:
+        ended = None if self.counts is None or self.mix.stop != "all" else self.counts.ended
+        if not ended:
+            return planned
+        plan, places = planned
+        left = self._left
+        if left is None or left[0] is not plan or left[1] != len(ended):
+            kept = [i for i, place in enumerate(places) if place not in ended]
+            found = plan.only([plan.names[i] for i in kept]), [places[i] for i in kept]
+            self._left = left = plan, len(ended), found
+        return left[2]
+
+    def _turn_again(self) -> int | None:
+        """Return whose element is drawn again, the complement if it is left out; ``None``: of none that is there."""
+        assert self.again is not None
+        turn = self.again[0].at(self.index)
+        if turn is None or self.mix.stop != "all" or self.counts is None:
+            return turn
+        return None if max(turn, ~turn) in self.counts.ended else turn
+
+    # What has happened.
+
+    def draw(self, i: int, x: Any, part: Pos) -> bool:
+        """Count an element; return true if it is left out."""
+        mix, length, aims = self.mix, 1, None
+        if mix.by is not None:
+            try:
+                length = as_int("the length of an element", mix.by(x), minimum=0)
+            except Exception as error:
+                tell(error, mix)
+                self.cell.past_failed = partial(self.pass_one, i, part)
+                raise
+            if length:
+                aims = self._aims(*self._without_ended(self._planned() if mix.then is None else mix.then))
+        is_again = self.again is not None and self.index < self.again[0].stop
+        is_left_out = is_again and self._turn_again() == ~i
+        if mix.draws is not None:
+            mix.draws.note(self.index, [~i if is_left_out else i])
+        self.index += 1
+        self._enter(i, part, length, DRAWN, aims)
+        return is_left_out
+
+    def pass_one(self, i: int, part: Pos) -> None:
+        """Move past an element that failed."""
+        if self.mix.draws is not None:
+            self.mix.draws.note(self.index, [~i])
+        self.index += 1
+        self._enter(i, part, 1 if self.mix.by is None else 0, DRAWN, None)
+
+    def end(self, i: int) -> None:
+        """Component ``i`` has no more elements when its turn comes."""
+        mix, part = self.mix, self.mix.cells[i].settle()
+        self._retract()
+        if mix.stop == "first":
+            self.index += 1
+            self._enter(i, part, 0, LAST, None)
+            self.has_ended = True
+            return
+        counts = self.counts
+        assert counts is not None
+        if mix.stop == "all":
+            self._enter(i, part, 0, ENDED, None)
+            return
+        if i in counts.ended:
+            self.cell.past_failed = partial(self._refuse, i)
+            self._refuse(i)
+        mix.open(i, counts.epochs[i] + 1)
+        self.parts[i] = mix.parents[i].start()
+        self._enter(i, self.parts[i], 0, RESTARTED, None)
+
+    def _refuse(self, i: int) -> None:
+        reason = f"an epoch of {self.mix.parents[i]} has no elements, so restarting it would never end"
+        raise told(ValueError(f"{self.mix} cannot continue: {reason}"), self.mix)
+
+    def finish(self) -> None:
+        """No component is next."""
+        if not self.has_ended:
+            self.has_ended = True
+            self._enter(None, None, 0, LAST, None)
+
+    def _enter(self, i: int | None, part: Pos, length: int, kind: int, aims: Any) -> None:
+        if self.counts is not None:
+            count_entry(self.counts, i, length, kind, aims)
+        self.log.append((i, part, self.index, length, kind, aims))
+        self.num += 1
+        self.cell.pos = self.base, self.log, self.num
+
+
+def _recorded(description: Any, mix: Mix) -> tuple[Plan, Places]:
+    """Return a plan of a record of choices, and which component of a mixture each one of it is."""
+    plan = plan_of(description)
+    places = {name: i for i, name in enumerate(mix.plan.names)}
+    gone = [name for name in plan.names if name not in places]
+    if gone and mix.by is not None:  # what was drawn depends on the lengths of all
+        raise needed(gone, mix)
+    return plan, [places.get(name) for name in plan.names]

@@ -1,0 +1,121 @@
+"""Lanes of mixtures: a lane of a mixture is the mixture of the lanes of its components.
+
+Every ``n``-th element of a mixture would not do: the pattern of its weights has a short period, so
+that such a lane may have elements of one component only.
+
+Stages downstream of a mixture that look at elements one by one, and those that group or repeat
+them, are applied to the lane. A function that gets the index of an element gets its number in the
+whole stream, in which the lanes' elements come in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from gristmill.core.indices import Indices
+from gristmill.dataset.bases.map import MapDataset, ReindexMapDataset
+from gristmill.dataset.bases.node import DatasetNode
+from gristmill.dataset.bases.origins import Part
+from gristmill.dataset.bases.parameters import Parameters
+from gristmill.dataset.mixtures.map_dataset import MixedMapDataset
+
+T = TypeVar("T")
+Share = Callable[[MapDataset[Any]], MapDataset[Any]]  # of a map dataset: every n-th element
+
+
+def lane_of(ds: MapDataset[Any], index: int, num_lanes: int, share: Share) -> MapDataset[Any]:
+    """Return lane ``index`` of ``num_lanes`` of a map dataset.
+
+    Args:
+        ds: the dataset.
+        index: the number of the lane.
+        num_lanes: how many lanes there are.
+        share: returns every ``num_lanes``-th element of a dataset, which is its lane if it has no
+            mixture that can be divided.
+    """
+    if not ds._is_mixed_in_lanes:
+        return share(ds)
+    if isinstance(ds, MixedMapDataset):
+        return ds.over_lanes([lane_of(parent, index, num_lanes, share) for parent in ds.parents], num_lanes)
+    stages, below = _stages_of_elements(ds)
+    if not stages:
+        return _over(ds, lane_of(ds.parents[0], index, num_lanes, share))
+    lane = lane_of(below, index, num_lanes, share)
+    if not any([stage._gets_index for stage in stages]):
+        return _all_over(stages, lane)
+    return share(_all_over(stages, NumberedLaneMapDataset(lane, index, num_lanes)))
+
+
+def _stages_of_elements(ds: MapDataset[Any]) -> tuple[list[MapDataset[Any]], MapDataset[Any]]:
+    """Return the stages from ``ds`` upstream that keep the index of each element, and the dataset upstream of them."""
+    stages = []
+    while not isinstance(ds, MixedMapDataset) and ds._keeps_indices:
+        stages.append(ds)
+        ds = ds.parents[0]
+    return stages, ds
+
+
+def _all_over(stages: Iterable[MapDataset[Any]], ds: MapDataset[Any]) -> MapDataset[Any]:
+    for stage in reversed([*stages]):
+        ds = _over(stage, ds)
+    return ds
+
+
+def _over(stage: MapDataset[Any], parent: MapDataset[Any]) -> MapDataset[Any]:
+    old = stage.parents[0]
+
+    def replaced(value: Any) -> Any:
+        return parent if value is old else (parent,) if isinstance(value, tuple) and value == (old,) else value
+
+    # A stage that keeps indices keeps nothing that depends on the length of its parent.
+    new: MapDataset[Any] = DatasetNode._over(stage, replaced) if stage._keeps_indices else stage._over(replaced)
+    return new
+
+
+class LaneParameters(Parameters):
+    index: int
+    num_lanes: int
+
+
+class NumberedLaneMapDataset(ReindexMapDataset[T]):
+    """The elements of a lane at their numbers in the whole stream; there are none at other numbers.
+
+    Order: the parent's. Cost: none to speak of.
+
+    Args:
+        parent: the lane.
+        index: its number.
+        num_lanes: how many lanes there are.
+    """
+
+    _adds_step = False  # seeds are those of the whole
+    _is_share = True
+
+    def __init__(self, parent: MapDataset[T], index: int, num_lanes: int) -> None:
+        super().__init__(parent)
+        self._parameters = LaneParameters(index, num_lanes)
+        self._index, self._num_lanes = index, num_lanes
+        self._length = min(len(parent), 2**62 // num_lanes) * num_lanes
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def _limit(self) -> int:
+        return 2**63 - 1
+
+    def _reindex(self, index: Any) -> Any:
+        return (index - self._index) // self._num_lanes
+
+    def _reindex_range(self, indices: range) -> Indices | None:
+        if indices.step != self._num_lanes:
+            return None
+        first: int = self._reindex(indices[0])
+        return range(first, first + len(indices))
+
+    def _counts_before(self, num: int) -> dict[str, dict[str, int]] | None:
+        return self._parents[0]._counts_before(-((self._index - num) // self._num_lanes))
+
+    def _origins(self, index: int) -> Iterable[Part]:
+        return [Part(self._parent, self._reindex(index))]

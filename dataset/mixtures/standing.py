@@ -1,0 +1,45 @@
+"""Where a mixture of streams is."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from gristmill.dataset.engine.stream import Pos
+from gristmill.dataset.mixtures.draw_counts import DrawCounts, RunningCounts
+from gristmill.dataset.mixtures.pieces import Piece
+from gristmill.dataset.states.turns import Turns
+
+# What happened at an entry of a log.
+DRAWN, ENDED, RESTARTED, LAST = range(4)
+
+
+class Standing(NamedTuple):
+    """Where a mixture is. Never changed.
+
+    Attributes:
+        parts: the positions of the components.
+        num_asked: how often a component was asked for an element.
+        has_ended: no more elements follow.
+        counts: what was drawn of each component; ``None``: it follows from the index.
+        pieces: positions that are drawn under earlier plans, of states from before there were records of choices.
+        again: draws that are repeated one by one, of such states, and the same as it was saved.
+    """
+
+    parts: tuple[Pos, ...]
+    num_asked: int = 0
+    has_ended: bool = False
+    counts: DrawCounts | None = None
+    pieces: tuple[Piece, ...] = ()
+    again: tuple[Turns, Any] | None = None
+
+
+def count_entry(counts: RunningCounts, i: int | None, length: int, kind: int, aims: Any) -> None:
+    """Count what an entry of a log says."""
+    if i is None or kind == LAST:
+        return
+    if kind == DRAWN:
+        counts.draw(i, length, aims)
+    elif kind == ENDED:
+        counts.end(i)
+    else:
+        counts.restart(i)

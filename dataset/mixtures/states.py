@@ -1,0 +1,101 @@
+"""The states of mixtures of streams."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gristmill.core.errors import StateMismatchError
+from gristmill.core.state import shown, state_count, state_field, state_flag, state_list
+from gristmill.dataset.mixtures.draw_counts import DrawCounts
+from gristmill.dataset.mixtures.pieces import Piece, pieces_of, turns_in
+from gristmill.dataset.mixtures.plans import plan_of
+from gristmill.dataset.mixtures.standing import Standing
+from gristmill.dataset.states.mixtures import DRAWN, FORGOTTEN, OWN
+from gristmill.dataset.states.turns import TURNS
+from gristmill.dataset.states.values import copied
+
+if TYPE_CHECKING:
+    from gristmill.dataset.mixtures.stream import Mix
+
+_NEW: Any = object()  # in place of the state of a new component
+
+
+def saved(mix: Mix, at: Standing) -> Any:
+    """Return the JSON-able state of a position."""
+    states: Any = [mix.stream_in(i, at.counts).save(part) for i, part in enumerate(at.parts)]
+    if mix.names is not None:
+        states = dict(zip(mix.names, states, strict=True))
+    state = {"parents": states, "index": at.num_asked, "stop": at.has_ended}
+    if mix.names is not None and (mix.key or mix.is_replayed or at.counts is not None):
+        state[OWN] = mix.own.copy()  # Grain ignores the entry
+    pieces = [piece for piece in at.pieces if piece.stop > at.num_asked]
+    if pieces:
+        state[DRAWN] = [[piece.stop, piece.plan.described()] for piece in pieces]
+        names = [zip(piece.plan.names, piece.places, strict=True) for piece in pieces]
+        if forgotten := sorted({name for pairs in names for name, place in pairs if place is None}):
+            state[FORGOTTEN] = forgotten
+    if at.again is not None and at.num_asked < at.again[0].stop:
+        state[TURNS] = copied(at.again[1])
+    if at.counts is not None:
+        state.update(at.counts.saved(mix.plan.names))
+    return state
+
+
+def loaded(mix: Mix, state: Any) -> Standing:
+    """Return the position of a state.
+
+    Raises:
+        StateMismatchError: it is not the state of such a mixture.
+    """
+    states = state_field(state, "parents", mix)
+    index = state_count(state, "index", mix)
+    has_ended = state_flag(state, "stop", mix)
+    pieces: tuple[Piece, ...] = ()
+    again = None
+    if mix.names is None:
+        states = state_list(state, "parents", mix, len(mix.parents), "the number of datasets")
+    else:
+        states = _states_by_name(states, mix.names, mix)
+        pieces = pieces_of(state, mix.plan, mix, follows=mix.follows)
+        turns = turns_in(state, mix.names, mix)
+        again = None if turns is None else (turns, copied(state[TURNS]))
+        if mix.stop == "all" and _NEW in states:  # new components follow those that have ended
+            has_ended = False
+    counts = counts_in(mix, state, index)
+    parents = [mix.parent_in(i, counts) for i in range(len(mix.parents))]
+    parts = [parent.start() if s is _NEW else parent.load(s) for parent, s in zip(parents, states, strict=True)]
+    return Standing(tuple(parts), index, has_ended, counts, pieces, again)
+
+
+def counts_in(mix: Mix, state: Mapping[str, Any], index: int) -> DrawCounts | None:
+    """Return what was drawn up to a state; ``None``: it follows from the index."""
+    if "counts" in state or not (mix.is_plain or mix.names):
+        return DrawCounts.read(state, mix.plan.names, mix.nothing.whole, mix)
+    weights = state.get(OWN, mix.own if mix.is_plain else None)
+    if mix.is_plain and weights == mix.own:
+        return None
+    # Nothing is known of states that do not have their weights.
+    elements = {} if weights is None else plan_of(weights).counts_by_name(index - state_flag(state, "stop", mix))
+    counts = {i: elements.get(name, 0) for i, name in enumerate(mix.plan.names)}
+    return mix.nothing.added(counts)
+
+
+def counts_by_name(mix: Mix, counts: DrawCounts | None, index: int) -> dict[str, dict[str, int]]:
+    """Return what was drawn of each component, for users; ``counts`` and ``index`` as in a standing."""
+    return (counts or DrawCounts.of_elements(mix.plan.counts(index))).by_name(mix.plan.names)
+
+
+def _states_by_name(states: Any, names: Sequence[str], owner: object) -> list[Any]:
+    """The states of the components, ``_NEW`` for those that are new."""
+    if not isinstance(states, Mapping):
+        raise StateMismatchError(f"parents in the state of {owner} must be a mapping of names to states, got {shown(states)}")
+    by_name = {str(name): state for name, state in states.items()}
+    gone = sorted(by_name.keys() - set(names))
+    if gone:
+        raise StateMismatchError(
+            f"the state of {owner} has the positions of components that the mixture does not have, {gone!r:.200}. If these are "
+            f"to be forgotten, say so: it.set_state(state, drop={set(gone)!r:.200}), or CheckpointRestore(it, drop=...); or keep "
+            "them in the mixture, with the weight 0 in a Schedule"
+        )
+    return [by_name.get(name, _NEW) for name in names]

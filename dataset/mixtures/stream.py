@@ -1,0 +1,355 @@
+"""The stream of a mixture of streams."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
+from operator import length_hint
+from typing import Any
+
+from gristmill.dataset.bases.iterator import DatasetIterator, are_taken_again, iterate, share_context
+from gristmill.dataset.bases.next_index import check_no_gaps
+from gristmill.dataset.bases.origins import Place
+from gristmill.dataset.drawn import Draws
+from gristmill.dataset.engine.choices import Choices
+from gristmill.dataset.engine.iterators import StreamIterator, stream_of_iterator
+from gristmill.dataset.engine.stream import Cell, Pos, Stream, cannot_merge
+from gristmill.dataset.epochs import in_epoch
+from gristmill.dataset.mixtures.draw_counts import DrawCounts, RunningCounts
+from gristmill.dataset.mixtures.drawing import Drawing, Places
+from gristmill.dataset.mixtures.expecting import expect, weigh
+from gristmill.dataset.mixtures.pieces import Piece
+from gristmill.dataset.mixtures.plans import PatternPlan, Plan
+from gristmill.dataset.mixtures.standing import DRAWN, LAST, Standing, count_entry
+from gristmill.dataset.mixtures.states import counts_by_name, counts_in, loaded, saved
+from gristmill.dataset.states.values import is_same
+from gristmill.dataset.telling.failures import add_before
+
+_END: Any = object()
+_BLOCK = 64  # draws that are looked up at once
+_FINE = 1 << 32  # parts of a weight, where what has ended leaves its share to others
+
+
+class Mix(Stream):
+    """Elements of the parents in turn, as a plan says.
+
+    The position is ``(standing, log, num)``: the first ``num`` entries of a growing list, which the
+    positions of one run share, after a standing. Which plan holds is a choice if components have
+    names: weights and components may be others after a restore.
+
+    Args:
+        stage: the definition.
+        parents: the streams of the components.
+    """
+
+    def __init__(self, stage: Any, *parents: Stream) -> None:
+        self.names: list[str] | None = stage._names
+        self.makes_choices = self.names is not None  # type: ignore[misc]
+        super().__init__(stage, *parents)
+        self.plan: Plan = stage._plan
+        self.by: Callable[[Any], Any] | None = stage._by
+        self.stop: str = stage._stop
+        self.follows = self.by is None and self.stop == "first"  # what is drawn, from the position
+        self.is_plain = self.follows and isinstance(self.plan, PatternPlan)
+        self.own = self.plan.described()
+        self.cells = [Cell() for _ in parents]
+        self.nothing = DrawCounts.nothing(len(parents), self.plan.whole * _FINE if self.by is not None else 0)
+        self.draws: Draws | None = None  # of the last elements, where a stage with an iterator of its own replays them
+        self.is_replayed = False  # by such a stage
+        self.then: tuple[Plan, Places] | None = None  # under which plan elements are replayed; ``None``: the own one
+        self.noted: tuple[Choices, int] | None = None  # where the own plan was recorded last
+        self.owner: weakref.ref[MixIterator] | None = None
+        self.epochs = [0] * len(parents)  # of the streams in ``parents``
+        self.former: dict[int, tuple[int, Stream]] = {}  # epochs of components before that, with their streams
+        self.rate = 1.0  # the share of this mixture in all draws
+        self.is_expected = False  # the parents read ahead
+        self.was_asked = False
+        self.unweighed = {*range(len(parents))}  # components that were not told their share
+
+    # Positions.
+
+    def standing(self, pos: Pos) -> Standing:
+        """Return a position without a log."""
+        base, log, num = pos
+        if not num:
+            return base
+        parts, has_ended = [*base.parts], base.has_ended
+        counts = None if base.counts is None else RunningCounts(base.counts)
+        for i, part, _, length, kind, aims in log[:num]:
+            if i is not None:
+                parts[i] = part
+            has_ended = kind == LAST
+            if counts is not None:
+                count_entry(counts, i, length, kind, aims)
+        frozen = None if counts is None else counts.frozen()
+        return Standing(tuple(parts), self.index(pos), has_ended, frozen, base.pieces, base.again)
+
+    def pos_of_parent(self, pos: Pos, i: int) -> Pos:
+        return self.standing(pos).parts[i]
+
+    def start(self) -> Pos:
+        parts = tuple([parent.start() for parent in self.parents])
+        return Standing(parts, counts=None if self.is_plain else self.nothing), [], 0
+
+    def index(self, pos: Pos) -> int:
+        """Return how often a component was asked for an element."""
+        base, log, num = pos
+        index: int = log[num - 1][2] if num else base.num_asked
+        return index
+
+    def place(self, pos: Pos) -> Place | None:
+        return None
+
+    def merge(self, states: Any) -> Any:
+        raise cannot_merge(self)
+
+    def saves_anywhere(self) -> bool:
+        return self.stop != "never" and super().saves_anywhere()
+
+    def save(self, pos: Pos) -> Any:
+        return saved(self, self.standing(pos))
+
+    def load(self, state: Any) -> Pos:
+        at = loaded(self, state)
+        self.is_expected = self.was_asked = False
+        return at, [], 0
+
+    def index_of(self, pos: Pos) -> int:
+        at = self.standing(pos)
+        self._check_index(at.pieces)
+        return at.num_asked - at.has_ended  # the last one was asked for in vain
+
+    def at_index(self, index: int) -> Pos:
+        self._check_index(())
+        nums = self.plan.counts(index)
+        parts = tuple([parent.at_index(num) for parent, num in zip(self.parents, nums, strict=True)])
+        counts = None if self.is_plain else self.nothing.added(dict(enumerate(nums)))
+        self.is_expected = self.was_asked = False
+        return Standing(parts, index, counts=counts), [], 0
+
+    def _check_index(self, pieces: Sequence[Piece]) -> None:
+        check_no_gaps(self)
+        if not self.follows or pieces:
+            raise NotImplementedError(f"{self} has no index for its elements: what it draws does not follow from their number")
+
+    # Components.
+
+    def replay_by_iterators(self) -> None:
+        """A stage with an iterator of its own may replay elements."""
+        self.is_replayed = True
+        if self.draws is None and self.names is not None:
+            self.draws = Draws(self.names)
+
+    def parent_in(self, i: int, counts: DrawCounts | None) -> Stream:
+        """Return the stream of a component in the epoch in which it is."""
+        epoch = 0 if counts is None else counts.epochs[i]
+        if epoch != self.epochs[i]:
+            self.open(i, epoch)
+        return self.parents[i]
+
+    def stream_in(self, i: int, counts: DrawCounts | None) -> Stream:
+        """Return a stream of a component in the epoch in which it is, without moving the component there."""
+        epoch = 0 if counts is None else counts.epochs[i]
+        if epoch == self.epochs[i]:
+            return self.parents[i]
+        former = self.former.get(i)
+        if former is not None and former[0] == epoch:
+            return former[1]
+        return stream_of_iterator(iterate(in_epoch(self.stage._parents[i], epoch)))
+
+    def open(self, i: int, epoch: int) -> None:
+        """Open a component in another epoch."""
+        owner = None if self.owner is None else self.owner()
+        it = iterate(in_epoch(self.stage._parents[i], epoch))
+        share_context([it], self.ctx)
+        if self.is_replayed:
+            are_taken_again([it])
+        if owner is not None:
+            owner.replace_parent(i, it)
+        self.former[i] = self.epochs[i], self.parents[i]
+        self.parents = (*self.parents[:i], stream_of_iterator(it), *self.parents[i + 1 :])
+        self.cells[i] = Cell()
+        self.epochs[i] = epoch
+        self.unweighed.add(i)
+
+    def run_of(self, i: int, part: Pos, cell: Cell) -> Iterator[Any]:
+        """Return the elements of a component from ``part`` on."""
+        return self.parents[i].run(self.cells[i].at(part, choices=cell.choices))
+
+    # The run.
+
+    def _run(self, cell: Cell) -> Iterator[Any]:
+        at = Drawing(self, cell)
+        runs: dict[int | None, Iterator[Any]] = {}
+        cells, log, counts_nothing = self.cells, at.log, at.counts_nothing
+        while True:
+            wanted = cell.take_wanted()
+            if wanted > 1 and counts_nothing:
+                yield from self._in_block(at, runs, wanted)
+                log = at.log
+                if at.has_ended:
+                    return
+                continue
+            if not (turns := at.turns(_BLOCK)):
+                break
+            for i in turns:
+                try:
+                    x = next(runs[i] if i in runs else self._opened(at, runs, i), _END)
+                except Exception as error:
+                    self._fail(error, at, i)
+                    raise
+                if x is _END:
+                    at.end(i)
+                    runs.pop(i, None)
+                    if at.has_ended:
+                        return
+                    break
+                c = cells[i]
+                if counts_nothing:
+                    at.index = index = at.index + 1
+                    at.num = num = at.num + 1
+                    log.append((i, c.settle() if c.is_counting else c.pos, index, 1, DRAWN, None))
+                    cell.pos = at.base, log, num
+                elif at.draw(i, x, c.settle()):
+                    continue
+                yield (x, x := None)[0]
+            log = at.begin_log()
+        at.finish()
+
+    def _in_block(self, at: Drawing, runs: dict[int | None, Iterator[Any]], num: int) -> Iterator[Any]:
+        """Yield up to ``num`` elements, which will surely be taken."""
+        turns = at.turns(num)
+        start = at.begin_block()
+        cells = self.cells
+        for i, of_component in _num_of_each(tuple(turns)):
+            if i not in runs:
+                self._opened(at, runs, i)
+            cells[i].wanted = of_component
+        runs[None] = iter(())
+        left = iter((*turns, None))
+        cell = at.cell
+        known = [(0, (start, at.log, 0))]
+
+        def pos() -> Pos:
+            num = len(turns) + 1 - length_hint(left)
+            if known[0][0] != num:
+                known[0] = num, (self._after(start, turns, num), [], 0)
+            return known[0][1]
+
+        cell.compute_by(pos)
+        try:
+            yield from map(next, map(runs.__getitem__, left))
+        except Exception as error:
+            taken = len(turns) - length_hint(left)
+            at.end_block(self._after(start, turns, taken))
+            self._fail(error, at, turns[taken])
+            raise
+        taken = len(turns) - length_hint(left)
+        num, after = known[0]
+        at.end_block(after[0] if num == taken else self._after(start, turns, taken))
+        if taken < len(turns):
+            at.end(turns[taken])
+        elif not turns:
+            at.finish()
+
+    def _after(self, start: Standing, turns: Sequence[int], num: int) -> Standing:
+        """Return where the mixture is after the first ``num`` of ``turns``."""
+        parts = [*start.parts]
+        cells = self.cells
+        for i, _ in _num_of_each(tuple(turns[:num])):
+            c = cells[i]
+            parts[i] = c.settle() if c.is_counting else c.pos
+        return Standing(tuple(parts), start.num_asked + num)
+
+    def _opened(self, at: Drawing, runs: dict[int | None, Iterator[Any]], i: int) -> Iterator[Any]:
+        run = runs[i] = self.run_of(i, at.parts[i], at.cell)
+        weigh(self, i, at.index)
+        return run
+
+    def _fail(self, error: Exception, at: Drawing, i: int) -> None:
+        add_before(error, f"It happened in the component with input_index={i} of {self}.")
+        at.cell.past_failed = partial(self._pass, at, i)
+
+    def _pass(self, at: Drawing, i: int) -> None:
+        """Move past the element of component ``i`` that failed."""
+        cell = self.cells[i]
+        before = cell.settle()
+        cell.pass_failed()
+        part = cell.settle()
+        if part is before or not is_same(part, before):  # else there was no element
+            at.pass_one(i, part)
+
+    def start_prefetch(self) -> None:
+        if not self.is_expected:
+            self.expect(self.rate, 0.0)
+        super().start_prefetch()
+
+    def expect(self, rate: float, due: float | None) -> None:
+        owner = None if self.owner is None else self.owner()
+        expect(self, rate, due, 0 if owner is None else self.index(owner.pos))
+
+    def __str__(self) -> str:
+        return f"MixedDatasetIterator({self.stage.text_of_parameters(tuple)})"
+
+
+class MixIterator(StreamIterator[Any]):
+    """The iterator of a mixture, which knows what was drawn of each component."""
+
+    def __init__(self, stage: Any, parents: Sequence[DatasetIterator[Any]], make: Callable[..., Stream]) -> None:
+        super().__init__(stage, parents, make)
+        self._mix.owner = weakref.ref(self)
+
+    @property
+    def _mix(self) -> Mix:
+        mix: Any = self._engine
+        return mix
+
+    @property
+    def _is_taken_again(self) -> bool:
+        return self._mix.is_replayed
+
+    @_is_taken_again.setter
+    def _is_taken_again(self, is_taken_again: bool) -> None:
+        self._mix.replay_by_iterators()
+
+    def replace_parent(self, i: int, it: DatasetIterator[Any]) -> None:
+        """Take note of the iterator of another epoch of a component."""
+        self._parents[i].close()
+        self._parents = (*self._parents[:i], it, *self._parents[i + 1 :])
+
+    @property
+    def _described_parameters(self) -> dict[str, Any]:
+        described: dict[str, Any] = self._stage._described_in_checkpoints
+        return described
+
+    @property
+    def _components(self) -> dict[str, DatasetIterator[Any]] | None:
+        names = self._mix.names
+        return None if names is None else dict(zip(names, self._parents, strict=True))
+
+    def _counts_in(self, state: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+        """Return what was drawn of each component up to a state of this iterator, or of one like it."""
+        counts = counts_in(self._mix, state, state["index"])
+        return counts_by_name(self._mix, counts, state["index"] - bool(state["stop"]))
+
+    def _drawn(self) -> dict[str, dict[str, int]]:
+        at = self._mix.standing(self.pos)
+        return counts_by_name(self._mix, at.counts, at.num_asked - at.has_ended)
+
+    # For stages with iterators of their own, which say in their states what they replay.
+
+    @property
+    def _draws(self) -> Draws | None:
+        return self._mix.draws
+
+    @property
+    def _index(self) -> int:
+        return self._mix.index(self._own_cell.settle())
+
+
+@lru_cache(maxsize=256)
+def _num_of_each(turns: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """Return the components in a block, with the number of elements of each."""
+    return tuple(Counter(turns).items())

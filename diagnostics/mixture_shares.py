@@ -1,0 +1,175 @@
+"""The proportions in which mixtures come in batches, lanes and on hosts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from gristmill.core.value import Value
+from gristmill.dataset.bases.map import MapDataset
+from gristmill.dataset.bases.node import ancestors
+from gristmill.dataset.lane_rows import part_of_lanes
+from gristmill.dataset.mixtures.iter_dataset import MixedIterDataset
+from gristmill.dataset.mixtures.shares import counts_of_components
+from gristmill.dataset.slicing import slice_pipeline
+from gristmill.dataset.stages.batch import BatchIterDataset, BatchMapDataset
+from gristmill.dataset.stages.global_batch import GlobalBatchIterDataset
+from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterDataset
+from gristmill.dataset.stages.multithread_prefetch import MultithreadPrefetchIterDataset
+
+_NUM_ELEMENTS = 8192  # of a mixture that are looked at, of all lanes together
+_MAX_BATCHES = 64
+_MAX_SHOWN = 6  # components
+
+
+class MixtureShares(Value):
+    """The proportions of the components of one mixture. Prints as text.
+
+    Args:
+        mixture: the mixture, as text.
+        whole: what part of all elements each component has, by name.
+        groups: the smallest and the largest part of each component in the batches, lanes and hosts: by what these are, such as
+            ``"4 lanes"``.
+    """
+
+    mixture: str
+    whole: dict[str, float]
+    groups: dict[str, dict[str, tuple[float, float]]]
+
+    def __str__(self) -> str:
+        names = [*self.whole][:_MAX_SHOWN]
+        more = ", …" if len(self.whole) > len(names) else ""
+        rows = [("whole", ", ".join([f"{name} {self.whole[name]:.1%}" for name in names]))]
+        for group, parts in self.groups.items():
+            rows.append((group, ", ".join([f"{name} {_range_text(*parts[name])}" for name in names])))
+        width = max([len(group) for group, _ in rows])
+        lines = [f"  {group:<{width}}  {text}{more}" for group, text in rows]
+        return "\n".join([f"proportions of {self.mixture}:", *lines])
+
+
+def mixture_shares(ds: Any, batch_size: int | None = None) -> list[MixtureShares]:
+    """Return the proportions of the components of every mixture of a pipeline. No element is computed.
+
+    Looked at are the first elements of the mixtures nearest to the sources, without what ``filter`` leaves out. Mixtures that
+    are shuffled, and those with ``by=``, are left out.
+
+    Args:
+        ds: a ``MapDataset`` or ``IterDataset``.
+        batch_size: elements of a batch; by default those of the pipeline's batches, if it has any.
+
+    Example:
+        >>> from gristmill.dataset import MapDataset
+        >>> half = MapDataset.mix({"a": MapDataset.range(80), "b": MapDataset.range(80)})
+        >>> print(mixture_shares(half.to_iter_dataset().global_batch(8, num_lanes=4))[0])
+        proportions of MixedMapDataset[2 parents]:
+          whole         a 50.0%, b 50.0%
+          batches of 8  a 50.0%, b 50.0%
+          4 lanes       a 50.0%, b 50.0%
+    """
+    divided = next((node for node in ancestors(ds) if isinstance(node, _DIVIDERS)), None)
+    lanes = [ds] if divided is None else _lanes(divided)
+    size = batch_size or _batch_size(ds)
+    num = _NUM_ELEMENTS // len(lanes)
+    found = []
+    for mixtures in zip(*[_mixtures(lane) for lane in lanes], strict=False):
+        counts = [_counts(mixture, range(num)) for mixture in mixtures]
+        whole = _sum(counts)
+        if not whole:
+            continue
+        groups: dict[str, list[Counter[str]]] = {}
+        if size:
+            groups[f"batches of {size}"] = [*_batches(mixtures, size, _is_in_lanes(ds, divided))]
+        if len(lanes) > 1:
+            groups[f"{len(lanes)} {_name_of_lanes(divided)}"] = counts
+        if isinstance(divided, GlobalBatchIterDataset) and (num_hosts := divided._parameters.shard_options.shard_count) > 1:
+            of_hosts = [part_of_lanes(range(len(lanes)), host, num_hosts) for host in range(num_hosts)]
+            groups[f"{num_hosts} hosts"] = [_sum([counts[lane] for lane in part]) for part in of_hosts]
+        parts = {name: _ranges(group, whole) for name, group in groups.items()}
+        found.append(MixtureShares(str(mixtures[0]), _parts(whole, whole), parts))
+    return found
+
+
+_DIVIDERS = (GlobalBatchIterDataset, MultiprocessPrefetchIterDataset, MultithreadPrefetchIterDataset)
+
+
+def _lanes(divided: Any) -> list[Any]:
+    parent = divided.parents[0]
+    if isinstance(divided, GlobalBatchIterDataset):
+        num, by_lanes = divided._parameters.num_lanes, True
+    elif isinstance(divided, MultiprocessPrefetchIterDataset):
+        num, by_lanes = divided._num_lanes, divided._by_lanes
+    else:
+        num, by_lanes = divided._num_threads, False
+    return [slice_pipeline(parent, i, num, by_lanes=by_lanes) for i in range(num)]
+
+
+def _name_of_lanes(divided: Any) -> str:
+    is_by_lanes = isinstance(divided, GlobalBatchIterDataset) or getattr(divided, "_by_lanes", False)
+    return "lanes" if is_by_lanes else "threads" if isinstance(divided, MultithreadPrefetchIterDataset) else "workers"
+
+
+def _batch_size(ds: Any) -> int:
+    for node in ancestors(ds):
+        if isinstance(node, GlobalBatchIterDataset | BatchIterDataset | BatchMapDataset):
+            return int(node._parameters.batch_size)
+    return 0
+
+
+def _is_in_lanes(ds: Any, divided: Any) -> bool:
+    """Return true if batches are made in each lane, not of elements of all lanes."""
+    if divided is None or isinstance(divided, GlobalBatchIterDataset):
+        return False
+    return any([isinstance(node, BatchIterDataset | BatchMapDataset) for node in ancestors(divided.parents[0])])
+
+
+def _mixtures(ds: Any) -> Iterator[Any]:
+    """Yield mixtures of streams, and the datasets that streams are made from, in the order of the graph."""
+    if isinstance(ds, MapDataset) or (isinstance(ds, MixedIterDataset) and ds.counts_elements):
+        yield ds
+    if not isinstance(ds, MapDataset):
+        for parent in ds.parents:
+            yield from _mixtures(parent)
+
+
+def _counts(ds: Any, indices: range) -> Counter[str]:
+    """Return how often each component comes among elements of a mixture."""
+    if isinstance(ds, MixedIterDataset):
+        pairs = zip(ds._plan.names, ds._plan.counts(indices.start), ds._plan.counts(indices.stop), strict=True)
+        return Counter({name: stop - start for name, start, stop in pairs})
+    return counts_of_components(ds, indices[: max(0, len(ds) - indices.start)])
+
+
+def _batches(mixtures: Sequence[Any], size: int, is_in_lanes: bool) -> Iterator[Counter[str]]:
+    """Yield the counts of each batch: of one lane, or of as many elements of each lane."""
+    num = len(mixtures)
+    if is_in_lanes:
+        for mixture in mixtures:
+            yield from _batches([mixture], size, False)
+        return
+    for batch in range(min(_MAX_BATCHES, _NUM_ELEMENTS // size)):
+        start, stop = batch * size, (batch + 1) * size
+        runs = [range(-((i - start) // num), -((i - stop) // num)) for i in range(num)]
+        counts = _sum([_counts(mixture, run) for mixture, run in zip(mixtures, runs, strict=True)])
+        if counts.total() == size:
+            yield counts
+
+
+def _sum(counts: Iterable[Counter[str]]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for count in counts:
+        total.update(count)
+    return total
+
+
+def _parts(counts: Counter[str], whole: Counter[str]) -> dict[str, float]:
+    return {name: counts[name] / max(1, counts.total()) for name in whole}
+
+
+def _ranges(group: Sequence[Counter[str]], whole: Counter[str]) -> dict[str, tuple[float, float]]:
+    parts = [_parts(counts, whole) for counts in group if counts.total()] or [_parts(whole, whole)]
+    return {name: (min([part[name] for part in parts]), max([part[name] for part in parts])) for name in whole}
+
+
+def _range_text(least: float, most: float) -> str:
+    return f"{most:.1%}" if f"{least:.1%}" == f"{most:.1%}" else f"{least:.1%} to {most:.1%}"
