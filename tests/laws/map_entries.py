@@ -24,9 +24,9 @@ from gristmill.core.record import Record
 from gristmill.core.sharding import NoSharding, ShardOptions
 from gristmill.dataset import MapDataset
 from gristmill.dataset.bases.context import Numbers
+from gristmill.dataset.faults.read import OutcomesMapDataset
 from gristmill.dataset.mixtures.schedule import Schedule
 from gristmill.dataset.stages.runs import RunsMapDataset
-from gristmill.dataset.faults.read import OutcomesMapDataset
 from gristmill.loader.records import SampledMapDataset
 from gristmill.samplers import IndexSampler
 
