@@ -147,11 +147,11 @@ class Observer:
         owner = weakref.ref(it)
         self._waiting.append(owner)
 
-        def first_call(argument: Any) -> list[Any]:
+        def first_call(original: Method, argument: Any) -> list[Any]:
             self.prepare()
-            return take_anew(owner(), argument)
+            return take_anew(owner(), argument, original)
 
-        it._set_instrument(lambda original: first_call)
+        it._set_instrument(lambda original: partial(first_call, original))
 
     def _last_opener(self) -> Probe:
         openers = [it for it in self.alive() if opens_pipelines(it)]

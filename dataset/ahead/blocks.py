@@ -283,7 +283,7 @@ def blocks_of(it: DatasetIterator[Any]) -> Any:
     from gristmill.dataset.engine.blocks import StreamBlocks
     from gristmill.dataset.engine.iterators import StreamIterator
 
-    return StreamBlocks(it) if type(it) is StreamIterator else StatedBlocks(it)
+    return StreamBlocks(it) if isinstance(it, StreamIterator) else StatedBlocks(it)
 
 
 def _passes_singly(it: DatasetIterator[Any]) -> bool:

@@ -17,7 +17,7 @@ from gristmill.core.exiting import end_thread_at_exit
 from gristmill.dataset.bases.context import IteratorContext
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, marked, pull, return_to, skip_one, state_at
 from gristmill.dataset.bases.next_index import may_have_gaps, move_to_index, next_index_of
-from gristmill.dataset.bases.observing import WorkAhead, Wrap
+from gristmill.dataset.bases.observing import Instrument, Method, WorkAhead, Wrap
 from gristmill.dataset.bases.origins import Place, place_of
 from gristmill.dataset.engine.elements import Each
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, iterator_name, pass_outputs
@@ -44,21 +44,21 @@ class StreamIterator(BlockIterator[T_co]):
     _part_of: tuple[weakref.ref[StreamIterator[Any]], int] | None = None  # its consumer, as which parent
 
     def __init__(self, stage: Any, parents: Sequence[DatasetIterator[Any]], make: Callable[..., Stream]) -> None:
-        super().__init__(parents)
         self._parameters = stage._parameters
         self._stage = stage
-        self._engine = engine = make(stage, *[_stream_of(parent) for parent in parents])
+        self._engine = engine = make(stage, *[stream_of(parent) for parent in parents])
+        self._flow = engine.flow  # type: ignore[assignment,misc]
+        self._own_cell = Cell(engine.start())
+        self._base = self._own_cell.pos  # the position after the output that was delivered last
+        super().__init__(parents)  # observers that are told of it look at its stream
         engine.ctx = self._ctx
         numbers = getattr(engine, "numbers", None)
         if numbers is not None:
             self._ctx.numbers = numbers
-        self._flow = engine.flow  # type: ignore[assignment,misc]
         owner = weakref.ref(self)
         for i, parent in enumerate(parents):
-            if type(parent) is StreamIterator:
+            if isinstance(parent, StreamIterator):
                 parent._part_of = owner, i
-        self._own_cell = Cell(engine.start())
-        self._base = self._own_cell.pos  # the position after the output that was delivered last
         self._has_failed = False  # ``next`` has, with an error: its output can be skipped
         self._advance: Callable[[], Any] | None = None  # of a run that is at ``_base``
 
@@ -285,6 +285,11 @@ class StreamIterator(BlockIterator[T_co]):
         self._engine.observe(wrap)
         self._advance = None
 
+    def instrument_of(self, original: Method) -> Instrument:
+        """Return what computes elements in place of ``original``, the method of a run."""
+        wrap = self._engine.wrap
+        return partial(original, self) if wrap is None else wrap(original)
+
     def _allocate_with(self, allocate: Allocate) -> None:
         self._engine.allocate_with(allocate)
 
@@ -306,8 +311,8 @@ def _unless_none(fn: Callable[[Any], Any], x: Any) -> Any:
     return None if x is None else fn(x)
 
 
-def _stream_of(it: DatasetIterator[Any]) -> Stream:
-    return it._engine if type(it) is StreamIterator else IteratorStream(it)
+def stream_of(it: DatasetIterator[Any]) -> Stream:
+    return it._engine if isinstance(it, StreamIterator) else IteratorStream(it)
 
 
 class Within(NamedTuple):
@@ -333,10 +338,12 @@ class IteratorStream(Stream):
         return self._at
 
     def save(self, pos: Pos) -> Any:
+        if self._is_users and pos is not None:  # else it has no state
+            return copied(pos)
         if self._at is pos:
             return self.it.get_state()
         if type(pos) is not Within:
-            return copied(pos) if self._is_users else state_at(self.it, pos)
+            return state_at(self.it, pos)
         at = self._mark()
         self._return_to(pos)
         state = copied(self.it.get_state())
@@ -375,10 +382,10 @@ class IteratorStream(Stream):
 
     def _run(self, cell: Cell) -> Iterator[Any]:
         it = self.it
-        if self._at is not cell.pos:
-            self._return_to(cell.pos)
-            self._at = cell.pos
         while True:
+            if self._at is not cell.pos:  # also after ``load``
+                self._return_to(cell.pos)
+                self._at = cell.pos
             start, num = cell.pos, cell.take_wanted()
             if self._takes_singly or it._reads_once:
                 num = 1
@@ -387,8 +394,6 @@ class IteratorStream(Stream):
             except Exception as error:
                 self._at = _UNKNOWN
                 if num > 1:  # those before the one that fails come first
-                    self._return_to(start)
-                    self._at = start
                     continue
                 cell.past_failed = partial(self._pass, cell, start)
                 if isinstance(error, StopIteration):
