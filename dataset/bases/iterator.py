@@ -269,7 +269,7 @@ class DatasetIterator(Node, Observable, Tolerating, Iterator[T_co], abc.ABC):
             states: those of all shards; or, by their number, those of all the datasets that the shards share out.
         """
         raise StateMismatchError(
-            f"{self} cannot go on with another number of shards or processes: only ElasticIterator and global_batch can, and "
+            f"{self} cannot continue with another number of shards or processes: only ElasticIterator and global_batch can, and "
             "steps after them that keep nothing for later"
         )
 

@@ -13,7 +13,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
-from gristmill.core.exiting import end_thread_at_exit
+from gristmill.core.exiting import closing_when_dropped, end_thread_at_exit
 from gristmill.dataset.bases.context import IteratorContext
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, marked, pull, return_to, skip_one, state_at
 from gristmill.dataset.bases.next_index import may_have_gaps, move_to_index, next_index_of
@@ -110,7 +110,7 @@ class StreamIterator(BlockIterator[T_co]):
     def _go_to(self, pos: Pos) -> None:
         cell = self._own_cell
         self._advance, self._has_failed, self._base = None, False, pos
-        if cell.past_failed is not None or cell.pos is not pos:
+        if cell.past_failed is not None or cell.settle() is not pos:
             cell.go_to(pos)
 
     def skip_failed(self) -> None:
@@ -140,6 +140,8 @@ class StreamIterator(BlockIterator[T_co]):
         if "_engine" in vars(self):  # else it was refused
             self._engine.close()
 
+    __del__ = closing_when_dropped(close)  # parents may have other users
+
     def start_prefetch(self) -> None:
         if not self._closed:
             self._engine.start_prefetch()
@@ -157,7 +159,7 @@ class StreamIterator(BlockIterator[T_co]):
     def run(self) -> Iterator[Any]:
         """Return the elements after the last one that was committed."""
         cell = self._own_cell
-        if cell.pos is not self._base or cell.past_failed is not None:
+        if cell.past_failed is not None or cell.settle() is not self._base:
             cell.go_to(self._base)
         self._advance = None
         return self._engine.run(cell)
@@ -331,11 +333,13 @@ class IteratorStream(Stream):
         self.it = it
         self.flow = getattr(it, "_flow", "stateful")  # type: ignore[misc]
         self._at: Any = _UNKNOWN  # where the iterator is
+        self._start: Any = _UNKNOWN
         self._is_users = self._takes_singly = not isinstance(it, BlockIterator)
 
     def start(self) -> Pos:
-        self._at = self._mark()
-        return self._at
+        if self._start is _UNKNOWN:
+            self._at = self._start = self._mark()
+        return self._start
 
     def save(self, pos: Pos) -> Any:
         if self._is_users and pos is not None:  # else it has no state
@@ -371,13 +375,18 @@ class IteratorStream(Stream):
 
     def _mark(self) -> Any:
         mark = marked(self.it)
+        if mark is None and self._start is not _UNKNOWN:
+            return _GONE
         return copied(mark) if self._is_users else mark
 
     def _return_to(self, pos: Pos) -> None:
         if type(pos) is Within:
             return_to(self.it, pos.mark)
             pull(self.it, pos.num)
-        elif pos is not None:
+        elif pos is None:
+            if self._at is _GONE:
+                self.it.get_state()  # raises
+        elif pos is not _GONE:
             return_to(self.it, copied(pos) if self._is_users else pos)
 
     def _run(self, cell: Cell) -> Iterator[Any]:
@@ -446,3 +455,4 @@ class IteratorStream(Stream):
 
 
 _UNKNOWN: Any = object()
+_GONE: Any = object()  # where an iterator without a state is that has moved: it cannot go back

@@ -33,7 +33,7 @@ class Repeat(Layer):
     def _run(self, cell: Cell) -> Iterator[Any]:
         pos, epoch = cell.pos
         note, is_new = self.note_epoch, False
-        while epoch != self.num_epochs:
+        while self.num_epochs is None or epoch < self.num_epochs:
             inner = self.inner.at(pos, cell)
             try:
                 for x in self.parent.run(inner):
@@ -44,13 +44,17 @@ class Repeat(Layer):
                 cell.past_failed = partial(self._pass, cell, epoch)
                 raise
             if is_new and self.num_epochs is None:
-                reason = f"an epoch of {self.parent} has no elements, so repeating it would never end"
-                raise told(ValueError(f"{self} cannot go on: {reason}"), self)
+                cell.past_failed = self._refuse_empty
+                self._refuse_empty()
             # After an epoch without elements the other ones have none either.
             epoch = self.num_epochs if is_new else epoch + 1
             is_new, pos = True, inner.settle() if epoch == self.num_epochs else self.parent.start()
             inner.go_to(pos)
         cell.pos = pos, epoch
+
+    def _refuse_empty(self) -> None:
+        reason = f"an epoch of {self.parent} has no elements, so repeating it would never end"
+        raise told(ValueError(f"{self} cannot continue: {reason}"), self)
 
     def _pass(self, cell: Cell, epoch: int) -> None:
         self.inner.pass_failed()
@@ -122,14 +126,16 @@ class Zip(Stream):
             yield made.pop()
         cell.pos = tuple([c.settle() for c in cells]), True
         if self.strict:
-            self._check_ends(len(row), runs)
+            self._check_ends(cell, len(row), runs)
 
-    def _check_ends(self, first: int, runs: list[Iterator[Any]]) -> None:
+    def _check_ends(self, cell: Cell, first: int, runs: list[Iterator[Any]]) -> None:
         """Raise unless all parents end where the one at ``first`` has ended, before which none has ended."""
         if first:
+            cell.past_failed = partial(self._pass, cell, first)
             raise told(ValueError(f"ZipIterDataset argument {first + 1} is shorter than {_arguments(first)}: {_REMEDY}"), self)
         for i, run in enumerate(runs[1:], 1):
             if next(run, _END) is not _END:
+                cell.past_failed = partial(self._pass, cell, i)
                 raise told(ValueError(f"ZipIterDataset argument {i + 1} is longer than {_arguments(i)}: {_REMEDY}"), self)
 
     def _pass(self, cell: Cell, failed: int) -> None:

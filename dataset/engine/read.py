@@ -64,7 +64,7 @@ class Read(Stream):
                 wanted = max(wanted, cell.take_wanted())
                 # The last element of a window is not in a block: the guard is asked before it is returned.
                 num = min(wanted, WINDOW - 1 - len(decisions), self.length - index)
-                if wanted > 1 and num > 0:
+                if wanted > 1 and num > 0 and not reader.is_careful:
                     elements, num = reader.part(index, num)
                     for x in compress(elements, cell.count_from(index, num)):
                         if x is None and skips:

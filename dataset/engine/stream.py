@@ -85,7 +85,7 @@ class Cell:
         """
         self.outer = outer
         self.choices = outer.choices if choices is None and outer is not None else choices
-        if self.past_failed is not None or not (self.pos is pos or self.pos == pos):
+        if self.past_failed is not None or not _are_equal(self.settle(), pos):
             self.go_to(pos)
         return self
 
@@ -113,6 +113,15 @@ class Cell:
         move, self.past_failed = self.past_failed, None
         if move is not None:
             move()
+
+
+def _are_equal(one: Pos, other: Pos) -> bool:
+    if one is other:
+        return True
+    try:
+        return bool(one == other)
+    except Exception:  # of values in the state of a user's iterator, such as arrays
+        return False
 
 
 class Stream:

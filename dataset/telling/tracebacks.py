@@ -17,6 +17,7 @@ from gristmill.core.errors import add_note
 # Where errors leave the library: the functions of that name in these modules.
 _EXITS = {
     "gristmill.dataset.bases.iterator": "__next__",
+    "gristmill.dataset.engine.iterators": "__next__",
     "gristmill.loader.iterator": "__next__",
     "gristmill.dataset.bases.map": "__getitem__",
 }

@@ -172,7 +172,7 @@ def test_the_first_error_is_that_of_the_first_element_limits_ask_for_no_more_arg
 
 def test_nothing_repeated_states_at_and_behind_ends_and_iterators_of_users():
     it = iter(RepeatIterDataset(numbers(5).filter(lambda x: x > 9)))
-    assert_stays(it, ValueError, r"RepeatDatasetIterator\(num_epochs=None\) cannot go on.* has no elements")
+    assert_stays(it, ValueError, r"RepeatDatasetIterator\(num_epochs=None\) cannot continue.* has no elements")
     assert_raises(ValueError, "has no elements", it.skip_failed)
     it = iter(RepeatIterDataset(numbers(0), 10**9))  # and does not take 10**9 steps
     assert list(it) == []

@@ -454,7 +454,7 @@ def test_incomplete_and_foreign_checkpoints_are_refused(tmp_path):
     chains = (lambda it: packed(it.map(lambda x: {"x": [x]})), lambda it: it.window_shuffle(2, seed=1), lambda it: it.limit(3))
     for k, chain in enumerate(chains):
         checkpoint(tmp_path / f"chain {k}", [iter(chain(it)) for it in shards(ds, 0, 2)])
-        refuse(tmp_path / f"chain {k}", iter(chain(one)), "cannot go on with another number of shards")
+        refuse(tmp_path / f"chain {k}", iter(chain(one)), "cannot continue with another number of shards")
     assert next(one) == 0
 
 

@@ -259,7 +259,7 @@ def test_elements_that_are_taken_while_others_are_appended_come_once():
     expected = [*range(1000)]
     for _ in range(200):
         block, taken = _Block(0, len(expected), 0.0, 0), []
-        computing = threading.Thread(target=block.compute, args=(list, lambda feed: map(int, feed.indices)))
+        computing = threading.Thread(target=block.compute, args=(lambda indices: map(int, indices),))
         computing.start()
         while computing.is_alive():
             taken += block.take_finished()
