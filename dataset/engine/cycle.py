@@ -123,9 +123,8 @@ class Interleave(Stream):
     # Running.
 
     def _run(self, cell: Cell) -> Iterator[Any]:
-        *found, slot, slots = cell.pos
-        now, length = parts(*found), self.length
-        self._begin(cell, slots)
+        now, slot, slots = self._begin(cell)
+        length = self.length
         runs: list[Any] = [None] * length
         cells: list[Any] = [None] * length
         base, log, num, ended = tuple(now), [], 0, slots.ended
@@ -174,11 +173,16 @@ class Interleave(Stream):
             cell.pos = base, log, num, slot, slots
             yield (x, x := None)[0]
 
-    def _begin(self, cell: Cell, slots: Slots) -> None:
-        """Take note of a run, which needs those members that are in slots or come next."""
+    def _begin(self, cell: Cell) -> tuple[list[Pos], int, Slots]:
+        """Take note of a run, and return where it begins; close members that are not needed soon."""
         self._cell, self.opener.ctx.outer = cell, self.ctx
+        *found, slot, slots = cell.pos
+        now = parts(*found)
+        if slots.future_states:  # a member that has ended takes a slot as if it were saved here
+            now, slot, slots = self._filled(cell.pos)
         running = {i for i, flag in zip(slots.indices, slots.ended, strict=True) if flag != ENDED}
         self._close_members_but({*running, *range(slots.num_opened, slots.num_opened + self.length)})
+        return now, slot, slots
 
     def _run_of(self, index: int, pos: Pos, choices: Choices | None) -> tuple[Iterator[Any], Cell]:
         member = self._member(index)
