@@ -408,6 +408,17 @@ class Interleave(Stream):
         self._close_members_but(set())
         self.opener.close()
 
+    def drop(self) -> None:
+        streams, self.members = self.streams, {}
+        for stream in streams:
+            stream.drop()
+        super().drop()
+
+    def forget(self) -> None:
+        super().forget()
+        for stream in self.streams:
+            stream.forget()
+
     def __str__(self) -> str:
         return f"InterleaveDatasetIterator([{self.num_members} datasets], cycle_length={self.length})"
 

@@ -7,6 +7,7 @@ iterator those of a stream.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -141,6 +142,10 @@ class StreamIterator(BlockIterator[T_co]):
             self._engine.close()
 
     __del__ = closing_when_dropped(close)  # parents may have other users
+
+    def __del__(self) -> None:
+        if "_engine" in vars(self) and not sys.is_finalizing():
+            self._engine.drop()
 
     def start_prefetch(self) -> None:
         if not self._closed:
@@ -342,7 +347,9 @@ class IteratorStream(Stream):
         return self._start
 
     def save(self, pos: Pos) -> Any:
-        if self._is_users and pos is not None:  # else it has no state
+        if pos is None:
+            return self.it.get_state()  # raises, as it has no state
+        if self._is_users:
             return copied(pos)
         if self._at is pos:
             return self.it.get_state()
@@ -362,8 +369,13 @@ class IteratorStream(Stream):
 
     def load(self, state: Any) -> Pos:
         # The next run finds the iterator there, or takes it back.
-        self._at = _UNKNOWN
-        self.it.set_state(state)
+        at, self._at = self._at, _UNKNOWN
+        try:
+            self.it.set_state(state)
+        except Exception:
+            if at is not _UNKNOWN and (not self._is_users or self._mark() == at):  # it is where it was
+                self._at = at
+            raise
         self._at = self._mark()
         return self._at
 
@@ -432,6 +444,10 @@ class IteratorStream(Stream):
 
     def expect(self, rate: float, due: float | None) -> None:
         self.it._expect(rate, due)
+
+    def forget(self) -> None:
+        super().forget()
+        self._at = _UNKNOWN
 
     def reads_once(self) -> bool:
         return self.it._reads_once

@@ -250,6 +250,17 @@ class Stream:
     def close(self) -> None:
         """Release threads and files of this stream alone."""
 
+    def drop(self) -> None:
+        """Close as far as that needs no wait: nobody refers to the iterator of this stream any more."""
+        self._live = None  # which refers to this
+        self.close()
+
+    def forget(self) -> None:
+        """Drop live runs, here and upstream: after a fork, a thread of the other process may be in them."""
+        self._live = None
+        for parent in self.parents:
+            parent.forget()
+
     def work_ahead(self) -> WorkAhead | None:
         """Return how elements are computed ahead, if they are."""
         return None

@@ -17,6 +17,7 @@ from gristmill.dataset.bases.observing import WorkAhead
 from gristmill.dataset.bases.parameters import Parameters, aside
 from gristmill.dataset.bases.round_robin import Shard
 from gristmill.dataset.bases.traced import Tracing
+from gristmill.dataset.engine.blocks import SavedPositions
 from gristmill.dataset.local_lanes import InProcessIterator, raised_again
 from gristmill.dataset.slicing import num_elements_of_shares, slice_pipeline
 from gristmill.dataset.stages.mp_prefetch import TracedLanesIterDataset
@@ -141,7 +142,7 @@ class ThreadShard(Shard):
     def __init__(self, it: DatasetIterator[Any], buffer_size: int, waits: BudgetWaits) -> None:
         super().__init__()
         self._iterator: ThreadPrefetchDatasetIterator[Any] = ThreadPrefetchDatasetIterator(it, buffer_size)
-        self._iterator._budget_waits = waits
+        self._iterator._engine.budget_waits = waits
 
     def start(self, state: Any) -> None:
         if state is not None:
@@ -149,14 +150,17 @@ class ThreadShard(Shard):
         self._iterator.start_prefetch()
 
     def fetch(self, num: int) -> None:
-        elements, failure = self._iterator._try_take(1)
-        if failure is not None:
-            self.failure = partial(raised_again, *failure)
-        elif elements:
-            self.ready.append((elements[0], *self._iterator._position()))
+        it = self._iterator
+        try:
+            elements = it._take(1)
+        except BaseException as error:
+            self.failure = partial(raised_again, error, error.__traceback__)
+            return
+        if elements:
+            self.ready.append((elements.pop(), SavedPositions(it._engine, None, [it.pos]), 0))
         else:
             self.has_ended = True
-            self.final = self._iterator.get_state() if self._iterator._counts_faults else None
+            self.final = it.get_state() if it._counts_faults else None
 
     def skip(self, state: Any) -> Any:
         self._iterator._skip()
@@ -165,9 +169,8 @@ class ThreadShard(Shard):
         return state
 
     def stop(self) -> None:
-        ahead = self._iterator._ahead
-        if ahead is not None:
-            ahead.stop()
+        if self._iterator._ahead is not None:
+            self._iterator._ahead.stop()
 
     def close(self, seconds: float) -> None:
-        self._iterator._close(seconds)
+        self._iterator.close_within(seconds)
