@@ -100,6 +100,8 @@ class StreamBlocks:
             if time.perf_counter() > deadline:
                 return
         is_at_end[0] = len(after) < n
+        if is_at_end[0]:
+            it.commit()
 
     def each(self, most: int) -> Generator[Fetched, None, None]:
         """Return the next elements, each computed when it is requested, as long as nothing else comes.

@@ -127,6 +127,7 @@ class Numbered(Layer):
         except Exception:
             cell.past_failed = partial(self._pass, cell, num)
             raise
+        cell.pos = inner.settle(), num
 
     def _pass(self, cell: Cell, num: int) -> None:
         self.inner.pass_failed()

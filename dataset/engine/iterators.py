@@ -49,6 +49,8 @@ class StreamIterator(BlockIterator[T_co]):
         self._stage = stage
         self._engine = engine = make(stage, *[stream_of(parent) for parent in parents])
         self._flow = engine.flow  # type: ignore[assignment,misc]
+        self._work_category = engine.work_category  # type: ignore[assignment,misc]
+        self._closes_anytime = engine.closes_anytime
         self._own_cell = Cell(engine.start())
         self._base = self._own_cell.pos  # the position after the output that was delivered last
         super().__init__(parents)  # observers that are told of it look at its stream
@@ -81,7 +83,8 @@ class StreamIterator(BlockIterator[T_co]):
             before, advance = self._base, self._advance
             try:
                 element: T_co = self._begin() if advance is None else advance()
-                self._last, self._base = before, self._own_cell.pos
+                cell = self._own_cell
+                self._last, self._base = before, cell.settle() if cell.is_counting else cell.pos
                 return element
             except BaseException as error:
                 self._base = before  # wherever it was interrupted
@@ -102,7 +105,7 @@ class StreamIterator(BlockIterator[T_co]):
         """Take note of an error, an interrupt or the end."""
         end_thread_at_exit()
         if isinstance(error, StopIteration):
-            self._base = self._own_cell.pos
+            self._base = self._own_cell.settle()
             return
         self._advance, self._has_failed = None, isinstance(error, Exception)
         deliver(error)
@@ -207,7 +210,7 @@ class StreamIterator(BlockIterator[T_co]):
     def _skip(self) -> None:
         self._go_to(self._base)
         pass_outputs(self._engine, self._own_cell, 1)
-        self._base = self._own_cell.pos
+        self._base = self._own_cell.settle()
 
     def _pass_failed(self) -> bool:
         self._own_cell.pass_failed()
@@ -244,10 +247,6 @@ class StreamIterator(BlockIterator[T_co]):
         options: Sequence[Any] = self._stage._work_options
         return options
 
-    @property
-    def _work_category(self) -> Any:  # type: ignore[override]
-        return self._engine.work_category
-
     def _work_ahead(self) -> WorkAhead | None:
         return self._engine.work_ahead()
 
@@ -273,10 +272,6 @@ class StreamIterator(BlockIterator[T_co]):
     @property
     def _reads_once(self) -> bool:
         return self._engine.reads_once()
-
-    @property
-    def _closes_anytime(self) -> bool:  # type: ignore[override]
-        return self._engine.closes_anytime
 
     @property
     def _function(self) -> Any:  # type: ignore[override]
@@ -347,7 +342,7 @@ class IteratorStream(Stream):
         return self._start
 
     def save(self, pos: Pos) -> Any:
-        if pos is None:
+        if pos is None or pos is _GONE:
             return self.it.get_state()  # raises, as it has no state
         if self._is_users:
             return copied(pos)
@@ -355,10 +350,11 @@ class IteratorStream(Stream):
             return self.it.get_state()
         if type(pos) is not Within:
             return state_at(self.it, pos)
-        at = self._mark()
+        at, mark = self._at, self._mark()
         self._return_to(pos)
         state = copied(self.it.get_state())
-        return_to(self.it, at)
+        return_to(self.it, mark)
+        self._at = at
         return state
 
     def saves_anywhere(self) -> bool:
@@ -392,11 +388,12 @@ class IteratorStream(Stream):
         return copied(mark) if self._is_users else mark
 
     def _return_to(self, pos: Pos) -> None:
+        at, self._at = self._at, _UNKNOWN  # until the iterator is there, in case of an interrupt
         if type(pos) is Within:
             return_to(self.it, pos.mark)
             pull(self.it, pos.num)
         elif pos is None:
-            if self._at is _GONE:
+            if at is _GONE:
                 self.it.get_state()  # raises
         elif pos is not _GONE:
             return_to(self.it, copied(pos) if self._is_users else pos)
@@ -410,18 +407,15 @@ class IteratorStream(Stream):
             start, num = cell.pos, cell.take_wanted()
             if self._takes_singly or it._reads_once:
                 num = 1
+            self._at = _UNKNOWN  # until all is done, in case of an interrupt
             try:
                 elements = it._take(num)
             except Exception as error:
-                self._at = _UNKNOWN
                 if num > 1:  # those before the one that fails come first
                     continue
                 cell.past_failed = partial(self._pass, cell, start)
                 if isinstance(error, StopIteration):
                     raise instead_of_stop(error, str(it)) from error
-                raise
-            except BaseException:
-                self._at = _UNKNOWN
                 raise
             num = len(elements)
             elements.reverse()

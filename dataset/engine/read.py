@@ -38,7 +38,7 @@ class Read(Stream):
         super().__init__(stage)
         self.ds = ds
         self.draws_from = (ds,)
-        self.length = len(ds)
+        self.length = self._end = len(ds)  # the end, or where the source has ended
         self.numbers = ds.numbers if type(ds) is RunsMapDataset else None
         self.with_nones: bool = stage._parameters.allow_nones
         self._decisions: list[bool] = []  # which of the last elements there were
@@ -60,10 +60,10 @@ class Read(Stream):
         reader, decisions, skips = self.reader, self._decisions, not self.with_nones
         wanted, size, num_dropped = 1, 1, 0
         try:
-            while (index := cell.pos) < self.length:
+            while (index := cell.pos) < self._end:
                 wanted = max(wanted, cell.take_wanted())
                 # The last element of a window is not in a block: the guard is asked before it is returned.
-                num = min(wanted, WINDOW - 1 - len(decisions), self.length - index)
+                num = min(wanted, WINDOW - 1 - len(decisions), self._end - index)
                 if wanted > 1 and num > 0 and not reader.is_careful:
                     elements, num = reader.part(index, num)
                     for x in compress(elements, cell.count_from(index, num)):
@@ -82,6 +82,7 @@ class Read(Stream):
                     size = min(2 * size, _MOST)
         except SourceEnded:
             self._end_block(cell, index, num_dropped)
+            self._end = cell.pos
         except GeneratorExit:
             raise
         except Exception:
@@ -106,7 +107,7 @@ class Read(Stream):
         if size == 1:  # a list would keep the element
             elements = given_out(self.reader.take(index, 1))
         else:
-            elements, _ = self.reader.part(index, min(size, self.length - index))
+            elements, _ = self.reader.part(index, min(size, self._end - index))
         for x in elements:
             if skips:
                 decisions.append(x is not None)
@@ -130,6 +131,7 @@ class Read(Stream):
             raise StateIndexError(
                 f"next_index in the state of {self} must be in [0, {self.length}], the length of the dataset, got {shown(index)}"
             )
+        self._end = self.length  # a source that has ended is asked again
         return position
 
     def place(self, pos: Pos) -> Place:

@@ -113,6 +113,7 @@ class Cell:
         move, self.past_failed = self.past_failed, None
         if move is not None:
             move()
+            self.settle()
 
 
 def _are_equal(one: Pos, other: Pos) -> bool:

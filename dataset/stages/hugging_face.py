@@ -242,14 +242,14 @@ class HuggingFaceDatasetIterator(BlockIterator[Any]):
     def get_state(self) -> Any:
         if not self._is_at_end:
             self._note_place()
-        return self._state(self._index, _START if self._is_at_end else self._place_known)
+        return self._state(self._index, _START if self._is_at_end else self._place_known, is_at_end=self._is_at_end)
 
-    def _state(self, index: int, place: _Place) -> Any:
+    def _state(self, index: int, place: _Place, *, is_at_end: bool = False) -> Any:
         return {
             "num_delivered": index,
             "num_since_library_state": index - place.index,
             "library_state": place.library_state,
-            "is_at_end": self._is_at_end and index == self._index,
+            "is_at_end": is_at_end,
         }
 
     def _restore(self, state: Any) -> None:
@@ -296,8 +296,8 @@ class HuggingFaceDatasetIterator(BlockIterator[Any]):
         self._index, self._is_at_end = index, is_at_end
 
     def _state_at(self, mark: Any) -> Any:
-        index, _, known, _ = mark
-        return self._state(index, known)
+        index, is_at_end, known, _ = mark
+        return self._state(index, _START if is_at_end else known, is_at_end=is_at_end)
 
     def _before_last(self) -> Any:
         if not self._index:
