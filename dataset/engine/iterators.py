@@ -146,9 +146,12 @@ class StreamIterator(BlockIterator[T_co]):
 
     __del__ = closing_when_dropped(close)  # parents may have other users
 
-    def __del__(self) -> None:
-        if "_engine" in vars(self) and not sys.is_finalizing():
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_finalizing() and "_engine" in vars(self):
             self._engine.drop()
+            for parent in self._engine.parents:
+                if isinstance(parent, IteratorStream):  # which was made for this alone
+                    parent.forget()
 
     def start_prefetch(self) -> None:
         if not self._closed:
@@ -180,11 +183,16 @@ class StreamIterator(BlockIterator[T_co]):
     def _take(self, n: int) -> list[Any]:
         if self._closed:
             raise self._unusable()
-        run = self.run()
-        self._own_cell.wanted = n
-        elements = list(islice(run, n))
-        self.commit()
-        return elements
+        before = self._base
+        try:
+            run = self.run()
+            self._own_cell.wanted = n
+            elements = list(islice(run, n))
+            self.commit()
+            return elements
+        except BaseException:
+            self._base = before  # wherever it was interrupted
+            raise
 
     def _restore(self, state: Any) -> None:
         self._go_to(self._engine.load(state))

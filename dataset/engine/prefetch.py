@@ -96,6 +96,10 @@ class Prefetch(Stream):
     _at: Pos = None  # the position after which the elements that are ready come, if that is known
     _is_known = False
     _first: Saved | None = None  # where the thread began, if only that can save it
+    # The position after the first element that is ready, if that was delivered: of a plain iterator,
+    # which cannot go back to it after an interrupt.
+    _lent: Pos = None
+    raised = 0  # the id of the error of the thread that was raised last
     _finalizer: Any = None
 
     def __init__(self, stage: Any, parent: Stream, size: int, it: DatasetIterator[Any]) -> None:
@@ -126,25 +130,44 @@ class Prefetch(Stream):
                         self._at = cell.pos = end.pos
                         return
                     cell.past_failed = lambda: self._pass(cell)
+                    self.raised = id(end)
                     failures = [failure]
                     del ready, failure, end, ahead
                     reraise(failures)
                 num = min(num, len(ready))
-            for _ in range(num):
+            for left in range(num - 1, -1, -1):
                 x, pos, records = ready[0]
-                self._at = pos  # first: after an interrupt the elements that are ready belong elsewhere
-                del ready[0]
+                if is_plain := type(pos) is Saved and pos.state is None:
+                    self._lent = pos
+                else:
+                    self._at = pos  # first: after an interrupt the elements that are ready belong elsewhere
+                    del ready[0]
+                    if not left:
+                        ahead.has_taken()
                 if choices is not None:
                     choices.add(records)
                 cell.pos = pos
                 yield (x, x := None)[0]
-            ahead.has_taken()
+                if is_plain:
+                    self._return_lent(ahead)
+
+    def _return_lent(self, ahead: PullAhead) -> None:
+        """Take what was delivered out of what is ready, if that has not happened."""
+        self._at = self._lent
+        if ahead.ready and ahead.ready[0][1] is self._lent:
+            del ahead.ready[0]
+        self._lent = None
+        ahead.has_taken()
 
     def _running(self, pos: Pos, choices: Choices | None) -> PullAhead:
         """Return the thread whose next element is that after ``pos``."""
         if self.is_closed:
             raise ValueError(f"{self} is closed")
         ahead = self.ahead
+        if self._lent is not None:
+            if ahead is not None and pos is self._lent:
+                self._return_lent(ahead)
+            self._lent = None  # else the element comes again
         is_there = self._is_known and (self._at is pos or self._at == pos)
         if ahead is None or ahead.is_stopped or choices is not None or not is_there:
             ahead = self._begin(pos, choices)

@@ -18,6 +18,8 @@ from gristmill.dataset.bases.parameters import Parameters, aside
 from gristmill.dataset.bases.round_robin import Shard
 from gristmill.dataset.bases.traced import Tracing
 from gristmill.dataset.engine.blocks import SavedPositions
+from gristmill.dataset.engine.iterators import StreamIterator
+from gristmill.dataset.engine.prefetch import Prefetch, reraise
 from gristmill.dataset.local_lanes import InProcessIterator, raised_again
 from gristmill.dataset.slicing import num_elements_of_shares, slice_pipeline
 from gristmill.dataset.stages.mp_prefetch import TracedLanesIterDataset
@@ -154,7 +156,12 @@ class ThreadShard(Shard):
         try:
             elements = it._take(1)
         except BaseException as error:
-            self.failure = partial(raised_again, error, error.__traceback__)
+            if not isinstance(error, Exception) and it._engine.raised != id(error):  # an interrupt of this thread
+                raise
+            traceback = error.__traceback__
+            while traceback is not None and traceback.tb_frame.f_code in _OWN_CODE:  # which refers to the iterator
+                traceback = traceback.tb_next
+            self.failure = partial(raised_again, error.with_traceback(traceback), traceback)
             return
         if elements:
             self.ready.append((elements.pop(), SavedPositions(it._engine, None, [it.pos]), 0))
@@ -174,3 +181,6 @@ class ThreadShard(Shard):
 
     def close(self, seconds: float) -> None:
         self._iterator.close_within(seconds)
+
+
+_OWN_CODE = {function.__code__ for function in (ThreadShard.fetch, StreamIterator._take, Prefetch._run, reraise)}
