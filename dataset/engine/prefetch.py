@@ -14,7 +14,7 @@ from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.observing import WorkAhead
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.engine.choices import Choices, Records
-from gristmill.dataset.engine.stream import Cell, Pos, Stream
+from gristmill.dataset.engine.stream import Cell, Pos, Stream, observed
 from gristmill.dataset.states.values import copied
 from gristmill.dataset.telling.failures import has_arrived
 
@@ -110,14 +110,17 @@ class Prefetch(Stream):
         self.budget_waits = BudgetWaits()
 
     def run(self, cell: Cell) -> Iterator[Any]:
-        return super().run(cell) if self.size else self.parent.run(cell)
+        if self.size:
+            return super().run(cell)
+        run = self.parent.run(cell)
+        return run if self.wrap is None else observed(run, self)
 
     def _run(self, cell: Cell) -> Iterator[Any]:
         choices = cell.choices
         ahead = self._running(cell.pos, choices)
         while True:
             num, ready = cell.take_wanted(), ahead.ready
-            if num > 1 or not ready:
+            if num > 1 or not ready or (self._first is not None and not ahead.is_here):
                 if ahead.is_stopped:  # this is another process
                     ahead = self._running(cell.pos, choices)
                 ready, failure = ahead.wait(num)
