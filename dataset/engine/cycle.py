@@ -127,7 +127,8 @@ class Interleave(Stream):
         length = self.length
         runs: list[Any] = [None] * length
         cells: list[Any] = [None] * length
-        base, log, num, ended = tuple(now), [], 0, slots.ended
+        log: list[tuple[int, Pos]] = []
+        base, num, ended = tuple(now), 0, slots.ended
         num_vacant = 0  # slots in a row that will remain so
         while num_vacant < length:
             if num > length + _MOST_CHANGES:
@@ -327,13 +328,12 @@ class Interleave(Stream):
             raise
         self._close_members_but({i for i, value in pairs if value is not None})
         flags = tuple([SAID_TO_HAVE_ENDED if flag else RUNNING for flag in cycle.exhausted])
-        self._cell, self._pos = None, self._position(now, cycle.slot, cycle.num_opened, cycle.indices, flags, cycle.future_states)
-        return self._pos
+        slots = Slots(cycle.num_opened, tuple(cycle.indices), flags, cycle.future_states)
+        return self._moved_to((tuple(now), (), 0, cycle.slot, slots))
 
-    def _position(
-        self, now: Sequence[Pos], slot: int, num_opened: int, indices: Sequence[int], flags: tuple[int, ...], future: Mapping[int, Any]
-    ) -> Pos:
-        return tuple(now), (), 0, slot, Slots(num_opened, tuple(indices), flags, future)
+    def _moved_to(self, pos: Pos) -> Pos:
+        self._cell, self._pos = None, pos
+        return pos
 
     def _parsed(self, state: Any) -> CycleState:
         cycle = CycleState.parse(state, self, self.length, "the cycle length")
@@ -367,8 +367,8 @@ class Interleave(Stream):
 
     def at_index(self, index: int) -> Pos:
         self._check_single("jump to an index")
-        self._cell, self._pos = None, self._position([self._member(0).stream.at_index(index)], 0, 1, [0], (RUNNING,), {})
-        return self._pos
+        part = self._member(0).stream.at_index(index)
+        return self._moved_to(((part,), (), 0, 0, Slots(1, (0,), (RUNNING,), {})))
 
     def has_gaps(self) -> bool:
         return self.num_members == 1 and self._member(0).stream.has_gaps()

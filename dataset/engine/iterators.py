@@ -14,7 +14,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
-from gristmill.core.exiting import closing_when_dropped, end_thread_at_exit
+from gristmill.core.exiting import end_thread_at_exit
 from gristmill.dataset.bases.context import IteratorContext
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, marked, pull, return_to, skip_one, state_at
 from gristmill.dataset.bases.next_index import may_have_gaps, move_to_index, next_index_of
@@ -144,8 +144,7 @@ class StreamIterator(BlockIterator[T_co]):
         if "_engine" in vars(self):  # else it was refused
             self._engine.close()
 
-    __del__ = closing_when_dropped(close)  # parents may have other users
-
+    # Parents are not closed: they may have other users.
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if not is_finalizing() and "_engine" in vars(self):
             self._engine.drop()

@@ -65,7 +65,8 @@ class Pulled:
 
     def _here(self) -> tuple[Pos, Records]:
         """Return the position, and the choices since the last one."""
-        pos, records = self._cell.settle(), ()
+        pos = self._cell.settle()
+        records: Records = ()
         if self._choices is not None:
             records = self._choices.since(self._counts)
             self._counts = {**self._choices.counts}

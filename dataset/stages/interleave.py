@@ -134,7 +134,8 @@ class InterleaveIterDataset(IterDataset[T]):
     def __iter__(self) -> DatasetIterator[T]:
         given = self._parameters
         opener = Opener(self._datasets, given.iter_buffer_size)
-        return InterleaveDatasetIterator(self, opener, self._cycle_length, given.num_make_iter_threads, given.make_iter_buffer_size)
+        num_threads, num_ahead = given.num_make_iter_threads, given.make_iter_buffer_size
+        return InterleaveDatasetIterator(self, opener, self._cycle_length, num_threads, num_ahead)
 
 
 class _TracedDatasets(Sequence[Any]):
@@ -241,8 +242,9 @@ class InterleaveDatasetIterator(StreamIterator[T]):
 
     @property
     def _draws_from(self) -> Sequence[Any]:
+        found: Sequence[Any] = self._inner_iterators()
         datasets = self._opener.datasets
-        return self._inner_iterators() or ([datasets] if isinstance(datasets, MapDataset) else datasets)
+        return found or ([datasets] if isinstance(datasets, MapDataset) else datasets)
 
     @property
     def _observed_upstream(self) -> Sequence[Any]:

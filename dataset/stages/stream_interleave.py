@@ -159,7 +159,7 @@ class StreamInterleaveIterDataset(IterDataset[T]):
         members = _Members(workers)
         opener = Opener(self._datasets, 0, members)
         members.ctx = opener.ctx
-        interleave = InterleaveDatasetIterator(_chain(self._parent)[0], opener, self._cycle_length)
+        interleave: InterleaveDatasetIterator[T] = InterleaveDatasetIterator(_chain(self._parent)[0], opener, self._cycle_length)
         return StreamInterleaveIterator(interleave, self._parent, members)
 
 

@@ -105,7 +105,7 @@ class ThreadPrefetchDatasetIterator(StreamIterator[T]):
     """
 
     _flow = "one_to_one"
-    _stage_name: ClassVar = None  # it does nothing to elements or states
+    _stage_name: ClassVar = None  # type: ignore[assignment]  # it does nothing to elements or states
     _engine: Prefetch
 
     def __init__(self, parent: CheckpointableIterator[T], prefetch_buffer_size: int) -> None:
