@@ -14,7 +14,7 @@ from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.observing import WorkAhead
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.engine.choices import Choices, Records
-from gristmill.dataset.engine.stream import Cell, Pos, Stream, observed
+from gristmill.dataset.engine.stream import Cell, Pos, Stream
 from gristmill.dataset.states.values import copied
 from gristmill.dataset.telling.failures import has_arrived
 
@@ -85,6 +85,8 @@ class Pulled:
 class Prefetch(Stream):
     """The parent's elements, computed ahead by one thread. The position is the parent's, or a ``Saved`` one.
 
+    At the end it is that after the last element, although the parent may have looked for more.
+
     Args:
         size: the most elements to be ahead; with 0 there is no thread.
         it: the iterator of the parent.
@@ -110,13 +112,18 @@ class Prefetch(Stream):
         self.closes_anytime = size > 0  # type: ignore[misc]
         self.budget_waits = BudgetWaits()
 
-    def run(self, cell: Cell) -> Iterator[Any]:
-        if self.size:
-            return super().run(cell)
-        run = self.parent.run(cell)
-        return run if self.wrap is None else observed(run, self)
-
     def _run(self, cell: Cell) -> Iterator[Any]:
+        return self._threaded(cell) if self.size else self._direct(cell)
+
+    def _direct(self, cell: Cell) -> Iterator[Any]:
+        pos = cell.pos
+        for x in self.parent.run(cell):
+            pos = cell.settle()
+            yield (x, x := None)[0]
+        if not self.parent.chooses:
+            cell.pos = pos
+
+    def _threaded(self, cell: Cell) -> Iterator[Any]:
         choices = cell.choices
         ahead = self._running(cell.pos, choices)
         while True:
@@ -129,9 +136,8 @@ class Prefetch(Stream):
                     assert failure is not None
                     self.ahead = None  # it has ended, and must not refer to an error that refers to this
                     if isinstance(end := failure[0], End):
-                        if choices is not None:
-                            choices.add(end.records)
-                        self._at = cell.pos = end.pos
+                        if self.parent.chooses:
+                            self._end(cell, end)
                         return
                     cell.past_failed = lambda: self._pass(cell)
                     self.raised = id(end)
@@ -154,6 +160,12 @@ class Prefetch(Stream):
                 yield (x, x := None)[0]
                 if is_plain:
                     self._return_lent(ahead)
+
+    def _end(self, cell: Cell, end: End) -> None:
+        """Move to the end, which says more than the position after the last element where there were choices."""
+        if cell.choices is not None:
+            cell.choices.add(end.records)
+        self._at = cell.pos = end.pos
 
     def _return_lent(self, ahead: PullAhead) -> None:
         """Take what was delivered out of what is ready, if that has not happened."""
@@ -247,14 +259,20 @@ class Prefetch(Stream):
 
     def index_of(self, pos: Pos) -> int:
         if self.ahead is not None and not self.parent.saves_anywhere():  # the parent is elsewhere
-            state = self.save(pos)
+            try:
+                state = self.save(pos)
+            except NotImplementedError:
+                return super().index_of(pos)
             self.discard()
             return self.parent.index_of(self.parent.load(state))
         return self.parent.index_of(pos.pos if type(pos) is Saved else pos)
 
     def at_index(self, index: int) -> Pos:
         if self.ahead is not None:
-            self.save(self._at)
+            try:
+                self.save(self._at)
+            except NotImplementedError:  # what is ready cannot be read again
+                return super().at_index(index)
             self.discard()
         return self._moved_to(self.parent.at_index(index))
 

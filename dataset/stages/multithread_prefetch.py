@@ -183,4 +183,4 @@ class ThreadShard(Shard):
         self._iterator.close_within(seconds)
 
 
-_OWN_CODE = {function.__code__ for function in (ThreadShard.fetch, StreamIterator._take, Prefetch._run, reraise)}
+_OWN_CODE = {function.__code__ for function in (ThreadShard.fetch, StreamIterator._take, Prefetch._threaded, reraise)}
