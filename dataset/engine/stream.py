@@ -158,8 +158,6 @@ class Stream:
         live = self._live
         if live is not None and live[1] is cell and live[2] == cell.moves and live[0].gi_frame is not None:
             return live[0]
-        cell.settle()
-        cell.is_counting = False  # the run that counted is gone
         run = self._run(cell) if self.wrap is None else observed(self._run(cell), self)
         self._live = run, cell, cell.moves
         return run
