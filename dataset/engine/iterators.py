@@ -148,9 +148,6 @@ class StreamIterator(BlockIterator[T_co]):
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if not is_finalizing() and "_engine" in vars(self):
             self._engine.drop()
-            for parent in self._engine.parents:
-                if isinstance(parent, IteratorStream):  # which was made for this alone
-                    parent.forget()
 
     def start_prefetch(self) -> None:
         if not self._closed:
@@ -334,6 +331,8 @@ class Within(NamedTuple):
 
 class IteratorStream(Stream):
     """An iterator as a stream. Its position is the iterator's mark."""
+
+    is_bridge = True
 
     def __init__(self, it: DatasetIterator[Any]) -> None:
         super().__init__(it)

@@ -134,6 +134,7 @@ class Stream:
     """
 
     flow: ClassVar[str] = "stateful"  # as in ``BlockIterator._flow``
+    is_bridge: ClassVar[bool] = False  # to an iterator that is no stream
     makes_choices: ClassVar[bool] = False  # see ``engine.choices``
     key = ""  # of a stage that chooses
     chooses: bool  # a stage upstream makes choices, or this one does
@@ -254,6 +255,9 @@ class Stream:
     def drop(self) -> None:
         """Close as far as that needs no wait: nobody refers to the iterator of this stream any more."""
         self._live = None  # which refers to this
+        for parent in self.parents:
+            if parent.is_bridge:  # which was made for this alone
+                parent.forget()
         self.close()
 
     def forget(self) -> None:

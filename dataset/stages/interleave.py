@@ -11,6 +11,7 @@ Guarantees, besides those of ``cycle``:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from gristmill.core.errors import as_int
@@ -25,6 +26,7 @@ from gristmill.dataset.bases.parameters import Parameters, aside, silent
 from gristmill.dataset.bases.traced import Tracing
 from gristmill.dataset.engine.cycle import Interleave
 from gristmill.dataset.engine.iterators import StreamIterator
+from gristmill.dataset.engine.members import Members
 from gristmill.dataset.stages.thread_prefetch import ThreadPrefetchDatasetIterator
 
 T = TypeVar("T")
@@ -232,9 +234,9 @@ class InterleaveDatasetIterator(StreamIterator[T]):
     _engine: Interleave
 
     def __init__(self, stage: Any, opener: Opener, cycle_length: int, num_threads: int = 0, num_ahead: int = 0) -> None:
-        given = opener, len(opener.datasets), cycle_length, num_threads, num_ahead
+        members = Members(opener, len(opener.datasets), num_threads, num_ahead)
         self._opener = opener
-        super().__init__(stage, [], lambda stage: Interleave(stage, *given))
+        super().__init__(stage, [], partial(Interleave, members=members, length=cycle_length))
 
     @property
     def _described_parameters(self) -> dict[str, Any]:
@@ -256,7 +258,7 @@ class InterleaveDatasetIterator(StreamIterator[T]):
         return [datasets] if isinstance(datasets, MapDataset) else [iterate(ds) for ds in datasets[:_NUM_DESCRIBED]]
 
     def _inner_iterators(self) -> Sequence[DatasetIterator[Any]]:
-        return [member.it for member in [*self._engine.members.values()]]
+        return self._engine.members.iterators
 
     def _tell_opened(self, tell: Callable[[Any], None] | None) -> None:
         self._opener.ctx.joined = tell
