@@ -10,12 +10,10 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from gristmill.dataset.bases.iterator import BlockIterator
-from gristmill.dataset.bases.passing import PassingIterator
-from gristmill.dataset.engine.iterators import adds_no_state
 from gristmill.dataset.states.mixtures import is_mixture
 from gristmill.dataset.states.turns import Turns
 
@@ -91,19 +89,6 @@ def draws_before(it: Any, state: Any) -> Draws | None:
         return None
     draws = getattr([it, *_single_steps(it)][-1], "_draws", None)
     return draws if isinstance(draws, Draws) else None
-
-
-def position_before(it: Any) -> Callable[[], int]:
-    """What gives the position of the mixture before ``it`` after the element that ``it`` has given last."""
-    *steps, mixture = [it, *_single_steps(it)]
-    if all([isinstance(step, PassingIterator) or adds_no_state(step) for step in steps]):
-        return lambda: int(mixture._index)
-    return lambda: int(it.get_state()["index"])  # somebody draws ahead
-
-
-def leaves_some_out(it: Any) -> bool:
-    """Whether not everything that the mixture before ``it`` draws is given by ``it``."""
-    return any([step._flow == "dropping" for step in [it, *_single_steps(it)][:-1]])
 
 
 def _single_steps(it: Any) -> list[Any]:

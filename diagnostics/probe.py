@@ -476,7 +476,8 @@ def take_anew(it: Any, n: int, original: Method) -> list[Any]:
         original: the method that the instrument is of.
     """
     if isinstance(it, StreamIterator):
-        return it.instrument_of(original)(n)
+        wrap = it.stream_and_cell[0].wrap
+        return original(it, n) if wrap is None else wrap(original)(n)
     return it._take(n) if isinstance(it, BlockIterator) else [next(it)]
 
 

@@ -80,6 +80,15 @@ class Parameters(Value):
         vars(self).update(values)
 
 
+class Described(Parameters):
+    """Parameters that are part of descriptions, and of no text."""
+
+    values: dict[str, Any] = silent()
+
+    def described(self) -> dict[str, Any]:
+        return self.values
+
+
 NONE = Parameters()
 
 

@@ -6,6 +6,11 @@ again, from a position on, *replays* them. It owns ``Choices``: a record of the 
 made upstream since that position, which is part of its own position and of its state. Stages
 upstream ask the record first, and do what it says.
 
+A known choice that cannot be made any more, as its component is gone, is passed over: the stage asks
+for the next one. So the stage that replays sees at the number of choices which element is missing.
+If several stages replay (``outer`` is not ``None``), the outputs of one are elements of the next,
+and it is not known of which choices they are made: the stage that chooses raises.
+
 Each stage that chooses has a key and counts its own choices, so that the order in which threads
 make them does not matter.
 """
@@ -17,7 +22,10 @@ from typing import Any, NamedTuple
 
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import plain_int, shown
-from gristmill.dataset.engine.stream import Cell, Layer, Pos, Stream
+from gristmill.dataset.bases.origins import Place
+from gristmill.dataset.engine.stream import Cell, Layer, Pos, Stream, are_equal
+from gristmill.dataset.states.refilling import refilling
+from gristmill.dataset.states.turns import Turns
 
 NEW: Any = object()  # nothing is recorded: the stage chooses
 USUAL: Any = object()  # the stage did what it does without a record, such as keeping an element
@@ -63,6 +71,21 @@ class Choices:
             return self._known.get((key, num), USUAL)
         return NEW if self.outer is None else self.outer.ask(key)
 
+    @property
+    def num_asked(self) -> int:
+        """How many choices were asked for."""
+        return sum(self.counts.values())
+
+    @property
+    def are_known(self) -> bool:
+        """True if what is asked for next is known."""
+        return any([num > self.counts.get(key, 0) for key, num in self.until.items()])
+
+    @property
+    def are_new(self) -> bool:
+        """True if more was asked for than is known: what was chosen last is of no element of an earlier run."""
+        return any([num > self.until.get(key, 0) for key, num in self.counts.items()])
+
     def note(self, key: str, choice: Any) -> None:
         """Record that the choice that was asked for last is ``choice``, which is unusual."""
         num = self.counts[key]
@@ -71,10 +94,35 @@ class Choices:
             self.outer.note(key, choice)
 
     def retract(self, key: str) -> None:
-        """Take back the last ``ask``: there was no element to choose about."""
-        if self.counts[key] > self.until.get(key, 0) and self.outer is not None:
+        """Take back the last ``ask``: there was no element to choose about, or it will be asked again."""
+        num = self.counts[key]
+        if num > self.until.get(key, 0) and self.outer is not None:
             self.outer.retract(key)
-        self.counts[key] -= 1
+        made = self._made.get(key)
+        if made and made[-1][0] == num - 1:
+            made.pop()
+        self.counts[key] = num - 1
+
+    def go_back(self, counts: Mapping[str, int]) -> None:
+        """Take back what was asked after there were ``counts``: the same elements are computed again."""
+        for key, num in self.counts.items():
+            for _ in range(num - counts.get(key, 0)):
+                self.retract(key)
+
+    def resume(self, records: Iterable[Record]) -> None:
+        """Begin after the choices in ``records``, about elements that are not computed again."""
+        self.restart()
+        for key, num, unusual in records:
+            self.counts[key], self._made[key] = num, [*unusual]
+
+    def begin_with(self, records: Iterable[Record]) -> bool:
+        """Return true if the first choices that were made are those in ``records``."""
+        return all(
+            [
+                num <= self.counts.get(key, 0) and tuple([x for x in self._made.get(key, ()) if x[0] < num]) == unusual
+                for key, num, unusual in records
+            ]
+        )
 
     def add(self, records: Iterable[Record]) -> None:
         """Record choices that another thread or worker has made."""
@@ -85,16 +133,25 @@ class Choices:
                 if i in choices:
                     self.note(key, choices[i])
 
-    def since(self, counts: Mapping[str, int] | None = None) -> Records:
-        """Return the choices that were made after there were ``counts``, by default all."""
+    def since(self, counts: Mapping[str, int] | None = None, *, until: Mapping[str, int] | None = None) -> Records:
+        """Return the choices that were made after there were ``counts``, and before there were ``until``; by default all."""
         counts = counts or {}
         records = []
-        for key, num in self.counts.items():
+        for key, num in (self.counts if until is None else until).items():
             start = counts.get(key, 0)
             if num > start:
-                unusual = tuple([(i - start, choice) for i, choice in self._made.get(key, ()) if i >= start])
+                unusual = tuple([(i - start, choice) for i, choice in self._made.get(key, ()) if start <= i < num])
                 records.append(Record(key, num - start, unusual))
         return tuple(records)
+
+    def known(self) -> Records:
+        """Return the choices that were made, and those that are known to follow."""
+        records = []
+        for key in {**self.until, **self.counts}:
+            num = self.counts.get(key, 0)
+            later = [(i, choice) for (k, i), choice in self._known.items() if k == key and i >= num]
+            records.append(Record(key, max(num, self.until.get(key, 0)), (*self._made.get(key, ()), *later)))
+        return tuple([record for record in records if record.num])
 
     def to_come(self) -> Records:
         """Return what is known of choices that have not been asked for."""
@@ -137,6 +194,8 @@ class Refilling(Layer):
     The records of the choices since then are the last item of its position.
     """
 
+    _same: tuple[Pos, Pos] | None = None  # two positions, the second of which needs no replay
+
     def __init__(self, stage: Any, parent: Stream) -> None:
         super().__init__(stage, parent)
         self.choices = Choices() if parent.chooses else None
@@ -145,12 +204,24 @@ class Refilling(Layer):
     def start(self) -> Pos:
         return *super().start(), ()
 
+    def next_epoch(self, end: Pos) -> Pos:
+        return *super().next_epoch(end), ()
+
     def save(self, pos: Pos) -> Any:
         records = {key: [num, [[i, choice] for i, choice in unusual]] for key, num, unusual in pos[-1]}
         return {**self.save_layer(pos[:-1]), **({"choices": records} if records else {})}
 
     def load(self, state: Any) -> Pos:
-        return *self.load_layer(state), self._load_records(state)
+        records = self._load_records(state) if isinstance(state, Mapping) else ()
+        with refilling(self, None if records else self.held(state)):
+            return *self.load_layer(state), records
+
+    def held(self, state: Any) -> str | None:
+        """Return what a state lets be computed again, in words; ``None`` for nothing.
+
+        Stages upstream that chose before there were records refuse to do so under other settings.
+        """
+        return None
 
     def save_layer(self, pos: Pos) -> Any:
         """Return the state of a position without its records."""
@@ -167,6 +238,18 @@ class Refilling(Layer):
         except (AttributeError, TypeError, ValueError):
             raise StateMismatchError(f"choices in the state of {self} is no record of choices, got {shown(records)}") from None
 
+    def place(self, pos: Pos) -> Place | None:
+        """Return ``None``: the parent's position is the one before a group of elements."""
+        return None
+
+    def note_same(self, pos: Pos, after: Pos) -> None:
+        """Note that ``pos``, after the last output of a group, and ``after``, before the next group, are the same."""
+        self._same = pos, after
+
+    def same_as(self, pos: Pos) -> Pos:
+        """Return ``pos``, or the position before the next group that is known to be the same."""
+        return self._same[1] if self._same is not None and are_equal(self._same[0], pos) else pos
+
     def begin(self, cell: Cell, pos: Pos, records: Records) -> Cell:
         """Return the parent's cell at ``pos``, from where on elements are replayed."""
         if self.choices is None:
@@ -178,6 +261,15 @@ class Refilling(Layer):
     def records(self) -> Records:
         """Return the choices since the parent's position in that of this stage."""
         return () if self.choices is None else self.choices.since()
+
+    def is_gone(self, state: Any) -> bool:
+        """Return true if a state from before there were records says that the element that is held is gone."""
+        turns = Turns.of(state, self)
+        return turns is not None and turns.last_is_gone
+
+    def is_missing(self) -> bool:
+        """Return true if the element that was held is gone: the parent has yielded another one instead."""
+        return self.choices is not None and bool(self.choices.until) and self.choices.are_new
 
     def next_group(self) -> None:
         """Begin a new record: the parent's position has moved on."""

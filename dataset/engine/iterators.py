@@ -18,10 +18,10 @@ from gristmill.core.exiting import end_thread_at_exit
 from gristmill.dataset.bases.context import IteratorContext
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, marked, pull, return_to, skip_one, state_at
 from gristmill.dataset.bases.next_index import may_have_gaps, move_to_index, next_index_of
-from gristmill.dataset.bases.observing import Instrument, Method, WorkAhead, Wrap
+from gristmill.dataset.bases.observing import WorkAhead, Wrap
 from gristmill.dataset.bases.origins import Place, place_of
 from gristmill.dataset.engine.elements import Each
-from gristmill.dataset.engine.stream import Cell, Pos, Stream, iterator_name, pass_outputs
+from gristmill.dataset.engine.stream import Cell, Pos, Stream, pass_outputs
 from gristmill.dataset.states.values import copied
 from gristmill.dataset.telling.failures import deliver, instead_of_stop
 from gristmill.dataset.telling.tracebacks import filter_traceback
@@ -30,9 +30,15 @@ from gristmill.transforms.batching import Allocate
 T_co = TypeVar("T_co", covariant=True)
 
 
-def open_stage(stage: Any, make: Callable[..., Stream]) -> StreamIterator[Any]:
-    """Return an iterator of the stream that ``make`` makes over those of the parents of ``stage``."""
-    return StreamIterator(stage, [iterate(parent) for parent in stage._parents], make)
+def open_stage(stage: Any, make: Callable[..., Stream], kind: type[StreamIterator[Any]] | None = None) -> StreamIterator[Any]:
+    """Return an iterator of the stream that ``make`` makes over those of the parents of ``stage``.
+
+    Args:
+        stage: the definition.
+        make: called with ``stage`` and the streams.
+        kind: the class of the iterator, if it has methods of its own.
+    """
+    return (kind or StreamIterator)(stage, [iterate(parent) for parent in stage._parents], make)
 
 
 class StreamIterator(BlockIterator[T_co]):
@@ -45,15 +51,16 @@ class StreamIterator(BlockIterator[T_co]):
     _part_of: tuple[weakref.ref[StreamIterator[Any]], int] | None = None  # its consumer, as which parent
 
     def __init__(self, stage: Any, parents: Sequence[DatasetIterator[Any]], make: Callable[..., Stream]) -> None:
-        self._parameters = stage._parameters
+        # First, since observers that run look at it from the base class on.
         self._stage = stage
         self._engine = engine = make(stage, *[stream_of(parent) for parent in parents])
+        self._parameters = engine.parameters
         self._flow = engine.flow  # type: ignore[assignment,misc]
         self._work_category = engine.work_category  # type: ignore[assignment,misc]
         self._closes_anytime = engine.closes_anytime
         self._own_cell = Cell(engine.start())
         self._base = self._own_cell.pos  # the position after the output that was delivered last
-        super().__init__(parents)  # observers that are told of it look at its stream
+        super().__init__(parents)
         engine.ctx = self._ctx
         numbers = getattr(engine, "numbers", None)
         if numbers is not None:
@@ -66,9 +73,8 @@ class StreamIterator(BlockIterator[T_co]):
         self._advance: Callable[[], Any] | None = None  # of a run that is at ``_base``
 
     def _share_context(self, ctx: IteratorContext) -> None:
+        self._engine.ctx = ctx
         super()._share_context(ctx)
-        if "_engine" in vars(self):
-            self._engine.ctx = ctx
 
     # Delivering.
 
@@ -141,8 +147,7 @@ class StreamIterator(BlockIterator[T_co]):
     def close(self) -> None:
         super().close()
         self._advance = None
-        if "_engine" in vars(self):  # else it was refused
-            self._engine.close()
+        self._engine.close()
 
     # Parents are not closed: they may have other users.
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -291,18 +296,13 @@ class StreamIterator(BlockIterator[T_co]):
         self._engine.observe(wrap)
         self._advance = None
 
-    def instrument_of(self, original: Method) -> Instrument:
-        """Return what computes elements in place of ``original``, the method of a run."""
-        wrap = self._engine.wrap
-        return partial(original, self) if wrap is None else wrap(original)
-
     def _allocate_with(self, allocate: Allocate) -> None:
         self._engine.allocate_with(allocate)
 
     @property
     def _stage_name(self) -> str:
         """The name of the stage in descriptions."""
-        return iterator_name(self._stage)
+        return self._engine.name
 
     def _stage_text(self) -> str:
         return str(self._engine)

@@ -37,18 +37,26 @@ class Repeat(Layer):
             inner = self.inner.at(pos, cell)
             try:
                 for x in self.parent.run(inner):
-                    is_new, cell.pos = False, (inner.settle(), epoch)
+                    is_new = False
+                    if not inner.is_counting:
+                        cell.is_counting, cell.pos = False, (inner.pos, epoch)
+                    elif not cell.is_counting:  # the parent is in a block
+                        cell.compute_by(partial(_in_epoch, inner, epoch))
                     yield (x, x := None)[0] if note is None else note(epoch, [x]).pop()
             except Exception as error:
+                cell.is_counting = False
                 tell_epoch(error, self, epoch)
                 cell.past_failed = partial(self._pass, cell, epoch)
                 raise
+            cell.is_counting = False
             if is_new and self.num_epochs is None:
                 cell.past_failed = self._refuse_empty
                 self._refuse_empty()
             # After an epoch without elements the other ones have none either.
             epoch = self.num_epochs if is_new else epoch + 1
-            is_new, pos = True, inner.settle() if epoch == self.num_epochs else self.parent.start()
+            is_new, pos = True, inner.settle()
+            if epoch != self.num_epochs:
+                pos = self.parent.next_epoch(pos)
             inner.go_to(pos)
         cell.pos = pos, epoch
 
@@ -63,6 +71,10 @@ class Repeat(Layer):
     def place(self, pos: Pos) -> Place | None:
         place = self.parent.place(pos[0])
         return None if place is None else place.in_epoch(pos[1])
+
+
+def _in_epoch(inner: Cell, epoch: int) -> Pos:
+    return inner.settle(), epoch
 
 
 class Zip(Stream):

@@ -230,8 +230,8 @@ class Prefetch(Stream):
 
     # Positions.
 
-    def start(self) -> Pos:
-        return self.parent.start()
+    def next_epoch(self, end: Pos) -> Pos:
+        return self.parent.next_epoch(self.pos_of_parent(end, 0))
 
     def save(self, pos: Pos) -> Any:
         first = self._first

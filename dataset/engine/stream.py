@@ -30,6 +30,7 @@ from gristmill.dataset.ahead.waits import BudgetWaits
 from gristmill.dataset.bases.context import IteratorContext
 from gristmill.dataset.bases.observing import WorkAhead, Wrap
 from gristmill.dataset.bases.origins import Place
+from gristmill.dataset.bases.parameters import Parameters
 from gristmill.dataset.telling.failures import instead_of_stop, tell_at_place
 from gristmill.transforms.batching import Allocate
 
@@ -55,7 +56,7 @@ class Cell:
             replays their elements.
     """
 
-    __slots__ = ("_end", "_steps", "choices", "is_counting", "moves", "outer", "past_failed", "pos", "wanted")
+    __slots__ = ("_compute", "choices", "is_counting", "moves", "outer", "past_failed", "pos", "wanted")
 
     def __init__(self, pos: Pos = None) -> None:
         self.pos = pos
@@ -64,13 +65,12 @@ class Cell:
         self.moves = 0
         self.outer: Cell | None = None
         self.choices: Choices | None = None
-        self.is_counting = False  # ``settle`` counts
-        self._steps: Iterator[bool] = repeat(True, 0)  # one for each element before ``_end`` that was not yielded
-        self._end = 0
+        self.is_counting = False  # ``settle`` computes the position
+        self._compute: Callable[[], Pos] | None = None
 
     def go_to(self, pos: Pos) -> None:
         """Move to ``pos``. The next run starts there."""
-        self.is_counting = False
+        self.is_counting, self._compute = False, None
         self.moves += 1  # first, so that an interrupt leaves no live run at another position
         self.pos = pos
         self.wanted, self.past_failed = 1, None
@@ -85,7 +85,7 @@ class Cell:
         """
         self.outer = outer
         self.choices = outer.choices if choices is None and outer is not None else choices
-        if self.past_failed is not None or not _are_equal(self.settle(), pos):
+        if self.past_failed is not None or not are_equal(self.settle(), pos):
             self.go_to(pos)
         return self
 
@@ -98,13 +98,25 @@ class Cell:
 
     def count_from(self, index: int, num: int) -> Iterator[bool]:
         """Return an iterator of ``num`` steps, one for each element from ``index`` on, to be consumed with them."""
-        self._end, self._steps, self.is_counting = index + num, repeat(True, num), True
-        return self._steps
+        end, steps = index + num, repeat(True, num)
+        self.compute_by(lambda: end - length_hint(steps))
+        return steps
+
+    def compute_by(self, compute: Callable[[], Pos]) -> None:
+        """Let ``settle`` ask ``compute`` for the position within a block, until ``end_block``."""
+        self._compute, self.is_counting = compute, True
+
+    def end_block(self) -> None:
+        """Settle: all elements of a block were yielded."""
+        self.settle()
+        self.is_counting, self._compute = False, None
 
     def settle(self) -> Pos:
-        """Return ``pos``, after counting the elements of a block that were yielded."""
-        if self.is_counting:
-            self.pos = self._end - length_hint(self._steps)
+        """Return ``pos``, computed first within a block of elements."""
+        if self.is_counting and self._compute is not None:
+            pos = self._compute()
+            if not are_equal(pos, self.pos):  # else the same object
+                self.pos = pos
         return self.pos
 
     def pass_failed(self) -> None:
@@ -116,7 +128,7 @@ class Cell:
             self.settle()
 
 
-def _are_equal(one: Pos, other: Pos) -> bool:
+def are_equal(one: Pos, other: Pos) -> bool:
     if one is other:
         return True
     try:
@@ -149,6 +161,16 @@ class Stream:
         self.chooses = self.makes_choices or any([parent.chooses for parent in parents])
 
     @property
+    def name(self) -> str:
+        """The name of its iterator in errors and descriptions."""
+        return iterator_name(self.stage)
+
+    @property
+    def parameters(self) -> Parameters:
+        """The parameters of its iterator in errors and descriptions."""
+        return self.stage._parameters
+
+    @property
     def parent(self) -> Stream:
         """The only parent."""
         (parent,) = self.parents
@@ -174,6 +196,14 @@ class Stream:
     def start(self) -> Pos:
         """Return the position before the first element."""
         return self.parent.start()
+
+    def next_epoch(self, end: Pos) -> Pos:
+        """Return the position before the first element, with what is known of them from a run that has just ended.
+
+        Args:
+            end: where the run has ended.
+        """
+        return self.parent.next_epoch(end) if type(self).start is Stream.start else self.start()
 
     def save(self, pos: Pos) -> Any:
         """Return the JSON-able state of a position."""
@@ -285,8 +315,8 @@ class Stream:
         """Let new arrays in the outputs be made by ``allocate``, which knows where they are wanted."""
 
     def __str__(self) -> str:
-        name, text = iterator_name(self.stage), str(self.stage._parameters.text())
-        return f"{name}({text})" if text else name
+        text = self.parameters.text()
+        return f"{self.name}({text})" if text else self.name
 
 
 class Layer(Stream):
@@ -296,13 +326,16 @@ class Layer(Stream):
     """
 
     keys: tuple[str, ...] = ("parent", "count")
-    own: ClassVar[tuple[int, ...]] = (0,)  # at the start
+    own: ClassVar[tuple[Any, ...]] = (0,)  # at the start
 
     def pos_of_parent(self, pos: Pos, i: int) -> Pos:
         return pos[0]
 
     def start(self) -> Pos:
         return self.parent.start(), *self.own
+
+    def next_epoch(self, end: Pos) -> Pos:
+        return self.parent.next_epoch(self.inner.settle()), *self.own
 
     def save(self, pos: Pos) -> Any:
         return {self.keys[0]: self.parent.save(pos[0]), **dict(zip(self.keys[1:], pos[1:], strict=True))}

@@ -8,21 +8,17 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
-from gristmill.core.errors import StateIndexError, StateMismatchError, as_int
+from gristmill.core.errors import as_int
 from gristmill.core.seeds import check_seed
-from gristmill.core.state import state_count, state_field
 from gristmill.dataset.bases.cells import Cells, Placed, placed
-from gristmill.dataset.bases.grouped import Position
 from gristmill.dataset.bases.iter import IterDataset
-from gristmill.dataset.bases.iterator import DatasetIterator, iterate
+from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import Length, at_most, num_elements
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import spec_of
-from gristmill.dataset.bases.packing import Memory, PackIterator
 from gristmill.dataset.bases.traced import Traced, Tracing, noting_failed
-from gristmill.dataset.drawn import draws_before, turns_between
-from gristmill.dataset.states.turns import TURNS, Turns
-from gristmill.dataset.states.values import copied
+from gristmill.dataset.engine.iterators import StreamIterator, open_stage
+from gristmill.dataset.engine.packing import BinPack
 from gristmill.transforms.bin_packing import Bins, MakePlacer, best_fit, emission_order, first_fit
 from gristmill.transforms.pack_layout import PackedRows, PackLayout
 from gristmill.transforms.sequences import Array
@@ -82,7 +78,7 @@ class _PackIterDataset(IterDataset[dict[str, Any]]):
         return tracing.over(self, _parents=(elements,), _packing=packing).map(partial(_traced_row, layout))
 
     def __iter__(self) -> DatasetIterator[dict[str, Any]]:
-        return BinPackDatasetIterator(iterate(self._parent), self._packing)
+        return open_stage(self, partial(BinPack, packing=self._packing), BinPackDatasetIterator)
 
 
 class FirstFitPackIterDataset(_PackIterDataset):
@@ -230,24 +226,11 @@ class Packing:
         return self.layout.rows(columns, bins.extras, order)
 
 
-class BinPackDatasetIterator(PackIterator[int, Bins]):
-    # A position starts at the number of rows before it.
-    def __init__(self, parent: DatasetIterator[Any], packing: Packing) -> None:
-        super().__init__(parent, 0)
-        self._packing = packing
-        self._num_bytes: int | None = None
-        self._rows: dict[int, int] | None = None  # of the group that was made last: the row of each position in a mixture
+class BinPackDatasetIterator(StreamIterator[dict[str, Any]]):
+    """The iterator of the two packings."""
 
-    def _turns_of(self, at: Position[int]) -> Any:
-        turns = None if self._rows is None else turns_between(self._source, at.parent, self._behind)
-        if turns is None or self._rows is None:
-            return None
-        rows = [self._rows.get(position, -1) for position in range(turns.start, turns.stop)]
-        return turns._replace(rows=tuple(rows)).saved()
-
-    @property
-    def _described_parameters(self) -> dict[str, Any]:
-        return self._packing.described()
+    _flow = "stateful"
+    _engine: BinPack
 
     def get_packed_batch_size_bytes(self) -> int:
         """Returns how many bytes the arrays of all bins take, and the numbers that say how full these are.
@@ -255,48 +238,6 @@ class BinPackDatasetIterator(PackIterator[int, Bins]):
         Raises:
             ValueError: no element has been packed yet, so that dtypes are not known.
         """
-        if self._num_bytes is None:
+        if self._engine.num_bytes is None:
             raise ValueError("the size is known when an element has been packed: call next() first")
-        return self._num_bytes
-
-    def _pack(self, memory: Memory[Bins], at: Position[int]) -> Position[int] | None:
-        packing = self._packing
-        notes = draws_before(self._source, at.parent) is not None
-        for element in self._elements(memory, at):
-            sequences, carried = packing.layout.read(element)
-            bins = memory.open or packing.bins_like(sequences)
-            if not bins.add(sequences, (*carried, memory.ahead.next_state["index"] - 1) if notes else carried):
-                break
-            memory.open = bins
-        packed, memory.open = memory.open, None
-        num_rows = 0 if packed is None else len(packed)
-        if at.num_taken and at.num_taken >= num_rows:
-            raise StateIndexError(
-                f"next_row in the state of {self} is {at.num_taken}, but there are only {num_rows} rows in that place: data or "
-                "arguments have changed since"
-            )
-        if packed is None:
-            return None
-        memory.group = rows = packing.rows(packed, at.start)
-        self._rows = {extra[-1]: row for row, extras in enumerate(rows.extras) for extra in extras} if notes else None
-        self._num_bytes = packed.num_bytes(packing.num_packing_bins)
-        return at
-
-    def _after_group(self, memory: Memory[Bins], at: Position[int]) -> Position[int]:
-        memory.ahead.restart_count()
-        return Position(memory.ahead.state, at.start + at.num_taken)
-
-    def _held(self, at: Position[int]) -> str | None:
-        held = super()._held(at)
-        return held and f"up to {self._packing.num_packing_bins} {held}"
-
-    def _saved(self, parent: Any, num_taken: int) -> dict[str, Any]:
-        state = {"parent": parent, "next_row": num_taken, "counter": self._at.start + num_taken}
-        return {**state, TURNS: copied(self._at.turns)} if num_taken and self._at.turns is not None else state
-
-    def _position_in(self, state: Any) -> Position[int]:
-        row, count = state_count(state, "next_row", self), state_count(state, "counter", self)
-        if row > count:
-            raise StateMismatchError(f"counter in the state of {self} must be at least next_row, {row}, got {count}")
-        turns = Turns.of(state, self)
-        return Position(state_field(state, "parent", self), count - row, row, turns=turns and turns.saved())
+        return self._engine.num_bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,7 +14,7 @@ from gristmill.core.indices import Indices, as_ints
 from gristmill.core.sharding import NoSharding, ShardOptions
 from gristmill.core.state import shown
 from gristmill.dataset.bases.iter import IterDataset
-from gristmill.dataset.bases.iterator import DatasetIterator, iterate
+from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import Infinite, Length, at_most, num_elements
 from gristmill.dataset.bases.map import BlockMapDataset, MapDataset, not_over_a_part
 from gristmill.dataset.bases.node import dropping_steps, random_seed, spec_of
@@ -21,13 +22,9 @@ from gristmill.dataset.bases.origins import Part
 from gristmill.dataset.bases.parameters import aside, silent
 from gristmill.dataset.bases.traced import Traced, Tracing, grouped, noting_failed
 from gristmill.dataset.bucket_plan import BucketPlan, Members, base_of
-from gristmill.dataset.stages.bucket_batch_iterator import (
-    BucketBatchDatasetIterator,
-    BucketParameters,
-    OnLong,
-    StreamBucketParameters,
-    check_on_long,
-)
+from gristmill.dataset.engine.buckets import BucketBatch
+from gristmill.dataset.engine.iterators import StreamIterator, open_stage
+from gristmill.dataset.stages.bucket_parameters import BucketParameters, OnLong, StreamBucketParameters, check_on_long
 from gristmill.dataset.telling.failures import tell
 from gristmill.transforms.batching import Allocate, BufferPool
 from gristmill.transforms.length_buckets import Lengths, check_batch_sizes, check_boundaries, chosen_boundaries
@@ -264,7 +261,21 @@ class BucketBatchIterDataset(IterDataset[T]):
         return tracing.over(self, _parents=(parent,), _parameters=given, _padding=_TracedPadding(self._padding))
 
     def __iter__(self) -> DatasetIterator[T]:
-        return BucketBatchDatasetIterator(iterate(self._parent), self._parameters, self._padding)
+        return open_stage(self, partial(BucketBatch, given=self._parameters, padding=self._padding), BucketBatchDatasetIterator)
+
+
+class BucketBatchDatasetIterator(StreamIterator[T]):
+    """The iterator of ``bucket_batch`` of streams."""
+
+    _flow = "stateful"
+
+    @property
+    def num_long(self) -> int:
+        """How many elements have come that are longer than the last boundary, and were truncated or dropped."""
+        return int(self.pos[3])
+
+    def _num_long_elements(self) -> int:
+        return self.num_long
 
 
 class _TracedPadding:

@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 import enum
-import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from gristmill.core.element_spec import ShapeDtypeStruct
-from gristmill.core.errors import FeatureKeyError, StateMismatchError, as_int
-from gristmill.core.state import plain_int, shown, state_count, state_field
+from gristmill.core.errors import FeatureKeyError, as_int
 from gristmill.dataset.bases.cells import Cells, Piece, Placed, placed
-from gristmill.dataset.bases.grouped import Position
 from gristmill.dataset.bases.iter import IterDataset
-from gristmill.dataset.bases.iterator import DatasetIterator, iterate
+from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import Length, Unknown
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import spec_of
-from gristmill.dataset.bases.packing import Memory, PackIterator
 from gristmill.dataset.bases.parameters import Parameters, silent
 from gristmill.dataset.bases.traced import Traced, Tracing, noting_failed
-from gristmill.dataset.drawn import draws_before, turns_between
-from gristmill.dataset.states.turns import TURNS, Turns
-from gristmill.dataset.states.values import copied
-from gristmill.transforms.concat_split import Concatenation, Target, is_full_length
+from gristmill.dataset.engine.iterators import open_stage
+from gristmill.dataset.engine.packing import ConcatSplit
+from gristmill.transforms.concat_split import Target
 from gristmill.transforms.pack_layout import spans_of
 from gristmill.transforms.sequences import Array, as_sequence
-
-_log = logging.getLogger("gristmill")
 
 
 class BOSHandling(enum.Enum):
@@ -160,7 +152,9 @@ class ConcatThenSplitIterDataset(IterDataset[dict[str, Any]]):
         return tracing.over(self, _parents=(cells,), _targets=targets).map(partial(_traced_row, self._targets))
 
     def __iter__(self) -> DatasetIterator[dict[str, Any]]:
-        return ConcatThenSplitDatasetIterator(iterate(self._parent), self._targets, self._splits_full_length)
+        read = partial(_sequences, {target.name: target.length for target in self._targets})
+        make = partial(ConcatSplit, targets=self._targets, read=read, splits_full_length=self._splits_full_length)
+        return open_stage(self, make)
 
 
 def _as_cells(targets: Sequence[Target], x: Traced) -> dict[str, Array] | None:
@@ -215,143 +209,6 @@ def _row_of(targets: Sequence[Target], row: dict[str, Array]) -> dict[str, Array
             starts = (row[f"{target.name}_positions"] == 0) & (row[f"{target.name}_segment_ids"] > 0)
             values[starts] = target.bos_id
     return whole
-
-
-Slices: TypeAlias = "dict[str, tuple[int, int]] | None"  # what is left of an element that was cut, by feature
-
-
-@dataclass
-class _Rows:
-    """What is made from one position on: a row, and after it the full-length elements that come meanwhile."""
-
-    position: Position[Slices]
-    first: int  # the element there, as numbered by the lookahead
-    row: Concatenation
-    cut: list[Array] | None = None  # the sequences of that element, if it was cut and is in memory
-    passed: list[dict[str, Array]] = field(default_factory=list)
-    # By the position in the mixture before this, if there is one: the place in ``passed``, from 1; 0: the row; -1: not here yet.
-    places: dict[int, int] = field(default_factory=dict)
-
-
-class ConcatThenSplitDatasetIterator(PackIterator[Slices, _Rows]):
-    # An element that is cut remains the next one until nothing is left of it.
-    def __init__(self, parent: DatasetIterator[Any], targets: list[Target], splits_full_length: bool) -> None:
-        super().__init__(parent, None)
-        self._targets = targets
-        self._lengths = {target.name: target.length for target in targets}
-        self._cut_names = [target.name for target in targets if not target.is_meta]
-        self._splits_full_length = splits_full_length
-        self._has_warned = False
-        self._made: tuple[_Rows, Slices]  # the group that was made last, and what is left of its last element
-
-    @property
-    def _described_parameters(self) -> dict[str, Any]:
-        return {"targets": self._targets, "split_full_length_features": self._splits_full_length}
-
-    def _pack(self, memory: Memory[_Rows], at: Position[Slices]) -> Position[Slices] | None:
-        ahead = memory.ahead
-        rows = memory.open = memory.open or _Rows(at, 0, Concatenation(self._targets))
-        following: Slices = None
-        cut: list[Array] | None = None
-        notes = draws_before(self._source, at.parent) is not None
-        for element in self._elements(memory, at):
-            number = ahead.next_state["index"] - 1 if notes else 0
-            is_first = ahead.num_passed == rows.first
-            sequences = rows.cut if rows.cut is not None and is_first else _sequences(self._lengths, element)
-            left = rows.position.start if is_first else None
-            if left is None and not self._splits_full_length and is_full_length(self._targets, sequences):
-                rows.passed.append(Concatenation(self._targets, sequences).output())
-                rows.places[number] = len(rows.passed)
-                continue
-            rest = rows.row.add(sequences, self._starts(left, sequences))
-            rows.places[number] = -1 if rest else 0
-            if rest is not None:
-                if any(rest):
-                    cut, ends = sequences, map(len, sequences)
-                    following = dict(zip(self._lengths, zip(rest, ends, strict=True), strict=True))
-                break
-        else:
-            if rows.position.start is not None and ahead.num_passed == rows.first:
-                raise StateMismatchError(f"the state of {self} says that an element was cut, but there is none left")
-        outputs = [rows.row.output(), *rows.passed] if len(rows.row) else rows.passed
-        if not outputs:
-            return None
-        if rows.row.limiting is not None and not self._has_warned:
-            self._has_warned = True
-            _log.error(
-                "meta feature %r limits how much is packed into a row: consider more than %d cells for it in length_struct",
-                rows.row.limiting.name,
-                rows.row.limiting.length,
-            )
-        ahead.restart_count(ahead.num_passed - rows.first)
-        memory.group = outputs
-        self._made = rows, following
-        memory.open = _Rows(Position(ahead.state, following), ahead.num_passed, Concatenation(self._targets), cut)
-        return rows.position._replace(skipped=tuple([i - rows.first for i in at.skipped if i >= rows.first]))
-
-    def _after_group(self, memory: Memory[_Rows], at: Position[Slices]) -> Position[Slices]:
-        return at  # the position moves on with the next row
-
-    def _starts(self, left: Slices, sequences: list[Array]) -> list[int]:
-        """Where what is left of an element begins."""
-        if left is None:
-            return [0] * len(sequences)
-        for name, array in zip(self._lengths, sequences, strict=True):
-            if name in left and left[name][1] != len(array):
-                raise StateMismatchError(
-                    f"the state of {self} says that {shown(list(left[name]))} is left of feature {name!r} of an element, which "
-                    f"is now {len(array)} long: data have changed since"
-                )
-        return [left[name][0] if name in left else 0 for name in self._lengths]
-
-    def _held(self, at: Position[Slices]) -> str | None:
-        return super()._held(at) or (None if at.start is None else "the rest of an element")
-
-    def _saved(self, parent: Any, num_taken: int) -> dict[str, Any]:
-        start, turns = self._at.start, self._at.turns
-        return {
-            "parent_state": parent,
-            "remainder_slices": {name: [-1, -1] if start is None else list(start[name]) for name in self._cut_names},
-            "elements_from_buffer_after_checkpoint": num_taken,
-            **({TURNS: copied(turns)} if turns is not None and (num_taken or start is not None) else {}),
-        }
-
-    def _turns_of(self, at: Position[Slices]) -> Any:
-        rows, following = self._made
-        turns = turns_between(self._source, at.parent, self._behind, rows.places) if rows.places else None
-        if turns is None:
-            return None
-        is_first = not len(rows.row)  # there is no row before those that were passed
-        outputs = [rows.places.get(position, -1) for position in range(turns.start, turns.stop)]
-        left = None if following is None else {name: list(following[name]) for name in self._cut_names}
-        return turns._replace(rows=tuple([i - (is_first and i > 0) for i in outputs]), left=left).saved()
-
-    def _position_in(self, state: Any) -> Position[Slices]:
-        count = state_count(state, "elements_from_buffer_after_checkpoint", self)
-        given = state_field(state, "remainder_slices", self)
-        slices = {name: self._slice_in(name, state_field(given, name, self)) for name in self._cut_names}
-        if not isinstance(given, Mapping) or len(given) > len(slices):
-            raise StateMismatchError(
-                f"remainder_slices in the state of {self} must be of the features {self._cut_names}, got {shown(given)}"
-            )
-        found = Turns.of(state, self)
-        turns = found and found.saved()
-        starts = [start for start, _ in slices.values()]
-        if min(starts, default=-1) < 0:
-            if max(starts, default=-1) >= 0:
-                raise StateMismatchError(
-                    f"remainder_slices in the state of {self} must be of all features, or none, got {shown(given)}"
-                )
-            return Position(state_field(state, "parent_state", self), None, count, turns=turns)
-        return Position(state_field(state, "parent_state", self), slices, count, turns=turns)
-
-    def _slice_in(self, name: str, value: Any) -> tuple[int, int]:
-        start, stop = map(plain_int, value) if isinstance(value, list | tuple) and len(value) == 2 else (None, None)
-        if start is None or stop is None or not (-1 == start == stop or 0 <= start <= stop):
-            raise StateMismatchError(
-                f"remainder_slices[{name!r}] in the state of {self} must be [start, stop], or [-1, -1], got {shown(value)}"
-            )
-        return start, stop
 
 
 def _names(argument: str, names: Collection[str], length_struct: Mapping[str, int]) -> tuple[str, ...]:

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
-from gristmill.core.errors import StateMismatchError
 from gristmill.core.indices import Indices, as_ints
 from gristmill.core.naming import transform_name
-from gristmill.core.state import shown, state_count, state_field
-from gristmill.dataset.bases.grouped import Position, SizedGroupsIterator
+from gristmill.core.state import shown
 from gristmill.dataset.bases.iter import IterDataset
-from gristmill.dataset.bases.iterator import DatasetIterator, go_to, iterate, pull, snapshot
+from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import Length, Unknown
 from gristmill.dataset.bases.map import BlockMapDataset
 from gristmill.dataset.bases.origins import Part
 from gristmill.dataset.bases.parameters import Parameters, aside, function
 from gristmill.dataset.bases.traced import Traced, Tracing, noting_failed
-from gristmill.dataset.states.turns import is_gone
-from gristmill.dataset.states.values import LinearStates
-from gristmill.dataset.telling.failures import failed_at, tell_at_last
+from gristmill.dataset.engine.groups import Spread
+from gristmill.dataset.engine.iterators import open_stage
+from gristmill.dataset.telling.failures import failed_at
 from gristmill.transforms.base import FlatMap, check_max_fan_out, for_a_class, transform_function
 
 T = TypeVar("T")
@@ -184,75 +183,14 @@ class FlatMapIterDataset(IterDataset[T]):
         return tracing.over(self, _parameters=given.replaced(transform=noting_failed(split)))
 
     def __iter__(self) -> DatasetIterator[T]:
-        return FlatMapDatasetIterator(iterate(self._parent), self._parameters)
+        given = self._parameters
+        fn = transform_function(given.transform, FlatMap, "flat_map")
+        split = partial(_split, fn, given.transform)
+        return open_stage(self, partial(Spread, split=split, with_nones=given.with_nones))
 
 
-class FlatMapDatasetIterator(SizedGroupsIterator[T, None]):
-    def __init__(self, parent: DatasetIterator[Any], parameters: StreamFlatMapParameters) -> None:
-        super().__init__(parent)
-        self._parameters = parameters
-        self._transform = parameters.transform
-        self._with_nones = parameters.with_nones
-        self._fn = transform_function(parameters.transform, FlatMap, "flat_map")
-        self._most = 0  # items that an element had so far
-
-    def _take_groups(self, n: int, taken: list[Any]) -> None:
-        num = n // self._most if self._most else 0
-        if num < 2 or self._num_to_leave_out:
-            return
-        parent = self._source
-        before = snapshot(parent)
-        if before is None:
-            return
-        try:
-            elements = pull(parent, num)
-            is_end = len(elements) < num
-            # The state at the end is that after the last element, but the parent may have looked for more, and left them out.
-            if is_end and LinearStates.between(before, snapshot(parent), len(elements)) is None:
-                go_to(parent, before)
-                elements = pull(parent, len(elements))
-            split = [self._split(x) for x in elements]
-        except BaseException:
-            go_to(parent, before)
-            raise
-        if sum(map(len, split)) > n:  # an element had more items than any before
-            go_to(parent, before)
-        elif split:
-            taken += itertools.chain.from_iterable(split)
-            self._left, self._start, self._num_taken = [], None, len(split[-1])
-
-    def _make(self, num_delivered: int) -> tuple[list[Any], bool] | None:
-        elements = self._source._take(1)
-        if not elements:
-            return None
-        items = self._split(elements[0])
-        if len(items) < num_delivered:
-            raise StateMismatchError(
-                f"next_index_in_buffer in the state of {self} is {num_delivered}, but its element has only {len(items)} items: "
-                "the state belongs to another pipeline"
-            )
-        return items[num_delivered:][::-1], False
-
-    def _split(self, element: Any) -> list[Any]:
-        if element is None and not self._with_nones:
-            return []
-        try:
-            items = as_list(self._fn(element), self._transform)
-        except Exception as error:
-            tell_at_last(error, self, self._source)
-            raise
-        self._most = max(self._most, len(items))
-        return items
-
-    def _saved(self, parent: Any, num_taken: int) -> dict[str, Any]:
-        return {"parent": parent, "next_index_in_buffer": num_taken}
-
-    def _position_in(self, state: Any) -> Position[None]:
-        num_taken = state_count(state, "next_index_in_buffer", self)
-        return Position(state_field(state, "parent", self), None, 0 if is_gone(state, self) else num_taken)
-
-    def _held(self, at: Position[None]) -> str | None:
-        return f"an element, {at.num_taken} items of it delivered" if at.num_taken else None
+def _split(fn: Callable[[Any], Any], transform: Any, x: Any) -> list[Any]:
+    return as_list(fn(x), transform)
 
 
 class FlatMapFunction(FlatMap):
@@ -298,7 +236,7 @@ def items_of(transform: FlatMap, element: Any, most: int) -> list[Any]:
 
 def as_list(items: Any, transform: Any, most: int | None = None) -> list[Any]:
     """What a flat map returned, the first ``most`` items of it."""
-    if not isinstance(items, Iterable) and not hasattr(items, "__getitem__"):
+    if type(items) is not list and not isinstance(items, Iterable) and not hasattr(items, "__getitem__"):
         raise TypeError(
             f"{transform_name(transform)} must return a sequence or another iterable of items, got {items!r:.200} of type "
             f"{type(items).__name__}"

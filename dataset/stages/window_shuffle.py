@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, TypeVar
 
-from gristmill.core.errors import StateMismatchError, as_int
+from gristmill.core.errors import as_int
 from gristmill.core.indices import Indices
-from gristmill.core.permutation import Permutation, shuffled_order
-from gristmill.core.state import state_count, state_field
-from gristmill.dataset.bases.grouped import FORGOTTEN, Position, SizedGroupsIterator
+from gristmill.core.permutation import Permutation
 from gristmill.dataset.bases.iter import IterDataset
-from gristmill.dataset.bases.iterator import DatasetIterator, iterate, pull, skip_one, snapshot
+from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import same_number
 from gristmill.dataset.bases.map import ReindexMapDataset
 from gristmill.dataset.bases.node import random_seed, spec_of_first_parent
 from gristmill.dataset.bases.parameters import Parameters, silent
-from gristmill.dataset.drawn import draws_before, leaves_some_out, position_before, turns_between
-from gristmill.dataset.states.turns import Turns
+from gristmill.dataset.engine.groups import Window
+from gristmill.dataset.engine.iterators import open_stage
 
 T = TypeVar("T")
 
@@ -142,87 +141,5 @@ class WindowShuffleIterDataset(IterDataset[T]):
         self._parameters = WindowParameters(window_size, random_seed(self, seed, "window_shuffle", bits=32))
 
     def __iter__(self) -> DatasetIterator[T]:
-        return WindowShuffleDatasetIterator(iterate(self._parent), self._parameters)
-
-
-class WindowShuffleDatasetIterator(SizedGroupsIterator[T, int]):
-    # A window starts with its number.
-    _parameters: WindowParameters
-
-    def __init__(self, parent: DatasetIterator[Any], parameters: WindowParameters) -> None:
-        super().__init__(parent)
-        self._parameters = parameters
-        self._window_size, self._seed = parameters.window_size, parameters.seed
-        self._number = 0  # of the window that the next element comes from
-        self._taken: set[int] | None = None  # where the elements of the window were in a mixture, if there were others in between
-
-    def _make(self, num_delivered: int) -> tuple[list[Any], bool]:
-        window = self._window_again() if num_delivered and self._turns is not None else self._read_window()
-        if len(window) < num_delivered:
-            raise StateMismatchError(
-                f"pos_in_window in the state of {self} is {num_delivered}, but only {len(window)} elements follow where its "
-                "window starts: the state belongs to another pipeline"
-            )
-        left: list[Any] = []
-        if num_delivered < len(window):  # otherwise the number is already that of the next window
-            order = shuffled_order(len(window), self._seed + self._number)[: len(window) - num_delivered]
-            left = [window[i] for i in order.tolist()]
-        return left, len(window) < self._window_size
-
-    def _read_window(self) -> list[Any]:
-        self._taken = None
-        is_noted = self._has_mixtures is not False and leaves_some_out(self._source)
-        if not is_noted or draws_before(self._source, snapshot(self._source)) is None:
-            return pull(self._source, self._window_size)
-        window: list[Any] = []
-        taken: set[int] = set()
-        position = position_before(self._source)
-        while len(window) < self._window_size and (element := self._source._take(1)):
-            window += element
-            taken.add(position() - 1)
-        self._taken = taken
-        return window
-
-    def _window_again(self) -> list[Any]:
-        """The window of which a state has told, with ``FORGOTTEN`` where components were dropped."""
-        are_there = Turns.read(self._turns).are_there()
-        left = pull(self._source, sum(are_there))
-        if len(left) < sum(are_there):
-            raise StateMismatchError(
-                f"the state of {self} says that {sum(are_there)} elements follow where its window starts, but "
-                f"there are only {len(left)}: data have changed since"
-            )
-        elements = iter(left)
-        return [next(elements) if is_there else FORGOTTEN for is_there in are_there]
-
-    def _turns_of_group(self, before: Any, behind: Any) -> Turns | None:
-        return turns_between(self._source, before, behind, self._taken)
-
-    def _is_used_up(self) -> None:
-        self._number += 1
-
-    def _saved(self, parent: Any, num_taken: int) -> dict[str, Any]:
-        return {"parent_window_start_state": parent, "window_index": self._number, "pos_in_window": num_taken}
-
-    def _position_in(self, state: Any) -> Position[int]:
-        number, position = [state_count(state, key, self) for key in ("window_index", "pos_in_window")]
-        start = state_field(state, "parent_window_start_state", self)
-        if position > self._window_size:
-            raise StateMismatchError(
-                f"pos_in_window in the state of {self} must be at most window_size = {self._window_size}, got {position}"
-            )
-        if "parent_exhausted" in state and position == self._window_size:
-            number += 1  # Grain before 0.2.16 counted a window when it read the next one
-        return Position(start, number, position)
-
-    def _held(self, at: Position[int]) -> str | None:
-        return f"a window of up to {self._window_size} elements, {at.num_taken} of them delivered" if at.num_taken else None
-
-    def _begin(self, at: Position[int]) -> None:
-        super()._begin(at)
-        self._number = at.start
-
-    def _skip_group(self) -> None:
-        for _ in range(self._window_size):
-            skip_one(self._source)
-        self._number += self._num_to_leave_out < self._window_size
+        given = self._parameters
+        return open_stage(self, partial(Window, size=given.window_size, seed=given.seed))

@@ -52,8 +52,8 @@ class Turns(NamedTuple):
         if not isinstance(saved, Mapping) or type(saved["start"]) is not int or saved["start"] < 0:
             raise ValueError("there must be a start, 0 or more")
         names = tuple([None if name is None else str(name) for name in saved["names"]])
-        draws = _unpacked(saved["draws"])
-        rows = _unpacked(saved["rows"]) if "rows" in saved else []
+        draws = unpacked(saved["draws"])
+        rows = unpacked(saved["rows"]) if "rows" in saved else []
         if max(map(abs, draws), default=0) > len(names) or (rows and len(rows) != len(draws)):
             raise ValueError("there must be a name for each number, and a row for each draw or none")
         return cls(saved["start"], names, tuple([_draw_of(code) for code in draws]), tuple(rows), saved.get("left"))
@@ -61,9 +61,9 @@ class Turns(NamedTuple):
     def saved(self) -> dict[str, Any]:
         """For a state: short, and never changed in place."""
         codes = [0 if i is None else i + 1 if i >= 0 else i for i in self.draws]
-        rows = {"rows": _packed(self.rows)} if self.rows else {}
+        rows = {"rows": packed(self.rows)} if self.rows else {}
         left = {} if self.left is None else {"left": self.left}
-        return {"start": self.start, "names": [*self.names], "draws": _packed(codes), **rows, **left}
+        return {"start": self.start, "names": [*self.names], "draws": packed(codes), **rows, **left}
 
     def without(self, gone: Collection[str]) -> Turns:
         """The same when components are forgotten."""
@@ -100,24 +100,18 @@ def without(saved: Any, names: Collection[str]) -> Turns | None:
         return None
 
 
-def is_gone(state: Any, owner: object) -> bool:
-    """Whether the one element that a step holds, whose state this is, is of a component that is forgotten."""
-    turns = Turns.of(state, owner)
-    return turns is not None and turns.last_is_gone
-
-
 def _draw_of(code: int) -> int | None:
     return None if code == 0 else code - 1 if code > 0 else code
 
 
-def _packed(numbers: Iterable[int]) -> list[int] | str:
+def packed(numbers: Iterable[int]) -> list[int] | str:
     found = [*numbers]
     if len(found) <= _SHORT:
         return found
     return base64.b64encode(zlib.compress(np.array(found, "<i4").tobytes(), 1)).decode()
 
 
-def _unpacked(packed: Any) -> Sequence[int]:
+def unpacked(packed: Any) -> Sequence[int]:
     if isinstance(packed, str):
         found: list[int] = np.frombuffer(zlib.decompress(base64.b64decode(packed, validate=True)), "<i4").tolist()
         return found

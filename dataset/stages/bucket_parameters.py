@@ -1,0 +1,58 @@
+"""The parameters of ``bucket_batch``, of map datasets and of streams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from gristmill.dataset.bases.parameters import Parameters, function, silent
+from gristmill.transforms.ragged import Padding, Rows
+
+OnLong = Literal["raise", "truncate", "drop"]
+
+
+def check_on_long(on_long: Any) -> None:
+    if on_long not in ("raise", "truncate", "drop"):
+        raise ValueError(f"on_long must be 'raise', 'truncate' or 'drop', got {on_long!r:.100}")
+
+
+class BucketParameters(Parameters):
+    """What both twins are made with; ``boundaries`` are those that were chosen, ``batch_sizes`` those of all shards together."""
+
+    boundaries: tuple[int, ...]
+    max_tokens: int | None = silent()
+    batch_sizes: tuple[int, ...]
+    pad_to: Any
+    pad_value: Any = silent()
+    drop_remainder: bool
+    on_long: OnLong
+    with_lengths: bool
+
+    def __post_init__(self) -> None:
+        self._replace(drop_remainder=bool(self.drop_remainder), with_lengths=bool(self.with_lengths))
+        check_on_long(self.on_long)
+
+    @property
+    def keeps_long(self) -> bool:
+        """Whether what is longer than the last boundary is in the last bucket."""
+        return self.on_long == "truncate"
+
+    def padding(self) -> Padding:
+        """What makes batches."""
+        return Padding(self.pad_to, self.pad_value, self.with_lengths)
+
+    def rows(self, bucket: int, num: int, num_real: int, lengths: Sequence[int], longest: int) -> Rows:
+        """What a batch is to have of which ``num_real`` of ``num`` rows are there."""
+        return Rows(
+            num if self.with_lengths else num_real, num_real, lengths, self.boundaries[bucket], longest, self.boundaries[-1]
+        )
+
+    def spec(self, padding: Padding, spec: Any, num_shards: int) -> Any:
+        """What batches look like of elements that look like ``spec``."""
+        sizes = {size // num_shards for size in self.batch_sizes}
+        is_known = len(sizes) == 1 and (self.drop_remainder or self.with_lengths)
+        return padding.spec(spec, sizes.pop() if is_known else None, self.boundaries[0] if len(self.boundaries) == 1 else None)
+
+
+class StreamBucketParameters(BucketParameters):
+    length_fn: Callable[[Any], int] = function()
