@@ -159,7 +159,7 @@ class PullAhead(PullingClient):
     def wait(self, n: int) -> tuple[list[Fetched], Failure | None]:
         """Waits until ``n`` elements are ready, or all before an error or the end; what is ready, and what follows.
 
-        Whoever takes elements out of the list sets ``wanted`` back to 0.
+        Whoever takes elements out of the list sets ``wanted`` to those that are left to take.
         """
         self.wanted = n
         if self._has_room():
@@ -327,9 +327,10 @@ class PullAhead(PullingClient):
 
     def has_taken(self) -> None:
         """Called when the consumer has taken what it asked for out of ``ready``."""
-        self.wanted = 0
-        if not self._size and self._has_room():  # else the thread looks by itself after its block
-            self._room.set()
+        if not self._size:  # else the thread looks by itself after its block
+            num = self._buffer_size + self.wanted - len(self.ready)
+            if num >= self._max_block_size or num >= self._block_size.now:
+                self._room.set()
 
 
 def end_waits(it: DatasetIterator[Any]) -> None:

@@ -50,9 +50,13 @@ class Pulled:
         cell, num_put, deadline = self._cell, 0, time.perf_counter() + _BLOCK_SECONDS
         if self._saves_anywhere:
             cell.wanted = num
+        is_simple = self._saves_anywhere and self._choices is None
         try:
             for x in islice(self._stream.run(cell), num):
-                put(((x, x := None)[0], *self._here()))
+                if is_simple:
+                    put(((x, x := None)[0], cell.settle() if cell.is_counting else cell.pos, ()))
+                else:
+                    put(((x, x := None)[0], *self._here()))
                 num_put += 1
                 if time.perf_counter() > deadline:
                     return num_put, None
@@ -151,6 +155,7 @@ class Prefetch(Stream):
                     self._lent = pos
                 else:
                     self._at = pos  # first: after an interrupt the elements that are ready belong elsewhere
+                    ahead.wanted = left
                     del ready[0]
                     if not left:
                         ahead.has_taken()
@@ -173,6 +178,7 @@ class Prefetch(Stream):
         if ahead.ready and ahead.ready[0][1] is self._lent:
             del ahead.ready[0]
         self._lent = None
+        ahead.wanted = 0
         ahead.has_taken()
 
     def _running(self, pos: Pos, choices: Choices | None) -> PullAhead:
