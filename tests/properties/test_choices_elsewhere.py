@@ -1,4 +1,4 @@
-"""Choices that positions do not determine, made in members of an interleave and by threads, behind stages that replay elements."""
+"""Choices that positions do not determine, made in members of an interleave and by threads."""
 
 import json
 import random
