@@ -1,11 +1,13 @@
 """``InterleaveIterDataset``: the elements of several datasets in turn, some of them open at a time.
 
-Guarantees, besides those of ``cycle``:
+Guarantees:
 
-1. After an error the same dataset is asked again.
-2. At most ``cycle_length + make_iter_buffer_size`` datasets are open. None is before the first ``next``, ``start_prefetch`` or
-   ``get_state``; none is read from before the first two.
-3. What belongs to a dataset that has ended, or that nobody needs any more, is closed at once.
+1. The order depends on the elements of the datasets alone, not on what is computed ahead.
+2. After an error the same dataset is asked again.
+3. At most ``cycle_length + make_iter_buffer_size`` datasets are open. None is before the first
+   ``next``, ``start_prefetch`` or ``get_state``; none is read from before the first two.
+4. A dataset that has ended is closed at once. To save or replay a position before its end, it is
+   opened again.
 """
 
 from __future__ import annotations
