@@ -273,7 +273,7 @@ class MapElementMethods(Generic[T_co]):
             >>> list(ds.tolerate(max_rate=None)), list(ds.tolerate(max_rate=None, then="replace"))
             ([8, 4, 2], [8, 2, 4, 2])
         """
-        from gristmill.dataset.stages.tolerate import TolerateMapDataset
+        from gristmill.dataset.faults.tolerate import TolerateMapDataset
 
         given = (errors, max_rate, max_total, max_consecutive, retries, backoff_seconds, then, log)
         return TolerateMapDataset(self, *given)
@@ -862,7 +862,7 @@ class IterElementMethods(Generic[T_co]):
             >>> list(ds.tolerate(max_rate=None))
             [2, 1]
         """
-        from gristmill.dataset.stages.tolerate import TolerateIterDataset
+        from gristmill.dataset.faults.tolerate import TolerateIterDataset
 
         given = (errors, max_rate, max_total, max_consecutive, retries, backoff_seconds, then, log)
         return TolerateIterDataset(self, *given)

@@ -18,7 +18,6 @@ from gristmill.dataset.bases.iterator import DatasetIterator, are_taken_again, i
 from gristmill.dataset.bases.observing import running_upstream
 from gristmill.dataset.engine.iterators import StreamIterator
 from gristmill.dataset.slicing import numbers_of, slice_pipeline
-from gristmill.dataset.stages.prefetch import PrefetchDatasetIterator
 from gristmill.transforms.batching import Allocate
 from gristmill.workers.logbook import Logbook, who_reads
 from gristmill.workers.messages import Care
@@ -209,7 +208,7 @@ def share_threads(it: DatasetIterator[Any], num_lanes: int) -> None:
 
 def roots(it: Any) -> list[Any]:
     """The iterators that everything upstream begins with, as far as they read map datasets, always in the same order."""
-    if isinstance(it, PrefetchDatasetIterator) or (isinstance(it, StreamIterator) and it.reads_map):
+    if isinstance(it, StreamIterator) and it.reads_map:
         return [it]
     upstream = {id(inner): inner for inner in running_upstream(it)}
     return [root for inner in upstream.values() for root in roots(inner)]

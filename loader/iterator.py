@@ -14,7 +14,7 @@ from gristmill.dataset.bases.iterator import alone, iterate, write_when_created
 from gristmill.dataset.bases.next_index import get_next_index, set_next_index
 from gristmill.dataset.states.mixtures import as_names, without_components
 from gristmill.dataset.telling.description import few_files, source_difference, source_files
-from gristmill.dataset.tolerance import FaultCounts
+from gristmill.dataset.faults.budget import FaultCounts
 from gristmill.samplers import IterableSampler
 
 if TYPE_CHECKING:

@@ -96,6 +96,16 @@ def current() -> KeptBlocks | None:
     return None if call is None else call.blocks
 
 
+@contextlib.contextmanager
+def without_blocks() -> Iterator[None]:
+    """Let elements that this thread computes in this context be read alone."""
+    outer, _reading.call = getattr(_reading, "call", None), None
+    try:
+        yield
+    finally:
+        _reading.call = outer
+
+
 class KeptBlocks:
     """What one reader keeps.
 

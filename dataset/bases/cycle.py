@@ -20,8 +20,8 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from gristmill.dataset.bases.feed import OneByOne
 from gristmill.dataset.bases.iterator import BlockIterator, note_interrupt
+from gristmill.dataset.faults.lanes import LaneBudgets
 from gristmill.dataset.states.values import CycleState, Fetched, copied
-from gristmill.dataset.tolerance import LaneBudgets
 from gristmill.dataset.watching import tell_of_faults
 
 T = TypeVar("T")

@@ -569,7 +569,7 @@ def state_to_refill(it: DatasetIterator[Any], before: Any, now: Callable[[], Any
     where ``now`` says that it is."""
     if not it._counts_faults:
         return copied(before)
-    from gristmill.dataset.tolerance import with_passed
+    from gristmill.dataset.faults.known import with_passed
 
     return with_passed(before, now())
 

@@ -89,7 +89,7 @@ class DatasetNode(Node):
     _makes_batches = False  # whether an element has a row for each of those that it is made of
     _takes_apart = False  # an element of its parent may become several
     _may_leave_out = False  # whether a function decides, of which nobody knows it without calling it
-    _tolerance: Any = None  # which faults of the steps before it are passed over (see ``gristmill.dataset.tolerance``)
+    _tolerance: Any = None  # which faults of the steps before it are passed over (see ``gristmill.dataset.faults``)
 
     @property
     def _described_upstream(self) -> Sequence[Any]:

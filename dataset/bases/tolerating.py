@@ -1,31 +1,31 @@
-"""What iterators tell of what went through them: faults that ``tolerate`` passed over, elements of components."""
+"""What iterators report: elements that ``tolerate`` skipped, elements of components."""
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
-from gristmill.dataset.tolerance import FaultCounts, counted
+from gristmill.dataset.faults.budget import FaultCounts
 
 
 class Tolerating:
-    """A part of every iterator."""
+    """The part of every iterator that reports these."""
 
-    _counts_faults = False  # whether a step upstream passes over faults, so that they are in the state
+    _counts_faults = False  # a stage here or upstream tolerates faults, so that its counts are in the state
 
     _parents: tuple[Any, ...] = ()
 
     @abc.abstractmethod
     def get_state(self) -> Any:
-        """The position, in which the counts are."""
+        """Return the state, which has the counts."""
 
     def faults(self) -> FaultCounts:
-        """What ``tolerate`` has passed over up to here, in this run and those that it continues.
+        """Return what ``tolerate`` has skipped or replaced so far, in this run and those that it continues.
 
         Returns:
-            ``total``, how many elements; ``tried``, of how many; ``rate``, which of at least 1 000; and ``last``, the last 20 of
-            this run, each with ``record_key``, ``stage`` and ``error``.
+            ``total``, the number of elements; ``tried``, of how many; ``rate``, their share of these, at least of 1000; and
+            ``last``, the last 20 of this run, each with ``record_key``, ``stage`` and ``error``.
 
         Example:
             >>> from gristmill.dataset import MapDataset
@@ -33,6 +33,8 @@ class Tolerating:
             >>> list(it), it.faults().total, it.faults().last[0].record_key
             ([2, 1], 1, 1)
         """
+        from gristmill.dataset.faults.counts import counted
+
         return counted(self.get_state())
 
     def counts(self) -> dict[str, dict[str, int]]:
@@ -43,16 +45,6 @@ class Tolerating:
         from gristmill.dataset.telling.counts import counts_of
 
         return counts_of(self)
-
-    def _kept_knowledge(self) -> Callable[[], None]:
-        """What puts back all that is known here and upstream of elements that are taken again, after a move between them."""
-        puts = [parent._kept_knowledge() for parent in self._parents if parent._counts_faults]
-
-        def put_back() -> None:
-            for put in puts:
-                put()
-
-        return put_back
 
     def _share_faults(self, parents: Iterable[Tolerating]) -> None:
         if any([parent._counts_faults for parent in parents]):

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 from gristmill.dataset.bases.cells import Piece, Rows, are_several, cut_by, kept_rows, parted_rows
 from gristmill.dataset.bases.node import DatasetNode, ancestors, default_seed, is_of_library, parents_of
 from gristmill.dataset.bases.origins import Part, RecordKey
+from gristmill.dataset.faults.attempts import noted_events
 from gristmill.dataset.telling.failures import note_at
-from gristmill.dataset.tolerance import passed_over
 
 T = TypeVar("T")
 
@@ -155,13 +155,13 @@ class Tracing:
 
     @contextlib.contextmanager
     def noting_faults(self, ds: Any) -> Iterator[None]:
-        """Notes what the steps up to ``ds`` pass over in this context."""
-        with passed_over() as events:
+        """Note the elements that stages up to ``ds`` skip or replace in this context."""
+        with noted_events(passes_on=True) as events:
             yield
         steps = {node._tolerance.limits.number: node for node in ancestors(ds) if node._tolerance is not None}
         for event in events:
-            for index in steps[event.number]._failing(event.at, event.num):
-                self.note_faults(rows_at(parents_of(steps[event.number])[0], index)[0])
+            for index in steps[event.stage]._failing(event.at, event.num):
+                self.note_faults(rows_at(parents_of(steps[event.stage])[0], index)[0])
 
     def of(self, ds: Any) -> Any:
         """The twin of a stream; of a map dataset that of the stream that it is iterated as.

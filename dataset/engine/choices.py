@@ -17,7 +17,7 @@ make them does not matter.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from gristmill.core.errors import StateMismatchError
@@ -26,6 +26,7 @@ from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.engine.stream import Cell, Layer, Pos, Stream, are_equal
 from gristmill.dataset.states.refilling import refilling
 from gristmill.dataset.states.turns import Turns
+from gristmill.dataset.states.values import copied, given
 
 NEW: Any = object()  # nothing is recorded: the stage chooses
 USUAL: Any = object()  # the stage did what it does without a record, such as keeping an element
@@ -124,6 +125,18 @@ class Choices:
             ]
         )
 
+    def num_since(self, counts: Mapping[str, int]) -> dict[str, int]:
+        """Return how many choices each stage has made after there were ``counts``."""
+        return {key: num - counts.get(key, 0) for key, num in self.counts.items() if num > counts.get(key, 0)}
+
+    def repeat(self, nums: Mapping[str, int]) -> None:
+        """Make so many recorded choices of each stage again, in place of the stage."""
+        for key, num in nums.items():
+            for _ in range(num):
+                choice = self.ask(key)
+                if choice is not NEW and choice is not USUAL:
+                    self.note(key, choice)
+
     def add(self, records: Iterable[Record]) -> None:
         """Record choices that another thread or worker has made."""
         for key, num, unusual in records:
@@ -175,6 +188,14 @@ class Choices:
         self.outer = outer
 
 
+def choosers(stream: Stream) -> Iterator[Stream]:
+    """Return the stages that choose, here and upstream."""
+    for parent in stream.parents:
+        yield from choosers(parent)
+    if stream.makes_choices:
+        yield stream
+
+
 def number_choosers(stream: Stream, prefix: str = "", start: int = 0) -> int:
     """Give each stage that chooses, here and upstream, its key; return how many there are, and ``start``.
 
@@ -208,7 +229,7 @@ class Refilling(Layer):
         return *super().next_epoch(end), ()
 
     def save(self, pos: Pos) -> Any:
-        records = {key: [num, [[i, choice] for i, choice in unusual]] for key, num, unusual in pos[-1]}
+        records = {key: [num, [[i, copied(choice)] for i, choice in unusual]] for key, num, unusual in pos[-1]}
         return {**self.save_layer(pos[:-1]), **({"choices": records} if records else {})}
 
     def load(self, state: Any) -> Pos:
@@ -234,9 +255,14 @@ class Refilling(Layer):
     def _load_records(self, state: Any) -> Records:
         records = state.get("choices", {})
         try:
-            return tuple([Record(key, _count(num), _unusual(unusual)) for key, (num, unusual) in records.items()])
+            found = tuple([Record(key, _count(num), _unusual(unusual)) for key, (num, unusual) in records.items()])
         except (AttributeError, TypeError, ValueError):
             raise StateMismatchError(f"choices in the state of {self} is no record of choices, got {shown(records)}") from None
+        stages = {stage.key: stage for stage in choosers(self.parent)}
+        for record in found:
+            for _, choice in record.unusual if record.key in stages else ():
+                stages[record.key].check_choice(choice)
+        return found
 
     def place(self, pos: Pos) -> Place | None:
         """Return ``None``: the parent's position is the one before a group of elements."""
@@ -259,8 +285,8 @@ class Refilling(Layer):
         return self.inner.at(pos, choices=self.choices)
 
     def records(self) -> Records:
-        """Return the choices since the parent's position in that of this stage."""
-        return () if self.choices is None else self.choices.since()
+        """Return the choices since the parent's position in that of this stage, with those that are known to follow."""
+        return () if self.choices is None else self.choices.known()
 
     def is_gone(self, state: Any) -> bool:
         """Return true if a state from before there were records says that the element that is held is gone."""
@@ -285,4 +311,4 @@ def _count(value: Any) -> int:
 
 
 def _unusual(value: Any) -> tuple[tuple[int, Any], ...]:
-    return tuple([(_count(i), choice) for i, choice in value])
+    return tuple([(_count(i), given(choice)) for i, choice in value])

@@ -25,6 +25,7 @@ from gristmill.dataset.engine.stream import Cell, Pos, Stream, pass_outputs
 from gristmill.dataset.states.values import copied
 from gristmill.dataset.telling.failures import deliver, instead_of_stop
 from gristmill.dataset.telling.tracebacks import filter_traceback
+from gristmill.dataset.watching import tell_of_faults
 from gristmill.transforms.batching import Allocate
 
 T_co = TypeVar("T_co", covariant=True)
@@ -65,10 +66,13 @@ class StreamIterator(BlockIterator[T_co]):
         numbers = getattr(engine, "numbers", None)
         if numbers is not None:
             self._ctx.numbers = numbers
+        self._counts_faults = self._counts_faults or engine.counts_faults
         owner = weakref.ref(self)
         for i, parent in enumerate(parents):
             if isinstance(parent, StreamIterator):
                 parent._part_of = owner, i
+        if engine.counts_faults:
+            engine.tell_faults = partial(_tell_faults, owner)
         self._has_failed = False  # ``next`` has, with an error: its output can be skipped
         self._advance: Callable[[], Any] | None = None  # of a run that is at ``_base``
 
@@ -308,6 +312,11 @@ class StreamIterator(BlockIterator[T_co]):
         return str(self._engine)
 
 
+def _tell_faults(it: weakref.ref[StreamIterator[Any]], stage: str, num: int) -> None:
+    """Tell the observer of an iterator that a stage has skipped ``num`` more elements."""
+    tell_of_faults(it(), stage, num)
+
+
 def adds_no_state(it: Any) -> bool:
     """Return true if the position of ``it`` is its only parent's."""
     return isinstance(it, StreamIterator) and type(it._engine).save is Stream.save
@@ -331,8 +340,6 @@ class Within(NamedTuple):
 
 class IteratorStream(Stream):
     """An iterator as a stream. Its position is the iterator's mark."""
-
-    is_bridge = True
 
     def __init__(self, it: DatasetIterator[Any]) -> None:
         super().__init__(it)
@@ -435,8 +442,9 @@ class IteratorStream(Stream):
             yield elements.pop()
 
     def _pass(self, cell: Cell, start: Pos) -> None:
-        self._return_to(start)
-        skip_one(self.it)
+        if not self.it._pass_failed():
+            self._return_to(start)
+            skip_one(self.it)
         cell.pos = self._at = self._mark()
 
     def start_prefetch(self) -> None:

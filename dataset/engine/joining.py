@@ -98,6 +98,9 @@ class Zip(Stream):
     def start(self) -> Pos:
         return tuple([parent.start() for parent in self.parents]), False
 
+    def next_epoch(self, end: Pos) -> Pos:
+        return tuple([parent.next_epoch(inner) for parent, inner in zip(self.parents, end[0], strict=True)]), False
+
     def save(self, pos: Pos) -> Any:
         return {"parents": [parent.save(inner) for parent, inner in zip(self.parents, pos[0], strict=True)]}
 

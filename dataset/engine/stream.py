@@ -146,8 +146,8 @@ class Stream:
     """
 
     flow: ClassVar[str] = "stateful"  # as in ``BlockIterator._flow``
-    is_bridge: ClassVar[bool] = False  # to an iterator that is no stream
     makes_choices: ClassVar[bool] = False  # see ``engine.choices``
+    counts_faults: ClassVar[bool] = False  # its position counts faults that ``tolerate`` has skipped
     key = ""  # of a stage that chooses
     chooses: bool  # a stage upstream makes choices, or this one does
     ctx: IteratorContext
@@ -189,6 +189,10 @@ class Stream:
         """Return a new run, as a generator."""
         raise NotImplementedError
 
+    def forget_run(self) -> None:
+        """Drop the live run, which refers to this stream."""
+        self._live = None
+
     def pos_of_parent(self, pos: Pos, i: int) -> Pos:
         """Return the position of parent ``i`` in ``pos``."""
         return pos
@@ -220,6 +224,9 @@ class Stream:
             StateMismatchError: it is not the state of such a stream.
         """
         return self.parent.load(state)
+
+    def check_choice(self, choice: Any) -> None:
+        """Raise ``StateMismatchError`` unless ``choice``, of a state, may be one of this stage."""
 
     def place(self, pos: Pos) -> Place | None:
         """Return where in a map dataset the element before ``pos`` comes from, if that is known."""
@@ -268,6 +275,7 @@ class Stream:
     closes_anytime: ClassVar[bool] = False  # ``close`` may be called while another thread is in a run
     budget_waits: BudgetWaits | None = None
     reader: Any = None
+    tell_faults: Callable[[str, int], None] = staticmethod(lambda stage, num: None)  # an observer, of skipped elements
 
     def start_prefetch(self) -> None:
         """Start to compute ahead, here and upstream."""
@@ -284,10 +292,8 @@ class Stream:
 
     def drop(self) -> None:
         """Close as far as that needs no wait: nobody refers to the iterator of this stream any more."""
-        self._live = None  # which refers to this
-        for parent in self.parents:
-            if parent.is_bridge:  # which was made for this alone
-                parent.forget()
+        for stream in (self, *self.parents):
+            stream.forget_run()
         self.close()
 
     def forget(self) -> None:

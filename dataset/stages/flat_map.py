@@ -6,7 +6,7 @@ import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from gristmill.core.indices import Indices, as_ints
 from gristmill.core.naming import transform_name
@@ -20,10 +20,13 @@ from gristmill.dataset.bases.parameters import Parameters, aside, function
 from gristmill.dataset.bases.traced import Traced, Tracing, noting_failed
 from gristmill.dataset.engine.groups import Spread
 from gristmill.dataset.engine.iterators import open_stage
+from gristmill.dataset.faults.attempts import Event, current, note_events, noted_events
 from gristmill.dataset.telling.failures import failed_at
 from gristmill.transforms.base import FlatMap, check_max_fan_out, for_a_class, transform_function
 
 T = TypeVar("T")
+
+_Items: TypeAlias = tuple[list[Any], list[Event]]
 
 _HANDED_OUT = object()
 
@@ -65,8 +68,9 @@ class FlatMapMapDataset(BlockMapDataset[T]):
     _is_made_anew = True
     _drops = True
     _takes_apart = True
-    # The index of the parent's element that was split last, and its items. Whoever uses it takes it away from other threads.
-    _memo: tuple[int, list[Any]] | None
+    # The index of the parent's element that was split last, its items, and what has failed on the way. A thread that uses
+    # it takes it away from the others.
+    _memo: tuple[int, _Items] | None
 
     def __init__(self, parent: Any, transform: FlatMap) -> None:
         super().__init__(parent)
@@ -99,30 +103,29 @@ class FlatMapMapDataset(BlockMapDataset[T]):
             wanted: Any = range(indices.start // size, (indices.stop - 1) // size + 1)
         else:
             wanted = list(dict.fromkeys([i // size for i in numbers]))
-        found: dict[int, list[Any]] = {}
+        found: dict[int, _Items] = {}
         memo = vars(self).pop("_memo", None)
         if memo is not None and memo[0] == wanted[0]:
             found[memo[0]] = memo[1]
             wanted = wanted[1:]
         return self._parts(numbers, found, self._split(wanted) if wanted else iter(()))
 
-    def _parts(self, numbers: Sequence[int], found: dict[int, list[Any]], split: Iterator[list[Any]]) -> Iterator[Any]:
+    def _parts(self, numbers: Sequence[int], found: dict[int, _Items], split: Iterator[list[Any]]) -> Iterator[Any]:
         """Returns the items at ``numbers``: of elements in ``found``, or of the next ones in ``split``."""
         size, num_left = self._max_fan_out, len(numbers)
         for i in numbers:
             number, position = divmod(i, size)
-            items = found.get(number)
-            if items is None:
-                items = found[number] = next(split)
+            pair = found.get(number)
+            if pair is None or (position < len(pair[0]) and pair[0][position] is _HANDED_OUT):  # its user may have changed it
+                pair = found[number] = _noted(split if pair is None else self._split([number]))
+            items, events = pair
+            note_events(events, count=not position)  # what failed counts once
             x = None
             if position < len(items):
-                if items[position] is _HANDED_OUT:  # its user may have changed it
-                    [items] = self._split([number])
-                    found[number] = items
                 x, items[position] = items[position], _HANDED_OUT
             num_left -= 1
             if not num_left and position < size - 1:
-                self._memo = number, items
+                self._memo = number, pair
             yield (x, x := None)[0]
 
     def _split(self, numbers: Indices) -> Iterator[list[Any]]:
@@ -140,6 +143,14 @@ class FlatMapMapDataset(BlockMapDataset[T]):
 
     def _origins(self, index: int) -> Iterable[Part]:
         return [Part(self._parent, index // self._max_fan_out)]
+
+
+def _noted(split: Iterator[list[Any]]) -> _Items:
+    """Returns the next items in ``split``, with what has failed before them."""
+    if current.events is None:
+        return next(split), []
+    with noted_events() as events:
+        return next(split), events
 
 
 class FlatMapIterDataset(IterDataset[T]):

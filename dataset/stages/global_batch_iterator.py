@@ -25,6 +25,7 @@ from gristmill.dataset.bases.length import Exact, Infinite
 from gristmill.dataset.bases.next_index import move_to_index
 from gristmill.dataset.bases.node import ancestors, tolerances
 from gristmill.dataset.bases.round_robin import RoundRobinIterator
+from gristmill.dataset.faults.lanes import LaneBudgets
 from gristmill.dataset.lane_rows import Part, join_parts, part_of_lanes
 from gristmill.dataset.stages.map import MapMapDataset
 from gristmill.dataset.stages.map_with_index import MapWithIndexMapDataset
@@ -32,7 +33,6 @@ from gristmill.dataset.stages.random_map import RandomMapMapDataset
 from gristmill.dataset.states.lanes import LanesState, Position, merge_states
 from gristmill.dataset.states.values import CycleState
 from gristmill.dataset.telling.failures import tell
-from gristmill.dataset.tolerance import LaneBudgets
 from gristmill.dataset.watching import tell_of_faults, watch_if_tracked
 from gristmill.transforms.batching import Allocate, BufferPool
 

@@ -27,6 +27,7 @@ MAX_FILES = 64  # that a description names
 _MAX_RECORDS = 16  # of a list whose records are shown in place of their number,
 _MAX_LIST = 100  # if they are not longer
 _NOT_COMPARED = ("parents", "components", "source_files")  # by themselves
+_ONCE_DESCRIBED = ("TriedDatasetIterator", "TriedMapDataset")  # stages of the library's own, in earlier checkpoints
 _NOTHING = object()
 
 
@@ -154,6 +155,8 @@ def check_description(saved: Any, own: Any, place: str = "the last stage") -> No
     Raises:
         StateMismatchError: names the first stage, from the output upwards, that differs, with both values.
     """
+    while isinstance(saved, dict) and saved.get("stage") in _ONCE_DESCRIBED and len(saved.get("parents", ())) == 1:
+        saved = saved["parents"][0]
     if not isinstance(saved, dict):
         raise StateMismatchError(f"the description of a stage in a checkpoint must be a JSON object, got {shown(saved)}")
     for key in dict.fromkeys([*saved, *own]):

@@ -19,7 +19,7 @@ from gristmill.loader import DataLoaderIterator
 from gristmill.loader.iterator import loader_of
 
 if TYPE_CHECKING:
-    from gristmill.dataset.tolerance import FaultCounts
+    from gristmill.dataset.faults.budget import FaultCounts
     from gristmill.diagnostics.provenance.ledger import Ledger
 
 

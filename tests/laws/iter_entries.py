@@ -247,7 +247,7 @@ _ROWS: list[tuple[Any, ...]] = [
     ("filter", lambda: filtered(DIRECT), _PRESENT),
     ("tolerate", lambda: tolerant(numbers(THREADED)), _PRESENT),
     ("tolerate_map", lambda: tolerant_map().to_iter_dataset(THREADED), [*_PRESENT, 11]),
-    ("tolerate_windows", lambda: tolerant(numbers()).window_shuffle(3, seed=1), window_stream(_PRESENT, 3, 1)),
+    ("tolerate_windows", lambda: tolerant(numbers()).window_shuffle(3, seed=1), window_stream(_PRESENT, 3, 1), True),
     ("tolerate_lanes", lambda: tolerant(numbers()).mp_prefetch(MultiprocessingOptions(num_lanes=2)), [2, 1, 4, 5, 8, 7, 10]),
     ("filter_nones", lambda: sparse(THREADED).filter(is_big), _BIG),
     ("batch", lambda: numbers(THREADED).batch(4), arrays(11, 4)),

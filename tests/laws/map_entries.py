@@ -26,7 +26,7 @@ from gristmill.dataset import MapDataset
 from gristmill.dataset.bases.context import Numbers
 from gristmill.dataset.schedules import Schedule
 from gristmill.dataset.stages.runs import RunsMapDataset
-from gristmill.dataset.stages.tried import TriedMapDataset
+from gristmill.dataset.faults.read import OutcomesMapDataset
 from gristmill.loader.records import SampledMapDataset
 from gristmill.samplers import IndexSampler
 
@@ -188,7 +188,7 @@ _ROWS: list[tuple[Any, ...]] = [
     ("tolerate_replace", lambda: tolerant(tens(), then="replace").map(add_ten), lambda i: replaced(i) + 10, 10),
     ("tolerate_batches", lambda: tolerant(tens(), then="replace").batch(2, batch_fn=list), replaced_pair, 5),
     ("tolerate_again", lambda: tolerant(tolerant(tens(), then="replace").map(add_ten)), tolerated_twice, 10),
-    ("tolerate_reading", lambda: TriedMapDataset(tens().tolerate()), ten, 10),
+    ("tolerate_reading", lambda: OutcomesMapDataset(tens().tolerate()), ten, 10),
     ("shuffle", lambda: tens().shuffle(seed=3), lambda i: shuffled(i, 10, 3) % 10, 10),
     ("shuffle_one", lambda: _range(1).shuffle(seed=3), lambda i: 0, 1),
     ("shuffle_index", lambda: indexed().shuffle(seed=3), lambda i: at(shuffled(i, 10, 3)), 10),

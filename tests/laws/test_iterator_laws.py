@@ -191,7 +191,8 @@ def test_wrong_states_are_refused_and_change_nothing(entry):
     wrong = [(state, StateMismatchError) for state in (None, 3, "next_index", [], {}, [start], {"other": 1})]
     for path in paths(end):
         # Old states do not have the ones; the others are components with names, which may be new.
-        if path[-1] not in ("future_states", "proportions") and path[-2:-1] not in (("parents",), ("proportions",), ("counts",)):
+        is_optional = path[-1] in ("future_states", "proportions", "choices", "from_choices")
+        if not is_optional and path[-2:-1] not in (("parents",), ("proportions",), ("counts",), ("choices",)):
             wrong.append((changed(end, path), StateKeyError))
         states = [changed(end, path, value) for value in (None, "3", -1, [1], 1.5)]
         wrong += [(state, StateMismatchError) for state in states if state != end]

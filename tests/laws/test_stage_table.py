@@ -127,7 +127,7 @@ def test_texts(entry):
         assert not re.search(r"0x[0-9a-f]{6,}", str(node) + repr(node))
         assert "\n" not in str(node)
     assert all([type(node).__name__ in str(node) or "ReindexMapDataset" in str(node) for node in ancestors(ds)])
-    assert all([type(node).__name__ in repr(it) for node in nodes(it)])
+    assert all([str(node).partition("(")[0] in repr(it) for node in nodes(it)])
     if ds.parents:
         head, *lines = repr(ds.map(add_ten)).splitlines()
         assert re.match("(Map|Iter)Dataset.*:$", head) and len(lines) > len(ds.parents)

@@ -9,31 +9,34 @@ from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import plain_counts, shown
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.node import tolerances
+from gristmill.dataset.faults.budget import Limits
+from gristmill.dataset.faults.counts import Faults, Tally, tallies
 from gristmill.dataset.states.values import copied
-from gristmill.dataset.tolerance import Faults, Limits, Tally, tallies
 
 
 class ShardFaults:
-    """What one shard has passed over, of the steps of ``ds`` that tolerate faults.
+    """The faults of one shard.
 
-    Law: a shard goes on with the counts in the state that it is given, as many as those are of its own elements: the same in the
-    same number of shards; in another one, the same rate, rounded up to a whole fault.
+    Law: a shard continues with the counts in the state that it is given: the same if the number of shards is; else the same
+    rate of its own elements, rounded up to a whole fault.
 
     Args:
         ds: the dataset.
-        is_common: whether every shard, and every lane of it, looks at all elements.
+        is_common: true if every shard, and every lane of it, reads all elements.
     """
 
     def __init__(self, ds: Any, is_common: bool) -> None:
         self._limits: list[Limits] = [tolerance.limits for tolerance in tolerances(ds)]
         self._is_common = is_common
-        self._before = [Faults({"total": 0, "tried": 0}, limits) for limits in self._limits]  # in the state it went on from
+        self._before = [
+            Faults({"total": 0, "tried": 0}, limits) for limits in self._limits
+        ]  # in the state from which it continued
 
     def __bool__(self) -> bool:
         return bool(self._limits)
 
     def of(self, running: DatasetIterator[Any] | None) -> list[Faults]:
-        """The counts where ``running`` is, which went on from these; these, if there is none yet."""
+        """Return the counts where ``running`` is, which continued from these; these if it is ``None``."""
         if running is None:
             return copied(self._before)
         found = [*tallies(running.get_state())]
@@ -42,12 +45,12 @@ class ShardFaults:
     def _joined(self, limits: Limits, lanes: Sequence[Tally]) -> Faults:
         if self._is_common:
             lanes = [max(lanes, key=lambda tally: tally.tried)]
-        total, tried = sum([tally.faults.total for tally in lanes]), sum([tally.tried for tally in lanes])
-        recent = [passed for tally in lanes for passed in tally.faults.recent]
+        total, tried = sum([tally.total for tally in lanes]), sum([tally.tried for tally in lanes])
+        recent = [skipped for tally in lanes for skipped in tally.recent]
         return Faults({"total": total, "tried": tried}, limits, tuple(recent))
 
     def go_on(self, running: DatasetIterator[Any]) -> None:
-        """Lets ``running``, which is where these counts were taken, go on with them."""
+        """Let ``running``, which is where these counts were taken, continue with them."""
         state = copied(running.get_state())
         found = [*tallies(state)]
         for before, limits in zip(self._before, self._limits, strict=True):
@@ -60,11 +63,11 @@ class ShardFaults:
         running.set_state(state)
 
     def take_from(self, running: DatasetIterator[Any]) -> None:
-        """Goes on from the counts of ``running``."""
+        """Continue from the counts of ``running``."""
         self._before = self.of(running)
 
     def restore(self, found: Any, owner: Any) -> None:
-        """Goes on from the counts in a state; from none, if it has none.
+        """Continue from the counts in a state; from zero if it has none.
 
         Raises:
             StateMismatchError: these are no counts.
@@ -74,7 +77,7 @@ class ShardFaults:
         self._before = [Faults({"total": total, "tried": tried}, limits) for (total, tried), limits in pairs]
 
     def merged(self, states: Sequence[Any], owner: Any) -> list[dict[str, int]]:
-        """The counts of all shards in one."""
+        """Return the counts of all shards in one."""
         parsed = [self._parsed(state["faults"], owner) for state in states if state.get("faults") is not None]
         parsed = parsed or [[(0, 0)] * len(self._limits)]
         return [{"total": sum([t for t, _ in step]), "tried": sum([n for _, n in step])} for step in zip(*parsed, strict=True)]

@@ -1,0 +1,188 @@
+"""The arguments of ``tolerate``: which errors it is about, and the limits."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterable
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gristmill.core.errors import FaultBudgetError, SourceEnded, StateMismatchError, add_note
+from gristmill.core.value import Value
+from gristmill.dataset.telling.failures import is_of_no_element, note_at
+
+NEVER = (NameError, SyntaxError, MemoryError, StateMismatchError, SourceEnded, FaultBudgetError)
+NUM_LAST = 20
+MIN_TRIED = 1000  # elements that a rate refers to, at least
+_MAX_TEXT = 300  # characters
+_REFUSED = "_gristmill_refused"  # at an error that a ``tolerate`` has let through
+
+_numbers = count()
+
+
+class Fault(NamedTuple):
+    """An element that failed.
+
+    Args:
+        record_key: the key of its record, a list of them if there are several; ``None`` if it is not known.
+        stage: the stage that raised the error.
+        error: the type and the message of the error.
+    """
+
+    record_key: Any
+    stage: str
+    error: str
+
+    @classmethod
+    def of(cls, error: BaseException, stage: Any) -> Fault:
+        """Return the fault of an element of ``stage`` that raised ``error``."""
+        told = note_at(error)
+        keys = () if told is None else told.failure.record_keys
+        name = told.failure.stage if told is not None and told.failure.stage else str(stage)
+        return cls(keys[0] if len(keys) == 1 else [*keys] or None, name, f"{type(error).__name__}: {error!s:.{_MAX_TEXT}}")
+
+
+class FaultCounts(Value):
+    """Elements that were skipped or replaced, in this run and those that it continues.
+
+    Args:
+        total: their number.
+        rate: their share of the elements that were tried, at least of 1000; of several stages, the highest share.
+        tried: the number of elements that were tried.
+        last: the last 20 of this run, the latest one last.
+    """
+
+    total: int
+    rate: float
+    tried: int
+    last: tuple[Fault, ...]
+
+
+class Limits(Value):
+    """The limits of a stage, as plain data, which goes with the counts of workers.
+
+    Args:
+        number: distinguishes stages.
+        name: of the stage.
+        max_rate: the largest share of the elements tried, at least of 1000.
+        max_total: the largest number.
+        max_consecutive: the largest number in a row.
+    """
+
+    number: str
+    name: str
+    max_rate: float | None
+    max_total: int | None
+    max_consecutive: int | None
+
+    def excess(self, total: int, tried: int, in_a_row: int, last: Iterable[Fault]) -> FaultBudgetError | None:
+        """Return an error if ``total`` faults, ``in_a_row`` of them the last ones, exceed a limit.
+
+        Args:
+            total: faults so far.
+            tried: elements tried so far.
+            in_a_row: faults since the last element that did not fail.
+            last: the last faults.
+        """
+        if self.max_consecutive is not None and in_a_row > self.max_consecutive:
+            reason = f"{in_a_row} in a row are more than max_consecutive={self.max_consecutive}"
+        elif self.max_total is not None and total > self.max_total:
+            reason = f"they are more than max_total={self.max_total}"
+        elif self.max_rate is not None and total > self.max_rate * max(MIN_TRIED, tried):
+            reason = f"they are more than max_rate={self.max_rate:g} of {max(MIN_TRIED, tried)}"
+        else:
+            return None
+        faults = tuple(last)[-NUM_LAST:]
+        lines = [f"record key {x.record_key}, {x.stage}: {x.error}" for x in faults]
+        return FaultBudgetError(
+            f"{self.name}: {total} of {tried} elements failed, and {reason}. Look at the records, allow more, or go past this "
+            f"one with it.skip_failed(). The last ones:\n" + "\n".join(lines),
+            faults,
+        )
+
+
+class Tolerance:
+    """The arguments of ``tolerate``."""
+
+    def __init__(self, errors: Any, limits: Limits, retries: int, backoff_seconds: float, replaces: bool, log: Any) -> None:
+        self.errors = errors
+        self.limits = limits
+        self.replaces = replaces
+        self.retries = retries
+        self._backoff_seconds = backoff_seconds
+        self._log = log
+
+    @staticmethod
+    def new_number() -> str:
+        """Return what distinguishes a stage from all others, of other processes too."""
+        return f"{os.getpid()}-{next(_numbers)}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        is_file = hasattr(self._log, "write")  # it stays in the consumer's process, which writes
+        return {**vars(self), "_log": None if is_file else self._log}
+
+    def tolerates(self, error: BaseException) -> bool:
+        """Return true if the element that raised ``error`` may be skipped or replaced."""
+        is_meant = isinstance(error, self.errors) and not isinstance(error, NEVER)
+        return is_meant and not is_of_no_element(error) and refused_by(error) is None
+
+    def attempt(self, compute: Callable[[], Any], error: Exception | None = None) -> tuple[Any, Exception | None]:
+        """Return what ``compute`` returns, and ``None``; or ``None``, and the error of the last attempt.
+
+        Args:
+            compute: called for every attempt.
+            error: the error of the first attempt, if it was made already.
+
+        Raises:
+            Exception: an error that is not tolerated, here or in a later ``tolerate``.
+        """
+        try:
+            for i in range(self.retries + 1):
+                if i:
+                    time.sleep(self._backoff_seconds * 2 ** (i - 1))
+                if i or error is None:
+                    try:
+                        return compute(), None
+                    except Exception as failed:
+                        error = failed
+                if not self.tolerates(error):
+                    refuse(error, self.limits)
+                    raise error
+            return None, error
+        finally:
+            del error  # its traceback refers to this frame
+
+    def write(self, faults: Iterable[Fault]) -> None:
+        """Add lines to the log."""
+        if self._log is None:
+            return
+        text = "".join([json.dumps({**fault._asdict(), "tolerate": self.limits.name}, default=str) + "\n" for fault in faults])
+        if hasattr(self._log, "write"):
+            self._log.write(text)
+            return
+        with Path(self._log).open("a", encoding="utf-8") as file:
+            file.write(text)
+
+
+def refuse(error: BaseException, limits: Limits) -> None:
+    """Note that the stage with ``limits`` covers what raised ``error``, and that none downstream does."""
+    vars(error).setdefault(_REFUSED, limits.number)
+
+
+def refused_by(error: BaseException) -> str | None:
+    """Return the number of the stage upstream that covers what raised ``error``, and has let it through."""
+    number: str | None = vars(error).get(_REFUSED)
+    return number
+
+
+def failed_again(error: BaseException, stage: Any, limits: Limits) -> None:
+    """Note at ``error`` why the element is not skipped, which has to be computed again."""
+    refuse(error, limits)
+    add_note(
+        error,
+        f"{stage} does not pass over it: the element did not fail when the state was taken, and is taken again for what the "
+        "state holds. Without it other elements would follow. Try again, or go back to an earlier state",
+    )

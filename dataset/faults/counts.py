@@ -1,0 +1,220 @@
+"""The counts of faults in positions and states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from gristmill.dataset.faults.budget import MIN_TRIED, NUM_LAST, Fault, FaultCounts, Limits
+from gristmill.dataset.states.values import copied
+
+
+class Skipped(NamedTuple):
+    """A fault, and the number of the element among all that were tried.
+
+    Args:
+        place: the number.
+        entry: what is needed to skip it again, for stages that replay elements without a record of choices.
+        fault: the fault.
+        stage: which of the stages that tolerate faults in a map dataset has skipped it.
+    """
+
+    place: int
+    entry: list[Any]
+    fault: Fault
+    stage: int = 0
+
+
+class Count(NamedTuple):
+    """The faults of a stage up to a position.
+
+    Args:
+        total: their number.
+        row: how many in a row the last ones were.
+        last: the number of the element that failed last, or was replaced; among those that the iterator reads.
+        recent: the last 20 of this run, and all since the last element that did not fail.
+    """
+
+    total: int = 0
+    row: int = 0
+    last: int = -1
+    recent: tuple[Skipped, ...] = ()
+
+    def row_at(self, place: int) -> int:
+        """Return how many faults in a row there are before or at the element ``place``."""
+        return self.row if self.last in (place, place - 1) else 0
+
+    def added(self, place: int, num: int, skipped: Sequence[Skipped]) -> Count:
+        """Return the counts after ``num`` faults at the element ``place``, and what is known of them."""
+        row = self.row_at(place)
+        recent = self.recent if row else self.recent[-NUM_LAST + 1 :]
+        return Count(self.total + num, row + num, place, (*recent, *skipped))
+
+    @property
+    def last_faults(self) -> list[Fault]:
+        return [skipped.fault for skipped in self.recent]
+
+
+class Choice(dict[str, Any]):
+    """The recorded choice of a stage to skip or replace elements: JSON, and the faults if they are of this run.
+
+    It has ``after``, the state of the parent after the element that was skipped, and ``asked``, the numbers of choices that
+    stages upstream made for it. Or, of a map dataset, it has ``faults``: ``[stage, index, number]`` of each stage that
+    skipped or replaced elements, with a zero after it if another element counts them.
+    """
+
+    __slots__ = ("skipped",)
+
+    def __init__(self, values: Mapping[str, Any], skipped: tuple[Skipped, ...] = ()) -> None:
+        super().__init__(values)
+        self.skipped = skipped
+
+    def __deepcopy__(self, memo: Any) -> Choice:
+        return Choice(copied(dict(self)), self.skipped)
+
+    __copy__ = None
+
+    def __reduce__(self) -> Any:
+        return Choice, (dict(self), self.skipped)
+
+
+def num_faults(choice: Mapping[str, Any], stage: int) -> int:
+    """Return how many faults of a stage are counted in a recorded choice."""
+    entries = choice.get("faults")
+    return 1 if entries is None else sum([entry[2] for entry in entries if entry[0] == stage and len(entry) == 3])
+
+
+def skipped_of(choice: Mapping[str, Any], stage: int) -> tuple[Skipped, ...]:
+    """Return what is known in this run of the faults of a stage in a recorded choice."""
+    return tuple([x for x in getattr(choice, "skipped", ()) if x.stage == stage])
+
+
+class Faults(dict[str, Any]):
+    """The counts of a stage in a state: JSON, and what other parts of this run need.
+
+    No count in it grows with the elements.
+
+    Args:
+        counts: ``total``, and ``passed`` if the state has one (see ``known``).
+        limits: of the stage.
+        recent: see ``Count``.
+        log: see ``FaultLog``.
+        key: under which choices of the stage are recorded.
+        rate: how many elements of the stage the iterator draws from an epoch, and the length of that.
+    """
+
+    __slots__ = ("key", "limits", "log", "rate", "recent")
+
+    def __init__(
+        self,
+        counts: Mapping[str, Any],
+        limits: Limits | None = None,
+        recent: tuple[Skipped, ...] = (),
+        log: Any = None,
+        key: str = "",
+        rate: tuple[int, int] = (1, 1),
+    ) -> None:
+        super().__init__(counts)
+        self.limits, self.recent, self.log, self.key, self.rate = limits, recent, log, key, rate
+
+    def __deepcopy__(self, memo: Any) -> Faults:
+        return Faults(copied(dict(self)), self.limits, self.recent, self.log, self.key, self.rate)
+
+    __copy__ = None
+
+    def __reduce__(self) -> Any:
+        return Faults, (dict(self), self.limits, self.recent, None, self.key, self.rate)
+
+
+class Tally(NamedTuple):
+    """The counts of a stage in a state, up to the end of what is known of the elements that are replayed.
+
+    Args:
+        path: where in the state they are.
+        faults: the counts in the state.
+        place: the number of elements that the iterator of the stage is after.
+        until: the same, up to the end of what is known.
+        total: the number of faults.
+        tried: the number of elements of the stage that were tried.
+        recent: the last faults of this run.
+    """
+
+    path: tuple[Any, ...]
+    faults: Faults
+    place: int
+    until: int
+    total: int
+    tried: int
+    recent: tuple[Skipped, ...]
+
+
+def place_in(state: Any) -> int:
+    """Return how many elements of an iterator its state is after, those of earlier epochs included."""
+    place: int = next(state[key] for key in ("next_index", "global_next_index", "tried") if key in state)
+    return place + int(state.get("before", 0))
+
+
+def tallies(state: Any, path: tuple[Any, ...] = (), records: tuple[Mapping[str, Any], ...] = ()) -> Iterator[Tally]:
+    """Return all counts in a state that an iterator of this process or a worker has returned.
+
+    Args:
+        state: the state.
+        path: where it is in the whole state.
+        records: the records of choices of the stages downstream.
+    """
+    if type(state) is dict:
+        if type(state.get("choices")) is dict and not _is_after_choices(state):
+            records = (*records, state["choices"])
+        found = state.get("faults")
+        if type(found) is list and found and type(found[0]) is Faults:
+            tried = state.get("tried", place_in(state))
+            for i, faults in enumerate(found):
+                yield _tally((*path, i), faults, place_in(state), tried[i] if type(tried) is list else tried, records)
+        for key, value in state.items():
+            if type(value) in (dict, list) and key != "choices":
+                yield from tallies(value, (*path, key), records)
+    elif type(state) is list:
+        for i, value in enumerate(state):
+            if type(value) in (dict, list):
+                yield from tallies(value, (*path, i), records)
+
+
+def _is_after_choices(state: Mapping[str, Any]) -> bool:
+    """Return true for a cache, which has the parent's state after its choices, unless it has another epoch."""
+    return "cache_filled" in state and any([tally.place > 0 for tally in tallies(state["parent"])])
+
+
+def _tally(path: tuple[Any, ...], faults: Faults, place: int, tried: int, records: Sequence[Mapping[str, Any]]) -> Tally:
+    total, until, recent = faults["total"], place, faults.recent
+    tried = faults.get("tried", tried)
+    if "passed" in faults:
+        until, tried, total = [faults["passed"][key] for key in ("until", "tried", "total")]
+    for record in records:
+        num, choices = record.get(faults.key, (0, ()))
+        until += num
+        tried += num * faults.rate[0] // faults.rate[1]
+        for _, choice in choices:
+            total += num_faults(choice, path[-1])
+            recent = (*recent, *skipped_of(choice, path[-1]))
+    return Tally(path, faults, place, until, total, tried, recent)
+
+
+def counted(state: Any) -> FaultCounts:
+    """Return the counts in a state."""
+    totals: dict[str, list[int]] = {}
+    recent: list[Skipped] = []
+    for tally in tallies(state):
+        limits = tally.faults.limits
+        sums = totals.setdefault("" if limits is None else limits.number, [0, 0])
+        sums[0] += tally.total
+        sums[1] += tally.tried
+        recent += tally.recent
+    rate = max([total / max(MIN_TRIED, tried) for total, tried in totals.values()], default=0.0)
+    total, tried = [sum([sums[i] for sums in totals.values()]) for i in (0, 1)]
+    return FaultCounts(total, rate, tried, latest(recent))
+
+
+def latest(recent: Iterable[Skipped]) -> tuple[Fault, ...]:
+    """Return the last faults of several lanes, which are about equally far."""
+    found = sorted(recent, key=lambda skipped: skipped.place)
+    return tuple(dict.fromkeys([skipped.fault for skipped in found]))[-NUM_LAST:]

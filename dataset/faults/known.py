@@ -1,0 +1,136 @@
+"""What states say of elements that are computed again, for stages that keep no record of choices.
+
+In such a state, ``passed`` in the counts of a stage tells what was skipped between the state and a
+later one: ``until`` which element, how many were ``tried`` by then and the ``total``, and ``over``, a
+list of ``[number of the element, *entry]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from gristmill.core.errors import StateMismatchError
+from gristmill.core.state import plain_counts, plain_int, shown
+from gristmill.dataset.faults.counts import Faults, place_in, tallies
+from gristmill.dataset.states.values import copied, given
+
+_MAX_LOGGED = 100_000  # elements, more than any window has
+
+
+class Known(NamedTuple):
+    """What is known of the elements before number ``until``.
+
+    Args:
+        until: the number.
+        tried: how many were tried by then.
+        total: how many had failed.
+        skipped: by number, the entries of those that are skipped.
+    """
+
+    until: int
+    tried: int
+    total: int
+    skipped: dict[int, list[list[Any]]]
+
+    def entries(self, start: int) -> list[list[Any]]:
+        """Return ``[number, *entry]`` of those that are skipped, from number ``start`` on."""
+        return [[place, *entry] for place in sorted(self.skipped) if place >= start for entry in self.skipped[place]]
+
+
+def parse_counts(faults: Any, owner: Any) -> tuple[int, Known | None]:
+    """Return the total in the counts of a stage, and what is known of elements that follow.
+
+    Raises:
+        StateMismatchError: these are no counts of faults.
+    """
+    total = plain_int(faults.get("total")) if isinstance(faults, Mapping) else None
+    if total is None or total < 0:
+        raise StateMismatchError(f"faults in the state of {owner} must say how many there were (total), got {shown(faults)}")
+    passed = faults.get("passed")
+    if passed is None:
+        return total, None
+    parts = passed if isinstance(passed, Mapping) else {}
+    known, listed = plain_counts([parts.get(key) for key in ("until", "tried", "total")]), parts.get("over")
+    skipped: dict[int, list[list[Any]]] = {}
+    if known is None or not isinstance(listed, list):
+        known, listed = [0], [None]  # which is refused
+    for entry in listed:
+        numbers = plain_counts(entry[:2]) if isinstance(entry, list) and len(entry) == 3 else None
+        if numbers is None:
+            raise StateMismatchError(f"passed in the state of {owner} must say what was passed over, got {shown(passed)}")
+        skipped.setdefault(numbers[0], []).append([numbers[1], given(entry[2])])
+    return total, Known(known[0], known[1], known[2], skipped)
+
+
+def passed_in(known: Known | None, place: int) -> dict[str, Any]:
+    """Return what a state at number ``place`` says of elements that follow."""
+    if known is None or place >= known.until:
+        return {}
+    over = copied(known.entries(place))
+    return {"passed": {"until": known.until, "tried": known.tried, "total": known.total, "over": over}}
+
+
+class FaultLog:
+    """The elements that a stage has skipped in this run, by number, with what is needed to do so again."""
+
+    def __init__(self) -> None:
+        self._places: dict[int, list[list[Any]]] = {}
+
+    def fill(self, place: int, known: Known | None) -> None:
+        """Take over what is known of the elements from ``place`` on."""
+        if known is not None and place < known.until:
+            self.cut(place)
+            self._places.update({i: entries for i, entries in known.skipped.items() if i >= place})
+
+    def add(self, place: int, entry: list[Any]) -> None:
+        """Add an entry for an element, in place of an older one with the same first value."""
+        entries = self._places.get(place, [])
+        self._places[place] = [*[old for old in entries if old[0] != entry[0]], entry]
+        if len(self._places) > _MAX_LOGGED:
+            for old in [*self._places][: _MAX_LOGGED // 2]:
+                del self._places[old]
+
+    def cut(self, place: int) -> None:
+        """Forget the elements from ``place`` on, which are tried again."""
+        for old in [old for old in self._places if old >= place]:
+            del self._places[old]
+
+    def between(self, start: int, stop: int) -> list[list[Any]]:
+        """Return ``[number, *entry]`` of the elements in a range."""
+        return [[place, *entry] for place in sorted(self._places) if start <= place < stop for entry in self._places[place]]
+
+
+def with_passed(before: Any, now: Any) -> Any:
+    """Return a copy of the state ``before`` with what was skipped between it and ``now``, a later one of the same iterator."""
+    result = copied(before)
+    ends = {id(tally.faults.log): tally for tally in tallies(now)}
+    for tally in tallies(result):
+        faults, log = tally.faults, tally.faults.log
+        end = None if log is None else ends.get(id(log))
+        if end is None:  # it has come to its end
+            continue
+        faults.recent = end.recent
+        if end.until > faults.get("passed", {"until": tally.place})["until"]:
+            over = copied(log.between(tally.place, end.until))
+            faults["passed"] = {"until": end.until, "tried": end.tried, "total": end.total, "over": over}
+    return result
+
+
+def keep_known(state: Any, now: Any) -> Any:
+    """Return ``state``, a copy of a later one than ``now``, with what is known there of elements that follow."""
+    if isinstance(state, dict) and type(now) is dict:
+        found, known = state.get("faults"), now.get("faults")
+        if isinstance(found, list) and type(known) is list and known and type(known[0]) is Faults:
+            place = place_in(state)
+            for faults, at in zip(found, known, strict=True):
+                if "passed" in at and at["passed"]["until"] > place:
+                    over = [entry for entry in at["passed"]["over"] if entry[0] >= place]
+                    faults["passed"] = {**at["passed"], "over": copied(over)}
+        for key, value in state.items():
+            if key != "faults":
+                keep_known(value, now.get(key))
+    elif isinstance(state, list) and type(now) is list:
+        for value, value_now in zip(state, now, strict=False):
+            keep_known(value, value_now)
+    return state

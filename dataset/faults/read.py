@@ -1,0 +1,427 @@
+"""The stream that reads a map dataset in which stages tolerate faults, and counts these."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import compress, repeat
+from operator import length_hint
+from typing import Any, NamedTuple
+
+from gristmill.core.cached import cached
+from gristmill.core.errors import StateMismatchError
+from gristmill.core.indices import Indices, as_ints
+from gristmill.core.state import plain_counts, shown, state_count, state_field
+from gristmill.dataset.ahead.kept import without_blocks
+from gristmill.dataset.bases.items import item
+from gristmill.dataset.bases.map import BlockMapDataset, MapDataset
+from gristmill.dataset.bases.node import DatasetNode, ancestors, spec_of_first_parent, tolerance_of
+from gristmill.dataset.bases.observing import Wrap
+from gristmill.dataset.bases.origins import Place
+from gristmill.dataset.engine.read import Read
+from gristmill.dataset.engine.stream import Cell, Pos, cannot_merge
+from gristmill.dataset.faults.attempts import Event, current, noted_events
+from gristmill.dataset.faults.attempts import Known as KnownAt
+from gristmill.dataset.faults.budget import refuse
+from gristmill.dataset.faults.counts import Choice, Count, Faults, Skipped, skipped_of
+from gristmill.dataset.faults.known import FaultLog, Known, parse_counts, passed_in
+from gristmill.dataset.slicing import PipelineEditor
+from gristmill.dataset.stages.runs import RunsMapDataset
+
+
+class Outcome:
+    """An element in whose computation something failed.
+
+    Args:
+        element: the element.
+        events: what failed.
+        is_skipped: there is no element, because it was skipped.
+    """
+
+    __slots__ = ("element", "events", "is_skipped")
+    stands_for_another = True
+
+    def __init__(self, element: Any, events: list[Event], is_skipped: bool) -> None:
+        self.element, self.events, self.is_skipped = element, events, is_skipped
+
+
+class _Without(PipelineEditor):
+    """Removes stages from a pipeline."""
+
+    def __init__(self, stages: Sequence[Any]) -> None:
+        super().__init__()
+        self._stages = {id(stage) for stage in stages}
+
+    def _replace(self, ds: Any) -> Any:
+        if id(ds) in self._stages:
+            return self.replaced(ds.parents[0])
+        return ds if not tolerating(ds) else self._over_replaced(ds)
+
+    def _copied(self, ds: Any, replaced: Callable[[Any], Any]) -> Any:
+        return DatasetNode._over(ds, replaced)  # a copy is enough, since no length changes
+
+
+class OutcomesMapDataset(BlockMapDataset[Any]):
+    """The parent's elements; an ``Outcome`` where something failed, for the stream that reads it.
+
+    As long as nothing fails, elements are computed without the stages that tolerate faults.
+    """
+
+    _element_spec = spec_of_first_parent
+    _keeps_indices = True
+    _adds_step = False
+    _stage_name = None  # in descriptions: the same elements
+
+    def __init__(self, parent: MapDataset[Any]) -> None:
+        super().__init__(parent)
+        self.stages = tolerating(parent)
+        self.known = KnownOutcomes()
+        self._bare = _Without(self.stages).replaced(parent)
+        self._numbers = {tolerance_of(stage).limits.number for stage in self.stages}
+        self._skipping = {tolerance_of(stage).limits.number for stage in self.stages if not tolerance_of(stage).replaces}
+
+    def _over(self, replaced: Callable[[Any], Any]) -> OutcomesMapDataset:
+        new = OutcomesMapDataset(replaced(self._parent))
+        new.known = self.known  # an observer's copy, for the same stream
+        return new
+
+    def _set_instrument(self, wrap: Wrap | None) -> None:
+        super()._set_instrument(wrap)
+        if wrap is not None:
+            self._least_bare = sys.maxsize  # an observer sees every stage
+        else:
+            vars(self).pop("_least_bare", None)
+
+    @cached
+    def _least_bare(self) -> int:
+        """The least number of elements that are computed without the stages that tolerate faults.
+
+        One element is computed with them at once: if it fails, it need not be computed again. The last stage can be told later.
+        """
+        return 1 if self.stages == [self._parents[0]] else sys.maxsize if self._draws_once else 2
+
+    def _items(self, indices: Indices) -> Iterator[Any]:
+        num = 0
+        while num < len(indices):
+            error: Exception | None = None
+            until = self.known.until
+            if len(indices) - num >= self._least_bare and not (until and indices[num] < until):
+                steps = repeat(True, len(indices) - num)
+                try:
+                    yield from compress(self._bare._items(indices[num:]), steps)
+                    return
+                except Exception as failed:
+                    num, error = len(indices) - length_hint(steps), failed
+            x = self.outcome(as_ints(indices)[num], error)
+            num, error = num + 1, None
+            yield (x, x := None)[0]
+
+    def outcome(self, index: int, error: Exception | None = None) -> Any:
+        """Return the element, or an ``Outcome``; ``error`` was raised without the stages that tolerate faults."""
+        parent: Any = self._parents[0]
+        outer, current.known = current.known, self.known.at(index)
+        try:
+            with noted_events() as events, without_blocks():
+                if error is not None and self.stages == [parent]:
+                    element = parent.one(index, error)
+                else:
+                    element = item(parent, index)
+        finally:
+            current.known = outer
+        events = [event for event in events if event.stage in self._numbers]  # else of a pipeline that a function uses
+        if not events:
+            return element
+        return Outcome(element, events, element is None and any([event.stage in self._skipping for event in events]))
+
+
+class KnownOutcomes:
+    """The faults of elements that are computed again, by index. The stream and the dataset that it reads share it."""
+
+    __slots__ = ("_by_index", "until")
+
+    def __init__(self) -> None:
+        self.until = 0  # the outcomes at the indices below it are known
+        self._by_index: Mapping[int, KnownAt] = {}
+
+    def set(self, until: int, by_index: Mapping[int, KnownAt]) -> None:
+        self._by_index, self.until = by_index, until
+
+    def at(self, index: int) -> KnownAt | None:
+        return self._by_index.get(index, {}) if index < self.until else None
+
+
+def tolerating(ds: Any) -> list[Any]:
+    """Return the map datasets upstream that tolerate faults, in the same order for all copies of ``ds``."""
+    return [node for node in ancestors(ds) if tolerance_of(node) is not None and isinstance(node, MapDataset)]
+
+
+class _At(NamedTuple):
+    """A position.
+
+    Args:
+        next_index: the next index.
+        before: how many indices there were in earlier epochs.
+        counts: of each stage that tolerates faults.
+        known: what is known of elements that follow, for each stage; numbers count earlier epochs.
+    """
+
+    next_index: int
+    before: int
+    counts: tuple[Count, ...]
+    known: tuple[Known | None, ...]
+
+
+class ReadOutcomes(Read):
+    """The elements of ``ds``, whose faults are counted when the element at their index is delivered or skipped."""
+
+    makes_choices = counts_faults = True
+
+    def __init__(self, stage: Any, ds: MapDataset[Any]) -> None:
+        self.outcomes = OutcomesMapDataset(ds)
+        super().__init__(stage, self.outcomes)
+        self.numbers = ds.numbers if type(ds) is RunsMapDataset else None
+        self.tolerances = [tolerance_of(node) for node in self.outcomes.stages]
+        self._slots = {tolerance.limits.number: i for i, tolerance in enumerate(self.tolerances)}
+        self._is_even = all([num_drawn(ds, node, num) == num for node in self.outcomes.stages for num in (1, len(ds))])
+        self._logs = [FaultLog() for _ in self.tolerances]
+        self._num_written = 0  # indices of all epochs up to which faults were logged
+
+    def _run(self, cell: Cell) -> Iterator[Any]:
+        cell.end_block()
+        index, before, counts, known = cell.pos
+        inner = self.inner.at(index, cell)
+        inner.go_to(index)  # a run that was left in the middle of a block has not settled it
+        choices = self._replayed_choices(cell, _At(*cell.pos))
+        replays = sys.maxsize if cell.choices is not None else self.outcomes.known.until
+        num_passed = index
+        is_settled = cell.wanted <= 1 and (cell.outer is None or cell.outer.wanted <= 1)
+        if not is_settled:
+            cell.compute_by(lambda: _At(inner.settle(), before, counts, known))
+        try:
+            for x in super()._run(inner):
+                if type(x) is not Outcome and not replays:
+                    if is_settled:
+                        cell.pos = inner.settle(), before, counts, known
+                        yield (x, x := None)[0]
+                    else:  # quicker: a consumer that makes a batch keeps the element, too
+                        yield x
+                else:
+                    index = inner.settle()
+                    start = num_passed if index <= replays else index - 1
+                    for i in range(start, index):
+                        events = x.events if i == index - 1 and type(x) is Outcome else []
+                        counts = self._passed(cell, _At(i, before, counts, known), events, choices)
+                    num_passed = index
+                    cell.pos = index, before, counts, known
+                    if type(x) is not Outcome:
+                        yield (x, x := None)[0]
+                    elif not x.is_skipped and (x.element is not None or self.with_nones):
+                        yield (x.element, x := None)[0]
+        except Exception:
+            cell.end_block()
+            if cell.past_failed is None:
+                cell.past_failed = partial(self._pass, cell, _At(num_passed, before, counts, known), choices)
+            raise
+        cell.end_block()
+        index = inner.settle()
+        for i in range(num_passed, min(index, replays)):
+            counts = self._passed(cell, _At(i, before, counts, known), [], choices)
+        cell.pos = index, before, counts, known
+
+    def _replayed_choices(self, cell: Cell, at: _At) -> Mapping[int, Choice]:
+        """Return what is known of the elements from ``at`` on that fail, by index, after noting it for the dataset."""
+        found: dict[int, Choice] = {}
+        until = 0
+        for slot, known in enumerate(at.known):
+            if known is not None:
+                self._logs[slot].fill(at.before + at.next_index, known)
+                until = max(until, known.until - at.before)
+                for place, *entry in known.entries(at.before + at.next_index):
+                    choice = found.setdefault(place - at.before, Choice({"faults": []}))
+                    choice["faults"].append([slot, *entry])
+        for record in () if cell.choices is None else cell.choices.to_come():
+            if record.key == self.key:
+                until = max(until, at.next_index + record.num)
+                found.update({at.next_index + i: choice for i, choice in record.unusual})
+        if until > at.next_index or self.outcomes.known.until:
+            self.reader.stop()  # elements that were computed ahead may have other outcomes
+            self.outcomes.known.set(until, {i: self._known_at(choice) for i, choice in found.items()})
+        return found
+
+    def _known_at(self, choice: Mapping[str, Any]) -> KnownAt:
+        return {(self.tolerances[slot].limits.number, at): num for slot, at, num, *_ in choice["faults"]}
+
+    def _passed(self, cell: Cell, at: _At, events: list[Event], choices: Mapping[int, Choice]) -> tuple[Count, ...]:
+        """Return the counts after the element at ``at``, in which ``events`` have happened.
+
+        Raises:
+            FaultBudgetError: a limit is exceeded.
+        """
+        if cell.choices is not None:
+            cell.choices.ask(self.key)
+        if at.next_index < self.outcomes.known.until:
+            choice, is_new = choices.get(at.next_index), False
+        else:
+            choice, is_new = self._choice(at, events) if events else None, True
+        counts = at.counts if choice is None else self._added(at, choice)
+        for slot, known in enumerate(at.known):
+            if known is not None and known.until == at.before + at.next_index + 1:
+                counts = (*counts[:slot], counts[slot]._replace(total=known.total), *counts[slot + 1 :])
+        if choice is None:
+            return counts
+        if is_new:
+            try:
+                self._check_budgets(at, counts)
+            except Exception:
+                cell.past_failed = partial(self._pass_excess, cell, at, counts, choice)
+                raise
+            self._report(at, choice)
+        if cell.choices is not None:
+            cell.choices.note(self.key, choice)
+        return counts
+
+    def _choice(self, at: _At, events: list[Event]) -> Choice:
+        entries, skipped = [], []
+        for event in events:
+            entry = [event.at, event.num]
+            entries.append([self._slots[event.stage], *entry, *([] if event.counts else [0])])
+            if event.counts:
+                slot = self._slots[event.stage]
+                skipped += [Skipped(at.before + at.next_index, entry, fault, slot) for fault in event.faults]
+        return Choice({"faults": entries}, tuple(skipped))
+
+    def _added(self, at: _At, choice: Mapping[str, Any]) -> tuple[Count, ...]:
+        """Return the counts with the faults of the element at ``at``."""
+        counts, place = [*at.counts], at.before + at.next_index
+        nums = [0] * len(counts)
+        for slot, stage_index, num, *elsewhere in choice["faults"]:
+            self._logs[slot].add(place, [stage_index, num])
+            nums[slot] += 0 if elsewhere else num
+            if elsewhere and counts[slot].row_at(place):
+                counts[slot] = counts[slot]._replace(last=place)
+        for slot, num in enumerate(nums):
+            if num:
+                counts[slot] = counts[slot].added(place, num, skipped_of(choice, slot))
+        return tuple(counts)
+
+    def _check_budgets(self, at: _At, counts: Sequence[Count]) -> None:
+        place = at.before + at.next_index
+        for slot, (tolerance, count) in enumerate(zip(self.tolerances, counts, strict=True)):
+            if count.total > at.counts[slot].total:
+                limits = tolerance.limits
+                if self.ctx.lender is not None:
+                    limits = limits.replaced(max_rate=None, max_total=None)
+                error = limits.excess(count.total, self._num_tried(slot, place + 1), count.row, count.last_faults)
+                if error is not None:
+                    refuse(error, limits)
+                    raise error
+
+    def _report(self, at: _At, choice: Choice) -> None:
+        """Log faults, and tell an observer."""
+        place = at.before + at.next_index
+        if self.ctx.lender is not None or place < self._num_written:
+            return
+        self._num_written = place + 1
+        for slot, tolerance in enumerate(self.tolerances):
+            skipped = skipped_of(choice, slot)
+            if skipped:
+                tolerance.write([x.fault for x in skipped])
+                self.tell_faults(tolerance.limits.name, len(skipped))
+
+    def _pass_excess(self, cell: Cell, at: _At, counts: Sequence[Count], choice: Choice) -> None:
+        """Move past an element whose faults exceed a limit, for ``skip_failed``."""
+        self._report(at, choice)
+        if cell.choices is not None:
+            cell.choices.note(self.key, choice)
+        cell.pos = at._replace(next_index=at.next_index + 1, counts=tuple([count._replace(row=0) for count in counts]))
+
+    def _pass(self, cell: Cell, at: _At, choices: Mapping[int, Choice]) -> None:
+        """Move past an element that has failed with an error that is not tolerated."""
+        stop, counts = self.inner.settle(), at.counts
+        if cell.choices is not None:
+            for i in range(at.next_index, stop):
+                counts = self._passed(cell, at._replace(next_index=i, counts=counts), [], choices)
+        cell.pos = at._replace(next_index=stop, counts=counts)
+
+    def _num_tried(self, slot: int, stop: int) -> int:
+        """Return how many elements of a stage the first ``stop`` elements are made of."""
+        return stop if self._is_even else num_drawn(self.ds, self.outcomes.stages[slot], stop)
+
+    def start(self) -> Pos:
+        num = len(self.tolerances)
+        return _At(0, 0, (Count(),) * num, (None,) * num)
+
+    def next_epoch(self, end: Pos) -> Pos:
+        index, before, counts, known = end
+        return _At(0, before + index, counts, (None,) * len(known))
+
+    def save(self, pos: Pos) -> Any:
+        index, before, counts, known = pos
+        place = before + index
+        state: dict[str, Any] = {"next_index": index, **({"before": before} if before else {})}
+        if not self._is_even:
+            state["tried"] = [self._num_tried(slot, place) for slot in range(len(counts))]
+        state["faults"] = [self._counts(slot, place, *both) for slot, both in enumerate(zip(counts, known, strict=True))]
+        return state
+
+    def _counts(self, slot: int, place: int, count: Count, known: Known | None) -> Faults:
+        values = {"total": count.total, **passed_in(known, place)}
+        length = max(1, self.length)
+        rate = 1 if self._is_even else self._num_tried(slot, length)
+        log = self._logs[slot]
+        return Faults(values, self.tolerances[slot].limits, count.recent, log, self.key, (rate, 1 if self._is_even else length))
+
+    def load(self, state: Any) -> Pos:
+        found = state_field(state, "faults", self)
+        tried = state.get("tried", [])
+        num = len(self.tolerances)
+        if not isinstance(found, list) or len(found) != num:
+            raise self._wrong(found)
+        if not isinstance(tried, list) or plain_counts(tried) is None:
+            raise StateMismatchError(f"tried in the state of {self} must be a list of non-negative integers, got {shown(tried)}")
+        parsed = [parse_counts(faults, self) for faults in found]
+        for _, known in parsed:
+            for entry in [] if known is None else known.entries(0):
+                if [type(x) for x in entry] != [int, int, int]:
+                    raise self._wrong(found)
+        index, before = super().load(state), state_count(state, "before", self) if "before" in state else 0
+        expected = [self._num_tried(slot, before + index) for slot in range(num)]
+        if not self._is_even and state_field(state, "tried", self) != expected:
+            raise StateMismatchError(f"tried in the state of {self} must follow from next_index, got {shown(state['tried'])}")
+        return _At(index, before, tuple([Count(total) for total, _ in parsed]), tuple([known for _, known in parsed]))
+
+    def _wrong(self, found: Any) -> Exception:
+        return StateMismatchError(
+            f"faults in the state of {self} must be a list of the counts of {len(self.tolerances)} steps, got {shown(found)}"
+        )
+
+    def check_choice(self, choice: Any) -> None:
+        entries = choice.get("faults") if isinstance(choice, dict) else None
+        for entry in entries if isinstance(entries, list) else [None]:
+            numbers = plain_counts(entry) if isinstance(entry, list) and len(entry) in (3, 4) else None
+            if numbers is None or numbers[0] >= len(self.tolerances):
+                raise StateMismatchError(
+                    f"a choice in the state of {self} must be a list of [stage, index, number of faults], got {shown(choice)}"
+                )
+
+    def place(self, pos: Pos) -> Place:
+        return super().place(pos[0])
+
+    def index_of(self, pos: Pos) -> int:
+        return int(pos[0])
+
+    def at_index(self, index: int) -> Pos:
+        start: _At = self.start()
+        return start._replace(next_index=super().load({"next_index": index}))
+
+    def merge(self, states: Any) -> Any:
+        raise cannot_merge(self)
+
+
+def num_drawn(ds: Any, stage: Any, num: int) -> int:
+    """Return how many elements of ``stage``, upstream of ``ds``, the first ``num`` elements of ``ds`` are made of."""
+    if ds is stage:
+        return num
+    parents = [(i, parent) for i, parent in enumerate(ds.parents) if stage in tolerating(parent)]
+    return sum([num_drawn(parent, stage, ds._num_drawn(num, i)) for i, parent in parents])

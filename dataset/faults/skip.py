@@ -1,0 +1,262 @@
+"""The stream that skips outputs of its parent that fail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from itertools import compress, islice, repeat
+from operator import length_hint
+from typing import Any, ClassVar
+
+from gristmill.core.errors import FaultBudgetError, StateMismatchError
+from gristmill.core.state import shown, state_count, state_field
+from gristmill.dataset.bases.origins import Place
+from gristmill.dataset.bases.traced import Tracing
+from gristmill.dataset.engine.choices import NEW, USUAL
+from gristmill.dataset.engine.stream import Cell, Pos, Stream, cannot_merge
+from gristmill.dataset.faults.budget import Fault, Tolerance, failed_again, refuse, refused_by
+from gristmill.dataset.faults.counts import Choice, Count, Faults, Skipped
+from gristmill.dataset.faults.known import FaultLog, Known, keep_known, parse_counts, passed_in
+from gristmill.dataset.states.values import copied
+
+_MOST = 64  # elements that are returned one by one before the consumer is asked how many it wants
+
+
+class SkipFailed(Stream):
+    """The outputs of the parent that do not fail.
+
+    The position: ``(the parent's, outputs that were tried, Count, Known)``. The choice to skip an
+    output has the parent's state after it: computed again, the output may not fail, or be another.
+
+    Args:
+        stage: the definition.
+        parent: the stream.
+        tolerance: the arguments of ``tolerate``.
+        tracing: is told what is skipped, of a pipeline that is explained.
+    """
+
+    flow: ClassVar[str] = "dropping"
+    makes_choices = counts_faults = True
+
+    def __init__(self, stage: Any, parent: Stream, tolerance: Tolerance, tracing: Tracing | None = None) -> None:
+        super().__init__(stage, parent)
+        self.tolerance = tolerance
+        self.tracing = tracing
+        self.log = FaultLog()
+        self._num_written = 0  # outputs up to which faults were logged
+
+    def _run(self, cell: Cell) -> Iterator[Any]:
+        self.log.fill(cell.pos[1], cell.pos[3])
+        while True:
+            pos, tried, count, known = cell.pos
+            inner, choices = self.inner.at(pos, choices=cell.choices), cell.choices
+            if choices is None and (known is None or tried >= known.until):
+                try:
+                    wanted = cell.take_wanted()
+                    if wanted > 1 and not self.tolerance.retries:  # which begin at a position before the output
+                        inner.wanted = wanted
+                        steps = repeat(True, wanted)
+                        cell.compute_by(partial(_after, inner, tried + wanted, steps, count, known))
+                        yield from compress(islice(self.parent.run(inner), wanted), steps)
+                        is_at_end = length_hint(steps) > 0
+                        cell.end_block()
+                    else:
+                        before = tried
+                        for x in islice(self.parent.run(inner), _MOST):
+                            tried += 1
+                            cell.pos = inner.settle(), tried, count, known
+                            yield (x, x := None)[0]
+                        is_at_end = tried < before + _MOST
+                    if not is_at_end:
+                        continue
+                    found: list[Any] | None = []
+                except Exception as error:
+                    cell.end_block()
+                    found = self._skip_or_raise(cell, error)
+            else:
+                found = self._one(cell)
+            if found is None:
+                continue
+            if not found:
+                cell.pos = inner.settle(), *cell.pos[1:]
+                return
+            cell.pos = inner.settle(), cell.pos[1] + 1, *cell.pos[2:]
+            yield found.pop()
+
+    def _one(self, cell: Cell) -> list[Any] | None:
+        """Return the next output in a list, which is empty at the end; ``None`` if it was skipped."""
+        choices, (_, tried, _, known) = cell.choices, cell.pos
+        choice, counts = NEW, None
+        if choices is not None:
+            choice = choices.ask(self.key)
+            counts = {**choices.counts} if self.parent.chooses else None
+        if choice is NEW and known is not None and tried < known.until:
+            choice = {"known": known.skipped[tried][0][1]} if tried in known.skipped else USUAL
+        if choice is not NEW and choice is not USUAL:
+            self._skip_again(cell, choice, counts)
+            return None
+        try:
+            found = list(islice(self.parent.run(self.inner), 1))
+        except Exception as error:
+            return self._skip_or_raise(cell, error, counts, is_known=choice is USUAL)
+        if not found and choices is not None:
+            choices.retract(self.key)
+        return found
+
+    def _skip_or_raise(
+        self, cell: Cell, error: Exception, counts: Mapping[str, int] | None = None, *, is_known: bool = False
+    ) -> list[Any] | None:
+        """Return the output of a further attempt in a list; ``None`` if it was skipped.
+
+        Args:
+            cell: where the output before it was yielded.
+            error: the error of the first attempt.
+            counts: of choices before the first attempt.
+            is_known: the output did not fail before.
+        """
+        before, tried, count, _ = cell.pos
+        inner, limits = self.inner, self.tolerance.limits
+
+        def compute() -> list[Any]:
+            inner.go_to(before)
+            if counts is not None and cell.choices is not None:
+                cell.choices.go_back(counts)
+            return list(islice(self.parent.run(inner), 1))
+
+        try:
+            found, last = self.tolerance.attempt(compute, error)
+            if last is None:
+                return found
+            error = last
+            if is_known:
+                failed_again(error, self, limits)
+                raise error
+            self._check_budget(tried, count, error)
+        except Exception as refused:
+            cause = refused.__cause__ if isinstance(refused, FaultBudgetError) else None
+            # A stage upstream counts what it has let through.
+            fault = self._fault(cause or refused) if refused_by(refused) == limits.number else None
+            cell.past_failed = partial(self._pass, cell, fault, counts)
+            del cause
+            raise
+        else:
+            self._skip(cell, self._fault(error), counts)
+            if self.tracing is not None:
+                self.tracing.note_fault(error)
+            return None
+        finally:
+            del error  # its traceback refers to this frame
+
+    def _fault(self, error: BaseException) -> Fault:
+        return Fault.of(error, self.parent)
+
+    def _check_budget(self, tried: int, count: Count, error: Exception) -> None:
+        limits = self.tolerance.limits
+        if self.ctx.lender is not None:
+            limits = limits.replaced(max_rate=None, max_total=None)
+        faults = [*count.last_faults, self._fault(error)]
+        excess = limits.excess(count.total + 1, tried + 1, count.row_at(tried) + 1, faults)
+        if excess is not None:
+            refuse(excess, limits)
+            raise excess from error
+
+    def _skip(self, cell: Cell, fault: Fault, counts: Mapping[str, int] | None) -> None:
+        """Move past the output that failed, and count it."""
+        self.inner.pass_failed()
+        _, tried, count, known = cell.pos
+        state = self.parent.save(self.inner.pos)
+        skipped = Skipped(tried, [0, state], fault)
+        if cell.choices is not None:
+            choice = Choice({"after": state}, (skipped,))
+            if counts is not None and (asked := cell.choices.num_since(counts)):
+                choice["asked"] = asked
+            cell.choices.note(self.key, choice)
+        if self.ctx.lender is None and tried >= self._num_written:
+            self._num_written = tried + 1
+            self.tolerance.write([fault])
+            self.tell_faults(self.tolerance.limits.name, 1)
+        self.log.add(tried, skipped.entry)
+        cell.pos = self.inner.pos, tried + 1, count.added(tried, 1, [skipped]), known
+
+    def _skip_again(self, cell: Cell, choice: Any, counts: Mapping[str, int] | None) -> None:
+        """Move past an output that was skipped before, without an attempt."""
+        before, tried, count, known = cell.pos
+        if self.tracing is not None:
+            self._trace(cell, counts)
+        if "known" in choice:
+            state = choice["known"]
+            after = self.parent.load(keep_known(copied(state), self.parent.save(before)))
+            choice = Choice({"after": state})
+        else:
+            state = choice["after"]
+            after = self.parent.load(copied(state))
+        if cell.choices is not None:
+            cell.choices.repeat(choice.get("asked", {}))
+            cell.choices.note(self.key, choice)
+        self.inner.go_to(after)
+        self.log.add(tried, [0, state])
+        cell.pos = after, tried + 1, count.added(tried, 1, getattr(choice, "skipped", ())), known
+
+    def _trace(self, cell: Cell, counts: Mapping[str, int] | None) -> None:
+        assert self.tracing is not None
+        try:
+            for x in islice(self.parent.run(self.inner), 1):  # an output that does not fail now is skipped, too
+                self.tracing.note_faults(x.rows)
+        except Exception as error:
+            self.tracing.note_fault(error)
+        if counts is not None and cell.choices is not None:
+            cell.choices.go_back(counts)
+
+    def _pass(self, cell: Cell, fault: Fault | None, counts: Mapping[str, int] | None) -> None:
+        """Move past an output that a user skips, which is counted unless ``fault`` is ``None``."""
+        if fault is not None:
+            self._skip(cell, fault, counts)
+            pos, tried, count, known = cell.pos
+            cell.pos = pos, tried, count._replace(row=0), known
+            return
+        self.inner.pass_failed()
+        cell.pos = self.inner.pos, *cell.pos[1:]
+        if cell.choices is not None:
+            cell.choices.retract(self.key)
+
+    def start(self) -> Pos:
+        return self.parent.start(), 0, Count(), None
+
+    def next_epoch(self, end: Pos) -> Pos:
+        inner, tried, count, _ = end
+        return self.parent.next_epoch(inner), tried, count, None
+
+    def pos_of_parent(self, pos: Pos, i: int) -> Pos:
+        return pos[0]
+
+    def save(self, pos: Pos) -> Any:
+        inner, tried, count, known = pos
+        counts = {"total": count.total, **passed_in(known, tried)}
+        faults = Faults(counts, self.tolerance.limits, count.recent, self.log, self.key)
+        return {"parent": self.parent.save(inner), "tried": tried, "faults": [faults]}
+
+    def load(self, state: Any) -> Pos:
+        tried, found = state_count(state, "tried", self), state_field(state, "faults", self)
+        total, known = parse_counts(found[0] if isinstance(found, list) and len(found) == 1 else found, self)
+        for entries in {} if known is None else known.skipped.values():
+            for _, after in entries:
+                self.parent.load(copied(after))  # which raises an error unless it is a state
+        inner = self.parent.load(state_field(state, "parent", self))
+        return inner, tried, Count(total), known
+
+    def check_choice(self, choice: Any) -> None:
+        if not (isinstance(choice, dict) and "after" in choice and isinstance(choice.get("asked", {}), dict)):
+            raise StateMismatchError(f"a choice in the state of {self} must have the state after an element, got {shown(choice)}")
+        self.parent.load(copied(choice["after"]))
+
+    def place(self, pos: Pos) -> Place | None:
+        place = self.parent.place(pos[0])
+        return None if place is None else place.with_gaps()
+
+    def merge(self, states: Any) -> Any:
+        raise cannot_merge(self)
+
+
+def _after(inner: Cell, end: int, steps: Iterator[bool], count: Count, known: Known | None) -> Pos:
+    """Return the position in a block of outputs, of which there is one in ``steps`` for each that was not yielded."""
+    return inner.settle(), end - length_hint(steps), count, known

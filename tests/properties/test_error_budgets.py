@@ -1,0 +1,164 @@
+"""Error budgets: a restored run has the elements, the counts and the errors of the first one, whatever replays elements."""
+
+import json
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gristmill import FaultBudgetError, MapDataset, ReadOptions
+from gristmill.experimental import RepeatIterDataset
+
+EVERY = {"max_rate": None, "max_consecutive": None}
+LENGTH = 13
+
+
+class Fails:
+    """A function that fails at some numbers, as long as it is told to."""
+
+    def __init__(self, divisor, rest):
+        self.divisor, self.rest, self.is_on = divisor, rest, True
+
+    def __call__(self, x):
+        if self.is_on and int(x) % self.divisor == self.rest % self.divisor:
+            raise ValueError(f"{x} is broken")
+        return x
+
+
+def twice(x):
+    return [x] * (int(x) % 3)
+
+
+def make_fails(functions, divisor, rest):
+    functions.append(Fails(divisor, rest))
+    return functions[-1]
+
+
+divisors = st.tuples(st.sampled_from([2, 3, 5]), st.integers(0, 4))
+map_steps = st.one_of(
+    st.tuples(st.just("fail"), divisors),
+    st.tuples(st.just("tolerate"), st.sampled_from(["skip", "replace"])),
+    st.tuples(st.sampled_from(["shuffle", "block_shuffle", "flat_map", "repeat", "filter"]), st.none()),
+)
+stream_steps = st.one_of(
+    st.tuples(st.just("fail"), divisors),
+    st.tuples(st.just("window"), st.integers(2, 6)),
+    st.tuples(st.just("rebatch"), st.integers(2, 4)),
+    st.tuples(st.sampled_from(["tolerate", "flat_map", "repeat", "filter"]), st.none()),
+)
+
+
+def build(of_map, of_stream, threads, functions, last=EVERY):
+    ds = MapDataset.range(LENGTH).map(lambda x: x + 1)
+    for name, argument in of_map:
+        ds = {
+            "fail": lambda ds, argument: ds.map(make_fails(functions, *argument)),
+            "tolerate": lambda ds, argument: ds.tolerate(max_rate=None, max_consecutive=50, then=argument),
+            "shuffle": lambda ds, argument: ds.shuffle(seed=3),
+            "block_shuffle": lambda ds, argument: ds.block_shuffle(3, group_size=2, seed=4),
+            "flat_map": lambda ds, argument: ds.flat_map(twice, max_fan_out=2),
+            "repeat": lambda ds, argument: ds.repeat(2),
+            "filter": lambda ds, argument: ds.filter(lambda x: x % 7),
+        }[name](ds, argument)
+    ds = ds.tolerate(max_rate=None).to_iter_dataset(ReadOptions(threads, 4))
+    for name, argument in of_stream:
+        ds = {
+            "fail": lambda ds, argument: ds.map(make_fails(functions, *argument)).tolerate(**EVERY),
+            "tolerate": lambda ds, argument: ds.tolerate(**EVERY),
+            "window": lambda ds, argument: ds.window_shuffle(argument, seed=5),
+            "rebatch": lambda ds, argument: ds.batch(2).rebatch(argument).flat_map(list),
+            "flat_map": lambda ds, argument: ds.flat_map(twice),
+            "repeat": lambda ds, argument: RepeatIterDataset(ds, num_epochs=2),
+            "filter": lambda ds, argument: ds.filter(lambda x: x % 7),
+        }[name](ds, argument)
+    return ds.tolerate(**last)
+
+
+def run(it, limit=150):
+    """Return the elements, and the counts after each, of the end too."""
+    found, counts = [], []
+    for _ in range(limit):
+        try:
+            x = next(it)
+        except StopIteration:
+            break
+        except FaultBudgetError as error:
+            found.append(type(error))
+            break
+        except ValueError as error:
+            found.append(str(error))
+            break
+        found.append(int(x))
+        counts.append((it.faults().total, it.faults().tried))
+    return found, [*counts, (it.faults().total, it.faults().tried)]
+
+
+def through_json(state):
+    return json.loads(json.dumps(state))
+
+
+pipelines = st.tuples(st.lists(map_steps, max_size=4), st.lists(stream_steps, max_size=4), st.sampled_from([0, 2]))
+some = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@some
+@given(pipelines, st.integers(0, 3))
+def test_a_restored_run_has_the_elements_and_counts_of_the_first(pipeline, max_total):
+    for last in (EVERY, {**EVERY, "max_total": max_total}):
+        ds = build(*pipeline, [], last)
+        first = iter(ds)
+        found, counts = run(first)
+        assert counts == sorted(counts)
+        it = iter(ds)
+        for k in range(min(len(found), 40)):
+            state = through_json(it.get_state())
+            again = iter(ds)
+            again.set_state(state)
+            assert through_json(again.get_state()) == state
+            assert (again.faults().total, again.faults().tried) == (it.faults().total, it.faults().tried)
+            rest, rest_counts = run(again, 150 - k)
+            assert rest == found[k:]
+            assert rest_counts == counts[k:]
+            if k + 1 < len(found) and isinstance(found[k], int):
+                next(it)
+            else:
+                break
+
+
+@some
+@given(pipelines)
+def test_counts_depend_on_no_threads_or_blocks(pipeline):
+    of_map, of_stream, _ = pipeline
+    expected = run(iter(build(of_map, of_stream, 0, [])), 60)
+    assert run(iter(build(of_map, of_stream, 3, [])), 60) == expected
+    it, found = iter(build(of_map, of_stream, 0, [])), []
+    while len(found) < 60 and (block := it._take(min(7, 60 - len(found)))):
+        found += [int(x) for x in block]
+    if all(isinstance(x, int) for x in expected[0]):
+        assert found == expected[0] and it.faults().total == expected[1][-1][0]
+
+
+@some
+@given(pipelines, st.integers(0, 20), st.integers(0, 3))
+def test_what_was_skipped_is_skipped_again_though_it_does_not_fail_now(pipeline, num, more):
+    functions = []
+    ds = build(*pipeline, functions)
+    it = iter(ds)
+    start, _ = run(it, num)
+    if len(start) < num or any(not isinstance(x, int) for x in start):
+        return
+    for _ in range(more):  # fills windows and batches
+        state = through_json(it.get_state())
+        before = it.faults()
+        for function in functions:
+            function.is_on = False
+        again = iter(ds)
+        again.set_state(state)
+        mine = run(again, 1)[0]
+        for function in functions:
+            function.is_on = True
+        theirs = run(it, 1)[0]
+        if it.faults().total == before.total:  # nothing new has failed
+            assert mine == theirs
+            assert again.faults().total == before.total
+        if not theirs:
+            return
