@@ -84,6 +84,9 @@ class Interleave(Stream):
         while num_vacant < length:
             if num > length + _MOST_CHANGES:
                 base, log, num = tuple(now), [], 0
+            if (wanted := cell.take_wanted() // length) > 1:
+                for c in filter(None, cells):
+                    c.wanted = wanted
             run = runs[slot]
             try:
                 if run is None:
@@ -103,7 +106,7 @@ class Interleave(Stream):
             except Exception:
                 cell.past_failed = partial(self._pass, cell, tuple(now), slot, slots)
                 raise
-            now[slot] = part = cells[slot].pos
+            now[slot] = part = cells[slot].settle() if cells[slot].is_counting else cells[slot].pos
             if x is _END:
                 was_said, index = ended[slot], slots.indices[slot]
                 now[slot] = part = self.members.state_at(index, part)
