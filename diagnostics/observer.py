@@ -30,7 +30,6 @@ from gristmill.dataset.bases.observing import (
     opens_pipelines,
     work_ahead,
 )
-from gristmill.dataset.engine.iterators import StreamIterator
 from gristmill.dataset.mixtures.draw_counts import sum_of_counts
 from gristmill.dataset.watching import observe_as, observed_as, unobserve
 from gristmill.diagnostics.annotations import annotated
@@ -148,23 +147,11 @@ class Observer:
         owner = weakref.ref(it)
         self._waiting.append(owner)
 
-        def instrument(original: Any) -> Any:
-            made: dict[Any, Any] = {}  # by the instrument
+        def first_call(original: Method, argument: Any) -> list[Any]:
+            self.prepare()
+            return take_anew(owner(), argument, original)
 
-            def first_call(argument: Any) -> list[Any]:
-                self.prepare()
-                it = owner()
-                wrap = it.stream_and_cell[0]._wrap if isinstance(it, StreamIterator) else None
-                if wrap is None or wrap is instrument:
-                    return take_anew(it, argument)
-                # A run that a stream downstream has begun goes on.
-                take = made.get(wrap) or made.setdefault(wrap, wrap(original))
-                elements: list[Any] = take(argument)
-                return elements
-
-            return first_call
-
-        it._set_instrument(instrument)
+        it._set_instrument(lambda original: partial(first_call, original))
 
     def _last_opener(self) -> Probe:
         openers = [it for it in self.alive() if opens_pipelines(it)]

@@ -25,6 +25,7 @@ from gristmill.dataset.ahead.waits import BudgetWaits
 from gristmill.dataset.bases.iterator import BlockIterator
 from gristmill.dataset.bases.node import DatasetNode, ancestors, parents_of
 from gristmill.dataset.bases.observing import Computed, Instrument, Method
+from gristmill.dataset.engine.iterators import StreamIterator
 from gristmill.diagnostics.metrics.histogram import Histogram
 from gristmill.diagnostics.spec_text import element_nbytes, spec_text
 
@@ -466,8 +467,17 @@ def timing_thread(original: Method, number: int, lanes: Lanes) -> Method:
     return call
 
 
-def take_anew(it: Any, n: int) -> list[Any]:
-    """The next elements of an iterator, through the instrument that it has by now; of a user's one of them."""
+def take_anew(it: Any, n: int, original: Method) -> list[Any]:
+    """The next elements of an iterator, through the instrument that it has by now; of a user's one of them.
+
+    Args:
+        it: the iterator.
+        n: how many.
+        original: the method that the instrument is of.
+    """
+    if isinstance(it, StreamIterator):
+        wrap = it.stream_and_cell[0].wrap
+        return original(it, n) if wrap is None else wrap(original)(n)
     return it._take(n) if isinstance(it, BlockIterator) else [next(it)]
 
 
@@ -485,7 +495,7 @@ def _taking(
         lane = lanes.lane
         if is_profiling() is not output.annotates:
             output.switch(not output.annotates)  # which puts another function in the place of this one
-            return take_anew(owner(), n)
+            return take_anew(owner(), n, original)
         output.began = began = clock()
         is_counted = lane.left and n < _MIN_BLOCK
         try:

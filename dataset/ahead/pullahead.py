@@ -1,8 +1,8 @@
-"""Pulling from an iterator ahead of a consumer, by a thread.
+"""Pulling from a stream ahead of a consumer, by a thread.
 
 Guarantees:
 
-1. Elements come out in the order of the iterator, each once, with the state after it.
+1. Elements come out in the order of the stream, each once, with the position after it.
 2. No more than ``buffer_size`` elements are ready or being computed beyond those that the consumer has asked for.
 3. An error, or the end, comes behind the elements before it. Then the thread ends, and the iterator is where the error met it.
 4. While ``_is_inside``, the iterator belongs to the thread. Whoever calls ``stop`` and ``wait_until_outside`` may use it then.
@@ -25,26 +25,22 @@ Blocks grow while they are quick (see ``BlockSize``): small elements then cost l
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from gristmill.core.locks import Lock, Signal
 from gristmill.core.pacing import BlockSize
-from gristmill.dataset.ahead.blocks import blocks_of
 from gristmill.dataset.ahead.budget import Budget, PullingClient
 from gristmill.dataset.ahead.sizes import Sampling, mean_bytes, spread
 from gristmill.dataset.ahead.waits import BudgetWaits, Missing
-from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, go_to
+from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator
 from gristmill.dataset.bases.node import parents_of
-from gristmill.dataset.states.values import Fetched
 from gristmill.workers.turns import waiting
 
 _LATE_SECONDS = 0.01  # see guarantee 10
@@ -53,14 +49,47 @@ _LATE_SECONDS = 0.01  # see guarantee 10
 _LOOK_SECONDS = 0.5
 
 Failure: TypeAlias = tuple[BaseException, TracebackType | None]
+Fetched: TypeAlias = tuple[Any, Any, Any]  # an element, the position after it, and the choices that were made for it
+
+
+class End(Exception):
+    """The end of a stream, which comes as a failure does.
+
+    Args:
+        pos: the position there.
+        records: the choices after the last element.
+    """
+
+    def __init__(self, pos: Any, records: Any) -> None:
+        super().__init__()
+        self.pos, self.records = pos, records
+
+
+class Source(Protocol):
+    """A stream, of which one thread at a time may use ``fill``."""
+
+    def fill(self, put: Callable[[Fetched], None], num: int) -> tuple[int, BaseException | None]:
+        """Hand over up to ``num`` elements, each when it is computed.
+
+        Returns:
+            Their number, and what came instead of the next one, if that is known.
+        """
+
+    def close(self) -> None:
+        """Release what the stream holds."""
+
+    def forget(self) -> None:
+        """Drop what refers to the stream, which nobody uses at the moment."""
+
+    def end_waits(self) -> None:
+        """Close what another thread may wait in. May be called meanwhile."""
 
 
 class PullAhead(PullingClient):
-    """Takes elements from ``it``, ahead of whoever takes them out of the list that ``wait`` returns.
+    """Takes elements from ``source``, ahead of whoever takes them out of the list that ``wait`` returns.
 
     Args:
-        it: the iterator.
-        state: where to begin; ``None`` is where it is.
+        source: the stream.
         buffer_size: the most elements to be ahead, at least 1.
         budget: has the thread, and the memory.
         waits: counts how long the consumer waited for these.
@@ -68,34 +97,29 @@ class PullAhead(PullingClient):
 
     wanted = 0  # elements that the consumer has asked for and not yet taken
 
-    def __init__(
-        self, it: DatasetIterator[Any], state: Any, buffer_size: int, budget: Budget, waits: BudgetWaits | None = None
-    ) -> None:
+    def __init__(self, source: Source, buffer_size: int, budget: Budget, waits: BudgetWaits | None = None) -> None:
         super().__init__()
-        self._it = it
-        self._state = state
+        self._source = source
         self._buffer_size = buffer_size
         self._budget = budget
         self._waits = waits or BudgetWaits()
-        self._blocks = blocks_of(it)
         self._element_bytes = 0.0
         self._sampling = Sampling()
         # One block to take from, one to be computed; but whoever asks for more is given that in long blocks.
         self._max_block_size = max(1, buffer_size // 2)
         self._block_size = BlockSize()
         self._size = 0  # elements of the block that is being computed
-        self.num = 0  # elements that were put
         self._process_id = os.getpid()
         self._has_thread = False
         self._is_working = False  # it is there
         self._must_leave = False  # others need the thread more
         self._is_held_up = False  # the thread has room, and no memory
         self._thread: threading.Thread | None = None  # the one that was there last
-        self._ready: list[Fetched] = []
+        self.ready: list[Fetched] = []
         self._failure: Failure | None = None  # follows what is ready
         self._is_started = False
         self._is_stopped = False
-        self.has_begun = False  # the iterator may have been used
+        self.has_begun = False  # the source may have been used
         self._room = Signal()  # there may be room for another block
         self._filled = Signal()  # there may be what the consumer waits for
         self._lock = Lock()  # of ``_is_working``
@@ -107,6 +131,11 @@ class PullAhead(PullingClient):
     def is_stopped(self) -> bool:
         """Whether there is no thread, or soon will be none, although it may not have met an error or the end."""
         return self._is_stopped or not self._is_started or self._process_id != os.getpid()
+
+    @property
+    def is_here(self) -> bool:
+        """False in a process that was forked since."""
+        return self._process_id == os.getpid()
 
     def start(self) -> None:
         self._begin()
@@ -125,12 +154,12 @@ class PullAhead(PullingClient):
     @property
     def num_ready(self) -> int:
         """How many elements could be taken without waiting."""
-        return len(self._ready)
+        return len(self.ready)
 
     def wait(self, n: int) -> tuple[list[Fetched], Failure | None]:
         """Waits until ``n`` elements are ready, or all before an error or the end; what is ready, and what follows.
 
-        Whoever takes elements out of the list sets ``wanted`` back to 0.
+        Whoever takes elements out of the list sets ``wanted`` to those that are left to take.
         """
         self.wanted = n
         if self._has_room():
@@ -138,7 +167,7 @@ class PullAhead(PullingClient):
         began = 0.0
         missing: Missing | None = None
         while True:
-            failure, ready = self._failure, self._ready  # in this order: a failure is there after all that it follows
+            failure, ready = self._failure, self.ready  # in this order: a failure is there after all that it follows
             if len(ready) >= n or failure is not None:
                 if missing is not None:
                     with self._budget.lock:
@@ -163,9 +192,11 @@ class PullAhead(PullingClient):
         if self._process_id == os.getpid():
             self._is_stopped = True
             self._budget.dismiss(self.holding)
-            self._ready, self._failure = [], None  # the traceback of an error refers to who knows what
+            self.ready, self._failure = [], None  # the traceback of an error refers to who knows what
             self._room.set()
             self._filled.set()
+            if not self._may_be_inside():  # else the thread does so
+                self._source.forget()
 
     def wait_until_outside(self, seconds: float = math.inf) -> None:
         """Waits until the thread, which has been stopped, is not in the iterator any more; for so long at most."""
@@ -179,20 +210,20 @@ class PullAhead(PullingClient):
     def close(self, seconds: float) -> None:
         """Stops the thread and closes the iterator, as soon as the thread is out of it; waits for that for so long at most."""
         if self._process_id != os.getpid():
-            self._it.close()
+            self._source.close()
             return
         self.stop()
         self._closes = True
         if not self._may_be_inside():
             self._close_if_asked()
             return
-        end_waits(self._it)
+        self._source.end_waits()
         if not sys.is_finalizing():
             self.wait_until_outside(seconds)
 
     def _end(self) -> None:
         self.stop()
-        end_waits(self._it)
+        self._source.end_waits()
 
     def _may_be_inside(self) -> bool:
         if self._process_id != os.getpid():
@@ -240,6 +271,8 @@ class PullAhead(PullingClient):
                 if not (self._is_stopped or self._failure):
                     self.has_begun = True
                     self._pull(size)
+                if self._is_stopped:
+                    self._source.forget()
         finally:
             if self._closes:
                 self._close_if_asked()
@@ -249,10 +282,10 @@ class PullAhead(PullingClient):
         with self._inside:
             closes, self._closes = self._closes, False  # another thread may have been quicker
             if closes:
-                self._it.close()
+                self._source.close()
 
     def _num_free(self) -> int:
-        return self._buffer_size + self.wanted - len(self._ready)
+        return self._buffer_size + self.wanted - len(self.ready)
 
     def _has_room(self) -> bool:
         # For a whole block: a thread that is woken up for every element computes blocks of one.
@@ -260,33 +293,30 @@ class PullAhead(PullingClient):
 
     def _affords(self) -> bool:
         """Whether there is memory for one more, or it is needed at once."""
-        if self._budget.memory.affords(1, self._element_bytes) or len(self._ready) < self.wanted:
+        if self._budget.memory.affords(1, self._element_bytes) or len(self.ready) < self.wanted:
             return True
         self._count_bytes()
         return self._budget.memory.affords(1, self._element_bytes) > 0
 
     def _count_bytes(self) -> None:
-        num_bytes = int(self._element_bytes * len(self._ready))
+        num_bytes = int(self._element_bytes * len(self.ready))
         with self._budget.lock:
             self._budget.memory.hold(self.holding, num_bytes - self.holding.num_bytes)
 
     def _pull(self, size: int) -> None:
         self._size = size
-        before = self.num
         began = time.perf_counter()
+        num_new = 0
         failure: BaseException | None
         try:
-            state, self._state = self._state, None
-            if state is not None:
-                go_to(self._it, state)
-            failure = self._blocks.fill(self, size)
+            num_new, failure = self._source.fill(self.ready.append, size)
         except BaseException as error:
             failure = error
         self._size = 0
         seconds = time.perf_counter() - began
         self._block_size.adapt(seconds, size, max(self._max_block_size, self.wanted))
-        if (num_new := self.num - before) and (num := self._sampling.num_of(seconds)):
-            self._element_bytes = mean_bytes([element for element, _, _ in spread(self._ready[-num_new:], num)])
+        if num_new and (num := self._sampling.num_of(seconds)):
+            self._element_bytes = mean_bytes([element for element, _, _ in spread(self.ready[-num_new:], num)])
             self._count_bytes()
         if failure is not None:
             self._failure = failure, failure.__traceback__
@@ -295,16 +325,12 @@ class PullAhead(PullingClient):
             self.stop()
         self._filled.set()
 
-    def put(self, elements: Iterable[Any], states: Sequence[Any], first: int) -> None:
-        """Makes elements ready, each as soon as there is one (see ``StatedBlocks.fill``)."""
-        indices = itertools.count(first)
-        try:
-            # Without the GIL, ``extend`` would hold the lock of the list until the last element. No
-            # local name refers to the zip: an error keeps this frame alive, and the zip an element.
-            append, same = self._ready.append, itertools.repeat(states)
-            deque(map(append, zip(elements, same, indices, strict=False)), maxlen=0)
-        finally:
-            self.num += next(indices) - first
+    def has_taken(self) -> None:
+        """Called when the consumer has taken what it asked for out of ``ready``."""
+        if not self._size:  # else the thread looks by itself after its block
+            num = self._buffer_size + self.wanted - len(self.ready)
+            if num >= self._max_block_size or num >= self._block_size.now:
+                self._room.set()
 
 
 def end_waits(it: DatasetIterator[Any]) -> None:

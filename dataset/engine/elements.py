@@ -38,7 +38,7 @@ class Each(Stream):
         if cell.wanted > 1:
             return super().run(cell)
         run = map(self._call(cell), self.parent.run(cell))
-        return run if self._wrap is None else observed(run, self._wrap)
+        return run if self.wrap is None else observed(run, self)
 
     def _run(self, cell: Cell) -> Iterator[Any]:
         """As ``run``, quicker: it keeps the last element of the parent, as a consumer does that makes a batch."""

@@ -7,6 +7,7 @@ iterator those of a stream.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -53,25 +54,25 @@ class StreamIterator(BlockIterator[T_co]):
     def __init__(self, stage: Any, parents: Sequence[DatasetIterator[Any]], make: Callable[..., Stream]) -> None:
         # First, since observers that run look at it from the base class on.
         self._stage = stage
-        self._engine = engine = make(stage, *[stream_of_iterator(parent) for parent in parents])
+        self._engine = engine = make(stage, *[stream_of(parent) for parent in parents])
         self._parameters = engine.parameters
+        self._flow = engine.flow  # type: ignore[assignment,misc]
+        self._work_category = engine.work_category  # type: ignore[assignment,misc]
+        self._closes_anytime = engine.closes_anytime
+        self._own_cell = Cell(engine.start())
+        self._base = self._own_cell.pos  # the position after the output that was delivered last
         super().__init__(parents)
         engine.ctx = self._ctx
         numbers = getattr(engine, "numbers", None)
         if numbers is not None:
             self._ctx.numbers = numbers
-        self._flow = engine.flow  # type: ignore[assignment,misc]
         self._counts_faults = self._counts_faults or engine.counts_faults
-        self._work_category = engine.work_category  # type: ignore[assignment,misc]
-        self._closes_anytime = engine.closes_anytime
         owner = weakref.ref(self)
         for i, parent in enumerate(parents):
             if isinstance(parent, StreamIterator):
                 parent._part_of = owner, i
         if engine.counts_faults:
             engine.tell_faults = partial(_tell_faults, owner)
-        self._own_cell = Cell(engine.start())
-        self._base = self._own_cell.pos  # the position after the output that was delivered last
         self._has_failed = False  # ``next`` has, with an error: its output can be skipped
         self._advance: Callable[[], Any] | None = None  # of a run that is at ``_base``
 
@@ -152,12 +153,10 @@ class StreamIterator(BlockIterator[T_co]):
         self._advance = None
         self._engine.close()
 
-    def __del__(self) -> None:
-        # Parents are not closed, because they may have other users. A run refers to its stream.
-        engine = vars(self).get("_engine")
-        if engine is not None:
-            for stream in (engine, *engine.parents):
-                stream.forget_run()
+    # Parents are not closed: they may have other users.
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_finalizing() and "_engine" in vars(self):
+            self._engine.drop()
 
     def start_prefetch(self) -> None:
         if not self._closed:
@@ -189,11 +188,16 @@ class StreamIterator(BlockIterator[T_co]):
     def _take(self, n: int) -> list[Any]:
         if self._closed:
             raise self._unusable()
-        run = self.run()
-        self._own_cell.wanted = n
-        elements = list(islice(run, n))
-        self.commit()
-        return elements
+        before = self._base
+        try:
+            run = self.run()
+            self._own_cell.wanted = n
+            elements = list(islice(run, n))
+            self.commit()
+            return elements
+        except BaseException:
+            self._base = before  # wherever it was interrupted
+            raise
 
     def _restore(self, state: Any) -> None:
         self._go_to(self._engine.load(state))
@@ -322,7 +326,7 @@ def _unless_none(fn: Callable[[Any], Any], x: Any) -> Any:
     return None if x is None else fn(x)
 
 
-def stream_of_iterator(it: DatasetIterator[Any]) -> Stream:
+def stream_of(it: DatasetIterator[Any]) -> Stream:
     """Return the stream of an iterator, or one over it."""
     return it._engine if isinstance(it, StreamIterator) else IteratorStream(it)
 
@@ -352,10 +356,14 @@ class IteratorStream(Stream):
         return self._start
 
     def save(self, pos: Pos) -> Any:
-        if self._at is pos or pos is None:  # without a state, which is an error
+        if pos is None or pos is _GONE:
+            return self.it.get_state()  # raises, as it has no state
+        if self._is_users:
+            return copied(pos)
+        if self._at is pos:
             return self.it.get_state()
         if type(pos) is not Within:
-            return copied(pos) if self._is_users else state_at(self.it, pos)
+            return state_at(self.it, pos)
         at, mark = self._at, self._mark()
         self._return_to(pos)
         state = copied(self.it.get_state())
@@ -375,7 +383,7 @@ class IteratorStream(Stream):
         try:
             self.it.set_state(state)
         except Exception:
-            if not self._is_users:  # it is where it was
+            if at is not _UNKNOWN and (not self._is_users or self._mark() == at):  # it is where it was
                 self._at = at
             raise
         self._at = self._mark()
@@ -406,10 +414,10 @@ class IteratorStream(Stream):
 
     def _run(self, cell: Cell) -> Iterator[Any]:
         it = self.it
-        if self._at is not cell.pos:
-            self._return_to(cell.pos)
-            self._at = cell.pos
         while True:
+            if self._at is not cell.pos:  # also after ``load``
+                self._return_to(cell.pos)
+                self._at = cell.pos
             start, num = cell.pos, cell.take_wanted()
             if self._takes_singly or it._reads_once:
                 num = 1
@@ -418,8 +426,6 @@ class IteratorStream(Stream):
                 elements = it._take(num)
             except Exception as error:
                 if num > 1:  # those before the one that fails come first
-                    self._return_to(start)
-                    self._at = start
                     continue
                 cell.past_failed = partial(self._pass, cell, start)
                 if isinstance(error, StopIteration):
@@ -447,6 +453,10 @@ class IteratorStream(Stream):
 
     def expect(self, rate: float, due: float | None) -> None:
         self.it._expect(rate, due)
+
+    def forget(self) -> None:
+        super().forget()
+        self._at = _UNKNOWN
 
     def reads_once(self) -> bool:
         return self.it._reads_once

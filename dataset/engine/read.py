@@ -57,6 +57,7 @@ class Read(Stream):
         return FilterGuard([*dropping_steps(self.ds), self][0])
 
     def _run(self, cell: Cell) -> Iterator[Any]:
+        cell.end_block()  # of a run that is gone
         reader, decisions, skips = self.reader, self._decisions, not self.with_nones
         wanted, size, num_dropped = 1, 1, 0
         try:

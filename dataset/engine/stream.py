@@ -19,6 +19,7 @@ the elements from ``cell.pos`` on. Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import islice, repeat
 from operator import length_hint
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -151,7 +152,7 @@ class Stream:
     chooses: bool  # a stage upstream makes choices, or this one does
     ctx: IteratorContext
     _live: Any = None  # the current run, its cell, and the moves of that when it started
-    _wrap: Wrap | None = None
+    wrap: Wrap | None = None  # makes the instrument of who observes it
 
     def __init__(self, stage: Any, *parents: Stream) -> None:
         self.stage = stage
@@ -180,7 +181,7 @@ class Stream:
         live = self._live
         if live is not None and live[1] is cell and live[2] == cell.moves and live[0].gi_frame is not None:
             return live[0]
-        run = self._run(cell) if self._wrap is None else observed(self._run(cell), self._wrap)
+        run = self._run(cell) if self.wrap is None else observed(self._run(cell), self)
         self._live = run, cell, cell.moves
         return run
 
@@ -258,7 +259,7 @@ class Stream:
 
     def observe(self, wrap: Wrap | None) -> None:
         """Let elements be computed through what ``wrap`` makes of the run; ``None``: no more."""
-        self._wrap = wrap
+        self.wrap = wrap
         self._live = None
 
     def fail(self, error: Exception, cell: Cell) -> None:
@@ -288,6 +289,18 @@ class Stream:
 
     def close(self) -> None:
         """Release threads and files of this stream alone."""
+
+    def drop(self) -> None:
+        """Close as far as that needs no wait: nobody refers to the iterator of this stream any more."""
+        for stream in (self, *self.parents):
+            stream.forget_run()
+        self.close()
+
+    def forget(self) -> None:
+        """Drop live runs, here and upstream: after a fork, a thread of the other process may be in them."""
+        self._live = None
+        for parent in self.parents:
+            parent.forget()
 
     def work_ahead(self) -> WorkAhead | None:
         """Return how elements are computed ahead, if they are."""
@@ -369,7 +382,18 @@ def pass_outputs(stream: Stream, cell: Cell, num: int) -> None:
             num -= 1
 
 
-def observed(run: Iterator[Any], wrap: Wrap) -> Iterator[Any]:
-    take = wrap(lambda _, num: list(islice(run, num)))
-    while elements := take(1):
+def observed(run: Iterator[Any], stream: Stream) -> Iterator[Any]:
+    """Return the elements of ``run``, computed through the instrument that ``stream`` has at the time."""
+
+    def original(_: Any, num: int) -> list[Any]:
+        return list(islice(run, num))
+
+    wrap: Wrap | None = None
+    take: Callable[[int], list[Any]] = partial(original, stream)
+    while True:
+        if stream.wrap is not wrap:
+            wrap = stream.wrap
+            take = partial(original, stream) if wrap is None else wrap(original)
+        if not (elements := take(1)):
+            return
         yield elements.pop()

@@ -14,7 +14,7 @@ from gristmill.dataset.bases.next_index import check_no_gaps
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.drawn import Draws
 from gristmill.dataset.engine.choices import Choices
-from gristmill.dataset.engine.iterators import StreamIterator, stream_of_iterator
+from gristmill.dataset.engine.iterators import StreamIterator, stream_of
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, cannot_merge
 from gristmill.dataset.epochs import in_epoch
 from gristmill.dataset.mixtures.draw_counts import DrawCounts, RunningCounts
@@ -157,7 +157,7 @@ class Mix(Stream):
         former = self.former.get(i)
         if former is not None and former[0] == epoch:
             return former[1]
-        return stream_of_iterator(iterate(in_epoch(self.stage._parents[i], epoch)))
+        return stream_of(iterate(in_epoch(self.stage._parents[i], epoch)))
 
     def open(self, i: int, epoch: int) -> None:
         """Open a component in another epoch."""
@@ -169,7 +169,7 @@ class Mix(Stream):
         if owner is not None:
             owner.replace_parent(i, it)
         self.former[i] = self.epochs[i], self.parents[i]
-        self.parents = (*self.parents[:i], stream_of_iterator(it), *self.parents[i + 1 :])
+        self.parents = (*self.parents[:i], stream_of(it), *self.parents[i + 1 :])
         self.cells[i] = Cell()
         self.epochs[i] = epoch
         self.unweighed.add(i)

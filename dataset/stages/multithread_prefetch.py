@@ -17,6 +17,9 @@ from gristmill.dataset.bases.observing import WorkAhead
 from gristmill.dataset.bases.parameters import Parameters, aside
 from gristmill.dataset.bases.round_robin import Shard
 from gristmill.dataset.bases.traced import Tracing
+from gristmill.dataset.engine.blocks import SavedPositions
+from gristmill.dataset.engine.iterators import StreamIterator
+from gristmill.dataset.engine.prefetch import Prefetch, reraise
 from gristmill.dataset.local_lanes import InProcessIterator, raised_again
 from gristmill.dataset.mixtures.shares import warn_if_one_sided
 from gristmill.dataset.slicing import num_elements_of_shares, slice_pipeline
@@ -147,7 +150,7 @@ class ThreadShard(Shard):
     def __init__(self, it: DatasetIterator[Any], buffer_size: int, waits: BudgetWaits) -> None:
         super().__init__()
         self._iterator: ThreadPrefetchDatasetIterator[Any] = ThreadPrefetchDatasetIterator(it, buffer_size)
-        self._iterator._budget_waits = waits
+        self._iterator._engine.budget_waits = waits
 
     def start(self, state: Any) -> None:
         if state is not None:
@@ -155,14 +158,22 @@ class ThreadShard(Shard):
         self._iterator.start_prefetch()
 
     def fetch(self, num: int) -> None:
-        elements, failure = self._iterator._try_take(1)
-        if failure is not None:
-            self.failure = partial(raised_again, *failure)
-        elif elements:
-            self.ready.append((elements[0], *self._iterator._position()))
+        it = self._iterator
+        try:
+            elements = it._take(1)
+        except BaseException as error:
+            if not isinstance(error, Exception) and it._engine.raised != id(error):  # an interrupt of this thread
+                raise
+            traceback = error.__traceback__
+            while traceback is not None and traceback.tb_frame.f_code in _OWN_CODE:  # which refers to the iterator
+                traceback = traceback.tb_next
+            self.failure = partial(raised_again, error.with_traceback(traceback), traceback)
+            return
+        if elements:
+            self.ready.append((elements.pop(), SavedPositions(it._engine, None, [it.pos]), 0))
         else:
             self.has_ended = True
-            self.final = self._iterator.get_state() if self._iterator._counts_faults else None
+            self.final = it.get_state() if it._counts_faults else None
 
     def skip(self, state: Any) -> Any:
         self._iterator._skip()
@@ -171,9 +182,11 @@ class ThreadShard(Shard):
         return state
 
     def stop(self) -> None:
-        ahead = self._iterator._ahead
-        if ahead is not None:
-            ahead.stop()
+        if self._iterator._ahead is not None:
+            self._iterator._ahead.stop()
 
     def close(self, seconds: float) -> None:
-        self._iterator._close(seconds)
+        self._iterator.close_within(seconds)
+
+
+_OWN_CODE = {function.__code__ for function in (ThreadShard.fetch, StreamIterator._take, Prefetch._threaded, reraise)}

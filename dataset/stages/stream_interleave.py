@@ -17,7 +17,6 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from gristmill.core.options import MAX_LANES
 from gristmill.dataset.bases.context import ComponentContext, IteratorContext, collected_options
-from gristmill.dataset.bases.cycle import After
 from gristmill.dataset.bases.division import Division
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, share_context, snapshot
@@ -160,7 +159,8 @@ class StreamInterleaveIterDataset(IterDataset[T]):
         members = _Members(workers)
         opener = Opener(self._datasets, 0, members)
         members.ctx = opener.ctx
-        return StreamInterleaveIterator(InterleaveDatasetIterator(opener, self._cycle_length, 0, 0), self._parent, members)
+        interleave: InterleaveDatasetIterator[T] = InterleaveDatasetIterator(_chain(self._parent)[0], opener, self._cycle_length)
+        return StreamInterleaveIterator(interleave, self._parent, members)
 
 
 class StreamInterleaveIterator(PassingIterator[T]):
@@ -289,7 +289,7 @@ class MemberIterator(BlockIterator[T]):
         self._go_to([copied(snapshot(whole))])
 
     def _go_to(self, states: list[Any]) -> None:
-        self._after: After = states, 0
+        self._after: tuple[Sequence[Any], int] = states, 0  # states, and which of them it is at
         self._has_lane = False  # which may be another one's still, where a state is refused
 
     def _use_lane(self) -> None:

@@ -121,7 +121,8 @@ class Model:
 
     def __init__(self, ds, num_lanes, end="drop"):
         self.end, self.position = end, 0
-        shares = [iterate(slice_pipeline(ds.repeat() if end == "repeat" else ds, i, num_lanes, by_lanes=True)) for i in range(num_lanes)]
+        whole = ds.repeat() if end == "repeat" else ds
+        shares = [iterate(slice_pipeline(whole, i, num_lanes, by_lanes=True)) for i in range(num_lanes)]
         for i, it in enumerate(shares):
             it._ctx.belong_to(i, num_lanes, IteratorContext())
         self.lanes = [[plain(x) for x in itertools.islice(it, MANY)] for it in shares]

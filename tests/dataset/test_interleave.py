@@ -185,7 +185,7 @@ class TestStates:
             assert it.get_state() == state
             assert list(it) == [*first, 22, 23, 30, 31, 40, 32, 41]
         # The flag stands in the state again when the block that found the truth failed; the truth stays known no longer.
-        failing = numbers(10, 15, fn=Failing(14, times=4))  # in the block, alone, and in both once more
+        failing = numbers(10, 15, fn=Failing(14, times=2))
         it = iter(interleave([MapDataset.range(0, 3), failing], 2, iter_buffer_size=0))
         it.set_state(stored(0, 2, [0, 1], [1, 1], [1, 0]))
         for _ in range(2):

@@ -1,0 +1,314 @@
+"""The stream of an interleave: elements of several datasets in turn, some of them open at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
+
+from gristmill.core.errors import StateMismatchError
+from gristmill.core.state import shown
+from gristmill.dataset.bases.iterator import DatasetIterator
+from gristmill.dataset.bases.origins import Place
+from gristmill.dataset.engine.members import Members
+from gristmill.dataset.engine.stream import Cell, Pos, Stream, cannot_merge
+from gristmill.dataset.states.values import CycleState, copied
+
+NO_MEMBER: Any = ...  # in place of the position of a slot's member: ``None`` is the position of a plain iterator
+RUNNING, SAID_TO_HAVE_ENDED, ENDED = range(3)  # of a slot; Grain's states may say so of a member that has elements left
+_END: Any = object()
+_MOST_CHANGES = 64  # of a log, besides one for each slot
+
+
+class Slots(NamedTuple):
+    """The members in the slots of a cycle: what changes only when a member begins or ends."""
+
+    num_opened: int  # members that have been put into slots
+    indices: tuple[int, ...]  # of the member in each slot
+    ended: tuple[int, ...]  # ``RUNNING``, ``SAID_TO_HAVE_ENDED`` or ``ENDED``
+    future_states: Mapping[int, Any]  # of members that will be put into slots; ``None``: it has ended
+
+    def put(self, slot: int, flag: int) -> Slots:
+        """Put the next member into ``slot``."""
+        index = self.num_opened
+        states = self.future_states
+        if index in states:
+            states = {i: state for i, state in states.items() if i != index}
+        return Slots(index + 1, replaced(self.indices, slot, index), replaced(self.ended, slot, flag), states)
+
+    def flagged(self, slot: int, flag: int) -> Slots:
+        return self._replace(ended=replaced(self.ended, slot, flag))
+
+
+class Interleave(Stream):
+    """One element of each member in turn. A slot whose member has ended is filled by the next one.
+
+    The position is ``(parts, log, num, slot, slots)``: ``slot`` is whose turn it is; ``parts`` are the
+    positions of the members in the slots, of which the first ``num`` entries ``(slot, position)`` of
+    the log have changed some; the log is shared by the positions of a run, and grows. In place of the
+    position of a member that is ``ENDED`` is its state, so that it is not opened again to be saved.
+
+    Args:
+        members: the datasets.
+        length: the number of slots.
+    """
+
+    makes_choices = True  # members may, and their keys begin with that of this stage
+    work_category: ClassVar = "preprocessing"
+    _cell: Cell | None = None  # of the last run
+    _pos: Pos = None  # of the next one, without a cell
+
+    def __init__(self, stage: Any, members: Members, length: int) -> None:
+        super().__init__(stage)
+        self.members = members
+        self.num_members = members.num
+        self.length = length
+        self.budget_waits = members.budget_waits
+        self.unopenable = -1  # the dataset whose opening failed last: only a run tries again
+        self._pos = self.start()
+
+    def start(self) -> Pos:
+        num = self.length
+        return (NO_MEMBER,) * num, (), 0, 0, Slots(0, (0,) * num, (RUNNING,) * num, {})
+
+    # Running.
+
+    def _run(self, cell: Cell) -> Iterator[Any]:
+        now, slot, slots = self._begin(cell)
+        length = self.length
+        runs: list[Any] = [None] * length
+        cells: list[Any] = [None] * length
+        log: list[tuple[int, Pos]] = []
+        base, num, ended = tuple(now), 0, slots.ended
+        num_vacant = 0  # slots in a row that will remain so
+        while num_vacant < length:
+            if num > length + _MOST_CHANGES:
+                base, log, num = tuple(now), [], 0
+            if (wanted := cell.take_wanted() // length) > 1:
+                for c in filter(None, cells):
+                    c.wanted = wanted
+            run = runs[slot]
+            try:
+                if run is None:
+                    if now[slot] is NO_MEMBER or ended[slot] == ENDED:
+                        if slots.num_opened == self.num_members:
+                            num_vacant, slot = num_vacant + 1, (slot + 1) % length
+                            cell.pos = base, log, num, slot, slots
+                        else:
+                            now[slot], slots = self._filled_slot(slot, slots, self.members.open_next)
+                            ended = slots.ended
+                            log.append((slot, now[slot]))
+                            num += 1
+                        continue
+                    run, cells[slot] = self.members.run(slots.indices[slot], now[slot], cell.choices)
+                    runs[slot] = run
+                x = next(run, _END)
+            except Exception:
+                cell.past_failed = partial(self._pass, cell, tuple(now), slot, slots)
+                raise
+            now[slot] = part = cells[slot].settle() if cells[slot].is_counting else cells[slot].pos
+            if x is _END:
+                was_said, index = ended[slot], slots.indices[slot]
+                now[slot] = part = self.members.state_at(index, part)
+                slots, runs[slot] = slots.flagged(slot, ENDED), None
+                ended = slots.ended
+            elif ended[slot]:
+                slots = slots.flagged(slot, RUNNING)
+                ended = slots.ended
+            log.append((slot, part))
+            num += 1
+            if x is _END:
+                if not was_said:  # by a state, so that its turn was over then
+                    num_vacant, slot = 0, (slot + 1) % length
+                cell.pos = base, log, num, slot, slots
+                self.members.close_member(index)
+                continue
+            num_vacant = 0
+            slot = slot + 1 if slot + 1 < length else 0
+            cell.pos = base, log, num, slot, slots
+            yield (x, x := None)[0]
+
+    def _begin(self, cell: Cell) -> tuple[list[Pos], int, Slots]:
+        """Take note of a run, and return where it begins; close members that are not needed soon."""
+        self._cell = cell
+        self.members.join(self.ctx, self.key)
+        *found, slot, slots = cell.pos
+        now = parts(*found)
+        if slots.future_states:  # a member that has ended takes a slot as if it were saved here
+            now, slot, slots = self._filled(cell.pos)
+        running = {i for i, flag in zip(slots.indices, slots.ended, strict=True) if flag != ENDED}
+        self.members.close_but({*running, *range(slots.num_opened, slots.num_opened + self.length)})
+        return now, slot, slots
+
+    def _filled_slot(self, slot: int, slots: Slots, open_new: Callable[[int], DatasetIterator[Any]]) -> tuple[Pos, Slots]:
+        """Return the position of the next member, in ``slot``; ``NO_MEMBER`` if it ended in a shard of another size."""
+        index = slots.num_opened
+        state = slots.future_states.get(index, _END)
+        if state is None:
+            return NO_MEMBER, slots.put(slot, ENDED)
+        if index not in self.members:  # it may be there, if what came after it failed
+            try:
+                it = open_new(index) if state is _END else self.members.opener.open(index)
+                self.members.add(index, it, None if state is _END else state)
+            except Exception:
+                self.unopenable = index
+                raise
+        return self.members[index].first, slots.put(slot, RUNNING)
+
+    def _pass(self, cell: Cell, now: tuple[Pos, ...], slot: int, slots: Slots) -> None:
+        """Move past what failed in ``slot``: an element, or a dataset that cannot be opened."""
+        index, part = slots.indices[slot], NO_MEMBER
+        if now[slot] is NO_MEMBER or slots.ended[slot] == ENDED:
+            slots = slots.put(slot, ENDED)
+        elif index not in self.members:
+            slots = slots.flagged(slot, ENDED)
+        else:
+            self.members[index].cell.pass_failed()
+            part = self.members[index].cell.pos
+        cell.pos = replaced(now, slot, part), (), 0, (slot + 1) % self.length, slots
+
+    # Positions and states.
+
+    def _filled(self, pos: Pos) -> tuple[list[Pos], int, Slots]:
+        """Return the parts of ``pos``, with members in slots that have never had one: the same elements follow."""
+        *found, slot, slots = pos
+        now = parts(*found)
+        self.members.join(self.ctx, self.key)
+        for i in range(self.length):
+            is_new = now[i] is NO_MEMBER and not slots.ended[i]
+            if is_new and slots.num_opened not in (self.num_members, self.unopenable):
+                try:
+                    now[i], slots = self._filled_slot(i, slots, self.members.opener.open)
+                except Exception:
+                    break  # its turn will come
+        return now, slot, slots
+
+    def save(self, pos: Pos) -> Any:
+        now, slot, slots = self._filled(pos)
+        states = []
+        for index, part, flag in zip(slots.indices, now, slots.ended, strict=True):
+            state = None if part is NO_MEMBER else copied(part) if flag == ENDED else self.members.saved(index, part)
+            if state is None and part is not NO_MEMBER:
+                raise NotImplementedError(
+                    f"{self} has no state to save or to return to: one of its datasets is iterated by a plain Python iterator. "
+                    "Return a DatasetIterator from __iter__ to save its position"
+                )
+            states.append(state)
+        flags = [min(flag, 1) for flag in slots.ended]
+        cycle = CycleState(slot, slots.num_opened, slots.indices, states, flags, slots.future_states)
+        return cycle.as_state(owns_states=True)
+
+    def saves_anywhere(self) -> bool:
+        return False  # it opens members
+
+    def load(self, state: Any) -> Pos:
+        cycle = parsed(state, self)
+        before = self.members.numbers
+        self.members.join(self.ctx, self.key)
+        pairs = [*zip(cycle.indices, cycle.states, strict=True)]
+        try:
+            now = [NO_MEMBER if value is None else self.members[i].stream.load(value) for i, value in pairs]
+        except BaseException:
+            self.members.close_but(before)
+            raise
+        self.members.close_but({i for i, value in pairs if value is not None})
+        flags = tuple([SAID_TO_HAVE_ENDED if flag else RUNNING for flag in cycle.exhausted])
+        slots = Slots(cycle.num_opened, tuple(cycle.indices), flags, cycle.future_states)
+        return self._moved_to((tuple(now), (), 0, cycle.slot, slots))
+
+    def _moved_to(self, pos: Pos) -> Pos:
+        self._cell, self._pos = None, pos
+        return pos
+
+    def place(self, pos: Pos) -> Place | None:
+        return None
+
+    def merge(self, states: Any) -> Any:
+        raise cannot_merge(self)
+
+    def index_of(self, pos: Pos) -> int:
+        self._check_single("know the index of its next element")
+        (part,), _, slots = self._filled(pos)
+        stream = self.members[0].stream
+        return stream.index_of(stream.load(part) if slots.ended[0] == ENDED else part)
+
+    def at_index(self, index: int) -> Pos:
+        self._check_single("jump to an index")
+        part = self.members[0].stream.at_index(index)
+        return self._moved_to(((part,), (), 0, 0, Slots(1, (0,), (RUNNING,), {})))
+
+    def has_gaps(self) -> bool:
+        return self.num_members == 1 and self.members[0].stream.has_gaps()
+
+    def _check_single(self, ability: str) -> None:
+        if self.num_members != 1:
+            raise NotImplementedError(f"{self} does not {ability}: only an interleave of a single dataset does")
+
+    # Resources, and what observers ask.
+
+    def start_prefetch(self) -> None:
+        if not self.members.is_closed:
+            self._filled(self._pos if self._cell is None else self._cell.pos)
+            for stream in self.members.streams:
+                stream.start_prefetch()
+
+    def expect(self, rate: float, due: float | None) -> None:
+        for stream in self.members.streams:
+            stream.expect(rate, due)
+
+    def take_singly(self) -> None:
+        self.members.take_singly()
+
+    def reads_once(self) -> bool:
+        return any([stream.reads_once() for stream in self.members.streams])
+
+    def close(self) -> None:
+        self.members.close()
+
+    def drop(self) -> None:
+        self._live = None
+        self.members.drop()
+
+    def forget(self) -> None:
+        super().forget()
+        for stream in self.members.streams:
+            stream.forget()
+
+    def __str__(self) -> str:
+        return f"InterleaveDatasetIterator([{self.num_members} datasets], cycle_length={self.length})"
+
+
+def parts(base: Sequence[Pos], log: Sequence[tuple[int, Pos]], num: int) -> list[Pos]:
+    """Return the parts after the first ``num`` changes of ``log``."""
+    now = [*base]
+    for i, part in log[:num]:
+        now[i] = part
+    return now
+
+
+def replaced(values: tuple[Any, ...], i: int, value: Any) -> tuple[Any, ...]:
+    return (*values[:i], value, *values[i + 1 :])
+
+
+def parsed(state: Any, owner: Interleave) -> CycleState:
+    """Return the parts of a state.
+
+    Raises:
+        StateMismatchError: it is not the state of such an interleave.
+    """
+    cycle = CycleState.parse(state, owner, owner.length, "the cycle length")
+    if cycle.num_opened > owner.num_members:
+        raise StateMismatchError(
+            f"next_index_in_datasets in the state of {owner} must be at most {owner.num_members}, the number of datasets, "
+            f"got {cycle.num_opened}"
+        )
+    if any([i >= max(1, cycle.num_opened) for i in cycle.indices]):
+        raise StateMismatchError(
+            f"iterators_in_use_indices in the state of {owner} must be numbers of opened datasets, got {shown(cycle.indices)}"
+        )
+    running = [i for i, value in zip(cycle.indices, cycle.states, strict=True) if value is not None]
+    if len({*running}) < len(running):
+        raise StateMismatchError(
+            f"iterators_in_use_indices in the state of {owner} must be different datasets, got {shown(cycle.indices)}"
+        )
+    return cycle

@@ -1,0 +1,64 @@
+"""Choices that positions do not determine, made in members of an interleave and by threads."""
+
+import json
+import random
+from functools import partial
+from itertools import islice
+
+import pytest
+from computing_ahead import DIRECT, no_threads_left  # noqa: F401
+from test_refilling import Dropping
+
+from gristmill import IterDataset, MapDataset
+from gristmill.dataset.engine.iterators import open_stage
+from gristmill.experimental import InterleaveIterDataset, ThreadPrefetchIterDataset
+
+WINDOW = 7
+
+
+class DroppingIterDataset(IterDataset):
+    def __init__(self, parent, rng):
+        super().__init__(parent)
+        self.rng = rng
+
+    def __iter__(self):
+        return open_stage(self, partial(Dropping, rng=self.rng))
+
+
+def dropping(rng, start, num):
+    return DroppingIterDataset(MapDataset.range(start, start + num).to_iter_dataset(DIRECT), rng)
+
+
+def interleaved(rng, size):
+    members = [dropping(rng, 100 * i, 5 + 9 * i) for i in range(4)]
+    return InterleaveIterDataset(members, cycle_length=2, iter_buffer_size=size)
+
+
+PIPELINES = {
+    "thread": lambda rng: ThreadPrefetchIterDataset(dropping(rng, 0, 60), prefetch_buffer_size=4),
+    "thread of threads": lambda rng: ThreadPrefetchIterDataset(interleaved(rng, 3), prefetch_buffer_size=2),
+    "interleave": lambda rng: interleaved(rng, 0),
+    "interleave of threads": lambda rng: interleaved(rng, 2),
+    "interleave of interleaves": lambda rng: InterleaveIterDataset([interleaved(rng, 0), interleaved(rng, 1)], cycle_length=2),
+    "windows": lambda rng: ThreadPrefetchIterDataset(interleaved(rng, 0).window_shuffle(3, seed=2), prefetch_buffer_size=3),
+    "in the caller": lambda rng: ThreadPrefetchIterDataset(dropping(rng, 0, 60), prefetch_buffer_size=0),
+}
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize("in_place", [True, False], ids=["in_place", "opened_again"])
+def test_a_window_has_the_elements_that_it_had_in_the_first_run(name, in_place):
+    rng = random.Random(1)  # of all runs together, so that each would drop others
+    ds = PIPELINES[name](rng).window_shuffle(WINDOW, seed=3)
+    it, states, first = iter(ds), [], []
+    while len(states) == len(first):
+        states.append(json.dumps(it.get_state()))
+        first += islice(it, 1)
+    assert len(first) > 20
+    for position in range(0, len(first), 3):
+        again = it if in_place else iter(ds)
+        again.set_state(json.loads(states[position]))
+        end = min(len(first), position - position % WINDOW + WINDOW)
+        expected = first[position:end] if position % WINDOW else []  # nothing was chosen yet at the beginning of a window
+        assert [*islice(again, len(expected))] == expected, position
+        again.close() if again is not it else None
