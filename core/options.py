@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from gristmill.core.errors import as_int
+from gristmill.core.errors import as_int, check_word
 
 _log = logging.getLogger("gristmill")
 
@@ -99,8 +99,7 @@ class MultiprocessingOptions:
         )
         _check_environment(self.worker_env)
         self._check_lanes()
-        if self.executor not in ("processes", "threads", None):
-            raise ValueError(f"executor must be 'processes', 'threads' or None, got {self.executor!r:.200}")
+        check_word("executor", self.executor, "processes", "threads", None)
         if self.executor == "threads":
             _check_no_environment(self)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
 
 import numpy as np
 
-from gristmill.core.errors import as_int
+from gristmill.core.errors import as_int, check_word
 from gristmill.core.options import MultiprocessingOptions, ReadOptions
 from gristmill.core.ray_options import RayOptions, WorkerOptions, check_worker_options
 from gristmill.core.sharding import ShardOptions
@@ -42,8 +42,7 @@ S = TypeVar("S")
 
 def _check_order(order: Any, options: WorkerOptions, sequential_slice: bool) -> Any:
     """``order``, if it is one that goes with the other arguments of ``mp_prefetch``."""
-    if order not in ("workers", "stream"):
-        raise ValueError(f"order must be 'workers' or 'stream', got {order!r:.200}")
+    check_word("order", order, "workers", "stream")
     if order == "stream" and (options.num_lanes is not None or sequential_slice):
         name = "sequential_slice=True" if sequential_slice else f"num_lanes={options.num_lanes}"
         raise ValueError(

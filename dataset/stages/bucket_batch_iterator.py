@@ -9,7 +9,7 @@ from itertools import pairwise
 from operator import itemgetter
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
-from gristmill.core.errors import StateIndexError, StateMismatchError, as_int
+from gristmill.core.errors import StateIndexError, StateMismatchError, as_int, check_word
 from gristmill.core.state import shown, state_count, state_field
 from gristmill.dataset.ahead.lookahead import Lookahead
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, go_to, snapshot, state_to_refill
@@ -28,8 +28,7 @@ _NUMBERS = re.compile(r"([0-9]{1,12}(-[0-9]{1,12})?(,[0-9]{1,12}(-[0-9]{1,12})?)
 
 
 def check_on_long(on_long: Any) -> None:
-    if on_long not in ("raise", "truncate", "drop"):
-        raise ValueError(f"on_long must be 'raise', 'truncate' or 'drop', got {on_long!r:.100}")
+    check_word("on_long", on_long, "raise", "truncate", "drop")
 
 
 class BucketParameters(Parameters):
