@@ -67,10 +67,11 @@ class MultiprocessingOptions:
             are the threads and the read-ahead of ``ReadOptions``, of which each lane uses its part.
         executor: ``"processes"``, ``"threads"`` of this process, or ``None``: threads if Python runs without the GIL when
             iteration begins (``sys._is_gil_enabled()`` returns ``False``), otherwise processes. Elements, order, errors and
-            states are the same. Threads start at once and hand outputs over without pickling. They share all functions and
-            sources, which must be safe to use from several threads; processes have copies. ``worker_init_fn`` runs in each
-            thread with the same arguments, and ``worker_env`` is refused. A crash in C code ends the program, and a function
-            that never returns keeps its thread. With the GIL, threads help if functions release it or wait.
+            states are the same. Threads start at once and hand outputs over without pickling. Each has its own copy of the
+            functions, as a process has; threads share sources, modules, classes, and functions that cannot be pickled, which
+            must be safe to use from several threads. ``worker_init_fn`` runs in each thread with the same arguments, and
+            ``worker_env`` is refused. A crash in C code ends the program, and a function that never returns keeps its thread.
+            With the GIL, threads help if functions release it or wait.
 
     Raises:
         TypeError: a value is of the wrong type.

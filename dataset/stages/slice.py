@@ -97,6 +97,7 @@ class ReindexedMapDataset(BlockMapDataset[T]):
     """
 
     _element_spec = spec_of_first_parent
+    _shared_by_threads = ("_indices",)
 
     def __init__(self, parent: Any, indices: Any) -> None:
         super().__init__(parent)
