@@ -27,13 +27,15 @@ from gristmill.dataset.worker_task import PipelineTask
 from gristmill.workers.pickling import CloudPickler
 from gristmill.workers.shared_array import SharedMemoryArray
 
+_PLAIN = frozenset({str, int, float, bool, bytes, type(None)})  # most of what is pickled, and not worth a look
+
 
 class ThreadPayload:
     """Called in a thread, returns the thread's own copy of ``task``."""
 
     def __init__(self, task: PipelineTask) -> None:
         self._task = task
-        self._shared: dict[int, tuple[Any, Any]] = {}  # by id: an object, and what stands for it
+        self._shared: dict[int, tuple[Any, Any]] = {}  # by id: an object, and what threads have in its place
         self._pickled: bytes | None = None
         for pickler in (_Pickler(self._shared), _CarefulPickler(self._shared)):
             try:
@@ -64,6 +66,8 @@ class _Pickler(CloudPickler):
     def persistent_id(self, obj: Any) -> int | None:
         """Return the key of ``obj`` if it is shared."""
         kind = type(obj)
+        if kind in _PLAIN:
+            return None
         if issubclass(kind, DatasetNode | Value | PipelineTask):
             self._enter(obj)
         elif issubclass(kind, type | SharedMemory | SharedMemoryArray) or kind is object or _is_read_only(obj):
@@ -104,7 +108,7 @@ class _Trial(_Pickler):
     """Pickles what a part of the pipeline holds, without other parts."""
 
     def persistent_id(self, obj: Any) -> int | None:
-        return 0 if isinstance(obj, DatasetNode | Value) else super().persistent_id(obj)
+        return 0 if issubclass(type(obj), DatasetNode | Value) else super().persistent_id(obj)
 
 
 class _Unpickler(pickle.Unpickler):
