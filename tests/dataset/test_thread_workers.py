@@ -15,8 +15,9 @@ from programs import output
 from refusing import assert_raises, assert_stays
 from waiting import running, wait_until
 
-from gristmill.core.options import MultiprocessingOptions, ReadOptions
+from gristmill.core.options import DatasetOptions, MultiprocessingOptions, ReadOptions
 from gristmill.dataset import MapDataset
+from gristmill.dataset.worker_task import PipelineTask
 from gristmill.diagnostics import observe
 from gristmill.experimental import InterleaveIterDataset
 from gristmill.loader.data_loader import DataLoader
@@ -265,6 +266,15 @@ started = []
 
 def note_start(index, count):
     started.append((index, count, worker_name(0)))
+
+
+def test_nothing_is_finished_before_the_first_take():
+    """Another thread asks for it if the worker's thread has to wait for a CPU."""
+    producer = PipelineTask(numbers(4), DatasetOptions(), None, False, 1)(0, 1, None)
+    producer.start({0: None}, skip=False)
+    producer.begin(2)
+    assert producer.finished() == ([], [])
+    assert producer.take(0, 2)[0] == [0, 1]
 
 
 class TestThreads:
