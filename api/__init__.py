@@ -42,6 +42,10 @@ if TYPE_CHECKING:
     from gristmill.diagnostics.viewer import view as view
     from gristmill.install import install_as_grain as install_as_grain
     from gristmill.loader import DataLoaderIterator as DataLoaderIterator
+    from gristmill.prepare import WriteReport as WriteReport
+    from gristmill.prepare import read as read
+    from gristmill.prepare import verify_files as verify_files
+    from gristmill.prepare import write as write
     from gristmill.python import *  # noqa: F403  (every name of the legacy surface is reachable from here too)
     from gristmill.samplers import IterableSampler as IterableSampler
     from gristmill.sharding import even_split as even_split
@@ -95,6 +99,7 @@ _NAMES = {
     "Schedule": "gristmill.dataset.schedules",
     "TarSource": "gristmill.sources",
     "TokenSource": "gristmill.sources",
+    "WriteReport": "gristmill.prepare",
     "__version__": "gristmill.core.version",
     "__version_info__": "gristmill.core.version",
     "bucket_boundaries": "gristmill.transforms.length_buckets",
@@ -107,11 +112,14 @@ _NAMES = {
     "install_as_grain": "gristmill.install",
     "load": "gristmill.loader",
     "observe": "gristmill.diagnostics",
+    "read": "gristmill.prepare",
     "start_telemetry": "gristmill.diagnostics",
     "stop_telemetry": "gristmill.diagnostics",
     "verify": "gristmill.diagnostics",
+    "verify_files": "gristmill.prepare",
     "view": "gristmill.diagnostics.viewer",
     "visualize": "gristmill.diagnostics",
+    "write": "gristmill.prepare",
 }
 
 

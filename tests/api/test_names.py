@@ -26,7 +26,7 @@ FAMILIES = [
     ("Map RandomMap Filter", "transforms.", TRANSFORMS[:2]),
     ("MapWithIndex", "transforms.", TRANSFORMS),
     ("Tolerate", "transforms.", []),
-    ("FaultBudgetError", "", []),
+    ("FaultBudgetError WriteReport read verify_files write", "", []),
     ("Transformation Transformations DatasetSelectionMap", "transforms.", [IN_PYTHON, HERE]),
     ("ShardOptions NoSharding ShardByJaxProcess", "sharding.", [IN_PYTHON, HERE]),
     ("INDEX RECORD_KEY DATASET_INDEX EPOCH SEED RECORD META_FEATURES", "constants.", [IN_PYTHON, HERE]),
