@@ -168,15 +168,16 @@ class FileWriter:
         place = -1
         try:
             for place, element in enumerate(elements):
+                if writer is None:
+                    writer = self.format.open(path, number)
                 try:
-                    record = encode(element)
+                    writer.write(encode(element))
+                except OSError:
+                    raise
                 except Exception as error:
                     raise ElementError(
                         f"{where(place)} cannot be written as {self.format.name}: {error}"
                     ) from error
-                if writer is None:
-                    writer = self.format.open(path, number)
-                writer.write(record)
         except BaseException:
             if writer is not None:
                 _close_anyway(writer)
