@@ -8,6 +8,7 @@ that it does not exist. Two writers of one file upload the same bytes.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import tempfile
 import zlib
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from gristmill.prepare.formats.base import as_checksum
 from gristmill.prepare.local import UNFINISHED
 from gristmill.sources.storage.remote import root_of
 
+_PIECE_BYTES = 8 << 20
 _WHOLE_BYTES = 64 << 20  # larger objects are uploaded in parts, for which stores know no condition
 
 
@@ -53,82 +55,58 @@ class RemoteFolder:
 
     def read(self, name: str) -> bytes | None:
         """Returns the bytes of a small object; ``None`` if there is none."""
-        import obstore
-
         try:
-            return bytes(obstore.get(self._bucket(), self._key(name)).bytes())
+            return bytes(self._call("get", name).bytes())
         except FileNotFoundError:
             return None
 
     def size(self, name: str) -> int | None:
         """Returns the size of an object; ``None`` if there is none."""
-        found = self._head(name)
-        return None if found is None else int(found["size"])
-
-    def version(self, name: str) -> str:
-        """Returns the entity tag of an object."""
-        found = self._head(name)
-        return "" if found is None else str(found["e_tag"])
+        try:
+            return int(self._call("head", name)["size"])
+        except FileNotFoundError:
+            return None
 
     def create(self, name: str, content: bytes) -> bool:
         """Writes a small object unless one of this name exists. Returns False if it exists."""
-        import obstore
-        from obstore.exceptions import AlreadyExistsError
-
         try:
-            obstore.put(self._bucket(), self._key(name), content, mode="create")
-        except AlreadyExistsError:
+            self._call("put", name, content, mode="create")
+        except FileExistsError:
             return False
         return True
 
     def replace(self, name: str, content: bytes) -> None:
         """Writes a small object, in place of the one of this name."""
-        import obstore
-
-        obstore.put(self._bucket(), self._key(name), content)
+        self._call("put", name, content)
 
     def publish(self, path: Path, name: str) -> None:
         """Uploads a file that is whole. If it is not large, another writer's object stays."""
-        import obstore
-        from obstore.exceptions import AlreadyExistsError
-
         is_large = path.stat().st_size > _WHOLE_BYTES
-        with contextlib.suppress(AlreadyExistsError):
-            obstore.put(
-                self._bucket(), self._key(name), path, mode="overwrite" if is_large else "create"
-            )
+        with contextlib.suppress(FileExistsError):
+            self._call("put", name, path, mode="overwrite" if is_large else "create")
 
     def remove(self, name: str) -> None:
         """Removes an object, if there is one."""
-        import obstore
-
         with contextlib.suppress(FileNotFoundError):
-            obstore.delete(self._bucket(), self._key(name))
+            self._call("delete", name)
 
     def checksum(self, name: str) -> str:
         """Returns the checksum of an object, all of which is read."""
-        import obstore
-
         checksum = 0
-        for piece in obstore.get(self._bucket(), self._key(name)).stream(min_chunk_size=8 << 20):
+        for piece in self._call("get", name).stream(min_chunk_size=_PIECE_BYTES):
             checksum = zlib.crc32(piece, checksum)
         return as_checksum(checksum)
 
     def unfinished_names(self) -> list[str]:
         """Returns the names of the small objects that are left of writing."""
-        import obstore
-
-        pages = obstore.list(self._bucket(), self._key(UNFINISHED))
-        return [
-            f"{UNFINISHED}/{found['path'].rpartition('/')[2]}" for page in pages for found in page
-        ]
+        pages = self._call("list", UNFINISHED)
+        names = [found["path"].rpartition("/")[2] for page in pages for found in page]
+        return [f"{UNFINISHED}/{name}" for name in names]
 
     def remove_unfinished(self) -> None:
         """Removes all that is left of writing."""
-        import obstore
-
-        for page in obstore.list(self._bucket(), self._key(UNFINISHED)):
-            obstore.delete(self._bucket(), [found["path"] for found in page])
+        for name in self.unfinished_names():
+            self.remove(name)
 
     @contextlib.contextmanager
     def workspace(self, name: str) -> Iterator[Path]:
@@ -141,13 +119,30 @@ class RemoteFolder:
         """Does nothing: two writers of one file upload the same bytes."""
         yield
 
-    def _head(self, name: str) -> Any:
-        import obstore
+    def _call(self, function: str, name: str, *given: Any, **options: Any) -> Any:
+        """Calls a function of obstore for the object of a name.
 
+        Raises:
+            FileNotFoundError, FileExistsError: as the store says.
+            OSError: it cannot be reached, or refuses; names the object.
+        """
+        obstore = importlib.import_module("obstore")
         try:
-            return obstore.head(self._bucket(), self._key(name))
-        except FileNotFoundError:
-            return None
+            return getattr(obstore, function)(self._bucket(), self._key(name), *given, **options)
+        except Exception as error:
+            kinds = {"NotFoundError": FileNotFoundError, "AlreadyExistsError": FileExistsError}
+            kind = kinds.get(type(error).__name__, OSError)
+            if isinstance(error, FileNotFoundError):
+                kind = FileNotFoundError
+            elif not type(error).__module__.startswith("obstore") and not isinstance(
+                error, OSError
+            ):
+                raise
+            text = " ".join(str(error).partition("\n\nDebug source")[0].split())[:500]
+            raise kind(
+                f"{self.path}/{name}: {text}. Are the address and the credentials right, and "
+                "may they write there? Finished files stay: call write again to continue"
+            ) from error
 
     def _key(self, name: str) -> str:
         return f"{self._prefix}/{name}" if self._prefix else name

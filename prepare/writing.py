@@ -16,12 +16,12 @@ from gristmill.core.sharding import NoSharding, ShardOptions
 from gristmill.core.state import shown
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.map import MapDataset
+from gristmill.dataset.telling.code import described_pipeline, pipeline_difference
 from gristmill.prepare.codecs import codec_of
 from gristmill.prepare.files import FileWriter, Finished, Folder, number_of
 from gristmill.prepare.formats import described_format, format_of
 from gristmill.prepare.formats.base import Format
 from gristmill.prepare.manifest import NAME, Manifest, ManifestError, Part
-from gristmill.prepare.pipeline import check_same_pipeline, described_pipeline
 from gristmill.prepare.planning import num_files_of, planned
 from gristmill.prepare.ranges import NO_FAULTS, RangeJob, Ranges, added_faults
 from gristmill.prepare.reading import folder_at, manifest_in, note_codec, verify_manifest
@@ -206,7 +206,9 @@ class _Call:
                     f"{shown(part.request.get(name))}, and is "
                     f"{shown(now)} here. {_REMEDY}"
                 )
-        check_same_pipeline(part.pipeline, described_pipeline(self.ds), str(self.folder), _REMEDY)
+        difference = pipeline_difference(part.pipeline, described_pipeline(self.ds))
+        if difference is not None:
+            raise ManifestError(f"{self.folder} is of another pipeline: {difference}. {_REMEDY}")
 
     def _extended(self, found: Manifest) -> Manifest:
         """The manifest with another part."""

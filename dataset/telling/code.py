@@ -8,8 +8,10 @@ compared within one version only.
 
 from __future__ import annotations
 
+import dis
 import functools
 import hashlib
+import inspect
 import sys
 import sysconfig
 import types
@@ -25,13 +27,17 @@ from gristmill.core.state import shown
 from gristmill.dataset.bases.node import DatasetNode, is_of_library
 from gristmill.dataset.bases.parameters import parameters_of
 from gristmill.dataset.telling.description import check_description, describe, source_first
-from gristmill.prepare.manifest import ManifestError
 
 _PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 _MAX_ITEMS = 1000  # of a list whose values are compared; of a longer one so many, evenly spread
 _MAX_BYTES = 1 << 26  # of an array, likewise
 _MAX_DEPTH = 50
 _STANDARD = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
+_MUTATORS = {
+    *("add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "remove", "setdefault", "sort"),
+    *("update", "write", "__setitem__"),
+}
+_MUTABLE = (list, dict, set, np.ndarray)
 _PLAIN = (int, float, complex, str, bytes, bool, type(None))
 
 
@@ -50,27 +56,19 @@ def described_pipeline(ds: Any) -> dict[str, Any]:
     }
 
 
-def check_same_pipeline(
-    saved: Mapping[str, Any], own: Mapping[str, Any], place: str, remedy: str
-) -> None:
-    """Compares two descriptions.
-
-    Raises:
-        ManifestError: they differ; names the first difference.
-    """
+def pipeline_difference(saved: Mapping[str, Any], own: Mapping[str, Any]) -> str | None:
+    """Returns the first difference of two descriptions in words; ``None`` if there is none."""
     try:
         check_description(saved.get("stages"), own["stages"])
     except StateMismatchError as error:
-        difference = str(error).partition("pipeline: ")[2] or str(error)
-        raise ManifestError(f"{place} is of another pipeline: {difference}. {remedy}") from None
+        return str(error).partition("pipeline: ")[2] or str(error)
     if saved.get("python") != own["python"]:
-        return
+        return None
     for then, now in zip(saved.get("code", ()), own["code"], strict=False):
         if then != now:
-            raise ManifestError(
-                f"{place} is of another pipeline: the code or the data of {now['stage']} differ, "
-                f"{shown(then.get('name'))} then, {shown(now['name'])} now. {remedy}"
-            )
+            names = f"{shown(then.get('name'))} then, {shown(now['name'])} now"
+            return f"the code or the data of {now['stage']} differ, {names}"
+    return None
 
 
 def _nodes(ds: Any) -> Iterator[Any]:
@@ -146,11 +144,7 @@ class _Digest:
 
     def add_class(self, kind: type) -> None:
         """Adds the methods of a class of the user; of others the name."""
-        self._note(
-            f"class {kind.__module__}.{kind.__qualname__}"
-            if _is_installed(kind)
-            else f"class {kind.__qualname__}"
-        )
+        self._note(f"class {kind.__module__}.{kind.__qualname__}" if _is_installed(kind) else f"class {kind.__qualname__}")
         if id(kind) in self._seen or _is_installed(kind):
             return
         self._seen.add(id(kind))
@@ -179,7 +173,18 @@ class _Digest:
         else:
             self.add_class(type(value))
             if not _is_installed(type(value)):
-                self.add(dict(getattr(value, "__dict__", {})))
+                self._add_attributes(value)
+
+    def _add_attributes(self, value: Any) -> None:
+        """Adds the attributes of an object, except for those that its methods change."""
+        methods = [inspect.unwrap(x) for x in vars(type(value)).values() if isinstance(x, types.FunctionType)]
+        codes = [method.__code__ for method in methods if method.__name__ not in ("__init__", "__post_init__", "__setstate__")]
+        assigned = {instruction.argval for code in codes for instruction in dis.get_instructions(code) if _assigns(instruction)}
+        mutates = any(map(_mutates, codes))
+        for name, attribute in getattr(value, "__dict__", {}).items():
+            if name not in assigned and not (mutates and isinstance(attribute, _MUTABLE)):
+                self._note(name)
+                self.add(attribute)
 
     def _add_array(self, value: np.ndarray[Any, Any]) -> None:
         self._note(f"array {value.dtype} {value.shape}")
@@ -202,11 +207,14 @@ class _Digest:
             return
         self._add_code(function.__code__)
         self.add((function.__defaults__, function.__kwdefaults__))
+        mutates = _mutates(function.__code__)
         for cell in function.__closure__ or ():
             try:
-                self.add(cell.cell_contents)
+                value = cell.cell_contents
             except ValueError:  # not assigned yet
-                self._note("empty")
+                continue
+            if not (mutates and isinstance(value, _MUTABLE)):
+                self.add(value)
         for name in _names_in(function.__code__):
             value = function.__globals__.get(name)
             if isinstance(value, (*_PLAIN, tuple, types.FunctionType, type)) and value is not None:
@@ -229,25 +237,27 @@ class _Digest:
 
 
 def _names_in(code: types.CodeType) -> list[str]:
-    inner = [
-        name
-        for constant in code.co_consts
-        if isinstance(constant, types.CodeType)
-        for name in _names_in(constant)
-    ]
+    inner = [name for constant in code.co_consts if isinstance(constant, types.CodeType) for name in _names_in(constant)]
     return [*dict.fromkeys([*code.co_names, *inner])]
+
+
+def _mutates(code: types.CodeType) -> bool:
+    """Returns True if the code may change a list, dict or array in place, as a counter or a log is."""
+    inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    is_assigning = any([instruction.opname in ("STORE_SUBSCR", "DELETE_SUBSCR") for instruction in dis.get_instructions(code)])
+    return is_assigning or not _MUTATORS.isdisjoint(code.co_names) or any(map(_mutates, inner))
+
+
+def _assigns(instruction: dis.Instruction) -> bool:
+    return instruction.opname == "STORE_ATTR"
 
 
 def _is_installed(value: Any) -> bool:
     """Returns True for code of Python itself and of packages."""
     name = getattr(value, "__module__", None) or "builtins"
     file = getattr(sys.modules.get(name), "__file__", None)
-    if name == "__main__" or (
-        file is None and name in sys.modules and name not in sys.builtin_module_names
-    ):
+    if name == "__main__" or (file is None and name in sys.modules and name not in sys.builtin_module_names):
         return False
     if file is None or name.partition(".")[0] == "gristmill":
         return file is not None or name in sys.builtin_module_names
-    return "site-packages" in Path(file).parts or any(
-        [Path(file).is_relative_to(folder) for folder in _STANDARD]
-    )
+    return "site-packages" in Path(file).parts or any([Path(file).is_relative_to(folder) for folder in _STANDARD])
