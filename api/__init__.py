@@ -51,7 +51,9 @@ if TYPE_CHECKING:
     from gristmill.sharding import even_split as even_split
     from gristmill.sources import BagDataSource as BagDataSource
     from gristmill.sources import HuggingFaceSource as HuggingFaceSource
+    from gristmill.sources import ImageFolderSource as ImageFolderSource
     from gristmill.sources import JsonlSource as JsonlSource
+    from gristmill.sources import MDSSource as MDSSource
     from gristmill.sources import ParquetSource as ParquetSource
     from gristmill.sources import TarSource as TarSource
     from gristmill.sources import TokenSource as TokenSource
@@ -85,10 +87,12 @@ _NAMES = {
     "FaultBudgetError": "gristmill.core.errors",
     "HuggingFaceIterDataset": "gristmill.dataset.stages.hugging_face",
     "HuggingFaceSource": "gristmill.sources",
+    "ImageFolderSource": "gristmill.sources",
     "IterDataset": "gristmill.dataset",
     "IterableSampler": "gristmill.samplers",
     "JsonlSource": "gristmill.sources",
     "Ledger": "gristmill.diagnostics.provenance",
+    "MDSSource": "gristmill.sources",
     "MapDataset": "gristmill.dataset",
     "MultiprocessingOptions": "gristmill.core.options",
     "ParquetSource": "gristmill.sources",
