@@ -72,6 +72,7 @@ class DiskStore:
         os.utime(self._folder / "in_use")
         self._table = os.open(self._folder / "table", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         self._lock = Lock()
+        self.claims: dict[int, Lock] = {}  # keys whose values are being computed: a lock that the thread holds
         self._segments: dict[int, tuple[int, float]] = {}  # of those that are read: descriptor, what is on the disk
         self._own: tuple[int, int] | None = None  # number and descriptor of the segment that is written
         self._end = self._synced = 0

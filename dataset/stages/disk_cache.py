@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from gristmill.core.errors import as_int
 from gristmill.core.indices import Indices, as_ints
+from gristmill.core.locks import Lock
 from gristmill.core.state import shown
 from gristmill.dataset.bases.epochs import keeps_records
 from gristmill.dataset.bases.map import BlockMapDataset, read, same_index
@@ -131,14 +134,36 @@ class DiskCacheMapDataset(BlockMapDataset[T]):
         self._check_not_empty(length, indices)
         keys = [i % length for i in as_ints(indices)]
         store = self._cache.store()
-        elements = store.get(keys)
-        missing = [place for place, element in enumerate(elements) if element is MISSING]
+        elements = dict(zip(keys, store.get(keys), strict=True))
+        missing = [key for key, element in elements.items() if element is MISSING]
         if missing:
-            computed = read(self._parents[0], [keys[place] for place in missing])
-            for place, element in zip(missing, computed, strict=True):
-                elements[place] = element
-                if element is not None or self._keeps_nones:
-                    self._keep(store, keys[place], element)
+            elements.update(self._computed(store, missing))
+        if len(elements) == len(keys):
+            return [*elements.values()]
+        return [copy.deepcopy(elements[key]) for key in keys]  # some are wanted twice, and may be changed in place
+
+    def _computed(self, store: DiskStore, keys: Sequence[int]) -> dict[int, Any]:
+        """The elements at ``keys``, which are not stored: of a key that another thread computes, what that has stored."""
+        claim = Lock()
+        with claim:  # which others wait for, and which an interrupt releases
+            own = [key for key in keys if store.claims.setdefault(key, claim) is claim]
+            try:
+                elements = self._stored(store, own)
+            finally:
+                for key in own:
+                    store.claims.pop(key, None)
+        for key in keys:
+            if key not in elements:
+                with store.claims.get(key, claim):
+                    pass
+                [elements[key]] = store.get([key])
+        return elements | self._stored(store, [key for key in keys if elements[key] is MISSING])
+
+    def _stored(self, store: DiskStore, keys: Sequence[int]) -> dict[int, Any]:
+        elements = dict(zip(keys, read(self._parents[0], keys) if keys else (), strict=True))
+        for key, element in elements.items():
+            if element is not None or self._keeps_nones:
+                self._keep(store, key, element)
         return elements
 
     def _keep(self, store: DiskStore, key: int, element: Any) -> None:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -69,6 +70,19 @@ def test_streams_are_computed_once_and_continue_anywhere(tmp_path):
                 next(it)
         forget()
     assert_raises(ValueError, "max_bytes is for a cache on disk", ds.cache, max_bytes=3)
+
+
+def test_threads_compute_an_element_once(tmp_path):
+    ds, calls = counted()
+    cached = ds.cache(tmp_path)
+    indices = [*range(60), *range(60)[::-1]] * 3
+    with ThreadPoolExecutor(8) as pool:
+        read = list(pool.map(cached.__getitem__, indices))
+    assert sorted(calls) == [*range(60)] and are_equal(read, [cached[i] for i in indices])
+    twice = cached.slice([5, 5])
+    one, other = twice.to_iter_dataset()
+    one["image"][:] = 255
+    assert are_equal(other, counted()[0][5])
 
 
 def test_workers_fill_it_for_all(tmp_path):
