@@ -65,6 +65,8 @@ class DiskStore:
     """
 
     def __init__(self, root: str, name: str, max_bytes: int | None) -> None:
+        if fcntl is None:
+            raise OSError(f"nothing can be kept in {root}: cache(path) needs a system with locks of files (POSIX)")
         self._root, self._folder, self._max_bytes = Path(root), Path(root, name), max_bytes
         self._folder.mkdir(parents=True, exist_ok=True)
         self._in_use = os.open(self._folder / "in_use", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)

@@ -6,11 +6,11 @@ name is always known, and one that is known but has no name is written again.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
-import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +104,7 @@ class FileWriter:
             number: of the file.
             elements: those of the file.
             faults: called after the last element; returns what was skipped.
-            where: names the element at a place in ``elements``, for messages.
+            where: names the last element, which is at a place in ``elements``, for messages.
             ended: called after the last element; returns the state of the stream, and whether it
                 has ended.
 
@@ -113,33 +113,21 @@ class FileWriter:
             OSError: the disk is full, or the folder cannot be written.
         """
         stem = stem_of(number)
-        with self.folder.workspace(stem) as workspace:
+        with full_disk_explained(self.folder), self.folder.workspace(stem) as workspace:
             first = workspace / f"{stem}{self.format.suffixes[0]}"
-            try:
-                num_records = self._write_records(str(first), number, elements, where)
-                paths = (
-                    [workspace / f"{stem}{suffix}" for suffix in self.format.suffixes]
-                    if num_records
-                    else []
-                )
-                for path in paths:
-                    _sync(path)
-            except Exception as error:
-                full = _full_disk(error, workspace, self.folder)
-                if full is None:
-                    raise
-                raise full from error
+            num_records = self._write_records(str(first), number, elements, where)
+            paths = [workspace / f"{stem}{suffix}" for suffix in self.format.suffixes]
+            paths = paths if num_records else []
+            for path in paths:
+                _sync(path)
             files = [
                 WrittenFile(
-                    path.name, 0 if number else num_records, path.stat().st_size, crc32_of(path)
+                    path.name, 0 if place else num_records, path.stat().st_size, crc32_of(path)
                 )
-                for number, path in enumerate(paths)
+                for place, path in enumerate(paths)
             ]
-            versions = {
-                path.name: str(path.stat().st_mtime_ns)
-                for path in paths
-                if isinstance(self.folder, LocalFolder)
-            }
+            is_local = isinstance(self.folder, LocalFolder)
+            versions = {path.name: str(path.stat().st_mtime_ns) for path in paths if is_local}
             done = Finished(tuple(files), faults(), versions, *ended())
             self._publish(number, done, paths)
         return done
@@ -259,15 +247,24 @@ def _close_anyway(writer: Any) -> None:
         return
 
 
-def _full_disk(error: Exception, workspace: Path, folder: Any) -> OSError | None:
-    """Returns the error for a disk that has no room, whatever a format's library has made of it."""
-    number = error.errno if isinstance(error, OSError) else None
-    if number not in _FULL and not any([text in str(error) for text in _FULL_TEXTS]):
-        return None
-    free = shutil.disk_usage(workspace).free
-    return OSError(
-        number or errno.ENOSPC,
-        f"{folder} cannot take another file: {error} ({free} bytes are free at "
-        f"{workspace.parent}). Finished files stay. Make room "
-        "and call write again: it continues there",
-    )
+@contextlib.contextmanager
+def full_disk_explained(folder: Any) -> Iterator[None]:
+    """Makes one error of a disk that has no room, whatever a format's library has made of it."""
+    try:
+        yield
+    except _FullDiskError:
+        raise
+    except Exception as error:
+        cause = error.__cause__ if isinstance(error, ElementError) and error.__cause__ else error
+        number = cause.errno if isinstance(cause, OSError) else None
+        if number not in _FULL and not any([text in str(cause) for text in _FULL_TEXTS]):
+            raise
+        raise _FullDiskError(
+            number or errno.ENOSPC,
+            f"{folder} cannot take another file: {cause}. Finished files stay. Make room and call "
+            "write again: it continues there",
+        ) from error
+
+
+class _FullDiskError(OSError):
+    """The disk is full. Users know it as ``OSError``."""

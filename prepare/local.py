@@ -109,7 +109,13 @@ class LocalFolder:
 
     @contextlib.contextmanager
     def lock(self, name: str) -> Iterator[None]:
-        """Waits until no other process writes ``name``."""
+        """Waits until no other process writes ``name``.
+
+        Raises:
+            OSError: this system has no locks of files, as Windows.
+        """
+        if fcntl is None:
+            raise OSError(f"{self} cannot be written: this system has no locks of files (POSIX)")
         self._at(UNFINISHED).mkdir(parents=True, exist_ok=True)
         descriptor = os.open(
             self._at(UNFINISHED) / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666

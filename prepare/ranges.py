@@ -65,19 +65,18 @@ class Ranges:
 
     def write(self, writer: FileWriter, number: int, start: int, stop: int) -> Finished:
         """Writes the elements at ``start`` to ``stop - 1`` as file ``number``."""
-        places: list[int] = []  # of the elements that are not None, if positions are known
+        current = start  # the position of the last element, if positions are known
 
         def elements() -> Iterator[Any]:
-            for place, element in enumerate(it):
+            nonlocal current
+            for current, element in enumerate(it, start):  # noqa: B007
                 if element is not None:
-                    places.append(place)
                     yield element
 
         def where(place: int) -> str:
             if self._steps:
                 return f"element {place} of those at {start} to {stop - 1}"
-            index = start + places[place]
-            return f"element {index}{_records_text(self._root, index)}"
+            return f"element {current}{_records_text(self._root, current)}"
 
         with closing(iter(self.over(self._root[start:stop]))) as it:
             return writer.write(number, elements(), lambda: self._faults(it), where)

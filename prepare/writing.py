@@ -18,7 +18,13 @@ from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.telling.code import described_pipeline, pipeline_difference
 from gristmill.prepare.codecs import codec_of
-from gristmill.prepare.files import FileWriter, Finished, Folder, number_of
+from gristmill.prepare.files import (
+    FileWriter,
+    Finished,
+    Folder,
+    full_disk_explained,
+    number_of,
+)
 from gristmill.prepare.formats import described_format, format_of
 from gristmill.prepare.formats.base import Format
 from gristmill.prepare.manifest import NAME, Manifest, ManifestError, Part
@@ -152,6 +158,10 @@ class _Call:
             note_codec(self.folder, self.codec)
 
     def run(self, workers: Any, overwrite: bool, progress: bool | None) -> WriteReport:
+        with full_disk_explained(self.folder):
+            return self._run(workers, overwrite, progress)
+
+    def _run(self, workers: Any, overwrite: bool, progress: bool | None) -> WriteReport:
         start = time.monotonic()
         if overwrite:
             _remove_all(self.folder)

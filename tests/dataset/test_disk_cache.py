@@ -90,7 +90,8 @@ def test_workers_fill_it_for_all(tmp_path):
     cached = ds.cache(tmp_path)
     options = grain.MultiprocessingOptions(num_workers=2)
     assert len(list(cached.to_iter_dataset().mp_prefetch(options))) == 60
-    assert len(list(cached)) == 60 and not calls
+    num_here = len(calls)  # none, unless workers are threads
+    assert len(list(cached)) == 60 and len(calls) == num_here
 
 
 def test_another_function_or_source_is_another_cache_and_says_so(tmp_path, caplog):
@@ -184,6 +185,6 @@ def test_what_cannot_be_kept_and_wrong_arguments(tmp_path):
     assert_raises(ValueError, "path must be a folder of this machine", ds.cache, "s3://bucket/x")
     assert_raises(ValueError, "max_bytes", ds.cache, tmp_path, max_bytes=0)
     unpicklable = ds.map(lambda i: lambda: i).cache(tmp_path)
-    with pytest.raises(Exception, match="pickle") as caught:
+    with pytest.raises(Exception, match="pickle|local object") as caught:
         unpicklable[1]
     assert any("element 1" in note for note in caught.value.__notes__)

@@ -8,6 +8,8 @@ import pytest
 import gristmill as grain
 from gristmill.diagnostics.cli import main
 
+pytest.importorskip("array_record")
+
 PROGRAM = """
 import gristmill as grain
 

@@ -98,7 +98,7 @@ def test_a_full_disk_is_a_clear_error_and_the_same_call_continues(tmp_path, form
 
 
 def _write(make, folder, queue):
-    report = grain.write(make(200), folder, records_per_file=5)
+    report = grain.write(make(200), folder, format="tfrecord", records_per_file=5)
     queue.put((report.complete, report.new_files))
 
 
@@ -112,7 +112,7 @@ def test_two_writers_write_each_file_once(tmp_path, make):
     reports = [queue.get(timeout=60) for _ in writers]
     for writer in writers:
         writer.join()
-    alone = grain.write(make(200), tmp_path / "b", records_per_file=5)
+    alone = grain.write(make(200), tmp_path / "b", format="tfrecord", records_per_file=5)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
     assert sum(num for _, num in reports) == len(alone.files) and any(
         complete for complete, _ in reports
