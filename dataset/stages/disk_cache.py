@@ -148,7 +148,9 @@ class DiskCacheMapDataset(BlockMapDataset[T]):
         with claim:  # which others wait for, and which an interrupt releases
             own = [key for key in keys if store.claims.setdefault(key, claim) is claim]
             try:
-                elements = self._stored(store, own)
+                # Another thread may have stored some between the look of this one and its claim.
+                elements = {key: element for key, element in zip(own, store.get(own), strict=True) if element is not MISSING}
+                elements |= self._stored(store, [key for key in own if key not in elements])
             finally:
                 for key in own:
                     store.claims.pop(key, None)
