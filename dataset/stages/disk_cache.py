@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import os
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -68,7 +69,7 @@ class DiskCache:
         if not path.exists():
             self._say_what_differs()
             path.parent.mkdir(parents=True, exist_ok=True)
-            beside = path.with_name(f"{_DESCRIPTION}.{os.getpid()}")
+            beside = path.with_name(f"{_DESCRIPTION}.{os.getpid()}.{threading.get_ident()}")
             beside.write_text(json.dumps(self._description, indent=1))
             beside.replace(path)
         return store_at(self._root, self._name, self._max_bytes)
