@@ -42,12 +42,18 @@ if TYPE_CHECKING:
     from gristmill.diagnostics.viewer import view as view
     from gristmill.install import install_as_grain as install_as_grain
     from gristmill.loader import DataLoaderIterator as DataLoaderIterator
+    from gristmill.prepare import WriteReport as WriteReport
+    from gristmill.prepare import read as read
+    from gristmill.prepare import verify_files as verify_files
+    from gristmill.prepare import write as write
     from gristmill.python import *  # noqa: F403  (every name of the legacy surface is reachable from here too)
     from gristmill.samplers import IterableSampler as IterableSampler
     from gristmill.sharding import even_split as even_split
     from gristmill.sources import BagDataSource as BagDataSource
     from gristmill.sources import HuggingFaceSource as HuggingFaceSource
+    from gristmill.sources import ImageFolderSource as ImageFolderSource
     from gristmill.sources import JsonlSource as JsonlSource
+    from gristmill.sources import MDSSource as MDSSource
     from gristmill.sources import ParquetSource as ParquetSource
     from gristmill.sources import TarSource as TarSource
     from gristmill.sources import TokenSource as TokenSource
@@ -81,10 +87,12 @@ _NAMES = {
     "FaultBudgetError": "gristmill.core.errors",
     "HuggingFaceIterDataset": "gristmill.dataset.stages.hugging_face",
     "HuggingFaceSource": "gristmill.sources",
+    "ImageFolderSource": "gristmill.sources",
     "IterDataset": "gristmill.dataset",
     "IterableSampler": "gristmill.samplers",
     "JsonlSource": "gristmill.sources",
     "Ledger": "gristmill.diagnostics.provenance",
+    "MDSSource": "gristmill.sources",
     "MapDataset": "gristmill.dataset",
     "MultiprocessingOptions": "gristmill.core.options",
     "ParquetSource": "gristmill.sources",
@@ -95,6 +103,7 @@ _NAMES = {
     "Schedule": "gristmill.dataset.mixtures.schedule",
     "TarSource": "gristmill.sources",
     "TokenSource": "gristmill.sources",
+    "WriteReport": "gristmill.prepare",
     "__version__": "gristmill.core.version",
     "__version_info__": "gristmill.core.version",
     "bucket_boundaries": "gristmill.transforms.length_buckets",
@@ -107,11 +116,14 @@ _NAMES = {
     "install_as_grain": "gristmill.install",
     "load": "gristmill.loader",
     "observe": "gristmill.diagnostics",
+    "read": "gristmill.prepare",
     "start_telemetry": "gristmill.diagnostics",
     "stop_telemetry": "gristmill.diagnostics",
     "verify": "gristmill.diagnostics",
+    "verify_files": "gristmill.prepare",
     "view": "gristmill.diagnostics.viewer",
     "visualize": "gristmill.diagnostics",
+    "write": "gristmill.prepare",
 }
 
 

@@ -41,23 +41,27 @@ CHOSEN = {
 TEXTS = 4_000
 TEXTS_AHEAD = 500
 WORDS = [f"word{i}" for i in range(1000)]
-VOCABULARY = {word: i for i, word in enumerate(WORDS)}
 
 
-def tokenized(i: int) -> list[int]:
-    """The numbers of 200 words: a tokenizer that is a loop in Python."""
-    text = " ".join(WORDS[i * 7919 % 800 :][:200])
-    ids = []
-    for word in text.split():
-        ids.append(VOCABULARY[word] + len(word))
-    return ids
+class Tokenizer:
+    """Gives the numbers of 200 words by a loop in Python."""
+
+    def __init__(self) -> None:
+        self.vocabulary = {word: i for i, word in enumerate(WORDS)}
+
+    def __call__(self, i: int) -> list[int]:
+        text = " ".join(WORDS[i * 7919 % 800 :][:200])
+        ids = []
+        for word in text.split():
+            ids.append(self.vocabulary[word] + len(word))
+        return ids
 
 
 def tokenizer(num_workers: int, **options: Any) -> Any:
     """The loop in a stream, by so many workers."""
 
     def candidate(gristmill: Any) -> Any:
-        ds = gristmill.MapDataset.range(10**9).to_iter_dataset(gristmill.ReadOptions(0, 0)).map(tokenized)
+        ds = gristmill.MapDataset.range(10**9).to_iter_dataset(gristmill.ReadOptions(0, 0)).map(Tokenizer())
         work = gristmill.MultiprocessingOptions(num_workers, **options)
         elements = iter(ds.mp_prefetch(work))
         taken = [next(elements) for _ in range(TEXTS_AHEAD)]

@@ -88,6 +88,23 @@ def as_int(name: str, value: Any, *, minimum: int | None = None, maximum: int | 
     return number
 
 
+def check_word(name: str, value: Any, *words: str | None) -> None:
+    """Refuses ``value`` if it is none of ``words``, also if it is an array that is equal to one.
+
+    Raises:
+        ValueError: it is none of them.
+
+    Example:
+        >>> check_word("then", ["skip"], "skip", "replace")
+        Traceback (most recent call last):
+        ...
+        ValueError: then must be 'skip' or 'replace', got ['skip']
+    """
+    if not isinstance(value, str | None) or value not in words:
+        *others, last = map(repr, words)
+        raise ValueError(f"{name} must be {', '.join(others)} or {last}, got {value!r:.200}")
+
+
 def as_seconds(name: str, value: Any, *, minimum: float = 0.0) -> float:
     """Returns ``value``, a time, as a ``float``.
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from gristmill.core.errors import as_int
+from gristmill.core.errors import as_int, check_word
 
 _log = logging.getLogger("gristmill")
 
@@ -67,10 +67,11 @@ class MultiprocessingOptions:
             are the threads and the read-ahead of ``ReadOptions``, of which each lane uses its part.
         executor: ``"processes"``, ``"threads"`` of this process, or ``None``: threads if Python runs without the GIL when
             iteration begins (``sys._is_gil_enabled()`` returns ``False``), otherwise processes. Elements, order, errors and
-            states are the same. Threads start at once and hand outputs over without pickling. They share all functions and
-            sources, which must be safe to use from several threads; processes have copies. ``worker_init_fn`` runs in each
-            thread with the same arguments, and ``worker_env`` is refused. A crash in C code ends the program, and a function
-            that never returns keeps its thread. With the GIL, threads help if functions release it or wait.
+            states are the same. Threads start at once and hand outputs over without pickling. Each has its own copy of the
+            functions, as a process has; threads share sources, modules, classes, and functions that cannot be pickled, which
+            must be safe to use from several threads. ``worker_init_fn`` runs in each thread with the same arguments, and
+            ``worker_env`` is refused. A crash in C code ends the program, and a function that never returns keeps its thread.
+            With the GIL, threads help if functions release it or wait.
 
     Raises:
         TypeError: a value is of the wrong type.
@@ -99,8 +100,7 @@ class MultiprocessingOptions:
         )
         _check_environment(self.worker_env)
         self._check_lanes()
-        if self.executor not in ("processes", "threads", None):
-            raise ValueError(f"executor must be 'processes', 'threads' or None, got {self.executor!r:.200}")
+        check_word("executor", self.executor, "processes", "threads", None)
         if self.executor == "threads":
             _check_no_environment(self)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import builtins
+import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
 
 import numpy as np
 
-from gristmill.core.errors import as_int
+from gristmill.core.errors import as_int, check_word
 from gristmill.core.options import MultiprocessingOptions, ReadOptions
 from gristmill.core.ray_options import RayOptions, WorkerOptions, check_worker_options
 from gristmill.core.sharding import ShardOptions
@@ -42,8 +43,7 @@ S = TypeVar("S")
 
 def _check_order(order: Any, options: WorkerOptions, sequential_slice: bool) -> Any:
     """``order``, if it is one that goes with the other arguments of ``mp_prefetch``."""
-    if order not in ("workers", "stream"):
-        raise ValueError(f"order must be 'workers' or 'stream', got {order!r:.200}")
+    check_word("order", order, "workers", "stream")
     if order == "stream" and (options.num_lanes is not None or sequential_slice):
         name = "sequential_slice=True" if sequential_slice else f"num_lanes={options.num_lanes}"
         raise ValueError(
@@ -623,6 +623,41 @@ class MapPartMethods(Generic[T_co]):
 
         return BlockShuffleMapDataset(self, block_size, group_size=group_size, seed=seed)
 
+    def cache(
+        self, path: str | os.PathLike[str] | None = None, *, max_bytes: int | None = None, freeze: bool = False
+    ) -> MapDataset[T_co]:
+        """Returns the same elements, kept on disk when they are first computed, and read from there afterwards.
+
+        An addition to Grain's methods, for steps that take long and do not change: decoding, tokenising. Elements are kept by
+        their index, whichever worker, process or host of a shared file system computes them, and found by all with the same
+        pipeline. The pipeline is told by its description and the code of its functions; a changed one begins another cache in
+        ``path``, which the logger ``gristmill`` reports. Elements are pickled: give nobody else the right to write there.
+
+        What a process has kept before it was killed stays. If ``max_bytes`` is reached, caches of other pipelines in ``path``
+        are removed, the one that was opened longest ago first; after that nothing more is kept.
+
+        Args:
+            path: a folder.
+            max_bytes: how much may be kept in ``path``; ``None``: no limit.
+            freeze: allow random steps upstream: all epochs have the elements of the first one.
+
+        Raises:
+            TypeError, ValueError: an argument is wrong; or an element may change from epoch to epoch, by ``random_map``,
+                ``shuffle`` or ``mix`` upstream: call ``cache`` before them.
+
+        Example:
+            >>> import tempfile
+            >>> ds = MapDataset.range(3).map(lambda x: print("computing", x) or x).cache(tempfile.mkdtemp())
+            >>> ds[1], ds[1]
+            computing 1
+            (1, 1)
+        """
+        if path is None:
+            raise TypeError("cache needs path=, a folder; to keep elements in memory write ds.to_iter_dataset().cache()")
+        from gristmill.dataset.stages.disk_cache import DiskCacheMapDataset
+
+        return DiskCacheMapDataset(self, path, max_bytes, freeze)
+
     def slice(self, sl: builtins.slice | Sequence[int]) -> MapDataset[T_co]:
         """Returns a dataset of some of the elements; ``ds[a:b:c]`` is ``ds.slice(slice(a, b, c))``.
 
@@ -983,21 +1018,44 @@ class IterElementMethods(Generic[T_co]):
 
         return SeedIterDataset(self, seed)
 
-    def cache(self, *, copy_elements: bool = False) -> IterDataset[T_co]:
-        """Returns the same elements, kept in memory as they pass: ``ds.cache().repeat(n)`` computes them once.
+    def cache(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        copy_elements: bool = False,
+        max_bytes: int | None = None,
+        freeze: bool = False,
+    ) -> IterDataset[T_co]:
+        """Returns the same elements, kept as they pass: ``ds.cache().repeat(n)`` computes them once.
 
-        An addition to Grain's methods: it stands for ``CacheIterDataset``.
+        An addition to Grain's methods. Without ``path`` elements are kept in memory, by each iterator for itself
+        (``CacheIterDataset``). With ``path`` they are kept there on disk, for all later programs and workers with the same
+        pipeline (see ``MapDataset.cache``).
 
         Args:
-            copy_elements: hand out deep copies, so that elements may be changed in place.
+            path: a folder.
+            copy_elements: hand out deep copies of what is in memory, so that elements may be changed in place. Those from disk
+                are copies.
+            max_bytes: how much may be kept in ``path``; above that, elements are computed each time.
+            freeze: allow ``random_map`` upstream, whose draws are then the same in all epochs.
+
+        Raises:
+            TypeError, ValueError: an argument is wrong, or ``random_map`` is upstream.
 
         Example:
             >>> list(MapDataset.range(3).to_iter_dataset().cache().repeat(2))
             [0, 1, 2, 0, 1, 2]
         """
-        from gristmill.dataset.stages.cache import CacheIterDataset
+        if path is None:
+            for name, value in (("max_bytes", max_bytes), ("freeze", freeze)):
+                if value:
+                    raise ValueError(f"{name} is for a cache on disk: pass path=, too")
+            from gristmill.dataset.stages.cache import CacheIterDataset
 
-        return CacheIterDataset(self, copy_elements=copy_elements)
+            return CacheIterDataset(self, copy_elements=copy_elements)
+        from gristmill.dataset.stages.disk_cache_stream import DiskCacheIterDataset
+
+        return DiskCacheIterDataset(self, path, max_bytes, freeze)
 
 
 class IterSequenceMethods(Generic[T_co]):

@@ -3,7 +3,8 @@
 Guarantees:
 
 1. A worker runs the same loop as a worker process (see ``workers.child``): order, states, errors, lanes and the limit of memory
-   are the same. Elements and errors are handed over as they are; nothing is pickled or copied.
+   are the same. It loads a payload, too (see ``thread_payload``), so that functions are its own. Elements and errors are handed
+   over as they are; they are neither pickled nor copied.
 2. It is as far ahead as a process, where sizes of elements are estimated: see guarantee 3 there.
 3. Threads start with the first ``start`` of a worker and end soon after the pool was closed. One that is in a user's function
    then ends when that returns. A worker that does not answer a new start within ``_ANSWER_SECONDS`` is replaced.
@@ -28,7 +29,7 @@ from typing import Any
 
 from gristmill.core.instruments import Wrap, shadow
 from gristmill.dataset.ahead.pullahead import end_waits
-from gristmill.dataset.ahead.sizes import Sampling, mean_bytes, spread
+from gristmill.dataset.ahead.sizes import Sampling, spread
 from gristmill.dataset.ahead.threads import start_thread
 from gristmill.dataset.local_lanes import raised_again
 from gristmill.dataset.worker_task import PipelineTask
@@ -67,7 +68,7 @@ class _HandsOver:
     def encode(self, elements: Sequence[Any], states: Any) -> Encoded:
         now = time.perf_counter()
         if num := self._sampling.num_of(now - self._before):
-            self._element_bytes = mean_bytes(spread(elements, num))
+            self._element_bytes = self._sampling.mean_bytes(spread(elements, num))
         self._before = now
         outputs: Any = _Outputs(elements, states, int(self._element_bytes * len(elements)))
         return Encoded(outputs, [], len(elements), None)
@@ -143,19 +144,19 @@ class _Channel(BoundedConnection):
             self.messages.put((kind, lane, self._generation, payload))
 
 
-def _work(channel: _Channel, task: PipelineTask, index: int, count: int) -> None:
+def _work(channel: _Channel, load_task: Callable[[], PipelineTask], index: int, count: int) -> None:
     """Run a worker until its consumer closes the channel, or a function raises what is no ``Exception``."""
     if not channel.claim():  # the start of another thread was interrupted after that had begun
         return
     how, worker = "was closed", None
     try:
         try:
-            producer: Any = task(index, count, None)
+            producer: Any = load_task()(index, count, None)
             channel.frugal = producer
         except Exception as error:
             producer = Failed.to_start(error, index, count)
         channel.producer = producer
-        worker = Worker(channel, _HandsOver(), producer, lambda: task)
+        worker = Worker(channel, _HandsOver(), producer, load_task)
         worker.run()
     except Disconnected:
         pass
@@ -167,6 +168,7 @@ def _work(channel: _Channel, task: PipelineTask, index: int, count: int) -> None
     channel.take_all_off()
     if hasattr(channel.producer, "close"):
         channel.producer.close()
+    channel.producer = channel.frugal = None  # the thread's own copies end with it
 
 
 class ThreadWorker:
@@ -175,18 +177,18 @@ class ThreadWorker:
     Args:
         index: which worker it is.
         count: of how many.
-        task: what it runs.
+        load_task: returns the thread's own copy of what it runs.
         buffer_size: the most elements that may wait to be taken.
     """
 
-    def __init__(self, index: int, count: int, task: PipelineTask, buffer_size: int) -> None:
+    def __init__(self, index: int, count: int, load_task: Callable[[], PipelineTask], buffer_size: int) -> None:
         self.index = index
         self.usable = True
         self.generation = 0
         self.is_for_another = False
         self.last_report = b""
         self._channel = _Channel(buffer_size)
-        self._work = partial(_work, self._channel, task, index, count)
+        self._work = partial(_work, self._channel, load_task, index, count)
         self._thread: threading.Thread | None = None
         self._death: str | None = None
         self._has_answered = False
@@ -296,11 +298,11 @@ class ThreadPool:
     kind_of_worker = "thread"  # in words
     parked_seconds = 0.1  # too short to be taken over: a new thread starts at once
 
-    def __init__(self, task: PipelineTask, count: int, buffer_size: int) -> None:
+    def __init__(self, load_task: Callable[[], PipelineTask], count: int, buffer_size: int) -> None:
         self.parked_until = 0.0
         self.owner: Callable[[], object] = lambda: None
         self.on_start: Callable[[ThreadWorker], None] | None = None
-        self._make = partial(ThreadWorker, count=count, task=task, buffer_size=buffer_size)
+        self._make = partial(ThreadWorker, count=count, load_task=load_task, buffer_size=buffer_size)
         self.workers = [self._make(index) for index in range(count)]
         self._is_closed = False
 
@@ -340,6 +342,6 @@ class ThreadPool:
             worker.abandon()
 
 
-def hire_threads(task: PipelineTask, count: int, buffer_size: int) -> ThreadPool:
+def hire_threads(load_task: Callable[[], PipelineTask], count: int, buffer_size: int) -> ThreadPool:
     """A new pool, which is parked (see ``hire_pool``)."""
-    return hire_pool(partial(ThreadPool, task, count, buffer_size), lambda pool: False, ThreadPool, None)
+    return hire_pool(partial(ThreadPool, load_task, count, buffer_size), lambda pool: False, ThreadPool, None)

@@ -163,7 +163,8 @@ class PipelineProducer:
             self.log.begin(0)
 
     def finished(self) -> tuple[Sequence[Any], Sequence[Any]]:
-        assert self._blocks is not None
+        if self._blocks is None:  # ``take`` was not called yet
+            return [], []
         growing = self._blocks.growing
         return growing.elements, growing.states
 

@@ -55,6 +55,8 @@ class SampledMapDataset(BlockMapDataset[Any]):
     Order: the sampler's. Cost: that of the source's reads; about 0.5 µs more for a ``Record``.
     """
 
+    _shared_by_threads = ("_source",)
+
     def __init__(self, source: Any, sampler: Any, shard: Any, length: int, *, as_records: bool) -> None:
         super().__init__()
         self._source = source

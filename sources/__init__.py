@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     from gristmill.sources.array_record import ArrayRecordDataSource
     from gristmill.sources.bag import BagDataSource
     from gristmill.sources.hugging_face import HuggingFaceSource
+    from gristmill.sources.image_folder import ImageFolderSource
     from gristmill.sources.in_memory import SharedMemoryDataSource
     from gristmill.sources.in_memory import SharedMemoryDataSource as InMemoryDataSource
     from gristmill.sources.json_lines import JsonlSource
+    from gristmill.sources.mds import MDSSource
     from gristmill.sources.parquet_table import ParquetSource
     from gristmill.sources.storage.cached import cached
     from gristmill.sources.storage.errors import ChangedFileError, DamagedFileError
@@ -30,8 +32,10 @@ __all__ = [
     "ChangedFileError",
     "DamagedFileError",
     "HuggingFaceSource",
+    "ImageFolderSource",
     "InMemoryDataSource",
     "JsonlSource",
+    "MDSSource",
     "ParquetSource",
     "RandomAccessDataSource",
     "RangeDataSource",
@@ -48,7 +52,9 @@ _MODULES = {
     "ChangedFileError": "storage.errors",
     "DamagedFileError": "storage.errors",
     "HuggingFaceSource": "hugging_face",
+    "ImageFolderSource": "image_folder",
     "JsonlSource": "json_lines",
+    "MDSSource": "mds",
     "ParquetSource": "parquet_table",
     "SharedMemoryDataSource": "in_memory",
     "TarSource": "tar",

@@ -16,7 +16,7 @@ from typing import Any, Literal, NoReturn, Protocol, get_args
 
 import numpy as np
 
-from gristmill.core.errors import StateIndexError, add_note
+from gristmill.core.errors import StateIndexError, add_note, check_word
 from gristmill.core.naming import transform_name
 from gristmill.sources.crc32c import masked_crc32c
 from gristmill.sources.forwards import UnseekableFile, can_seek
@@ -46,9 +46,9 @@ _REMEDY = "Write the file again, or leave it out"
 
 def check_compression(compression: Any) -> Compression | None:
     """Returns ``compression``, if it is one."""
-    if compression is None or compression in get_args(Compression):
-        return compression
-    raise ValueError(f"compression must be None or one of {get_args(Compression)}, got {compression!r}")
+    check_word("compression", compression, *get_args(Compression), None)
+    found: Compression | None = compression
+    return found
 
 
 def check_opener(open: Any) -> Opener | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import cloudpickle
@@ -33,33 +33,40 @@ def through_json(state: Any) -> Any:
 class LocalWorkersIterDataset(IterDataset[Any]):
     """``parent.mp_prefetch(MultiprocessingOptions(num_workers, num_lanes))`` without processes: it costs no time to start.
 
-    With ``care``, workers go on as they do after one that died.
+    With ``care``, workers go on as they do after one that died. Each worker has ``through`` of the task, such as a copy.
     """
 
     _adds_step = False
 
     def __init__(
-        self, parent: IterDataset[Any], num_workers: int = 1, care: Care | None = None, num_lanes: int | None = None
+        self,
+        parent: IterDataset[Any],
+        num_workers: int = 1,
+        care: Care | None = None,
+        num_lanes: int | None = None,
+        through: Callable[[Any], Any] = lambda task: task,
     ) -> None:
         super().__init__(parent)
         self._options = MultiprocessingOptions(num_workers, num_lanes=num_lanes)
         self._care = care
+        self._through = through
 
     def __iter__(self) -> LocalWorkersIterator:
         by_lanes = self._options.num_lanes is not None
         it = LocalWorkersIterator(self._parent, self._options, None, sequential_slice=False, by_lanes=by_lanes)
-        it._care = self._care
+        it._care, it._through = self._care, self._through
         return it
 
 
 class LocalWorkersIterator(MultiprocessPrefetchIterator[Any]):
     _care: Care | None = None
+    _through: Any
 
     def _open(self) -> Sequence[Shard]:
         given = self._ds, self._ctx.options, None, self._sequential_slice, self._count
         task = PipelineTask(*given, by_lanes=self._by_lanes)
         num_workers = self._options.num_workers
-        pool: Any = LocalPool([LocalWorker(task(i, num_workers, None), self._care) for i in range(num_workers)])
+        pool: Any = LocalPool([LocalWorker(self._through(task)(i, num_workers, None), self._care) for i in range(num_workers)])
         return self._lanes_in(pool)
 
 

@@ -37,7 +37,7 @@ from typing import Any, Protocol, TypeAlias
 from gristmill.core.locks import Lock, Signal
 from gristmill.core.pacing import BlockSize
 from gristmill.dataset.ahead.budget import Budget, PullingClient
-from gristmill.dataset.ahead.sizes import Sampling, mean_bytes, spread
+from gristmill.dataset.ahead.sizes import Sampling, spread
 from gristmill.dataset.ahead.waits import BudgetWaits, Missing
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator
 from gristmill.dataset.bases.node import parents_of
@@ -316,7 +316,7 @@ class PullAhead(PullingClient):
         seconds = time.perf_counter() - began
         self._block_size.adapt(seconds, size, max(self._max_block_size, self.wanted))
         if num_new and (num := self._sampling.num_of(seconds)):
-            self._element_bytes = mean_bytes([element for element, _, _ in spread(self.ready[-num_new:], num)])
+            self._element_bytes = self._sampling.mean_bytes([element for element, _, _ in spread(self.ready[-num_new:], num)])
             self._count_bytes()
         if failure is not None:
             self._failure = failure, failure.__traceback__

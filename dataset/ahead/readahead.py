@@ -38,7 +38,7 @@ from gristmill.core.locks import Signal
 from gristmill.core.pacing import QUICK_SECONDS, BlockSize
 from gristmill.dataset.ahead.budget import Budget, ReadingClient
 from gristmill.dataset.ahead.root_log import RootLog
-from gristmill.dataset.ahead.sizes import Sampling, mean_bytes, spread
+from gristmill.dataset.ahead.sizes import Sampling, spread
 from gristmill.dataset.ahead.waits import BudgetWaits, Missing
 from gristmill.dataset.bases.items import check_number
 from gristmill.workers.turns import waiting
@@ -268,7 +268,7 @@ class ReadAhead(ReadingClient):
         if log is not None:
             log.leave(entry)
         seconds, cpu_seconds = time.perf_counter() - block.began, time.thread_time() - began_cpu
-        element_bytes = block.element_bytes(self._sampling.num_of(seconds))
+        element_bytes = block.element_bytes(self._sampling, seconds)
         with budget.lock:
             self._block_size.adapt(seconds, size, self._max_block_size, num=block.size)
             self._put(block, error, element_bytes)
@@ -343,9 +343,10 @@ class _Block:
         self.start += len(finished)
         return finished
 
-    def element_bytes(self, num: int) -> float:
-        """The bytes of a finished element, in the mean of ``num``; 0 if that is not known."""
-        return mean_bytes(spread(self._elements[self._num_taken :], num)) if num else 0.0
+    def element_bytes(self, sampling: Sampling, seconds: float) -> float:
+        """Return the mean bytes of the finished elements that ``sampling`` chooses; 0 if it chooses none."""
+        num = sampling.num_of(seconds)
+        return sampling.mean_bytes(spread(self._elements[self._num_taken :], num)) if num else 0.0
 
     def shorten(self) -> tuple[int, int] | None:
         """Leaves the elements after the one that is being computed to others; their range, if there are any."""

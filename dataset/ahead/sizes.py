@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -11,7 +12,7 @@ import numpy as np
 
 T = TypeVar("T")
 
-_SECONDS = 2e-6  # to look at an element, about
+_SECONDS = 2e-6  # to look at an element, at least
 _SHARE = 0.01  # of the time that elements took, to be spent on looking at them
 _MOST_PARTS = 32  # of a container that are looked at
 
@@ -42,13 +43,23 @@ class Sampling:
 
     def __init__(self) -> None:
         self._num = 1.0  # that are to be looked at
+        self._seconds = _SECONDS  # that the last ones took, each
 
     def num_of(self, seconds: float) -> int:
         """How many of the elements that took ``seconds``."""
-        chosen = self._num + seconds * _SHARE / _SECONDS  # kept here: threads that come together may forget some, and no more
+        # Kept here: threads that come together may forget some, and no more.
+        chosen = self._num + seconds * _SHARE / self._seconds
         num = int(chosen)
         self._num = min(chosen - num, 1.0)
         return num
+
+    def mean_bytes(self, elements: Sequence[Any]) -> float:
+        """Return ``mean_bytes(elements)``, and note how long that took."""
+        began = time.thread_time()
+        found = mean_bytes(elements)
+        if elements:
+            self._seconds = max(_SECONDS, (time.thread_time() - began) / len(elements))
+        return found
 
 
 def spread(elements: Sequence[T], num: int) -> Sequence[T]:

@@ -41,7 +41,6 @@ def _of_streams(call: str) -> str:
 
 
 OF_MAP_DATASETS = _OF_BOTH | {
-    "cache": _of_streams("cache()"),
     "concatenate": "use grain.MapDataset.concatenate([ds, other])",
     "limit": "use ds[:n]",
     "mp_prefetch": _of_streams("mp_prefetch(grain.MultiprocessingOptions(num_workers=...))"),

@@ -86,6 +86,7 @@ class DatasetNode(Node):
     _is_share = False  # whether it is a worker's part of its parent
     _mixes_over: int | None = None  # elements among which it mixes, where these are not all
     _starts_workers = False  # whether its iterators start processes
+    _shared_by_threads: ClassVar[tuple[str, ...]] = ()  # attributes that worker threads do not copy (see ``thread_payload``)
     _makes_batches = False  # whether an element has a row for each of those that it is made of
     _takes_apart = False  # an element of its parent may become several
     _may_leave_out = False  # whether a function decides, of which nobody knows it without calling it

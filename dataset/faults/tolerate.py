@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
-from gristmill.core.errors import as_int, as_seconds
+from gristmill.core.errors import as_int, as_seconds, check_word
 from gristmill.core.indices import Indices, as_ints
 from gristmill.core.seeds import RngPool
 from gristmill.core.state import shown
@@ -46,8 +46,7 @@ class TolerateParameters(Parameters):
         kinds = self.errors if isinstance(self.errors, tuple) else (self.errors,)
         if not kinds or not all([isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds]):
             raise TypeError(f"errors must be a subclass of Exception, or a tuple of them, got {shown(self.errors)}")
-        if self.then not in ("skip", "replace"):
-            raise ValueError(f"then must be 'skip' or 'replace', got {self.then!r:.100}")
+        check_word("then", self.then, "skip", "replace")
         if self.max_rate is not None:
             if isinstance(self.max_rate, bool | str) or not hasattr(self.max_rate, "__float__"):
                 raise TypeError(f"max_rate must be a number or None, got {shown(self.max_rate)}")

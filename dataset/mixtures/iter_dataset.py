@@ -48,7 +48,7 @@ class MixedIterDataset(IterDataset[T]):
         if not self._parents:
             raise ValueError("datasets must not be empty: there is nothing to mix")
         check_stop(stop)
-        if by != "elements" and not callable(by):
+        if not callable(by) and (not isinstance(by, str) or by != "elements"):
             raise TypeError(f"by must be 'elements' or a function that gives the length of an element, got {shown(by)}")
         self._parameters = MixParameters(by, stop)
         self._names, self._by, self._stop = names, None if by == "elements" else by, stop

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+from gristmill.core.errors import check_word
 from gristmill.core.indices import Indices, as_ints
 from gristmill.core.naming import without_addresses
 from gristmill.core.state import shown
@@ -201,7 +202,7 @@ def mix(datasets: Any, weights: Any, by: Any = "elements", stop: str = "first") 
     names, datasets, weights = named(datasets, weights)
     parents = as_datasets(datasets, MapDataset)
     check_stop(stop)
-    if by != "elements":
+    if not isinstance(by, str) or by != "elements":
         raise ValueError(
             f"by must be 'elements' for map datasets, got {shown(by)}: which component is next would depend on all elements "
             "before. Mix streams: IterDataset.mix([ds.to_iter_dataset(), ...], by=...)"
@@ -286,8 +287,7 @@ def plan_for(names: list[str] | None, weights: Any, num: int, *, exactly: bool =
 
 
 def check_stop(stop: Any) -> None:
-    if stop not in ("first", "all", "never"):
-        raise ValueError(f"stop must be 'first', 'all' or 'never', got {shown(stop)}")
+    check_word("stop", stop, "first", "all", "never")
 
 
 def as_datasets(datasets: Any, *kinds: type) -> list[Any]:

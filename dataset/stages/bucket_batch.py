@@ -63,6 +63,7 @@ class BucketBatchMapDataset(BlockMapDataset[T]):
 
     _parameters: MapBucketParameters
     _makes_batches = True
+    _shared_by_threads = ("_lengths", "_plan")
 
     def __init__(
         self,
@@ -92,7 +93,7 @@ class BucketBatchMapDataset(BlockMapDataset[T]):
         shard = NoSharding() if shard_options is None else shard_options
         if not isinstance(shard, ShardOptions):
             raise TypeError(f"shard_options must be a ShardOptions, got {shown(shard)}")
-        found = _lengths_of(base_of(parent), lengths)
+        self._lengths = found = _lengths_of(base_of(parent), lengths)
         limits = _boundaries(found, boundaries, max_tokens, on_long, shard.shard_count)
         sizes = check_batch_sizes(limits, max_tokens, batch_sizes, num_shards=shard.shard_count)
         has_seed = seed is not None or self._default_seed is not None

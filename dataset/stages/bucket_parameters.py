@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+from gristmill.core.errors import check_word
 from gristmill.dataset.bases.parameters import Parameters, function, silent
 from gristmill.transforms.ragged import Padding, Rows
 
@@ -12,8 +13,7 @@ OnLong = Literal["raise", "truncate", "drop"]
 
 
 def check_on_long(on_long: Any) -> None:
-    if on_long not in ("raise", "truncate", "drop"):
-        raise ValueError(f"on_long must be 'raise', 'truncate' or 'drop', got {on_long!r:.100}")
+    check_word("on_long", on_long, "raise", "truncate", "drop")
 
 
 class BucketParameters(Parameters):

@@ -10,7 +10,7 @@ import numpy as np
 
 from gristmill.core.cached import cached
 from gristmill.core.element_spec import ShapeDtypeStruct, map_spec
-from gristmill.core.errors import as_int
+from gristmill.core.errors import as_int, check_word
 from gristmill.core.ray_options import WorkerOptions, check_worker_options
 from gristmill.core.sharding import NoSharding, ShardOptions
 from gristmill.core.state import shown
@@ -56,8 +56,7 @@ class GlobalBatchParameters(Parameters):
         self._replace(batch_size=size, num_lanes=num_lanes, agree_every=as_int("agree_every", self.agree_every, minimum=1))
         if not isinstance(self.shard_options, ShardOptions):
             raise TypeError(f"shard_options must be a ShardOptions, got {self.shard_options!r:.200}")
-        if self.end not in ("drop", "pad", "repeat"):
-            raise ValueError(f"end must be 'drop', 'pad' or 'repeat', got {self.end!r:.200}")
+        check_word("end", self.end, "drop", "pad", "repeat")
         for name in ("agree", "batch_fn", "worker_init_fn"):
             if not callable(getattr(self, name)) and getattr(self, name) is not None:
                 raise TypeError(f"{name} must be callable or None, got {getattr(self, name)!r:.200}")

@@ -231,10 +231,11 @@ class MultiprocessPrefetchIterator(RoundRobinIterator[T]):
 
     def _hire(self) -> Any:
         if chosen_executor(self._options) == "threads":
+            from gristmill.dataset.thread_payload import ThreadPayload
             from gristmill.dataset.thread_workers import hire_threads
 
-            task = self._task(self._ctx.budget)
-            return hire_threads(task, self._options.num_workers, self._options.per_worker_buffer_size)
+            payload = ThreadPayload(self._task(self._ctx.budget))
+            return hire_threads(payload, self._options.num_workers, self._options.per_worker_buffer_size)
         luggage = self._pack({"buffer_size": self._options.per_worker_buffer_size}, self._options.worker_env or {})
         crew = crew_of(self, self._ctx) if self._may_share_processes else None
         return (hire if crew is None else crew.hire)(luggage, self._options.num_workers, self._owner)

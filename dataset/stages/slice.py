@@ -92,6 +92,8 @@ class ReindexedMapDataset(ReindexMapDataset[T]):
     Order: that of ``indices``. Cost: one look-up per element.
     """
 
+    _shared_by_threads = ("_indices",)
+
     def __init__(self, parent: Any, indices: Any) -> None:
         super().__init__(parent)
         self._indices = indices

@@ -31,6 +31,7 @@ class SourceMapDataset(BlockMapDataset[T]):
     """
 
     _divided = cut_into_parts
+    _shared_by_threads = ("_source",)
 
     def __init__(self, source: Any) -> None:
         super().__init__()

@@ -150,6 +150,7 @@ class SplitMapDataset(ReindexMapDataset[T]):
     """
 
     _parameters: SplitParameters
+    _shared_by_threads = ("_assignment",)
 
     def __init__(
         self,

@@ -51,6 +51,7 @@ examples:
   {_PROG} state checkpoints/1000 --pipeline train.py:make_dataset
   {_PROG} show train.py:make_dataset --step 12345
   {_PROG} view train.py:make_dataset
+  {_PROG} write train.py:make_dataset prepared --workers 8
   {_PROG} diagnose --help
 
 {_CODES}"""
@@ -130,6 +131,7 @@ def _parser() -> argparse.ArgumentParser:
         _add_show,
         _add_trace,
         _add_view,
+        _add_write,
         _add_run_as_grain,
     ):
         add(commands)
@@ -331,6 +333,52 @@ def _add_trace(commands: Commands) -> None:
     command.add_argument("--record", metavar="KEY", required=True, help="the key of the record in its source, as show prints it")
     command.add_argument("--source", metavar="TEXT", help="only records of sources with this in their name")
     command.add_argument("--steps", metavar="N", type=_at_least_one, help="look at the first N outputs (default: 1,000,000)")
+
+
+def _add_write(commands: Commands) -> None:
+    command = _command(
+        commands,
+        "write",
+        "write what a pipeline gives to files",
+        "Writes the elements of a pipeline to files in OUT, a folder or its URL. The files do not depend on the\n"
+        "number of workers or hosts. If it is interrupted, the same command continues. INPUT is a pipeline, or files\n"
+        "(*.parquet, *.jsonl, *.jsonl.gz, *.jsonl.zst, *.tar, *.array_record, *.bagz, *.tfrecord), a folder with\n"
+        "pictures in a folder for each class, a folder that was written before, or hf://NAME:SPLIT.",
+        [
+            "write 'train-*.parquet' prepared",
+            "write 'docs/*.jsonl' tokens --map tokenize.py:encode --format megatron",
+            "write pictures shards --format tar --records-per-file 1000",
+            "write train.py:make_dataset s3://bucket/prepared --workers 16 --shard 0/4",
+            "write train.py:make_dataset prepared --dry-run",
+        ],
+    )
+    command.set_defaults(command=_write)
+    command.add_argument("pipeline", metavar="INPUT", help="module:attribute, path/to/file.py:attribute, files or a folder")
+    command.add_argument("output", metavar="OUT", help="a folder, or its URL in an object store")
+    command.add_argument(
+        "--format", metavar="F", help="array_record (default), parquet, jsonl, tar, megatron, npy, tfrecord, bagz"
+    )
+    command.add_argument(
+        "--map", metavar="FUNCTION", action="append", default=[], help="apply it to each element (may be repeated)"
+    )
+    size = command.add_mutually_exclusive_group()
+    size.add_argument("--records-per-file", type=_at_least_one, metavar="N", help="positions or elements of one file")
+    size.add_argument("--bytes-per-file", type=_at_least_one, metavar="N", help="about how large a file is (default: 256 MiB)")
+    command.add_argument("--codec", metavar="C", help="msgpack (default), json or example, for array_record, tfrecord and bagz")
+    command.add_argument("--compression", metavar="C", help="of the format, such as zstd:9")
+    command.add_argument("--option", metavar="NAME=VALUE", action="append", default=[], help="of the format, as group_size=4")
+    command.add_argument("--workers", type=_count, metavar="N", help="worker processes (default: one for each CPU; 0: none)")
+    command.add_argument("--shard", metavar="I/N", help="write the files of host I of N only")
+    command.add_argument("--overwrite", action="store_true", help="remove what was written to OUT before")
+    command.add_argument("--append", action="store_true", help="write after the records of OUT")
+    command.add_argument("--dry-run", action="store_true", help="write a sample, and say how large, how long, how many files")
+    command.add_argument("--quiet", action="store_true", help="show no progress bar")
+
+
+def _write(args: argparse.Namespace) -> run.Lines:
+    from gristmill.diagnostics.cli.write import write
+
+    return write(args)
 
 
 def _add_run_as_grain(commands: Commands) -> None:

@@ -53,8 +53,8 @@ def test_the_main_job_needs_numpy_and_cloudpickle_only(tmp_path):
 
 
 # From the bottom to the top; a package may import those of lower levels, and itself.
-LEVELS = [{"core"}, {"samplers", "sources", "transforms", "workers"}, {"dataset"}, {"checkpoint", "loader"}]
-LEVELS += [{"diagnostics", "testing"}, {"api"}]
+LEVELS = [{"core"}, {"samplers", "sources", "transforms", "workers"}, {"dataset"}]
+LEVELS += [{"checkpoint", "loader", "prepare"}, {"diagnostics", "testing"}, {"api"}]
 TOP = set().union(*LEVELS)
 
 

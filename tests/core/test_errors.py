@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 import sys
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusing import assert_raises
 
+import gristmill
 from gristmill.core.errors import (
     KeyRangeError,
     StateIndexError,
@@ -34,6 +36,7 @@ from gristmill.core.state import (
     state_to_line,
     state_to_text,
 )
+from gristmill.sources.tfrecord import check_compression
 
 
 def test_fields_counts_flags_and_lists_of_states():
@@ -124,6 +127,28 @@ def test_integers_are_built_in_ones_and_others_refused_with_parameter_and_range(
         ({"maximum": 9}, 10, r"an integer in \[-inf, 9\], got 10"),
     ]:
         assert_raises(ValueError, f"^x must be {message}$", as_int, "x", value, **limits)
+
+
+STREAM = gristmill.MapDataset.range(4).to_iter_dataset()
+WORDS = {
+    "executor": ("threads", lambda word: gristmill.MultiprocessingOptions(1, executor=word)),
+    "order": ("stream", lambda word: STREAM.mp_prefetch(gristmill.MultiprocessingOptions(1), order=word)),
+    "then": ("replace", lambda word: STREAM.tolerate(ValueError, then=word)),
+    "end": ("pad", lambda word: STREAM.global_batch(2, end=word)),
+    "stop": ("all", lambda word: gristmill.IterDataset.mix([STREAM], stop=word)),
+    "by": ("elements", lambda word: gristmill.IterDataset.mix([STREAM], by=word)),
+    "by ": ("elements", lambda word: gristmill.MapDataset.mix([gristmill.MapDataset.range(4)], by=word)),
+    "on_long": ("drop", lambda word: STREAM.bucket_batch(len, [1], batch_sizes=1, on_long=word)),
+    "compression": ("gzip", check_compression),
+    "format": ("raw", lambda word: gristmill.TokenSource("none", format=word)),
+}
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_options_of_one_word_refuse_what_is_equal_to_a_word(name):
+    word, make = WORDS[name]
+    for wrong in (np.array([word]), np.array([word, word]), np.array(word), [word], {word}, f"{word} "):
+        assert_raises((TypeError, ValueError), f"{name.strip()} must be .*got {re.escape(repr(wrong)[:20])}", make, wrong)
 
 
 def test_errors_are_caught_as_what_users_expect_their_texts_and_notes_of_any_exception():

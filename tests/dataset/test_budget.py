@@ -1,6 +1,7 @@
 """What the guarantees of budgets say: threads, memory, who is served first, and nobody waits for a thread."""
 
 import threading
+import time
 import weakref
 
 import numpy as np
@@ -12,6 +13,7 @@ from waiting import wait_until
 
 from gristmill import IterDataset, MapDataset, MultiprocessingOptions, ReadOptions, Schedule
 from gristmill.dataset.ahead.budget import Budget
+from gristmill.dataset.ahead.sizes import Sampling
 from gristmill.experimental import DatasetOptions, InterleaveIterDataset, WithOptionsIterDataset, ZipIterDataset
 
 
@@ -104,6 +106,28 @@ def test_memory_stays_within_the_budget_whatever_sizes_elements_have(prefetches)
         for _ in range(3000):
             next(it)
     assert num_bytes / 4 < live.most <= 1.1 * num_bytes + 4 * 1_000_000  # of four threads nobody knows what they will make
+
+
+class Costly:
+    """An element whose size takes 5 ms to find."""
+
+    @property
+    def nbytes(self):
+        stop = time.thread_time() + 0.005
+        while time.thread_time() < stop:
+            pass
+        return 1000
+
+
+def test_looking_at_sizes_takes_a_hundredth_of_the_time_of_elements():
+    sampling = Sampling()
+    chosen = []
+    for _ in range(20):
+        num = sampling.num_of(0.25)
+        chosen.append(num)
+        if num:
+            assert sampling.mean_bytes([Costly()]) == 1000
+    assert chosen[0] >= 1 and sum(chosen[1:]) * 0.005 <= 0.01 * 20 * 0.25
 
 
 def test_outputs_of_workers_that_wait_are_in_the_budget(tmp_path):

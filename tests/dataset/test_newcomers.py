@@ -31,7 +31,7 @@ ADVICE = [
     *((FIVE, "shard", "ds[index::num_shards]", [1, 4]), (FIVE, "select", "ds.slice(indices)", [4, 0])),
     (FIVE, "enumerate", "ds.map_with_index(lambda i, x: (i, x))", [(i, i) for i in range(5)]),
     (FIVE, "concatenate", "grain.MapDataset.concatenate([ds, other])", [0, 1, 2, 3, 4, 7]),
-    *((FIVE, "cache", "ds.to_iter_dataset().cache()", [*range(5)]), (FIVE, "rebatch", "ds.to_iter_dataset().rebatch(n)", None)),
+    (FIVE, "rebatch", "ds.to_iter_dataset().rebatch(n)", None),
     (FIVE, "unbatch", "ds.flat_map(rows, max_fan_out=n)", [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]),
     (FIVE, "thread_prefetch", "ds.to_iter_dataset().thread_prefetch(n)", [*range(5)]),
     (FIVE, "multithread_prefetch", "ds.to_iter_dataset().multithread_prefetch(num_threads, buffer_size)", [*range(5)]),

@@ -102,7 +102,7 @@ def test_help_and_wrong_arguments(capsys):
 
     text = ends("--help")
     assert text.startswith("usage: python -m gristmill ") and "examples:" in text and "exit codes:" in text
-    for command in ("inspect", "head", "diagnose", "bench", "state", "show", "trace"):
+    for command in ("inspect", "head", "diagnose", "bench", "state", "show", "trace", "write"):
         assert f"\n    {command} " in text
         lines = [line.split() for line in ends(f"{command} --help").splitlines()]
         examples = [words[3:] for words in lines if words[:4] == ["python", "-m", "gristmill", command]]

@@ -55,7 +55,7 @@ WAITING = ("wait", "_next_message")
 def user_code(x):
     if x == 7:
         if os.getpid() == MAIN and threading.current_thread() is not threading.main_thread():
-            wait_for(lambda: sys._current_frames()[threading.main_thread().ident].f_code.co_name in WAITING, "nobody waits")
+            wait_for(lambda: sys._current_frames()[threading.main_thread().ident].f_code.co_name in WAITING, "no wait")
         os.kill(MAIN, signal.SIGINT)
         time.sleep(5)
     return x

@@ -13,6 +13,10 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="gristmill-laws-")
 
 
+def cache_folder() -> str:
+    return tempfile.mkdtemp(dir=_folder().name)
+
+
 @functools.cache
 def records_file(start: int, stop: int) -> str:
     path = Path(_folder().name) / f"{start}-{stop}.tfrecord"

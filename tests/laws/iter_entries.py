@@ -24,6 +24,7 @@ from entry import (
 )
 from files_of_laws import (
     Stream,
+    cache_folder,
     examples_of,
     is_no_multiple_of_three,
     number,
@@ -474,6 +475,8 @@ _ROWS: list[tuple[Any, ...]] = [
         [padded(5, 2, 4, 5)],
     ),
     ("cache", lambda: numbers(THREADED).cache(), _ALL, True),
+    ("disk_cache", lambda: numbers(THREADED).cache(cache_folder()), _ALL, True),
+    ("disk_cache_batches", lambda: lists(filtered().cache(cache_folder()), 2), cut(_PRESENT, 2), True),
     ("cache_nones", lambda: sparse().cache(), _SPARSE, True),
     ("cache_nothing", lambda: numbers(n=0).cache(), []),
     ("cache_repeat", lambda: numbers(n=4).random_map(draw, seed=2).cache(copy_elements=True).repeat(3), _DRAWN * 3, True),

@@ -18,6 +18,7 @@ from entry import (
     pair,
     repeated,
 )
+from files_of_laws import cache_folder
 from formulas import block_shuffled, bucket_batches, chosen, shuffled, stream, window_shuffled
 
 from gristmill.core.record import Record
@@ -199,6 +200,8 @@ _ROWS: list[tuple[Any, ...]] = [
         10,
     ),
     ("block_shuffle_whole", lambda: tens().block_shuffle(5, seed=5), lambda i: ten(block_shuffled(i, 10, 5, 512, 5)), 10),
+    ("disk_cache", lambda: tens().cache(cache_folder()), ten, 10),
+    ("disk_cache_holes", lambda: holey().cache(cache_folder()), lambda i: drop_threes(ten(i)), 10),
     ("split", lambda: indexed().split(PARTS, seed=3)["b"], of_part([0, 4, 6, 7]), 4),
     ("split_by", lambda: indexed().split(PARTS, seed=3, by=in_pairs)["b"], of_part([4, 5, 6, 7]), 4),
     ("slice", lambda: indexed()[1:9:3], lambda i: at(sliced(i, 10, slice(1, 9, 3))), 3),

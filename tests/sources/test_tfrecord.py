@@ -163,7 +163,7 @@ def test_paths(tmp_path):
         TFRecordFile(Opens(), check_crc=True, compression=None).read(12)
     assert error.value.__notes__ == ["some/path was to be read behind byte 12."]
     assert [check_compression(x) for x in (None, "gzip", "zlib")] == [None, "gzip", "zlib"]
-    assert_raises(ValueError, r"compression must be None or one of \('gzip', 'zlib'\), got 'GZIP'", check_compression, "GZIP")
+    assert_raises(ValueError, "compression must be 'gzip', 'zlib' or None, got 'GZIP'", check_compression, "GZIP")
 
 
 def slow_crc32c(data):

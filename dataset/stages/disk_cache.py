@@ -1,0 +1,173 @@
+"""``cache(path)``: elements that are kept on disk when they are first computed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gristmill.core.errors import as_int
+from gristmill.core.indices import Indices, as_ints
+from gristmill.core.locks import Lock
+from gristmill.core.state import shown
+from gristmill.dataset.bases.epochs import keeps_records
+from gristmill.dataset.bases.items import item
+from gristmill.dataset.bases.map import BlockMapDataset
+from gristmill.dataset.bases.node import ancestors, spec_of_first_parent, tolerances
+from gristmill.dataset.bases.parameters import Parameters, aside
+from gristmill.dataset.disk_store import MISSING, DiskStore, store_at
+from gristmill.dataset.stages.map_with_index import MapWithIndexMapDataset
+from gristmill.dataset.stages.random_map import RandomMapIterDataset, RandomMapMapDataset
+from gristmill.dataset.telling.code import described_pipeline, pipeline_difference
+from gristmill.dataset.telling.failures import tell
+
+_log = logging.getLogger("gristmill")
+
+T = TypeVar("T")
+
+_DESCRIPTION = "pipeline.json"
+
+
+class DiskCacheParameters(Parameters):
+    path: str = aside()
+    max_bytes: int | None = aside()
+    freeze: bool
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.path, str | os.PathLike):
+            raise TypeError(f"path must be a folder, got {shown(self.path)} of type {type(self.path).__name__}")
+        if "://" in os.fspath(self.path):
+            raise ValueError(f"path must be a folder of this machine or of a shared file system, got {self.path!r}")
+        if self.max_bytes is not None:
+            as_int("max_bytes", self.max_bytes, minimum=1)
+        self._replace(path=os.path.abspath(self.path), freeze=bool(self.freeze))  # noqa: PTH100
+
+
+class DiskCache:
+    """The store of the elements of one pipeline. It pickles into workers, which open it by themselves.
+
+    Args:
+        parent: the dataset whose elements are kept.
+        parameters: of the stage.
+    """
+
+    def __init__(self, parent: Any, parameters: DiskCacheParameters) -> None:
+        description = described_pipeline(parent)
+        text = json.dumps(description, sort_keys=True)
+        self._name = hashlib.sha256(text.encode()).hexdigest()[:16]
+        self._description = description
+        self._root, self._max_bytes = parameters.path, parameters.max_bytes
+
+    def store(self) -> DiskStore:
+        """Returns the store of this process, opened by the first call."""
+        path = Path(self._root, self._name, _DESCRIPTION)
+        if not path.exists():
+            self._say_what_differs()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            beside = path.with_name(f"{_DESCRIPTION}.{os.getpid()}.{threading.get_ident()}")
+            beside.write_text(json.dumps(self._description, indent=1))
+            beside.replace(path)
+        return store_at(self._root, self._name, self._max_bytes)
+
+    def _say_what_differs(self) -> None:
+        others = sorted(Path(self._root).glob(f"*/{_DESCRIPTION}"), key=lambda path: path.stat().st_mtime)
+        for other in others[-1:]:
+            try:
+                difference = pipeline_difference(json.loads(other.read_bytes()), self._description)
+            except ValueError:
+                difference = "its description is damaged"
+            _log.info(
+                "cache: %s begins another cache, since the pipeline has changed: %s", self._root, difference or "its Python"
+            )
+
+
+def check_no_draws(parent: Any, parameters: DiskCacheParameters, *, is_stream: bool) -> None:
+    """Refuse random steps upstream, whose draws would be the same in all epochs.
+
+    Raises:
+        ValueError: there is one, and ``freeze`` is False.
+    """
+    if parameters.freeze:
+        return
+    remedy = "Call cache before it, or pass freeze=True if all epochs are to have the elements of the first one"
+    for node in ancestors(parent):
+        if isinstance(node, RandomMapMapDataset | RandomMapIterDataset):
+            raise ValueError(f"cache would freeze the draws of {node!s:.200}. {remedy}")
+        if not is_stream and isinstance(node, MapWithIndexMapDataset):
+            raise ValueError(f"cache would freeze the indices of {node!s:.200}, which go on in later epochs. {remedy}")
+    if not is_stream and not keeps_records(parent):
+        raise ValueError(
+            f"cache needs the same element at a position in all epochs, which {parent!s:.200}, or a shuffle, window or mixture "
+            f"before it, does not have. {remedy}"
+        )
+
+
+class DiskCacheMapDataset(BlockMapDataset[T]):
+    """The elements of the parent, kept on disk when they are first computed, and read from there afterwards.
+
+    Order: the parent's. Cost: to store an element, its pickle; then one read, without copies of arrays.
+
+    Args:
+        parent: the dataset, which has the same element at a position in all epochs.
+        path: the folder.
+        max_bytes: how much may be kept in ``path``; ``None``: no limit.
+        freeze: allow random steps upstream: all epochs have the elements of the first one.
+    """
+
+    _element_spec = spec_of_first_parent
+    _keeps_indices = True
+    _is_made_anew = True
+
+    def __init__(self, parent: Any, path: Any, max_bytes: int | None = None, freeze: bool = False) -> None:
+        super().__init__(parent)
+        self._parameters: DiskCacheParameters = DiskCacheParameters(path, max_bytes, freeze)
+        check_no_draws(parent, self._parameters, is_stream=False)
+        self._cache = DiskCache(parent, self._parameters)
+        self._keeps_nones = not tolerances(parent)  # else faults would be counted once only
+
+    def _items(self, indices: Indices) -> Iterator[Any]:
+        length = len(self)
+        self._check_not_empty(length, indices)
+        return self._found_or_computed([i % length for i in as_ints(indices)])
+
+    def _found_or_computed(self, keys: Sequence[int]) -> Iterator[Any]:
+        store = self._cache.store()
+        for key in keys:
+            [element] = store.get([key])
+            if element is MISSING:
+                element = self._computed(store, key)
+            yield (element, element := None)[0]
+
+    def _computed(self, store: DiskStore, key: int) -> Any:
+        """Return the element at ``key``, which is not stored; or what another thread that computes it has stored."""
+        claim = Lock()
+        with claim:  # which others wait for, and which an interrupt releases
+            other = store.claims.setdefault(key, claim)
+            if other is claim:
+                try:
+                    return self._stored(store, key)
+                finally:
+                    store.claims.pop(key, None)
+        with other:
+            pass
+        return self._stored(store, key)
+
+    def _stored(self, store: DiskStore, key: int) -> Any:
+        [element] = store.get([key])  # another thread may have stored it since the last look
+        if element is MISSING:
+            element = item(self._parents[0], key)
+            if element is not None or self._keeps_nones:
+                self._keep(store, key, element)
+        return element
+
+    def _keep(self, store: DiskStore, key: int, element: Any) -> None:
+        try:
+            store.put(key, element)
+        except Exception as error:
+            tell(error, self, [key])
+            raise

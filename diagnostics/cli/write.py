@@ -1,0 +1,156 @@
+"""The command ``write``: a pipeline, or files of a known kind, into files."""
+
+from __future__ import annotations
+
+import re
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from gristmill.core.cgroup import usable_cpus
+from gristmill.core.sharding import ShardOptions
+from gristmill.dataset.bases.map import MapDataset
+from gristmill.diagnostics.cli.run import Lines
+from gristmill.diagnostics.cli.target import CommandError, load_object, load_pipeline
+from gristmill.loader import DataLoader
+
+_SOURCES = {
+    ".parquet": "ParquetSource",
+    ".jsonl": "JsonlSource",
+    ".jsonl.gz": "JsonlSource",
+    ".jsonl.zst": "JsonlSource",
+    ".tar": "TarSource",
+    ".array_record": "ArrayRecordDataSource",
+    ".bagz": "BagDataSource",
+    ".bag": "BagDataSource",
+}
+_HUB = "hf://"
+
+
+def write(args: Namespace) -> Lines:
+    """Writes what a pipeline gives."""
+    from gristmill.prepare.estimate import estimate
+    from gristmill.prepare.writing import write as write_files
+
+    ds = _pipeline(args.pipeline, args.format)
+    for name in args.map:
+        function = load_object(name)
+        if not callable(function):
+            raise CommandError(f"--map: {name} must be a function of an element")
+        ds = ds.map(function)
+    given: dict[str, Any] = {
+        "format": args.format,
+        "codec": args.codec,
+        "compression": args.compression,
+        "records_per_file": args.records_per_file,
+        "bytes_per_file": args.bytes_per_file,
+        **dict(map(_option, args.option)),
+    }
+    workers = usable_cpus() if args.workers is None else args.workers
+    try:
+        if args.dry_run:
+            found = estimate(ds, **given)
+            yield str(found)
+            if found.seconds is not None:
+                yield f"with {workers} workers: at best {found.seconds / max(workers, 1):,.1f} s"
+            return 0
+        report = write_files(
+            ds,
+            args.output,
+            workers=workers,
+            shard=_shard(args.shard),
+            overwrite=args.overwrite,
+            append=args.append,
+            progress=False if args.quiet else None,
+            **given,
+        )
+    except (TypeError, ValueError, ImportError, OSError) as error:
+        if _is_of_arguments(error):
+            raise CommandError(str(error)) from error
+        raise
+    yield str(report)
+    return 0
+
+
+def _is_of_arguments(error: Exception) -> bool:
+    """Returns True for what is wrong with the arguments, the folder or an element, not in the code of the user."""
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    module = "" if traceback is None else str(traceback.tb_frame.f_globals.get("__name__", ""))
+    return module.startswith("gristmill.")
+
+
+def _pipeline(name: str, format: str | None) -> Any:
+    """A pipeline by its name, or the records of files, of a folder, or of the Hub."""
+    if name.startswith(_HUB):
+        return MapDataset.source(_of_the_hub(name.removeprefix(_HUB)))
+    suffix = next((suffix for suffix in sorted(_SOURCES, key=len, reverse=True) if name.endswith(suffix)), None)
+    if suffix is not None:
+        from gristmill import sources
+
+        return _as_source(getattr(sources, _SOURCES[suffix]), name)
+    if name.endswith(".tfrecord"):
+        from gristmill.dataset.stages.tfrecord import TFRecordIterDataset
+
+        return TFRecordIterDataset(name)
+    if Path(name).is_dir():
+        from gristmill.prepare.manifest import NAME
+        from gristmill.prepare.reading import read
+
+        if Path(name, NAME).exists():
+            return read(name)
+        from gristmill.sources import ImageFolderSource
+
+        pictures = _as_source(ImageFolderSource, name)
+        return pictures.map(_sample_of_picture) if format == "tar" else pictures
+    ds = load_pipeline(name)
+    if isinstance(ds, DataLoader):
+        raise CommandError(f"{name} must be a MapDataset or an IterDataset to be written, it is a DataLoader")
+    return ds
+
+
+def _sample_of_picture(element: dict[str, Any]) -> dict[str, Any]:
+    """What WebDataset calls the files of a picture and of its class."""
+    stem, _, extension = element["path"].rpartition(".")
+    return {"__key__": stem.replace(".", "_"), extension.lower(): element["image"], "cls": element["label"]}
+
+
+def _as_source(kind: Any, name: str) -> Any:
+    try:
+        return MapDataset.source(kind(name))
+    except (OSError, ValueError, ImportError) as error:
+        raise CommandError(str(error)) from error
+
+
+def _of_the_hub(name: str) -> Any:
+    """``ORGANISATION/NAME`` with ``:SPLIT`` behind it, ``train`` by default."""
+    from gristmill.core.errors import missing_package
+    from gristmill.sources import HuggingFaceSource
+
+    try:
+        import datasets
+    except ImportError as error:
+        raise missing_package("datasets", "huggingface", f"reading {_HUB}{name}") from error
+    path, _, split = name.partition(":")
+    try:
+        return HuggingFaceSource(datasets.load_dataset(path, split=split or "train"))
+    except (OSError, ValueError) as error:
+        raise CommandError(f"{_HUB}{name} cannot be loaded: {error}") from error
+
+
+def _option(text: str) -> tuple[str, Any]:
+    """``NAME=VALUE``, the value a number if it looks like one."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise CommandError(f"--option must be NAME=VALUE, such as group_size=1, got {text!r}")
+    return name, int(value) if re.fullmatch(r"\d+", value) else value
+
+
+def _shard(text: str | None) -> ShardOptions | None:
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if match is None or int(match[1]) >= int(match[2]):
+        raise CommandError(f"--shard must be INDEX/COUNT, such as 0/4 for the first of four hosts, got {text!r}")
+    return ShardOptions(int(match[1]), int(match[2]))

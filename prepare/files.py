@@ -1,0 +1,270 @@
+"""One file of a written folder: from elements to bytes under its name.
+
+What is known of a finished file is written before the file gets its name. So a file that has its
+name is always known, and one that is known but has no name is written again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from gristmill.core.value import Value
+from gristmill.prepare.formats.base import Format, crc32_of
+from gristmill.prepare.local import UNFINISHED, LocalFolder
+from gristmill.prepare.manifest import NAME, Manifest, ManifestError, WrittenFile
+from gristmill.prepare.remote import RemoteFolder
+
+Folder = LocalFolder | RemoteFolder
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FULL_TEXTS = ("No space left", "quota exceeded", "File too large")
+
+
+class ElementError(ValueError):
+    """The format or codec cannot hold an element."""
+
+
+class Finished(Value):
+    """What is known of a file that is written.
+
+    Args:
+        files: the file with records, and those that belong to it; none if there were no elements.
+        faults: what ``tolerate`` has skipped on the way: ``total`` and ``last``.
+        versions: of each file, a text that changes when the file is changed.
+        state: of the stream after the file's last element; ``None`` for a range of positions.
+        is_last: the stream ends with this file.
+    """
+
+    files: tuple[WrittenFile, ...]
+    faults: Mapping[str, Any]
+    versions: Mapping[str, str]
+    state: str | None = None
+    is_last: bool = False
+
+    @classmethod
+    def from_bytes(cls, text: bytes) -> Finished:
+        values = json.loads(text)
+        return cls(**{**values, "files": tuple([WrittenFile(**file) for file in values["files"]])})
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(
+            {**self.as_dict(), "files": [file.as_dict() for file in self.files]}
+        ).encode()
+
+
+class FileWriter:
+    """Writes the files of a folder. It pickles into workers.
+
+    Args:
+        folder: where files get their names.
+        format: how elements become files.
+    """
+
+    def __init__(self, folder: Folder, format: Format) -> None:
+        self.folder = folder
+        self.format = format
+
+    def finished(self, number: int) -> Finished | None:
+        """Returns what is known of file ``number``; ``None`` if it is not written.
+
+        Raises:
+            ManifestError: it was changed after it was written.
+        """
+        text = self.folder.read(_known_as(number))
+        if text is None:
+            return self._in_manifest(number)
+        found = Finished.from_bytes(text)
+        for file in found.files:
+            size = self.folder.size(file.name)
+            if size is None:
+                return None
+            if size != file.bytes or self._has_other_content(
+                file, found.versions.get(file.name, "")
+            ):
+                raise changed_file(self.folder, file, size)
+        return found
+
+    def write(
+        self,
+        number: int,
+        elements: Iterable[Any],
+        faults: Callable[[], Mapping[str, Any]],
+        where: Callable[[int], str],
+        ended: Callable[[], tuple[str | None, bool]] = lambda: (None, False),
+    ) -> Finished:
+        """Writes file ``number``. The caller holds its lock.
+
+        Args:
+            number: of the file.
+            elements: those of the file.
+            faults: called after the last element; returns what was skipped.
+            where: names the last element, which is at a place in ``elements``, for messages.
+            ended: called after the last element; returns the state of the stream, and whether it
+                has ended.
+
+        Raises:
+            ElementError: an element cannot be written.
+            OSError: the disk is full, or the folder cannot be written.
+        """
+        stem = stem_of(number)
+        with full_disk_explained(self.folder), self.folder.workspace(stem) as workspace:
+            first = workspace / f"{stem}{self.format.suffixes[0]}"
+            num_records = self._write_records(str(first), number, elements, where)
+            paths = [workspace / f"{stem}{suffix}" for suffix in self.format.suffixes]
+            paths = paths if num_records else []
+            for path in paths:
+                _sync(path)
+            files = [
+                WrittenFile(
+                    path.name, 0 if place else num_records, path.stat().st_size, crc32_of(path)
+                )
+                for place, path in enumerate(paths)
+            ]
+            is_local = isinstance(self.folder, LocalFolder)
+            versions = {path.name: str(path.stat().st_mtime_ns) for path in paths if is_local}
+            done = Finished(tuple(files), faults(), versions, *ended())
+            self._publish(number, done, paths)
+        return done
+
+    def _publish(self, number: int, done: Finished, paths: Iterable[Path]) -> None:
+        """Makes files known, and gives them their names, the one with records last."""
+        for path in paths:
+            if (
+                self.folder.size(path.name) is not None
+                and self.folder.read(_known_as(number)) is None
+            ):
+                raise ManifestError(
+                    f"{self.folder}/{path.name} exists and was not written here: remove it, or "
+                    "use another folder"
+                )
+        self.folder.replace(_known_as(number), done.to_bytes())
+        for path in reversed([*paths]):
+            self.folder.publish(path, path.name)
+
+    def _write_records(
+        self, path: str, number: int, elements: Iterable[Any], where: Callable[[int], str]
+    ) -> int:
+        """Returns the number of records."""
+        encode = self.format.encode
+        writer: Any = None
+        place = -1
+        try:
+            for place, element in enumerate(elements):
+                if writer is None:
+                    writer = self.format.open(path, number)
+                try:
+                    writer.write(encode(element))
+                except OSError:
+                    raise
+                except Exception as error:
+                    raise ElementError(
+                        f"{where(place)} cannot be written as {self.format.name}: {error}"
+                    ) from error
+        except BaseException:
+            if writer is not None:
+                _close_anyway(writer)
+            raise
+        if writer is not None:
+            writer.close()
+        return place + 1
+
+    def _in_manifest(self, number: int) -> Finished | None:
+        """Returns what the manifest knows of a file that another process has completed."""
+        text = self.folder.read(NAME)
+        if text is None or not (manifest := Manifest.from_bytes(text, str(self.folder))).complete:
+            return None
+        return Finished(
+            tuple([file for file in manifest.files if number_of(file.name) == number]),
+            {"total": 0, "last": []},
+            {},
+        )
+
+    def _has_other_content(self, file: WrittenFile, version: str) -> bool:
+        if not isinstance(self.folder, LocalFolder) or self.folder.version(file.name) == version:
+            return False
+        return crc32_of(Path(self.folder.path, file.name)) != file.checksum
+
+
+def stem_of(number: int) -> str:
+    """Returns the name of file ``number`` without its suffix.
+
+    Example:
+        >>> stem_of(7)
+        'part-000007'
+    """
+    return f"part-{number:06d}"
+
+
+def number_of(name: str) -> int:
+    """Returns the number of a file.
+
+    Example:
+        >>> number_of("part-000007.jsonl.gz")
+        7
+    """
+    return int(name.partition(".")[0].removeprefix("part-"))
+
+
+def changed_file(folder: Any, file: WrittenFile, size: int | None) -> ManifestError:
+    """Returns the error for a file that is not what was written."""
+    what = (
+        "is missing"
+        if size is None
+        else f"has {size} bytes"
+        if size != file.bytes
+        else "has another checksum"
+    )
+    return ManifestError(
+        f"{folder}/{file.name} was changed after it was written: it {what}, and had {file.bytes} "
+        f"bytes, {file.checksum}. Restore "
+        "it, or write the folder again with overwrite=True"
+    )
+
+
+def _known_as(number: int) -> str:
+    return f"{UNFINISHED}/{stem_of(number)}.json"
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _close_anyway(writer: Any) -> None:
+    """Closes a file that is given up."""
+    try:
+        writer.close()
+    except Exception:  # the file is removed; what is wrong with it was raised before
+        return
+
+
+@contextlib.contextmanager
+def full_disk_explained(folder: Any) -> Iterator[None]:
+    """Makes one error of a disk that has no room, whatever a format's library has made of it."""
+    try:
+        yield
+    except _FullDiskError:
+        raise
+    except Exception as error:
+        cause = error.__cause__ if isinstance(error, ElementError) and error.__cause__ else error
+        number = cause.errno if isinstance(cause, OSError) else None
+        if number not in _FULL and not any([text in str(cause) for text in _FULL_TEXTS]):
+            raise
+        raise _FullDiskError(
+            number or errno.ENOSPC,
+            f"{folder} cannot take another file: {cause}. Finished files stay. Make room and call "
+            "write again: it continues there",
+        ) from error
+
+
+class _FullDiskError(OSError):
+    """The disk is full. Users know it as ``OSError``."""

@@ -1,0 +1,147 @@
+"""The local folder that files are written to.
+
+What holds for any number of processes that write into one folder, whenever one of them is killed:
+
+1. A file gets its name by a rename, after all of it is on the disk. Before that it is in
+``.unfinished``.
+2. One process at a time writes a file of a given name. It holds a lock that the kernel releases if
+the process dies.
+3. What a killed process has left of a file is removed by the next one that writes this file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from gristmill.sources.storage.posix import fcntl
+
+UNFINISHED = ".unfinished"
+
+
+class LocalFolder:
+    """A folder of this machine, or of a file system that several hosts share.
+
+    Args:
+        path: the folder; made when something is written.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = os.path.abspath(path)  # noqa: PTH100 - a text, as URLs are
+
+    def __str__(self) -> str:
+        return self.path
+
+    def read(self, name: str) -> bytes | None:
+        """Returns the bytes of a small file; ``None`` if there is none."""
+        try:
+            return self._at(name).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def size(self, name: str) -> int | None:
+        """Returns the size of a file; ``None`` if there is none."""
+        try:
+            return self._at(name).stat().st_size
+        except FileNotFoundError:
+            return None
+
+    def version(self, name: str) -> str:
+        """Returns a text that a file of another content most likely does not have."""
+        return str(self._at(name).stat().st_mtime_ns)
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Writes a small file unless one of this name exists. Returns False if it exists."""
+        path = self._written_aside(name, content)
+        try:
+            os.link(path, self._at(name))
+        except FileExistsError:
+            return False
+        finally:
+            path.unlink()
+        _sync_folder(self._at(name).parent)
+        return True
+
+    def replace(self, name: str, content: bytes) -> None:
+        """Writes a small file, in place of the one of this name."""
+        self._written_aside(name, content).replace(self._at(name))
+        _sync_folder(self._at(name).parent)
+
+    def publish(self, path: Path, name: str) -> None:
+        """Gives a file that is whole its name."""
+        path.replace(self._at(name))
+        _sync_folder(Path(self.path))
+
+    def remove(self, name: str) -> None:
+        """Removes a file, if there is one."""
+        self._at(name).unlink(missing_ok=True)
+
+    def unfinished_names(self) -> list[str]:
+        """Returns the names of the small files that are left of writing."""
+        return [
+            f"{UNFINISHED}/{path.name}"
+            for path in sorted(self._at(UNFINISHED).glob("*"))
+            if path.is_file()
+        ]
+
+    def remove_unfinished(self) -> None:
+        """Removes all that is left of writing."""
+        shutil.rmtree(self._at(UNFINISHED), ignore_errors=True)
+
+    @contextlib.contextmanager
+    def workspace(self, name: str) -> Iterator[Path]:
+        """An empty folder for what becomes ``name``, which is removed at the end.
+
+        The caller holds the lock of ``name``.
+        """
+        for old in self._at(UNFINISHED).glob(f"{name}.*.tmp"):
+            shutil.rmtree(old, ignore_errors=True)
+        path = self._at(UNFINISHED) / f"{name}.{uuid.uuid4().hex[:8]}.tmp"
+        path.mkdir(parents=True)
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def lock(self, name: str) -> Iterator[None]:
+        """Waits until no other process writes ``name``.
+
+        Raises:
+            OSError: this system has no locks of files, as Windows.
+        """
+        if fcntl is None:
+            raise OSError(f"{self} cannot be written: this system has no locks of files (POSIX)")
+        self._at(UNFINISHED).mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(
+            self._at(UNFINISHED) / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666
+        )
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _at(self, name: str) -> Path:
+        return Path(self.path, name)
+
+    def _written_aside(self, name: str, content: bytes) -> Path:
+        path = self._at(UNFINISHED) / f"{Path(name).name}.{uuid.uuid4().hex[:8]}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        return path
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

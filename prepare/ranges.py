@@ -1,0 +1,153 @@
+"""Pipelines that can be computed from any position on: the files are ranges of positions.
+
+These are all map datasets, and streams whose steps after ``to_iter_dataset`` change or choose
+elements one by one. Any worker computes the elements of a range, and they are those of the whole.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from typing import Any
+
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.map import MapDataset
+from gristmill.dataset.bases.node import tolerances
+from gristmill.dataset.bases.parameters import parameters_of
+from gristmill.dataset.slicing import replaced_in
+from gristmill.dataset.stages.prefetch import PrefetchIterDataset
+from gristmill.dataset.stages.stream_interleave import needs_of
+from gristmill.dataset.telling.origin import origin
+from gristmill.prepare.files import FileWriter, Finished, stem_of
+
+_PLACE = re.compile(r" @ [^)]*")  # of a function in a file, which is another on another machine
+NO_FAULTS: Mapping[str, Any] = {"total": 0, "last": []}
+
+
+class Ranges:
+    """The elements of a pipeline by ranges of positions.
+
+    Args:
+        ds: a map dataset, or a stream for which ``has_ranges`` is True.
+    """
+
+    def __init__(self, ds: Any) -> None:
+        self._root: Any = ds
+        self._steps: list[Any] = []  # from the source on
+        while not isinstance(self._root, MapDataset):
+            self._steps.insert(0, self._root)
+            self._root = self._root.parents[0]
+        self._counts_faults = bool(tolerances(ds))
+
+    @staticmethod
+    def has_ranges(ds: Any) -> bool:
+        """Returns True if elements follow from positions: any range can be computed alone."""
+        while isinstance(ds, IterDataset):
+            if type(ds) is PrefetchIterDataset:
+                return not parameters_of(ds).allow_nones
+            if needs_of(ds) not in ("elements", "choice", "nothing") or len(ds.parents) != 1:
+                return False
+            ds = ds.parents[0]
+        return isinstance(ds, MapDataset)
+
+    def __len__(self) -> int:
+        return len(self._root)
+
+    def over(self, part: Any) -> Any:
+        """Returns a stream of the elements of ``part``, a slice of the map dataset at the root."""
+        if not self._steps:
+            return part.to_iter_dataset(allow_nones=True)
+        ds = part
+        for step in self._steps:
+            ds = replaced_in(step, step.parents[0], ds)
+        return ds
+
+    def write(self, writer: FileWriter, number: int, start: int, stop: int) -> Finished:
+        """Writes the elements at ``start`` to ``stop - 1`` as file ``number``."""
+        current = start  # the position of the last element, if positions are known
+
+        def elements() -> Iterator[Any]:
+            nonlocal current
+            for current, element in enumerate(it, start):  # noqa: B007
+                if element is not None:
+                    yield element
+
+        def where(place: int) -> str:
+            if self._steps:
+                return f"element {place} of those at {start} to {stop - 1}"
+            return f"element {current}{_records_text(self._root, current)}"
+
+        with closing(iter(self.over(self._root[start:stop]))) as it:
+            return writer.write(number, elements(), lambda: self._faults(it), where)
+
+    def _faults(self, it: Any) -> Mapping[str, Any]:
+        return faults_of(it) if self._counts_faults else NO_FAULTS
+
+
+class RangeJob:
+    """Writes one file of a pipeline with ranges; the unit of work of workers.
+
+    Args:
+        writer: of the folder.
+        ranges: the pipeline.
+    """
+
+    def __init__(self, writer: FileWriter, ranges: Ranges) -> None:
+        self._writer = writer
+        self._ranges = ranges
+
+    def __str__(self) -> str:
+        return "a file of gristmill.write"
+
+    def __call__(self, unit: tuple[int, int, int]) -> tuple[int, bool, Finished]:
+        """Writes a file unless it is written: its number, first position, and end are the unit.
+
+        Returns:
+            its number, whether this call has written it, and what is known of it.
+        """
+        number, start, stop = unit
+        with self._writer.folder.lock(stem_of(number)):
+            done = self._writer.finished(number)
+            if done is not None:
+                return number, False, done
+            return number, True, self._ranges.write(self._writer, number, start, stop)
+
+
+def faults_of(it: Any) -> dict[str, Any]:
+    """Returns what an iterator has skipped, as JSON."""
+    counts = it.faults()
+    last = [
+        {
+            "record_key": _json_key(fault.record_key),
+            "stage": _PLACE.sub("", fault.stage),
+            "error": str(fault.error),
+        }
+        for fault in counts.last
+    ]
+    return {"total": counts.total, "last": last}
+
+
+def added_faults(all_of: Any) -> dict[str, Any]:
+    """Returns the faults of several files together."""
+    faults = [*all_of]
+    return {
+        "total": sum([one["total"] for one in faults]),
+        "last": [fault for one in faults for fault in one["last"]],
+    }
+
+
+def _json_key(key: Any) -> Any:
+    return key if isinstance(key, int | str | None) else str(key)
+
+
+def _records_text(ds: Any, index: int) -> str:
+    """Names the records that an element is made of."""
+    keys = [key for records in origin(ds, [index]) for key in records.keys]
+    if not keys:
+        return ""
+    return (
+        f" (record {keys[0]})"
+        if len(keys) == 1
+        else f" (records {', '.join(map(str, keys[:8]))}{'…' * (len(keys) > 8)})"
+    )

@@ -1,0 +1,157 @@
+"""The folder of an object store that files are written to.
+
+A store has no renames and no locks. An object appears as a whole, or not at all, also one that is
+uploaded in parts. What decides between two pipelines, the manifest, is created on the condition
+that it does not exist. Two writers of one file upload the same bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import tempfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gristmill.core.errors import missing_package
+from gristmill.prepare.formats.base import as_checksum
+from gristmill.prepare.local import UNFINISHED
+from gristmill.sources.storage.remote import root_of
+
+_PIECE_BYTES = 8 << 20
+_WHOLE_BYTES = 64 << 20  # larger objects are uploaded in parts, for which stores know no condition
+
+
+class RemoteFolder:
+    """A folder of a bucket. It pickles into workers, which connect by themselves.
+
+    Args:
+        url: ``s3://bucket/folder`` or another that obstore knows, without a slash at the end.
+
+    Raises:
+        ImportError: obstore is not installed.
+        ValueError: a URL that cannot be written, such as that of a server.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.path = url.rstrip("/")
+        if url.startswith(("http://", "https://")):
+            raise ValueError(
+                "path must be a local folder or the URL of an object store (s3://, gs://, "
+                f"az://), got {url!r}"
+            )
+        self._root = root_of(self.path)
+        self._prefix = self.path[len(self._root) + 1 :]
+        self._opened: Any = None
+        self._bucket()
+
+    def __str__(self) -> str:
+        return self.path
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_opened": None}
+
+    def read(self, name: str) -> bytes | None:
+        """Returns the bytes of a small object; ``None`` if there is none."""
+        try:
+            return bytes(self._call("get", name).bytes())
+        except FileNotFoundError:
+            return None
+
+    def size(self, name: str) -> int | None:
+        """Returns the size of an object; ``None`` if there is none."""
+        try:
+            return int(self._call("head", name)["size"])
+        except FileNotFoundError:
+            return None
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Writes a small object unless one of this name exists. Returns False if it exists."""
+        try:
+            self._call("put", name, content, mode="create")
+        except FileExistsError:
+            return False
+        return True
+
+    def replace(self, name: str, content: bytes) -> None:
+        """Writes a small object, in place of the one of this name."""
+        self._call("put", name, content)
+
+    def publish(self, path: Path, name: str) -> None:
+        """Uploads a file that is whole. If it is not large, another writer's object stays."""
+        is_large = path.stat().st_size > _WHOLE_BYTES
+        with contextlib.suppress(FileExistsError):
+            self._call("put", name, path, mode="overwrite" if is_large else "create")
+
+    def remove(self, name: str) -> None:
+        """Removes an object, if there is one."""
+        with contextlib.suppress(FileNotFoundError):
+            self._call("delete", name)
+
+    def checksum(self, name: str) -> str:
+        """Returns the checksum of an object, all of which is read."""
+        checksum = 0
+        for piece in self._call("get", name).stream(min_chunk_size=_PIECE_BYTES):
+            checksum = zlib.crc32(piece, checksum)
+        return as_checksum(checksum)
+
+    def unfinished_names(self) -> list[str]:
+        """Returns the names of the small objects that are left of writing."""
+        pages = self._call("list", UNFINISHED)
+        names = [found["path"].rpartition("/")[2] for page in pages for found in page]
+        return [f"{UNFINISHED}/{name}" for name in names]
+
+    def remove_unfinished(self) -> None:
+        """Removes all that is left of writing."""
+        for name in self.unfinished_names():
+            self.remove(name)
+
+    @contextlib.contextmanager
+    def workspace(self, name: str) -> Iterator[Path]:
+        """An empty local folder for what becomes ``name``, which is removed at the end."""
+        with tempfile.TemporaryDirectory(prefix="gristmill-") as folder:
+            yield Path(folder)
+
+    @contextlib.contextmanager
+    def lock(self, name: str) -> Iterator[None]:
+        """Does nothing: two writers of one file upload the same bytes."""
+        yield
+
+    def _call(self, function: str, name: str, *given: Any, **options: Any) -> Any:
+        """Calls a function of obstore for the object of a name.
+
+        Raises:
+            FileNotFoundError, FileExistsError: as the store says.
+            OSError: it cannot be reached, or refuses; names the object.
+        """
+        obstore = importlib.import_module("obstore")
+        try:
+            return getattr(obstore, function)(self._bucket(), self._key(name), *given, **options)
+        except Exception as error:
+            kinds = {"NotFoundError": FileNotFoundError, "AlreadyExistsError": FileExistsError}
+            kind = kinds.get(type(error).__name__, OSError)
+            if isinstance(error, FileNotFoundError):
+                kind = FileNotFoundError
+            elif not type(error).__module__.startswith("obstore") and not isinstance(
+                error, OSError
+            ):
+                raise
+            text = " ".join(str(error).partition("\n\nDebug source")[0].split())[:500]
+            raise kind(
+                f"{self.path}/{name}: {text}. Are the address and the credentials right, and "
+                "may they write there? Finished files stay: call write again to continue"
+            ) from error
+
+    def _key(self, name: str) -> str:
+        return f"{self._prefix}/{name}" if self._prefix else name
+
+    def _bucket(self) -> Any:
+        if self._opened is None:
+            try:
+                from obstore import store
+            except ImportError as error:
+                raise missing_package("obstore", "remote", f"writing {self.path}") from error
+            self._opened = store.from_url(self._root)
+        return self._opened

@@ -1,0 +1,195 @@
+"""``ImageFolderSource``: pictures in a folder for each class."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, SupportsIndex
+
+import numpy as np
+
+from gristmill.core.cached import cached
+from gristmill.core.errors import KeyRangeError
+from gristmill.core.naming import transform_name
+from gristmill.core.state import shown
+from gristmill.sources.storage.errors import DamagedFileError, damaged
+from gristmill.sources.storage.files import Files
+
+EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+
+
+class ImageFolderSource:
+    """The pictures of a folder that has a folder for each class, or of a ``.zip`` or ``.tar`` archive of such a folder.
+
+    An element is a dictionary: ``image``, the bytes of the file or what ``decode`` makes of them; ``label``, the number of the
+    class; ``path``, the name of the file below the folder, with slashes. Classes are sorted by name and numbered from 0, files
+    are sorted by name within a class, also those in folders of a class. Hidden files and folders are left out, and so are files
+    with other extensions. If an archive has one folder that has all others, its folders are the classes.
+
+    Args:
+        path: the folder or archive.
+        extensions: the endings of the files to read, with or without a dot; capital letters do not count.
+        decode: makes a picture of the bytes of a file, such as ``PIL.Image.open`` with ``io.BytesIO``.
+
+    Attributes:
+        classes: the names of the classes, sorted.
+        class_to_idx: the number of each class.
+        labels: the label of each element, an array of int64.
+
+    Raises:
+        FileNotFoundError: there is no such folder or archive.
+        ValueError: there are no classes, or one without a picture; it is named.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> for name in ("cat/1.jpg", "cat/2.jpg", "dog/1.JPG", "dog/notes.txt"):
+        ...     (folder / name).parent.mkdir(exist_ok=True)
+        ...     _ = (folder / name).write_bytes(b"...")
+        >>> source = ImageFolderSource(folder)
+        >>> len(source), source.class_to_idx, source[2]
+        (3, {'cat': 0, 'dog': 1}, {'image': b'...', 'label': 1, 'path': 'dog/1.JPG'})
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        extensions: Sequence[str] = EXTENSIONS,
+        decode: Callable[[bytes], Any] | None = None,
+    ) -> None:
+        if decode is not None and not callable(decode):
+            raise TypeError(f"decode must be a function of bytes, got {shown(decode)}")
+        if isinstance(extensions, str) or not all([isinstance(text, str) and text for text in extensions]):
+            raise TypeError(f"extensions must be a sequence of texts, such as ['jpg', 'png'], got {shown(extensions)}")
+        self._path = os.path.abspath(path)  # noqa: PTH100
+        self._decode = decode
+        endings = tuple([f".{text.lower().removeprefix('.')}" for text in extensions])
+        if Path(self._path).is_dir():
+            classes, names = _in_folder(Path(self._path))
+            self._archive: str | None = None
+        else:
+            self._archive, classes, names, self._members = _in_archive(self._path)
+        found = [name for name in names if name.lower().endswith(endings)]
+        self.classes = sorted(classes)
+        self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
+        order = sorted(found, key=lambda name: (name.split("/")[0], name))
+        self._check(order, endings)
+        self._names = order
+        self.labels = np.array([self.class_to_idx[name.split("/")[0]] for name in order], np.int64)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __getitem__(self, key: SupportsIndex, /) -> dict[str, Any]:
+        """The picture at the key.
+
+        Raises:
+            KeyRangeError: the key is negative or not below ``len(self)``.
+            OSError: the file cannot be read.
+            Exception: what ``decode`` raises, with the name of the file.
+        """
+        number = key.__index__()
+        if not 0 <= number < len(self):
+            raise KeyRangeError(f"key must be in [0, {len(self)}), the number of pictures, got {number}")
+        name = self._names[number]
+        data = self._read(name)
+        try:
+            image = data if self._decode is None else self._decode(data)
+        except Exception as error:
+            error.add_note(f"decode failed for {name} of {self._path}")
+            raise
+        return {"image": image, "label": int(self.labels[number]), "path": name}
+
+    def __repr__(self) -> str:
+        decode = "" if self._decode is None else f", decode={transform_name(self._decode).partition(' @ ')[0]}"
+        return f"ImageFolderSource({Path(self._path).name!r}, {len(self)} pictures, {len(self.classes)} classes{decode})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_file"}
+
+    @property
+    def paths(self) -> list[str]:
+        """The names of the files below the folder, one for each element."""
+        return list(self._names)
+
+    def close(self) -> None:
+        """Closes an archive. The next read opens it again."""
+        file = vars(self).pop("_file", None)
+        if file is not None:
+            file.close()
+
+    @cached
+    def _file(self) -> Any:
+        return zipfile.ZipFile(self._path) if self._archive == "zip" else Files([self._path])
+
+    def _read(self, name: str) -> bytes:
+        if self._archive is None:
+            return Path(self._path, name).read_bytes()
+        if self._archive == "zip":
+            try:
+                data: bytes = self._file.read(self._members[name])
+            except (zipfile.BadZipFile, EOFError) as error:
+                raise damaged(self._path, 0, f"{name} cannot be read: {error}", "Copy the archive again") from error
+            return data
+        start, size = self._members[name]
+        return self._file.read_one(0, start, start + size)
+
+    def _check(self, names: Sequence[str], endings: Sequence[str]) -> None:
+        if not self.classes:
+            raise ValueError(f"{self._path} has no folders: it must have a folder with pictures for each class")
+        empty = sorted({*self.classes} - {name.split("/")[0] for name in names})
+        if empty:
+            raise ValueError(
+                f"the class {empty[0]!r} of {self._path} has no file that ends with {', '.join(endings)}"
+                f"{f', nor have {len(empty) - 1} others' if len(empty) > 1 else ''}: add pictures, remove the folder, or pass "
+                "extensions="
+            )
+
+
+def _in_folder(top: Path) -> tuple[list[str], list[str]]:
+    """The classes, and the files of all of them."""
+    classes = [entry.name for entry in os.scandir(top) if entry.is_dir() and not entry.name.startswith(".")]
+    names = []
+    for name in classes:
+        for folder, folders, files in os.walk(top / name, followlinks=True):
+            folders[:] = [inner for inner in folders if not inner.startswith(".")]
+            names += [Path(folder, file).relative_to(top).as_posix() for file in files if not file.startswith(".")]
+    return classes, names
+
+
+def _in_archive(path: str) -> tuple[str, list[str], list[str], dict[str, Any]]:
+    """The kind of the archive, classes, files, and where each of them is."""
+    if not Path(path).exists():
+        raise FileNotFoundError(f"path must be a folder or an archive of pictures, and there is no {path}")
+    members: dict[str, Any] = {}
+    kind = "zip" if zipfile.is_zipfile(path) else "tar"
+    members.update(_in_zip(path) if kind == "zip" else _in_tar(path))
+    visible = {name: place for name, place in members.items() if not name.startswith(".") and "/." not in name}
+    top = {name.split("/")[0] for name in visible}
+    if len(top) == 1 and all([name.count("/") > 1 for name in visible]):
+        visible = {name.partition("/")[2]: place for name, place in visible.items()}
+    inner = {name: place for name, place in visible.items() if "/" in name}
+    return kind, [*dict.fromkeys([name.split("/")[0] for name in inner])], list(inner), inner
+
+
+def _in_zip(path: str) -> Iterator[tuple[str, str]]:
+    with zipfile.ZipFile(path) as archive:
+        for member in archive.infolist():
+            if not member.is_dir():
+                yield str(PurePosixPath(member.filename)), member.filename
+
+
+def _in_tar(path: str) -> Iterator[tuple[str, tuple[int, int]]]:
+    try:
+        with tarfile.open(path, "r:") as archive:
+            for member in archive:
+                if member.isreg():
+                    yield str(PurePosixPath(member.name)), (member.offset_data, member.size)
+    except tarfile.ReadError as error:
+        raise DamagedFileError(
+            f"{path} must be a folder, a zip archive, or a tar archive without compression: {error}. Decompress it first"
+        ) from error

@@ -1,0 +1,190 @@
+"""``cache(path)``: computed once, whoever asks; never another pipeline's; bounded; safe when processes are killed."""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from refusing import assert_raises
+
+import gristmill as grain
+from gristmill.dataset.disk_store import _SEGMENT, _STORES
+from gristmill.testing.equality import are_equal
+
+
+def counted(factor=1):
+    """A pipeline, and the list of what it has computed."""
+    calls = []
+
+    def decoded(x):
+        calls.append(x)
+        return {"image": np.full((7, 5), x * factor, np.uint8), "name": f"{x}", "deep": [x, None]}
+
+    return grain.MapDataset.range(60).map(decoded), calls
+
+
+def forget():
+    """Opens stores anew, as another process does."""
+    for store in _STORES.values():
+        store.sync()
+    _STORES.clear()
+
+
+def test_elements_are_computed_once_for_all_orders_epochs_and_programs(tmp_path):
+    expected = list(counted()[0])
+    for expected_calls in (60, 0):
+        ds, calls = counted()
+        cached = ds.cache(tmp_path)
+        assert are_equal(list(cached), expected)
+        shuffled = cached.seed(1).shuffle().repeat(2)
+        assert len(list(shuffled)) == 120 and are_equal(cached[-1], expected[-1])
+        assert len(calls) == expected_calls
+        element = cached[3]
+        element["image"][:] = 255  # a copy
+        assert are_equal(cached[3], expected[3])
+        forget()
+
+
+def test_streams_are_computed_once_and_continue_anywhere(tmp_path):
+    def stream():
+        ds, calls = counted()
+        return ds.repeat(9).to_iter_dataset().filter(lambda x: x["deep"][0] % 3 > 0), calls
+
+    ds, calls = stream()
+    expected = list(ds)
+    for expected_calls in (540, 0):
+        ds, calls = stream()
+        cached = ds.cache(tmp_path)
+        assert are_equal(list(cached), expected) and len(calls) == expected_calls
+        it = iter(cached)
+        for place in range(0, 300, 60):
+            state = it.get_state()
+            other = iter(cached)
+            other.set_state(state)
+            assert are_equal([next(other) for _ in range(60)], expected[place : place + 60])
+            for _ in range(60):
+                next(it)
+        forget()
+    assert_raises(ValueError, "max_bytes is for a cache on disk", ds.cache, max_bytes=3)
+
+
+def test_threads_compute_an_element_once(tmp_path):
+    ds, calls = counted()
+    cached = ds.cache(tmp_path)
+    indices = [*range(60), *range(60)[::-1]] * 3
+    with ThreadPoolExecutor(8) as pool:
+        read = list(pool.map(cached.__getitem__, indices))
+    assert sorted(calls) == [*range(60)] and are_equal(read, [cached[i] for i in indices])
+    twice = cached.slice([5, 5])
+    one, other = twice.to_iter_dataset()
+    one["image"][:] = 255
+    assert are_equal(other, counted()[0][5])
+
+
+def test_workers_fill_it_for_all(tmp_path):
+    ds, calls = counted()
+    cached = ds.cache(tmp_path)
+    options = grain.MultiprocessingOptions(num_workers=2)
+    assert len(list(cached.to_iter_dataset().mp_prefetch(options))) == 60
+    num_here = len(calls)  # none, unless workers are threads
+    assert len(list(cached)) == 60 and len(calls) == num_here
+
+
+def test_another_function_or_source_is_another_cache_and_says_so(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "gristmill")
+    assert counted(1)[0].cache(tmp_path)[2]["image"][0, 0] == 2
+    assert counted(3)[0].cache(tmp_path)[2]["image"][0, 0] == 6
+    assert "begins another cache" in caplog.text and "code or the data of MapMapDataset differ" in caplog.text
+    other = grain.MapDataset.source(np.arange(60) + 1)
+    assert grain.MapDataset.source(np.arange(60)).cache(tmp_path)[0] == 0 and other.cache(tmp_path)[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        pytest.param(lambda ds: ds.random_map(lambda x, rng: x, seed=1), "freeze the draws of RandomMap", id="draws"),
+        pytest.param(lambda ds: ds.shuffle(seed=1), "same element at a position in all epochs", id="shuffle"),
+        pytest.param(lambda ds: ds.map_with_index(lambda i, x: i), "freeze the indices", id="indices"),
+    ],
+)
+def test_random_steps_before_it_are_refused_unless_they_are_meant(tmp_path, make, text):
+    ds = make(grain.MapDataset.range(20))
+    assert_raises(ValueError, f"{text}.*freeze=True", ds.cache, tmp_path)
+    frozen = ds.cache(tmp_path, freeze=True)
+    assert [frozen[i] for i in range(20, 40)] == [frozen[i] for i in range(20)] == [ds[i] for i in range(20)]
+
+
+def test_max_bytes_bounds_it_and_caches_of_other_pipelines_go_first(tmp_path):
+    def pictures(value):
+        return grain.MapDataset.range(40).map(lambda i: np.full(10_000, value, np.uint8)).cache(tmp_path, max_bytes=300_000)
+
+    def used():
+        return sum(path.stat().st_size for path in tmp_path.rglob("*.data"))
+
+    for value in (1, 2):
+        assert [x[0] for x in pictures(value)] == [value] * 40
+        assert 250_000 < used() <= 300_000
+        for store in _STORES.values():
+            os.close(store._in_use)  # as the end of its process does
+        _STORES.clear()
+        assert len([*tmp_path.iterdir()]) == 1
+
+
+def test_what_a_stopped_machine_may_have_lost_is_checked(tmp_path):
+    ds, calls = counted()
+    list(ds.cache(tmp_path))
+    _STORES.clear()
+    [path] = tmp_path.rglob("*.data")
+    content = bytearray(path.read_bytes())
+    content[: _SEGMENT.size] = _SEGMENT.pack(b"gristmill cache1", b"another boot".ljust(36), 0)
+    place = content.index(bytes([7] * 35))
+    content[place] = 8
+    path.write_bytes(content)
+    ds, calls = counted()
+    assert are_equal(list(ds.cache(tmp_path)), list(counted()[0])) and calls == [7]
+
+
+PROGRAM = """
+import sys
+import numpy as np
+import gristmill as grain
+
+def slow(x):
+    return np.full(3000, x % 256, np.uint8)
+
+ds = grain.MapDataset.range(100_000).map(slow).cache(sys.argv[1])
+if len(sys.argv) > 2:
+    found = [x for x in ds._cache.store().get(range(100_000)) if isinstance(x, np.ndarray)]
+    assert all([x.tolist() == [i % 256] * 3000 for i, x in enumerate(found)])
+    print(len(found))
+else:
+    for i in range(100_000):
+        ds[i]
+        if i == 50:
+            print("ready", flush=True)
+"""
+
+
+def test_what_a_killed_process_kept_is_found_and_right(tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    command = [sys.executable, tmp_path / "program.py", tmp_path / "cache"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as program:
+        assert program.stdout.readline() == b"ready\n"
+        program.send_signal(signal.SIGKILL)
+    assert int(subprocess.check_output([*command, "check"])) > 50
+
+
+def test_what_cannot_be_kept_and_wrong_arguments(tmp_path):
+    ds = grain.MapDataset.range(3)
+    assert_raises(TypeError, "path must be a folder", ds.cache, 3)
+    assert_raises(TypeError, r"in memory .* ds.to_iter_dataset\(\).cache\(\)", ds.cache)
+    assert_raises(ValueError, "path must be a folder of this machine", ds.cache, "s3://bucket/x")
+    assert_raises(ValueError, "max_bytes", ds.cache, tmp_path, max_bytes=0)
+    unpicklable = ds.map(lambda i: lambda: i).cache(tmp_path)
+    with pytest.raises(Exception, match="pickle|local object") as caught:
+        unpicklable[1]
+    assert any("element 1" in note for note in caught.value.__notes__)

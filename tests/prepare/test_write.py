@@ -1,0 +1,400 @@
+"""Files are the same for all numbers of workers and hosts; reading gives what was written."""
+
+import json
+
+import numpy as np
+import pytest
+from refusing import assert_raises
+
+import gristmill as grain
+from gristmill.prepare.files import ElementError
+from gristmill.prepare.manifest import ManifestError
+from gristmill.testing.equality import are_equal
+from written import contents, element, packed, sparse, stream
+
+
+def row(i):
+    return {
+        "id": i,
+        "text": f"é {i}",
+        "score": i / 3,
+        "is_even": i % 2 == 0,
+        "tokens": np.arange(i % 5, dtype=np.uint16),
+        "image": np.full((2, 3), i, np.float32),
+        "label": np.int8(i % 7),
+        "parts": [{"name": "a", "sizes": [i, 1]}],
+    }
+
+
+def sample(i):
+    picture = bytes([i]) * 700
+    return {"jpg": picture, "cls": i, "txt": f"é {i}", "meta.json": {"a": [i, None]}}
+
+
+def features(i):
+    return {
+        "id": i,
+        "text": f"é {i}",
+        "raw": bytes([i]),
+        "image": np.full((2, 3), i, np.float32),
+        "tokens": np.arange(i % 5, dtype=np.uint16),
+        "label": np.int8(i % 7),
+    }
+
+
+def same(read, written):
+    return are_equal(read, written) and [type(x) for x in read] == [type(x) for x in written]
+
+
+PIPELINES = {"map with holes": sparse, "stream of ranges": stream, "stream": packed}
+
+
+@pytest.mark.parametrize("make", PIPELINES.values(), ids=list(PIPELINES))
+def test_the_same_bytes_for_any_number_of_workers(tmp_path, make):
+    expected = list(make())
+    for workers in (0, 1, 2):
+        report = grain.write(make(), tmp_path / str(workers), records_per_file=17, workers=workers)
+        assert contents(tmp_path / "0") == contents(tmp_path / str(workers))
+        assert report.complete and report.records == report.new_records == len(expected)
+        assert {file.name for file in report.files} | {"manifest.json"} == contents(
+            tmp_path / "0"
+        ).keys()
+    assert len(report.files) > 1
+    assert are_equal(list(grain.read(tmp_path / "2")), expected)
+
+
+def test_the_same_bytes_for_any_number_of_hosts_of_which_any_may_come_back(tmp_path):
+    grain.write(sparse(), tmp_path / "1", records_per_file=9)
+    for count in (2, 4):
+        folder = tmp_path / str(count)
+        for index in (*range(1, count), 1, 0):
+            report = grain.write(
+                sparse(), folder, records_per_file=9, shard=grain.ShardOptions(index, count)
+            )
+            assert report.complete == (index == 0)
+        assert contents(folder) == contents(tmp_path / "1")
+        assert_raises(
+            ValueError,
+            "shard: .* stream",
+            grain.write,
+            packed(),
+            tmp_path / "x",
+            shard=grain.ShardOptions(0, 2),
+        )
+
+
+@pytest.mark.parametrize(
+    ("format", "make", "options"),
+    [
+        pytest.param("array_record", element, {}, id="array_record"),
+        pytest.param(
+            "array_record",
+            lambda i: bytes([i]) * i,
+            {"compression": "zstd:9", "group_size": 2},
+            id="bytes",
+        ),
+        pytest.param("array_record", lambda i: {"a": [i, "b"]}, {"codec": "json"}, id="json"),
+        pytest.param("array_record", str, {"codec": (str.encode, bytes.decode)}, id="functions"),
+        pytest.param("jsonl", row, {}, id="jsonl"),
+        pytest.param("jsonl", lambda i: [i, None], {"compression": "gzip"}, id="jsonl.gz"),
+        pytest.param("jsonl", row, {"compression": "zstd"}, id="jsonl.zst"),
+        pytest.param("parquet", row, {"row_group_size": 4}, id="parquet"),
+        pytest.param("parquet", row, {"compression": "none"}, id="parquet plain"),
+        pytest.param("tar", sample, {}, id="tar"),
+        pytest.param("tar", lambda i: {"__key__": f"a/{i}", "x.npy": np.eye(2) * i}, {}, id="keys"),
+        pytest.param("megatron", lambda i: np.arange(i % 4, dtype=np.uint16), {}, id="megatron"),
+        pytest.param("npy", lambda i: np.full(5, i, np.int32), {}, id="npy"),
+        pytest.param("tfrecord", features, {"codec": "example"}, id="tfrecord"),
+        pytest.param("tfrecord", lambda i: bytes(i), {}, id="tfrecord bytes"),
+        pytest.param("bagz", element, {}, id="bagz"),
+        pytest.param("bagz", lambda i: bytes(i), {"compression": "none"}, id="bag"),
+    ],
+)
+def test_reading_gives_what_was_written(tmp_path, format, make, options):
+    ds = grain.MapDataset.range(30).map(make)
+    report = grain.write(ds, tmp_path, format=format, records_per_file=8, **options)
+    read = grain.read(tmp_path)
+    assert same([*read], [*ds]) and same(
+        [read[i] for i in (29, 0, 17)], [ds[i] for i in (29, 0, 17)]
+    )
+    manifest = json.loads((tmp_path / "manifest.json").read_bytes())
+    assert [(file["name"], file["records"]) for file in manifest["files"]] == [
+        (f.name, f.records) for f in report.files
+    ]
+    files = [file for file in report.files if file.records]  # those of Megatron have an index each
+    assert [file.records for file in files] == [8, 8, 8, 6] and manifest["records"] == 30
+    grain.verify_files(tmp_path)
+    if isinstance(made := read[3], dict) and isinstance(made.get("image"), np.ndarray):
+        made["image"][:] = 0  # elements may be changed in place
+        assert are_equal(read[3], ds[3])
+    [record] = grain.explain(read, step=13).records
+    assert (record.source, record.record_key) == (str(tmp_path / files[1].name), 5)
+
+
+def test_readers_of_other_languages_and_flax_find_what_they_expect(tmp_path):
+    """MessagePack, written out by hand from its specification and Flax's extension types."""
+    report = grain.write(
+        grain.MapDataset.source([{"x": np.array([[1, 258, 3]], np.int16), "t": (True,)}]), tmp_path
+    )
+    [record] = grain.sources.ArrayRecordDataSource(tmp_path / report.files[0].name)
+    array = b"\x93\x92\x01\x03\xa5int16\xc4\x06\x01\x00\x02\x01\x03\x00"  # [[1, 3], "int16", bytes]
+    assert record == b"\x82\xa1x\xc7" + bytes([len(array), 1]) + array + b"\xa1t\xd5\x04\x91\xc3"
+
+
+def test_examples_are_those_of_tensorflow(tmp_path):
+    """An example, written out by hand from the definition of the message and of the frame."""
+    ds = grain.MapDataset.source([{"a": np.array([1, 300])}])
+    report = grain.write(ds, tmp_path, format="tfrecord", codec="example")
+    [record] = grain.experimental.TFRecordIterDataset(str(tmp_path / report.files[0].name))
+    assert record == b"\x0a\x0e\x0a\x0c\x0a\x01a\x12\x07\x1a\x05\x0a\x03\x01\xac\x02"
+
+
+def test_files_end_where_the_arguments_say(tmp_path):
+    ds = grain.MapDataset.range(1000).map(lambda i: bytes(100))
+    by_bytes = grain.write(ds, tmp_path / "a", bytes_per_file=25_000)
+    assert [file.records for file in by_bytes.files] == [250] * 4
+    assert len(grain.write(ds, tmp_path / "b").files) == 1
+    empty = grain.write(grain.MapDataset.source([]), tmp_path / "c")
+    assert (empty.files, empty.complete, len(grain.read(tmp_path / "c"))) == ([], True, 0)
+    holes = grain.MapDataset.range(30).filter(lambda i: i >= 20).map(lambda i: bytes([i]))
+    assert [
+        file.name for file in grain.write(holes, tmp_path / "d", records_per_file=10).files
+    ] == ["part-000002.array_record"]
+    assert [*grain.read(tmp_path / "d")] == [bytes([i]) for i in range(20, 30)]
+
+
+def test_appending_leaves_files_of_before_as_they_are(tmp_path):
+    old = grain.MapDataset.range(25).map(row)
+    grain.write(old, tmp_path, format="parquet", records_per_file=10)
+    before = contents(tmp_path)
+    for new in (
+        grain.MapDataset.range(5).map(row),
+        grain.MapDataset.range(25, 40).map(row).to_iter_dataset().batch(1, batch_fn=lambda x: x[0]),
+    ):
+        report = grain.write(new, tmp_path, format="parquet", records_per_file=10, append=True)
+        again = grain.write(new, tmp_path, format="parquet", records_per_file=10, append=True)
+        assert (again.new_files, again.records) == (0, report.records)
+    assert report.records == 45 and len(report.files) == 6
+    assert {
+        name: contents(tmp_path)[name] for name in before if name != "manifest.json"
+    }.items() <= before.items()
+    assert are_equal(
+        [*grain.read(tmp_path)], [row(i) for i in (*range(25), *range(5), *range(25, 40))]
+    )
+    assert_raises(ManifestError, "format .*'parquet'", grain.write, old[:3], tmp_path, append=True)
+    assert_raises(
+        ElementError,
+        "element 0 .*columns",
+        grain.write,
+        old.map(lambda x: {}),
+        tmp_path,
+        format="parquet",
+        append=True,
+    )
+
+
+def test_faults_are_in_the_manifest(tmp_path):
+    def parsed(i):
+        if i in (7, 23):
+            raise ValueError("no JSON")
+        return bytes([i])
+
+    ds = grain.MapDataset.range(30).map(parsed)
+    assert_raises(ValueError, "no JSON", grain.write, ds, tmp_path, records_per_file=10)
+    assert contents(tmp_path).keys() == {"manifest.json", ".unfinished"}
+    for tolerant in (
+        ds.tolerate(max_total=3),
+        ds.to_iter_dataset().tolerate(max_total=3, max_rate=None).batch(1, batch_fn=lambda x: x[0]),
+    ):
+        report = grain.write(tolerant, tmp_path, records_per_file=10, overwrite=True)
+        assert report.faults["total"] == 2 and [x["record_key"] for x in report.faults["last"]] == [
+            7,
+            23,
+        ]
+        assert (
+            json.loads((tmp_path / "manifest.json").read_bytes())["parts"][0]["faults"]
+            == report.faults
+        )
+        assert "2 elements were skipped" in str(report) and len(grain.read(tmp_path)) == 28
+
+
+def test_another_pipeline_or_other_arguments_are_refused_with_what_differs(tmp_path):
+    def scaled(factor):
+        return grain.MapDataset.source(np.arange(30)).map(lambda x: bytes([x % factor]))
+
+    grain.write(scaled(7), tmp_path, records_per_file=10)
+    before = contents(tmp_path)
+    for ds, arguments, text in [
+        (scaled(8), {}, "code or the data of MapMapDataset differ, '.*<lambda>'"),
+        (
+            grain.MapDataset.source(np.arange(1, 31)).map(bytes),
+            {},
+            "code or the data of SourceMapDataset",
+        ),
+        (scaled(7)[:20], {}, "stage of SliceMapDataset .* was 'MapMapDataset'"),
+        (scaled(7), {"compression": "zstd"}, "options was"),
+        (scaled(7), {"records_per_file": 11}, "records_per_file was 10, and is 11"),
+        (scaled(7), {"format": "jsonl"}, "format was 'array_record', and is 'jsonl'"),
+    ]:
+        assert_raises(
+            ManifestError, text, grain.write, ds, tmp_path, **{"records_per_file": 10, **arguments}
+        )
+    assert contents(tmp_path) == before
+    assert grain.write(scaled(7), tmp_path, records_per_file=10).new_files == 0
+    assert grain.write(scaled(8), tmp_path, records_per_file=10, overwrite=True).new_files == 3
+
+
+@pytest.mark.parametrize("is_complete", [True, False], ids=["complete", "unfinished"])
+def test_files_that_were_changed_are_refused(tmp_path, is_complete):
+    shards = [None] if is_complete else [grain.ShardOptions(0, 2)]
+    for shard in shards:
+        report = grain.write(sparse(), tmp_path, records_per_file=30, shard=shard)
+    file = tmp_path / report.files[0].name
+    content = file.read_bytes()
+    for changed, text in [
+        (content[:-1], "has .* bytes"),
+        (b"x" + content[1:], "has another checksum"),
+    ]:
+        file.write_bytes(changed)
+        assert_raises(
+            ManifestError,
+            f"{file.name} was changed .*{text}",
+            grain.write,
+            sparse(),
+            tmp_path,
+            records_per_file=30,
+        )
+        if is_complete:
+            assert_raises(ManifestError, text, grain.verify_files, tmp_path)
+    file.write_bytes(content)
+    assert grain.write(sparse(), tmp_path, records_per_file=30).complete
+
+
+def test_files_of_others_stay(tmp_path):
+    (tmp_path / "part-000001.array_record").write_bytes(b"of somebody else")
+    assert_raises(
+        ManifestError,
+        "part-000001.* was not written here",
+        grain.write,
+        sparse(),
+        tmp_path,
+        records_per_file=30,
+    )
+    grain.write(sparse(10), tmp_path, overwrite=True)
+    assert (tmp_path / "part-000001.array_record").read_bytes() == b"of somebody else"
+
+
+class Odd:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("format", "good", "wrong", "text"),
+    [
+        pytest.param("array_record", {"a": 1}, {"a": Odd()}, "Odd: make arrays", id="object"),
+        pytest.param(
+            "array_record", {"a": 1}, {"a": np.array([None])}, "dtype object", id="array of objects"
+        ),
+        pytest.param("array_record", {"a": 1}, {"a": 1 << 64}, "64 bits", id="large integer"),
+        pytest.param("array_record", b"a", "a", "must be bytes", id="no bytes"),
+        pytest.param("jsonl", {"a": 1.0}, {"a": float("nan")}, "no NaN", id="NaN in JSON"),
+        pytest.param("jsonl", {"a": 1}, {"a": b"b"}, "bytes", id="bytes in JSON"),
+        pytest.param("jsonl", {"a": 1}, {"a": (1, 2)}, "tuples to lists", id="tuple in JSON"),
+        pytest.param(
+            "jsonl", {"a": np.int8(1)}, {"a": np.int16(1)}, "NumPy scalar .i2", id="other dtype"
+        ),
+        pytest.param(
+            "parquet",
+            {"a": 1.5},
+            {"a": 1},
+            "is double in the first elements",
+            id="integer among floats",
+        ),
+        pytest.param("parquet", {"a": 1}, {"a": None}, "None only", id="None among numbers"),
+        pytest.param(
+            "parquet", {"a": {"b": 1}}, {"a": {}}, "cannot hold {}", id="struct without a field"
+        ),
+        pytest.param("tar", {"a": 1}, {"a": "1"}, "'text', and 'json' in the", id="other kind"),
+        pytest.param("tar", {"a": 1}, {"A": 1}, "small letters", id="capital extension"),
+        pytest.param("tar", {"a": 1}, {"a": 1.5}, "bytes, a text", id="float in tar"),
+        pytest.param("megatron", np.ones(2, "u2"), [70_000], "range of uint16", id="large token"),
+        pytest.param("megatron", [1], [1.5], "array of integers", id="no token"),
+        pytest.param("npy", [1, 2], [1], "2 tokens", id="short row"),
+        pytest.param("parquet", {"a": 1}, {"b": 1}, "must have the columns", id="other column"),
+        pytest.param(
+            "parquet", {"a": np.ones((2, 3))}, {"a": np.ones((2, 4))}, "any, 4", id="other shape"
+        ),
+    ],
+)
+def test_an_element_that_cannot_be_held_is_named_and_whole_files_stay(
+    tmp_path, format, good, wrong, text
+):
+    ds = grain.MapDataset.range(200).map(lambda i: wrong if i == 150 else good)
+    shuffled = ds.map(lambda x: x).slice(slice(None, None, -1))
+    assert_raises(
+        ElementError,
+        f"element 49 \\(record 150\\) .*{text}",
+        grain.write,
+        shuffled,
+        tmp_path,
+        format=format,
+        records_per_file=20,
+    )
+    names = sorted(name for name in contents(tmp_path) if name.startswith("part"))
+    assert {name.partition(".")[0] for name in names} == {"part-000000", "part-000001"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        pytest.param({"ds": [1]}, TypeError, "MapDataset.source", id="no dataset"),
+        pytest.param(
+            {"ds": grain.MapDataset.range(3).repeat()}, ValueError, "does not end", id="endless"
+        ),
+        pytest.param(
+            {"format": "csv"}, ValueError, "format must be one of .*'parquet'", id="format"
+        ),
+        pytest.param(
+            {"group_sise": 2}, TypeError, "group_sise is no option .* group_size", id="option"
+        ),
+        pytest.param(
+            {"format": "jsonl", "compression": "xz"},
+            ValueError,
+            "compression must be",
+            id="compression",
+        ),
+        pytest.param(
+            {"compression": "xz"},
+            ValueError,
+            "Unknown option xz|compression must",
+            id="of ArrayRecord",
+        ),
+        pytest.param(
+            {"format": "parquet", "codec": "json"},
+            ValueError,
+            "codec must be None",
+            id="codec of columns",
+        ),
+        pytest.param({"codec": "yaml"}, ValueError, "codec must be one of", id="codec"),
+        pytest.param({"records_per_file": 0}, ValueError, "records_per_file", id="records"),
+        pytest.param(
+            {"records_per_file": 1, "bytes_per_file": 1}, ValueError, "together", id="both"
+        ),
+        pytest.param({"workers": -1}, ValueError, "workers", id="workers"),
+        pytest.param({"shard": 3}, TypeError, "ShardByJaxProcess", id="shard"),
+        pytest.param({"path": 3}, TypeError, "path must be a folder", id="path"),
+        pytest.param({"path": "https://example.org/x"}, ValueError, "object store", id="server"),
+    ],
+)
+def test_arguments_that_are_wrong(tmp_path, arguments, error, text):
+    given = {"ds": grain.MapDataset.range(3).map(lambda i: b"a"), "path": tmp_path, **arguments}
+    assert_raises(error, text, grain.write, given.pop("ds"), given.pop("path"), **given)
+    assert not [*tmp_path.glob("part*")]
+
+
+def test_folders_that_cannot_be_read(tmp_path):
+    assert_raises(ManifestError, "no manifest.json", grain.read, tmp_path)
+    grain.write(sparse(), tmp_path, records_per_file=30, shard=grain.ShardOptions(0, 2))
+    assert_raises(ManifestError, "not complete", grain.read, tmp_path)
+    (tmp_path / "manifest.json").write_text("{")
+    assert_raises(ManifestError, "damaged", grain.read, tmp_path)

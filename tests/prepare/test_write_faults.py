@@ -1,0 +1,119 @@
+"""A kill, a full disk and a second writer leave whole files, which the same call completes."""
+
+import multiprocessing
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from refusing import assert_raises
+
+import gristmill as grain
+from written import contents, packed, sparse
+
+HERE = Path(__file__).parent
+PATHS = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+
+
+def killed(folder, name, num_kills, workers=0):
+    command = [
+        sys.executable,
+        HERE / "killed_writers.py",
+        folder,
+        name,
+        str(num_kills),
+        str(workers),
+        "1",
+    ]
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**os.environ, "PYTHONPATH": PATHS},
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "num_kills", "workers"),
+    [
+        pytest.param("sparse", 8, 0, id="ranges"),
+        pytest.param("packed", 8, 0, id="stream"),
+        pytest.param("sparse", 50, 0, id="50 of ranges", marks=pytest.mark.slow),
+        pytest.param("packed", 50, 0, id="50 of a stream", marks=pytest.mark.slow),
+        pytest.param("sparse", 5, 2, id="with workers", marks=pytest.mark.slow),
+    ],
+)
+def test_killed_at_random_moments(tmp_path, name, num_kills, workers):
+    from killed_writers import NUM, write
+
+    done = killed(tmp_path / "a", name, num_kills, workers)
+    assert done.returncode == 0, done.stderr
+    write(tmp_path / "b", name, 0)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    assert NUM > 100
+
+
+@pytest.mark.parametrize("format", ["array_record", "jsonl", "parquet"])
+def test_a_full_disk_is_a_clear_error_and_the_same_call_continues(tmp_path, format):
+    """The largest file a process may write stands for the disk."""
+
+    def sized(i):
+        return {"id": i, "text": os.urandom(9).hex() * (2000 if i == 47 else 20)}
+
+    texts = [sized(i) for i in range(60)]
+    ds = grain.MapDataset.source(texts)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    arguments = {
+        "format": format,
+        "records_per_file": 10,
+        "compression": "none" if format == "parquet" else None,
+    }
+    if format == "array_record":
+        arguments["compression"] = "uncompressed"
+        ds = ds.map(lambda x: {**x, "more": bytes(300_000 if x["id"] == 47 else 0)})
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, (200_000 if format == "array_record" else 20_000, before[1])
+    )
+    try:
+        for _ in range(2):
+            assert_raises(
+                OSError,
+                "cannot take another file.* call write again",
+                grain.write,
+                ds,
+                tmp_path,
+                **arguments,
+            )
+            names = sorted(path.name for path in tmp_path.glob("part*"))
+            assert names == [f"part-{k:06d}.{format}" for k in range(4)]
+            assert not [*tmp_path.glob(".unfinished/*.tmp")]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert grain.write(ds, tmp_path, **arguments).new_files == 2
+    assert [x["id"] for x in grain.read(tmp_path)] == [*range(60)]
+
+
+def _write(make, folder, queue):
+    report = grain.write(make(200), folder, format="tfrecord", records_per_file=5)
+    queue.put((report.complete, report.new_files))
+
+
+@pytest.mark.parametrize("make", [sparse, packed], ids=["ranges", "stream"])
+def test_two_writers_write_each_file_once(tmp_path, make):
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    writers = [context.Process(target=_write, args=(make, tmp_path / "a", queue)) for _ in range(2)]
+    for writer in writers:
+        writer.start()
+    reports = [queue.get(timeout=60) for _ in writers]
+    for writer in writers:
+        writer.join()
+    alone = grain.write(make(200), tmp_path / "b", format="tfrecord", records_per_file=5)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    assert sum(num for _, num in reports) == len(alone.files) and any(
+        complete for complete, _ in reports
+    )

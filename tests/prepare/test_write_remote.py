@@ -1,0 +1,79 @@
+"""Folders of an object store: the same files as in a local one, in any order of writers."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from refusing import assert_raises
+
+import gristmill as grain
+from gristmill.prepare.manifest import ManifestError
+from written import contents, packed, sparse
+
+pytest.importorskip("obstore")
+pytest.importorskip("moto")
+sys.path.append(str(Path(__file__).parents[1] / "sources"))
+
+from servers import s3_bucket
+
+
+@pytest.fixture(scope="module")
+def bucket():
+    with s3_bucket() as bucket:
+        yield bucket
+
+
+def objects(bucket, prefix):
+    """The contents of a folder of a bucket, by name."""
+    import obstore
+
+    store = obstore.store.from_url(bucket.url)
+    pages = obstore.list(store, prefix)
+    return {
+        found["path"].removeprefix(f"{prefix}/"): bytes(obstore.get(store, found["path"]).bytes())
+        for page in pages
+        for found in page
+    }
+
+
+@pytest.mark.parametrize(
+    ("make", "format"),
+    [
+        pytest.param(sparse, "array_record", id="ranges"),
+        pytest.param(packed, "tfrecord", id="stream"),
+    ],
+)
+def test_a_folder_of_a_bucket_is_like_a_local_one(tmp_path, bucket, monkeypatch, make, format):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    url = f"{bucket.url}/{format}"
+    arguments = {"format": format, "records_per_file": 20}
+    grain.write(make(), tmp_path / "local", **arguments)
+    if make is sparse:
+        shard = grain.ShardOptions(1, 2)
+        assert not grain.write(make(), url, shard=shard, workers=1, **arguments).complete
+    report = grain.write(make(), url, **arguments)
+    assert report.complete and objects(bucket, format) == contents(tmp_path / "local")
+    assert grain.write(make(), url, **arguments).new_files == 0
+    grain.verify_files(url)
+    expected = grain.read(tmp_path / "local")
+    read = grain.read(url)
+    assert grain.testing.equality.are_equal([*read], [*expected])
+    assert_raises(ManifestError, "of another pipeline", grain.write, make(30), url, **arguments)
+    name = report.files[0].name
+    bucket.put(f"{format}/{name}", objects(bucket, format)[name][:-1] + b"x")
+    assert_raises(ManifestError, f"{name} was changed", grain.verify_files, url)
+    assert grain.write(make(30), url, overwrite=True, **arguments).complete
+    assert {*objects(bucket, format)} == {
+        "manifest.json",
+        *[x.name for x in grain.write(make(30), url, **arguments).files],
+    }
+
+
+def test_a_store_that_cannot_be_written_is_named(bucket):
+    assert_raises(
+        OSError,
+        "s3://no-bucket/x/manifest.json: .*credentials",
+        grain.write,
+        sparse(),
+        "s3://no-bucket/x",
+    )

@@ -1,0 +1,95 @@
+"""Pictures in folders and archives: classes and files sorted, labels, and errors that name what is missing."""
+
+import io
+import pickle
+import shutil
+import tarfile
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from refusing import assert_raises
+
+import gristmill as grain
+from gristmill.sources.storage.errors import DamagedFileError
+from gristmill.testing import assert_source_conforms
+
+FILES = ["zebra/b.png", "zebra/a.PNG", "ant/deep/10.jpg", "ant/9.jpeg", "bee/x.y.png"]
+SORTED = ["ant/9.jpeg", "ant/deep/10.jpg", "bee/x.y.png", "zebra/a.PNG", "zebra/b.png"]
+OTHERS = ["zebra/notes.txt", "zebra/.hidden.png", ".git/c.png", "readme.md"]
+
+
+def in_a_folder(tmp_path, prefix=""):
+    for name in [*FILES, *OTHERS]:
+        path = tmp_path / "data" / prefix / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(name.encode())
+    return tmp_path / "data"
+
+
+def in_a_zip(tmp_path):
+    return shutil.make_archive(str(tmp_path / "x"), "zip", in_a_folder(tmp_path))
+
+
+def in_a_tar(tmp_path):
+    in_a_folder(tmp_path, "photos/train")
+    shutil.rmtree(tmp_path / "data" / "photos" / "train" / ".git")
+    (tmp_path / "data" / "photos" / "train" / "readme.md").unlink()
+    with tarfile.open(tmp_path / "x.tar", "w") as archive:
+        archive.add(tmp_path / "data" / "photos" / "train", "train")
+    return tmp_path / "x.tar"
+
+
+@pytest.mark.parametrize("make", [in_a_folder, in_a_zip, in_a_tar])
+def test_pictures_labels_and_classes(tmp_path, make):
+    source = grain.ImageFolderSource(make(tmp_path))
+    assert source.classes == ["ant", "bee", "zebra"] and source.class_to_idx == {"ant": 0, "bee": 1, "zebra": 2}
+    assert source.paths == SORTED and source.labels.tolist() == [0, 0, 1, 2, 2]
+    elements = [{"image": name.encode(), "label": label, "path": name} for name, label in zip(SORTED, source.labels, strict=True)]
+    assert list(source) == elements and type(source[0]["label"]) is int
+    assert "5 pictures, 3 classes" in repr(source) and str(tmp_path) not in repr(source)
+    assert_source_conforms(source)
+    again = pickle.loads(pickle.dumps(source))
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(again.__getitem__, [*range(5)] * 20)) == elements * 20
+    source.close()
+    assert source[4] == elements[4]
+    assert_raises(IndexError, r"key must be in \[0, 5\)", source.__getitem__, -1)
+
+
+def test_extensions_and_decoding(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    (tmp_path / "red").mkdir()
+    image.fromarray(np.full((2, 3, 3), (255, 0, 0), np.uint8)).save(tmp_path / "red" / "a.png")
+    (tmp_path / "red" / "b.TXT").write_bytes(b"no picture")
+
+    def decoded(data):
+        return np.asarray(image.open(io.BytesIO(data)))
+
+    source = grain.ImageFolderSource(tmp_path, decode=decoded)
+    assert source[0]["image"].shape == (2, 3, 3) and source[0]["image"][1, 2].tolist() == [255, 0, 0]
+    other = grain.ImageFolderSource(tmp_path, extensions=["txt"], decode=decoded)
+    with pytest.raises(image.UnidentifiedImageError) as caught:
+        other[0]
+    assert caught.value.__notes__[0].startswith("decode failed for red/b.TXT")
+
+
+def test_what_is_wrong_is_named(tmp_path):
+    source = grain.ImageFolderSource
+    assert_raises(FileNotFoundError, "there is no .*nowhere", source, tmp_path / "nowhere")
+    assert_raises(ValueError, "has no folders", source, tmp_path)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "a.png").write_bytes(b"x")
+    (tmp_path / "empty" / "inner").mkdir(parents=True)
+    assert_raises(ValueError, "the class 'empty' .* has no file that ends with .bmp, ", source, tmp_path)
+    assert_raises(TypeError, "extensions must be a sequence", source, tmp_path, extensions="png")
+    assert_raises(TypeError, "decode must be a function", source, tmp_path, decode="PIL")
+    (tmp_path / "x.tar").write_bytes(b"no archive")
+    assert_raises(DamagedFileError, "a zip archive, or a tar archive", source, tmp_path / "x.tar")
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        archive.writestr("full/a.png", b"some bytes")
+    damaged = bytearray((tmp_path / "x.zip").read_bytes())
+    damaged[damaged.index(b"some bytes")] ^= 1
+    (tmp_path / "x.zip").write_bytes(damaged)
+    assert_raises(DamagedFileError, "full/a.png cannot be read", source(tmp_path / "x.zip").__getitem__, 0)
