@@ -11,11 +11,10 @@ Guarantees:
 
 from __future__ import annotations
 
-import operator
 import weakref
 from collections.abc import Iterator
 from functools import partial
-from itertools import compress, islice, repeat
+from itertools import islice
 from typing import Any
 
 from gristmill.dataset.ahead.kept import Call, KeptBlocks
@@ -61,7 +60,6 @@ class Reader:
         self._kept: list[Any] = []
         self._error: BaseException | None = None
         self._part: Iterator[Any] | None = None  # of elements before ``_index``, which are handed out when they are asked for
-        self._steps: Iterator[bool] | None = None  # one for each element that is left of those that are computed then
         self._live: Iterator[Any] | None = None  # computes the elements from ``_live_index`` to ``_live_stop``
         self._live_index = self._live_stop = self._live_size = 0
         self._is_closed = False
@@ -109,30 +107,8 @@ class Reader:
             return part, len(elements)
         if self.log is not None:
             self.log.note(index, index + n)
-        self._index, self._keeps = index + n, True
-        self._steps = steps = repeat(True, n)
-        return compress(self._items(range(index, index + n)), steps), n
-
-    @property
-    def last_of_part(self) -> int | None:
-        """The index of the element that was taken last of what ``part`` has returned last."""
-        if self._part is not None:
-            return self._index - operator.length_hint(self._part) - 1
-        return None if self._steps is None else self._index - operator.length_hint(self._steps) - 1
-
-    def give_back(self, index: int, elements: list[Any], error: BaseException | None = None) -> None:
-        """Lets ``elements``, which nobody has seen, come at ``index``, before what is kept; then ``error``, if any."""
-        try:
-            self._collect()
-            if index + len(elements) != self._index:
-                self.stop()  # something is missing between these and what is kept
-            self._kept[:0] = elements
-            self._index, self._keeps = index, True
-            if error is not None:
-                self._error = error
-        except BaseException:  # an interrupt in the middle
-            self.stop()
-            raise
+        self._index = index + n
+        return self._items(range(index, index + n)), n
 
     def go_to(self, index: int) -> None:
         """Lets the element at ``index`` come next. What is kept remains if that is among it, or was handed out shortly before."""
@@ -176,7 +152,7 @@ class Reader:
 
     def stop(self) -> None:
         """Ends the threads, and keeps nothing."""
-        self._kept, self._error, self._part, self._steps, self._ahead, self._keeps = [], None, None, None, None, False
+        self._kept, self._error, self._part, self._ahead, self._keeps = [], None, None, None, False
         self._live = None
         if self._finalizer is not None:
             self._finalizer()
@@ -220,7 +196,6 @@ class Reader:
             self._part = None
             self._kept[:0] = rest
             self._index -= len(rest)
-        self._steps = None
 
     def _read(self, index: int, n: int) -> list[Any]:
         log = self.log

@@ -78,11 +78,6 @@ class Choices:
         return sum(self.counts.values())
 
     @property
-    def are_known(self) -> bool:
-        """True if what is asked for next is known."""
-        return any([num > self.counts.get(key, 0) for key, num in self.until.items()])
-
-    @property
     def are_new(self) -> bool:
         """True if more was asked for than is known: what was chosen last is of no element of an earlier run."""
         return any([num > self.until.get(key, 0) for key, num in self.counts.items()])

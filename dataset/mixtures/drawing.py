@@ -51,8 +51,6 @@ class Drawing:
         self._held: _Held | None = None
         for i in range(len(self.parts)):
             mix.parent_in(i, base.counts)
-        if mix.draws is not None:
-            mix.draws.go_to(self.index)
 
     def begin_log(self) -> list[Any]:
         """Return the log, a new one if it has become long."""
@@ -81,7 +79,7 @@ class Drawing:
     def counts_nothing(self) -> bool:
         """True if the elements that follow are determined by the index and the own plan."""
         mix = self.mix
-        return self.counts is None and not (mix.by or self.again or self.pieces or mix.draws or self.choices)
+        return self.counts is None and not (mix.by or self.again or self.pieces or mix.is_replayed or self.choices)
 
     def turns(self, num: int) -> Sequence[Any]:
         """Return up to ``num`` components that are next; none if the mixture has ended."""
@@ -216,16 +214,12 @@ class Drawing:
                 aims = self._aims(*self._without_ended(self._planned() if mix.then is None else mix.then))
         is_again = self.again is not None and self.index < self.again[0].stop
         is_left_out = is_again and self._turn_again() == ~i
-        if mix.draws is not None:
-            mix.draws.note(self.index, [~i if is_left_out else i])
         self.index += 1
         self._enter(i, part, length, DRAWN, aims)
         return is_left_out
 
     def pass_one(self, i: int, part: Pos) -> None:
         """Move past an element that failed."""
-        if self.mix.draws is not None:
-            self.mix.draws.note(self.index, [~i])
         self.index += 1
         self._enter(i, part, 1 if self.mix.by is None else 0, DRAWN, None)
 

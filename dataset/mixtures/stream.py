@@ -12,7 +12,6 @@ from typing import Any
 from gristmill.dataset.bases.iterator import DatasetIterator, are_taken_again, iterate, share_context
 from gristmill.dataset.bases.next_index import check_no_gaps
 from gristmill.dataset.bases.origins import Place
-from gristmill.dataset.drawn import Draws
 from gristmill.dataset.engine.choices import Choices
 from gristmill.dataset.engine.iterators import StreamIterator, stream_of
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, cannot_merge
@@ -56,7 +55,6 @@ class Mix(Stream):
         self.own = self.plan.described()
         self.cells = [Cell() for _ in parents]
         self.nothing = DrawCounts.nothing(len(parents), self.plan.whole * _FINE if self.by is not None else 0)
-        self.draws: Draws | None = None  # of the last elements, where a stage with an iterator of its own replays them
         self.is_replayed = False  # by such a stage
         self.then: tuple[Plan, Places] | None = None  # under which plan elements are replayed; ``None``: the own one
         self.noted: tuple[Choices, int] | None = None  # where the own plan was recorded last
@@ -139,8 +137,6 @@ class Mix(Stream):
     def replay_by_iterators(self) -> None:
         """A stage with an iterator of its own may replay elements."""
         self.is_replayed = True
-        if self.draws is None and self.names is not None:
-            self.draws = Draws(self.names)
 
     def parent_in(self, i: int, counts: DrawCounts | None) -> Stream:
         """Return the stream of a component in the epoch in which it is."""
@@ -339,10 +335,6 @@ class MixIterator(StreamIterator[Any]):
         return counts_by_name(self._mix, at.counts, at.num_asked - at.has_ended)
 
     # For stages with iterators of their own, which say in their states what they replay.
-
-    @property
-    def _draws(self) -> Draws | None:
-        return self._mix.draws
 
     @property
     def _index(self) -> int:
