@@ -23,7 +23,7 @@ import shutil
 import struct
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +46,23 @@ _SYNC_SECONDS = 5.0
 _SEGMENT_BYTES = 1 << 28
 _UNKNOWN = bytes(36)
 _STORES: dict[tuple[int, str], DiskStore] = {}
+_OPENING = Lock()
 
 
-def store_at(root: str, name: str, max_bytes: int | None) -> DiskStore:
-    """Returns the store ``name`` in the folder ``root``, which all threads of this process share."""
+def store_at(root: str, name: str, max_bytes: int | None, begin: Callable[[], None]) -> DiskStore:
+    """Returns the store ``name`` in the folder ``root``, which all threads of this process share.
+
+    ``begin`` is called before it is opened by the first of them.
+    """
     key = (os.getpid(), os.path.join(root, name))  # noqa: PTH118
     found = _STORES.get(key)
-    return found if found is not None else _STORES.setdefault(key, DiskStore(root, name, max_bytes))
+    if found is None:
+        with _OPENING:
+            found = _STORES.get(key)
+            if found is None:
+                begin()
+                found = _STORES[key] = DiskStore(root, name, max_bytes)
+    return found
 
 
 class DiskStore:

@@ -179,11 +179,8 @@ class FileWriter:
         text = self.folder.read(NAME)
         if text is None or not (manifest := Manifest.from_bytes(text, str(self.folder))).complete:
             return None
-        return Finished(
-            tuple([file for file in manifest.files if number_of(file.name) == number]),
-            {"total": 0, "last": []},
-            {},
-        )
+        files = tuple([file for file in manifest.files if number_of(file.name) == number])
+        return Finished(files, {"total": 0, "last": []}, {}) if files else None
 
     def _has_other_content(self, file: WrittenFile, version: str) -> bool:
         if not isinstance(self.folder, LocalFolder) or self.folder.version(file.name) == version:

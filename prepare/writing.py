@@ -169,6 +169,7 @@ class _Call:
         part = manifest.parts[-1]
         writer = FileWriter(self.folder, described_format(manifest.format, self._functions()))
         if manifest.complete:
+            self.folder.remove_unfinished()
             verify_manifest(self.folder, manifest)
             return self._report(writer.format, manifest, [], time.monotonic() - start)
         new = [*self._written(writer, part, workers, progress)]
@@ -293,10 +294,6 @@ class _Call:
 
     def _completed(self, writer: FileWriter, manifest: Manifest) -> Manifest:
         """The manifest with all files that are finished; stored, if these are all."""
-        now = manifest_in(self.folder)
-        if now is not None and now.complete:  # by another process
-            self.folder.remove_unfinished()
-            return now
         part = manifest.parts[-1]
         if part.num_files is None:
             done: list[Finished | None] = [*finished_files(writer, part.first_file)]
@@ -306,6 +303,11 @@ class _Call:
             done = [writer.finished(part.first_file + k) for k in range(part.num_files)]
             is_complete = None not in done
             faults = added_faults([file.faults for file in done if file is not None])
+        now = manifest_in(self.folder)
+        if now is not None and now.complete:
+            # Another process has completed it, and may have removed what was read above.
+            self.folder.remove_unfinished()
+            return now
         files = [*manifest.files, *[file for one in done if one is not None for file in one.files]]
         whole = manifest.replaced(
             complete=is_complete,

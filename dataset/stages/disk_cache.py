@@ -65,6 +65,9 @@ class DiskCache:
 
     def store(self) -> DiskStore:
         """Returns the store of this process, opened by the first call."""
+        return store_at(self._root, self._name, self._max_bytes, self._begin)
+
+    def _begin(self) -> None:
         path = Path(self._root, self._name, _DESCRIPTION)
         if not path.exists():
             self._say_what_differs()
@@ -72,7 +75,6 @@ class DiskCache:
             beside = path.with_name(f"{_DESCRIPTION}.{os.getpid()}.{threading.get_ident()}")
             beside.write_text(json.dumps(self._description, indent=1))
             beside.replace(path)
-        return store_at(self._root, self._name, self._max_bytes)
 
     def _say_what_differs(self) -> None:
         others = sorted(Path(self._root).glob(f"*/{_DESCRIPTION}"), key=lambda path: path.stat().st_mtime)
