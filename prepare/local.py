@@ -116,15 +116,20 @@ class LocalFolder:
         """
         if fcntl is None:
             raise OSError(f"{self} cannot be written: this system has no locks of files (POSIX)")
-        self._at(UNFINISHED).mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(
-            self._at(UNFINISHED) / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666
-        )
+        descriptor = self._opened(f"{UNFINISHED}/{name}.lock")
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
         finally:
             os.close(descriptor)
+
+    def _opened(self, name: str) -> int:
+        """Opens a file, which is made if there is none; its folder may be removed meanwhile."""
+        path, flags = self._at(name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        while True:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                return os.open(path, flags, 0o666)
 
     def _at(self, name: str) -> Path:
         return Path(self.path, name)

@@ -38,7 +38,7 @@ def write_stream(
         all files of the stream.
     """
     done = finished_files(writer, first_file)
-    if done and done[-1].is_last:
+    if done and (done[-1].is_last or done[-1].state is None):  # None: another has completed it
         return done
     with closing(iter(ds)) as it:
         if done:

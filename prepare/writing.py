@@ -172,8 +172,13 @@ class _Call:
             self.folder.remove_unfinished()
             verify_manifest(self.folder, manifest)
             return self._report(writer.format, manifest, [], time.monotonic() - start)
-        new = [*self._written(writer, part, workers, progress)]
-        manifest = self._completed(writer, manifest)
+        if self.has_ranges:
+            new = self._written_ranges(writer, part, workers, progress)
+            manifest = self._completed(writer, manifest)
+        else:
+            with self.folder.lock("stream"):  # who waits for it finds a complete manifest
+                new = self._written_stream(writer, part, workers, progress)
+                manifest = self._completed(writer, manifest)
         return self._report(writer.format, manifest, new, time.monotonic() - start)
 
     def _functions(self) -> Any:
@@ -252,26 +257,23 @@ class _Call:
             NO_FAULTS,
         )
 
-    def _written(
+    def _written_stream(
         self, writer: FileWriter, part: Part, workers: Any, progress: bool | None
-    ) -> Iterator[Finished]:
-        """Writes this host's files. Yields those that this call has written."""
-        if not self.has_ranges:
-            with self.folder.lock("stream"), ProgressBar(progress, None, 0) as bar:
-                now = manifest_in(self.folder)
-                if now is not None and now.complete:  # by another process, while this one waited
-                    return
-                done = len(finished_files(writer, part.first_file))
-                ds = _in_stream_order(self.ds, workers)
-                files = write_stream(
-                    writer,
-                    ds,
-                    part.first_file,
-                    part.records_per_file,
-                    lambda file: _count(bar, file),
-                )
-            yield from files[done:]
-            return
+    ) -> list[Finished]:
+        """Writes the files of a stream. Returns those that this call has written."""
+        now = manifest_in(self.folder)
+        if now is not None and now.complete:  # by another process, while this one waited
+            return []
+        num_done = len(finished_files(writer, part.first_file))
+        ds = _in_stream_order(self.ds, workers)
+        with ProgressBar(progress, None, 0) as bar:
+            first, size = part.first_file, part.records_per_file
+            return write_stream(writer, ds, first, size, lambda file: _count(bar, file))[num_done:]
+
+    def _written_ranges(
+        self, writer: FileWriter, part: Part, workers: Any, progress: bool | None
+    ) -> list[Finished]:
+        """Writes this host's files. Returns those that this call has written."""
         units = [unit for unit in self._units(part) if writer.finished(unit[0]) is None]
         num_all = len([*self._units(part)])
         job = RangeJob(writer, Ranges(self.ds))
@@ -279,10 +281,11 @@ class _Call:
             ProgressBar(progress, num_all, num_all - len(units)) as bar,
             _computed(job, units, workers) as results,
         ):
+            new = []
             for _, is_new, file in results:
                 _count(bar, file)
-                if is_new:
-                    yield file
+                new += [file] if is_new else []
+            return new
 
     def _units(self, part: Part) -> Iterator[tuple[int, int, int]]:
         """The number, first position and end of each file of this host."""
