@@ -46,6 +46,7 @@ class Part(Value):
         pipeline: the description of the pipeline (see ``pipeline``).
         request: the arguments that decide where a file ends.
         records_per_file: the positions, or the elements of a stream, that belong to one file.
+        record_bytes: the mean size of a record in a sample, before compression.
         first_file: the number of its first file.
         num_files: how many files it is divided into; ``None`` for a stream, whose length is not
             known before its end.
@@ -56,6 +57,7 @@ class Part(Value):
     pipeline: Mapping[str, Any]
     request: Mapping[str, Any]
     records_per_file: int
+    record_bytes: int
     first_file: int
     num_files: int | None
     faults: Mapping[str, Any]

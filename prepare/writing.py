@@ -28,7 +28,7 @@ from gristmill.prepare.files import (
 from gristmill.prepare.formats import described_format, format_of
 from gristmill.prepare.formats.base import Format
 from gristmill.prepare.manifest import NAME, Manifest, ManifestError, Part
-from gristmill.prepare.planning import num_files_of, planned
+from gristmill.prepare.planning import Plan, num_files_of, planned
 from gristmill.prepare.ranges import NO_FAULTS, RangeJob, Ranges, added_faults
 from gristmill.prepare.reading import folder_at, manifest_in, note_codec, verify_manifest
 from gristmill.prepare.report import ProgressBar, WriteReport
@@ -189,7 +189,7 @@ class _Call:
         found = manifest_in(self.folder)
         if found is None:
             plan = planned(self.ds, self.format, self.request)
-            part = self._part(plan.records_per_file, plan.num_files, 0)
+            part = self._part(plan, 0)
             new = Manifest(False, plan.format.described(), [part], [])
             if self.folder.create(NAME, new.to_bytes()):
                 return new
@@ -242,20 +242,15 @@ class _Call:
         first = 1 + max([number_of(file.name) for file in found.files], default=-1)
         new = found.replaced(
             complete=False,
-            parts=[*found.parts, self._part(plan.records_per_file, plan.num_files, first)],
+            parts=[*found.parts, self._part(plan, first)],
         )
         self.folder.replace(NAME, new.to_bytes())
         return new
 
-    def _part(self, records_per_file: int, num_files: int | None, first_file: int) -> Part:
-        return Part(
-            described_pipeline(self.ds),
-            self.request,
-            records_per_file,
-            first_file,
-            num_files,
-            NO_FAULTS,
-        )
+    def _part(self, plan: Plan, first_file: int) -> Part:
+        sizes = (plan.records_per_file, round(plan.record_bytes))
+        pipeline = described_pipeline(self.ds)
+        return Part(pipeline, self.request, *sizes, first_file, plan.num_files, NO_FAULTS)
 
     def _written_stream(
         self, writer: FileWriter, part: Part, workers: Any, progress: bool | None
@@ -276,7 +271,7 @@ class _Call:
         """Writes this host's files. Returns those that this call has written."""
         units = [unit for unit in self._units(part) if writer.finished(unit[0]) is None]
         num_all = len([*self._units(part)])
-        job = RangeJob(writer, Ranges(self.ds))
+        job = RangeJob(writer, Ranges(self.ds), part.record_bytes)
         with (
             ProgressBar(progress, num_all, num_all - len(units)) as bar,
             _computed(job, units, workers) as results,
