@@ -59,16 +59,16 @@ class DiskCache:
     def __init__(self, parent: Any, parameters: DiskCacheParameters) -> None:
         description = described_pipeline(parent)
         text = json.dumps(description, sort_keys=True)
-        self._name = hashlib.sha256(text.encode()).hexdigest()[:16]
+        name = hashlib.sha256(text.encode()).hexdigest()[:16]
         self._description = description
-        self._root, self._max_bytes = parameters.path, parameters.max_bytes
+        self._folder, self._max_bytes = os.path.join(parameters.path, name), parameters.max_bytes  # noqa: PTH118
 
     def store(self) -> DiskStore:
         """Returns the store of this process, opened by the first call."""
-        return store_at(self._root, self._name, self._max_bytes, self._begin)
+        return store_at(self._folder, self._max_bytes, self._begin)
 
     def _begin(self) -> None:
-        path = Path(self._root, self._name, _DESCRIPTION)
+        path = Path(self._folder, _DESCRIPTION)
         if not path.exists():
             self._say_what_differs()
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -77,15 +77,14 @@ class DiskCache:
             beside.replace(path)
 
     def _say_what_differs(self) -> None:
-        others = sorted(Path(self._root).glob(f"*/{_DESCRIPTION}"), key=lambda path: path.stat().st_mtime)
+        root = Path(self._folder).parent
+        others = sorted(root.glob(f"*/{_DESCRIPTION}"), key=lambda path: path.stat().st_mtime)
         for other in others[-1:]:
             try:
                 difference = pipeline_difference(json.loads(other.read_bytes()), self._description)
             except ValueError:
                 difference = "its description is damaged"
-            _log.info(
-                "cache: %s begins another cache, since the pipeline has changed: %s", self._root, difference or "its Python"
-            )
+            _log.info("cache: %s begins another cache, since the pipeline has changed: %s", root, difference or "its Python")
 
 
 def check_no_draws(parent: Any, parameters: DiskCacheParameters, *, is_stream: bool) -> None:
@@ -151,9 +150,9 @@ class DiskCacheMapDataset(BlockMapDataset[T]):
         with claim:  # which others wait for, and which an interrupt releases
             own = [key for key in keys if store.claims.setdefault(key, claim) is claim]
             try:
-                # Another thread may have stored some between the look of this one and its claim.
-                elements = {key: element for key, element in zip(own, store.get(own), strict=True) if element is not MISSING}
-                elements |= self._stored(store, [key for key in own if key not in elements])
+                # Others may have stored some since the caller looked.
+                elements = dict(zip(own, store.get(own), strict=True))
+                elements |= self._stored(store, [key for key in own if elements[key] is MISSING])
             finally:
                 for key in own:
                     store.claims.pop(key, None)
