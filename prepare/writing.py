@@ -115,25 +115,20 @@ class _Call:
         if not isinstance(ds, MapDataset | IterDataset):
             raise TypeError(
                 f"ds must be a MapDataset or an IterDataset, got {shown(ds)} of type "
-                f"{type(ds).__name__}: make one by "
-                "MapDataset.source(ds)"
+                f"{type(ds).__name__}: make one by MapDataset.source(ds)"
             )
         if not isinstance(shard, ShardOptions | None):
             raise TypeError(
                 f"shard must be a ShardOptions, such as ShardByJaxProcess(), got {shown(shard)}"
             )
-        records_per_file, bytes_per_file = files
-        if records_per_file is not None and bytes_per_file is not None:
+        sizes = dict(zip(("records_per_file", "bytes_per_file"), files, strict=True))
+        if None not in files:
             raise ValueError(
                 "records_per_file and bytes_per_file cannot be given together: each says where a "
                 "file ends"
             )
-        for name, value in (
-            ("records_per_file", records_per_file),
-            ("bytes_per_file", bytes_per_file),
-        ):
-            if value is not None:
-                as_int(name, value, minimum=1)
+        for name, value in sizes.items():
+            sizes[name] = None if value is None else as_int(name, value, minimum=1)
         self.ds, self.append = ds, append
         self.shard = shard or NoSharding()
         self.codec = None if codec is None else codec_of(codec)
@@ -143,16 +138,14 @@ class _Call:
             "format": self.format.name,
             "options": self.format.options,
             "codec": None if self.codec is None else self.codec.described(),
-            "records_per_file": records_per_file,
-            "bytes_per_file": bytes_per_file,
+            **sizes,
         }
         self.has_ranges = Ranges.has_ranges(ds)
         if self.shard.shard_count > 1 and not self.has_ranges:
             raise ValueError(
                 f"shard: {ds!s:.100} is a stream whose elements follow from those before, so that "
-                "hosts cannot share it: write a "
-                "MapDataset, or a stream of to_iter_dataset(), map and filter; or write a folder "
-                "on each host"
+                "hosts cannot share it: write a MapDataset, or a stream of to_iter_dataset(), map "
+                "and filter; or write a folder on each host"
             )
         if self.codec is not None and self.codec.name == "functions":
             note_codec(self.folder, self.codec)
@@ -219,8 +212,7 @@ class _Call:
             if part.request.get(name) != now:
                 raise ManifestError(
                     f"{self.folder} was written with other arguments: {name} was "
-                    f"{shown(part.request.get(name))}, and is "
-                    f"{shown(now)} here. {_REMEDY}"
+                    f"{shown(part.request.get(name))}, and is {shown(now)} here. {_REMEDY}"
                 )
         difference = pipeline_difference(part.pipeline, described_pipeline(self.ds))
         if difference is not None:
@@ -234,16 +226,12 @@ class _Call:
             if last.request.get(name) != self.request[name]:
                 raise ManifestError(
                     f"append=True needs the {name} that the folder was written with, "
-                    f"{shown(last.request.get(name))}, got "
-                    f"{shown(self.request[name])}"
+                    f"{shown(last.request.get(name))}, got {shown(self.request[name])}"
                 )
         format = described_format(found.format, self._functions())
         plan = planned(self.ds, format, self.request, is_fitted=True)
         first = 1 + max([number_of(file.name) for file in found.files], default=-1)
-        new = found.replaced(
-            complete=False,
-            parts=[*found.parts, self._part(plan, first)],
-        )
+        new = found.replaced(complete=False, parts=[*found.parts, self._part(plan, first)])
         self.folder.replace(NAME, new.to_bytes())
         return new
 
