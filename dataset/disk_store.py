@@ -251,7 +251,7 @@ def _write_all(descriptor: int, part: Any) -> None:
 
 @functools.cache
 def _boot() -> bytes:
-    """What tells this start of this machine from others; ``_UNKNOWN`` where the kernel does not say."""
+    """Returns the identity of this start of the machine; ``_UNKNOWN`` if the kernel has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()[:36].ljust(36)
     except OSError:

@@ -31,7 +31,7 @@ class ElementError(ValueError):
 
 
 class Finished(Value):
-    """What is known of a file that is written.
+    """Facts about a file that is written.
 
     Args:
         files: the file with records, and those that belong to it; none if there were no elements.
@@ -246,7 +246,7 @@ def _close_anyway(writer: Any) -> None:
 
 @contextlib.contextmanager
 def full_disk_explained(folder: Any) -> Iterator[None]:
-    """Makes one error of a disk that has no room, whatever a format's library has made of it."""
+    """Raises one kind of error for a full disk, for all libraries of formats."""
     try:
         yield
     except _FullDiskError:

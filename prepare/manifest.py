@@ -1,4 +1,4 @@
-"""``manifest.json``: what a folder of written files has, and what it was written from.
+"""``manifest.json``: the files of a written folder, and the pipeline that they are from.
 
 It is created before the first file, with ``"complete": false``, and replaced once all files are
 there. It has no times, paths or names of machines: the same pipeline gives the same bytes.
@@ -40,7 +40,7 @@ class WrittenFile(Value):
 
 
 class Part(Value):
-    """What one call of ``write`` adds to a folder: the first one, or one with ``append=True``.
+    """The files that one call of ``write`` adds to a folder, the first or one with ``append=True``.
 
     Args:
         pipeline: the description of the pipeline (see ``pipeline``).

@@ -20,7 +20,7 @@ _NUM_SAMPLED = 32
 
 
 class Plan(Value):
-    """How a pipeline becomes files.
+    """The division of a pipeline into files.
 
     Args:
         format: fitted to the first elements.

@@ -12,8 +12,8 @@ import dis
 import functools
 import hashlib
 import inspect
+import os
 import sys
-import sysconfig
 import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -29,10 +29,10 @@ from gristmill.dataset.bases.parameters import parameters_of
 from gristmill.dataset.telling.description import check_description, describe, source_first
 
 _PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-_MAX_ITEMS = 1000  # of a list whose values are compared; of a longer one so many, evenly spread
+_MAX_ITEMS = 1000  # of a list whose values are compared; of a longer one as many, evenly spread
 _MAX_BYTES = 1 << 26  # of an array, likewise
 _MAX_DEPTH = 50
-_STANDARD = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
+_STANDARD = Path(os.__file__).parent  # where the modules of Python itself are
 _MUTATORS = {
     *("add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "remove", "setdefault", "sort"),
     *("update", "write", "__setitem__"),
@@ -260,4 +260,4 @@ def _is_installed(value: Any) -> bool:
         return False
     if file is None or name.partition(".")[0] == "gristmill":
         return file is not None or name in sys.builtin_module_names
-    return "site-packages" in Path(file).parts or any([Path(file).is_relative_to(folder) for folder in _STANDARD])
+    return "site-packages" in Path(file).parts or Path(file).is_relative_to(_STANDARD)

@@ -111,7 +111,7 @@ def _pipeline(name: str, format: str | None) -> Any:
 
 
 def _sample_of_picture(element: dict[str, Any]) -> dict[str, Any]:
-    """What WebDataset calls the files of a picture and of its class."""
+    """Returns a picture and its class under the names that WebDataset has for their files."""
     stem, _, extension = element["path"].rpartition(".")
     return {"__key__": stem.replace(".", "_"), extension.lower(): element["image"], "cls": element["label"]}
 

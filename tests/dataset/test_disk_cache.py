@@ -1,4 +1,4 @@
-"""``cache(path)``: computed once, whoever asks; never another pipeline's; bounded; safe when processes are killed."""
+"""``cache(path)``: computed once for all; never another pipeline's; bounded; safe when processes are killed."""
 
 import logging
 import os
@@ -28,7 +28,7 @@ def counted(factor=1):
 
 
 def forget():
-    """Opens stores anew, as another process does."""
+    """Makes the next call open stores, as another process does."""
     for store in _STORES.values():
         store.sync()
     _STORES.clear()
