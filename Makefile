@@ -48,8 +48,8 @@ endef
 FOLDERS := $(shell find $$(sed -n 's/^    gristmill[.a-z]* = //p' setup.cfg) -type d ! -name __pycache__)
 
 # Instead of an extra, free-threaded builds get what has wheels for them. Tests of other packages are skipped there.
-FREE_THREADED_NEEDS := build etils flask flask-cors fsspec hypothesis importlib-resources jax matplotlib optax pandas \
-  pillow prometheus-client pyarrow pytest pytest-timeout pytest-xdist scikit-learn setuptools tqdm
+FREE_THREADED_NEEDS := build etils flask flask-cors fsspec hypothesis importlib-resources jax matplotlib msgpack optax \
+  pandas pillow prometheus-client protobuf pyarrow pytest pytest-timeout pytest-xdist scikit-learn setuptools tqdm
 is_free_threaded = $(1)/bin/python -c 'import sys, sysconfig; sys.exit(not sysconfig.get_config_var("Py_GIL_DISABLED"))'
 
 # One stamp per extra of setup.cfg.
