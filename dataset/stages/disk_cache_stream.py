@@ -173,11 +173,12 @@ class DiskCacheDatasetIterator(BlockIterator[T]):
         has_skipped, before = state_flag(state, "has_skipped", self), state_field(state, "parent", self)
         with refilling(self, f"{offset} elements" if offset else None):
             self._source.set_state(copied(before))
+            before = copied(self._source.get_state())  # with plain numbers, whatever was given
             self._has_skipped = has_skipped
-            self._begin_block(start, copied(before))
+            self._begin_block(start, before)
             self._look_up()
             if len(self._records) < offset:  # of another division into blocks, or not there
-                self._begin_block(start, copied(before), is_source_here=not self._is_complete)
+                self._begin_block(start, before, is_source_here=not self._is_complete)
                 self._is_looked_up = True
                 while len(self._records) < offset and not self._is_complete:
                     self._computed(offset - len(self._records))
