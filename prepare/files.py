@@ -9,14 +9,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from gristmill.core.value import Value
 from gristmill.prepare.formats.base import Format, crc32_of
-from gristmill.prepare.local import UNFINISHED, LocalFolder
+from gristmill.prepare.local import UNFINISHED, LocalFolder, sync
 from gristmill.prepare.manifest import NAME, Manifest, ManifestError, WrittenFile
 from gristmill.prepare.remote import RemoteFolder
 
@@ -119,7 +118,7 @@ class FileWriter:
             paths = [workspace / f"{stem}{suffix}" for suffix in self.format.suffixes]
             paths = paths if num_records else []
             for path in paths:
-                _sync(path)
+                sync(path)
             files = [
                 WrittenFile(
                     path.name, 0 if place else num_records, path.stat().st_size, crc32_of(path)
@@ -226,14 +225,6 @@ def changed_file(folder: Any, file: WrittenFile, size: int | None) -> ManifestEr
 
 def _known_as(number: int) -> str:
     return f"{UNFINISHED}/{stem_of(number)}.json"
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _close_anyway(writer: Any) -> None:

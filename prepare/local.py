@@ -63,18 +63,18 @@ class LocalFolder:
             return False
         finally:
             path.unlink()
-        _sync_folder(self._at(name).parent)
+        sync(self._at(name).parent)
         return True
 
     def replace(self, name: str, content: bytes) -> None:
         """Writes a small file, in place of the one of this name."""
         self._written_aside(name, content).replace(self._at(name))
-        _sync_folder(self._at(name).parent)
+        sync(self._at(name).parent)
 
     def publish(self, path: Path, name: str) -> None:
         """Gives a file that is whole its name."""
         path.replace(self._at(name))
-        _sync_folder(Path(self.path))
+        sync(Path(self.path))
 
     def remove(self, name: str) -> None:
         """Removes a file, if there is one."""
@@ -144,7 +144,8 @@ class LocalFolder:
         return path
 
 
-def _sync_folder(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Bring a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -1,6 +1,6 @@
 """Streams that are computed from their beginning: files of a fixed number of elements, in order.
 
-With what is known of a file is the state of the stream behind it, from which the next file is
+With what is known of a file is the state of the stream after it, from which the next file is
 written after an interruption.
 """
 

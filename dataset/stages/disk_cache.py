@@ -100,7 +100,7 @@ def check_no_draws(parent: Any, parameters: DiskCacheParameters, *, is_stream: b
         if isinstance(node, RandomMapMapDataset | RandomMapIterDataset):
             raise ValueError(f"cache would freeze the draws of {node!s:.200}. {remedy}")
         if not is_stream and isinstance(node, MapWithIndexMapDataset):
-            raise ValueError(f"cache would freeze the indices of {node!s:.200}, which go on in later epochs. {remedy}")
+            raise ValueError(f"cache would freeze the indices of {node!s:.200}, which continue in later epochs. {remedy}")
     if not is_stream and not keeps_records(parent):
         raise ValueError(
             f"cache needs the same element at a position in all epochs, which {parent!s:.200}, or a shuffle, window or mixture "

@@ -34,7 +34,7 @@ _MAX_BYTES = 1 << 20
 class DiskCacheIterDataset(IterDataset[T]):
     """The elements of the parent, kept on disk when they are first computed, and read from there afterwards.
 
-    Elements are kept in blocks of up to 256 elements or 1 MB, each with the parent's state behind it.
+    Elements are kept in blocks of up to 256 elements or 1 MB, each with the parent's state after it.
 
     Order: the parent's. State: the parent's before the current block, and the place in the block. Cost: to store an element, its
     pickle; then to unpickle it.
@@ -84,7 +84,7 @@ class DiskCacheDatasetIterator(BlockIterator[T]):
         self._start, self._before = start, before  # of the block, and the parent's state there
         self._records: list[Any] = []  # its elements so far, pickled if they are kept on disk
         self._offset = self._num_bytes = 0
-        self._after: Any = None  # of a complete block, the parent's state behind it
+        self._after: Any = None  # of a complete block, the parent's state after it
         self._is_complete = self._is_last = self._is_looked_up = False
         self._is_source_here = is_source_here  # the parent is behind the elements so far
 

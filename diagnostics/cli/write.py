@@ -124,7 +124,7 @@ def _as_source(kind: Any, name: str) -> Any:
 
 
 def _of_the_hub(name: str) -> Any:
-    """``ORGANISATION/NAME`` with ``:SPLIT`` behind it, ``train`` by default."""
+    """``ORGANISATION/NAME`` followed by ``:SPLIT``, ``train`` by default."""
     from gristmill.core.errors import missing_package
     from gristmill.sources import HuggingFaceSource
 
