@@ -47,9 +47,10 @@ endef
 # The folders of the package: a new file in one of them needs a new install, which links it.
 FOLDERS := $(shell find $$(sed -n 's/^    gristmill[.a-z]* = //p' setup.cfg) -type d ! -name __pycache__)
 
-# Instead of an extra, free-threaded builds get what has wheels for them. Tests of other packages are skipped there.
-FREE_THREADED_NEEDS := build etils flask flask-cors fsspec hypothesis importlib-resources jax matplotlib optax pandas \
-  pillow prometheus-client pyarrow pytest pytest-timeout pytest-xdist scikit-learn setuptools tqdm
+# Instead of an extra, free-threaded builds get what has wheels for them, and msgpack, which needs no
+# compiler in pure Python. Tests of other packages are skipped there.
+FREE_THREADED_NEEDS := build etils flask flask-cors fsspec hypothesis importlib-resources jax matplotlib msgpack optax \
+  pandas pillow prometheus-client protobuf pyarrow pytest pytest-timeout pytest-xdist scikit-learn setuptools tqdm
 is_free_threaded = $(1)/bin/python -c 'import sys, sysconfig; sys.exit(not sysconfig.get_config_var("Py_GIL_DISABLED"))'
 
 # One stamp per extra of setup.cfg.
@@ -57,7 +58,7 @@ $(VENV)/.installed-%: setup.cfg pyproject.toml $(FOLDERS)
 	$(call ensure_venv,$(VENV))
 	@echo "Installs into $(VENV), unless it is there: $(or $(BRINGS_$*),the extra $* of setup.cfg)."
 	@if $(call is_free_threaded,$(VENV)); then \
-	  $(call install,$(VENV)) --only-binary :all: numpy cloudpickle $(FREE_THREADED_NEEDS) && \
+	  MSGPACK_PUREPYTHON=1 $(call install,$(VENV)) --only-binary :all: --no-binary msgpack numpy cloudpickle $(FREE_THREADED_NEEDS) && \
 	  $(call install,$(VENV)) --no-deps --editable .; \
 	else \
 	  $(call install,$(VENV)) --editable '.[$*]'; \

@@ -23,6 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from run import Candidate, code_digest, figure, table
 from workload import Measured, Workload
 
@@ -38,30 +39,31 @@ CHOSEN = {
     "data_loader": ["DataLoader, defaults, 0 workers, batch 128"],
     "worker_elements": ["integers, mp_prefetch, 2 workers"],
 }
-TEXTS = 4_000
-TEXTS_AHEAD = 500
+NUM_TEXTS = 4_000
+TEXTS_AHEAD = 4_000  # more than workers compute while nothing is measured
 WORDS = [f"word{i}" for i in range(1000)]
+TEXTS = [" ".join(WORDS[i * 7919 % 800 :][:200]) for i in range(500)]
 
 
 class Tokenizer:
-    """Gives the numbers of 200 words by a loop in Python."""
+    """Returns the numbers of the 200 words of a text, an array of int32, by a loop in Python."""
 
     def __init__(self) -> None:
         self.vocabulary = {word: i for i, word in enumerate(WORDS)}
 
-    def __call__(self, i: int) -> list[int]:
-        text = " ".join(WORDS[i * 7919 % 800 :][:200])
+    def __call__(self, text: str) -> np.ndarray:
         ids = []
         for word in text.split():
             ids.append(self.vocabulary[word] + len(word))
-        return ids
+        return np.array(ids, np.int32)
 
 
 def tokenizer(num_workers: int, **options: Any) -> Any:
     """The loop in a stream, by so many workers."""
 
     def candidate(gristmill: Any) -> Any:
-        ds = gristmill.MapDataset.range(10**9).to_iter_dataset(gristmill.ReadOptions(0, 0)).map(Tokenizer())
+        texts = gristmill.MapDataset.source(TEXTS).repeat()
+        ds = texts.to_iter_dataset(gristmill.ReadOptions(0, 0)).map(Tokenizer())
         work = gristmill.MultiprocessingOptions(num_workers, **options)
         elements = iter(ds.mp_prefetch(work))
         taken = [next(elements) for _ in range(TEXTS_AHEAD)]
@@ -71,8 +73,10 @@ def tokenizer(num_workers: int, **options: Any) -> Any:
             if taken:
                 first, taken = taken, []
                 return Measured(0.0, first)
+            for _ in range(TEXTS_AHEAD):
+                next(elements)
             began = time.perf_counter()
-            for _ in range(TEXTS):
+            for _ in range(NUM_TEXTS):
                 next(elements)
             return Measured(time.perf_counter() - began, [])
 
@@ -83,7 +87,7 @@ def tokenizer(num_workers: int, **options: Any) -> Any:
 
 def tokenizer_workload(name: str, num_workers: int, **options: Any) -> Workload:
     candidates = {"gristmill": tokenizer(num_workers, **options)}
-    return Workload(f"tokenizer loop, {name}", "µs/text", 1e6, TEXTS, candidates, {})
+    return Workload(f"tokenizer loop, {name}", "µs/text", 1e6, NUM_TEXTS, candidates, {})
 
 
 WORKLOADS = [

@@ -23,7 +23,7 @@ import shutil
 import struct
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,28 +46,38 @@ _SYNC_SECONDS = 5.0
 _SEGMENT_BYTES = 1 << 28
 _UNKNOWN = bytes(36)
 _STORES: dict[tuple[int, str], DiskStore] = {}
+_OPENING = Lock()
 
 
-def store_at(root: str, name: str, max_bytes: int | None) -> DiskStore:
-    """Returns the store ``name`` in the folder ``root``, which all threads of this process share."""
-    key = (os.getpid(), os.path.join(root, name))  # noqa: PTH118
+def store_at(folder: str, max_bytes: int | None, begin: Callable[[], None]) -> DiskStore:
+    """Returns the store in ``folder``, which all threads of this process share.
+
+    ``begin`` is called before it is opened by the first of them.
+    """
+    key = (os.getpid(), folder)
     found = _STORES.get(key)
-    return found if found is not None else _STORES.setdefault(key, DiskStore(root, name, max_bytes))
+    if found is None:
+        with _OPENING:
+            found = _STORES.get(key)
+            if found is None:
+                begin()
+                found = _STORES[key] = DiskStore(folder, max_bytes)
+    return found
 
 
 class DiskStore:
     """Values by key, in a folder.
 
     Args:
-        root: the folder of the user, which may have several stores.
-        name: of this one.
-        max_bytes: how much all stores in ``root`` may have together; ``None``: no limit.
+        folder: of this store, in a folder of the user that may have several.
+        max_bytes: how much all stores there may have together; ``None``: no limit.
     """
 
-    def __init__(self, root: str, name: str, max_bytes: int | None) -> None:
+    def __init__(self, folder: str, max_bytes: int | None) -> None:
+        root = Path(folder).parent
         if fcntl is None:
             raise OSError(f"nothing can be kept in {root}: cache(path) needs a system with locks of files (POSIX)")
-        self._root, self._folder, self._max_bytes = Path(root), Path(root, name), max_bytes
+        self._root, self._folder, self._max_bytes = root, Path(folder), max_bytes
         self._folder.mkdir(parents=True, exist_ok=True)
         self._in_use = os.open(self._folder / "in_use", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         fcntl.flock(self._in_use, fcntl.LOCK_SH)
@@ -241,7 +251,7 @@ def _write_all(descriptor: int, part: Any) -> None:
 
 @functools.cache
 def _boot() -> bytes:
-    """What tells this start of this machine from others; ``_UNKNOWN`` where the kernel does not say."""
+    """Returns the identity of this start of the machine; ``_UNKNOWN`` if the kernel has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()[:36].ljust(36)
     except OSError:

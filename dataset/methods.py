@@ -631,7 +631,7 @@ class MapPartMethods(Generic[T_co]):
         An addition to Grain's methods, for steps that take long and do not change: decoding, tokenising. Elements are kept by
         their index, whichever worker, process or host of a shared file system computes them, and found by all with the same
         pipeline. The pipeline is told by its description and the code of its functions; a changed one begins another cache in
-        ``path``, which the logger ``gristmill`` reports. Elements are pickled: give nobody else the right to write there.
+        ``path``, which the logger ``gristmill`` reports. Elements are pickled: only you should have the right to write there.
 
         What a process has kept before it was killed stays. If ``max_bytes`` is reached, caches of other pipelines in ``path``
         are removed, the one that was opened longest ago first; after that nothing more is kept.

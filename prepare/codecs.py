@@ -1,4 +1,4 @@
-"""How elements become the bytes of a record, for formats whose records are bytes.
+"""Codecs: elements become bytes, for formats whose records are bytes.
 
 ``msgpack`` is MessagePack, with arrays as Flax writes them (``flax.serialization``): extension type
 1 is a NumPy array, the MessagePack list of its shape, the name of its dtype and its bytes in C

@@ -19,7 +19,7 @@ _MAX_SAMPLE = 100_000
 
 
 class Estimate(Value):
-    """What writing a pipeline would give.
+    """The size and time of writing a pipeline, from a sample.
 
     Args:
         records: how many; ``None`` if the length of the pipeline is not known.

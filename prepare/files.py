@@ -9,14 +9,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from gristmill.core.value import Value
 from gristmill.prepare.formats.base import Format, crc32_of
-from gristmill.prepare.local import UNFINISHED, LocalFolder
+from gristmill.prepare.local import UNFINISHED, LocalFolder, sync
 from gristmill.prepare.manifest import NAME, Manifest, ManifestError, WrittenFile
 from gristmill.prepare.remote import RemoteFolder
 
@@ -31,7 +30,7 @@ class ElementError(ValueError):
 
 
 class Finished(Value):
-    """What is known of a file that is written.
+    """Facts about a file that is written.
 
     Args:
         files: the file with records, and those that belong to it; none if there were no elements.
@@ -119,7 +118,7 @@ class FileWriter:
             paths = [workspace / f"{stem}{suffix}" for suffix in self.format.suffixes]
             paths = paths if num_records else []
             for path in paths:
-                _sync(path)
+                sync(path)
             files = [
                 WrittenFile(
                     path.name, 0 if place else num_records, path.stat().st_size, crc32_of(path)
@@ -179,11 +178,8 @@ class FileWriter:
         text = self.folder.read(NAME)
         if text is None or not (manifest := Manifest.from_bytes(text, str(self.folder))).complete:
             return None
-        return Finished(
-            tuple([file for file in manifest.files if number_of(file.name) == number]),
-            {"total": 0, "last": []},
-            {},
-        )
+        files = tuple([file for file in manifest.files if number_of(file.name) == number])
+        return Finished(files, {"total": 0, "last": []}, {}) if files else None
 
     def _has_other_content(self, file: WrittenFile, version: str) -> bool:
         if not isinstance(self.folder, LocalFolder) or self.folder.version(file.name) == version:
@@ -231,14 +227,6 @@ def _known_as(number: int) -> str:
     return f"{UNFINISHED}/{stem_of(number)}.json"
 
 
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _close_anyway(writer: Any) -> None:
     """Closes a file that is given up."""
     try:
@@ -249,7 +237,7 @@ def _close_anyway(writer: Any) -> None:
 
 @contextlib.contextmanager
 def full_disk_explained(folder: Any) -> Iterator[None]:
-    """Makes one error of a disk that has no room, whatever a format's library has made of it."""
+    """Raises one kind of error for a full disk, for all libraries of formats."""
     try:
         yield
     except _FullDiskError:

@@ -63,18 +63,18 @@ class LocalFolder:
             return False
         finally:
             path.unlink()
-        _sync_folder(self._at(name).parent)
+        sync(self._at(name).parent)
         return True
 
     def replace(self, name: str, content: bytes) -> None:
         """Writes a small file, in place of the one of this name."""
         self._written_aside(name, content).replace(self._at(name))
-        _sync_folder(self._at(name).parent)
+        sync(self._at(name).parent)
 
     def publish(self, path: Path, name: str) -> None:
         """Gives a file that is whole its name."""
         path.replace(self._at(name))
-        _sync_folder(Path(self.path))
+        sync(Path(self.path))
 
     def remove(self, name: str) -> None:
         """Removes a file, if there is one."""
@@ -116,15 +116,20 @@ class LocalFolder:
         """
         if fcntl is None:
             raise OSError(f"{self} cannot be written: this system has no locks of files (POSIX)")
-        self._at(UNFINISHED).mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(
-            self._at(UNFINISHED) / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666
-        )
+        descriptor = self._opened(f"{UNFINISHED}/{name}.lock")
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
         finally:
             os.close(descriptor)
+
+    def _opened(self, name: str) -> int:
+        """Opens a file, which is made if there is none; its folder may be removed meanwhile."""
+        path, flags = self._at(name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        while True:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                return os.open(path, flags, 0o666)
 
     def _at(self, name: str) -> Path:
         return Path(self.path, name)
@@ -139,7 +144,8 @@ class LocalFolder:
         return path
 
 
-def _sync_folder(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Bring a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""``manifest.json``: what a folder of written files has, and what it was written from.
+"""``manifest.json``: the files of a written folder, and the pipeline that they are from.
 
 It is created before the first file, with ``"complete": false``, and replaced once all files are
 there. It has no times, paths or names of machines: the same pipeline gives the same bytes.
@@ -40,12 +40,13 @@ class WrittenFile(Value):
 
 
 class Part(Value):
-    """What one call of ``write`` adds to a folder: the first one, or one with ``append=True``.
+    """The files that one call of ``write`` adds to a folder, the first or one with ``append=True``.
 
     Args:
         pipeline: the description of the pipeline (see ``pipeline``).
         request: the arguments that decide where a file ends.
         records_per_file: the positions, or the elements of a stream, that belong to one file.
+        record_bytes: the mean size of a record in a sample, before compression.
         first_file: the number of its first file.
         num_files: how many files it is divided into; ``None`` for a stream, whose length is not
             known before its end.
@@ -56,6 +57,7 @@ class Part(Value):
     pipeline: Mapping[str, Any]
     request: Mapping[str, Any]
     records_per_file: int
+    record_bytes: int
     first_file: int
     num_files: int | None
     faults: Mapping[str, Any]

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
+from gristmill.core.options import ReadOptions
 from gristmill.core.value import Value
 from gristmill.dataset.bases.length import Infinite, dataset_length
 from gristmill.dataset.bases.map import MapDataset
@@ -19,7 +20,7 @@ _NUM_SAMPLED = 32
 
 
 class Plan(Value):
-    """How a pipeline becomes files.
+    """The division of a pipeline into files.
 
     Args:
         format: fitted to the first elements.
@@ -54,7 +55,8 @@ def planned(
             "the dataset does not end, so it cannot be written: use repeat(num_epochs) or a "
             f"slice, got {ds!s:.200}"
         )
-    elements = _sample(ds)
+    is_measured = request["records_per_file"] is None
+    elements = _sample(ds, _NUM_SAMPLED if is_measured else format.num_firsts, is_measured)
     try:
         fitted = format if is_fitted else format.fitted(elements)
     except (TypeError, ValueError) as error:
@@ -78,20 +80,25 @@ def num_files_of(ds: Any, records_per_file: int) -> int | None:
     return -(-len(Ranges(ds)) // records_per_file) if Ranges.has_ranges(ds) else None
 
 
-def _sample(ds: Any) -> list[Any]:
-    """The first elements, and as many from all over a map dataset, up to one that fails.
+def _sample(ds: Any, num: int, is_measured: bool) -> list[Any]:
+    """The first ``num`` elements, up to one that fails.
+
+    If their size is measured, there are as many from all over a map dataset.
 
     Raises:
         Exception: what the first element fails with.
     """
     found: list[Any] = []
     streams = [ds]
-    if isinstance(ds, MapDataset) and len(ds) > _NUM_SAMPLED:
-        streams.append(ds[:: len(ds) // _NUM_SAMPLED])
+    if is_measured and isinstance(ds, MapDataset) and len(ds) > num:
+        streams.append(ds[:: len(ds) // num])
     try:
         for stream in streams:
+            if isinstance(stream, MapDataset):  # nothing is computed ahead
+                options = ReadOptions(num_threads=0, prefetch_buffer_size=0)
+                stream = stream.to_iter_dataset(options)
             with contextlib.closing(iter(stream)) as it:
-                for element in itertools.islice(it, _NUM_SAMPLED):
+                for element in itertools.islice(it, num):
                     found += [] if element is None else [element]
     except Exception:  # raised again where the element is written
         if not found:

@@ -172,7 +172,7 @@ class WrittenSource:
         return f"WrittenSource({what}, {digest})"
 
     def described_files(self) -> list[str]:
-        """Returns what tells each file from others, wherever it is."""
+        """Returns a text for each file that other files do not have, without its folder."""
         return [f"{file.name} {file.bytes} {file.checksum}" for file in self._files]
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What ``write`` returns, and what it shows meanwhile."""
+"""The report that ``write`` returns, and the progress bar that it shows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gristmill.prepare.manifest import WrittenFile
 
 
 class WriteReport(Value):
-    """What a call of ``write`` has done, and what the folder has now. It prints as a line.
+    """Report of a call of ``write``, and of the folder as it is now. It prints as a line.
 
     Args:
         path: the folder, absolute, or its URL.
@@ -48,7 +48,7 @@ class WriteReport(Value):
 
     @property
     def records_per_second(self) -> float:
-        """How many records this call has written in a second."""
+        """The records that this call has written in a second."""
         return self.new_records / self.seconds if self.seconds else 0.0
 
     def __str__(self) -> str:

@@ -1,6 +1,6 @@
 """Streams that are computed from their beginning: files of a fixed number of elements, in order.
 
-With what is known of a file is the state of the stream behind it, from which the next file is
+With what is known of a file is the state of the stream after it, from which the next file is
 written after an interruption.
 """
 
@@ -38,7 +38,7 @@ def write_stream(
         all files of the stream.
     """
     done = finished_files(writer, first_file)
-    if done and done[-1].is_last:
+    if done and (done[-1].is_last or done[-1].state is None):  # None: another has completed it
         return done
     with closing(iter(ds)) as it:
         if done:

@@ -28,7 +28,7 @@ from gristmill.prepare.files import (
 from gristmill.prepare.formats import described_format, format_of
 from gristmill.prepare.formats.base import Format
 from gristmill.prepare.manifest import NAME, Manifest, ManifestError, Part
-from gristmill.prepare.planning import num_files_of, planned
+from gristmill.prepare.planning import Plan, num_files_of, planned
 from gristmill.prepare.ranges import NO_FAULTS, RangeJob, Ranges, added_faults
 from gristmill.prepare.reading import folder_at, manifest_in, note_codec, verify_manifest
 from gristmill.prepare.report import ProgressBar, WriteReport
@@ -115,25 +115,20 @@ class _Call:
         if not isinstance(ds, MapDataset | IterDataset):
             raise TypeError(
                 f"ds must be a MapDataset or an IterDataset, got {shown(ds)} of type "
-                f"{type(ds).__name__}: make one by "
-                "MapDataset.source(ds)"
+                f"{type(ds).__name__}: make one by MapDataset.source(ds)"
             )
         if not isinstance(shard, ShardOptions | None):
             raise TypeError(
                 f"shard must be a ShardOptions, such as ShardByJaxProcess(), got {shown(shard)}"
             )
-        records_per_file, bytes_per_file = files
-        if records_per_file is not None and bytes_per_file is not None:
+        sizes = dict(zip(("records_per_file", "bytes_per_file"), files, strict=True))
+        if None not in files:
             raise ValueError(
                 "records_per_file and bytes_per_file cannot be given together: each says where a "
                 "file ends"
             )
-        for name, value in (
-            ("records_per_file", records_per_file),
-            ("bytes_per_file", bytes_per_file),
-        ):
-            if value is not None:
-                as_int(name, value, minimum=1)
+        for name, value in sizes.items():
+            sizes[name] = None if value is None else as_int(name, value, minimum=1)
         self.ds, self.append = ds, append
         self.shard = shard or NoSharding()
         self.codec = None if codec is None else codec_of(codec)
@@ -143,16 +138,14 @@ class _Call:
             "format": self.format.name,
             "options": self.format.options,
             "codec": None if self.codec is None else self.codec.described(),
-            "records_per_file": records_per_file,
-            "bytes_per_file": bytes_per_file,
+            **sizes,
         }
         self.has_ranges = Ranges.has_ranges(ds)
         if self.shard.shard_count > 1 and not self.has_ranges:
             raise ValueError(
                 f"shard: {ds!s:.100} is a stream whose elements follow from those before, so that "
-                "hosts cannot share it: write a "
-                "MapDataset, or a stream of to_iter_dataset(), map and filter; or write a folder "
-                "on each host"
+                "hosts cannot share it: write a MapDataset, or a stream of to_iter_dataset(), map "
+                "and filter; or write a folder on each host"
             )
         if self.codec is not None and self.codec.name == "functions":
             note_codec(self.folder, self.codec)
@@ -169,10 +162,16 @@ class _Call:
         part = manifest.parts[-1]
         writer = FileWriter(self.folder, described_format(manifest.format, self._functions()))
         if manifest.complete:
+            self.folder.remove_unfinished()
             verify_manifest(self.folder, manifest)
             return self._report(writer.format, manifest, [], time.monotonic() - start)
-        new = [*self._written(writer, part, workers, progress)]
-        manifest = self._completed(writer, manifest)
+        if self.has_ranges:
+            new = self._written_ranges(writer, part, workers, progress)
+            manifest = self._completed(writer, manifest)
+        else:
+            with self.folder.lock("stream"):  # who waits for it finds a complete manifest
+                new = self._written_stream(writer, part, workers, progress)
+                manifest = self._completed(writer, manifest)
         return self._report(writer.format, manifest, new, time.monotonic() - start)
 
     def _functions(self) -> Any:
@@ -183,7 +182,7 @@ class _Call:
         found = manifest_in(self.folder)
         if found is None:
             plan = planned(self.ds, self.format, self.request)
-            part = self._part(plan.records_per_file, plan.num_files, 0)
+            part = self._part(plan, 0)
             new = Manifest(False, plan.format.described(), [part], [])
             if self.folder.create(NAME, new.to_bytes()):
                 return new
@@ -213,8 +212,7 @@ class _Call:
             if part.request.get(name) != now:
                 raise ManifestError(
                     f"{self.folder} was written with other arguments: {name} was "
-                    f"{shown(part.request.get(name))}, and is "
-                    f"{shown(now)} here. {_REMEDY}"
+                    f"{shown(part.request.get(name))}, and is {shown(now)} here. {_REMEDY}"
                 )
         difference = pipeline_difference(part.pipeline, described_pipeline(self.ds))
         if difference is not None:
@@ -228,60 +226,49 @@ class _Call:
             if last.request.get(name) != self.request[name]:
                 raise ManifestError(
                     f"append=True needs the {name} that the folder was written with, "
-                    f"{shown(last.request.get(name))}, got "
-                    f"{shown(self.request[name])}"
+                    f"{shown(last.request.get(name))}, got {shown(self.request[name])}"
                 )
         format = described_format(found.format, self._functions())
         plan = planned(self.ds, format, self.request, is_fitted=True)
         first = 1 + max([number_of(file.name) for file in found.files], default=-1)
-        new = found.replaced(
-            complete=False,
-            parts=[*found.parts, self._part(plan.records_per_file, plan.num_files, first)],
-        )
+        new = found.replaced(complete=False, parts=[*found.parts, self._part(plan, first)])
         self.folder.replace(NAME, new.to_bytes())
         return new
 
-    def _part(self, records_per_file: int, num_files: int | None, first_file: int) -> Part:
-        return Part(
-            described_pipeline(self.ds),
-            self.request,
-            records_per_file,
-            first_file,
-            num_files,
-            NO_FAULTS,
-        )
+    def _part(self, plan: Plan, first_file: int) -> Part:
+        sizes = (plan.records_per_file, round(plan.record_bytes))
+        pipeline = described_pipeline(self.ds)
+        return Part(pipeline, self.request, *sizes, first_file, plan.num_files, NO_FAULTS)
 
-    def _written(
+    def _written_stream(
         self, writer: FileWriter, part: Part, workers: Any, progress: bool | None
-    ) -> Iterator[Finished]:
-        """Writes this host's files. Yields those that this call has written."""
-        if not self.has_ranges:
-            with self.folder.lock("stream"), ProgressBar(progress, None, 0) as bar:
-                now = manifest_in(self.folder)
-                if now is not None and now.complete:  # by another process, while this one waited
-                    return
-                done = len(finished_files(writer, part.first_file))
-                ds = _in_stream_order(self.ds, workers)
-                files = write_stream(
-                    writer,
-                    ds,
-                    part.first_file,
-                    part.records_per_file,
-                    lambda file: _count(bar, file),
-                )
-            yield from files[done:]
-            return
+    ) -> list[Finished]:
+        """Writes the files of a stream. Returns those that this call has written."""
+        now = manifest_in(self.folder)
+        if now is not None and now.complete:  # by another process, while this one waited
+            return []
+        num_done = len(finished_files(writer, part.first_file))
+        ds = _in_stream_order(self.ds, workers)
+        with ProgressBar(progress, None, 0) as bar:
+            first, size = part.first_file, part.records_per_file
+            return write_stream(writer, ds, first, size, lambda file: _count(bar, file))[num_done:]
+
+    def _written_ranges(
+        self, writer: FileWriter, part: Part, workers: Any, progress: bool | None
+    ) -> list[Finished]:
+        """Writes this host's files. Returns those that this call has written."""
         units = [unit for unit in self._units(part) if writer.finished(unit[0]) is None]
         num_all = len([*self._units(part)])
-        job = RangeJob(writer, Ranges(self.ds))
+        job = RangeJob(writer, Ranges(self.ds), part.record_bytes)
         with (
             ProgressBar(progress, num_all, num_all - len(units)) as bar,
             _computed(job, units, workers) as results,
         ):
+            new = []
             for _, is_new, file in results:
                 _count(bar, file)
-                if is_new:
-                    yield file
+                new += [file] if is_new else []
+            return new
 
     def _units(self, part: Part) -> Iterator[tuple[int, int, int]]:
         """The number, first position and end of each file of this host."""
@@ -293,10 +280,6 @@ class _Call:
 
     def _completed(self, writer: FileWriter, manifest: Manifest) -> Manifest:
         """The manifest with all files that are finished; stored, if these are all."""
-        now = manifest_in(self.folder)
-        if now is not None and now.complete:  # by another process
-            self.folder.remove_unfinished()
-            return now
         part = manifest.parts[-1]
         if part.num_files is None:
             done: list[Finished | None] = [*finished_files(writer, part.first_file)]
@@ -306,6 +289,11 @@ class _Call:
             done = [writer.finished(part.first_file + k) for k in range(part.num_files)]
             is_complete = None not in done
             faults = added_faults([file.faults for file in done if file is not None])
+        now = manifest_in(self.folder)
+        if now is not None and now.complete:
+            # Another process has completed it, and may have removed what was read above.
+            self.folder.remove_unfinished()
+            return now
         files = [*manifest.files, *[file for one in done if one is not None for file in one.files]]
         whole = manifest.replaced(
             complete=is_complete,

@@ -13,6 +13,7 @@ import numpy as np
 
 from gristmill.core.cached import cached
 from gristmill.core.errors import KeyRangeError
+from gristmill.core.locks import Lock
 from gristmill.core.naming import transform_name
 from gristmill.core.state import shown
 from gristmill.sources.storage.errors import DamagedFileError, damaged
@@ -124,7 +125,7 @@ class ImageFolderSource:
 
     @cached
     def _file(self) -> Any:
-        return zipfile.ZipFile(self._path) if self._archive == "zip" else Files([self._path])
+        return _ZipReader(self._path) if self._archive == "zip" else Files([self._path])
 
     def _read(self, name: str) -> bytes:
         if self._archive is None:
@@ -148,6 +149,26 @@ class ImageFolderSource:
                 f"{f', nor have {len(empty) - 1} others' if len(empty) > 1 else ''}: add pictures, remove the folder, or pass "
                 "extensions="
             )
+
+
+class _ZipReader:
+    """A zip archive that several threads may read at the same time, also without the GIL."""
+
+    def __init__(self, path: str) -> None:
+        self._file = zipfile.ZipFile(path)
+        self._lock = Lock()  # held to open and close members, which zipfile counts without one
+
+    def read(self, name: str) -> bytes:
+        with self._lock:
+            member = self._file.open(name)
+        try:
+            return member.read()
+        finally:
+            with self._lock:
+                member.close()
+
+    def close(self) -> None:
+        self._file.close()
 
 
 def _in_folder(top: Path) -> tuple[list[str], list[str]]:

@@ -162,7 +162,7 @@ class MDSSource:
         return {encoding: decoder_of(encoding, self._decode_images) for encoding in encodings}
 
     def _is_raw(self, entry: dict[str, Any]) -> bool:
-        """Returns True if the file without compression is to be read: it is the only one, or it is here."""
+        """Returns True if the file without compression is read: it is the only one, or it is local."""
         if not entry.get("zip_data"):
             return True
         return not is_url(self._folder) and Path(self._folder, entry["raw_data"]["basename"]).exists()

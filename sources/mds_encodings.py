@@ -119,7 +119,7 @@ def _pillow() -> Any:
 
 def _image(data: bytes) -> Any:
     image = _pillow().open(io.BytesIO(data))
-    image.load()  # now, since it is done by the first use otherwise, in whatever thread
+    image.load()  # otherwise the first use does it, in another thread perhaps
     return image
 
 

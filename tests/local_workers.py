@@ -33,7 +33,7 @@ def through_json(state: Any) -> Any:
 class LocalWorkersIterDataset(IterDataset[Any]):
     """``parent.mp_prefetch(MultiprocessingOptions(num_workers, num_lanes))`` without processes: it costs no time to start.
 
-    With ``care``, workers go on as they do after one that died. Each worker has ``through`` of the task, such as a copy.
+    With ``care``, workers continue as they do after one that died. Each worker runs ``through(task)``, such as a copy.
     """
 
     _adds_step = False

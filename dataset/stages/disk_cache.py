@@ -59,31 +59,32 @@ class DiskCache:
     def __init__(self, parent: Any, parameters: DiskCacheParameters) -> None:
         description = described_pipeline(parent)
         text = json.dumps(description, sort_keys=True)
-        self._name = hashlib.sha256(text.encode()).hexdigest()[:16]
+        name = hashlib.sha256(text.encode()).hexdigest()[:16]
         self._description = description
-        self._root, self._max_bytes = parameters.path, parameters.max_bytes
+        self._folder, self._max_bytes = os.path.join(parameters.path, name), parameters.max_bytes  # noqa: PTH118
 
     def store(self) -> DiskStore:
         """Returns the store of this process, opened by the first call."""
-        path = Path(self._root, self._name, _DESCRIPTION)
+        return store_at(self._folder, self._max_bytes, self._begin)
+
+    def _begin(self) -> None:
+        path = Path(self._folder, _DESCRIPTION)
         if not path.exists():
             self._say_what_differs()
             path.parent.mkdir(parents=True, exist_ok=True)
             beside = path.with_name(f"{_DESCRIPTION}.{os.getpid()}.{threading.get_ident()}")
             beside.write_text(json.dumps(self._description, indent=1))
             beside.replace(path)
-        return store_at(self._root, self._name, self._max_bytes)
 
     def _say_what_differs(self) -> None:
-        others = sorted(Path(self._root).glob(f"*/{_DESCRIPTION}"), key=lambda path: path.stat().st_mtime)
+        root = Path(self._folder).parent
+        others = sorted(root.glob(f"*/{_DESCRIPTION}"), key=lambda path: path.stat().st_mtime)
         for other in others[-1:]:
             try:
                 difference = pipeline_difference(json.loads(other.read_bytes()), self._description)
             except ValueError:
                 difference = "its description is damaged"
-            _log.info(
-                "cache: %s begins another cache, since the pipeline has changed: %s", self._root, difference or "its Python"
-            )
+            _log.info("cache: %s begins another cache, since the pipeline has changed: %s", root, difference or "its Python")
 
 
 def check_no_draws(parent: Any, parameters: DiskCacheParameters, *, is_stream: bool) -> None:
@@ -99,7 +100,7 @@ def check_no_draws(parent: Any, parameters: DiskCacheParameters, *, is_stream: b
         if isinstance(node, RandomMapMapDataset | RandomMapIterDataset):
             raise ValueError(f"cache would freeze the draws of {node!s:.200}. {remedy}")
         if not is_stream and isinstance(node, MapWithIndexMapDataset):
-            raise ValueError(f"cache would freeze the indices of {node!s:.200}, which go on in later epochs. {remedy}")
+            raise ValueError(f"cache would freeze the indices of {node!s:.200}, which continue in later epochs. {remedy}")
     if not is_stream and not keeps_records(parent):
         raise ValueError(
             f"cache needs the same element at a position in all epochs, which {parent!s:.200}, or a shuffle, window or mixture "

@@ -34,7 +34,7 @@ _MAX_BYTES = 1 << 20
 class DiskCacheIterDataset(IterDataset[T]):
     """The elements of the parent, kept on disk when they are first computed, and read from there afterwards.
 
-    Elements are kept in blocks of up to 256 elements or 1 MB, each with the parent's state behind it.
+    Elements are kept in blocks of up to 256 elements or 1 MB, each with the parent's state after it.
 
     Order: the parent's. State: the parent's before the current block, and the place in the block. Cost: to store an element, its
     pickle; then to unpickle it.
@@ -84,7 +84,7 @@ class DiskCacheDatasetIterator(BlockIterator[T]):
         self._start, self._before = start, before  # of the block, and the parent's state there
         self._records: list[Any] = []  # its elements so far, pickled if they are kept on disk
         self._offset = self._num_bytes = 0
-        self._after: Any = None  # of a complete block, the parent's state behind it
+        self._after: Any = None  # of a complete block, the parent's state after it
         self._is_complete = self._is_last = self._is_looked_up = False
         self._is_source_here = is_source_here  # the parent is behind the elements so far
 
@@ -173,11 +173,12 @@ class DiskCacheDatasetIterator(BlockIterator[T]):
         has_skipped, before = state_flag(state, "has_skipped", self), state_field(state, "parent", self)
         with refilling(self, f"{offset} elements" if offset else None):
             self._source.set_state(copied(before))
+            before = copied(self._source.get_state())  # with plain numbers, whatever was given
             self._has_skipped = has_skipped
-            self._begin_block(start, copied(before))
+            self._begin_block(start, before)
             self._look_up()
             if len(self._records) < offset:  # of another division into blocks, or not there
-                self._begin_block(start, copied(before), is_source_here=not self._is_complete)
+                self._begin_block(start, before, is_source_here=not self._is_complete)
                 self._is_looked_up = True
                 while len(self._records) < offset and not self._is_complete:
                     self._computed(offset - len(self._records))

@@ -2,8 +2,9 @@
 
 The code of a function is compared as far as it can be: its bytecode, constants, defaults, the
 values it closes over, and the functions and constants of its module that it names. Code of
-installed packages is taken to be the same. Bytecode differs between versions of Python, so it is
-compared within one version only.
+installed packages is taken to be the same, and of large data parts are compared. Lists, dicts and
+arrays that a function changes itself, such as a log of its calls, do not count. Bytecode differs
+between versions of Python, so it is compared within one version only.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import dis
 import functools
 import hashlib
 import inspect
+import os
 import sys
-import sysconfig
 import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -27,12 +28,14 @@ from gristmill.core.state import shown
 from gristmill.dataset.bases.node import DatasetNode, is_of_library
 from gristmill.dataset.bases.parameters import parameters_of
 from gristmill.dataset.telling.description import check_description, describe, source_first
+from gristmill.sources.columns import ColumnsDataSource
 
 _PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-_MAX_ITEMS = 1000  # of a list whose values are compared; of a longer one so many, evenly spread
-_MAX_BYTES = 1 << 26  # of an array, likewise
+_MAX_ITEMS = 1000  # of a list whose values are compared; of a longer one as many, evenly spread
+_MAX_END = 1 << 15  # bytes at each end of a long text
+_MAX_BYTES = 1 << 26  # of arrays, likewise
 _MAX_DEPTH = 50
-_STANDARD = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
+_STANDARD = Path(os.__file__).parent  # where the modules of Python itself are
 _MUTATORS = {
     *("add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "remove", "setdefault", "sort"),
     *("update", "write", "__setitem__"),
@@ -92,7 +95,9 @@ def _code_of(node: Any) -> dict[str, str]:
                 names.append(transform_name(values[name]).partition(" @ ")[0])
                 digest.add(values[name])
         if not node.parents and not isinstance(node._data, DatasetNode):
-            digest.add(node._data)
+            data = node._data
+            is_in_memory = type(data).__module__ == ColumnsDataSource.__module__
+            digest.add(vars(data) if is_in_memory else data)
     else:
         digest.add_class(type(node))
         digest.add({name: value for name, value in vars(node).items() if not name.startswith("_")})
@@ -115,6 +120,7 @@ class _Digest:
         self._seen: set[int] = set()
         self._kept: list[Any] = []  # so that no other object gets the same id
         self._depth = 0
+        self._num_bytes = 0  # of arrays
 
     def hexdigest(self) -> str:
         return self._hash.hexdigest()[:16]
@@ -123,7 +129,9 @@ class _Digest:
         """Adds a value: plain ones by content, functions by code, others by their class."""
         kind = type(value)
         self._depth += 1
-        if kind in _PLAIN:
+        if kind in (bytes, str):
+            self._add_text(value if kind is bytes else value.encode("utf-8", "surrogatepass"))
+        elif kind in _PLAIN:
             self._note(f"{kind.__name__} {value!r}")
         elif self._depth > _MAX_DEPTH:
             self._note("deeper")
@@ -186,14 +194,23 @@ class _Digest:
                 self._note(name)
                 self.add(attribute)
 
+    def _add_text(self, value: bytes) -> None:
+        """Adds bytes: of long ones the length and both ends."""
+        self._note(f"text {len(value)}")
+        is_long = len(value) > 2 * _MAX_END
+        for part in (value[:_MAX_END], value[-_MAX_END:]) if is_long else (value,):
+            self._hash.update(part)
+
     def _add_array(self, value: np.ndarray[Any, Any]) -> None:
         self._note(f"array {value.dtype} {value.shape}")
         rows = value.reshape(-1) if value.ndim == 0 else value
         if value.dtype.hasobject:
             self._add_list(rows[:_MAX_ITEMS].tolist())
         else:
-            step = -(-value.nbytes // _MAX_BYTES) or 1
-            self._hash.update(np.ascontiguousarray(rows[::step]).tobytes())
+            step = -(-value.nbytes // max(_MAX_BYTES - self._num_bytes, _MAX_END)) or 1
+            data = np.ascontiguousarray(rows[::step]).tobytes()
+            self._num_bytes += len(data)
+            self._hash.update(data)
 
     def _add_list(self, value: Any) -> None:
         self._note(f"{type(value).__name__} {len(value)}")
@@ -260,4 +277,4 @@ def _is_installed(value: Any) -> bool:
         return False
     if file is None or name.partition(".")[0] == "gristmill":
         return file is not None or name in sys.builtin_module_names
-    return "site-packages" in Path(file).parts or any([Path(file).is_relative_to(folder) for folder in _STANDARD])
+    return "site-packages" in Path(file).parts or Path(file).is_relative_to(_STANDARD)

@@ -111,7 +111,7 @@ def _pipeline(name: str, format: str | None) -> Any:
 
 
 def _sample_of_picture(element: dict[str, Any]) -> dict[str, Any]:
-    """What WebDataset calls the files of a picture and of its class."""
+    """Returns a picture and its class under the names that WebDataset has for their files."""
     stem, _, extension = element["path"].rpartition(".")
     return {"__key__": stem.replace(".", "_"), extension.lower(): element["image"], "cls": element["label"]}
 
@@ -124,7 +124,7 @@ def _as_source(kind: Any, name: str) -> Any:
 
 
 def _of_the_hub(name: str) -> Any:
-    """``ORGANISATION/NAME`` with ``:SPLIT`` behind it, ``train`` by default."""
+    """``ORGANISATION/NAME`` followed by ``:SPLIT``, ``train`` by default."""
     from gristmill.core.errors import missing_package
     from gristmill.sources import HuggingFaceSource
 

@@ -34,6 +34,7 @@ class Format(abc.ABC):
     name: ClassVar[str]
     option_names: ClassVar[Mapping[str, Any]] = {}
     takes_codec: ClassVar[bool] = False  # its records are bytes
+    num_firsts: ClassVar[int] = 1  # the elements that it is fitted to
     is_read_by_path: ClassVar[bool] = False  # its library reads local files only
 
     def __init__(self, options: Mapping[str, Any]) -> None:

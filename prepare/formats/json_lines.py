@@ -26,6 +26,7 @@ class JsonLinesFormat(Format):
     """
 
     name = "jsonl"
+    num_firsts = 32
     option_names: ClassVar[Mapping[str, Any]] = {"compression": None}
 
     def __init__(self, options: Mapping[str, Any], columns: Columns | None = None) -> None:

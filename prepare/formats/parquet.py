@@ -27,6 +27,7 @@ class ParquetFormat(Format):
     """
 
     name = "parquet"
+    num_firsts = 32
     option_names: ClassVar[Mapping[str, Any]] = {"row_group_size": None, "compression": "zstd"}
     suffixes = (".parquet",)
     _kinds: ClassVar[Mapping[str, type]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import importlib
 import struct
 from collections.abc import Mapping, Sequence
@@ -57,8 +58,9 @@ class BytesFormat(Format):
         records = self._records(paths, counts)
         return records if self.codec.name == "bytes" else DecodedSource(records, self.codec.decode)
 
+    @abc.abstractmethod
     def _records(self, paths: Sequence[str], counts: Sequence[int]) -> Any:
-        raise NotImplementedError
+        """Return a source of the encoded records of files, ``counts`` of them in each."""
 
 
 class ArrayRecordFormat(BytesFormat):

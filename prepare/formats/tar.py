@@ -32,6 +32,7 @@ class TarFormat(Format):
     """
 
     name = "tar"
+    num_firsts = 32
     suffixes = (".tar",)
 
     def __init__(self, options: Mapping[str, Any], kinds: Mapping[str, str] | None = None) -> None:

@@ -86,7 +86,7 @@ class TFRecordRecords:
         return self._offsets[number]
 
     def _found_offsets(self, number: int) -> array[int]:
-        """Where the records of a file begin, and where the last one ends."""
+        """Returns the offsets of the records of a file, and the end of the last one."""
         size, path = self._files.sizes[number], self._files.paths[number]
         offsets, start, piece = array("q", [0]), 0, b""
         while offsets[-1] < size:

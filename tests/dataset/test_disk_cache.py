@@ -1,4 +1,4 @@
-"""``cache(path)``: computed once, whoever asks; never another pipeline's; bounded; safe when processes are killed."""
+"""``cache(path)``: computed once for all; never another pipeline's; bounded; safe when processes are killed."""
 
 import logging
 import os
@@ -28,7 +28,7 @@ def counted(factor=1):
 
 
 def forget():
-    """Opens stores anew, as another process does."""
+    """Makes the next call open stores, as another process does."""
     for store in _STORES.values():
         store.sync()
     _STORES.clear()
@@ -185,6 +185,6 @@ def test_what_cannot_be_kept_and_wrong_arguments(tmp_path):
     assert_raises(ValueError, "path must be a folder of this machine", ds.cache, "s3://bucket/x")
     assert_raises(ValueError, "max_bytes", ds.cache, tmp_path, max_bytes=0)
     unpicklable = ds.map(lambda i: lambda: i).cache(tmp_path)
-    with pytest.raises(Exception, match="pickle|local object") as caught:
+    with pytest.raises(Exception, match=r"pickle|local object") as caught:
         unpicklable[1]
     assert any("element 1" in note for note in caught.value.__notes__)

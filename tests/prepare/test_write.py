@@ -271,7 +271,7 @@ def test_files_that_were_changed_are_refused(tmp_path, is_complete):
 
 
 def test_files_of_others_stay(tmp_path):
-    (tmp_path / "part-000001.array_record").write_bytes(b"of somebody else")
+    (tmp_path / "part-000001.array_record").write_bytes(b"of another program")
     assert_raises(
         ManifestError,
         "part-000001.* was not written here",
@@ -281,7 +281,7 @@ def test_files_of_others_stay(tmp_path):
         records_per_file=30,
     )
     grain.write(sparse(10), tmp_path, overwrite=True)
-    assert (tmp_path / "part-000001.array_record").read_bytes() == b"of somebody else"
+    assert (tmp_path / "part-000001.array_record").read_bytes() == b"of another program"
 
 
 class Odd:

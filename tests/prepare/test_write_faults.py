@@ -59,7 +59,7 @@ def test_killed_at_random_moments(tmp_path, name, num_kills, workers):
 
 @pytest.mark.parametrize("format", ["array_record", "jsonl", "parquet"])
 def test_a_full_disk_is_a_clear_error_and_the_same_call_continues(tmp_path, format):
-    """The largest file a process may write stands for the disk."""
+    """A limit for the size of a file takes the place of a small disk."""
 
     def sized(i):
         return {"id": i, "text": os.urandom(9).hex() * (2000 if i == 47 else 20)}
