@@ -139,6 +139,8 @@ class Prefetch(Stream):
                 if not ready:
                     assert failure is not None
                     self.ahead = None  # it has ended, and must not refer to an error that refers to this
+                    self._finalizer.detach()
+                    ahead.forget_failure()
                     if isinstance(end := failure[0], End):
                         if self.parent.chooses:
                             self._end(cell, end)

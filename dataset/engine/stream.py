@@ -90,11 +90,11 @@ class Cell:
         return self
 
     def take_wanted(self) -> int:
-        """Return how many elements may be read at once, which is said once."""
+        """Return how many elements may be read at once, which is said once; at least 1, as one has been requested."""
         if self.outer is not None:
             return self.outer.take_wanted()
         wanted, self.wanted = self.wanted, 1
-        return wanted
+        return max(wanted, 1)
 
     def count_from(self, index: int, num: int) -> Iterator[bool]:
         """Return an iterator of ``num`` steps, one for each element from ``index`` on, to be consumed with them."""
@@ -275,6 +275,7 @@ class Stream:
     closes_anytime: ClassVar[bool] = False  # ``close`` may be called while another thread is in a run
     budget_waits: BudgetWaits | None = None
     reader: Any = None
+    function: Callable[[Any], Any] | None = None  # of an element alone: what ``order="stream"`` lets workers do with each
     tell_faults: Callable[[str, int], None] = staticmethod(lambda stage, num: None)  # an observer, of skipped elements
 
     def start_prefetch(self) -> None:
