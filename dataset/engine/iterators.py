@@ -262,8 +262,9 @@ class StreamIterator(BlockIterator[T_co]):
     def _observe_reads(self, replace: Callable[[Any], Any] | None) -> None:
         self._engine.observe_reads(replace)
 
-    def _counts_at(self, num: int) -> Any:
-        return self._engine.counts_at(num)
+    @property
+    def _counts_at(self) -> Any:
+        return self._engine.counts_at
 
     @property
     def _reads_once(self) -> bool:

@@ -275,6 +275,8 @@ class Stream:
     closes_anytime: ClassVar[bool] = False  # ``close`` may be called while another thread is in a run
     budget_waits: BudgetWaits | None = None
     reader: Any = None
+    # Of a stream that reads a map dataset: what its first elements were drawn from, by component.
+    counts_at: Callable[[int], dict[str, dict[str, int]] | None] | None = None
     function: Callable[[Any], Any] | None = None  # of an element alone: what ``order="stream"`` lets workers do with each
     tell_faults: Callable[[str, int], None] = staticmethod(lambda stage, num: None)  # an observer, of skipped elements
 
@@ -309,10 +311,6 @@ class Stream:
 
     def observe_reads(self, replace: Callable[[Any], Any] | None) -> None:
         """Read by index what ``replace`` makes of the dataset; ``None``: the dataset itself."""
-
-    def counts_at(self, num: int) -> dict[str, dict[str, int]] | None:
-        """Return what the first ``num`` elements were drawn from, by component."""
-        return None
 
     def reads_once(self) -> bool:
         """Return true if a source may not give the same record again."""
