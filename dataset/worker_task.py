@@ -17,6 +17,7 @@ from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, are_taken_again, iterate, snapshot
 from gristmill.dataset.bases.observing import running_upstream
 from gristmill.dataset.engine.iterators import StreamIterator
+from gristmill.dataset.engine.read import Read
 from gristmill.dataset.slicing import numbers_of, slice_pipeline
 from gristmill.transforms.batching import Allocate
 from gristmill.workers.logbook import Logbook, who_reads
@@ -55,6 +56,7 @@ class _Lane:
         self.ds = ds
         self.iterator: DatasetIterator[Any] | None = None
         self.blocks: StatedBlocks | None = None
+        self.logged: list[Read] = []  # streams that note what they read
 
     def close(self) -> None:
         it, self.iterator, self.blocks = self.iterator, None, None
@@ -131,8 +133,9 @@ class PipelineProducer:
             if self._allocate is not None:
                 it._allocate_with(self._allocate)
         if self.log is not None:
-            for root, reading in enumerate(roots(it)):
-                reading._reader.log = RootLog(self.log, who_reads(number, root), self.care)
+            lane.logged = [root._engine for root in roots(it)]
+            for i, stream in enumerate(lane.logged):
+                stream.reader.log = RootLog(self.log, who_reads(number, i), self.care)
         if state is not None:
             it.set_state(state)
         if skip:
@@ -171,6 +174,8 @@ class PipelineProducer:
     def take(self, lane: int, n: int) -> tuple[list[Any], Sequence[Any], BaseException | None]:
         self._blocks = blocks = self._lanes[lane].blocks
         assert blocks is not None
+        for stream in self._lanes[lane].logged:
+            stream.note_block()
         return blocks.take(n)
 
     def take_beside(self, number: int) -> tuple[list[Any], Sequence[Any], BaseException | None]:
