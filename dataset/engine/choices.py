@@ -247,9 +247,9 @@ class Refilling(Layer):
         return {**self.save_layer(pos[:-1]), **({} if self.choices is None else {"choices": records})}
 
     def load(self, state: Any) -> Pos:
-        is_recorded = isinstance(state, Mapping) and "choices" in state
-        records = self._load_records(state) if is_recorded else ()
-        with refilling(self, None if is_recorded else self.held(state)):
+        is_mapping = isinstance(state, Mapping)
+        records = self._load_records(state) if is_mapping else ()
+        with refilling(self, None if is_mapping and "choices" in state else self.held(state)):
             return *self.load_layer(state), records
 
     def held(self, state: Any) -> str | None:
@@ -268,7 +268,7 @@ class Refilling(Layer):
         return super().load(state)
 
     def _load_records(self, state: Any) -> Records:
-        records = state["choices"]
+        records = state.get("choices", {})
         try:
             found = tuple([Record(key, _count(num), _unusual(unusual)) for key, (num, unusual) in records.items()])
         except (AttributeError, TypeError, ValueError):
