@@ -17,7 +17,6 @@ from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, are_taken_again, iterate, snapshot
 from gristmill.dataset.bases.observing import running_upstream
 from gristmill.dataset.engine.iterators import StreamIterator
-from gristmill.dataset.engine.read import Read
 from gristmill.dataset.slicing import numbers_of, slice_pipeline
 from gristmill.transforms.batching import Allocate
 from gristmill.workers.logbook import Logbook, who_reads
@@ -56,7 +55,7 @@ class _Lane:
         self.ds = ds
         self.iterator: DatasetIterator[Any] | None = None
         self.blocks: StatedBlocks | None = None
-        self.logged: list[Read] = []  # streams that note what they read
+        self.logs: list[RootLog] = []  # of what it reads
 
     def close(self) -> None:
         it, self.iterator, self.blocks = self.iterator, None, None
@@ -133,9 +132,10 @@ class PipelineProducer:
             if self._allocate is not None:
                 it._allocate_with(self._allocate)
         if self.log is not None:
-            lane.logged = [root._engine for root in roots(it)]
-            for i, stream in enumerate(lane.logged):
-                stream.reader.log = RootLog(self.log, who_reads(number, i), self.care)
+            lane.logs = []
+            for i, root in enumerate(roots(it)):
+                root._reader.log = RootLog(self.log, who_reads(number, i), self.care)
+                lane.logs.append(root._reader.log)
         if state is not None:
             it.set_state(state)
         if skip:
@@ -174,20 +174,19 @@ class PipelineProducer:
     def take(self, lane: int, n: int) -> tuple[list[Any], Sequence[Any], BaseException | None]:
         self._blocks = blocks = self._lanes[lane].blocks
         assert blocks is not None
-        for stream in self._lanes[lane].logged:
-            stream.note_block()
+        for log in self._lanes[lane].logs:
+            log.note_block()
         return blocks.take(n)
 
     def take_beside(self, number: int) -> tuple[list[Any], Sequence[Any], BaseException | None]:
         lane = self._lanes[number]
-        assert lane.blocks is not None and lane.iterator is not None
-        logs = [log for root in roots(lane.iterator) if (log := root._reader.log) is not None]
-        for log in logs:
+        assert lane.blocks is not None
+        for log in lane.logs:
             log.is_silent = True  # what is noted is what takes long
         try:
             return lane.blocks.take(1)
         finally:
-            for log in logs:
+            for log in lane.logs:
                 log.is_silent = False
 
     def annotate(self, error: BaseException, lane: int, state: Any) -> None:

@@ -33,7 +33,6 @@ class Read(Stream):
     flow = "dropping"
     work_category = "prefetch"
     closes_anytime = True
-    _stop = 0  # of the block that was begun last
 
     def __init__(self, stage: Any, ds: MapDataset[Any]) -> None:
         super().__init__(stage)
@@ -68,7 +67,8 @@ class Read(Stream):
                 num = min(wanted, WINDOW - 1 - len(decisions), self._end - index)
                 if wanted > 1 and num > 0 and not reader.is_careful:
                     elements, num = reader.part(index, num)
-                    self._stop = index + num
+                    if reader.log is not None:
+                        reader.log.block = cell, index + num
                     for x in compress(elements, cell.count_from(index, num)):
                         if x is None and skips:
                             num_dropped += 1
@@ -103,12 +103,6 @@ class Read(Stream):
             cell.is_counting = False
             if not self.with_nones:
                 self._decisions += [True] * (num - num_dropped) + [False] * num_dropped
-
-    def note_block(self) -> None:
-        """Note for a worker what the next outputs are made of, if that is the rest of a block."""
-        cell, log = self._live[1] if self._live is not None else None, self.reader.log
-        if cell is not None and cell.is_counting and log is not None:
-            log.note(cell.settle(), self._stop)
 
     def _part(self, cell: Cell, size: int) -> Iterator[Any]:
         """Return up to ``size`` elements, with the position after each."""
