@@ -56,6 +56,7 @@ class _Lane:
         self.ds = ds
         self.iterator: DatasetIterator[Any] | None = None
         self.blocks: StatedBlocks | None = None
+        self.logs: list[RootLog] = []  # of what it reads
 
     def close(self) -> None:
         it, self.iterator, self.blocks = self.iterator, None, None
@@ -132,8 +133,10 @@ class PipelineProducer:
             if self._allocate is not None:
                 it._allocate_with(self._allocate)
         if self.log is not None:
+            lane.logs = []
             for root, reader in enumerate(readers(it)):
                 reader.log = RootLog(self.log, who_reads(number, root), self.care)
+                lane.logs.append(reader.log)
         if state is not None:
             it.set_state(state)
         if skip:
@@ -172,18 +175,19 @@ class PipelineProducer:
     def take(self, lane: int, n: int) -> tuple[list[Any], Sequence[Any], BaseException | None]:
         self._blocks = blocks = self._lanes[lane].blocks
         assert blocks is not None
+        for log in self._lanes[lane].logs:
+            log.note_block()
         return blocks.take(n)
 
     def take_beside(self, number: int) -> tuple[list[Any], Sequence[Any], BaseException | None]:
         lane = self._lanes[number]
-        assert lane.blocks is not None and lane.iterator is not None
-        logs = [reader.log for reader in readers(lane.iterator) if reader.log is not None]
-        for log in logs:
+        assert lane.blocks is not None
+        for log in lane.logs:
             log.is_silent = True  # what is noted is what takes long
         try:
             return lane.blocks.take(1)
         finally:
-            for log in logs:
+            for log in lane.logs:
                 log.is_silent = False
 
     def annotate(self, error: BaseException, lane: int, state: Any) -> None:

@@ -122,13 +122,13 @@ class Numbered(Layer):
         inner = self.inner.at(pos, cell)
         try:
             for x in self.parent.run(inner):
-                cell.pos = inner.settle(), num + 1
                 try:
                     x = None if x is None else fn(num if number_of is None else number_of(num), x)
                 except Exception as error:
                     self.fail(error, inner)
                     raise
                 num += 1
+                cell.pos = inner.settle(), num
                 yield (x, x := None)[0]
         except Exception:
             cell.past_failed = partial(self._pass, cell, num)

@@ -67,6 +67,8 @@ class Read(Stream):
                 num = min(wanted, WINDOW - 1 - len(decisions), self._end - index)
                 if wanted > 1 and num > 0 and not reader.is_careful:
                     elements, num = reader.part(index, num)
+                    if reader.log is not None:
+                        reader.log.block = cell, index + num
                     for x in compress(elements, cell.count_from(index, num)):
                         if x is None and skips:
                             num_dropped += 1
@@ -74,7 +76,7 @@ class Read(Stream):
                             yield x
                     self._end_block(cell, index, num_dropped)
                     wanted, num_dropped = wanted - num, 0
-                elif wanted > 1 or self._reads_many or reader.num_threads or reader.is_careful:
+                elif wanted > 1 or self._reads_many or reader.num_threads or reader.log is not None:
                     yield from self._part(cell, 1)
                     wanted -= 1
                 else:
