@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import copy
 import os
 from collections.abc import Sequence
@@ -26,11 +27,56 @@ _CYCLE_LENGTH = 16  # as in Grain: it decides the order
 _BUFFER_SIZE = 16  # elements of each of several files that are ready ahead
 
 
+class ReadingIterDataset(IterDataset[T]):
+    """The elements of what is read from the beginning to the end. Subclasses open a ``Reading`` for each of their parts."""
+
+    @abc.abstractmethod
+    def set_slice(self, sl: slice, sequential_slice: bool = False) -> None: ...
+
+    def _parts(self) -> list[Self]:
+        """Return the datasets that are read in turn."""
+        return [self]
+
+    def _key_of(self, key: Any) -> Any:
+        """Return the key in the whole of the element that has ``key`` in this part of it."""
+        return key
+
+    def _num_elements(self) -> Length:
+        return Unknown()  # the files tell, when they are read
+
+    def _traced(self, tracing: Tracing) -> Any:
+        if not is_of_library(self):
+            raise refuse_to_trace(self)
+        return _LocatedIterDataset(self)
+
+
+class _LocatedIterDataset(IterDataset[Traced]):
+    """The elements of ``ds``, with the key of each."""
+
+    def __init__(self, ds: ReadingIterDataset[Any]) -> None:
+        super().__init__()
+        self._ds = ds
+
+    def _num_elements(self) -> Length:
+        return Unknown()
+
+    def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
+        self._ds = copy.copy(self._ds)
+        self._ds.set_slice(sl, sequential_slice)
+
+    def __iter__(self) -> DatasetIterator[Traced]:
+        ds, parts = self._ds, self._ds._parts()
+        if len(parts) == 1:
+            return StreamIterator(self, [ds.__iter__()], partial(Located, source=str(ds), key_of=ds._key_of))
+        located = [_LocatedIterDataset(part) for part in parts]
+        return InterleaveIterDataset(located, cycle_length=_CYCLE_LENGTH, iter_buffer_size=0, make_iter_buffer_size=0).__iter__()
+
+
 class FilesParameters(Parameters):
     path: Any = aside()  # the iterators of the files are described
 
 
-class FilesIterDataset(IterDataset[T]):
+class FilesIterDataset(ReadingIterDataset[T]):
     """The elements of one file, or of several files, interleaved.
 
     Subclasses define ``_file_stream``.
@@ -52,20 +98,11 @@ class FilesIterDataset(IterDataset[T]):
     def __iter__(self) -> DatasetIterator[T]:
         if len(self._paths) == 1:
             return StreamIterator(self, [], partial(self._file_stream, path=self._paths[0]))
-        files = [self._with_paths([path]) for path in self._paths]
+        files = self._parts()
         return InterleaveIterDataset(files, cycle_length=_CYCLE_LENGTH, iter_buffer_size=_BUFFER_SIZE).__iter__()
 
-    def _traced(self, tracing: Tracing) -> Any:
-        if not is_of_library(self):
-            raise refuse_to_trace(self)
-        return _TracedFiles(self)
-
-    def _key_of(self, key: Any) -> Any:
-        """The key in the whole file of a record that has ``key`` in this part of it."""
-        return key
-
-    def _num_elements(self) -> Length:
-        return Unknown()  # the files tell, when they are read
+    def _parts(self) -> list[Self]:
+        return [self._with_paths([path]) for path in self._paths]
 
     def _with_paths(self, paths: list[str | os.PathLike[str]]) -> Self:
         new = copy.copy(self)
@@ -76,29 +113,6 @@ class FilesIterDataset(IterDataset[T]):
         """Keeps some of the files: those of one of several workers."""
         del sequential_slice  # a file is read in order in any case
         self._paths = self._paths[sl]
-
-
-class _TracedFiles(IterDataset[Traced]):
-    """The elements of ``files``, with the position of each in its file."""
-
-    def __init__(self, files: FilesIterDataset[Any]) -> None:
-        super().__init__()
-        self._files = files
-
-    def _num_elements(self) -> Length:
-        return Unknown()
-
-    def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
-        self._files = copy.copy(self._files)
-        self._files.set_slice(sl, sequential_slice)
-
-    def __iter__(self) -> DatasetIterator[Traced]:
-        files, paths = self._files, self._files._paths
-        if len(paths) == 1:
-            make = partial(Located, source=str(files), key_of=files._key_of)
-            return StreamIterator(self, [files.__iter__()], make)
-        parts = [_TracedFiles(files._with_paths([path])) for path in paths]
-        return InterleaveIterDataset(parts, cycle_length=_CYCLE_LENGTH, iter_buffer_size=0, make_iter_buffer_size=0).__iter__()
 
 
 def _as_paths(path: Any) -> list[str | os.PathLike[str]]:
