@@ -81,7 +81,7 @@ class Read(Stream):
                             yield (x, x := None)[0]
                     self._end_block(cell, index, num_dropped)
                     wanted, num_dropped = wanted - num, 0
-                elif wanted > 1 or self._reads_many or reader.num_threads or reader.is_careful:
+                elif wanted > 1 or self._reads_many or reader.num_threads or reader.is_careful or reader.is_observed:
                     yield from self._part(cell, 1)
                     wanted -= 1
                 else:
