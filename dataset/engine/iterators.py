@@ -62,9 +62,8 @@ class StreamIterator(BlockIterator[T_co]):
         self._base = self._own_cell.pos  # the position after the output that was delivered last
         super().__init__(parents)
         engine.ctx = self._ctx
-        numbers = getattr(engine, "numbers", None)
-        if numbers is not None:
-            self._ctx.numbers = numbers
+        if engine.numbers is not None:
+            self._ctx.numbers = engine.numbers
         self._counts_faults = self._counts_faults or engine.counts_faults
         owner = weakref.ref(self)
         for i, parent in enumerate(parents):
@@ -209,8 +208,7 @@ class StreamIterator(BlockIterator[T_co]):
     def _mark(self) -> Any:
         return self.pos
 
-    def _return_to(self, mark: Any) -> None:
-        self._go_to(mark)
+    _return_to = _go_to  # type: ignore[assignment]
 
     def _state_at(self, mark: Any) -> Any:
         return self._engine.save(mark)
@@ -287,8 +285,9 @@ class StreamIterator(BlockIterator[T_co]):
 
     @property
     def _stage_name(self) -> str:
-        """The name of the stage in descriptions."""
         return self._engine.name
+
+    _class_name = _stage_name
 
     def _stage_text(self) -> str:
         return str(self._engine)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import compress
+from itertools import compress, islice
 from typing import Any
 
 from gristmill.core.cached import cached
@@ -69,14 +69,28 @@ class Read(Stream):
                     elements, num = reader.part(index, num)
                     if reader.log is not None:
                         reader.log.block = cell, index + num
-                    for x in compress(elements, cell.count_from(index, num)):
+                    block = compress(elements, cell.count_from(index, num))
+                    for x in islice(block, num - 1):
                         if x is None and skips:
                             num_dropped += 1
                         else:
                             yield x
+                    for x in block:  # the last one, while the consumer has all of them to itself
+                        next(elements, None)  # a list refers to them until its iterator has ended
+                        if x is None and skips:
+                            num_dropped += 1
+                        else:
+                            yield (x, x := None)[0]
                     self._end_block(cell, index, num_dropped)
                     wanted, num_dropped = wanted - num, 0
-                elif wanted > 1 or self._reads_many or reader.num_threads or reader.log is not None:
+                elif (
+                    wanted > 1
+                    or self._reads_many
+                    or reader.num_threads
+                    or reader.log is not None
+                    or reader.is_careful
+                    or reader.is_observed
+                ):
                     yield from self._part(cell, 1)
                     wanted -= 1
                 else:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import state_count, state_field
 from gristmill.dataset.ahead.waits import BudgetWaits
-from gristmill.dataset.bases.context import IteratorContext
+from gristmill.dataset.bases.context import IteratorContext, Numbers
 from gristmill.dataset.bases.observing import WorkAhead, Wrap
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.bases.parameters import Parameters
@@ -275,6 +275,7 @@ class Stream:
     closes_anytime: ClassVar[bool] = False  # ``close`` may be called while another thread is in a run
     budget_waits: BudgetWaits | None = None
     reader: Any = None
+    numbers: Numbers | None = None  # which of the elements of a whole stream it reads
     # Of a stream that reads a map dataset: what its first elements were drawn from, by component.
     counts_at: Callable[[int], dict[str, dict[str, int]] | None] | None = None
     function: Callable[[Any], Any] | None = None  # of an element alone: what ``order="stream"`` lets workers do with each
