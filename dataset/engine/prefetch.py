@@ -191,7 +191,8 @@ class Prefetch(Stream):
                 self._return_lent(ahead)
             self._lent = None  # else the element comes again
         is_there = self._is_known and (self._at is pos or self._at == pos)
-        if ahead is None or ahead.is_stopped or choices is not None or not is_there:
+        begins_anew = choices is not None and self.parent.chooses  # by what is recorded
+        if ahead is None or ahead.is_stopped or begins_anew or not is_there:
             ahead = self._begin(pos, choices)
         return ahead
 
