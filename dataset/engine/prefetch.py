@@ -124,7 +124,7 @@ class Prefetch(Stream):
         for x in self.parent.run(cell):
             pos = cell.settle()
             yield (x, x := None)[0]
-        if not self.parent.chooses:
+        if not self.parent.may_have_chosen():
             cell.pos = pos
 
     def _threaded(self, cell: Cell) -> Iterator[Any]:
@@ -140,7 +140,7 @@ class Prefetch(Stream):
                     assert failure is not None
                     self.ahead = None  # it has ended, and must not refer to an error that refers to this
                     if isinstance(end := failure[0], End):
-                        if self.parent.chooses:
+                        if self.parent.may_have_chosen():
                             self._end(cell, end)
                         return
                     cell.past_failed = lambda: self._pass(cell)
