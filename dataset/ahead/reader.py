@@ -22,7 +22,7 @@ from gristmill.dataset.ahead.readahead import Items, ReadAhead
 from gristmill.dataset.ahead.root_log import RootLog
 from gristmill.dataset.ahead.waits import BudgetWaits
 from gristmill.dataset.bases.context import IteratorContext
-from gristmill.dataset.bases.items import check_number
+from gristmill.dataset.bases.items import check_number, given_out
 from gristmill.dataset.bases.map import MapDataset
 
 _MOST_LIVE = 64  # indices that are looked up at once, of which elements are computed one by one
@@ -106,10 +106,12 @@ class Reader:
         if index != self._index or self._keeps:
             self.go_to(index)
         if self.num_threads or self._keeps:
-            part = iter(elements := self.take(index, n))
-            if index + len(elements) == self._index:  # else they come again
+            elements = self.take(index, n)
+            n = len(elements)
+            part = given_out(elements)
+            if index + n == self._index:  # else they come again
                 self._part, self._keeps = part, True
-            return part, len(elements)
+            return part, n
         if self.log is not None:
             self.log.note(index, index + n)
         self._index = index + n

@@ -42,11 +42,14 @@ class Each(Stream):
         return run if self.wrap is None else observed(run, self)
 
     def _run(self, cell: Cell) -> Iterator[Any]:
-        """As ``run``, quicker: it keeps the last element of the parent, as a consumer does that makes a batch."""
+        """As ``run``, quicker: it keeps an element of the parent, but not the last one of a block."""
         fn, with_nones = self.fn, self.with_nones
         for x in self.parent.run(cell):
             try:
-                yield None if x is None and not with_nones else fn(x)
+                if x is None and not with_nones:
+                    yield None
+                else:
+                    yield fn(x) if cell.is_counting else fn((x, x := None)[0])
             except Exception as error:
                 self.fail(error, cell)
                 raise

@@ -124,7 +124,7 @@ class Prefetch(Stream):
         for x in self.parent.run(cell):
             pos = cell.settle()
             yield (x, x := None)[0]
-        if not self.parent.chooses:
+        if not self.parent.may_have_chosen():
             cell.pos = pos
 
     def _threaded(self, cell: Cell) -> Iterator[Any]:
@@ -142,7 +142,7 @@ class Prefetch(Stream):
                     self._finalizer.detach()
                     ahead.forget_failure()
                     if isinstance(end := failure[0], End):
-                        if self.parent.chooses:
+                        if self.parent.may_have_chosen():
                             self._end(cell, end)
                         return
                     cell.past_failed = lambda: self._pass(cell)
@@ -193,7 +193,8 @@ class Prefetch(Stream):
                 self._return_lent(ahead)
             self._lent = None  # else the element comes again
         is_there = self._is_known and (self._at is pos or self._at == pos)
-        if ahead is None or ahead.is_stopped or choices is not None or not is_there:
+        begins_anew = choices is not None and self.parent.chooses  # by what is recorded
+        if ahead is None or ahead.is_stopped or begins_anew or not is_there:
             ahead = self._begin(pos, choices)
         return ahead
 

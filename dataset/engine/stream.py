@@ -252,6 +252,10 @@ class Stream:
         """
         return self.parent.merge(states)
 
+    def may_have_chosen(self) -> bool:
+        """Return true if stages upstream, or this one, may have made choices; all members of an interleave are known then."""
+        return self.makes_choices or any([parent.may_have_chosen() for parent in self.parents])
+
     def take_singly(self) -> None:
         """Compute no element of an iterator before it is requested: more may be requested than is wanted."""
         for parent in self.parents:

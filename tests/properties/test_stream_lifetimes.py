@@ -138,24 +138,24 @@ class Vectored:
         return [Element(key) for key in keys]
 
 
-def again(x):
-    """A new element: the iterator of ``map`` refers to what it has handed to the last call."""
+def renewed(x):
+    """Another element: ``map`` keeps the last one of its parent until the next one is requested."""
     return Element(x.x)
 
 
 SAME = {
     "source": lambda ds: ds,
-    "map": lambda ds: ds.map(again),
-    "maps": lambda ds: ds.map(again).map(again),
+    "map": lambda ds: ds.map(renewed),
+    "maps": lambda ds: ds.map(renewed).map(renewed),
     "map_with_index": lambda ds: ds.map_with_index(lambda i, x: x),
     "random_map": lambda ds: ds.random_map(lambda x, rng: x, seed=1),
     "filter": lambda ds: ds.filter(lambda x: True),
     "shuffle": lambda ds: ds.shuffle(seed=1)[:],
     "block_shuffle": lambda ds: ds.block_shuffle(4, seed=1),
     "chosen": lambda ds: ds.slice([3, 1, 2]).repeat(),
-    "mix": lambda ds: MapDataset.mix([ds, ds.map(again)]),
+    "mix": lambda ds: MapDataset.mix([ds, ds.map(renewed)]),
     "concatenate": lambda ds: MapDataset.concatenate([ds[:5], ds[5:]]),
-    "zip": lambda ds: ds.zip(ds).map(lambda pair: again(pair[0])),
+    "zip": lambda ds: ds.zip(ds).map(lambda pair: renewed(pair[0])),
     "flat_map": lambda ds: ds.flat_map(lambda x: [x], max_fan_out=1),
     "batch": lambda ds: ds.batch(2, batch_fn=lambda pair: pair[0]),
     "tolerate": lambda ds: ds.tolerate(ZeroDivisionError),
@@ -169,3 +169,11 @@ def test_an_iterator_of_a_map_dataset_keeps_no_element(without_collector, ds, st
     for _ in range(20):
         element = weakref.ref(next(items))
         assert element() is None
+
+
+def test_map_keeps_no_element_of_its_parent_but_the_last(without_collector):  # noqa: F811
+    parent = MapDataset.range(LENGTH).map(Element)
+    items, elements = parent.map(lambda x: x).map(lambda x: x)._items(range(20)), []
+    for _ in range(20):
+        elements.append(weakref.ref(next(items)))
+        assert all(element() is None for element in elements[:-1])
