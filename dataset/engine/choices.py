@@ -21,13 +21,14 @@ make them does not matter.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, ClassVar, NamedTuple
 
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import shown
 from gristmill.dataset.bases.origins import Place
-from gristmill.dataset.engine.draws import Delivery, Draw, SavedDraws, count_in
+from gristmill.dataset.engine.draws import Delivery, Draw, SavedDraws, count_in, names_lost, needed
 from gristmill.dataset.engine.stream import Cell, Layer, Pos, Stream, are_equal
 from gristmill.dataset.states.refilling import refilling
 from gristmill.dataset.states.turns import Turns
@@ -35,6 +36,36 @@ from gristmill.dataset.states.values import copied, given
 
 NEW: Any = object()  # nothing is recorded: the stage chooses
 USUAL: Any = object()  # the stage did what it does without a record, such as keeping an element
+
+
+class Beginning(Sequence[tuple[int, Any]]):
+    """The first items of a list that only grows. It is equal to a tuple of these."""
+
+    __slots__ = ("_items", "_num")
+
+    def __init__(self, items: list[tuple[int, Any]]) -> None:
+        self._items = items
+        self._num = len(items)
+
+    def __len__(self) -> int:
+        return self._num
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        return islice(self._items, self._num)
+
+    def __getitem__(self, i: Any) -> Any:
+        return tuple(self)[i]
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Beginning) and other._items is self._items:
+            return other._num == self._num
+        return isinstance(other, Beginning | tuple) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __reduce__(self) -> Any:
+        return tuple, (tuple(self),)
 
 
 class Record(NamedTuple):
@@ -49,7 +80,7 @@ class Record(NamedTuple):
 
     key: str
     num: int
-    unusual: tuple[tuple[int, Any], ...]
+    unusual: Sequence[tuple[int, Any]]
     delivery: Delivery | None = None
 
 
@@ -108,7 +139,7 @@ class Choices:
             self.outer.retract(key)
         made = self._made.get(key)
         if made and made[-1][0] == num - 1:
-            made.pop()
+            self._made[key] = made[:-1]  # records may have the list
         self.counts[key] = num - 1
 
     def go_back(self, counts: Mapping[str, int]) -> None:
@@ -167,7 +198,7 @@ class Choices:
     def hand_over(self, counts: Mapping[str, int]) -> Records:
         """Return the choices that were made after there were ``counts``, and keep none."""
         records = self.since(counts)
-        self._made.clear()
+        self._made = {}
         return records
 
     def known(self) -> Records:
@@ -176,8 +207,12 @@ class Choices:
         for key in {**self.until, **self.counts}:
             num = self.counts.get(key, 0)
             until = self.until.get(key, 0)
-            later = [(i, choice) for i, choice in self._known[key].items() if i >= num] if until > num else ()
-            records.append(Record(key, max(num, until), (*self._made.get(key, ()), *later)))
+            made = self._made.setdefault(key, [])
+            if until > num:
+                later = [(i, choice) for i, choice in self._known[key].items() if i >= num]
+                records.append(Record(key, until, (*made, *later)))
+            else:
+                records.append(Record(key, num, Beginning(made)))
         return tuple([record for record in records if record.num])
 
     def to_come(self) -> Records:
@@ -220,11 +255,11 @@ def number_choosers(stream: Stream, prefix: str = "", start: int = 0) -> int:
     The keys count from the source on, so that they do not depend on the stages downstream. Those in
     components that have names begin with these, so that they do not depend on the other components.
     """
-    if stream.names is None:
+    if stream.component_names is None:
         for parent in stream.parents:
             start = number_choosers(parent, prefix, start)
     else:
-        for name, parent in zip(stream.names, stream.parents, strict=True):
+        for name, parent in zip(stream.component_names, stream.parents, strict=True):
             number_choosers(parent, f"{prefix}{start}.{name}/")
     if stream.makes_choices:
         stream.key = f"{prefix}{start}"
@@ -284,6 +319,9 @@ class Refilling(Layer):
             raise StateMismatchError(f"choices in the state of {self} is no record of choices, got {shown(records)}") from None
         stages = {stage.key: stage for stage in choosers(self.parent)}
         for record in found:
+            lost = names_lost(records[record.key])
+            if lost:
+                raise needed(lost, stages.get(record.key, self))
             if record.key in stages:
                 for choice in {id(choice): choice for _, choice in record.unusual}.values():
                     stages[record.key].check_choice(choice)
@@ -366,7 +404,7 @@ class Refilling(Layer):
 
 def _mixture(stream: Stream) -> Stream | None:
     """Return the mixture upstream each draw of which gives one element of ``stream`` at most, if there is one."""
-    if stream.names is not None:
+    if stream.component_names is not None:
         return stream
     is_simple = len(stream.parents) == 1 and stream.flow in ("one_to_one", "dropping") and not stream.makes_choices
     return _mixture(stream.parent) if is_simple else None

@@ -7,9 +7,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import groupby, repeat
 from typing import Any, NamedTuple
 
+from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import plain_int
 from gristmill.dataset.states.turns import packed, unpacked
 from gristmill.dataset.states.values import copied, given
+
+LOST = "lost"  # components in the record of a state that were dropped, although elements of them are needed
 
 # What became of a draw.
 ELEMENT = 0  # the component gave an element
@@ -94,18 +97,19 @@ class SavedDraws(NamedTuple):
     @classmethod
     def read(cls, saved: Mapping[str, Any]) -> SavedDraws:
         """Return what ``saved`` has made. Raises ``ValueError``, ``TypeError`` or ``KeyError`` for anything else."""
+        saved = given(saved)
         names = tuple([None if name is None else str(name) for name in saved["names"]])
         try:
             codes = tuple(unpacked(saved["draws"]))
             rows = None if "rows" not in saved else tuple(unpacked(saved["rows"]))
         except zlib.error as error:
             raise ValueError(saved) from error
-        weights = tuple([(count_in(num), given(one)) for num, one in saved["weights"]])
+        weights = tuple([(count_in(num), one) for num, one in saved["weights"]])
         if not all([0 <= code < _NUM_KINDS * len(names) for code in codes]) or sum([num for num, _ in weights]) != len(codes):
             raise ValueError("each draw must be of a name, and made under weights")
         if rows and len(rows) != len(codes):
             raise ValueError("there must be a row for each draw, or none")
-        delivery = None if rows is None else Delivery(rows, given(saved.get("left")))
+        delivery = None if rows is None else Delivery(rows, saved.get("left"))
         return cls(names, codes, weights, delivery)
 
     def without(self, gone: Collection[str]) -> SavedDraws:
@@ -135,3 +139,18 @@ def count_in(value: Any) -> int:
     if num is None or num < 0:
         raise ValueError(value)
     return num
+
+
+def names_lost(saved: Any) -> list[str]:
+    """Return the components in the record of a state that were dropped, although elements of them are needed."""
+    lost = saved.get(LOST, []) if isinstance(saved, Mapping) else []
+    return [*map(str, lost)] if isinstance(lost, list | tuple) else []
+
+
+def needed(names: Sequence[str], owner: object) -> StateMismatchError:
+    """Return the error of a mixture that lacks components whose elements are held downstream."""
+    return StateMismatchError(
+        f"a step behind {owner} holds elements of components that the mixture does not have any more, {names!r:.200}, and "
+        "it is not known which others it holds: it fills itself again, which needs them. Keep them in the mixture, with the "
+        "weight 0 in a Schedule, until these elements have come; then they can be dropped"
+    )

@@ -14,6 +14,7 @@ from gristmill.core.state import shown, state_count
 from gristmill.dataset.engine.choices import Choices, Records, Refilling
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, pass_outputs
 from gristmill.dataset.states.turns import TURNS, Turns, packed, unpacked
+from gristmill.dataset.states.values import given
 
 _GONE: Any = object()  # in the place of an element of a component that was dropped
 _SOURCES = "from_choices"  # in a state: which choice gave each element of a window
@@ -62,7 +63,7 @@ class Window(Refilling):
         if turns is not None and not all(turns.are_there()):
             return start, number, taken, turns
         try:
-            return start, number, taken, tuple(unpacked(state.get(_SOURCES, ())))
+            return start, number, taken, tuple(unpacked(given(state.get(_SOURCES, ()))))
         except Exception:
             raise StateMismatchError(f"{_SOURCES} in the state of {self} must be numbers, got {shown(state[_SOURCES])}") from None
 

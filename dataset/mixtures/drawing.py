@@ -7,12 +7,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gristmill.core.errors import StateMismatchError, as_int
-from gristmill.dataset.engine.draws import DELIVERED, ELEMENT, END, EXHAUSTED, Draw
+from gristmill.dataset.engine.draws import DELIVERED, ELEMENT, END, EXHAUSTED, Draw, needed
 from gristmill.dataset.engine.stream import Cell, Pos
 from gristmill.dataset.mixtures.draw_counts import Aims, RunningCounts
 from gristmill.dataset.mixtures.plans import Plan, plan_of
 from gristmill.dataset.mixtures.standing import DRAWN, ENDED, LAST, RESTARTED, Standing, count_entry
-from gristmill.dataset.states.mixtures import needed
 from gristmill.dataset.telling.failures import tell, told
 
 if TYPE_CHECKING:

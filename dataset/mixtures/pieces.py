@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import shown
+from gristmill.dataset.engine.draws import needed
 from gristmill.dataset.mixtures.plans import Plan, plan_of
-from gristmill.dataset.states.mixtures import DRAWN, OWN, forgotten_in, needed
+from gristmill.dataset.states.mixtures import DRAWN, OWN, forgotten_in
 from gristmill.dataset.states.refilling import refuse_refilling
 from gristmill.dataset.states.turns import Turns
 

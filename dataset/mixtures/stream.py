@@ -14,7 +14,7 @@ from gristmill.core.state import shown
 from gristmill.dataset.bases.iterator import DatasetIterator, are_taken_again, iterate, share_context
 from gristmill.dataset.bases.next_index import check_no_gaps
 from gristmill.dataset.bases.origins import Place
-from gristmill.dataset.engine.draws import ELEMENT, Draw
+from gristmill.dataset.engine.draws import ELEMENT, Draw, needed
 from gristmill.dataset.engine.iterators import StreamIterator, stream_of
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, cannot_merge
 from gristmill.dataset.epochs import in_epoch
@@ -25,7 +25,6 @@ from gristmill.dataset.mixtures.pieces import Piece
 from gristmill.dataset.mixtures.plans import PatternPlan, Plan, plan_of
 from gristmill.dataset.mixtures.standing import DRAWN, LAST, Standing, count_entry
 from gristmill.dataset.mixtures.states import counts_by_name, counts_in, loaded, saved
-from gristmill.dataset.states.mixtures import needed
 from gristmill.dataset.states.values import is_same
 from gristmill.dataset.telling.failures import add_before
 
@@ -47,7 +46,8 @@ class Mix(Stream):
     """
 
     def __init__(self, stage: Any, *parents: Stream) -> None:
-        self.names = stage._names
+        self.names: list[str] | None = stage._names
+        self.component_names = self.names
         self.makes_choices = self.names is not None  # type: ignore[misc]
         super().__init__(stage, *parents)
         self.plan: Plan = stage._plan

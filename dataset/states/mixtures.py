@@ -24,9 +24,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import plain_int
-from gristmill.dataset.engine.draws import SavedDraws
+from gristmill.dataset.engine.draws import LOST, SavedDraws
 from gristmill.dataset.states.turns import TURNS, without
 
 OWN = "proportions"  # the weights of the mixture when the state was taken
@@ -111,11 +110,12 @@ def without_components(state: Any, names: frozenset[str], *, is_held: bool = Fal
         return state
     if is_mixture(state):
         return _mixture_without(state, names, is_held=is_held)
-    anew = None
     if isinstance(state.get("choices"), Mapping):
-        anew = _replaying_without(state, names)
-    elif not is_held:
-        anew = _going_on_without(state, names)
+        anew = None if is_held else _replaying_without(state, names)
+        if anew is None:
+            state = {**state, "choices": {key: _losing(record, names) for key, record in state["choices"].items()}}
+    else:
+        anew = None if is_held else _going_on_without(state, names)
     is_held = is_held or (anew is None and _holds_some(state))
     return {key: without_components(value, names, is_held=is_held) for key, value in (anew or state).items()}
 
@@ -171,30 +171,36 @@ def _going_on_without(state: Mapping[str, Any], names: frozenset[str]) -> dict[s
     return anew if "remainder_slices" not in state or _cuts_on(anew, are_there, turns.left, num) else None
 
 
-def _replaying_without(state: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]:
+def _replaying_without(state: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any] | None:
     """The state of a step with a record of what mixtures have drawn, such that it goes on without components with these names.
 
-    Raises:
-        StateMismatchError: it holds elements of these, and it is not known which others.
+    ``None`` if it holds elements of these, and it is not known which others.
     """
-    records = {key: _draws(record) for key, record in state["choices"].items()}
-    told = [key for key, draws in records.items() if draws is not None and draws.delivery is not None]
-    without = {key: draws.without(names) for key, draws in records.items() if draws is not None}
+    records = {key: draws for key, record in state["choices"].items() if (draws := _draws(record)) is not None}
+    without = {key: draws.without(names) for key, draws in records.items()}
     anew = {**state}
     if _holds_some(state) and names & _names_drawn(state):
-        (key,) = told if len(told) == 1 else (None,)
+        told = [key for key, draws in records.items() if draws.delivery is not None]
         num = next((plain_int(state[name]) for name in _NUM_DELIVERED if name in state), 0)
         parts = [value for value in state.values() if is_mixture(value)]
-        if key is None or num is None or len(parts) != 1 or DRAWN in parts[0] or state.get("skipped"):
-            raise needed([*names & _names_drawn(state)], "a mixture")
-        draws = without[key]
-        without[key] = draws.passing(num)  # a new group begins with what was not delivered
+        if len(told) != 1 or num is None or len(parts) != 1 or DRAWN in parts[0] or state.get("skipped"):
+            return None
+        (key,) = told
+        delivery = records[key].delivery
+        without[key] = without[key].passing(num)  # a new group begins with what was not delivered
         anew.update({name: 0 for name in _NUM_DELIVERED if name in state})
-        left = None if draws.delivery is None else draws.delivery.left
+        left = None if delivery is None else delivery.left
         if "remainder_slices" in state and not _cuts_on(anew, without[key].are_there(), left, num):
-            raise needed([*names & _names_drawn(state)], "a mixture")
+            return None
     anew["choices"] = {**state["choices"], **{key: draws.saved() for key, draws in without.items()}}
     return anew
+
+
+def _losing(record: Any, names: frozenset[str]) -> Any:
+    """A record of choices that cannot be restored without components with these names if it has draws of them."""
+    draws = _draws(record)
+    lost = [] if draws is None else sorted(names & draws.names_drawn())
+    return {**record, LOST: lost} if lost else record
 
 
 def _draws(record: Any) -> SavedDraws | None:
@@ -211,15 +217,6 @@ def _names_drawn(state: Any) -> set[str]:
         draws = _draws(state)
         return set().union(*map(_names_drawn, state.values())) if draws is None else draws.names_drawn()
     return set().union(*map(_names_drawn, state)) if isinstance(state, list | tuple) else set()
-
-
-def needed(names: Sequence[str], owner: object) -> StateMismatchError:
-    """Return the error of a mixture that lacks components whose elements are held downstream."""
-    return StateMismatchError(
-        f"a step behind {owner} holds elements of components that the mixture does not have any more, {names!r:.200}, and "
-        "it is not known which others it holds: it fills itself again, which needs them. Keep them in the mixture, with the "
-        "weight 0 in a Schedule, until these elements have come; then they can be dropped"
-    )
 
 
 def _cuts_on(state: dict[str, Any], are_there: Sequence[bool], cut: Any, num_rows: int) -> bool:
