@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gristmill.core.errors import StateMismatchError, as_int
+from gristmill.dataset.engine.choices import NEW
 from gristmill.dataset.engine.draws import DELIVERED, ELEMENT, END, EXHAUSTED, Draw, needed
 from gristmill.dataset.engine.stream import Cell, Pos
 from gristmill.dataset.mixtures.draw_counts import Aims, RunningCounts
@@ -44,6 +45,7 @@ class Drawing:
         self.index, self.has_ended, self.pieces, self.again = base.num_asked, base.has_ended, base.pieces, base.again
         self.counts = None if base.counts is None else RunningCounts(base.counts)
         self.choices = cell.choices if mix.makes_choices else None
+        self.is_simple = False  # an element of the last turns has nothing to be counted but the index
         self._pauses = False  # the mixture ended here in an earlier run, and does not now
         self._has_asked = False  # the record for the next draw
         self._known: Draw | None = None  # what that says
@@ -79,16 +81,17 @@ class Drawing:
     # Which component is next.
 
     @property
-    def counts_nothing(self) -> bool:
+    def in_blocks(self) -> bool:
         """True if the elements that follow are determined by the index and the own plan."""
         mix = self.mix
         return self.counts is None and not (mix.by or self.again or self.pieces or mix.is_replayed or self.choices)
 
-    def turns(self, num: int) -> Sequence[Any]:
-        """Return up to ``num`` components that are next; none if the mixture has ended."""
+    def turns(self, num: int) -> Iterable[Any]:
+        """Return up to ``num`` components that are next; an empty list if the mixture has ended."""
         if self.has_ended:
             return []
         mix = self.mix
+        self.is_simple = False
         while True:
             if self.again is not None and self.index < self.again[0].stop:
                 turn, self._has_asked = self._turn_again(), False
@@ -98,17 +101,19 @@ class Drawing:
                 continue
             asked = self._has_asked = self.choices is not None and not self._is_in_piece()
             if asked and self._is_known():
-                turn = self._turn_known()
-                if turn is not None:
-                    return turn
+                known = self._turn_known()
+                if known is not None:
+                    return known
                 continue
             self._then = None
-            found = self._due(*self._without_ended(self._planned()), 1 if asked else num)
+            found = self._due(*self._without_ended(self._planned()), num)
             if found and found[0] is None:
                 raise needed([name for name in self._planned()[0].names if name not in mix.places], mix)
+            self.is_simple = self.counts is None and not self.pieces
+            if asked and found:
+                return self._recording(found)
             if asked:
-                self._note(mix.draws[found[0]] if found else Draw(mix.own, None, END))
-                return found
+                self._note(Draw(mix.own, None, END))
             if found or not self._is_in_piece():
                 return found
             self.index = self.index + 1 if mix.by is None else self.pieces[0].stop
@@ -183,6 +188,19 @@ class Drawing:
         # More may follow under these weights: the stage that replays elements makes a group of its own of those.
         self._pauses = bool(self._due(*self._without_ended(self._planned()), 1))
         return []
+
+    def _recording(self, components: Iterable[int]) -> Iterator[int]:
+        """Return new draws, each of which is recorded when it is requested. The record was asked for the first one."""
+        choices, key, draws = self.choices, self.mix.key, self.mix.draws
+        assert choices is not None
+        has_asked = True
+        for i in components:
+            if not has_asked and choices.ask(key) is not NEW:  # others replay now
+                choices.retract(key)
+                return
+            choices.note(key, draws[i])
+            yield i
+            has_asked = False
 
     def _note(self, draw: Draw) -> None:
         assert self.choices is not None

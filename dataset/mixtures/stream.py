@@ -191,10 +191,10 @@ class Mix(Stream):
     def _run(self, cell: Cell) -> Iterator[Any]:
         at = Drawing(self, cell)
         runs: dict[int | None, Iterator[Any]] = {}
-        cells, log, counts_nothing = self.cells, at.log, at.counts_nothing
+        cells, log, in_blocks = self.cells, at.log, at.in_blocks
         while True:
             wanted = cell.take_wanted()
-            if wanted > 1 and counts_nothing:
+            if wanted > 1 and in_blocks:
                 yield from self._in_block(at, runs, wanted)
                 log = at.log
                 if at.has_ended:
@@ -202,6 +202,7 @@ class Mix(Stream):
                 continue
             if not (turns := at.turns(_BLOCK)):
                 break
+            is_simple = at.is_simple
             for i in turns:
                 try:
                     x = next(runs[i] if i in runs else self._opened(at, runs, i), _END)
@@ -215,7 +216,7 @@ class Mix(Stream):
                         return
                     break
                 c = cells[i]
-                if counts_nothing:
+                if is_simple:
                     at.index = index = at.index + 1
                     at.num = num = at.num + 1
                     log.append((i, c.settle() if c.is_counting else c.pos, index, 1, DRAWN, None))
@@ -228,7 +229,7 @@ class Mix(Stream):
 
     def _in_block(self, at: Drawing, runs: dict[int | None, Iterator[Any]], num: int) -> Iterator[Any]:
         """Yield up to ``num`` elements, which will surely be taken."""
-        turns = at.turns(num)
+        turns = [*at.turns(num)]
         start = at.begin_block()
         cells = self.cells
         for i, of_component in _num_of_each(tuple(turns)):
