@@ -169,9 +169,6 @@ class ElasticIterator(BlockIterator[T], IterDataset[T]):
         """The iterator of this shard alone, whose state belongs to this number of shards."""
         return self._iterator
 
-    def __str__(self) -> str:
-        return self._stage_text()
-
     def _num_elements(self) -> Length:
         length = num_elements(self._ds)
         if isinstance(self._ds, MapDataset) and isinstance(length, Exact | AtMost | Infinite):

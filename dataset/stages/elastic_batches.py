@@ -85,7 +85,7 @@ class Batches(Stream):
         try:
             run = self._begin(cell.pos)
             while True:
-                inner.wanted = cell.take_wanted()
+                inner.wanted = max(1, cell.take_wanted())
                 found = next(run, _END)
                 if found is _END:
                     return
