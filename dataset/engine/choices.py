@@ -247,8 +247,9 @@ class Refilling(Layer):
         return {**self.save_layer(pos[:-1]), **({} if self.choices is None else {"choices": records})}
 
     def load(self, state: Any) -> Pos:
-        records = self._load_records(state) if isinstance(state, Mapping) else ()
-        with refilling(self, None if "choices" in state else self.held(state)):
+        is_mapping = isinstance(state, Mapping)
+        records = self._load_records(state) if is_mapping else ()
+        with refilling(self, None if is_mapping and "choices" in state else self.held(state)):
             return *self.load_layer(state), records
 
     def held(self, state: Any) -> str | None:

@@ -237,7 +237,7 @@ class BinPack(Collecting[Bins | None]):
                     break
                 found.made = bins
                 if reads_many:  # as many as there are empty bins follow, unless the parent ends
-                    inner.wanted = packing.num_packing_bins - len(bins)
+                    inner.wanted = max(1, packing.num_packing_bins - len(bins))
             except Exception as error:
                 self.fail(error, inner)
                 raise
