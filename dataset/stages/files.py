@@ -7,7 +7,7 @@ import copy
 import os
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator
@@ -47,10 +47,10 @@ class ReadingIterDataset(IterDataset[T]):
     def _traced(self, tracing: Tracing) -> Any:
         if not is_of_library(self):
             raise refuse_to_trace(self)
-        return _LocatedIterDataset(self)
+        return _TracedReadingIterDataset(self)
 
 
-class _LocatedIterDataset(IterDataset[Traced]):
+class _TracedReadingIterDataset(IterDataset[Traced]):
     """The elements of ``ds``, with the key of each."""
 
     def __init__(self, ds: ReadingIterDataset[Any]) -> None:
@@ -68,7 +68,7 @@ class _LocatedIterDataset(IterDataset[Traced]):
         ds, parts = self._ds, self._ds._parts()
         if len(parts) == 1:
             return StreamIterator(self, [ds.__iter__()], partial(Located, source=str(ds), key_of=ds._key_of))
-        located = [_LocatedIterDataset(part) for part in parts]
+        located = [_TracedReadingIterDataset(part) for part in parts]
         return InterleaveIterDataset(located, cycle_length=_CYCLE_LENGTH, iter_buffer_size=0, make_iter_buffer_size=0).__iter__()
 
 
@@ -82,7 +82,6 @@ class FilesIterDataset(ReadingIterDataset[T]):
     Subclasses define ``_file_stream``.
     """
 
-    _file_stream: ClassVar[type[FileStream]]  # of one of its files
     _starting_folder = ""  # of relative paths, for subclasses that do not call this constructor
 
     def __init__(self, path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> None:
@@ -97,12 +96,16 @@ class FilesIterDataset(ReadingIterDataset[T]):
 
     def __iter__(self) -> DatasetIterator[T]:
         if len(self._paths) == 1:
-            return StreamIterator(self, [], partial(self._file_stream, path=self._paths[0]))
+            return StreamIterator(self, [], partial(type(self)._file_stream, path=self._paths[0]))
         files = self._parts()
         return InterleaveIterDataset(files, cycle_length=_CYCLE_LENGTH, iter_buffer_size=_BUFFER_SIZE).__iter__()
 
     def _parts(self) -> list[Self]:
         return [self._with_paths([path]) for path in self._paths]
+
+    @abc.abstractmethod
+    def _file_stream(self, path: str | os.PathLike[str]) -> FileStream:
+        """Return the stream of one file, which is not opened yet."""
 
     def _with_paths(self, paths: list[str | os.PathLike[str]]) -> Self:
         new = copy.copy(self)

@@ -145,8 +145,6 @@ class ParquetIterDataset(FilesIterDataset[dict[str, Any]]):
         ('a', {'row_group': 0, 'index_within_row_group': 1}, ['bb', 'ccc'])
     """
 
-    _file_stream = ParquetStream
-
     def __init__(
         self,
         path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
@@ -180,3 +178,6 @@ class ParquetIterDataset(FilesIterDataset[dict[str, Any]]):
             raise NotImplementedError(f"{self} has no rows to describe")
         with contextlib.closing(ParquetStream(self, self._paths[0]).open_file()) as rows:
             return rows.element_spec()
+
+    def _file_stream(self, path: str | os.PathLike[str]) -> ParquetStream:
+        return ParquetStream(self, path)

@@ -118,7 +118,6 @@ class TFRecordIterDataset(FilesIterDataset[bytes]):
     """
 
     _parameters: TFRecordParameters
-    _file_stream = Records
 
     def __init__(
         self,
@@ -152,3 +151,6 @@ class TFRecordIterDataset(FilesIterDataset[bytes]):
                 "write the records to several files and pass a list of them, or use one worker"
             )
         super().set_slice(sl, sequential_slice)
+
+    def _file_stream(self, path: str | os.PathLike[str]) -> Records:
+        return Records(self, path)
