@@ -19,7 +19,7 @@ from gristmill.dataset.bases.length import Length, Unknown
 from gristmill.dataset.bases.map import BlockMapDataset, MapDataset
 from gristmill.dataset.bases.next_index import move_to_index, next_index_of
 from gristmill.dataset.bases.node import dropping_steps, only_parent, tolerances
-from gristmill.dataset.bases.round_robin import RoundRobinIterator
+from gristmill.dataset.engine.round_robin import RoundRobinIterator
 from gristmill.dataset.faults.shards import ShardFaults
 from gristmill.dataset.stages.batch import batch_function
 from gristmill.dataset.stages.filter_guard import FilterGuard

@@ -10,7 +10,6 @@ import numpy as np
 
 from gristmill.core.errors import StateIndexError, StateMismatchError, as_int
 from gristmill.dataset.bases.context import collected_options
-from gristmill.dataset.bases.cycle import CycleIterator
 from gristmill.dataset.bases.iterator import (
     BlockIterator,
     DatasetIterator,
@@ -24,7 +23,7 @@ from gristmill.dataset.bases.iterator import (
 from gristmill.dataset.bases.length import Exact, Infinite
 from gristmill.dataset.bases.next_index import move_to_index
 from gristmill.dataset.bases.node import ancestors, tolerances
-from gristmill.dataset.bases.round_robin import RoundRobinIterator
+from gristmill.dataset.engine.round_robin import RoundRobinIterator
 from gristmill.dataset.faults.lanes import LaneBudgets
 from gristmill.dataset.lane_rows import Part, join_parts, part_of_lanes
 from gristmill.dataset.stages.map import MapMapDataset
@@ -211,7 +210,7 @@ class GlobalBatchDatasetIterator(BlockIterator[T]):
 
     @property
     def _has_workers(self) -> bool:
-        return isinstance(self._source, CycleIterator)
+        return isinstance(self._source, RoundRobinIterator)
 
     def _states_of_parts(self, state: Any) -> Any:
         return state["iterators_in_use_states"] if self._has_workers else [state]

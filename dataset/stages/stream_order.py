@@ -33,8 +33,8 @@ from gristmill.dataset.bases.node import dropping_steps, parents_of, spec_of_fir
 from gristmill.dataset.bases.origins import Place, place_of
 from gristmill.dataset.bases.parameters import Parameters, aside, parameters_of
 from gristmill.dataset.bases.passing import PassingIterator
-from gristmill.dataset.bases.round_robin import RoundRobinIterator
 from gristmill.dataset.bases.traced import Tracing
+from gristmill.dataset.engine.round_robin import RoundRobinIterator
 from gristmill.dataset.slicing import replaced_in
 from gristmill.dataset.stages.filter_guard import FilterGuard
 from gristmill.dataset.stages.map import MapIterDataset
