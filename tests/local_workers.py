@@ -65,8 +65,9 @@ class LocalWorkersExecutor(PoolExecutor):
         self._through = through
 
     def start(self, states: Mapping[int, Any]) -> None:
-        task, num_workers = self._through(self._task), self._options.num_workers
-        pool: Any = LocalPool([LocalWorker(task(i, num_workers, None), self._care) for i in range(num_workers)])
+        task, num_workers = self._task, self._options.num_workers
+        workers = [LocalWorker(self._through(task)(i, num_workers, None), self._care) for i in range(num_workers)]
+        pool: Any = LocalPool(workers)
         self._start_in(pool, states)
 
 

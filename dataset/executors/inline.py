@@ -87,14 +87,19 @@ class LocalShard(Shard):
         self._iterator.start_prefetch()
 
     def receive(self, num: int) -> None:
+        wanted = 1 + (num - 1) // self._num_lanes  # of this shard
         if self._each is not None:
-            self.ready.extend(islice(self._each, 1 + (num - 1) // self._num_lanes))
-            if self.ready:
-                return
+            if wanted == 1:
+                self.ready.extend(islice(self._each, 1))
+                if self.ready:
+                    return
+            else:
+                self._each.close()
+                self._blocks.go_back()
             self._each = None
         stop, self._blocks.stopped = self._blocks.stopped, None
         if stop is None:
-            began, size = time.perf_counter(), self._block_size.now if self._blocks.are_whole else 1
+            began, size = time.perf_counter(), max(wanted, self._block_size.now if self._blocks.are_whole else 1)
             elements, states, stop = self._blocks.take(size)
             self._block_size.adapt(time.perf_counter() - began, size, _MAX_BLOCK, num=len(elements))
             self.ready.extend(zip(elements, repeat(states), range(len(elements))))
