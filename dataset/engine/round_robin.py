@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, ClassVar, TypeVar
@@ -18,7 +17,7 @@ from gristmill.dataset.engine.stream import Cell, Pos, Stream, cannot_merge
 from gristmill.dataset.executors.known import KnownShards
 from gristmill.dataset.executors.protocol import Executor, Shard, Tell
 from gristmill.dataset.executors.running import UNKNOWN, RunningShards, is_old, state_of
-from gristmill.dataset.faults.lanes import LaneBudgets
+from gristmill.dataset.faults.lanes import LaneBudgets, lane_budgets
 from gristmill.dataset.states.lanes import check_mixed_in_lanes, mixed_in_lanes
 from gristmill.dataset.states.old import is_old_workers_state, old_workers_state
 from gristmill.dataset.states.shards import parse_old_shards, parse_shards, shards_state, stateless
@@ -238,11 +237,8 @@ class RoundRobin(Stream):
             found: what stages upstream tolerate.
             is_common: true if each shard reads all elements, so that the faults of one are those of all.
         """
-        limits, ref = [*found], weakref.ref(self)
-        self._budgets = (
-            LaneBudgets(limits, partial(_states_now, ref), partial(_tell, ref), is_common=is_common) if limits else None
-        )
-        if limits:
+        self._budgets = lane_budgets(self, found, is_common=is_common)
+        if self._budgets is not None:
             self.known.counts_faults = True
 
     def states_now(self) -> list[Any]:
@@ -362,14 +358,3 @@ def raise_failure(shard: Shard) -> None:
     failure = [shard.failure]
     del shard
     raise failure.pop()()
-
-
-def _states_now(owner: weakref.ref[RoundRobin]) -> list[Any]:
-    stream = owner()
-    return [] if stream is None else stream.states_now()
-
-
-def _tell(owner: weakref.ref[RoundRobin], stage: str, num: int) -> None:
-    stream = owner()
-    if stream is not None:
-        stream.tell_faults(stage, num)
