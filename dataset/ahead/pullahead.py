@@ -184,8 +184,8 @@ class PullAhead(PullingClient):
                 # Only a block of one element has nothing ready before its end, which sets this.
                 with waiting():
                     self._filled.wait(_LOOK_SECONDS if self._size == 1 else _LATE_SECONDS)
-            elif self._inside.is_free(_LOOK_SECONDS):
-                self._pull_inside(n - len(ready))
+            elif self._inside.is_free(_LOOK_SECONDS) and (num := n - len(ready)) > 0:  # no thread has come meanwhile
+                self._pull_inside(num)
 
     def stop(self) -> None:
         """Lets the thread end and forgets what is ready; may be called again."""
