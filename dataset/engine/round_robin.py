@@ -183,8 +183,9 @@ class RoundRobin(Stream):
         try:
             pos = self.running.resolved(pos)
         except Exception:  # which the following ``next`` raises, too
-            now, nums = pos[0], [part[2] if part and len(part) > 2 else 0 for part in pos[0]]
-            return copied(old_workers_state(pos[3], [state_of(part) for part in now], nums))
+            found = self.running.passed_so_far(pos)[0]
+            nums = [part[2] if part and len(part) > 2 else 0 for part in found]
+            return copied(old_workers_state(pos[3], [state_of(part) for part in found], nums))
         *found, slot, ended = pos
         now = parts(*found)
         states = self.known.states(now)

@@ -108,36 +108,39 @@ class RunningShards:
         """Return ``pos`` past what an old state calls delivered."""
         if not is_old(pos):
             return pos
-        if self._passed is None or self._passed[0] is not pos:
+        *_, slot, ended = pos
+        if is_old(before := self.passed_so_far(pos)):
+            now = [*before[0]]
+            self.at = UNKNOWN
             try:
-                self._passed = pos, self._past_delivered(*pos)
-            except BaseException:
-                self.at = UNKNOWN
-                raise
-        return self._passed[1]
+                self._pass_delivered(now, slot, ended)
+            finally:
+                self._passed = pos, (tuple(now), (), 0, slot, ended)
+            self.at = self._passed[1]
+        return self.passed_so_far(pos)
 
-    def _past_delivered(self, old: Sequence[Pos], _: Any, __: int, slot: int, ended: tuple[int, ...]) -> Pos:
-        now, left = [*old], {i: part[2] for i, part in enumerate(old) if part and len(part) > 2}
+    def passed_so_far(self, pos: Pos) -> Pos:
+        """Return ``pos`` past what ``resolved`` has passed, if it failed."""
+        return pos if self._passed is None or self._passed[0] is not pos else self._passed[1]
+
+    def _pass_delivered(self, now: list[Pos], slot: int, ended: tuple[int, ...]) -> None:
         self.start(now, slot, ended)
-        while left:
-            for i in [*left]:  # of each in turn, so that all compute meanwhile
+        while is_old((now,)):
+            for i in range(len(now)):  # of each in turn, so that all compute meanwhile
+                num = now[i][2] if now[i] and len(now[i]) > 2 else 0
                 shard = self.shards[i]
-                if shard.ready:
-                    now[i] = shard.ready.popleft()[1:]
-                    left[i] -= 1
-                    if not left[i]:
-                        del left[i]
-                elif shard.failure is not None:
+                if num and shard.ready:
+                    part = shard.ready.popleft()[1:]
+                    now[i] = (*part, num - 1) if num > 1 else part
+                elif num and shard.failure is not None:
                     raise shard.failure()
-                elif shard.has_ended:
+                elif num and shard.has_ended:
                     raise StateMismatchError(
-                        f"iterations_to_skip of worker {i} is larger by {left[i]} than the number of its elements that follow "
+                        f"iterations_to_skip of worker {i} is larger by {num} than the number of its elements that follow "
                         "its state: the state was taken with other data"
                     )
-                else:
+                elif num:
                     self.executor.receive(i, 1)
-        self.at = tuple(now), (), 0, slot, ended
-        return self.at
 
     def forget(self) -> None:
         """Forget what was received, as a state is set: the next run begins anew."""
