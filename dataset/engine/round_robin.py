@@ -89,7 +89,7 @@ class RoundRobin(Stream):
     # Running.
 
     def _run(self, cell: Cell) -> Iterator[Any]:
-        now, slot, ended = self._begin(cell)
+        pos, now, slot, ended = self._begin(cell)
         running, count = self.running, self.count
         shards, base, num = running.shards, tuple(now), 0
         log: list[tuple[int, Pos]] = []
@@ -103,6 +103,10 @@ class RoundRobin(Stream):
                 continue
             left = left - 1 if left > 1 else cell.take_wanted()
             shard = shards[slot]
+            if shard.computes_here and left == 1 and not shard.ready:
+                running.at = UNKNOWN
+                shard.make_ready()
+                running.at = pos
             if not (shard.ready or shard.failure or shard.has_ended):
                 cell.past_failed = partial(self._begin_again, cell)
                 running.receive(now, slot, ended, left)
@@ -144,8 +148,8 @@ class RoundRobin(Stream):
         cell.pos = running.at = self._judged = base, log, num, slot, ended
         self.executor.rest()
 
-    def _begin(self, cell: Cell) -> tuple[list[Pos], int, tuple[int, ...]]:
-        """Let shards be computed from ``cell.pos`` on, unless they are; return the parts of the position."""
+    def _begin(self, cell: Cell) -> tuple[Pos, list[Pos], int, tuple[int, ...]]:
+        """Let shards be computed from ``cell.pos`` on, unless they are; return that past old states, and its parts."""
         cell.past_failed = partial(self._begin_again, cell)
         self._pos = None
         pos = self.running.go_to(cell.pos)
@@ -155,7 +159,7 @@ class RoundRobin(Stream):
             self._budgets.restart()
             self._judged = pos
         cell.past_failed = None
-        return now, slot, ended
+        return pos, now, slot, ended
 
     def _begin_again(self, cell: Cell) -> None:
         """Try again what failed, which was no element: it cannot be passed."""

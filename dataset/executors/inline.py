@@ -69,6 +69,8 @@ class LocalShard(Shard):
         num_lanes: how many shards there are.
     """
 
+    computes_here = True
+
     def __init__(self, it: DatasetIterator[Any], num_lanes: int) -> None:
         super().__init__()
         share_threads(it, num_lanes)
@@ -86,20 +88,24 @@ class LocalShard(Shard):
             self._iterator.set_state(copied(state))
         self._iterator.start_prefetch()
 
+    def make_ready(self) -> None:
+        if self._each is not None and self.failure is None and not self.has_ended:
+            for fetched in self._each:
+                self.ready.append(fetched)
+                return
+            self._each = None
+
     def receive(self, num: int) -> None:
         wanted = 1 + (num - 1) // self._num_lanes  # of this shard
         if self._each is not None:
-            if wanted == 1:
-                self.ready.extend(islice(self._each, 1))
-                if self.ready:
-                    return
-            else:
-                self._each.close()
-                self._blocks.go_back()
+            self._blocks.want(wanted)
+            self.ready.extend(islice(self._each, wanted))
+            if self.ready:
+                return
             self._each = None
         stop, self._blocks.stopped = self._blocks.stopped, None
         if stop is None:
-            began, size = time.perf_counter(), max(wanted, self._block_size.now if self._blocks.are_whole else 1)
+            began, size = time.perf_counter(), self._block_size.now if self._blocks.are_whole else 1
             elements, states, stop = self._blocks.take(size)
             self._block_size.adapt(time.perf_counter() - began, size, _MAX_BLOCK, num=len(elements))
             self.ready.extend(zip(elements, repeat(states), range(len(elements))))

@@ -40,11 +40,17 @@ class Shard(abc.ABC):
     came through, and would keep alive all that is in them.
     """
 
+    computes_here = False  # the caller does, in ``make_ready``
+
     def __init__(self) -> None:
         self.ready: deque[Fetched] = deque()
         self.failure: Failure | None = None
         self.has_ended = False
         self.final: Any = None  # the state at the end, if it says more than the last one before
+
+    def make_ready(self) -> None:
+        """Compute the next element, or do nothing: then ``receive`` does what is to be done."""
+        raise AssertionError(f"{self} computes nothing")
 
     @abc.abstractmethod
     def receive(self, num: int) -> None:
