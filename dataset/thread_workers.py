@@ -32,7 +32,7 @@ from gristmill.core.instruments import Wrap, shadow
 from gristmill.dataset.ahead.pullahead import end_waits
 from gristmill.dataset.ahead.sizes import Sampling, spread
 from gristmill.dataset.ahead.threads import start_thread
-from gristmill.dataset.local_lanes import raised_again
+from gristmill.dataset.executors.inline import raised_again
 from gristmill.dataset.worker_task import PipelineTask
 from gristmill.workers.child import LARGE, MIN_BYTES, BoundedConnection, Disconnected, Failed, Worker
 from gristmill.workers.codec import MIN_SHARED_BYTES, Encoded

@@ -21,8 +21,8 @@ from gristmill.dataset.bases.length import Length, Unknown
 from gristmill.dataset.bases.map import BlockMapDataset, MapDataset
 from gristmill.dataset.bases.node import dropping_steps, only_parent, tolerances
 from gristmill.dataset.bases.origins import Place
-from gristmill.dataset.bases.round_robin import RoundRobinIterator
 from gristmill.dataset.engine.iterators import StreamIterator, stream_of
+from gristmill.dataset.engine.round_robin import RoundRobinIterator
 from gristmill.dataset.engine.stream import Cell, Layer, Pos, Stream, pass_outputs
 from gristmill.dataset.faults.shards import ShardFaults
 from gristmill.dataset.stages.batch import batch_function

@@ -31,11 +31,11 @@ from gristmill.dataset.bases.length import same_number
 from gristmill.dataset.bases.node import dropping_steps, spec_of_first_parent, tolerances
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.bases.parameters import Parameters, aside, parameters_of
-from gristmill.dataset.bases.round_robin import RoundRobinIterator
 from gristmill.dataset.bases.traced import Tracing
 from gristmill.dataset.engine.elements import Keep
 from gristmill.dataset.engine.iterators import StreamIterator, open_stage, stream_of
 from gristmill.dataset.engine.read import Read
+from gristmill.dataset.engine.round_robin import RoundRobinIterator
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, cannot_merge
 from gristmill.dataset.slicing import replaced_in
 from gristmill.dataset.stages.filter_guard import WINDOW, FilterGuard
