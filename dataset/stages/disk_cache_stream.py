@@ -187,11 +187,11 @@ class DiskBlocks(Refilling):
             return True
         if not block.is_complete:
             return False
-        made = {key: (num, unusual) for key, num, unusual in block.records}
-        for key, num, unusual in self.choices.to_come():
-            num_made, unusual_made = made.get(key, (0, ()))
-            num_both = min(num, num_made)
-            if not are_equal(_until(num_both, unusual), _until(num_both, unusual_made)):
+        made = {record.key: (record.num, record.unusual) for record in block.records}
+        for record in self.choices.to_come():
+            num_made, unusual_made = made.get(record.key, (0, ()))
+            num_both = min(record.num, num_made)
+            if not are_equal(_until(num_both, record.unusual), _until(num_both, unusual_made)):
                 return False
         return True
 
@@ -270,7 +270,8 @@ def _until(num: int, unusual: Iterable[tuple[int, Any]]) -> list[tuple[int, Any]
 def _part(records: Records, before: Mapping[str, int], until: Mapping[str, int]) -> Records:
     """Return the choices after there were ``before``, and before there were ``until``."""
     found = []
-    for key, _, unusual in records:
-        start, stop = before.get(key, 0), until.get(key, 0)
-        found.append(Record(key, stop - start, tuple([(i - start, x) for i, x in unusual if start <= i < stop])))
+    for record in records:
+        start, stop = before.get(record.key, 0), until.get(record.key, 0)
+        unusual = tuple([(i - start, x) for i, x in record.unusual if start <= i < stop])
+        found.append(Record(record.key, stop - start, unusual))
     return tuple(found)

@@ -41,7 +41,7 @@ def counts_of(it: Any) -> dict[str, dict[str, int]]:
 
 
 def _counts_of_map_datasets(it: Any) -> dict[str, dict[str, int]] | None:
-    reading = _nearest(it, lambda node: isinstance(node, StreamIterator) and node.reads_map)
+    reading = _nearest(it, lambda node: isinstance(node, StreamIterator) and node._counts_at is not None)
     places = [*_places_in(it.get_state())]
     counts: dict[str, dict[str, int]] | None = reading._counts_at(places[0]) if reading and len(places) == 1 else None
     return counts
