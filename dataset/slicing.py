@@ -15,7 +15,6 @@ from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.length import Length, added, num_elements
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import DatasetNode, ancestors
-from gristmill.dataset.mixtures.lanes import lane_of
 from gristmill.dataset.stages.runs import RunsMapDataset
 from gristmill.dataset.stages.slice import SliceMapDataset
 
@@ -147,7 +146,11 @@ class _Slicer(PipelineEditor, Division):
 
     def every_nth(self, ds: MapDataset[Any]) -> MapDataset[Any]:
         share = partial(_inserted_slice, sl=self._slice)
-        return lane_of(ds, self.index, self.num_workers, share) if self.by_lanes else share(ds)
+        if not self.by_lanes:
+            return share(ds)
+        from gristmill.dataset.mixtures.lanes import lane_of  # other workers do without the modules of mixtures
+
+        return lane_of(ds, self.index, self.num_workers, share)
 
     def part(self, ds: MapDataset[Any]) -> MapDataset[Any]:
         return _inserted_slice(ds, slice(*even_split(len(ds), self._shard)))
