@@ -27,6 +27,7 @@ class Slots(NamedTuple):
     indices: tuple[int, ...]  # of the member in each slot
     ended: tuple[int, ...]  # ``RUNNING``, ``SAID_TO_HAVE_ENDED`` or ``ENDED``
     future_states: Mapping[int, Any]  # of members that will be put into slots; ``None``: it has ended
+    totals: Mapping[int, Any]  # by slot, of faults of members that have ended (see ``Members.totals``)
 
     def put(self, slot: int, flag: int) -> Slots:
         """Put the next member into ``slot``."""
@@ -34,7 +35,11 @@ class Slots(NamedTuple):
         states = self.future_states
         if index in states:
             states = {i: state for i, state in states.items() if i != index}
-        return Slots(index + 1, replaced(self.indices, slot, index), replaced(self.ended, slot, flag), states)
+        indices, ended = replaced(self.indices, slot, index), replaced(self.ended, slot, flag)
+        return Slots(index + 1, indices, ended, states, self.totals)
+
+    def with_totals(self, slot: int, totals: Any) -> Slots:
+        return self if totals is None else self._replace(totals={**self.totals, slot: totals})
 
     def flagged(self, slot: int, flag: int) -> Slots:
         return self._replace(ended=replaced(self.ended, slot, flag))
@@ -69,7 +74,7 @@ class Interleave(Stream):
 
     def start(self) -> Pos:
         num = self.length
-        return (NO_MEMBER,) * num, (), 0, 0, Slots(0, (0,) * num, (RUNNING,) * num, {})
+        return (NO_MEMBER,) * num, (), 0, 0, Slots(0, (0,) * num, (RUNNING,) * num, {}, {})
 
     # Running.
 
@@ -109,6 +114,7 @@ class Interleave(Stream):
             now[slot] = part = cells[slot].settle() if cells[slot].is_counting else cells[slot].pos
             if x is _END:
                 was_said, index = ended[slot], slots.indices[slot]
+                slots = slots.with_totals(slot, self.members.totals(index, part))
                 now[slot] = part = self.members.state_at(index, part)
                 slots, runs[slot] = slots.flagged(slot, ENDED), None
                 ended = slots.ended
@@ -153,7 +159,7 @@ class Interleave(Stream):
             except Exception:
                 self.unopenable = index
                 raise
-        return self.members[index].first, slots.put(slot, RUNNING)
+        return self.members.first(index, slots.totals.get(slot)), slots.put(slot, RUNNING)
 
     def _pass(self, cell: Cell, now: tuple[Pos, ...], slot: int, slots: Slots) -> None:
         """Move past what failed in ``slot``: an element, or a dataset that cannot be opened."""
@@ -213,7 +219,7 @@ class Interleave(Stream):
             raise
         self.members.close_but({i for i, value in pairs if value is not None})
         flags = tuple([SAID_TO_HAVE_ENDED if flag else RUNNING for flag in cycle.exhausted])
-        slots = Slots(cycle.num_opened, tuple(cycle.indices), flags, cycle.future_states)
+        slots = Slots(cycle.num_opened, tuple(cycle.indices), flags, cycle.future_states, {})
         return self._moved_to((tuple(now), (), 0, cycle.slot, slots))
 
     def _moved_to(self, pos: Pos) -> Pos:
@@ -235,7 +241,7 @@ class Interleave(Stream):
     def at_index(self, index: int) -> Pos:
         self._check_single("jump to an index")
         part = self.members[0].stream.at_index(index)
-        return self._moved_to(((part,), (), 0, 0, Slots(1, (0,), (RUNNING,), {})))
+        return self._moved_to(((part,), (), 0, 0, Slots(1, (0,), (RUNNING,), {}, {})))
 
     def has_gaps(self) -> bool:
         return self.num_members == 1 and self.members[0].stream.has_gaps()

@@ -42,7 +42,7 @@ class Window(Refilling):
         return self.parent.start(), 0, 0, (), ()
 
     def next_epoch(self, end: Pos) -> Pos:
-        return self.parent.next_epoch(self.inner.settle()), 0, 0, (), ()
+        return self.parent.next_epoch(self.end_of_parent(end)), 0, 0, (), ()
 
     def save_layer(self, pos: Pos) -> Any:
         *plain, sources = pos

@@ -203,15 +203,45 @@ def counted(state: Any) -> FaultCounts:
     """Return the counts in a state."""
     totals: dict[str, list[int]] = {}
     recent: list[Skipped] = []
+    keys = set()
     for tally in tallies(state):
+        keys.add(tally.faults.key)
         limits = tally.faults.limits
         sums = totals.setdefault("" if limits is None else limits.number, [0, 0])
         sums[0] += tally.total
         sums[1] += tally.tried
         recent += tally.recent
+    for record in _records(state):  # of members of an interleave that began after what the state has of it
+        for key in record.keys() - keys:
+            num, found = _in_record(record[key])
+            sums = totals.setdefault("", [0, 0])
+            sums[0] += found
+            sums[1] += num
     rate = max([total / max(MIN_TRIED, tried) for total, tried in totals.values()], default=0.0)
     total, tried = [sum([sums[i] for sums in totals.values()]) for i in (0, 1)]
     return FaultCounts(total, rate, tried, latest(recent))
+
+
+def _records(state: Any) -> Iterator[Mapping[str, Any]]:
+    """Return all records of choices in a state."""
+    if type(state) is dict:
+        if type(state.get("choices")) is dict and not _is_after_choices(state):
+            yield state["choices"]
+        for key, value in state.items():
+            if key != "choices":
+                yield from _records(value)
+    elif type(state) is list:
+        for value in state:
+            yield from _records(value)
+
+
+def _in_record(record: Any) -> tuple[int, int]:
+    """Return how many elements a record of choices is about, and how many of them were skipped or replaced."""
+    if type(record) is not list:
+        return 0, 0  # draws of a mixture
+    num, choices = record
+    entries = [choice.get("faults") for _, choice in choices if isinstance(choice, Mapping)]
+    return num, sum([1 if found is None else sum([row[2] for row in found if len(row) == 3]) for found in entries])
 
 
 def latest(recent: Iterable[Skipped]) -> tuple[Fault, ...]:

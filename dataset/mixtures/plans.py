@@ -20,6 +20,8 @@ from gristmill.dataset.mixtures.selection import (
     select_singly,
 )
 
+_BLOCK = 1024  # positions that are looked at together
+
 
 class Plan(abc.ABC):
     """Which of ``names`` comes at every position: a pure function of it.
@@ -54,6 +56,10 @@ class Plan(abc.ABC):
     @abc.abstractmethod
     def counts(self, position: int) -> list[int]:
         """How often each one came before ``position``."""
+
+    def most_counts(self, position: int) -> list[int]:
+        """Return numbers of each one that come before ``position`` at most; by default the exact ones."""
+        return self.counts(position)
 
     def counts_by_name(self, position: int) -> dict[str, int]:
         """The same by name."""
@@ -146,6 +152,9 @@ class SchedulePlan(Plan):
 
     def counts(self, position: int) -> list[int]:
         return self.selection.counts(position)
+
+    def most_counts(self, position: int) -> list[int]:
+        return self.selection.most_counts(position)
 
     def weights(self, position: int) -> list[int]:
         return self.selection.weights(position)
@@ -291,9 +300,19 @@ def _end_of(phase: _Phase, lengths: Sequence[int]) -> tuple[int, int | None]:
     high = min(sys.maxsize, low + sum([lengths[i] for i in phase.members]) + 1)
     if phase.plan.end is not None:
         high = max(low, min(high, phase.plan.end))
-    while low < high:  # the greatest position before which nothing is needed that is not there
+    lengths = [lengths[i] - offset for i, offset in zip(phase.members, phase.offsets, strict=True)]  # of those that are left
+    stop = high
+    while low < high:  # the greatest position before which certainly nothing is needed that is not there
         middle = (low + high + 1) // 2
-        fits = all([count <= lengths[i] for i, count in zip(phase.members, phase.counts(middle), strict=True)])
+        most = phase.plan.most_counts(middle)
+        fits = all([count <= length for count, length in zip(most, lengths, strict=True)])
         low, high = (middle, high) if fits else (low, middle - 1)
+    left = [length - count for length, count in zip(lengths, phase.plan.counts(low), strict=True)]
+    while low < stop:
+        for component in phase.plan.components(range(low, min(low + _BLOCK, stop))):
+            if not left[component]:
+                return low, phase.members[component]
+            left[component] -= 1
+            low += 1
     is_end = low == sys.maxsize or (phase.plan.end is not None and low >= phase.plan.end)
     return low, None if is_end else phase.members[phase.plan.at(low)[0]]

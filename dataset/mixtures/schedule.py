@@ -25,6 +25,7 @@ from __future__ import annotations
 import heapq
 import math
 import sys
+from array import array
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -38,10 +39,11 @@ from gristmill.core.state import shown
 
 _SMALLEST = Fraction(1, 1_000_000)  # share of a component that is drawn from
 _BLOCK = 1024  # positions whose components are kept together
-_MAX_BLOCKS = 256
+_MAX_BLOCKS = 2048  # of 12 KiB
 _PIECE = 1 << 14  # positions that are looked at together
 _MAX_SETTLING = 1 << 16  # positions after which those that are never drawn from again have been given what they get
 _SAFE = 1 << 62
+_MANY = 32  # components that are looked at one by one
 _FEW = 400  # integrals that are computed one by one in less time than with NumPy
 
 
@@ -298,7 +300,8 @@ class ScheduledSelection:
             self._segments.append(segment)
             if not is_last:
                 base = [segment.at(i, lengths[s]) for i in range(self._num)]
-        self._blocks: dict[int, tuple[list[int], list[int]]] = {}
+        self._blocks: dict[int, tuple[array[int], array[int]]] = {}
+        self._following: tuple[int, list[int]] = 0, [0] * self._num  # a position, after what was served last, and the counts
         self._missed = -1
         self._settled: list[int] | None = None
         last = self._segments[-1]
@@ -312,7 +315,7 @@ class ScheduledSelection:
         self.end = end
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_blocks": {}, "_lap": None, "_missed": -1}
+        return {**vars(self), "_blocks": {}, "_lap": None, "_missed": -1, "_following": (0, [0] * self._num)}
 
     @property
     def whole(self) -> int:
@@ -344,7 +347,7 @@ class ScheduledSelection:
         number, offset = divmod(position, _BLOCK)
         block = self._blocks.get(number)
         if block is None:
-            if self._missed != number:
+            if self._missed != number and self._num <= _MANY:  # else it takes as long as the whole block
                 self._missed = number
                 return self._single(position)
             block = self._block(number)
@@ -378,10 +381,11 @@ class ScheduledSelection:
             inner += found[1][offset:stop]
         return components, inner
 
-    def _block(self, number: int) -> tuple[list[int], list[int]]:
+    def _block(self, number: int) -> tuple[array[int], array[int]]:
         found = self._blocks.get(number)
         if found is None:
-            found = self._served(number * _BLOCK, _BLOCK)
+            components, inner = self._served(number * _BLOCK, _BLOCK)
+            found = array("i", components), array("q", inner)
             if len(self._blocks) >= _MAX_BLOCKS:
                 self._blocks = {}
             self._blocks[number] = found
@@ -389,7 +393,8 @@ class ScheduledSelection:
 
     def _served(self, start: int, num: int) -> tuple[list[int], list[int]]:
         """What comes at ``num`` positions: at each the unit that was released and has the earliest deadline."""
-        counts = self.counts(start)
+        following, counts = self._following
+        counts = [*counts] if following == start else self.counts(start)
         last = start + num + 1
         waiting: list[tuple[int, int]] = []
         for i in self._drawn_from(start):
@@ -410,7 +415,12 @@ class ScheduledSelection:
             release = self._first(i, counts[i] * self._whole + 1)
             if release is not None and release <= last:
                 heapq.heappush(waiting, (release, i))
+        self._following = start + num, counts
         return components, inner
+
+    def most_counts(self, position: int) -> list[int]:
+        """Return numbers of each component that come before ``position`` at most."""
+        return [-(-number // self._whole) for number in self.integral(position)]
 
     def _next(self, position: int, counts: list[int]) -> int:
         """The component at ``position``, where ``counts`` have come."""
@@ -500,18 +510,44 @@ class ScheduledSelection:
 
     def _released(self, segment: _Segment, members: Sequence[int], x: int, num: int) -> Any:
         """Units of ``members`` that were released, at ``num`` positions from ``x`` on in a segment."""
+        if len(members) > _MANY or self._whole * (num + 2) >= _SAFE:
+            return self._released_by_unit(segment, members, x, num)
         slope = [segment.slope[i] + 2 * segment.bend[i] * x for i in members]
         bend = [segment.bend[i] for i in members]
         common = math.gcd(self._whole, *slope, *bend)  # so that numbers are small; integrals are rounded up in any case
         whole = self._whole // common
         base = [-(-segment.at(i, x) // common) for i in members]
         slope, bend = [n // common for n in slope], [n // common for n in bend]
-        dtype: Any = np.int64 if whole * (num + 2) < _SAFE else object
-        y = np.arange(num).astype(dtype)
-        columns = [np.array([n if i else n % whole for n in part], dtype)[:, None] for i, part in enumerate((base, slope, bend))]
+        y = np.arange(num)
+        columns = [np.array([n if i else n % whole for n in part])[:, None] for i, part in enumerate((base, slope, bend))]
         numbers = columns[0] + (columns[1] + columns[2] * y) * y
         released = -(-numbers // whole)
         return released.sum(0).astype(np.int64) + sum([n // whole for n in base])
+
+    def _released_by_unit(self, segment: _Segment, members: Sequence[int], x: int, num: int) -> Any:
+        """Return the same as ``_released``: each unit is looked for, of which there are about as many as positions."""
+        whole = self._whole
+        before = [segment.at(i, x) for i in members]
+        slope = np.array([(segment.slope[i] + 2 * segment.bend[i] * x) / whole for i in members])
+        bend = np.array([segment.bend[i] / whole for i in members])
+        first = [-(-n // whole) for n in before]  # the unit that is released next
+        nums = [-(-segment.at(i, x + num - 1) // whole) - unit for i, unit in zip(members, first, strict=True)]
+        member = np.repeat(np.arange(len(members)), nums)
+        nth = np.arange(len(member)) - np.repeat(np.cumsum(nums) - nums, nums)
+        missing = nth + np.array([(unit * whole - n) / whole for unit, n in zip(first, before, strict=True)])[member]
+        # The root of a polynomial. Where it is next to an integer, exact arithmetic decides.
+        slope, bend = slope[member], bend[member]
+        under_root = slope * slope + 4 * bend * missing
+        with np.errstate(divide="ignore", invalid="ignore"):
+            root = 2 * missing / (slope + np.sqrt(np.maximum(under_root, 0)))
+            is_sure = (abs(root - np.rint(root)) > 1e-5) & (under_root > 1e-3 * slope * slope) & (root < num)
+        when = np.where(is_sure, root, 0).astype(np.int64) + 1
+        for k in np.flatnonzero(~is_sure).tolist():
+            i = members[member[k]]
+            found = self._first(i, (first[member[k]] + int(nth[k])) * whole + 1)
+            assert found is not None
+            when[k] = found - segment.start - x
+        return np.cumsum(np.bincount(when, minlength=num)) + sum(first)
 
     def _settled_counts(self) -> list[int]:
         """The counts when those that are never drawn from again have what they get."""

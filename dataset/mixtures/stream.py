@@ -94,6 +94,10 @@ class Mix(Stream):
         parts = tuple([parent.start() for parent in self.parents])
         return Standing(parts, counts=None if self.is_plain else self.nothing), [], 0
 
+    def next_epoch(self, end: Pos) -> Pos:
+        parts = [parent.next_epoch(part) for parent, part in zip(self.parents, self.standing(end).parts, strict=True)]
+        return self.start()[0]._replace(parts=tuple(parts)), [], 0
+
     def index(self, pos: Pos) -> int:
         """Return how often a component was asked for an element."""
         base, log, num = pos

@@ -14,7 +14,7 @@ from refusing import assert_raises, assert_refused
 from users_datasets import BareIterator
 from waiting import PATIENCE_SECONDS, wait_until
 
-from gristmill import IterDataset, MapDataset, MultiprocessingOptions
+from gristmill import IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
 from gristmill import experimental as gx
 from gristmill.core.errors import StateMismatchError
 from gristmill.dataset.ahead import budget
@@ -528,3 +528,25 @@ class TestResources:
             assert next(it) == (num - 1, 1)
             assert not opened.acquire(blocking=False)  # but no more than one
         it.close()
+
+
+@pytest.mark.parametrize("size", [0, 2])
+def test_faults_of_members_that_have_ended_are_counted_wherever_it_is_restored(size):
+    def fifth_fails(x):
+        if x % 5 == 0:
+            raise ValueError(x)
+        return x
+
+    def member(i):
+        ds = MapDataset.range(100 * i, 100 * i + 7 + 5 * i).to_iter_dataset(ReadOptions(num_threads=0))
+        return ds.map(fifth_fails).tolerate(max_total=14, max_rate=None)
+
+    ds = gx.InterleaveIterDataset([member(i) for i in range(4)], cycle_length=2, iter_buffer_size=size).window_shuffle(6, seed=1)
+    it, states, elements = iter(ds), [], []
+    while (x := (states.append(through_json(it.get_state())), next(it, None))[1]) is not None:
+        elements.append(x)
+    assert len(elements) == 44 and it.faults().total == 14
+    for num, state in enumerate(states):
+        it = iter(ds)
+        it.set_state(state)
+        assert list(it) == elements[num:] and it.faults().total == 14

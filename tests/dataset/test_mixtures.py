@@ -87,10 +87,13 @@ def test_every_prefix_of_many_schedules_is_within_one_of_the_integral():
         check_schedule(SEED + 1000 + i, 120)
 
 
-@pytest.mark.parametrize(("num", "make"), [*itertools.product((1, 2, 3, 4, 100), (Schedule, Schedule.linear))])
-def test_random_access_far_from_the_beginning(num, make):
+NUMS = [*itertools.product((1, 2, 3, 4, 100), (9,)), (3, 9973), (100, 499)]  # of components, and the largest weight
+
+
+@pytest.mark.parametrize(("num", "most", "make"), [(*num, make) for num in NUMS for make in (Schedule, Schedule.linear)])
+def test_random_access_far_from_the_beginning(num, most, make):
     rng = random.Random(num)
-    steps = {p: [rng.randint(1, 9) if p < 50_000 or i % 3 else 0 for i in range(num)] for p in (0, 10_007, 50_000)}
+    steps = {p: [rng.randint(1, most) if p < 50_000 or i % 3 else 0 for i in range(num)] for p in (0, 10_007, 50_000)}
     steps[50_000][-1] = 7
     selection = make(steps).selection([str(i) for i in range(num)])
     for start in (9_990, 49_990, 60_000, 10**9, 10**12):
