@@ -12,7 +12,8 @@ from __future__ import annotations
 import itertools
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from gristmill.core.options import MAX_LANES
@@ -21,12 +22,12 @@ from gristmill.dataset.bases.division import Division
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, share_context, snapshot
 from gristmill.dataset.bases.length import Length, Unknown, same_number
-from gristmill.dataset.bases.next_index import move_to_index, next_index_of
 from gristmill.dataset.bases.node import is_of_library, spec_of_first_parent
 from gristmill.dataset.bases.parameters import Parameters, aside, parameters_of
-from gristmill.dataset.bases.passing import PassingIterator
 from gristmill.dataset.bases.traced import Tracing
+from gristmill.dataset.engine.iterators import StreamIterator
 from gristmill.dataset.engine.round_robin import RoundRobinIterator
+from gristmill.dataset.engine.stream import Cell, Pos, Stream, observed
 from gristmill.dataset.slicing import replaced_in
 from gristmill.dataset.stages.interleave import InterleaveDatasetIterator, InterleaveIterDataset, Opener, as_stream, dataset_at
 from gristmill.dataset.states.values import copied
@@ -160,49 +161,50 @@ class StreamInterleaveIterDataset(IterDataset[T]):
         opener = Opener(self._datasets, 0, members)
         members.ctx = opener.ctx
         interleave: InterleaveDatasetIterator[T] = InterleaveDatasetIterator(_chain(self._parent)[0], opener, self._cycle_length)
-        return StreamInterleaveIterator(interleave, self._parent, members)
+        return StreamInterleaveIterator(self, interleave, members)
 
 
-class StreamInterleaveIterator(PassingIterator[T]):
-    """Stands for an iterator of ``ds``."""
+class StreamInterleave(Stream):
+    """The elements of an interleave whose datasets are computed by ``members``. The position is its."""
 
-    _stage_name: ClassVar = None  # the same elements and states
-    _flow = "one_to_one"
-    _stays_on_error = True
+    flow = "one_to_one"
 
-    def __init__(self, parent: DatasetIterator[Any], ds: IterDataset[T], members: _Members) -> None:
-        super().__init__(parent)
-        self._ds = ds
+    def __init__(self, stage: Any, parent: Stream, members: _Members) -> None:
+        super().__init__(stage, parent)
         self._members = members
-        self._ctx.options = collected_options(ds).merge(self._ctx.options)
+
+    def run(self, cell: Cell) -> Iterator[Any]:
+        run = self.parent.run(cell)
+        return run if self.wrap is None else observed(run, self)
+
+    def start_prefetch(self) -> None:
+        super().start_prefetch()
+        self._members.start()
+
+    def index_of(self, pos: Pos) -> int:
+        return self.parent.index_of(pos)
+
+    def at_index(self, index: int) -> Pos:
+        return self.parent.at_index(index)
 
     def __str__(self) -> str:
         return "StreamInterleaveIterator"
 
+
+class StreamInterleaveIterator(StreamIterator[T]):
+    """The iterator of such elements, which is described as that of the pipeline without workers."""
+
+    _stage_name: ClassVar = None  # type: ignore[assignment]  # the same elements and states
+    _flow = "one_to_one"
+
+    def __init__(self, stage: StreamInterleaveIterDataset[T], interleave: DatasetIterator[T], members: _Members) -> None:
+        super().__init__(stage, [interleave], partial(StreamInterleave, members=members))
+        self._ds = stage.parents[0]
+        self._ctx.options = collected_options(self._ds).merge(self._ctx.options)
+
     @property
     def _described_upstream(self) -> Sequence[Any]:
         return (iterate(self._ds),)
-
-    def _take(self, n: int) -> list[T]:
-        return self._source._take(n)
-
-    def _before_last(self) -> Any:
-        return self._source._before_last()
-
-    def _forget_last(self) -> None:
-        cycle: Any = self._source
-        cycle._forget_last()
-
-    def start_prefetch(self) -> None:
-        if not self._closed:
-            super().start_prefetch()
-            self._members.start()
-
-    def _get_next_index(self) -> int:
-        return next_index_of(self._source)
-
-    def _set_next_index(self, index: int) -> None:
-        move_to_index(self._source, index)
 
 
 _User: TypeAlias = "weakref.ref[MemberIterator[Any]]"
