@@ -55,6 +55,8 @@ class _Lane:
         self.ds = ds
         self.iterator: DatasetIterator[Any] | None = None
         self.blocks: StatedBlocks | None = None
+        self.reading: list[tuple[Any, RootLog]] = []  # what reads map datasets, and where it notes that
+        self.is_one_to_one = False  # each output is made of one element
 
     def close(self) -> None:
         it, self.iterator, self.blocks = self.iterator, None, None
@@ -131,8 +133,10 @@ class PipelineProducer:
             if self._allocate is not None:
                 it._allocate_with(self._allocate)
         if self.log is not None:
-            for root, reading in enumerate(roots(it)):
-                reading._reader.log = RootLog(self.log, who_reads(number, root), self.care)
+            lane.is_one_to_one = _is_one_to_one(it)
+            lane.reading = [(x, RootLog(self.log, who_reads(number, i), self.care)) for i, x in enumerate(roots(it))]
+            for reading, log in lane.reading:
+                reading._reader.log = log
         if state is not None:
             it.set_state(state)
         if skip:
@@ -171,7 +175,15 @@ class PipelineProducer:
     def take(self, lane: int, n: int) -> tuple[list[Any], Sequence[Any], BaseException | None]:
         self._blocks = blocks = self._lanes[lane].blocks
         assert blocks is not None
+        self._note_rest(self._lanes[lane], n)
         return blocks.take(n)
+
+    def _note_rest(self, lane: _Lane, n: int) -> None:
+        """Note what was read and not taken: the next ``n`` outputs may be made of it without another read."""
+        for reading, log in lane.reading:
+            start, stop = reading.pos, reading._reader.index
+            if start < stop and not log.is_careful:
+                log.note(start, start + 1 if n == 1 and lane.is_one_to_one else stop)
 
     def take_beside(self, number: int) -> tuple[list[Any], Sequence[Any], BaseException | None]:
         lane = self._lanes[number]
@@ -194,6 +206,13 @@ class PipelineProducer:
         tell_in_worker(error, f"{name} {self.place}".rstrip(), place(state, numbers))
         if task.init_fn is None and task.budget is None:
             tell_of_settings(error)
+
+
+def _is_one_to_one(it: DatasetIterator[Any]) -> bool:
+    """Return true if each output of ``it`` is made of the next element of each map dataset that is read."""
+    if not isinstance(it, StreamIterator):
+        return False
+    return it.reads_map or (it._flow == "one_to_one" and all(map(_is_one_to_one, it._parents)))
 
 
 def worker_name(index: int, count: int, lane: int, num_lanes: int) -> str:

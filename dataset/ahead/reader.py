@@ -71,6 +71,11 @@ class Reader:
         return len(self._kept) + (0 if ahead is None else ahead.num_ready)
 
     @property
+    def index(self) -> int:
+        """The index after the last element that was handed out, or promised in a part."""
+        return self._index
+
+    @property
     def is_careful(self) -> bool:
         return self.log is not None and self.log.is_careful
 
