@@ -15,6 +15,7 @@ from gristmill.dataset.ahead.root_log import RootLog
 from gristmill.dataset.bases.context import IteratorContext, Numbers
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, are_taken_again, iterate, snapshot
+from gristmill.dataset.bases.next_index import next_index_of
 from gristmill.dataset.bases.observing import running_upstream
 from gristmill.dataset.engine.iterators import StreamIterator
 from gristmill.dataset.slicing import numbers_of, slice_pipeline
@@ -181,7 +182,7 @@ class PipelineProducer:
     def _note_rest(self, lane: _Lane, n: int) -> None:
         """Note what was read and not taken: the next ``n`` outputs may be made of it without another read."""
         for reading, log in lane.reading:
-            start, stop = reading.pos, reading._reader.index
+            start, stop = next_index_of(reading), reading._reader.index
             if start < stop and not log.is_careful:
                 log.note(start, start + 1 if n == 1 and lane.is_one_to_one else stop)
 
@@ -209,10 +210,11 @@ class PipelineProducer:
 
 
 def _is_one_to_one(it: DatasetIterator[Any]) -> bool:
-    """Return true if each output of ``it`` is made of the next element of each map dataset that is read."""
+    """Return true if each output of ``it`` is made of the next element of each map dataset that is read, when it is asked for."""
     if not isinstance(it, StreamIterator):
         return False
-    return it.reads_map or (it._flow == "one_to_one" and all(map(_is_one_to_one, it._parents)))
+    is_one_to_one = it._flow == "one_to_one" and it._work_category != "prefetch" and bool(it._parents)
+    return it.reads_map or (is_one_to_one and all(map(_is_one_to_one, it._parents)))
 
 
 def worker_name(index: int, count: int, lane: int, num_lanes: int) -> str:
