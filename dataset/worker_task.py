@@ -11,11 +11,11 @@ from gristmill.core.options import DatasetOptions
 from gristmill.dataset.ahead.blocks import Growing, StatedBlocks, blocks_of
 from gristmill.dataset.ahead.budget import Budget
 from gristmill.dataset.ahead.memory import Holding
+from gristmill.dataset.ahead.reader import Reader
 from gristmill.dataset.ahead.root_log import RootLog
 from gristmill.dataset.bases.context import IteratorContext, Numbers
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, are_taken_again, iterate, snapshot
-from gristmill.dataset.bases.next_index import next_index_of
 from gristmill.dataset.bases.observing import running_upstream
 from gristmill.dataset.engine.iterators import StreamIterator
 from gristmill.dataset.slicing import numbers_of, slice_pipeline
@@ -56,8 +56,7 @@ class _Lane:
         self.ds = ds
         self.iterator: DatasetIterator[Any] | None = None
         self.blocks: StatedBlocks | None = None
-        self.reading: list[tuple[Any, RootLog]] = []  # what reads map datasets, and where it notes that
-        self.is_one_to_one = False  # each output is made of one element
+        self.logs: list[RootLog] = []  # of what it reads
 
     def close(self) -> None:
         it, self.iterator, self.blocks = self.iterator, None, None
@@ -134,10 +133,10 @@ class PipelineProducer:
             if self._allocate is not None:
                 it._allocate_with(self._allocate)
         if self.log is not None:
-            lane.is_one_to_one = _is_one_to_one(it)
-            lane.reading = [(x, RootLog(self.log, who_reads(number, i), self.care)) for i, x in enumerate(roots(it))]
-            for reading, log in lane.reading:
-                reading._reader.log = log
+            lane.logs = []
+            for root, reader in enumerate(readers(it)):
+                reader.log = RootLog(self.log, who_reads(number, root), self.care)
+                lane.logs.append(reader.log)
         if state is not None:
             it.set_state(state)
         if skip:
@@ -176,26 +175,19 @@ class PipelineProducer:
     def take(self, lane: int, n: int) -> tuple[list[Any], Sequence[Any], BaseException | None]:
         self._blocks = blocks = self._lanes[lane].blocks
         assert blocks is not None
-        self._note_rest(self._lanes[lane], n)
+        for log in self._lanes[lane].logs:
+            log.note_block()
         return blocks.take(n)
-
-    def _note_rest(self, lane: _Lane, n: int) -> None:
-        """Note what was read and not taken: the next ``n`` outputs may be made of it without another read."""
-        for reading, log in lane.reading:
-            start, stop = next_index_of(reading), reading._reader.index
-            if start < stop and not log.is_careful:
-                log.note(start, start + 1 if n == 1 and lane.is_one_to_one else stop)
 
     def take_beside(self, number: int) -> tuple[list[Any], Sequence[Any], BaseException | None]:
         lane = self._lanes[number]
-        assert lane.blocks is not None and lane.iterator is not None
-        logs = [log for root in roots(lane.iterator) if (log := root._reader.log) is not None]
-        for log in logs:
+        assert lane.blocks is not None
+        for log in lane.logs:
             log.is_silent = True  # what is noted is what takes long
         try:
             return lane.blocks.take(1)
         finally:
-            for log in logs:
+            for log in lane.logs:
                 log.is_silent = False
 
     def annotate(self, error: BaseException, lane: int, state: Any) -> None:
@@ -209,14 +201,6 @@ class PipelineProducer:
             tell_of_settings(error)
 
 
-def _is_one_to_one(it: DatasetIterator[Any]) -> bool:
-    """Return true if each output of ``it`` is made of the next element of each map dataset that is read, when it is asked for."""
-    if not isinstance(it, StreamIterator):
-        return False
-    is_one_to_one = it._flow == "one_to_one" and it._work_category != "prefetch" and bool(it._parents)
-    return it.reads_map or (is_one_to_one and all(map(_is_one_to_one, it._parents)))
-
-
 def worker_name(index: int, count: int, lane: int, num_lanes: int) -> str:
     """What a worker is called when something happens in one of its lanes."""
     worker = f"worker {index} of {count}"
@@ -225,16 +209,21 @@ def worker_name(index: int, count: int, lane: int, num_lanes: int) -> str:
 
 def share_threads(it: DatasetIterator[Any], num_lanes: int) -> None:
     """Has all that reads by index upstream use its part of the threads and of what may be ahead, which lanes share."""
-    for root in roots(it):
-        root._reader.share(num_lanes)
+    for reader in readers(it):
+        reader.share(num_lanes)
 
 
-def roots(it: Any) -> list[Any]:
+def roots(it: Any) -> list[StreamIterator[Any]]:
     """The iterators that everything upstream begins with, as far as they read map datasets, always in the same order."""
-    if isinstance(it, StreamIterator) and it.reads_map:
+    if isinstance(it, StreamIterator) and it.stream_and_cell[0].draws_from:
         return [it]
     upstream = {id(inner): inner for inner in running_upstream(it)}
     return [root for inner in upstream.values() for root in roots(inner)]
+
+
+def readers(it: Any) -> list[Reader]:
+    """Return the readers of ``roots(it)``."""
+    return [root.stream_and_cell[0].reader for root in roots(it)]
 
 
 def place(state: Any, numbers: Numbers | None, *, exact: bool = False) -> str:

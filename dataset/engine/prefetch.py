@@ -72,9 +72,14 @@ class Pulled:
         pos = self._cell.settle()
         records: Records = ()
         if self._choices is not None:
-            records = self._choices.since(self._counts)
+            records = self._choices.hand_over(self._counts)
             self._counts = {**self._choices.counts}
         return pos if self._saves_anywhere else saved(self._stream, pos), records
+
+    @property
+    def met_end(self) -> bool:
+        """True if a stage upstream that replays elements has met a known end."""
+        return self._choices is not None and self._choices.met_end
 
     def close(self) -> None:
         self._it.close()
@@ -109,6 +114,8 @@ class Prefetch(Stream):
     raised = 0  # the id of the error of the thread that was raised last
     _finalizer: Any = None
 
+    _pulled: Pulled | None = None  # the source of the last thread
+
     def __init__(self, stage: Any, parent: Stream, size: int, it: DatasetIterator[Any]) -> None:
         super().__init__(stage, parent)
         self.size = size
@@ -124,11 +131,11 @@ class Prefetch(Stream):
         for x in self.parent.run(cell):
             pos = cell.settle()
             yield (x, x := None)[0]
-        if not self.parent.chooses:
+        if not self.parent.may_have_chosen():
             cell.pos = pos
 
     def _threaded(self, cell: Cell) -> Iterator[Any]:
-        choices = cell.choices
+        choices = cell.choices if self.parent.chooses else None
         ahead = self._running(cell.pos, choices)
         while True:
             num, ready = cell.take_wanted(), ahead.ready
@@ -139,8 +146,10 @@ class Prefetch(Stream):
                 if not ready:
                     assert failure is not None
                     self.ahead = None  # it has ended, and must not refer to an error that refers to this
+                    self._finalizer.detach()
+                    ahead.forget_failure()
                     if isinstance(end := failure[0], End):
-                        if self.parent.chooses:
+                        if self.parent.may_have_chosen():
                             self._end(cell, end)
                         return
                     cell.past_failed = lambda: self._pass(cell)
@@ -170,6 +179,7 @@ class Prefetch(Stream):
         """Move to the end, which says more than the position after the last element where there were choices."""
         if cell.choices is not None:
             cell.choices.add(end.records)
+            cell.choices.met_end |= self._pulled is not None and self._pulled.met_end
         self._at = cell.pos = end.pos
 
     def _return_lent(self, ahead: PullAhead) -> None:
@@ -191,7 +201,8 @@ class Prefetch(Stream):
                 self._return_lent(ahead)
             self._lent = None  # else the element comes again
         is_there = self._is_known and (self._at is pos or self._at == pos)
-        if ahead is None or ahead.is_stopped or choices is not None or not is_there:
+        begins_anew = choices is not None and self.parent.chooses  # by what is recorded
+        if ahead is None or ahead.is_stopped or begins_anew or not is_there:
             ahead = self._begin(pos, choices)
         return ahead
 
@@ -209,10 +220,10 @@ class Prefetch(Stream):
         if before is not None and not before.is_here:
             self.parent.forget()
         own = None
-        if choices is not None and self.parent.chooses:
+        if choices is not None:
             own = Choices()
             own.restart(choices.to_come())
-        source = Pulled(self.parent, self.inner.at(start, choices=own), own, self._it)
+        self._pulled = source = Pulled(self.parent, self.inner.at(start, choices=own), own, self._it)
         ahead = PullAhead(source, self.size, self.ctx.budget, self.budget_waits)
         self._finalizer = weakref.finalize(self, ahead.stop)
         self._at, self._is_known, self.ahead = pos, True, ahead
