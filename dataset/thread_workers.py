@@ -32,6 +32,7 @@ from gristmill.core.instruments import Wrap, shadow
 from gristmill.dataset.ahead.pullahead import end_waits
 from gristmill.dataset.ahead.sizes import Sampling, spread
 from gristmill.dataset.ahead.threads import start_thread
+from gristmill.dataset.engine.blocks import SavedPositions
 from gristmill.dataset.executors.inline import raised_again
 from gristmill.dataset.worker_task import PipelineTask
 from gristmill.workers.child import LARGE, MIN_BYTES, BoundedConnection, Disconnected, Failed, Worker
@@ -71,6 +72,8 @@ class _HandsOver:
         if num := self._sampling.num_of(now - self._before):
             self._element_bytes = self._sampling.mean_bytes(spread(elements, num))
         self._before = now
+        if isinstance(states, SavedPositions):
+            states = states.without_stream()  # which has objects that are to end with the thread
         outputs: Any = _Outputs(elements, states, int(self._element_bytes * len(elements)))
         return Encoded(outputs, [], len(elements), None)
 

@@ -40,13 +40,17 @@ class SavedPositions(Sequence[Any]):
             return SavedPositions(self._stream, before, self._positions[start:stop])
         return self._stream.save(self._positions[i])
 
-    def __reduce__(self) -> Any:
-        """Pickle the states, as few numbers where all counts grow by one with each element."""
+    def without_stream(self) -> Sequence[Any]:
+        """Return the states themselves, as few numbers where all counts grow by one with each element."""
         if len(self) > 1:
-            before = self._stream.save(self._before)
-            if LinearStates.between(before, self[-1], len(self)) is not None:
-                return LinearStates, (before, len(self))
-        return list, ([*self],)
+            linear = LinearStates.between(self._stream.save(self._before), self[-1], len(self))
+            if linear is not None:
+                return linear
+        return [*self]
+
+    def __reduce__(self) -> Any:
+        states = self.without_stream()
+        return states.__reduce__() if type(states) is LinearStates else (list, (states,))
 
 
 class StreamBlocks:

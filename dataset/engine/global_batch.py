@@ -102,7 +102,7 @@ class GlobalBatch(Stream):
             next_at = self._after(at)
             if self._budgets is not None:
                 self._now = after, next_at
-                excess = self._budgets.judge([(0, [], partial(self.save, self._now))])
+                excess = self._budgets.judge(0, None, partial(self.save, self._now))
                 if excess is not None:
                     raise excess
             parts = []

@@ -169,7 +169,7 @@ class RoundRobin(Stream):
         """Raise an error if the last element, or the end, of a shard exceeds the budgets."""
         if self._budgets is not None:
             states, i = self._now[slot]
-            excess = self._budgets.judge([(slot, states, lambda: states[i])])
+            excess = self._budgets.judge(slot, states, lambda: states[i])
             if excess is not None:
                 cell.past_failed = partial(self._pass, cell, tuple(self._now), slot, ended)
                 raise excess

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
 from gristmill.core.errors import FaultBudgetError
-from gristmill.dataset.bases.feed import OneByOne
 from gristmill.dataset.faults.budget import Tolerance
 from gristmill.dataset.faults.counts import Skipped, Tally, latest, tallies
 from gristmill.dataset.faults.known import FaultLog
@@ -59,32 +58,29 @@ class LaneBudgets:
                     self._pass(key, tally)
         self.restart()
 
-    def judge(self, delivered: Sequence[tuple[int, Any, Callable[[], Any]]]) -> Exception | None:
-        """Count what is delivered.
+    def judge(self, lane: int, source: Any, state: Callable[[], Any]) -> Exception | None:
+        """Count an element that is about to be delivered.
 
         Args:
-            delivered: of each element the lane, a sequence of states, and a function that returns the state after it.
+            lane: whose element it is.
+            source: states, that after the element among them.
+            state: returns the state after the element.
 
         Returns:
-            The error if a limit is exceeded; ``OneByOne`` if there are faults and several elements, which have to be
-            delivered one by one then.
+            The error if a limit is exceeded.
         """
-        for lane, source, state in delivered:
-            if type(source) is LinearStates and self._seen.get(lane) is source:
-                continue  # a whole block without faults
-            self._seen[lane] = source
-            fresh = [(key, tally) for key, tally in self._of_lane(lane, state()) if tally.total > self._known(key)]
-            if not fresh:
-                continue
-            if len(delivered) > 1:
-                self._seen = {}
-                return OneByOne()
-            error = self._judge_all()
-            if error is not None:
-                self._seen = {}
-                return error
-            for key, tally in fresh:
-                self._pass(key, tally)
+        if type(source) is LinearStates and self._seen.get(lane) is source:
+            return None  # a whole block without faults
+        self._seen[lane] = source
+        fresh = [(key, tally) for key, tally in self._of_lane(lane, state()) if tally.total > self._known(key)]
+        if not fresh:
+            return None
+        error = self._judge_all()
+        if error is not None:
+            self._seen = {}
+            return error
+        for key, tally in fresh:
+            self._pass(key, tally)
         return None
 
     def _known(self, key: tuple[Any, ...]) -> int:

@@ -31,6 +31,9 @@ class LinearStates(Sequence[Any]):
     def __len__(self) -> int:
         return self._num
 
+    def __reduce__(self) -> Any:
+        return LinearStates, (self._before, self._num)
+
     def __getitem__(self, i: Any) -> Any:
         if isinstance(i, slice):
             start, stop, _ = i.indices(self._num)

@@ -309,6 +309,25 @@ def test_errors_come_in_their_turn_and_can_be_skipped(num_workers):
     assert next(it).tolist() == [16, 20, 17, 21, 18, 22, 19, 23][:num_rows] and next(it, None) is None
 
 
+def test_hosts_are_not_asked_again_where_a_step_is_tried_again():
+    calls, left = [], ["once"]
+
+    def stacked(rows):
+        if left:
+            raise Boom(left.pop())
+        return np.stack(rows)
+
+    def agree(num):
+        calls.append(num)
+        return num
+
+    ds = MapDataset.range(24).to_iter_dataset(DIRECT).filter(lambda x: True)
+    it = iter(ds.global_batch(8, shard_options=ShardOptions(0, 2), agree=agree, agree_every=2, batch_fn=stacked))
+    assert_raises(Boom, "once", next, it)
+    assert len([*it]) == 3 and calls == [2, 1]
+    it.set_state(it.get_state())  # where other hosts may begin, too
+
+
 def test_what_fails_once_is_tried_again_and_a_lane_that_is_shorter_than_its_length_is_an_error():
     for every in (1, 2, 5):
         options = {"shard_options": ShardOptions(0, 2), "agree": lambda num: num, "agree_every": every}

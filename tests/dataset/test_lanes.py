@@ -55,6 +55,22 @@ def test_init_functions_get_the_worker_and_options_are_checked():
     assert_raises(StateMismatchError, "taken with 4 workers", of_five.set_state, state)
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_state_that_a_later_stage_refuses_changes_nothing(num_workers):
+    """Also where the lanes have taken note of their part of it."""
+    numbers = MapDataset.range(60).to_iter_dataset()
+    it = iter(with_workers(num_workers, 4)(numbers).zip(numbers.batch(1)))
+    first = it.get_state()
+    found = [next(it)[0] for _ in range(10)]
+    refused = {**first, "parents": [first["parents"][0], {"next_index": "no"}]}
+    for prefetches in (False, True):
+        assert_raises(StateMismatchError, "next_index", it.set_state, refused)
+        if prefetches:
+            it.start_prefetch()
+        found += [next(it)[0] for _ in range(10)]
+    assert found + [x for x, _ in it] == [*range(60)]
+
+
 NOISE = operation(RandomMap, "random_map", lambda x, rng: x + int(rng.integers(1000)) * 100)
 
 
