@@ -24,6 +24,7 @@ from gristmill.dataset.ahead.threads import running_threads
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.node import DatasetNode
 from gristmill.dataset.bases.observing import Observable, running_upstream
+from gristmill.dataset.engine.stream import Stream
 from gristmill.diagnostics.probe import clock, name_of
 from gristmill.diagnostics.stacks import stack_text, worker_stacks
 from gristmill.diagnostics.units import time_text
@@ -193,7 +194,7 @@ def _innermost(frame: FrameType | None) -> str:
     while frame is not None:
         variables = frame.f_locals
         owner = variables.get("self", variables.get("stage"))
-        if isinstance(owner, DatasetIterator | DatasetNode):
+        if isinstance(owner, DatasetIterator | DatasetNode | Stream):
             indices = [variables["index"]] if "index" in variables else variables.get("indices")
             if indices is not None and len(indices):
                 first, last = int(indices[0]), int(indices[-1])

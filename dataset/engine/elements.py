@@ -33,6 +33,7 @@ class Each(Stream):
         super().__init__(stage, parent)
         self.fn = fn
         self.with_nones = with_nones
+        self.function = fn if with_nones else partial(unless_none, fn)
 
     def run(self, cell: Cell) -> Iterator[Any]:
         if cell.wanted > 1:
@@ -72,6 +73,11 @@ class Each(Stream):
         return self.parent.at_index(index)
 
 
+def unless_none(fn: Fn, x: Any) -> Any:
+    """Return ``fn(x)``; ``None`` if ``x`` is ``None``."""
+    return None if x is None else fn(x)
+
+
 class Keep(Stream):
     """The elements of the parent that ``fn`` accepts; ``guard`` is told how many these are."""
 
@@ -79,7 +85,7 @@ class Keep(Stream):
 
     def __init__(self, stage: Any, parent: Stream, fn: Fn) -> None:
         super().__init__(stage, parent)
-        self.fn = fn
+        self.fn = self.function = fn
         self.guard = FilterGuard(str(self))
         parent.take_singly()
         self._decisions: list[bool] = []  # about the last elements

@@ -128,7 +128,7 @@ class Prefetch(Stream):
             cell.pos = pos
 
     def _threaded(self, cell: Cell) -> Iterator[Any]:
-        choices = cell.choices
+        choices = cell.choices if self.parent.chooses else None
         ahead = self._running(cell.pos, choices)
         while True:
             num, ready = cell.take_wanted(), ahead.ready
@@ -139,6 +139,8 @@ class Prefetch(Stream):
                 if not ready:
                     assert failure is not None
                     self.ahead = None  # it has ended, and must not refer to an error that refers to this
+                    self._finalizer.detach()
+                    ahead.forget_failure()
                     if isinstance(end := failure[0], End):
                         if self.parent.may_have_chosen():
                             self._end(cell, end)
@@ -210,7 +212,7 @@ class Prefetch(Stream):
         if before is not None and not before.is_here:
             self.parent.forget()
         own = None
-        if choices is not None and self.parent.chooses:
+        if choices is not None:
             own = Choices()
             own.restart(choices.to_come())
         source = Pulled(self.parent, self.inner.at(start, choices=own), own, self._it)

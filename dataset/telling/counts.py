@@ -58,7 +58,7 @@ def _nearest(it: Any, name: str) -> Any:
     """The nearest to the output that has this method: an iterator like that in use, which need not be where that one is."""
     level = [it]
     while level:
-        found = next((node for node in level if hasattr(node, name)), None)
+        found = next((node for node in level if getattr(node, name, None) is not None), None)
         if found is not None:
             return found
         level = [upstream for node in level for upstream in node._described_upstream]
