@@ -116,7 +116,7 @@ class Cache(Refilling):
         """Return true if ``memory`` was read with just the choices in ``records``, after forgetting what came later."""
         if self.choices is None:
             return True
-        num_known = {key: num for key, num, _ in records}
+        num_known = {record.key: record.num for record in records}
         return self.choices.begin_with(records) and (num_known == self._counts() or memory.cut(num_known))
 
     def _read(self, cell: Cell, memory: _Memory, stop: int, pos: Pos) -> None:

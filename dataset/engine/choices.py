@@ -6,10 +6,13 @@ again, from a position on, *replays* them. It owns ``Choices``: a record of the 
 made upstream since that position, which is part of its own position and of its state. Stages
 upstream ask the record first, and do what it says.
 
-A known choice that cannot be made any more, as its component is gone, is passed over: the stage asks
-for the next one. So the stage that replays sees at the number of choices which element is missing.
-If several stages replay (``outer`` is not ``None``), the outputs of one are elements of the next,
-and it is not known of which choices they are made: the stage that chooses raises.
+A known choice that cannot be made any more, as its component was dropped, is passed over: the stage
+asks for the next one. So the stage that replays sees at the number of choices which element is
+missing, if it knows that each choice gave one of its elements at most (``mixture``). Otherwise
+dropping is refused.
+
+That the elements ended is a choice, too. If more follow now, those that the stage held then make no
+outputs together with these: it begins a new group (``continues``).
 
 Each stage that chooses has a key and counts its own choices, so that the order in which threads
 make them does not matter.
@@ -17,12 +20,15 @@ make them does not matter.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, ClassVar, NamedTuple
 
 from gristmill.core.errors import StateMismatchError
-from gristmill.core.state import plain_int, shown
+from gristmill.core.state import shown
 from gristmill.dataset.bases.origins import Place
+from gristmill.dataset.engine.draws import Delivery, Draw, SavedDraws, count_in, names_lost, needed
 from gristmill.dataset.engine.stream import Cell, Layer, Pos, Stream, are_equal
 from gristmill.dataset.states.refilling import refilling
 from gristmill.dataset.states.turns import Turns
@@ -32,12 +38,50 @@ NEW: Any = object()  # nothing is recorded: the stage chooses
 USUAL: Any = object()  # the stage did what it does without a record, such as keeping an element
 
 
+class Beginning(Sequence[tuple[int, Any]]):
+    """The first items of a list that only grows. It is equal to a tuple of these."""
+
+    __slots__ = ("_items", "_num")
+
+    def __init__(self, items: list[tuple[int, Any]]) -> None:
+        self._items = items
+        self._num = len(items)
+
+    def __len__(self) -> int:
+        return self._num
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        return islice(self._items, self._num)
+
+    def __getitem__(self, i: Any) -> Any:
+        return tuple(self)[i]
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Beginning) and other._items is self._items:
+            return other._num == self._num
+        return isinstance(other, Beginning | tuple) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __reduce__(self) -> Any:
+        return tuple, (tuple(self),)
+
+
 class Record(NamedTuple):
-    """Consecutive choices of one stage: ``num``, and those of them that were unusual as ``(index, choice)``."""
+    """Consecutive choices of one stage.
+
+    Attributes:
+        key: the stage's.
+        num: how many.
+        unusual: those that were unusual, as ``(index, choice)``.
+        delivery: where the elements are that draws gave, if the stage that replays them knows it.
+    """
 
     key: str
     num: int
-    unusual: tuple[tuple[int, Any], ...]
+    unusual: Sequence[tuple[int, Any]]
+    delivery: Delivery | None = None
 
 
 Records = tuple[Record, ...]
@@ -46,11 +90,10 @@ Records = tuple[Record, ...]
 class Choices:
     """The choices since a position, of which the first ones may be known from an earlier run."""
 
-    __slots__ = ("_known", "_made", "counts", "num_restarts", "outer", "until")
+    __slots__ = ("_known", "_made", "counts", "met_end", "outer", "until")
 
     def __init__(self) -> None:
         self.outer: Choices | None = None  # of the next stage downstream that replays elements
-        self.num_restarts = 0
         self.restart()
 
     def restart(self, known: Iterable[Record] = ()) -> None:
@@ -58,18 +101,18 @@ class Choices:
         self.counts: dict[str, int] = {}  # choices of each stage
         self._made: dict[str, list[tuple[int, Any]]] = {}
         self.until: dict[str, int] = {}  # how many choices of each stage are known
-        self._known: dict[tuple[str, int], Any] = {}
-        for key, num, unusual in known:
+        self.met_end = False  # a stage upstream that replays elements has met a known end
+        self._known: dict[str, dict[int, Any]] = {}
+        for key, num, unusual, _ in known:
             self.until[key] = num
-            self._known.update({(key, i): choice for i, choice in unusual})
-        self.num_restarts += 1
+            self._known[key] = dict(unusual)
 
     def ask(self, key: str) -> Any:
         """Count one choice of a stage; return what is recorded of it, ``USUAL``, or ``NEW`` if nothing is."""
         num = self.counts.get(key, 0)
         self.counts[key] = num + 1
         if num < self.until.get(key, 0):
-            return self._known.get((key, num), USUAL)
+            return self._known[key].get(num, USUAL)
         return NEW if self.outer is None else self.outer.ask(key)
 
     @property
@@ -96,7 +139,7 @@ class Choices:
             self.outer.retract(key)
         made = self._made.get(key)
         if made and made[-1][0] == num - 1:
-            made.pop()
+            self._made[key] = made[:-1]  # records may have the list
         self.counts[key] = num - 1
 
     def go_back(self, counts: Mapping[str, int]) -> None:
@@ -108,15 +151,15 @@ class Choices:
     def resume(self, records: Iterable[Record]) -> None:
         """Begin after the choices in ``records``, about elements that are not computed again."""
         self.restart()
-        for key, num, unusual in records:
+        for key, num, unusual, _ in records:
             self.counts[key], self._made[key] = num, [*unusual]
 
     def begin_with(self, records: Iterable[Record]) -> bool:
         """Return true if the first choices that were made are those in ``records``."""
         return all(
             [
-                num <= self.counts.get(key, 0) and tuple([x for x in self._made.get(key, ()) if x[0] < num]) == unusual
-                for key, num, unusual in records
+                num <= self.counts.get(key, 0) and tuple(_between(self._made.get(key, []), 0, num)) == unusual
+                for key, num, unusual, _ in records
             ]
         )
 
@@ -134,7 +177,7 @@ class Choices:
 
     def add(self, records: Iterable[Record]) -> None:
         """Record choices that another thread or worker has made."""
-        for key, num, unusual in records:
+        for key, num, unusual, _ in records:
             choices = dict(unusual)
             for i in range(num):
                 self.ask(key)
@@ -148,27 +191,38 @@ class Choices:
         for key, num in (self.counts if until is None else until).items():
             start = counts.get(key, 0)
             if num > start:
-                made = [(i, choice) for i, choice in self._made.get(key, ()) if i < num]
-                records.append(Record(key, num - start, tuple(_from(start, made))))
+                made = _between(self._made.get(key, []), start, num)
+                records.append(Record(key, num - start, tuple([(i - start, choice) for i, choice in made])))
         return tuple(records)
+
+    def hand_over(self, counts: Mapping[str, int]) -> Records:
+        """Return the choices that were made after there were ``counts``, and keep none."""
+        records = self.since(counts)
+        self._made = {}
+        return records
 
     def known(self) -> Records:
         """Return the choices that were made, and those that are known to follow."""
         records = []
         for key in {**self.until, **self.counts}:
             num = self.counts.get(key, 0)
-            later = [(i, choice) for (k, i), choice in self._known.items() if k == key and i >= num]
-            records.append(Record(key, max(num, self.until.get(key, 0)), (*self._made.get(key, ()), *later)))
+            until = self.until.get(key, 0)
+            made = self._made.setdefault(key, [])
+            if until > num:
+                later = [(i, choice) for i, choice in self._known[key].items() if i >= num]
+                records.append(Record(key, until, (*made, *later)))
+            else:
+                records.append(Record(key, num, Beginning(made)))
         return tuple([record for record in records if record.num])
 
     def to_come(self) -> Records:
         """Return what is known of choices that have not been asked for."""
         outer = () if self.outer is None else self.outer.to_come()
-        found = {key: (num, dict(unusual)) for key, num, unusual in outer}
+        found = {key: (num, dict(unusual)) for key, num, unusual, _ in outer}
         for key, until in self.until.items():
             num = self.counts.get(key, 0)
             if until > num:
-                own = dict(_from(num, sorted([(i, choice) for (k, i), choice in self._known.items() if k == key], key=_index)))
+                own = {i - num: choice for i, choice in self._known[key].items() if i >= num}
                 num_outer, unusual = found.get(key, (0, {}))
                 later = {i + until - num: choice for i, choice in unusual.items()}
                 found[key] = until - num + num_outer, {**own, **later}
@@ -191,32 +245,22 @@ def choosers(stream: Stream) -> Iterator[Stream]:
         yield stream
 
 
-def _from(start: int, unusual: Iterable[tuple[int, Any]]) -> list[tuple[int, Any]]:
-    """Return the unusual ones of the choices from ``start`` on, counted from there.
-
-    A choice that is a mapping, such as the weights of a mixture, holds until the next unusual one.
-    """
-    found, holds = [], None
-    for i, choice in unusual:
-        if i < start:
-            holds = choice
-        else:
-            found.append((i - start, choice))
-    is_first_usual = not found or found[0][0]
-    return [(0, holds), *found] if is_first_usual and isinstance(holds, Mapping) else found
-
-
-def _index(choice: tuple[int, Any]) -> int:
-    return choice[0]
+def _between(unusual: list[tuple[int, Any]], start: int, stop: int) -> list[tuple[int, Any]]:
+    return unusual[bisect_left(unusual, (start,)) : bisect_left(unusual, (stop,))]
 
 
 def number_choosers(stream: Stream, prefix: str = "", start: int = 0) -> int:
     """Give each stage that chooses, here and upstream, its key; return how many there are, and ``start``.
 
-    The keys count from the source on, so that they do not depend on the stages downstream.
+    The keys count from the source on, so that they do not depend on the stages downstream. Those in
+    components that have names begin with these, so that they do not depend on the other components.
     """
-    for parent in stream.parents:
-        start = number_choosers(parent, prefix, start)
+    if stream.component_names is None:
+        for parent in stream.parents:
+            start = number_choosers(parent, prefix, start)
+    else:
+        for name, parent in zip(stream.component_names, stream.parents, strict=True):
+            number_choosers(parent, f"{prefix}{start}.{name}/")
     if stream.makes_choices:
         stream.key = f"{prefix}{start}"
         start += 1
@@ -229,11 +273,13 @@ class Refilling(Layer):
     The records of the choices since then are the last item of its position.
     """
 
+    knows_draws: ClassVar[bool] = False  # its states allow that components of ``mixture`` are dropped
     _same: tuple[Pos, Pos] | None = None  # two positions, the second of which needs no replay
 
     def __init__(self, stage: Any, parent: Stream) -> None:
         super().__init__(stage, parent)
         self.choices = Choices() if parent.chooses else None
+        self.mixture = _mixture(parent) if self.knows_draws else None  # each draw of which gives one element at most
         number_choosers(self)
 
     def start(self) -> Pos:
@@ -243,7 +289,7 @@ class Refilling(Layer):
         return *super().next_epoch(end), ()
 
     def save(self, pos: Pos) -> Any:
-        records = {key: [num, [[i, copied(choice)] for i, choice in unusual]] for key, num, unusual in pos[-1]}
+        records = {record.key: _saved(record) for record in pos[-1]}
         return {**self.save_layer(pos[:-1]), **({} if self.choices is None else {"choices": records})}
 
     def load(self, state: Any) -> Pos:
@@ -270,13 +316,17 @@ class Refilling(Layer):
     def _load_records(self, state: Any) -> Records:
         records = state.get("choices", {})
         try:
-            found = tuple([Record(key, _count(num), _unusual(unusual)) for key, (num, unusual) in records.items()])
-        except (AttributeError, TypeError, ValueError):
+            found = tuple([_record(key, record) for key, record in records.items()])
+        except (AttributeError, TypeError, ValueError, KeyError):
             raise StateMismatchError(f"choices in the state of {self} is no record of choices, got {shown(records)}") from None
         stages = {stage.key: stage for stage in choosers(self.parent)}
         for record in found:
-            for _, choice in record.unusual if record.key in stages else ():
-                stages[record.key].check_choice(choice)
+            lost = names_lost(records[record.key])
+            if lost:
+                raise needed(lost, stages.get(record.key, self))
+            if record.key in stages:
+                for choice in {id(choice): choice for _, choice in record.unusual}.values():
+                    stages[record.key].check_choice(choice)
         return found
 
     def place(self, pos: Pos) -> Place | None:
@@ -299,9 +349,26 @@ class Refilling(Layer):
         self.choices.restart(records)
         return self.inner.at(pos, choices=self.choices)
 
-    def records(self) -> Records:
-        """Return the choices since the parent's position in that of this stage, with those that are known to follow."""
-        return () if self.choices is None else self.choices.known()
+    def records(self, delivery: Delivery = Delivery()) -> Records:  # noqa: B008  (never changed)
+        """Return the choices since the parent's position in that of this stage, with those that are known to follow.
+
+        Args:
+            delivery: where the elements of the mixture are.
+        """
+        if self.choices is None:
+            return ()
+        records = self.choices.known()
+        if self.mixture is None:
+            return records
+        key = self.mixture.key
+        return tuple([record._replace(delivery=delivery) if record.key == key else record for record in records])
+
+    @property
+    def draw_index(self) -> int:
+        """The index of the draw of the mixture that gave the last element; -1 if that is not recorded."""
+        assert self.choices is not None
+        assert self.mixture is not None
+        return self.choices.counts.get(self.mixture.key, 0) - 1
 
     def is_gone(self, state: Any) -> bool:
         """Return true if a state from before there were records says that the element that is held is gone."""
@@ -312,18 +379,51 @@ class Refilling(Layer):
         """Return true if the element that was held is gone: the parent has yielded another one instead."""
         return self.choices is not None and bool(self.choices.until) and self.choices.are_new
 
+    def continues(self, cell: Cell, following: Pos) -> bool:
+        """Return true if the parent's end, which was met, is known from an earlier run: more elements may follow now.
+
+        Those make outputs of their own. The outermost stage that replays continues with these at once. Others end their
+        run, so that stages in between do so, too.
+
+        Args:
+            cell: where the run is; it is moved if more may follow.
+            following: the position before the next group.
+        """
+        choices = self.choices
+        if choices is None or not (choices.met_end or (choices.until and not choices.are_new)):
+            return False
+        choices.restart()
+        cell.pos = following
+        if cell.choices is not None:
+            cell.choices.met_end = True
+        return cell.choices is None
+
     def next_group(self) -> None:
         """Begin a new record: the parent's position has moved on."""
         if self.choices is not None:
             self.choices.restart()
 
 
-def _count(value: Any) -> int:
-    num = plain_int(value)
-    if num is None or num < 0:
-        raise ValueError(value)
-    return num
+def _mixture(stream: Stream) -> Stream | None:
+    """Return the mixture upstream each draw of which gives one element of ``stream`` at most, if there is one."""
+    if stream.component_names is not None:
+        return stream
+    is_simple = len(stream.parents) == 1 and stream.flow in ("one_to_one", "dropping") and not stream.makes_choices
+    return _mixture(stream.parent) if is_simple else None
 
 
-def _unusual(value: Any) -> tuple[tuple[int, Any], ...]:
-    return tuple([(_count(i), given(choice)) for i, choice in value])
+def _saved(record: Record) -> Any:
+    """Return the JSON-able form of a record."""
+    choices = [choice for _, choice in record.unusual]
+    if choices and isinstance(choices[0], Draw):
+        return SavedDraws.of(choices, record.delivery).saved()
+    return [record.num, [[i, copied(choice)] for i, choice in record.unusual]]
+
+
+def _record(key: str, saved: Any) -> Record:
+    """Return the record that ``_saved`` has made a form of."""
+    if isinstance(saved, Mapping):
+        found = SavedDraws.read(saved)
+        return Record(key, len(found.codes), tuple(enumerate(found.draws())), found.delivery)
+    num, unusual = saved
+    return Record(key, count_in(num), tuple([(count_in(i), given(choice)) for i, choice in unusual]))

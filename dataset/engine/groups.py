@@ -14,6 +14,7 @@ from gristmill.core.state import shown, state_count
 from gristmill.dataset.engine.choices import Choices, Records, Refilling
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, pass_outputs
 from gristmill.dataset.states.turns import TURNS, Turns, packed, unpacked
+from gristmill.dataset.states.values import given
 
 _GONE: Any = object()  # in the place of an element of a component that was dropped
 _SOURCES = "from_choices"  # in a state: which choice gave each element of a window
@@ -30,6 +31,7 @@ class Window(Refilling):
 
     keys = ("parent_window_start_state", "window_index", "pos_in_window")
     own = (0, 0)
+    knows_draws = True
 
     def __init__(self, stage: Any, parent: Stream, size: int, seed: int) -> None:
         super().__init__(stage, parent)
@@ -61,7 +63,7 @@ class Window(Refilling):
         if turns is not None and not all(turns.are_there()):
             return start, number, taken, turns
         try:
-            return start, number, taken, tuple(unpacked(state.get(_SOURCES, ())))
+            return start, number, taken, tuple(unpacked(given(state.get(_SOURCES, ()))))
         except Exception:
             raise StateMismatchError(f"{_SOURCES} in the state of {self} must be numbers, got {shown(state[_SOURCES])}") from None
 
@@ -96,7 +98,8 @@ class Window(Refilling):
             if num < self.size:
                 if not num:
                     cell.pos = start, number, 0, (), records
-                return
+                if not self.continues(cell, (inner.settle(), number + (first < num), 0, (), ())):
+                    return
             number += first < num
             start, first, sources = inner.settle(), 0, ()
             self.next_group()
@@ -127,26 +130,32 @@ class Window(Refilling):
     def _read_choices(self, window: list[Any], sources: tuple[int, ...], choices: Choices) -> tuple[int, ...]:
         """Read a window; return which choice gave each element, or nothing if that is clear."""
         inner, run = self.inner, self.parent.run(self.inner)
-        known = sources or range(sum(choices.until.values()))
+        key = None if self.mixture is None else self.mixture.key
+
+        def num_asked() -> int:
+            return choices.num_asked if key is None else choices.counts.get(key, 0)
+
+        known = sources or range(sum(choices.until.values()) if key is None else choices.until.get(key, 0))
         if known:
-            while len(window) < len(known):
+            while len(window) < self.size:  # a window that is not full ended with the elements
                 before = inner.settle()
                 x = next(run, _GONE)
-                source = sys.maxsize if x is _GONE else choices.num_asked - 1
+                source = sys.maxsize if x is _GONE else num_asked() - 1
                 while len(window) < len(known) and known[len(window)] < source:
                     window.append(_GONE)
                 if len(window) < len(known):
                     window.append(x)
-                elif x is not _GONE:  # it is of the next window
+                    continue
+                if x is not _GONE:  # it is of the next window
                     choices.go_back(choices.until)
                     inner.go_to(before)
+                break
             return sources
         found = []
         for x in islice(run, self.size):
             window.append(x)
-            found.append(choices.num_asked - 1)
-        is_clear = not choices.num_asked or found == [*range(choices.num_asked)]
-        return () if is_clear else tuple(found)
+            found.append(num_asked() - 1)
+        return () if found == [*range(num_asked())] else tuple(found)
 
     def _read_turns(self, window: list[Any], turns: Turns) -> None:
         """Read a window of which a state from before there were records of choices says what is gone."""
@@ -185,6 +194,7 @@ class Spread(Refilling):
     """
 
     keys = ("parent", "next_index_in_buffer")
+    knows_draws = True
 
     def __init__(self, stage: Any, parent: Stream, split: Callable[[Any], list[Any]], *, with_nones: bool) -> None:
         super().__init__(stage, parent)
@@ -221,7 +231,7 @@ class Spread(Refilling):
                     taken = self._checked(num, taken)
                     del items[:taken]
                 if choices is not None:
-                    records = choices.since()
+                    records = self.records()
                 items.reverse()
                 if len(items) <= wanted:
                     wanted -= len(items)
@@ -249,6 +259,8 @@ class Spread(Refilling):
             raise
         cell.is_counting = False
         cell.pos = before, num, self.records()
+        if self.continues(cell, (inner.settle(), 0, ())):
+            yield from self._run(cell)
 
     def _expect(self, cell: Cell) -> int:
         """Return how many outputs are wanted, after telling the parent how many of its elements these need."""

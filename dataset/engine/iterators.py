@@ -70,7 +70,7 @@ class StreamIterator(BlockIterator[T_co]):
             if isinstance(parent, StreamIterator):
                 parent._part_of = owner, i
         if engine.counts_faults:
-            engine.tell_faults = partial(_tell_faults, owner)
+            engine.tell_faults = tell_faults_of(self)
         self._has_failed = False  # ``next`` has, with an error: its output can be skipped
         self._advance: Callable[[], Any] | None = None  # of a run that is at ``_base``
 
@@ -291,6 +291,11 @@ class StreamIterator(BlockIterator[T_co]):
 
     def _stage_text(self) -> str:
         return str(self._engine)
+
+
+def tell_faults_of(it: StreamIterator[Any]) -> Callable[[str, int], None]:
+    """Return what tells the observer of ``it`` of skipped elements."""
+    return partial(_tell_faults, weakref.ref(it))
 
 
 def _tell_faults(it: weakref.ref[StreamIterator[Any]], stage: str, num: int) -> None:

@@ -11,6 +11,7 @@ from gristmill.core.errors import StateIndexError, StateMismatchError
 from gristmill.core.state import plain_counts, plain_int, shown, state_count, state_field
 from gristmill.dataset.bases.parameters import Described, Parameters
 from gristmill.dataset.engine.choices import Records, Refilling
+from gristmill.dataset.engine.draws import Delivery
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, pass_outputs
 from gristmill.dataset.states.refilling import refilling
 from gristmill.dataset.states.turns import Turns
@@ -179,6 +180,7 @@ class BinPack(Collecting[Bins | None]):
 
     keys = ("parent", "next_row", "counter")
     own = (0, 0, ())
+    knows_draws = True
 
     def __init__(self, stage: Any, parent: Stream, packing: Packing) -> None:
         super().__init__(stage, parent)
@@ -205,8 +207,8 @@ class BinPack(Collecting[Bins | None]):
             start, row, count, skipped, _ = found.pos
             if rows is not None:
                 left = [rows[i] for i in reversed(range(row, len(rows)))]
+                records = self.records(self._delivery(rows))  # of the element that did not fit, too
                 del rows
-                records = self.records()  # of the element that did not fit, too
                 while left:
                     row, count = row + 1, count + 1
                     if left[1:]:
@@ -217,10 +219,22 @@ class BinPack(Collecting[Bins | None]):
                     yield left.pop()
             if found.is_last:
                 self.end(cell, 0, count, ())
+                if self.continues(cell, cell.pos):
+                    yield from self._run(cell)
                 return
             element, found = found.next, Collected(cell.pos, (), None)
             found.next = element
             del element
+
+    def _delivery(self, rows: PackedRows) -> Delivery:
+        if self.mixture is None or self.choices is None:
+            return Delivery()
+        found = [-1] * self.choices.counts.get(self.mixture.key, 0)
+        for row, extras in enumerate(rows.extras):
+            for *_, draw in extras:
+                if draw >= 0:
+                    found[draw] = row
+        return Delivery(tuple(found))
 
     def _forget(self, found: Collected[Bins | None]) -> None:
         if self.choices is not None:
@@ -233,6 +247,8 @@ class BinPack(Collecting[Bins | None]):
             try:
                 sequences, carried = packing.layout.read(x)
                 bins = found.made or packing.bins_like(sequences)
+                if self.mixture is not None:
+                    carried = *carried, self.draw_index
                 if not bins.add(sequences, carried):
                     break
                 found.made = bins
@@ -284,6 +300,8 @@ class CutRows:
         cut: its sequences, if it has been cut.
         is_next: the stream's position is still that of the rows before.
         passed: the rows of full-length elements.
+        draws: of the elements that are wholly in a row, with its number: 0 for the row in the making.
+        left: what is left of the last element, if that has been cut.
     """
 
     def __init__(self, start: tuple[Pos, Slices | None], row: Concatenation) -> None:
@@ -294,6 +312,8 @@ class CutRows:
         self.cut: list[Array] | None = None
         self.is_next = False
         self.passed: list[dict[str, Array]] = []
+        self.draws: dict[int, int] = {}
+        self.left: Slices | None = None
 
     def __len__(self) -> int:
         return len(self.passed) + (len(self.row) > 0)
@@ -308,6 +328,7 @@ class ConcatSplit(Collecting[CutRows]):
 
     keys = ("parent_state", "remainder_slices", "elements_from_buffer_after_checkpoint")
     own = (None, 0, ())
+    knows_draws = True
 
     def __init__(
         self,
@@ -340,19 +361,30 @@ class ConcatSplit(Collecting[CutRows]):
                 raise
             made = found.made
             if not len(made):
-                self.end(cell, None, 0, ())
-                return
+                break
             *_, taken, skipped, _ = found.pos
-            records = self.records()  # of the element that is cut, too
+            records = self.records(self._delivery(made))  # of the element that is cut, too
             left = [*([made.row.output()] if len(made.row) else ()), *made.passed][: taken - len(made) - 1 : -1]
             while left:
                 taken += 1
                 cell.pos = *made.start, taken, skipped, records
                 yield left.pop()
             if found.is_last:
-                self.end(cell, None, 0, ())
-                return
+                break
             found.pos, found.made = cell.pos, following
+        self.end(cell, None, 0, ())
+        if self.continues(cell, cell.pos):
+            yield from self._run(cell)
+
+    def _delivery(self, made: CutRows) -> Delivery:
+        if self.mixture is None or self.choices is None:
+            return Delivery()
+        rows = [-1] * self.choices.counts.get(self.mixture.key, 0)
+        has_no_row = not len(made.row)
+        for draw, row in made.draws.items():
+            if draw >= 0:
+                rows[draw] = row - has_no_row
+        return Delivery(tuple(rows), None if made.left is None else self._saved_slices(made.left))
 
     def _fill(self, found: Collected[CutRows]) -> CutRows:
         """Read elements until the row is full, or to the end; return the beginning of the next row."""
@@ -363,12 +395,16 @@ class ConcatSplit(Collecting[CutRows]):
                 sequences = self.read(x) if left is None or made.cut is None else made.cut
                 if left is None and not self.splits_full_length and is_full_length(self.targets, sequences):
                     made.passed.append(Concatenation(self.targets, sequences).output())
+                    if self.mixture is not None:
+                        made.draws[self.draw_index] = len(made.passed)
                     continue
                 starts = made.row.add(sequences, self._starts(left, sequences))
             except Exception as error:
                 self.fail(error, self.inner)
                 raise
             if starts is None:
+                if self.mixture is not None:
+                    made.draws[self.draw_index] = 0
                 continue
             if any(starts):
                 cut = sequences
@@ -378,6 +414,7 @@ class ConcatSplit(Collecting[CutRows]):
         else:
             if made.start[1] is not None and found.num == made.first:
                 raise StateMismatchError(f"the state of {self} says that an element was cut, but there is none left")
+        made.left = rest
         self._check(found)
         self._move_to_rows(found)
         following = CutRows((found.after, rest), Concatenation(self.targets))
@@ -408,6 +445,9 @@ class ConcatSplit(Collecting[CutRows]):
             if self.choices is not None:
                 self.choices.forget_until(made.counts)
                 found.counts = less(found.counts, made.counts)
+                if self.mixture is not None:
+                    num_before = made.counts.get(self.mixture.key, 0)
+                    made.draws = {draw - num_before: row for draw, row in made.draws.items()}
             found.num -= made.first
             made.first, made.is_next = 0, False
             found.pos = *made.start, 0, skipped, self.known_records()
@@ -439,10 +479,9 @@ class ConcatSplit(Collecting[CutRows]):
 
     def save_layer(self, pos: Pos) -> Any:
         parent, left, taken, skipped = pos
-        slices = [[-1, -1]] * len(self.cut_names) if left is None else map(list, left)
         return {
             self.keys[0]: self.parent.save(parent),
-            "remainder_slices": dict(zip(self.cut_names, slices, strict=True)),
+            "remainder_slices": self._saved_slices(left),
             "elements_from_buffer_after_checkpoint": taken,
             **({"skipped": [*skipped]} if skipped else {}),
         }
@@ -452,6 +491,10 @@ class ConcatSplit(Collecting[CutRows]):
         left, skipped = self._load_slices(state), self.load_skipped(state)
         held = f"rows, {taken} of them delivered" if taken or skipped else None if left is None else "the rest of an element"
         return self.load_parent(state, held), left, taken, skipped
+
+    def _saved_slices(self, left: Slices | None) -> dict[str, list[int]]:
+        slices = [[-1, -1]] * len(self.cut_names) if left is None else map(list, left)
+        return dict(zip(self.cut_names, slices, strict=True))
 
     def _load_slices(self, state: Any) -> Slices | None:
         given = state_field(state, "remainder_slices", self)

@@ -72,9 +72,14 @@ class Pulled:
         pos = self._cell.settle()
         records: Records = ()
         if self._choices is not None:
-            records = self._choices.since(self._counts)
+            records = self._choices.hand_over(self._counts)
             self._counts = {**self._choices.counts}
         return pos if self._saves_anywhere else saved(self._stream, pos), records
+
+    @property
+    def met_end(self) -> bool:
+        """True if a stage upstream that replays elements has met a known end."""
+        return self._choices is not None and self._choices.met_end
 
     def close(self) -> None:
         self._it.close()
@@ -108,6 +113,8 @@ class Prefetch(Stream):
     _lent: Pos = None
     raised = 0  # the id of the error of the thread that was raised last
     _finalizer: Any = None
+
+    _pulled: Pulled | None = None  # the source of the last thread
 
     def __init__(self, stage: Any, parent: Stream, size: int, it: DatasetIterator[Any]) -> None:
         super().__init__(stage, parent)
@@ -172,6 +179,7 @@ class Prefetch(Stream):
         """Move to the end, which says more than the position after the last element where there were choices."""
         if cell.choices is not None:
             cell.choices.add(end.records)
+            cell.choices.met_end |= self._pulled is not None and self._pulled.met_end
         self._at = cell.pos = end.pos
 
     def _return_lent(self, ahead: PullAhead) -> None:
@@ -215,7 +223,7 @@ class Prefetch(Stream):
         if choices is not None:
             own = Choices()
             own.restart(choices.to_come())
-        source = Pulled(self.parent, self.inner.at(start, choices=own), own, self._it)
+        self._pulled = source = Pulled(self.parent, self.inner.at(start, choices=own), own, self._it)
         ahead = PullAhead(source, self.size, self.ctx.budget, self.budget_waits)
         self._finalizer = weakref.finalize(self, ahead.stop)
         self._at, self._is_known, self.ahead = pos, True, ahead

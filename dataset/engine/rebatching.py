@@ -28,6 +28,7 @@ class Rebatch(Refilling):
     """
 
     keys = ("parent", "batch_idx")
+    knows_draws = True
 
     def __init__(self, stage: Any, parent: Stream, size: int, *, drop_remainder: bool) -> None:
         super().__init__(stage, parent)
@@ -80,6 +81,8 @@ class Rebatch(Refilling):
             made = [self._made(pieces)]
             del pieces
             yield made.pop()
+        if self.continues(cell, (inner.settle(), 0, ())):
+            yield from self._run(cell)
 
     def _next(self, cell: Cell, batches: Iterator[Any], row: int) -> Leaves | None:
         """Return the leaves of the next batch, of which ``row`` rows were used; ``None`` at the end."""

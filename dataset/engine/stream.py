@@ -149,6 +149,7 @@ class Stream:
     makes_choices: ClassVar[bool] = False  # see ``engine.choices``
     counts_faults: ClassVar[bool] = False  # its position counts faults that ``tolerate`` has skipped
     key = ""  # of a stage that chooses
+    component_names: Sequence[str] | None = None  # of the parents, if these may come and go
     chooses: bool  # a stage upstream makes choices, or this one does
     ctx: IteratorContext
     _live: Any = None  # the current run, its cell, and the moves of that when it started

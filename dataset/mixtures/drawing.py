@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gristmill.core.errors import as_int
-from gristmill.dataset.engine.choices import NEW, USUAL
+from gristmill.core.errors import StateMismatchError, as_int
+from gristmill.dataset.engine.choices import NEW
+from gristmill.dataset.engine.draws import DELIVERED, ELEMENT, END, EXHAUSTED, Draw, needed
 from gristmill.dataset.engine.stream import Cell, Pos
 from gristmill.dataset.mixtures.draw_counts import Aims, RunningCounts
-from gristmill.dataset.mixtures.pieces import needed
 from gristmill.dataset.mixtures.plans import Plan, plan_of
 from gristmill.dataset.mixtures.standing import DRAWN, ENDED, LAST, RESTARTED, Standing, count_entry
 from gristmill.dataset.telling.failures import tell, told
@@ -45,7 +45,12 @@ class Drawing:
         self.index, self.has_ended, self.pieces, self.again = base.num_asked, base.has_ended, base.pieces, base.again
         self.counts = None if base.counts is None else RunningCounts(base.counts)
         self.choices = cell.choices if mix.makes_choices else None
+        self.is_simple = False  # an element of the last turns has nothing to be counted but the index
+        self._pauses = False  # the mixture ended here in an earlier run, and does not now
         self._has_asked = False  # the record for the next draw
+        self._known: Draw | None = None  # what that says
+        self._then: tuple[Plan, Places] | None = None  # under which plan that was drawn; ``None``: the own one
+        self._read: tuple[Any, tuple[Plan, Places] | None] | None = None  # the same, with its description
         # A plan, how many components have ended, and what is left of the plan without them.
         self._left: tuple[Plan, int, tuple[Plan, Places]] | None = None
         self._held: _Held | None = None
@@ -76,16 +81,17 @@ class Drawing:
     # Which component is next.
 
     @property
-    def counts_nothing(self) -> bool:
+    def in_blocks(self) -> bool:
         """True if the elements that follow are determined by the index and the own plan."""
         mix = self.mix
         return self.counts is None and not (mix.by or self.again or self.pieces or mix.is_replayed or self.choices)
 
-    def turns(self, num: int) -> Sequence[Any]:
-        """Return up to ``num`` components that are next; none if the mixture has ended."""
+    def turns(self, num: int) -> Iterable[Any]:
+        """Return up to ``num`` components that are next; an empty list if the mixture has ended."""
         if self.has_ended:
             return []
         mix = self.mix
+        self.is_simple = False
         while True:
             if self.again is not None and self.index < self.again[0].stop:
                 turn, self._has_asked = self._turn_again(), False
@@ -94,16 +100,21 @@ class Drawing:
                 self.index += 1
                 continue
             asked = self._has_asked = self.choices is not None and not self._is_in_piece()
-            plan, places = self._without_ended(self._chosen() if asked else self._planned())
-            found = self._due(plan, places, 1 if asked else num)
-            if found and found[0] is None and self._is_left_out():
-                self.index += 1
+            if asked and self._is_known():
+                known = self._turn_known()
+                if known is not None:
+                    return known
                 continue
+            self._then = None
+            found = self._due(*self._without_ended(self._planned()), num)
             if found and found[0] is None:
-                raise needed([name for name in plan.names if name not in mix.plan.names], mix)
+                raise needed([name for name in self._planned()[0].names if name not in mix.places], mix)
+            self.is_simple = self.counts is None and not self.pieces
+            if asked and found:
+                return self._recording(found)
+            if asked:
+                self._note(Draw(mix.own, None, END))
             if found or not self._is_in_piece():
-                if not found:
-                    self._retract()
                 return found
             self.index = self.index + 1 if mix.by is None else self.pieces[0].stop
 
@@ -118,7 +129,7 @@ class Drawing:
             if type(places) is range:  # all are there
                 return components
             found = [places[component] for component in components]
-            if None in found and (self.mix.then is None or self._is_in_piece()):
+            if None in found and self._is_in_piece():
                 del found[found.index(None) :]
             return found
         aims = self._aims(plan, places)
@@ -151,32 +162,68 @@ class Drawing:
             self.pieces = tuple([piece for piece in self.pieces if piece.stop > self.index])
         return bool(self.pieces)
 
-    def _chosen(self) -> tuple[Plan, Places]:
-        """Return the plan of the next draw: that of the record, or the own one, which is recorded."""
-        mix, choices = self.mix, self.choices
+    # Draws that are recorded.
+
+    def _is_known(self) -> bool:
+        """Ask the record for the next draw; return true if it says which one that is."""
+        assert self.choices is not None
+        known = self.choices.ask(self.mix.key)
+        self._known = known if isinstance(known, Draw) else None
+        return self._known is not None
+
+    def _turn_known(self) -> Sequence[int] | None:
+        """Return the component that the record says, none if the mixture ended there; ``None``: go on to the next draw."""
+        mix, known = self.mix, self._known
+        assert known is not None
+        self._note(known)
+        if self._read is None or self._read[0] is not known.weights:
+            self._read = known.weights, None if known.weights == mix.own else _recorded(known.weights, mix)
+        self._then = self._read[1]
+        if known.name in mix.places:
+            return [mix.places[known.name]]
+        if known.kind in (ELEMENT, DELIVERED):
+            self.index += 1  # the component was dropped
+        if known.kind != END:
+            return None
+        # More may follow under these weights: the stage that replays elements makes a group of its own of those.
+        self._pauses = bool(self._due(*self._without_ended(self._planned()), 1))
+        return []
+
+    def _recording(self, components: Iterable[int]) -> Iterator[int]:
+        """Return new draws, each of which is recorded when it is requested. The record was asked for the first one."""
+        choices, key, draws = self.choices, self.mix.key, self.mix.draws
         assert choices is not None
-        known = choices.ask(mix.key)
-        if known is NEW:
-            mix.then = None
-            mark = choices, choices.num_restarts
-            if mix.noted != mark:  # later draws are under the same plan
-                choices.note(mix.key, mix.own)
-                mix.noted = mark
-        elif known is not USUAL:
-            choices.note(mix.key, known)
-            mix.then = None if known == mix.own else _recorded(known, mix)
-        return self._planned() if mix.then is None else mix.then
+        has_asked = True
+        for i in components:
+            if not has_asked and choices.ask(key) is not NEW:  # others replay now
+                choices.retract(key)
+                return
+            choices.note(key, draws[i])
+            yield i
+            has_asked = False
 
-    def _is_left_out(self) -> bool:
-        """Return true if the stage that replays elements goes on without those of components that were dropped."""
-        choices = self.choices if self._has_asked else None
-        return choices is not None and choices.outer is None and self.mix.by is None
+    def _note(self, draw: Draw) -> None:
+        assert self.choices is not None
+        self.choices.note(self.mix.key, draw)
 
-    def _retract(self) -> None:
-        """Take back what the record was asked for: there is no element."""
-        if self._has_asked and self.choices is not None:
-            self.choices.retract(self.mix.key)
-            self._has_asked = False
+    def _note_end(self, i: int) -> None:
+        """Record that component ``i`` had no element when its turn came."""
+        mix, known = self.mix, self._known
+        if not self._has_asked or self.choices is None or (known is not None and known.kind in (EXHAUSTED, END)):
+            return
+        self.choices.retract(mix.key)
+        if mix.stop == "never":  # its next epoch follows
+            return
+        if known is not None:
+            raise told(self._changed(f"component {known.name!r} has fewer elements"), mix)
+        self.choices.ask(mix.key)
+        self._note(Draw(mix.own, mix.plan.names[i], END if mix.stop == "first" else EXHAUSTED))
+
+    def _changed(self, what: str) -> StateMismatchError:
+        return StateMismatchError(
+            f"a step after {self.mix} holds elements that are drawn again as its state says, but {what} now: data have changed "
+            "since"
+        )
 
     def _without_ended(self, planned: tuple[Plan, Places]) -> tuple[Plan, Places]:
         ended = None if self.counts is None or self.mix.stop != "all" else self.counts.ended
@@ -211,9 +258,13 @@ class Drawing:
                 self.cell.past_failed = partial(self.pass_one, i, part)
                 raise
             if length:
-                aims = self._aims(*self._without_ended(self._planned() if mix.then is None else mix.then))
+                aims = self._aims(*self._without_ended(self._then or self._planned()))
         is_again = self.again is not None and self.index < self.again[0].stop
         is_left_out = is_again and self._turn_again() == ~i
+        if self._has_asked and self._known is not None and self._known.kind != ELEMENT:
+            if self._known.kind != DELIVERED:
+                raise told(self._changed(f"component {self._known.name!r} has more elements"), mix)
+            is_left_out = True
         self.index += 1
         self._enter(i, part, length, DRAWN, aims)
         return is_left_out
@@ -226,7 +277,7 @@ class Drawing:
     def end(self, i: int) -> None:
         """Component ``i`` has no more elements when its turn comes."""
         mix, part = self.mix, self.mix.cells[i].settle()
-        self._retract()
+        self._note_end(i)
         if mix.stop == "first":
             self.index += 1
             self._enter(i, part, 0, LAST, None)
@@ -240,8 +291,10 @@ class Drawing:
         if i in counts.ended:
             self.cell.past_failed = partial(self._refuse, i)
             self._refuse(i)
+        ended = mix.parents[i]
         mix.open(i, counts.epochs[i] + 1)
-        self.parts[i] = mix.parents[i].start()
+        # What is known of the next epoch, such as totals of faults, is in a position that any stream understands.
+        self.parts[i] = ended.next_epoch(part) if ended.saves_anywhere() else mix.parents[i].start()
         self._enter(i, self.parts[i], 0, RESTARTED, None)
 
     def _refuse(self, i: int) -> None:
@@ -250,7 +303,7 @@ class Drawing:
 
     def finish(self) -> None:
         """No component is next."""
-        if not self.has_ended:
+        if not (self.has_ended or self._pauses):
             self.has_ended = True
             self._enter(None, None, 0, LAST, None)
 
@@ -265,8 +318,4 @@ class Drawing:
 def _recorded(description: Any, mix: Mix) -> tuple[Plan, Places]:
     """Return a plan of a record of choices, and which component of a mixture each one of it is."""
     plan = plan_of(description)
-    places = {name: i for i, name in enumerate(mix.plan.names)}
-    gone = [name for name in plan.names if name not in places]
-    if gone and mix.by is not None:  # what was drawn depends on the lengths of all
-        raise needed(gone, mix)
-    return plan, [places.get(name) for name in plan.names]
+    return plan, [mix.places.get(name) for name in plan.names]

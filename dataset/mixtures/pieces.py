@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import shown
+from gristmill.dataset.engine.draws import needed
 from gristmill.dataset.mixtures.plans import Plan, plan_of
 from gristmill.dataset.states.mixtures import DRAWN, OWN, forgotten_in
 from gristmill.dataset.states.refilling import refuse_refilling
@@ -92,12 +93,3 @@ def _check_all_there(plan: Plan, start: int, stop: int, known: Collection[str], 
     names = [plan.names[i] for i in gone if nums[i]]
     if names:
         raise needed(names, owner)
-
-
-def needed(names: Sequence[str], owner: object) -> StateMismatchError:
-    """Return the error of a mixture that lacks components whose elements are held downstream."""
-    return StateMismatchError(
-        f"a step behind {owner} holds elements of components that the mixture does not have any more, {names!r:.200}, and "
-        "it is not known which others it holds: it fills itself again, which needs them. Keep them in the mixture, with the "
-        "weight 0 in a Schedule, until these elements have come; then they can be dropped"
-    )

@@ -9,18 +9,20 @@ from functools import lru_cache, partial
 from operator import length_hint
 from typing import Any
 
+from gristmill.core.errors import StateMismatchError
+from gristmill.core.state import shown
 from gristmill.dataset.bases.iterator import DatasetIterator, are_taken_again, iterate, share_context
 from gristmill.dataset.bases.next_index import check_no_gaps
 from gristmill.dataset.bases.origins import Place
-from gristmill.dataset.engine.choices import Choices
+from gristmill.dataset.engine.draws import ELEMENT, Draw, needed
 from gristmill.dataset.engine.iterators import StreamIterator, stream_of
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, cannot_merge
 from gristmill.dataset.epochs import in_epoch
 from gristmill.dataset.mixtures.draw_counts import DrawCounts, RunningCounts
-from gristmill.dataset.mixtures.drawing import Drawing, Places
+from gristmill.dataset.mixtures.drawing import Drawing
 from gristmill.dataset.mixtures.expecting import expect, weigh
 from gristmill.dataset.mixtures.pieces import Piece
-from gristmill.dataset.mixtures.plans import PatternPlan, Plan
+from gristmill.dataset.mixtures.plans import PatternPlan, Plan, plan_of
 from gristmill.dataset.mixtures.standing import DRAWN, LAST, Standing, count_entry
 from gristmill.dataset.mixtures.states import counts_by_name, counts_in, loaded, saved
 from gristmill.dataset.states.values import is_same
@@ -45,6 +47,7 @@ class Mix(Stream):
 
     def __init__(self, stage: Any, *parents: Stream) -> None:
         self.names: list[str] | None = stage._names
+        self.component_names = self.names
         self.makes_choices = self.names is not None  # type: ignore[misc]
         super().__init__(stage, *parents)
         self.plan: Plan = stage._plan
@@ -53,11 +56,11 @@ class Mix(Stream):
         self.follows = self.by is None and self.stop == "first"  # what is drawn, from the position
         self.is_plain = self.follows and isinstance(self.plan, PatternPlan)
         self.own = self.plan.described()
+        self.draws = [Draw(self.own, name) for name in self.plan.names]  # of each component, as they are recorded
+        self.places = {name: i for i, name in enumerate(self.plan.names)}
         self.cells = [Cell() for _ in parents]
         self.nothing = DrawCounts.nothing(len(parents), self.plan.whole * _FINE if self.by is not None else 0)
         self.is_replayed = False  # by such a stage
-        self.then: tuple[Plan, Places] | None = None  # under which plan elements are replayed; ``None``: the own one
-        self.noted: tuple[Choices, int] | None = None  # where the own plan was recorded last
         self.owner: weakref.ref[MixIterator] | None = None
         self.epochs = [0] * len(parents)  # of the streams in ``parents``
         self.former: dict[int, tuple[int, Stream]] = {}  # epochs of components before that, with their streams
@@ -113,6 +116,15 @@ class Mix(Stream):
         at = loaded(self, state)
         self.is_expected = self.was_asked = False
         return at, [], 0
+
+    def check_choice(self, choice: Any) -> None:
+        try:
+            plan_of(choice.weights)
+        except (AttributeError, ValueError, TypeError) as error:
+            text = f"a choice in the state of {self} must be a draw of a mixture, got {shown(choice)}"
+            raise StateMismatchError(text) from error
+        if choice.kind == ELEMENT and choice.name is not None and choice.name not in self.places:
+            raise needed([choice.name], self)
 
     def index_of(self, pos: Pos) -> int:
         at = self.standing(pos)
@@ -179,10 +191,10 @@ class Mix(Stream):
     def _run(self, cell: Cell) -> Iterator[Any]:
         at = Drawing(self, cell)
         runs: dict[int | None, Iterator[Any]] = {}
-        cells, log, counts_nothing = self.cells, at.log, at.counts_nothing
+        cells, log, in_blocks = self.cells, at.log, at.in_blocks
         while True:
             wanted = cell.take_wanted()
-            if wanted > 1 and counts_nothing:
+            if wanted > 1 and in_blocks:
                 yield from self._in_block(at, runs, wanted)
                 log = at.log
                 if at.has_ended:
@@ -190,6 +202,7 @@ class Mix(Stream):
                 continue
             if not (turns := at.turns(_BLOCK)):
                 break
+            is_simple = at.is_simple
             for i in turns:
                 try:
                     x = next(runs[i] if i in runs else self._opened(at, runs, i), _END)
@@ -203,7 +216,7 @@ class Mix(Stream):
                         return
                     break
                 c = cells[i]
-                if counts_nothing:
+                if is_simple:
                     at.index = index = at.index + 1
                     at.num = num = at.num + 1
                     log.append((i, c.settle() if c.is_counting else c.pos, index, 1, DRAWN, None))
@@ -216,7 +229,7 @@ class Mix(Stream):
 
     def _in_block(self, at: Drawing, runs: dict[int | None, Iterator[Any]], num: int) -> Iterator[Any]:
         """Yield up to ``num`` elements, which will surely be taken."""
-        turns = at.turns(num)
+        turns = [*at.turns(num)]
         start = at.begin_block()
         cells = self.cells
         for i, of_component in _num_of_each(tuple(turns)):

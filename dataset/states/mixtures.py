@@ -21,11 +21,12 @@ A mixture is found by its entries, as JSON; so states of nested steps, lanes and
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from gristmill.core.state import plain_int
-from gristmill.dataset.states.turns import TURNS, Turns, without
+from gristmill.dataset.engine.draws import LOST, SavedDraws
+from gristmill.dataset.states.turns import TURNS, without
 
 OWN = "proportions"  # the weights of the mixture when the state was taken
 DRAWN = "drawn"
@@ -109,7 +110,12 @@ def without_components(state: Any, names: frozenset[str], *, is_held: bool = Fal
         return state
     if is_mixture(state):
         return _mixture_without(state, names, is_held=is_held)
-    anew = None if is_held else _going_on_without(state, names)
+    if isinstance(state.get("choices"), Mapping):
+        anew = None if is_held else _replaying_without(state, names)
+        if anew is None:
+            state = {**state, "choices": {key: _losing(record, names) for key, record in state["choices"].items()}}
+    else:
+        anew = None if is_held else _going_on_without(state, names)
     is_held = is_held or (anew is None and _holds_some(state))
     return {key: without_components(value, names, is_held=is_held) for key, value in (anew or state).items()}
 
@@ -161,21 +167,75 @@ def _going_on_without(state: Mapping[str, Any], names: frozenset[str]) -> dict[s
         return None
     anew[TURNS] = mixture[TURNS] = turns.passing(num).saved()  # a new group begins with what was not delivered
     anew[key] = 0
-    return anew if "remainder_slices" not in state or _cuts_on(anew, turns, num) else None
+    are_there = turns.passing(num).are_there()
+    return anew if "remainder_slices" not in state or _cuts_on(anew, are_there, turns.left, num) else None
 
 
-def _cuts_on(state: dict[str, Any], turns: Turns, num_rows: int) -> bool:
+def _replaying_without(state: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any] | None:
+    """The state of a step with a record of what mixtures have drawn, such that it goes on without components with these names.
+
+    ``None`` if it holds elements of these, and it is not known which others.
+    """
+    records = {key: draws for key, record in state["choices"].items() if (draws := _draws(record)) is not None}
+    without = {key: draws.without(names) for key, draws in records.items()}
+    anew = {**state}
+    if _holds_some(state) and names & _names_drawn(state):
+        told = [key for key, draws in records.items() if draws.delivery is not None]
+        num = next((plain_int(state[name]) for name in _NUM_DELIVERED if name in state), 0)
+        parts = [value for value in state.values() if is_mixture(value)]
+        if len(told) != 1 or num is None or len(parts) != 1 or DRAWN in parts[0] or state.get("skipped"):
+            return None
+        (key,) = told
+        delivery = records[key].delivery
+        without[key] = without[key].passing(num)  # a new group begins with what was not delivered
+        anew.update({name: 0 for name in _NUM_DELIVERED if name in state})
+        left = None if delivery is None else delivery.left
+        if "remainder_slices" in state and not _cuts_on(anew, without[key].are_there(), left, num):
+            return None
+    anew["choices"] = {**state["choices"], **{key: draws.saved() for key, draws in without.items()}}
+    return anew
+
+
+def _losing(record: Any, names: frozenset[str]) -> Any:
+    """A record of choices that cannot be restored without components with these names if it has draws of them."""
+    draws = _draws(record)
+    lost = [] if draws is None else sorted(names & draws.names_drawn())
+    return {**record, LOST: lost} if lost else record
+
+
+def _draws(record: Any) -> SavedDraws | None:
+    """What a record says of the draws of a mixture; ``None`` if it is of something else."""
+    try:
+        return SavedDraws.read(record) if isinstance(record, Mapping) else None
+    except (ValueError, TypeError, KeyError):
+        return None  # restoring says so
+
+
+def _names_drawn(state: Any) -> set[str]:
+    """The components of mixtures of which a step, and steps upstream, hold elements."""
+    if isinstance(state, Mapping):
+        draws = _draws(state)
+        return set().union(*map(_names_drawn, state.values())) if draws is None else draws.names_drawn()
+    return set().union(*map(_names_drawn, state)) if isinstance(state, list | tuple) else set()
+
+
+def _cuts_on(state: dict[str, Any], are_there: Sequence[bool], cut: Any, num_rows: int) -> bool:
     """Changes the state of a step that cuts elements such that it goes on where it has cut one, if that is still there.
+
+    Args:
+        state: the state.
+        are_there: for each element that the step will get, whether its component was not dropped.
+        cut: what is left of the last element, where a row was delivered.
+        num_rows: how many rows were delivered.
 
     Returns:
         whether that is possible: others must not come first.
     """
-    are_there = turns.passing(num_rows).are_there()
     place = -1 if num_rows else 0  # of the one that was cut
     slices = state["remainder_slices"]
     if not isinstance(slices, Mapping):
         return False
-    left = turns.left if num_rows else slices
+    left = cut if num_rows else slices
     if left is None or not are_there or not are_there[place]:
         left = {name: [-1, -1] for name in slices}
     elif any(are_there[:place]):

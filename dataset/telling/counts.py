@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from gristmill.dataset.engine.iterators import StreamIterator
 from gristmill.dataset.mixtures.draw_counts import sum_of_counts
 from gristmill.dataset.states.mixtures import mixtures_in
 
@@ -24,7 +25,7 @@ def counts_of(it: Any) -> dict[str, dict[str, int]]:
         >>> it.counts()["a"]
         {'elements': 2, 'lengths': 2, 'epochs': 0}
     """
-    mixture = _nearest(it, "_counts_in")
+    mixture = _nearest(it, lambda node: hasattr(node, "_counts_in"))
     if mixture is None:
         counts = _counts_of_map_datasets(it)
         if counts is None:
@@ -40,7 +41,8 @@ def counts_of(it: Any) -> dict[str, dict[str, int]]:
 
 
 def _counts_of_map_datasets(it: Any) -> dict[str, dict[str, int]] | None:
-    reading, places = _nearest(it, "_counts_at"), [*_places_in(it.get_state())]
+    reading = _nearest(it, lambda node: isinstance(node, StreamIterator) and node._counts_at is not None)
+    places = [*_places_in(it.get_state())]
     counts: dict[str, dict[str, int]] | None = reading._counts_at(places[0]) if reading and len(places) == 1 else None
     return counts
 
@@ -54,11 +56,11 @@ def _places_in(state: Any) -> Iterator[int]:
     yield from inner
 
 
-def _nearest(it: Any, name: str) -> Any:
-    """The nearest to the output that has this method: an iterator like that in use, which need not be where that one is."""
+def _nearest(it: Any, is_one: Callable[[Any], bool]) -> Any:
+    """The nearest such iterator to the output: one like that in use, which need not be where that one is."""
     level = [it]
     while level:
-        found = next((node for node in level if getattr(node, name, None) is not None), None)
+        found = next(filter(is_one, level), None)
         if found is not None:
             return found
         level = [upstream for node in level for upstream in node._described_upstream]

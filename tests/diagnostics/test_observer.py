@@ -135,21 +135,21 @@ def test_running_workers_are_observed_from_now_on_and_what_dead_ones_have_counte
     ds = MapDataset.range(100).to_iter_dataset().map(large).mp_prefetch(WORKERS)
     with iter(ds) as it:
         take(it, 10)
-        process_ids = [worker.process_id for worker in it._pool.workers]
+        process_ids = [worker.process_id for worker in it.pool.workers]
         with observe(it) as view:
             assert len(list(it)) == 90
             assert [worker.process_id for worker in view._observer.groups[0].processes] == process_ids
         assert 80 <= num_of(view, "MapDatasetIterator") <= 90
         it.set_state(iter(ds).get_state())
         next(it)
-        for worker in it._pool.workers:
+        for worker in it.pool.workers:
             worker.call(cloudpickle.dumps(lambda worker: 1 // 0))  # watching that fails leaves them alone
         assert [int(x[0]) for x in it] == list(range(1, 100))  # by the same processes, which observe no more
         it.set_state(iter(ds).get_state())
         with observe(it) as view:
             take(it, 10)
             before = num_of(view, "MapDatasetIterator")
-            for worker in it._pool.workers:
+            for worker in it.pool.workers:
                 worker._process.kill()
                 worker._process.wait(30)
             state = it.get_state()
