@@ -58,8 +58,8 @@ _TRANSFORMATIONS = {
     | _instead("MapDataset.map", f"{_STAGES}.map", "MapIterDataset MapMapDataset")
     | _instead("MapDataset.random_map", f"{_STAGES}.random_map", "RandomMapIterDataset RandomMapMapDataset")
     | _instead("MapDataset.map_with_index", f"{_STAGES}.map_with_index", "MapWithIndexIterDataset MapWithIndexMapDataset"),
-    "mix": _instead("MapDataset.mix", f"{_STAGES}.mix", "MixedMapDataset")
-    | _instead("MapDataset.mix", f"{_STAGES}.mix_stream", "MixedIterDataset"),
+    "mix": _instead("MapDataset.mix", "gristmill.dataset.mixtures.map_dataset", "MixedMapDataset")
+    | _instead("MapDataset.mix", "gristmill.dataset.mixtures.iter_dataset", "MixedIterDataset"),
     "packing": _of("experimental", "BestFitPackIterDataset FirstFitPackIterDataset"),
     "packing_concat_then_split": _of("experimental", "BOSHandling ConcatThenSplitIterDataset"),
     "prefetch": _of("experimental", "ThreadPrefetchDatasetIterator ThreadPrefetchIterDataset multithread_prefetch")

@@ -6,10 +6,15 @@ The public way is ``TFRecordIterDataset(path, open=...)``.
 from __future__ import annotations
 
 import os
+import sys
+import weakref
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from gristmill.dataset.stages.tfrecord import RecordsIterator
+from gristmill.dataset.engine.iterators import StreamIterator
+from gristmill.dataset.stages.tfrecord import Records, TFRecordIterDataset
 from gristmill.sources.forwards import can_seek
 from gristmill.sources.tfrecord import TFRecordFile
 
@@ -31,7 +36,7 @@ class _TFRecordReader:
             self._reader.close()
 
 
-class _TFRecordDatasetIterator(RecordsIterator):
+class _TFRecordDatasetIterator(StreamIterator[bytes]):
     """The records of a ``_TFRecordReader``, which a subclass makes in ``__init__``: it sets ``_reader``.
 
     The reader stays open until ``close``: only the subclass knows how to open it again.
@@ -41,26 +46,47 @@ class _TFRecordDatasetIterator(RecordsIterator):
 
     def __new__(cls, path: Any = "", *args: Any, **kwargs: Any) -> Self:
         self = super().__new__(cls)  # subclasses may call no other constructor than that of ``DatasetIterator``
-        RecordsIterator.__init__(self, path if isinstance(path, str | os.PathLike) else str(path))
+        stage = TFRecordIterDataset(path if isinstance(path, str | os.PathLike) else str(path))
+        StreamIterator.__init__(self, stage, [], partial(_ReaderRecords, it=weakref.ref(self), name=cls.__name__))
         return self
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        super().__init__(path)
         self._reader = _TFRecordReader(path)
 
-    def _open(self) -> TFRecordFile:
-        reader = self._reader
+    def close(self) -> None:
+        super().close()
+        self._close_reader()
+
+    def _close_reader(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        super().__del__(is_finalizing)
+        self._close_reader()
+
+
+class _ReaderRecords(Records):
+    """The records of the reader of an iterator, which closes it."""
+
+    def __init__(self, stage: Any, it: weakref.ref[_TFRecordDatasetIterator], name: str) -> None:
+        super().__init__(stage, stage._path)
+        self._it = it
+        self._name = name
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def open_file(self) -> TFRecordFile:
+        it = self._it()
+        reader = None if it is None else it._reader
         if reader is None or not can_seek(reader._reader):
             raise TypeError(
                 f"{self} needs a _reader, a _TFRecordReader with a _reader of its own that is a binary file object and can seek, "
                 f"got {reader if reader is None else reader._reader!r:.200}. Other files: TFRecordIterDataset(path, open=...)"
             )
-        return TFRecordFile(self._path, check_crc=reader.check_crc, compression=None, open=lambda path: reader._reader)
+        return TFRecordFile(self.path, check_crc=reader.check_crc, compression=None, open=lambda path: reader._reader)
 
-    def _close_file(self) -> None:
-        """Leaves it open, at the end and after errors."""
-
-    def close(self) -> None:
-        super().close()
-        if self._reader is not None:
-            self._reader.close()
+    def close_file(self) -> None:
+        """Leave it open, at the end and after errors."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 from gristmill.core.errors import as_int
 from gristmill.core.options import MAX_LANES, MultiprocessingOptions
@@ -46,6 +46,8 @@ class RayOptions:
         >>> RayOptions(4, num_lanes=16)
         RayOptions(num_workers=4, num_lanes=16)
     """
+
+    executor: ClassVar[Literal["ray"]] = "ray"  # as that of ``MultiprocessingOptions``
 
     num_workers: int
     num_lanes: int | None = field(default=None, kw_only=True)

@@ -8,8 +8,7 @@ from typing import Any
 
 from gristmill.core.errors import add_note
 from gristmill.dataset.bases.context import Numbers
-from gristmill.dataset.bases.cycle import Failure
-from gristmill.dataset.bases.round_robin import Shard
+from gristmill.dataset.executors.protocol import Failure, Shard
 from gristmill.dataset.slicing import lanes_of_worker
 from gristmill.dataset.telling.failures import of_no_element
 from gristmill.dataset.worker_task import place, worker_name
@@ -38,10 +37,7 @@ class WorkerLane(Shard):
     def is_running(self) -> bool:
         return self.failure is None and not self.has_ended
 
-    def start(self, state: Any) -> None:
-        self.worker.start({self.number: state})
-
-    def fetch(self, num: int) -> None:
+    def receive(self, num: int) -> None:
         self.worker.fetch(self)
 
     def skip(self, state: Any) -> Any:

@@ -11,6 +11,7 @@ from gristmill.core.options import DatasetOptions
 from gristmill.dataset.ahead.blocks import Growing, StatedBlocks, blocks_of
 from gristmill.dataset.ahead.budget import Budget
 from gristmill.dataset.ahead.memory import Holding
+from gristmill.dataset.ahead.reader import Reader
 from gristmill.dataset.ahead.root_log import RootLog
 from gristmill.dataset.bases.context import IteratorContext, Numbers
 from gristmill.dataset.bases.iter import IterDataset
@@ -55,6 +56,7 @@ class _Lane:
         self.ds = ds
         self.iterator: DatasetIterator[Any] | None = None
         self.blocks: StatedBlocks | None = None
+        self.logs: list[RootLog] = []  # of what it reads
 
     def close(self) -> None:
         it, self.iterator, self.blocks = self.iterator, None, None
@@ -131,8 +133,10 @@ class PipelineProducer:
             if self._allocate is not None:
                 it._allocate_with(self._allocate)
         if self.log is not None:
-            for root, reading in enumerate(roots(it)):
-                reading._reader.log = RootLog(self.log, who_reads(number, root), self.care)
+            lane.logs = []
+            for root, reader in enumerate(readers(it)):
+                reader.log = RootLog(self.log, who_reads(number, root), self.care)
+                lane.logs.append(reader.log)
         if state is not None:
             it.set_state(state)
         if skip:
@@ -171,18 +175,19 @@ class PipelineProducer:
     def take(self, lane: int, n: int) -> tuple[list[Any], Sequence[Any], BaseException | None]:
         self._blocks = blocks = self._lanes[lane].blocks
         assert blocks is not None
+        for log in self._lanes[lane].logs:
+            log.note_block()
         return blocks.take(n)
 
     def take_beside(self, number: int) -> tuple[list[Any], Sequence[Any], BaseException | None]:
         lane = self._lanes[number]
-        assert lane.blocks is not None and lane.iterator is not None
-        logs = [log for root in roots(lane.iterator) if (log := root._reader.log) is not None]
-        for log in logs:
+        assert lane.blocks is not None
+        for log in lane.logs:
             log.is_silent = True  # what is noted is what takes long
         try:
             return lane.blocks.take(1)
         finally:
-            for log in logs:
+            for log in lane.logs:
                 log.is_silent = False
 
     def annotate(self, error: BaseException, lane: int, state: Any) -> None:
@@ -204,16 +209,21 @@ def worker_name(index: int, count: int, lane: int, num_lanes: int) -> str:
 
 def share_threads(it: DatasetIterator[Any], num_lanes: int) -> None:
     """Has all that reads by index upstream use its part of the threads and of what may be ahead, which lanes share."""
-    for root in roots(it):
-        root._reader.share(num_lanes)
+    for reader in readers(it):
+        reader.share(num_lanes)
 
 
-def roots(it: Any) -> list[Any]:
+def roots(it: Any) -> list[StreamIterator[Any]]:
     """The iterators that everything upstream begins with, as far as they read map datasets, always in the same order."""
-    if isinstance(it, StreamIterator) and it.reads_map:
+    if isinstance(it, StreamIterator) and it.stream_and_cell[0].draws_from:
         return [it]
     upstream = {id(inner): inner for inner in running_upstream(it)}
     return [root for inner in upstream.values() for root in roots(inner)]
+
+
+def readers(it: Any) -> list[Reader]:
+    """Return the readers of ``roots(it)``."""
+    return [root.stream_and_cell[0].reader for root in roots(it)]
 
 
 def place(state: Any, numbers: Numbers | None, *, exact: bool = False) -> str:

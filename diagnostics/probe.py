@@ -209,7 +209,7 @@ class Probe:
     def __init__(self, number: int, stage: Any, category: str, inputs: list[Probe]) -> None:
         self.number = number
         self.name = name_of(stage)
-        self.kind = type(stage).__name__
+        self.kind = stage._class_name
         self.source = _source_name(stage) if category == "read" else None  # the class of what is read
         self.category = category  # "read", "preprocessing" or "prefetch"
         self.inputs = inputs
@@ -229,7 +229,7 @@ class Probe:
             self.spec = spec_text(element)
 
     def has_shape_of(self, stage: Any, category: str) -> bool:
-        return self.kind == type(stage).__name__ and self.category == category
+        return self.kind == stage._class_name and self.category == category
 
 
 def _source_name(stage: Any) -> str | None:

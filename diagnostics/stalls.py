@@ -23,7 +23,9 @@ from gristmill.core.uninterrupted import uninterrupted
 from gristmill.dataset.ahead.threads import running_threads
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.node import DatasetNode
-from gristmill.dataset.bases.observing import Observable, running_upstream
+from gristmill.dataset.bases.observing import running_upstream
+from gristmill.dataset.engine.stream import Stream
+from gristmill.dataset.executors.running import RunningShards
 from gristmill.diagnostics.probe import clock, name_of
 from gristmill.diagnostics.stacks import stack_text, worker_stacks
 from gristmill.diagnostics.units import time_text
@@ -173,7 +175,7 @@ def _awaited_worker(frame: FrameType | None) -> str:
     """Which worker a thread waits for, and where that is in the pipeline."""
     while frame is not None:
         owner = frame.f_locals.get("self")
-        awaited = owner._awaited_worker() if isinstance(owner, Observable) else None
+        awaited = owner.awaited_worker() if isinstance(owner, RunningShards) else None
         if awaited is not None:
             return f" It waits for {awaited}."
         frame = frame.f_back
@@ -193,7 +195,7 @@ def _innermost(frame: FrameType | None) -> str:
     while frame is not None:
         variables = frame.f_locals
         owner = variables.get("self", variables.get("stage"))
-        if isinstance(owner, DatasetIterator | DatasetNode):
+        if isinstance(owner, DatasetIterator | DatasetNode | Stream):
             indices = [variables["index"]] if "index" in variables else variables.get("indices")
             if indices is not None and len(indices):
                 first, last = int(indices[0]), int(indices[-1])

@@ -257,7 +257,7 @@ class View:
 
     def __repr__(self) -> str:
         elements = self._observer.output.elements
-        return f"View({type(self._it).__name__}, {elements} elements, {', '.join([f'{k} {v}' for k, v in self.postfix.items()])})"
+        return f"View({self._it._class_name}, {elements} elements, {', '.join([f'{k} {v}' for k, v in self.postfix.items()])})"
 
     def _repr_html_(self) -> str:
         from gristmill.diagnostics.notebook import diagnosis_html

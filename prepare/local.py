@@ -15,7 +15,7 @@ import contextlib
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from gristmill.sources.storage.posix import fcntl
@@ -55,21 +55,16 @@ class LocalFolder:
         return str(self._at(name).stat().st_mtime_ns)
 
     def create(self, name: str, content: bytes) -> bool:
-        """Writes a small file unless one of this name exists. Returns False if it exists."""
-        path = self._written_aside(name, content)
+        """Write a small file unless one of this name exists. Return False if it exists."""
         try:
-            os.link(path, self._at(name))
+            self._place(name, content, os.link)
         except FileExistsError:
             return False
-        finally:
-            path.unlink()
-        sync(self._at(name).parent)
         return True
 
     def replace(self, name: str, content: bytes) -> None:
-        """Writes a small file, in place of the one of this name."""
-        self._written_aside(name, content).replace(self._at(name))
-        sync(self._at(name).parent)
+        """Write a small file, in place of the one of this name."""
+        self._place(name, content, os.replace)
 
     def publish(self, path: Path, name: str) -> None:
         """Gives a file that is whole its name."""
@@ -124,24 +119,44 @@ class LocalFolder:
             os.close(descriptor)
 
     def _opened(self, name: str) -> int:
-        """Opens a file, which is made if there is none; its folder may be removed meanwhile."""
+        """Open a file, which is created if it does not exist."""
         path, flags = self._at(name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         while True:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(FileNotFoundError):
+            with self._unless_removed(path.parent):
                 return os.open(path, flags, 0o666)
+
+    def _place(self, name: str, content: bytes, move: Callable[[Path, Path], object]) -> None:
+        """Write a small file aside and ``move`` it to its name when it is on the disk."""
+        target = self._at(name)
+        path = self._at(UNFINISHED) / f"{target.name}.{uuid.uuid4().hex[:8]}"
+        is_placed = False
+        while not is_placed:
+            with self._unless_removed(path.parent):
+                try:
+                    with path.open("wb") as file:
+                        file.write(content)
+                        file.flush()
+                        os.fsync(file.fileno())
+                    move(path, target)
+                    is_placed = True
+                finally:
+                    path.unlink(missing_ok=True)
+        sync(target.parent)
+
+    @contextlib.contextmanager
+    def _unless_removed(self, folder: Path) -> Iterator[None]:
+        """Create ``folder`` for the body, which is left early if ``folder`` is removed meanwhile.
+
+        A process that completes the whole folder removes ``.unfinished`` while another one may
+        still use it. The caller tries again.
+        """
+        with contextlib.suppress(FileExistsError):  # exist_ok=True raises if it is just removed
+            folder.mkdir(parents=True)
+        with contextlib.suppress(FileNotFoundError):
+            yield
 
     def _at(self, name: str) -> Path:
         return Path(self.path, name)
-
-    def _written_aside(self, name: str, content: bytes) -> Path:
-        path = self._at(UNFINISHED) / f"{Path(name).name}.{uuid.uuid4().hex[:8]}"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        return path
 
 
 def sync(path: Path) -> None:

@@ -20,9 +20,13 @@ from gristmill import DatasetIterator, IterDataset, MapDataset, ReadOptions
 DIRECT = ReadOptions(num_threads=0)
 
 
+_of_earlier_tests: set[threading.Thread] = set()
+
+
 def working() -> list[threading.Thread]:
-    """The threads that compute ahead."""
-    return [*running("gristmill-read"), *running("gristmill-prefetch")]
+    """Return the threads that compute ahead, except those that another file's tests have left."""
+    threads = [*running("gristmill-read"), *running("gristmill-prefetch")]
+    return [thread for thread in threads if thread not in _of_earlier_tests]
 
 
 def wait_for_no_threads() -> None:
@@ -31,6 +35,9 @@ def wait_for_no_threads() -> None:
 
 @pytest.fixture(autouse=True)
 def no_threads_left() -> Iterator[None]:
+    if working():  # garbage of earlier tests may hold their iterators
+        gc.collect()
+    _of_earlier_tests.update(working())
     yield
     wait_until(lambda: not working() or gc.collect() < 0)
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import functools
 import json
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import cloudpickle
 
 from gristmill.core.options import MultiprocessingOptions
 from gristmill.dataset import IterDataset
-from gristmill.dataset.bases.round_robin import Shard
-from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterator
-from gristmill.dataset.worker_task import PipelineProducer, PipelineTask
+from gristmill.dataset.engine.round_robin import RoundRobinIterator
+from gristmill.dataset.executors.pools import PoolExecutor
+from gristmill.dataset.stages.mp_prefetch import lanes_of, lanes_task
+from gristmill.dataset.worker_task import PipelineProducer
 from gristmill.workers.logbook import LOG_BYTES, Logbook
 from gristmill.workers.messages import END, ERROR, OUTPUTS, SKIPPED, Care
 from gristmill.workers.remote_errors import decode_error, encode_error
@@ -51,23 +52,23 @@ class LocalWorkersIterDataset(IterDataset[Any]):
         self._care = care
         self._through = through
 
-    def __iter__(self) -> LocalWorkersIterator:
+    def __iter__(self) -> RoundRobinIterator[Any]:
         by_lanes = self._options.num_lanes is not None
-        it = LocalWorkersIterator(self._parent, self._options, None, sequential_slice=False, by_lanes=by_lanes)
-        it._care, it._through = self._care, self._through
-        return it
+        task = lanes_task(self._parent, lanes_of(self._options), False, by_lanes)
+        return RoundRobinIterator(self, task, LocalWorkersExecutor(self._options, self._care, self._through))
 
 
-class LocalWorkersIterator(MultiprocessPrefetchIterator[Any]):
-    _care: Care | None = None
-    _through: Any
+class LocalWorkersExecutor(PoolExecutor):
+    def __init__(self, options: MultiprocessingOptions, care: Care | None, through: Callable[[Any], Any]) -> None:
+        super().__init__(options, None)
+        self._care = care
+        self._through = through
 
-    def _open(self) -> Sequence[Shard]:
-        given = self._ds, self._ctx.options, None, self._sequential_slice, self._count
-        task = PipelineTask(*given, by_lanes=self._by_lanes)
-        num_workers = self._options.num_workers
-        pool: Any = LocalPool([LocalWorker(self._through(task)(i, num_workers, None), self._care) for i in range(num_workers)])
-        return self._lanes_in(pool)
+    def start(self, states: Mapping[int, Any]) -> None:
+        task, num_workers = self._task, self._options.num_workers
+        workers = [LocalWorker(self._through(task)(i, num_workers, None), self._care) for i in range(num_workers)]
+        pool: Any = LocalPool(workers)
+        self._start_in(pool, states)
 
 
 class LocalPool:

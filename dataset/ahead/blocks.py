@@ -172,6 +172,9 @@ class StatedBlocks:
                     self.go_back()
             size.adapt(seconds, size.now, most)
 
+    def want(self, num: int) -> None:
+        """Do nothing: ``each`` says it by itself."""
+
     @property
     def are_whole(self) -> bool:
         """Whether ``take`` computes several elements at once, before the first of them is there."""

@@ -65,6 +65,9 @@ class End(Exception):
         self.pos, self.records = pos, records
 
 
+_DELIVERED: Failure = StopIteration(), None
+
+
 class Source(Protocol):
     """A stream, of which one thread at a time may use ``fill``."""
 
@@ -184,8 +187,13 @@ class PullAhead(PullingClient):
                 # Only a block of one element has nothing ready before its end, which sets this.
                 with waiting():
                     self._filled.wait(_LOOK_SECONDS if self._size == 1 else _LATE_SECONDS)
-            elif self._inside.is_free(_LOOK_SECONDS):
-                self._pull_inside(n - len(ready))
+            elif self._inside.is_free(_LOOK_SECONDS) and (num := n - len(ready)) > 0:  # the thread may have left more
+                self._pull_inside(num)
+
+    def forget_failure(self) -> None:
+        """Forget what was delivered last, an error or the end: its traceback may refer to the consumer."""
+        self._failure = _DELIVERED  # the thread ends
+        self._budget.dismiss(self.holding)
 
     def stop(self) -> None:
         """Lets the thread end and forgets what is ready; may be called again."""

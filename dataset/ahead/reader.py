@@ -22,7 +22,7 @@ from gristmill.dataset.ahead.readahead import Items, ReadAhead
 from gristmill.dataset.ahead.root_log import RootLog
 from gristmill.dataset.ahead.waits import BudgetWaits
 from gristmill.dataset.bases.context import IteratorContext
-from gristmill.dataset.bases.items import check_number
+from gristmill.dataset.bases.items import check_number, given_out
 from gristmill.dataset.bases.map import MapDataset
 
 _MOST_LIVE = 64  # indices that are looked up at once, of which elements are computed one by one
@@ -71,6 +71,11 @@ class Reader:
         return len(self._kept) + (0 if ahead is None else ahead.num_ready)
 
     @property
+    def is_observed(self) -> bool:
+        """True if elements of one call are computed at once, so that an observer looks at the clock once."""
+        return self._read_from is not self._ds
+
+    @property
     def is_careful(self) -> bool:
         return self.log is not None and self.log.is_careful
 
@@ -101,10 +106,12 @@ class Reader:
         if index != self._index or self._keeps:
             self.go_to(index)
         if self.num_threads or self._keeps:
-            part = iter(elements := self.take(index, n))
-            if index + len(elements) == self._index:  # else they come again
+            elements = self.take(index, n)
+            n = len(elements)
+            part = given_out(elements)
+            if index + n == self._index:  # else they come again
                 self._part, self._keeps = part, True
-            return part, len(elements)
+            return part, n
         if self.log is not None:
             self.log.note(index, index + n)
         self._index = index + n
@@ -233,7 +240,7 @@ class Reader:
         if self._live is not None and self._live_index == index and index + n <= self._live_stop:
             return self._live
         self._live = None
-        is_lazy = self._read_from is self._ds and not (self._keeps_blocks or self._reads_many)
+        is_lazy = not self.is_observed and not (self._keeps_blocks or self._reads_many)
         self._live_size = max(n, min(2 * self._live_size, _MOST_LIVE)) if is_lazy else n
         self._live_stop = max(index + n, min(index + self._live_size, self._length))
         return iter(self._items(range(index, self._live_stop)))

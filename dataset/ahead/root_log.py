@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from gristmill.dataset.telling.failures import of_no_element
 from gristmill.workers.logbook import Logbook
 from gristmill.workers.messages import Care, Passed
+
+if TYPE_CHECKING:
+    from gristmill.dataset.engine.stream import Cell
 
 
 class RootLog:
@@ -22,11 +27,17 @@ class RootLog:
         self._care = care
         self.is_careful = care is not None
         self.is_silent = False  # what is read for outputs is not to be noted
+        self.block: tuple[Cell, int] | None = None  # where the iterator is in a block that it reads, and the end of that
 
     def note(self, start: int, stop: int) -> None:
         """Notes what is read, or was, for the output that is being computed."""
         if not self.is_silent:
             self._book.note(self._number, start, stop)
+
+    def note_block(self) -> None:
+        """Notes what is left of a block of which earlier outputs were made."""
+        if self.block is not None and self.block[0].is_counting:
+            self.note(self.block[0].settle(), self.block[1])
 
     def note_alone(self, index: int) -> None:
         """Notes the only element that is being read.

@@ -8,7 +8,8 @@ order, ``None`` where there is none. It guarantees:
 2. The iterator raises what computing the next element alone raises, with a note that says where,
    after the elements before it. ``StopIteration`` of a user's function becomes ``RuntimeError``.
 3. What ``_items`` itself raises is about the first element.
-4. The iterator refers to no element that it has returned: an error would keep that alive.
+4. The iterator refers to no element that it has returned: an error would keep that alive. That of
+   ``map`` refers to the last element of its parent.
 """
 
 from __future__ import annotations

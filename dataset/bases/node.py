@@ -66,9 +66,14 @@ class Node:
         """What decides which elements there are."""
         return parameters_of(self).described()
 
+    @property
+    def _class_name(self) -> str:
+        """The name of its class, as users know it."""
+        return type(self).__name__
+
     def _stage_text(self) -> str:
         """Its class and parameters."""
-        name, text = type(self).__name__, parameters_of(self).text()
+        name, text = self._class_name, parameters_of(self).text()
         return f"{name}({text})" if text else name
 
     def _chain_text(self) -> str:
@@ -212,7 +217,7 @@ class NoSingleParentError(ValueError, AttributeError):
 
 def only_parent(node: Any) -> Any:
     if len(node._parents) != 1:
-        raise NoSingleParentError(f"{type(node).__name__} must have exactly one parent here, it has {len(node._parents)}")
+        raise NoSingleParentError(f"{node._class_name} must have exactly one parent here, it has {len(node._parents)}")
     return node._parents[0]
 
 

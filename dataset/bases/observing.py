@@ -7,8 +7,8 @@ Nothing of this is called as long as nobody observes, and nothing is asked for e
    of its objects have instruments, which does for all others what the class's own does;
 2. is told of pipelines that a stage opens by itself (``_tell_opened``), and of its worker processes (``_tell_hired``);
 3. has a stage read another dataset by index, which does the same as its own (``_observe_reads``);
-4. asks a stage how it works ahead (``_work_ahead``), and where what it waits for is (``_awaited_worker``); counts how long others
-   wait for a thread, or memory, that it needs (``_budget_waits``).
+4. asks a stage how it works ahead (``_work_ahead``); counts how long others wait for a thread, or memory, that it needs
+   (``_budget_waits``).
 """
 
 from __future__ import annotations
@@ -131,10 +131,6 @@ class Observable:
     def _worker_processes(self) -> Sequence[Any]:
         """The worker processes that compute its elements at the moment."""
         return ()
-
-    def _awaited_worker(self) -> str | None:
-        """Which worker it waits for, and where in the pipeline that is."""
-        return None
 
     def _inner_iterators(self) -> Iterable[Any]:
         """Iterators that this one runs besides its parents, as far as there are any at the moment."""

@@ -120,16 +120,16 @@ class Cache(Refilling):
         return self.choices.begin_with(records) and (num_known == self._counts() or memory.cut(num_known))
 
     def _read(self, cell: Cell, memory: _Memory, stop: int, pos: Pos) -> None:
-        """Read until there are ``stop`` elements, or all."""
-        inner, skipped = self.inner, pos[-1]
+        """Read the next element, and up to ``stop`` if none of these fails; or note that there is none."""
+        inner, skipped, next_num = self.inner, pos[-1], pos[1]
         if self.choices is None and len(skipped) <= len(memory.last.skipped):
             self._read_block(memory, stop - len(memory.elements))
         run: Iterator[Any] | None = None
-        while len(memory.elements) < stop and not memory.is_all:
+        while len(memory.elements) <= next_num and not memory.is_all:
             num, left_out = len(memory.elements), memory.last.skipped
             try:
                 if run is None:
-                    inner.wanted = stop - num
+                    inner.wanted = next_num + 1 - num
                     run = self.parent.run(inner)
                 x = next(run, _END)
             except Exception:

@@ -293,8 +293,10 @@ class Refilling(Layer):
         return {**self.save_layer(pos[:-1]), **({} if self.choices is None else {"choices": records})}
 
     def load(self, state: Any) -> Pos:
-        with refilling(self, None if isinstance(state, Mapping) and "choices" in state else self.held(state)):
-            return *self.load_layer(state), self._load_records(state)
+        is_mapping = isinstance(state, Mapping)
+        records = self._load_records(state) if is_mapping else ()
+        with refilling(self, None if is_mapping and "choices" in state else self.held(state)):
+            return *self.load_layer(state), records
 
     def held(self, state: Any) -> str | None:
         """Return what a state lets be computed again, in words; ``None`` for nothing.

@@ -265,6 +265,9 @@ class Interleave(Stream):
     def take_singly(self) -> None:
         self.members.take_singly()
 
+    def may_have_chosen(self) -> bool:
+        return self.members.may_have_chosen()
+
     def reads_once(self) -> bool:
         return any([stream.reads_once() for stream in self.members.streams])
 

@@ -33,6 +33,7 @@ class Each(Stream):
         super().__init__(stage, parent)
         self.fn = fn
         self.with_nones = with_nones
+        self.function = fn if with_nones else partial(unless_none, fn)
 
     def run(self, cell: Cell) -> Iterator[Any]:
         if cell.wanted > 1:
@@ -41,11 +42,14 @@ class Each(Stream):
         return run if self.wrap is None else observed(run, self)
 
     def _run(self, cell: Cell) -> Iterator[Any]:
-        """As ``run``, quicker: it keeps the last element of the parent, as a consumer does that makes a batch."""
+        """As ``run``, quicker: it keeps an element of the parent, but not the last one of a block."""
         fn, with_nones = self.fn, self.with_nones
         for x in self.parent.run(cell):
             try:
-                yield None if x is None and not with_nones else fn(x)
+                if x is None and not with_nones:
+                    yield None
+                else:
+                    yield fn(x) if cell.is_counting else fn((x, x := None)[0])
             except Exception as error:
                 self.fail(error, cell)
                 raise
@@ -69,6 +73,11 @@ class Each(Stream):
         return self.parent.at_index(index)
 
 
+def unless_none(fn: Fn, x: Any) -> Any:
+    """Return ``fn(x)``; ``None`` if ``x`` is ``None``."""
+    return None if x is None else fn(x)
+
+
 class Keep(Stream):
     """The elements of the parent that ``fn`` accepts; ``guard`` is told how many these are."""
 
@@ -76,7 +85,7 @@ class Keep(Stream):
 
     def __init__(self, stage: Any, parent: Stream, fn: Fn) -> None:
         super().__init__(stage, parent)
-        self.fn = fn
+        self.fn = self.function = fn
         self.guard = FilterGuard(str(self))
         parent.take_singly()
         self._decisions: list[bool] = []  # about the last elements
@@ -116,13 +125,13 @@ class Numbered(Layer):
         inner = self.inner.at(pos, cell)
         try:
             for x in self.parent.run(inner):
-                cell.pos = inner.settle(), num + 1
                 try:
                     x = None if x is None else fn(num if number_of is None else number_of(num), x)
                 except Exception as error:
                     self.fail(error, inner)
                     raise
                 num += 1
+                cell.pos = inner.settle(), num
                 yield (x, x := None)[0]
         except Exception:
             cell.past_failed = partial(self._pass, cell, num)

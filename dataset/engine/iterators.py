@@ -20,7 +20,6 @@ from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, ite
 from gristmill.dataset.bases.next_index import may_have_gaps, move_to_index, next_index_of
 from gristmill.dataset.bases.observing import WorkAhead, Wrap
 from gristmill.dataset.bases.origins import Place, place_of
-from gristmill.dataset.engine.elements import Each
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, pass_outputs
 from gristmill.dataset.states.values import copied
 from gristmill.dataset.telling.failures import deliver, instead_of_stop
@@ -63,16 +62,15 @@ class StreamIterator(BlockIterator[T_co]):
         self._base = self._own_cell.pos  # the position after the output that was delivered last
         super().__init__(parents)
         engine.ctx = self._ctx
-        numbers = getattr(engine, "numbers", None)
-        if numbers is not None:
-            self._ctx.numbers = numbers
+        if engine.numbers is not None:
+            self._ctx.numbers = engine.numbers
         self._counts_faults = self._counts_faults or engine.counts_faults
         owner = weakref.ref(self)
         for i, parent in enumerate(parents):
             if isinstance(parent, StreamIterator):
                 parent._part_of = owner, i
         if engine.counts_faults:
-            engine.tell_faults = partial(_tell_faults, owner)
+            engine.tell_faults = tell_faults_of(self)
         self._has_failed = False  # ``next`` has, with an error: its output can be skipped
         self._advance: Callable[[], Any] | None = None  # of a run that is at ``_base``
 
@@ -107,8 +105,7 @@ class StreamIterator(BlockIterator[T_co]):
         """Return the next element after a move, or the first one."""
         if self._closed:
             raise self._unusable()
-        self._go_to(self._base)
-        self._advance = self._engine.run(self._own_cell).__next__
+        self._advance = self.run().__next__
         return self._advance()
 
     def _stop(self, error: BaseException) -> None:
@@ -174,11 +171,8 @@ class StreamIterator(BlockIterator[T_co]):
 
     def run(self) -> Iterator[Any]:
         """Return the elements after the last one that was committed."""
-        cell = self._own_cell
-        if cell.past_failed is not None or cell.settle() is not self._base:
-            cell.go_to(self._base)
-        self._advance = None
-        return self._engine.run(cell)
+        self._go_to(self._base)
+        return self._engine.run(self._own_cell)
 
     def commit(self) -> Pos:
         """Take the element that a run has just yielded for delivered; return the position after it."""
@@ -214,8 +208,7 @@ class StreamIterator(BlockIterator[T_co]):
     def _mark(self) -> Any:
         return self.pos
 
-    def _return_to(self, mark: Any) -> None:
-        self._go_to(mark)
+    _return_to = _go_to  # type: ignore[assignment]
 
     def _state_at(self, mark: Any) -> Any:
         return self._engine.save(mark)
@@ -251,14 +244,11 @@ class StreamIterator(BlockIterator[T_co]):
     def _draws_from(self) -> Sequence[Any]:
         return self._engine.draws_from or self._parents
 
-    @property
-    def _observed_upstream(self) -> Sequence[Any]:
-        return self._draws_from
+    _observed_upstream = _draws_from
 
     @property
     def _work_options(self) -> Sequence[Any]:
-        options: Sequence[Any] = self._stage._work_options
-        return options
+        return [*self._stage._work_options]
 
     def _work_ahead(self) -> WorkAhead | None:
         return self._engine.work_ahead()
@@ -270,17 +260,9 @@ class StreamIterator(BlockIterator[T_co]):
     def _observe_reads(self, replace: Callable[[Any], Any] | None) -> None:
         self._engine.observe_reads(replace)
 
-    def _counts_at(self, num: int) -> Any:
-        return self._engine.counts_at(num)
-
     @property
-    def reads_map(self) -> bool:
-        """True if the stream reads a map dataset."""
-        return bool(self._engine.draws_from)
-
-    @property
-    def _reader(self) -> Any:
-        return self._engine.reader
+    def _counts_at(self) -> Any:
+        return self._engine.counts_at
 
     @property
     def _reads_once(self) -> bool:
@@ -288,9 +270,7 @@ class StreamIterator(BlockIterator[T_co]):
 
     @property
     def _function(self) -> Any:  # type: ignore[override]
-        """What ``order="stream"`` lets workers do with each element."""
-        engine: Any = self._engine
-        return partial(_unless_none, engine.fn) if isinstance(engine, Each) and not engine.with_nones else engine.fn
+        return self._engine.function
 
     @property
     def _guard(self) -> Any:
@@ -305,11 +285,17 @@ class StreamIterator(BlockIterator[T_co]):
 
     @property
     def _stage_name(self) -> str:
-        """The name of the stage in descriptions."""
         return self._engine.name
+
+    _class_name = _stage_name
 
     def _stage_text(self) -> str:
         return str(self._engine)
+
+
+def tell_faults_of(it: StreamIterator[Any]) -> Callable[[str, int], None]:
+    """Return what tells the observer of ``it`` of skipped elements."""
+    return partial(_tell_faults, weakref.ref(it))
 
 
 def _tell_faults(it: weakref.ref[StreamIterator[Any]], stage: str, num: int) -> None:
@@ -320,10 +306,6 @@ def _tell_faults(it: weakref.ref[StreamIterator[Any]], stage: str, num: int) -> 
 def adds_no_state(it: Any) -> bool:
     """Return true if the position of ``it`` is its only parent's."""
     return isinstance(it, StreamIterator) and type(it._engine).save is Stream.save
-
-
-def _unless_none(fn: Callable[[Any], Any], x: Any) -> Any:
-    return None if x is None else fn(x)
 
 
 def stream_of(it: DatasetIterator[Any]) -> Stream:

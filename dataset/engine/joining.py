@@ -139,9 +139,9 @@ class Zip(Stream):
             made = [tuple(row)]
             del row
             yield made.pop()
-        cell.pos = tuple([c.settle() for c in cells]), True
         if self.strict:
             self._check_ends(cell, len(row), runs)
+        cell.pos = tuple([c.settle() for c in cells]), True
 
     def _check_ends(self, cell: Cell, first: int, runs: list[Iterator[Any]]) -> None:
         """Raise unless all parents end where the one at ``first`` has ended, before which none has ended."""
@@ -149,9 +149,10 @@ class Zip(Stream):
             cell.past_failed = partial(self._pass, cell, first)
             raise told(ValueError(f"ZipIterDataset argument {first + 1} is shorter than {_arguments(first)}: {_REMEDY}"), self)
         for i, run in enumerate(runs[1:], 1):
+            cell.past_failed = partial(self._pass, cell, i)
             if next(run, _END) is not _END:
-                cell.past_failed = partial(self._pass, cell, i)
                 raise told(ValueError(f"ZipIterDataset argument {i + 1} is longer than {_arguments(i)}: {_REMEDY}"), self)
+        cell.past_failed = None
 
     def _pass(self, cell: Cell, failed: int) -> None:
         self.cells[failed].pass_failed()

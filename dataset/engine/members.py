@@ -64,6 +64,7 @@ class Members:
     _opening_index = 0
     _finalizer: Any = None
     _reads_singly = False
+    _had_chosen = False  # a member that is closed
     _ctx: IteratorContext
 
     def __init__(self, opener: Opener, num: int, num_threads: int, num_ahead: int) -> None:
@@ -178,8 +179,14 @@ class Members:
         for stream in self.streams:
             stream.take_singly()
 
+    def may_have_chosen(self) -> bool:
+        """Return true if a member may have made choices."""
+        return self._had_chosen or any([stream.may_have_chosen() for stream in self.streams])
+
     def close_member(self, index: int) -> None:
-        self._open.pop(index).it.close()
+        member = self._open.pop(index)
+        self._had_chosen |= member.stream.may_have_chosen()
+        member.it.close()
 
     def close_but(self, needed: set[int]) -> None:
         """Close the members that are not among ``needed``."""

@@ -131,11 +131,11 @@ class Prefetch(Stream):
         for x in self.parent.run(cell):
             pos = cell.settle()
             yield (x, x := None)[0]
-        if not self.parent.chooses:
+        if not self.parent.may_have_chosen():
             cell.pos = pos
 
     def _threaded(self, cell: Cell) -> Iterator[Any]:
-        choices = cell.choices
+        choices = cell.choices if self.parent.chooses else None
         ahead = self._running(cell.pos, choices)
         while True:
             num, ready = cell.take_wanted(), ahead.ready
@@ -146,8 +146,10 @@ class Prefetch(Stream):
                 if not ready:
                     assert failure is not None
                     self.ahead = None  # it has ended, and must not refer to an error that refers to this
+                    self._finalizer.detach()
+                    ahead.forget_failure()
                     if isinstance(end := failure[0], End):
-                        if self.parent.chooses:
+                        if self.parent.may_have_chosen():
                             self._end(cell, end)
                         return
                     cell.past_failed = lambda: self._pass(cell)
@@ -199,7 +201,8 @@ class Prefetch(Stream):
                 self._return_lent(ahead)
             self._lent = None  # else the element comes again
         is_there = self._is_known and (self._at is pos or self._at == pos)
-        if ahead is None or ahead.is_stopped or choices is not None or not is_there:
+        begins_anew = choices is not None and self.parent.chooses  # by what is recorded
+        if ahead is None or ahead.is_stopped or begins_anew or not is_there:
             ahead = self._begin(pos, choices)
         return ahead
 
@@ -217,7 +220,7 @@ class Prefetch(Stream):
         if before is not None and not before.is_here:
             self.parent.forget()
         own = None
-        if choices is not None and self.parent.chooses:
+        if choices is not None:
             own = Choices()
             own.restart(choices.to_come())
         self._pulled = source = Pulled(self.parent, self.inner.at(start, choices=own), own, self._it)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import compress
+from itertools import compress, islice
 from typing import Any
 
 from gristmill.core.cached import cached
@@ -33,6 +33,7 @@ class Read(Stream):
     flow = "dropping"
     work_category = "prefetch"
     closes_anytime = True
+    _is_in_step = True  # the consumer needs the last element of a block when it has delivered the others
 
     def __init__(self, stage: Any, ds: MapDataset[Any]) -> None:
         super().__init__(stage)
@@ -59,28 +60,48 @@ class Read(Stream):
     def _run(self, cell: Cell) -> Iterator[Any]:
         cell.end_block()  # of a run that is gone
         reader, decisions, skips = self.reader, self._decisions, not self.with_nones
-        wanted, size, num_dropped = 1, 1, 0
+        left, size, num_dropped = 0, 1, 0  # ``left`` is how many of those that are wanted are not in a block
+        is_in_step = self._is_in_step
         try:
             while (index := cell.pos) < self._end:
-                wanted = max(wanted, cell.take_wanted())
+                wanted = max(left, cell.take_wanted())
                 # The last element of a window is not in a block: the guard is asked before it is returned.
                 num = min(wanted, WINDOW - 1 - len(decisions), self._end - index)
-                if wanted > 1 and num > 0 and not reader.is_careful:
+                if wanted > 1 and num > 1 and not reader.is_careful:
                     elements, num = reader.part(index, num)
-                    for x in compress(elements, cell.count_from(index, num)):
+                    if reader.log is not None:
+                        reader.log.block = cell, index + num
+                    # All but the last one, so that this keeps no element when the block has been delivered.
+                    for x in compress(islice(elements, num - 1), cell.count_from(index, num - 1)):
                         if x is None and skips:
                             num_dropped += 1
+                            is_in_step = False
                         else:
-                            yield x
+                            yield x if is_in_step else (x, x := None)[0]
+                    x = next(elements)
                     self._end_block(cell, index, num_dropped)
-                    wanted, num_dropped = wanted - num, 0
-                elif wanted > 1 or self._reads_many or reader.num_threads or reader.is_careful:
+                    if skips:
+                        decisions.append(x is not None)
+                    del elements
+                    cell.pos = index + num
+                    left, num_dropped = wanted - num, 0
+                    if x is not None or not skips:
+                        yield (x, x := None)[0]
+                elif (
+                    left
+                    or wanted > 1
+                    or self._reads_many
+                    or reader.num_threads
+                    or reader.log is not None
+                    or reader.is_careful
+                    or reader.is_observed
+                ):
                     yield from self._part(cell, 1)
-                    wanted -= 1
+                    left = wanted - 1
                 else:
                     # Each element is computed when it is requested, so the size of a part is free.
                     yield from self._part(cell, size)
-                    size = min(2 * size, _MOST)
+                    is_in_step, size = False, min(2 * size, _MOST)
         except SourceEnded:
             self._end_block(cell, index, num_dropped)
             self._end = cell.pos
@@ -118,6 +139,9 @@ class Read(Stream):
             cell.pos = index
             if x is not None or not skips:
                 yield (x, x := None)[0]
+
+    def take_singly(self) -> None:
+        self._is_in_step = False
 
     def start(self) -> int:
         return 0

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import state_count, state_field
 from gristmill.dataset.ahead.waits import BudgetWaits
-from gristmill.dataset.bases.context import IteratorContext
+from gristmill.dataset.bases.context import IteratorContext, Numbers
 from gristmill.dataset.bases.observing import WorkAhead, Wrap
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.bases.parameters import Parameters
@@ -90,11 +90,11 @@ class Cell:
         return self
 
     def take_wanted(self) -> int:
-        """Return how many elements may be read at once, which is said once."""
+        """Return how many elements may be read at once, which is said once; at least 1, as one has been requested."""
         if self.outer is not None:
             return self.outer.take_wanted()
         wanted, self.wanted = self.wanted, 1
-        return wanted
+        return max(wanted, 1)
 
     def count_from(self, index: int, num: int) -> Iterator[bool]:
         """Return an iterator of ``num`` steps, one for each element from ``index`` on, to be consumed with them."""
@@ -253,6 +253,10 @@ class Stream:
         """
         return self.parent.merge(states)
 
+    def may_have_chosen(self) -> bool:
+        """Return true if stages upstream, or this one, may have made choices; all members of an interleave are known then."""
+        return self.makes_choices or any([parent.may_have_chosen() for parent in self.parents])
+
     def take_singly(self) -> None:
         """Compute no element of an iterator before it is requested: more may be requested than is wanted."""
         for parent in self.parents:
@@ -276,6 +280,10 @@ class Stream:
     closes_anytime: ClassVar[bool] = False  # ``close`` may be called while another thread is in a run
     budget_waits: BudgetWaits | None = None
     reader: Any = None
+    numbers: Numbers | None = None  # which of the elements of a whole stream it reads
+    # Of a stream that reads a map dataset: what its first elements were drawn from, by component.
+    counts_at: Callable[[int], dict[str, dict[str, int]] | None] | None = None
+    function: Callable[[Any], Any] | None = None  # of an element alone: what ``order="stream"`` lets workers do with each
     tell_faults: Callable[[str, int], None] = staticmethod(lambda stage, num: None)  # an observer, of skipped elements
 
     def start_prefetch(self) -> None:
@@ -309,10 +317,6 @@ class Stream:
 
     def observe_reads(self, replace: Callable[[Any], Any] | None) -> None:
         """Read by index what ``replace`` makes of the dataset; ``None``: the dataset itself."""
-
-    def counts_at(self, num: int) -> dict[str, dict[str, int]] | None:
-        """Return what the first ``num`` elements were drawn from, by component."""
-        return None
 
     def reads_once(self) -> bool:
         """Return true if a source may not give the same record again."""

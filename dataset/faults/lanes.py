@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from gristmill.core.errors import FaultBudgetError
@@ -129,3 +131,26 @@ class LaneBudgets:
             tolerance = self._tolerances[key[-1]]
             tolerance.write([skipped.fault for skipped in tally.recent[-num:]])
             self._told(tolerance.limits.name, num)
+
+
+def lane_budgets(stream: Any, tolerances: Iterable[Tolerance], *, is_common: bool = False) -> LaneBudgets | None:
+    """Return the budgets of a stream that delivers elements of lanes; ``None`` if nothing is tolerated.
+
+    Args:
+        stream: has ``states_now``, and ``tell_faults`` for its observer. The budgets do not keep it alive.
+        tolerances: of the stages upstream.
+        is_common: see ``LaneBudgets``.
+    """
+    found, ref = [*tolerances], weakref.ref(stream)
+    return LaneBudgets(found, partial(_states_now, ref), partial(_tell, ref), is_common=is_common) if found else None
+
+
+def _states_now(owner: Callable[[], Any]) -> list[Any]:
+    stream = owner()
+    return [] if stream is None else stream.states_now()
+
+
+def _tell(owner: Callable[[], Any], stage: str, num: int) -> None:
+    stream = owner()
+    if stream is not None:
+        stream.tell_faults(stage, num)

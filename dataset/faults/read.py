@@ -204,8 +204,10 @@ class ReadOutcomes(Read):
                     if is_settled:
                         cell.pos = inner.settle(), before, counts, known
                         yield (x, x := None)[0]
-                    else:  # quicker: a consumer that makes a batch keeps the element, too
+                    elif inner.is_counting:  # quicker, and not the last one of a block
                         yield x
+                    else:
+                        yield (x, x := None)[0]
                 else:
                     index = inner.settle()
                     start = num_passed if index <= replays else index - 1

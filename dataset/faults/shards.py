@@ -7,7 +7,6 @@ from typing import Any
 
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import plain_counts, shown
-from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.node import tolerances
 from gristmill.dataset.faults.budget import Limits
 from gristmill.dataset.faults.counts import Faults, Tally, tallies
@@ -28,19 +27,14 @@ class ShardFaults:
     def __init__(self, ds: Any, is_common: bool) -> None:
         self._limits: list[Limits] = [tolerance.limits for tolerance in tolerances(ds)]
         self._is_common = is_common
-        self._before = [
-            Faults({"total": 0, "tried": 0}, limits) for limits in self._limits
-        ]  # in the state from which it continued
 
     def __bool__(self) -> bool:
         return bool(self._limits)
 
-    def of(self, running: DatasetIterator[Any] | None) -> list[Faults]:
-        """Return the counts where ``running`` is, which continued from these; these if it is ``None``."""
-        if running is None:
-            return copied(self._before)
-        found = [*tallies(running.get_state())]
-        return [self._joined(limits, _of_step(found, limits)) for limits in self._limits]
+    def found_in(self, state: Any) -> tuple[Faults, ...]:
+        """Return the counts in a state of what delivers the elements of the shard."""
+        found = [*tallies(state)]
+        return tuple([self._joined(limits, _of_step(found, limits)) for limits in self._limits])
 
     def _joined(self, limits: Limits, lanes: Sequence[Tally]) -> Faults:
         if self._is_common:
@@ -49,32 +43,28 @@ class ShardFaults:
         recent = [skipped for tally in lanes for skipped in tally.recent]
         return Faults({"total": total, "tried": tried}, limits, tuple(recent))
 
-    def go_on(self, running: DatasetIterator[Any]) -> None:
-        """Let ``running``, which is where these counts were taken, continue with them."""
-        state = copied(running.get_state())
+    def put_into(self, state: Any, counts: Sequence[Faults]) -> Any:
+        """Return such a state, taken where the counts were, that continues with ``counts``."""
+        state = copied(state)
         found = [*tallies(state)]
-        for before, limits in zip(self._before, self._limits, strict=True):
+        for before, limits in zip(counts, self._limits, strict=True):
             lanes = _of_step(found, limits)
             total, tried, own = before["total"], before["tried"], self._joined(limits, lanes)["tried"]
             if tried not in (0, own):
                 total = -(-total * own // tried)
             for i, tally in enumerate(lanes):
                 tally.faults["total"] = total if i == 0 or self._is_common else 0
-        running.set_state(state)
+        return state
 
-    def take_from(self, running: DatasetIterator[Any]) -> None:
-        """Continue from the counts of ``running``."""
-        self._before = self.of(running)
-
-    def restore(self, found: Any, owner: Any) -> None:
-        """Continue from the counts in a state; from zero if it has none.
+    def load(self, found: Any, owner: Any) -> tuple[Faults, ...]:
+        """Return the counts in a state of the shard; zeros for ``None``.
 
         Raises:
             StateMismatchError: these are no counts.
         """
         counts = [(0, 0)] * len(self._limits) if found is None else self._parsed(found, owner)
         pairs = zip(counts, self._limits, strict=True)
-        self._before = [Faults({"total": total, "tried": tried}, limits) for (total, tried), limits in pairs]
+        return tuple([Faults({"total": total, "tried": tried}, limits) for (total, tried), limits in pairs])
 
     def merged(self, states: Sequence[Any], owner: Any) -> list[dict[str, int]]:
         """Return the counts of all shards in one."""

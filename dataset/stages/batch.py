@@ -152,7 +152,6 @@ class BatchIterDataset(IterDataset[T]):
         return open_stage(self, partial(Batch, size=given.batch_size, make=make, drop_remainder=given.drop_remainder))
 
 
-
 def _spec_of(parent: Any, given: BatchParameters, batch_fn: Any) -> Any:
     return batched_spec(batch_fn, spec_of(parent), given.batch_size, given.drop_remainder)
 

@@ -16,6 +16,7 @@ from gristmill.dataset.engine.iterators import open_stage
 
 T = TypeVar("T")
 
+
 class CacheParameters(Parameters):
     copy_elements: bool = aside()
 

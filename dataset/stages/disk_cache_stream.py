@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from gristmill.core.errors import StateIndexError
 from gristmill.core.state import state_count, state_field, state_flag, state_from_text, state_to_text
 from gristmill.dataset.bases.iter import IterDataset
-from gristmill.dataset.bases.iterator import (
-    BlockIterator,
-    DatasetIterator,
-    iterate,
-    marked,
-    pull,
-    return_to,
-    skip_one,
-)
+from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import same_number
 from gristmill.dataset.bases.node import spec_of_first_parent
 from gristmill.dataset.bases.traced import Tracing
 from gristmill.dataset.disk_store import MISSING
+from gristmill.dataset.engine.choices import Record, Records, Refilling
+from gristmill.dataset.engine.iterators import open_stage
+from gristmill.dataset.engine.stream import Cell, Pos, Stream, are_equal
 from gristmill.dataset.stages.disk_cache import DiskCache, DiskCacheParameters, check_no_draws
-from gristmill.dataset.states.refilling import refilling
-from gristmill.dataset.states.values import copied
 
 T = TypeVar("T")
 
 _MAX_ELEMENTS = 256  # of a block
 _MAX_BYTES = 1 << 20
+_NUM_PARTS = 3  # of a block on disk, without choices
 
 
 class DiskCacheIterDataset(IterDataset[T]):
@@ -64,154 +61,217 @@ class DiskCacheIterDataset(IterDataset[T]):
         return tracing.over(self, _cache=None)
 
     def __iter__(self) -> DatasetIterator[T]:
-        return DiskCacheDatasetIterator(iterate(self._parent), self._cache, self._parameters)
+        return open_stage(self, partial(DiskBlocks, cache=self._cache))
 
 
-class DiskCacheDatasetIterator(BlockIterator[T]):
-    _flow = "stateful"
-    _is_costly_to_restore = True
-    _refills = True
+@dataclass
+class _Block:
+    """Consecutive elements.
 
-    def __init__(self, parent: DatasetIterator[Any], cache: DiskCache | None, parameters: DiskCacheParameters) -> None:
-        super().__init__(parent)
-        self._source = parent
+    Args:
+        before: the parent's position before them.
+        start: the number of elements before them.
+        has_skipped: an element was skipped before them.
+        elements: pickled, unless they are not kept on disk.
+        ends: the parent's position after each, of those that were computed here.
+        counts: how many choices were made until each, if the parent makes choices.
+        records: these choices, of a complete block.
+        after: the parent's position after a complete block.
+        is_last: the parent has no more elements.
+    """
+
+    before: Pos
+    start: int
+    has_skipped: bool
+    elements: list[Any] = field(default_factory=list)
+    ends: list[Pos] = field(default_factory=list)
+    counts: list[dict[str, int]] = field(default_factory=list)
+    records: Records = ()
+    after: Pos = None
+    is_complete: bool = False
+    is_last: bool = False
+    num_bytes: int = 0
+
+    @property
+    def last_end(self) -> Pos:
+        """The parent's position after the elements that were computed here."""
+        return self.ends[-1] if self.ends else self.before
+
+
+class DiskBlocks(Refilling):
+    """The parent's elements, in blocks that are kept on disk.
+
+    The position: the parent's before the block, the number of elements before it, how many of its
+    elements were delivered, and true if an element was skipped, so that the blocks on disk have
+    other positions.
+
+    Args:
+        stage: the definition.
+        parent: the stream.
+        cache: where blocks are kept; ``None``: nowhere.
+    """
+
+    keys = ("parent", "start", "offset", "has_skipped")
+    own = (0, 0, False)
+    _block: _Block | None = None
+
+    def __init__(self, stage: Any, parent: Stream, cache: DiskCache | None) -> None:
+        super().__init__(stage, parent)
         self._cache = cache
-        self._parameters = parameters
-        self._has_skipped = False  # an element: what follows has other positions than in the cache
-        self._begin_block(0, None)
 
-    def _begin_block(self, start: int, before: Any, *, is_source_here: bool = True) -> None:
-        self._start, self._before = start, before  # of the block, and the parent's state there
-        self._records: list[Any] = []  # its elements so far, pickled if they are kept on disk
-        self._offset = self._num_bytes = 0
-        self._after: Any = None  # of a complete block, the parent's state after it
-        self._is_complete = self._is_last = self._is_looked_up = False
-        self._is_source_here = is_source_here  # the parent is behind the elements so far
+    def load_layer(self, state: Any) -> Pos:
+        start, offset = state_count(state, "start", self), state_count(state, "offset", self)
+        has_skipped = state_flag(state, "has_skipped", self)
+        return self.parent.load(state_field(state, "parent", self)), start, offset, has_skipped
 
-    def _note_beginning(self) -> None:
-        if self._before is None:
-            self._before = copied(self._source.get_state())
+    def held(self, state: Any) -> str | None:
+        offset = state_count(state, "offset", self)
+        return f"{offset} elements" if offset else None
 
-    def _take(self, n: int) -> list[Any]:
-        self._note_beginning()
-        elements: list[Any] = []
-        while len(elements) < n:
-            if self._offset < len(self._records):
-                stop = self._offset + n - len(elements)
-                elements += map(self._loaded, self._records[self._offset : stop])
-                self._offset = min(stop, len(self._records))
-            elif not self._is_looked_up:
-                self._look_up()
-            elif not self._is_complete:
-                elements += self._computed(n - len(elements))
-            elif self._is_last:
-                break
-            else:
-                self._begin_next_block()
-        return elements
+    def next_epoch(self, end: Pos) -> Pos:
+        block = self._block
+        after = end[0] if block is None else block.after if block.is_complete else block.last_end
+        return self.parent.next_epoch(after), *self.own, ()
 
-    def _begin_next_block(self) -> None:
-        is_here = self._is_source_here
-        self._begin_block(self._start + len(self._records), self._after, is_source_here=is_here)
+    def _run(self, cell: Cell) -> Iterator[Any]:
+        block, offset = self._begin(cell)
+        while True:
+            for i in range(offset, len(block.elements)):
+                self._repeat_choices(block, i)
+                cell.pos = self._pos(block, i + 1)
+                yield self._loaded(block.elements[i])
+            if not block.is_complete:
+                for x in self._computed(cell, block):
+                    cell.pos = self._pos(block, len(block.elements))
+                    yield (x, x := None)[0]
+            if block.is_last:
+                cell.pos = self._pos(block, len(block.elements))
+                return
+            offset = 0
+            self.next_group()
+            block = self._look_up(block.after, block.start + len(block.elements), block.has_skipped)
 
-    def _look_up(self) -> None:
-        """Takes the block from the disk, if it is there."""
-        self._is_looked_up = True
-        if self._cache is None or self._has_skipped:
-            return
-        [found] = self._cache.store().get([self._start])
-        if found is not MISSING:
-            self._records, after, self._is_last = found
-            self._after = state_from_text(after, self._source)
-            self._is_complete, self._is_source_here = True, False
+    def _pos(self, block: _Block, offset: int) -> Pos:
+        return block.before, block.start, offset, block.has_skipped, self.records()
 
-    def _computed(self, n: int) -> list[Any]:
-        """Up to ``n`` further elements of the block, from the parent."""
-        self._bring_source()
-        before = marked(self._source)
-        n = min(n, _MAX_ELEMENTS - len(self._records))
-        try:
-            elements = pull(self._source, n)
-        except BaseException:
-            return_to(self._source, before)
-            raise
-        self._records += map(self._dumped, elements)
-        self._offset += len(elements)
-        self._is_last = len(elements) < n
-        if self._is_last or len(self._records) >= _MAX_ELEMENTS or self._num_bytes >= _MAX_BYTES:
-            self._end_block()
-        return elements
+    def _begin(self, cell: Cell) -> tuple[_Block, int]:
+        """Return the block of the position of ``cell``, and how many of its elements were delivered."""
+        before, start, offset, has_skipped, records = cell.pos
+        if self.choices is not None:
+            self.choices.outer = cell.choices
+            self.choices.restart(records)
+        block = self._block
+        is_there = block is not None and (block.start, block.has_skipped) == (start, has_skipped)
+        is_usable = is_there and block is not None and are_equal(block.before, before) and self._agrees(block)
+        if block is None or not is_usable or (len(block.elements) < offset and block.is_complete):
+            block = self._look_up(before, start, has_skipped)
+            if len(block.elements) < offset:  # of another division into blocks, or not there
+                block = self._block = _Block(before, start, has_skipped)
+        for i in range(min(offset, len(block.elements))):
+            self._repeat_choices(block, i)
+        if len(block.elements) < offset:
+            for _ in self._computed(cell, block):
+                if self.is_missing():  # the last one is of a component that was dropped
+                    return block, len(block.elements) - 1
+                if len(block.elements) == offset:
+                    break
+        if len(block.elements) < offset:
+            raise StateIndexError(
+                f"offset in the state of {self} must be in [0, {len(block.elements)}], the elements of the block, got {offset}"
+            )
+        return block, offset
 
-    def _bring_source(self) -> None:
-        """Moves the parent behind the elements so far, of which there are none if it is elsewhere."""
-        if not self._is_source_here:
-            self._source.set_state(copied(self._before))
-            self._is_source_here = True
+    def _agrees(self, block: _Block) -> bool:
+        """Return true if ``block`` was made by the choices that are known."""
+        if self.choices is None:
+            return True
+        if not block.is_complete:
+            return False
+        made = {record.key: (record.num, record.unusual) for record in block.records}
+        for record in self.choices.to_come():
+            num_made, unusual_made = made.get(record.key, (0, ()))
+            num_both = min(record.num, num_made)
+            if not are_equal(_until(num_both, record.unusual), _until(num_both, unusual_made)):
+                return False
+        return True
 
-    def _end_block(self) -> None:
-        self._after, self._is_complete = copied(self._source.get_state()), True
-        if self._cache is not None and not self._has_skipped:
-            block = (self._records, state_to_text(self._after), self._is_last)
-            self._cache.store().put(self._start, block)
+    def _repeat_choices(self, block: _Block, i: int) -> None:
+        """Record the choices that were made for element ``i``."""
+        if self.choices is not None and block.is_complete:
+            self.choices.add(_part(block.records, block.counts[i - 1] if i else {}, block.counts[i]))
 
-    def _dumped(self, element: Any) -> Any:
-        if self._cache is None:
-            return element
-        record = pickle.dumps(element, 5)
-        self._num_bytes += len(record)
-        return record
+    def _look_up(self, before: Pos, start: int, has_skipped: bool) -> _Block:
+        """Return the block on disk, or an empty one."""
+        block = self._block = _Block(before, start, has_skipped)
+        if self._cache is None or has_skipped:
+            return block
+        [found] = self._cache.store().get([start])
+        if found is not MISSING and (self.choices is None or len(found) > _NUM_PARTS):
+            elements, after, is_last, *choices = found
+            counts, records = choices if choices else ([], ())
+            after = self.parent.load(state_from_text(after, self.parent))
+            there = _Block(before, start, False, elements, [], counts, records, after, True, is_last)
+            if self._agrees(there):
+                self._block = block = there
+        return block
+
+    def _computed(self, cell: Cell, block: _Block) -> Iterator[Any]:
+        """Return the elements that follow in a block, each when it is in it; complete it."""
+        choices = self.choices
+        inner = self.inner.at(block.last_end, choices=choices)
+        run = self.parent.run(inner)
+        while len(block.elements) < _MAX_ELEMENTS and block.num_bytes < _MAX_BYTES:
+            wanted = cell.take_wanted()
+            if wanted > 1 and choices is None:
+                inner.wanted = min(wanted, _MAX_ELEMENTS - len(block.elements))
+            try:
+                x = next(run, MISSING)
+                if x is MISSING:
+                    block.is_last = True
+                    break
+                self._keep(block, x)
+            except Exception:
+                cell.past_failed = partial(self._pass, cell, block)
+                raise
+            yield (x, x := None)[0]
+        self._complete(block)
+
+    def _keep(self, block: _Block, x: Any) -> None:
+        """Add an element that was computed to ``block``."""
+        record = x if self._cache is None else pickle.dumps(x, 5)
+        del block.elements[len(block.ends) :]  # after an interrupt
+        if self._cache is not None:
+            block.num_bytes += len(record)
+        if self.choices is not None:
+            block.counts.append({**self.choices.counts})
+        block.elements.append(record)
+        block.ends.append(self.inner.settle())
+
+    def _complete(self, block: _Block) -> None:
+        block.after = self.inner.settle()
+        block.records = () if self.choices is None else self.choices.since()
+        if self._cache is not None and not block.has_skipped:
+            parts = block.elements, state_to_text(self.parent.save(block.after)), block.is_last
+            self._cache.store().put(block.start, parts if self.choices is None else (*parts, block.counts, block.records))
+        block.is_complete = True
 
     def _loaded(self, record: Any) -> Any:
         return record if self._cache is None else pickle.loads(record)
 
-    def get_state(self) -> Any:
-        self._note_beginning()
-        return self._state_at(self._mark())
+    def _pass(self, cell: Cell, block: _Block) -> None:
+        self.inner.pass_failed()
+        cell.pos = self.inner.settle(), block.start + len(block.elements), 0, True, ()
 
-    def _restore(self, state: Any) -> None:
-        start, offset = state_count(state, "start", self), state_count(state, "offset", self)
-        has_skipped, before = state_flag(state, "has_skipped", self), state_field(state, "parent", self)
-        with refilling(self, f"{offset} elements" if offset else None):
-            self._source.set_state(copied(before))
-            before = copied(self._source.get_state())  # with plain numbers, whatever was given
-            self._has_skipped = has_skipped
-            self._begin_block(start, before)
-            self._look_up()
-            if len(self._records) < offset:  # of another division into blocks, or not there
-                self._begin_block(start, before, is_source_here=not self._is_complete)
-                self._is_looked_up = True
-                while len(self._records) < offset and not self._is_complete:
-                    self._computed(offset - len(self._records))
-            if len(self._records) < offset:
-                raise StateIndexError(
-                    f"offset in the state of {self} must be in [0, {len(self._records)}], the elements of the block, got {offset}"
-                )
-            self._offset = offset
 
-    def _mark(self) -> Any:
-        self._note_beginning()
-        return self._start, self._before, self._offset, self._has_skipped
+def _until(num: int, unusual: Iterable[tuple[int, Any]]) -> list[tuple[int, Any]]:
+    return [(i, choice) for i, choice in unusual if i < num]
 
-    def _return_to(self, mark: Any) -> None:
-        start, _, offset, has_skipped = mark
-        if (start, has_skipped) == (self._start, self._has_skipped) and offset <= len(self._records):
-            self._offset = offset
-        else:
-            self._restore(self._state_at(mark))
 
-    def _state_at(self, mark: Any) -> Any:
-        start, before, offset, has_skipped = mark
-        return {"parent": copied(before), "start": start, "offset": offset, "has_skipped": has_skipped}
-
-    def _skip(self) -> None:
-        if self._offset < len(self._records):
-            self._offset += 1
-            return
-        if self._is_complete and self._is_last:
-            return
-        if self._is_complete:
-            self._begin_next_block()
-        self._bring_source()
-        skip_one(self._source)
-        self._has_skipped = True
-        self._begin_block(self._start + len(self._records), copied(self._source.get_state()))
+def _part(records: Records, before: Mapping[str, int], until: Mapping[str, int]) -> Records:
+    """Return the choices after there were ``before``, and before there were ``until``."""
+    found = []
+    for record in records:
+        start, stop = before.get(record.key, 0), until.get(record.key, 0)
+        unusual = tuple([(i - start, x) for i, x in record.unusual if start <= i < stop])
+        found.append(Record(record.key, stop - start, unusual))
+    return tuple(found)

@@ -17,13 +17,14 @@ from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, marked, return_to, share_context, state_at
 from gristmill.dataset.bases.length import AtMost, Exact, Infinite, Length, Unknown, num_elements, scaled
 from gristmill.dataset.bases.map import MapDataset
-from gristmill.dataset.bases.node import dropping_steps, spec_of
+from gristmill.dataset.bases.node import spec_of
 from gristmill.dataset.bases.parameters import Parameters, aside
 from gristmill.dataset.bases.traced import Tracing, grouped
+from gristmill.dataset.engine.iterators import StreamIterator
 from gristmill.dataset.mixtures.shares import warn_if_one_sided
 from gristmill.dataset.stages.batch import batch_function
-from gristmill.dataset.stages.elastic_batches import BatchesIterator, SparseBatchesIterator
-from gristmill.dataset.stages.elastic_files import FilesIterator
+from gristmill.dataset.stages.elastic_batches import BatchesIterator
+from gristmill.dataset.stages.elastic_files import ElasticFiles, open_files
 from gristmill.dataset.stages.prefetch import TracedMapDataset
 
 T = TypeVar("T")
@@ -34,6 +35,13 @@ class ElasticParameters(Parameters):
     shard_options: ShardOptions = aside(in_text=True)
     read_options: ReadOptions | None = aside()
     multiprocessing_options: MultiprocessingOptions | None = aside()
+
+
+class _Shard:
+    """The definition of the iterator of a shard, which is of no dataset."""
+
+    _parameters = Parameters()
+    _work_options: Sequence[Any] = ()
 
 
 class ElasticIterator(BlockIterator[T], IterDataset[T]):
@@ -90,6 +98,8 @@ class ElasticIterator(BlockIterator[T], IterDataset[T]):
     """
 
     _flow = "stateful"
+    _parameters: ElasticParameters
+    _iterator: StreamIterator[T]
 
     def __init__(
         self,
@@ -122,26 +132,31 @@ class ElasticIterator(BlockIterator[T], IterDataset[T]):
         self._shard = shard_options
         self._parameters = ElasticParameters(size, shard_options, read_options, multiprocessing_options)
         self._closes_anytime = isinstance(ds, MapDataset)
-        self._iterator: BlockIterator[T]
         if isinstance(ds, MapDataset):
             warn_if_one_sided(ds, shard_options.shard_count, "ElasticIterator", "shard")
-            args = ds, size, shard_options, read_options or ReadOptions(), multiprocessing_options or MultiprocessingOptions()
-            is_sparse = bool(dropping_steps(ds))
-            self._iterator = SparseBatchesIterator(*args) if is_sparse else BatchesIterator(*args)
         elif multiprocessing_options is not None:
             raise NotImplementedError("multiprocessing_options needs a MapDataset: the state of workers cannot be divided anew")
+        self._open(None)
+
+    def _open(self, batch_fn: Any) -> None:
+        """Begin, with batches that ``batch_fn`` makes."""
+        ds, given, shard = self._ds, self._parameters, self._shard
+        if isinstance(ds, MapDataset):
+            options = given.read_options or ReadOptions(), given.multiprocessing_options or MultiprocessingOptions()
+            size = self._global_batch_size
+            self._iterator = BatchesIterator(_Shard(), ds, size=size, shard=shard, options=options, batch_fn=batch_fn)
         else:
-            self._iterator = FilesIterator(ds, self._batch_size, shard_options)
+            self._iterator = open_files(_Shard(), ds, self._batch_size, shard, batch_fn)
         self._ctx.options = self._iterator._ctx.options
         share_context([self._iterator], self._ctx)
 
     def _traced(self, tracing: Tracing) -> Any:
-        size, shard = self._global_batch_size, self._shard
-        is_map = isinstance(self._ds, MapDataset)
-        ds: Any = TracedMapDataset(self._ds, tracing, False) if isinstance(self._ds, MapDataset) else tracing.of(self._ds)
+        ds: Any = self._ds
+        is_map = isinstance(ds, MapDataset)
+        twin = TracedMapDataset(ds, tracing, False) if is_map else tracing.of(ds)
         options = ReadOptions(0) if is_map else None
-        new: Any = ElasticIterator(ds, size, shard, read_options=options)
-        new._iterator.make_batches_with(partial(grouped, batch_function(None)))
+        new: Any = ElasticIterator(twin, self._global_batch_size, self._shard, read_options=options)
+        new._open(partial(grouped, batch_function(None)))
         return new
 
     @property
@@ -153,9 +168,6 @@ class ElasticIterator(BlockIterator[T], IterDataset[T]):
     def base_iterator(self) -> DatasetIterator[T]:
         """The iterator of this shard alone, whose state belongs to this number of shards."""
         return self._iterator
-
-    def __str__(self) -> str:
-        return self._stage_text()
 
     def _num_elements(self) -> Length:
         length = num_elements(self._ds)
@@ -203,7 +215,7 @@ class ElasticIterator(BlockIterator[T], IterDataset[T]):
             >>> [list(it) for it in of_three]
             [[2, 30, 31, 32], [11, 12], [21, 22]]
         """
-        return self._files.get_shard_states()
+        return self._files.states_in(self.get_state())
 
     def set_shard_states(self, states: Mapping[int | str, Any]) -> None:
         """Continues with the datasets of this shard from ``states``.
@@ -219,12 +231,13 @@ class ElasticIterator(BlockIterator[T], IterDataset[T]):
         self.set_state(self._files.state_from(states))
 
     @property
-    def _files(self) -> FilesIterator:
-        if not isinstance(self._iterator, FilesIterator):
+    def _files(self) -> ElasticFiles:
+        stream, _ = self._iterator.stream_and_cell
+        if not isinstance(stream, ElasticFiles):
             raise NotImplementedError(
                 "the shards of a MapDataset have no states of their own: get_state() of any shard restores in all"
             )
-        return self._iterator
+        return stream
 
     def _inner_iterators(self) -> Iterable[DatasetIterator[Any]]:
         return (self._iterator,) if "_iterator" in vars(self) else ()
@@ -232,6 +245,18 @@ class ElasticIterator(BlockIterator[T], IterDataset[T]):
     def _share_context(self, ctx: IteratorContext) -> None:
         super()._share_context(ctx)
         share_context(self._inner_iterators(), ctx)
+
+    def __next__(self) -> T:
+        return super().__next__() if "_take" in vars(self) else next(self._iterator)  # unless it is observed
+
+    def skip_failed(self) -> None:
+        if "_take" in vars(self):
+            super().skip_failed()
+        else:
+            self._iterator.skip_failed()
+
+    def _before_last(self) -> Any:
+        return super()._before_last() if "_take" in vars(self) else self._iterator._before_last()
 
     def _take(self, n: int) -> list[Any]:
         return self._iterator._take(n)

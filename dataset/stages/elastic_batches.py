@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import islice
+from typing import Any, ClassVar
 
 from gristmill.core.errors import StateIndexError, StateMismatchError
 from gristmill.core.indices import Indices
@@ -14,195 +16,273 @@ from gristmill.core.sharding import ShardOptions
 from gristmill.core.state import plain_int, shown, state_count, state_field
 from gristmill.dataset.bases.context import IteratorContext
 from gristmill.dataset.bases.iter import IterDataset
-from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, share_context, skip_one
+from gristmill.dataset.bases.iterator import DatasetIterator, iterate, share_context
 from gristmill.dataset.bases.length import Length, Unknown
 from gristmill.dataset.bases.map import BlockMapDataset, MapDataset
-from gristmill.dataset.bases.next_index import move_to_index, next_index_of
 from gristmill.dataset.bases.node import dropping_steps, only_parent, tolerances
-from gristmill.dataset.bases.round_robin import RoundRobinIterator
+from gristmill.dataset.bases.origins import Place
+from gristmill.dataset.engine.iterators import StreamIterator, stream_of
+from gristmill.dataset.engine.round_robin import RoundRobinIterator
+from gristmill.dataset.engine.stream import Cell, Layer, Pos, Stream, pass_outputs
 from gristmill.dataset.faults.shards import ShardFaults
 from gristmill.dataset.stages.batch import batch_function
-from gristmill.dataset.stages.filter_guard import FilterGuard
+from gristmill.dataset.stages.filter_guard import WINDOW, FilterGuard
 from gristmill.dataset.stages.map import MapMapDataset
 from gristmill.dataset.stages.map_with_index import MapWithIndexMapDataset
 from gristmill.dataset.stages.random_map import RandomMapMapDataset
 from gristmill.dataset.stages.thread_prefetch import ThreadPrefetchDatasetIterator
+from gristmill.dataset.states.values import copied
+
+_END: Any = object()
 
 
-class BatchesIterator(BlockIterator[Any]):
-    """The batches of one shard of a map dataset that has an element at every index."""
+class Batches(Stream):
+    """The batches of one shard of a map dataset that has an element at every index.
 
-    _flow = "stateful"
-    _running: DatasetIterator[Any] | None = None  # delivers the batches from a position on
-    _batch_fn: Any = None
+    The position: the index of the next element of all shards, and the counts of faults. The
+    batches come from a pipeline that begins at an index.
+
+    Args:
+        stage: the definition.
+        ds: the dataset.
+        size: elements in a batch of all shards together.
+        shard: the shard.
+        options: of reading, and of worker processes.
+        batch_fn: makes a batch; by default as ``ds.batch`` does.
+    """
+
+    is_common: ClassVar = False  # every shard reads all elements
+    running: DatasetIterator[Any] | None = None  # the pipeline
+    _stream: Stream
+    _is_closed = False
+    _at: Pos = None  # the position of the pipeline,
+    _inner_pos: Pos = None  # and what that is there
+    _cell: Cell | None = None  # of the last run
 
     def __init__(
         self,
+        stage: Any,
         ds: MapDataset[Any],
-        global_batch_size: int,
+        size: int,
         shard: ShardOptions,
-        read_options: ReadOptions,
-        multiprocessing_options: MultiprocessingOptions,
+        options: tuple[ReadOptions, MultiprocessingOptions],
+        batch_fn: Any,
     ) -> None:
-        super().__init__()
-        self._ds = ds
-        self._length = len(ds)
-        self._global_batch_size = global_batch_size
-        self._shard = shard
-        self._batch_size = global_batch_size // shard.shard_count
-        self._read_options = read_options
-        self._multiprocessing_options = multiprocessing_options
-        self._position = 0
-        self._faults = ShardFaults(ds, is_common=isinstance(self, SparseBatchesIterator))
+        super().__init__(stage)
+        self.ds, self.length = ds, len(ds)
+        self.size, self.shard = size, shard
+        self.read_options, self.multiprocessing_options = options
+        self.batch_fn = batch_fn
+        self.closes_anytime = True  # type: ignore[misc]
+        self.faults = ShardFaults(ds, self.is_common)
+        self._pos = self.start()  # of the next run, without a cell
 
-    def __str__(self) -> str:
-        return f"ElasticIterator(global_batch_size={self._global_batch_size}, shard_options={self._shard})"
-
-    def _inner_iterators(self) -> Iterable[DatasetIterator[Any]]:
-        return () if self._running is None else (self._running,)
-
-    def _share_context(self, ctx: IteratorContext) -> None:
-        super()._share_context(ctx)
-        share_context(self._inner_iterators(), ctx)
-
-    def make_batches_with(self, batch_fn: Any) -> None:
-        """Lets ``batch_fn`` make the batches, from the first one on."""
-        self._batch_fn = batch_fn
-
-    @property
-    def _num_left(self) -> int:
-        return max(0, self._length - self._position) // self._global_batch_size
-
-    def _run(self) -> DatasetIterator[Any]:
-        """What delivers the batches, where this iterator is."""
-        if self._running is None:
-            running = self._start()
-            share_context([running], self._ctx)
-            if self._faults:
-                self._faults.go_on(running)
-            self._running = running
-        if self._closed:  # perhaps in the meantime
-            self._running.close()
-            raise ValueError(f"{self} is closed")
-        return self._running
-
-    def _start(self) -> DatasetIterator[Any]:
-        step, first = divmod(self._position, self._global_batch_size)
-        stop = self._position + self._num_left * self._global_batch_size
-        shard = self._ds[first + self._shard.shard_index : stop : self._shard.shard_count]
-        # A batch of nothing but missing elements is missing itself, and must not be passed over.
-        batches = shard.batch(self._batch_size, batch_fn=self._batch_fn).to_iter_dataset(self._read_options, allow_nones=True)
-        running = iterate(batches.mp_prefetch(self._multiprocessing_options))
-        move_to_index(running, step)
-        return running
-
-    def _take(self, n: int) -> list[Any]:
-        if self._running is None and not self._num_left:
-            return []
-        batches = self._run()._take(n)
-        if any([batch is None for batch in batches]):
-            raise _missing_error(self._ds)
-        self._position += len(batches) * self._global_batch_size
-        return batches
-
-    def _skip(self) -> None:
-        if self._num_left:
-            skip_one(self._run())
-            self._position += self._global_batch_size
-
-    def start_prefetch(self) -> None:
-        if self._num_left and not self._closed:
-            self._run().start_prefetch()
-
-    def close(self) -> None:
-        super().close()
-        if self._running is not None:
-            self._running.close()
-
-    def get_state(self) -> Any:
-        state: dict[str, Any] = {"global_next_index": self._position}
-        return {**state, "faults": self._faults.of(self._running)} if self._faults else state
-
-    def _restore(self, state: Any) -> None:
-        value = state_field(state, "global_next_index", self)
-        position = plain_int(value)
-        end = self._length + self._global_batch_size  # some of Grain's shards go on for a step when others have ended
-        if position is None or not 0 <= position < end:
-            raise StateIndexError(
-                f"global_next_index in the state of {self} must be in [0, {end}), for a dataset of length {self._length}, "
-                f"got {shown(value)}"
-            )
-        if self._faults:
-            self._faults.restore(state.get("faults"), self)
-        self._move(position)
-
-    def _move(self, position: int) -> None:
-        step, first = divmod(position, self._global_batch_size)
-        is_of_running = first == self._position % self._global_batch_size
-        self._position = position
-        if self._running is None:
+    def _run(self, cell: Cell) -> Iterator[Any]:
+        self._cell = cell
+        if not self._num_left(cell.pos):
             return
-        if is_of_running and self._num_left:
-            move_to_index(self._running, step)
-            if self._faults:
-                self._faults.go_on(self._running)
-        else:
+        inner = self.inner
+        try:
+            run = self._begin(cell.pos)
+            while True:
+                inner.wanted = max(1, cell.take_wanted())
+                found = next(run, _END)
+                if found is _END:
+                    return
+                index, batch = self._delivered(found, cell.pos)
+                del found
+                self._move_to(cell, index)
+                yield (batch, batch := None)[0]
+        except Exception:
+            cell.past_failed = partial(self._pass, cell)
+            raise
+
+    def _move_to(self, cell: Cell, index: int) -> None:
+        """Note that the pipeline is after an output, which ended at ``index``."""
+        self._inner_pos = pos = self.inner.settle()
+        self._at = cell.pos = index, self.faults.found_in(self._stream.save(pos)) if self.faults else ()
+
+    def _num_left(self, pos: Pos) -> int:
+        return max(0, self.length - int(pos[0])) // self.size
+
+    def _begin(self, pos: Pos) -> Iterator[Any]:
+        """Return the outputs of the pipeline from ``pos`` on."""
+        if self.running is not None and self._at != pos and not self._can_move_to(pos):
             self._stop()
+        if self.running is None:
+            self._at, running = None, self._opened(pos[0])
+            running._share_context(self.ctx)
+            self._stream, self.running = stream_of(running), running
+        if self._is_closed:  # perhaps in the meantime
+            self.running.close()
+            raise ValueError(f"{self} is closed")
+        if self._at != pos:
+            start = self._start_of(pos[0])
+            if self.faults:
+                start = self._stream.load(self.faults.put_into(self._stream.save(start), pos[1]))
+            self._inner_pos, self._at = start, pos
+        return self._stream.run(self.inner.at(self._inner_pos))
+
+    def _opened(self, index: int) -> DatasetIterator[Any]:
+        """Return a pipeline for the outputs from ``index`` on."""
+        first = index % self.size
+        stop = index + self._num_left((index,)) * self.size
+        shard = self.ds[first + self.shard.shard_index : stop : self.shard.shard_count]
+        # A batch of nothing but missing elements is missing itself, and must not be passed over.
+        batches = shard.batch(self.size // self.shard.shard_count, batch_fn=self.batch_fn)
+        return iterate(batches.to_iter_dataset(self.read_options, allow_nones=True).mp_prefetch(self.multiprocessing_options))
+
+    def _start_of(self, index: int) -> Pos:
+        """Return the position of the pipeline at ``index``."""
+        return self._stream.at_index(index // self.size)
+
+    def _can_move_to(self, pos: Pos) -> bool:
+        """Return true if the pipeline has the outputs from ``pos`` on, although it is elsewhere."""
+        return self._at is not None and bool((pos[0] - self._at[0]) % self.size == 0)
+
+    def _delivered(self, found: Any, pos: Pos) -> tuple[int, Any]:
+        """Return the index after an output of the pipeline, and the batch."""
+        if found is None:
+            raise _missing_error(self.ds)
+        return pos[0] + self.size, found
+
+    def _pass(self, cell: Cell) -> None:
+        if self._at == cell.pos:
+            self.inner.pass_failed()
+        else:  # it could not be opened
+            self._begin(cell.pos)
+            pass_outputs(self._stream, self.inner, 1)
+        self._move_to(cell, cell.pos[0] + self.size)
 
     def _stop(self) -> None:
-        running, self._running = self._running, None  # before an interrupt of ``close``
+        running, self.running = self.running, None  # before an interrupt of ``close``
         if running is not None:
             running.close()
 
-    def _merged_state(self, states: Any) -> Any:
+    # Positions and states.
+
+    def start(self) -> Pos:
+        return 0, self.faults.load(None, self)
+
+    def save(self, pos: Pos) -> Any:
+        index, faults = pos
+        state: dict[str, Any] = {"global_next_index": index}
+        return {**state, "faults": copied([*faults])} if self.faults else state
+
+    def load(self, state: Any) -> Pos:
+        value = state_field(state, "global_next_index", self)
+        index = plain_int(value)
+        end = self.length + self.size  # some of Grain's shards go on for a step when others have ended
+        if index is None or not 0 <= index < end:
+            raise StateIndexError(
+                f"global_next_index in the state of {self} must be in [0, {end}), for a dataset of length {self.length}, "
+                f"got {shown(value)}"
+            )
+        faults = self.faults.load(state.get("faults"), self) if self.faults else ()
+        self._cell, self._pos = None, (index, faults)
+        return self._pos
+
+    def place(self, pos: Pos) -> Place | None:
+        return None
+
+    def merge(self, states: Any) -> Any:
         positions = {state_count(state, "global_next_index", self) for state in _list_of(states, self)}
         if len(positions) != 1:
             raise StateMismatchError(
                 f"all shards of {self} must be at the same global_next_index when their number changes, got {sorted(positions)}"
             )
         merged: dict[str, Any] = {"global_next_index": positions.pop()}
-        return {**merged, "faults": self._faults.merged(states, self)} if self._faults else merged
+        return {**merged, "faults": self.faults.merged(states, self)} if self.faults else merged
+
+    # Resources.
+
+    def start_prefetch(self) -> None:
+        pos = self._pos if self._cell is None else self._cell.pos
+        if self._num_left(pos) and not self._is_closed:
+            self._begin(pos)
+            assert self.running is not None
+            self.running.start_prefetch()
+
+    def close(self) -> None:
+        self._is_closed = True
+        if self.running is not None:
+            self.running.close()
+
+    def drop(self) -> None:
+        self.forget_run()
+        self.running = None
+
+    def __str__(self) -> str:
+        return f"ElasticIterator(global_batch_size={self.size}, shard_options={self.shard})"
 
 
-class SparseBatchesIterator(BatchesIterator):
+class SparseBatches(Batches):
     """The batches of one shard of a map dataset that leaves out elements."""
 
-    def _start(self) -> DatasetIterator[Any]:
-        steps = _Steps(self._ds, self._global_batch_size, self._shard, self._read_options, self._position)
-        batches = steps.map(_Batch(self._ds, self._batch_fn))
-        if self._multiprocessing_options.num_workers:
-            running = iterate(batches.mp_prefetch(self._multiprocessing_options))
+    is_common = True
+
+    def _steps(self, index: int) -> StepsIterDataset:
+        return StepsIterDataset(self.ds, self.size, self.shard, self.read_options, index)
+
+    def _opened(self, index: int) -> DatasetIterator[Any]:
+        batches = self._steps(index).map(_Batch(self.ds, self.batch_fn))
+        if self.multiprocessing_options.num_workers:
+            running = iterate(batches.mp_prefetch(self.multiprocessing_options))
             assert isinstance(running, RoundRobinIterator)
-            running.judge_by(tolerances(self._ds), is_common=True)
+            running.judge_by(tolerances(self.ds), is_common=True)
             return running
-        num_ahead = self._read_options.prefetch_buffer_size if self._read_options.num_threads else 0
+        num_ahead = self.read_options.prefetch_buffer_size if self.read_options.num_threads else 0
         return ThreadPrefetchDatasetIterator(iterate(batches), num_ahead)
 
-    def _take(self, n: int) -> list[Any]:
-        if self._running is None and not self._num_left:
-            return []
-        steps = self._run()._take(n)
-        if steps:
-            self._position = steps[-1][0]
-        return [batch for _, batch in steps]
+    def _start_of(self, index: int) -> Pos:
+        return self._stream.start()
 
-    def _skip(self) -> None:
-        steps = _Steps(self._ds, self._global_batch_size, self._shard, self._read_options, self._position).__iter__()
-        if self._faults:
-            self._faults.take_from(self._run())
-            self._faults.go_on(steps)
-        steps.pass_step()
-        if self._faults:
-            self._faults.take_from(steps)
-        self._move(steps.position)
-        steps.close()
+    def _can_move_to(self, pos: Pos) -> bool:
+        return False
 
-    def _move(self, position: int) -> None:
-        self._stop()
-        self._position = position
+    def _delivered(self, found: Any, pos: Pos) -> tuple[int, Any]:
+        index, batch = found
+        return index, batch
+
+    def _pass(self, cell: Cell) -> None:
+        index, faults = cell.pos
+        it = self._steps(index).__iter__()
+        steps = it.stream_and_cell[0]
+        assert isinstance(steps, Steps)
+        here = Cell(steps.start())
+        if self.faults:
+            here.go_to(steps.load(self.faults.put_into(steps.save(here.pos), faults)))
+        steps.pass_step(here)
+        found = self.faults.found_in(steps.save(here.pos)) if self.faults else ()
+        it.close()
+        cell.pos = steps.index_in_dataset(here.pos), found
 
 
-class _Steps(IterDataset[tuple[int, list[int]]]):
+class BatchesIterator(StreamIterator[Any]):
+    """The iterator of ``Batches``, whose pipeline observers are told of.
+
+    Args:
+        stage: the definition.
+        ds: the dataset.
+        given: the other arguments of ``Batches``.
+    """
+
+    _engine: Batches
+
+    def __init__(self, stage: Any, ds: MapDataset[Any], **given: Any) -> None:
+        kind = SparseBatches if dropping_steps(ds) else Batches
+        super().__init__(stage, [], partial(kind, ds=ds, **given))
+
+    def _inner_iterators(self) -> Sequence[DatasetIterator[Any]]:
+        running = self._engine.running
+        return () if running is None else (running,)
+
+    def _share_context(self, ctx: IteratorContext) -> None:
+        super()._share_context(ctx)
+        share_context(self._inner_iterators(), ctx)
+
+
+class StepsIterDataset(IterDataset[tuple[int, list[int]]]):
     """For every step the index in ``ds`` after its last element, and the indices of the elements of one shard.
 
     Several workers take the steps in turn, each of them looks for all of them.
@@ -210,9 +290,8 @@ class _Steps(IterDataset[tuple[int, list[int]]]):
 
     def __init__(self, ds: MapDataset[Any], size: int, shard: ShardOptions, read_options: ReadOptions, start: int) -> None:
         super().__init__()
-        self._name = str(dropping_steps(ds)[0])
+        self._ds = ds
         self._presence = _presence(ds).to_iter_dataset(read_options)
-        self._length = len(ds)
         self._size = size
         self._shard = shard
         self._start = start
@@ -225,98 +304,99 @@ class _Steps(IterDataset[tuple[int, list[int]]]):
         del sequential_slice
         self._slice = sl
 
-    def __iter__(self) -> _StepsIterator:
-        presence = iterate(self._presence)
-        move_to_index(presence, self._start)
-        return _StepsIterator(presence, self._length, self._name, self._size, self._shard, self._slice)
+    def __iter__(self) -> StreamIterator[tuple[int, list[int]]]:
+        name, sl = str(dropping_steps(self._ds)[0]), self._slice
+        make = partial(Steps, start=self._start, length=len(self._ds), name=name, size=self._size, shard=self._shard, sl=sl)
+        return StreamIterator(self, [iterate(self._presence)], make)
 
 
-class _StepsIterator(BlockIterator[Any]):
-    _flow = "stateful"
+class Steps(Layer):
+    """The steps of one worker. The position: the parent's, and the number of the next step of all workers.
+
+    Args:
+        stage: the definition.
+        parent: says of each index whether the dataset has an element there.
+        start: the index at which the first step begins.
+        length: of the dataset.
+        name: of the stage that leaves out elements.
+        size: elements of a step.
+        shard: whose elements are delivered.
+        sl: which steps are.
+    """
+
+    keys = ("parent", "num_steps")
 
     def __init__(
-        self, presence: DatasetIterator[bool], length: int, name: str, size: int, shard: ShardOptions, sl: slice
+        self, stage: Any, parent: Stream, *, start: int, length: int, name: str, size: int, shard: ShardOptions, sl: slice
     ) -> None:
-        super().__init__(presence)
-        self._length = length  # of the dataset
+        super().__init__(stage, parent)
+        self._start, self._length = start, length
         self._guard = FilterGuard(name)
-        self._size = size
-        self._shard = shard
-        self._slice = sl
-        self._num_steps = 0
+        self._decisions: list[bool] = []  # about the last elements
+        self._size, self._shard, self._slice = size, shard, sl
 
-    def _take(self, n: int) -> list[Any]:
-        steps: list[Any] = []
-        while len(steps) < n:
-            position, indices = self._next_step()
-            if len(indices) < self._size:
-                break
-            if self._is_next_own():
-                steps.append((position, indices[self._shard.shard_index :: self._shard.shard_count]))
-            self._num_steps += 1
-        return steps
+    def start(self) -> Pos:
+        return self.parent.at_index(self._start), 0
 
-    def _is_next_own(self) -> bool:
-        """Whether the next step is one of this worker's."""
-        return bool(self._num_steps % self._slice.step == self._slice.start)
-
-    def _next_step(self) -> tuple[int, list[int]]:
-        presence = self._parents[0]
-        position, indices = self.position, list[int]()
-        while len(indices) < self._size:
-            is_present = presence._take(self._size - len(indices))
-            if not is_present:
-                break
-            self._observe(is_present)
-            indices += [i for i, flag in enumerate(is_present, position) if flag]
-            position += len(is_present)
-        return position, indices
-
-    def _observe(self, is_present: list[bool]) -> None:
+    def _run(self, cell: Cell) -> Iterator[Any]:
+        pos, num = cell.pos
+        inner = self.inner.at(pos, choices=cell.choices)
         try:
-            self._guard.observe(is_present, self._ctx.options)
-        except ValueError:
-            for flag in is_present:
-                self._guard.observe([flag], self._ctx.options)
+            while True:
+                index, indices = self._next_step(inner)
+                if len(indices) < self._size:
+                    break
+                num += 1
+                if self._is_own(num - 1):
+                    cell.pos = inner.settle(), num
+                    yield index, indices[self._shard.shard_index :: self._shard.shard_count]
+        except Exception:
+            cell.past_failed = partial(self.pass_step, cell)
+            raise
+        cell.pos = inner.settle(), num
 
-    def get_state(self) -> Any:
-        return {"parent": self._parents[0].get_state(), "num_steps": self._num_steps}
+    def _next_step(self, inner: Cell) -> tuple[int, list[int]]:
+        """Return the indices of the elements of the next step, and the index after them."""
+        index, indices = self.parent.index_of(inner.settle()), list[int]()
+        while len(indices) < self._size:
+            inner.wanted = num = self._size - len(indices)
+            are_there = list(islice(self.parent.run(inner), num))
+            if not are_there:
+                break
+            for is_there in are_there:
+                self._decisions.append(is_there)
+                if len(self._decisions) >= WINDOW:
+                    self._guard.judge(self._decisions, self.ctx.options)
+            indices += [i for i, is_there in enumerate(are_there, index) if is_there]
+            index += len(are_there)
+        return index, indices
 
-    def _restore(self, state: Any) -> None:
-        self._parents[0].set_state(state_field(state, "parent", self))
-        self._num_steps = state_count(state, "num_steps", self)
+    def _is_own(self, num: int) -> bool:
+        """Return true if a step is one of this worker's."""
+        return bool(num % self._slice.step == self._slice.start)
 
-    def _mark(self) -> Any:
-        return self._parents[0]._mark(), self._num_steps, self._guard.counts
+    def index_in_dataset(self, pos: Pos) -> int:
+        """Return the index in the dataset at a position."""
+        return self.parent.index_of(pos[0])
 
-    def _return_to(self, mark: Any) -> None:
-        parent, self._num_steps, self._guard.counts = mark
-        self._parents[0]._return_to(parent)
-
-    @property
-    def position(self) -> int:
-        """The index in the dataset after the last step."""
-        return next_index_of(self._parents[0])
-
-    def _skip(self) -> None:
-        self.pass_step()
-
-    def pass_step(self) -> None:
-        """Moves past the next step.
+    def pass_step(self, cell: Cell) -> None:
+        """Move past the next step.
 
         What fails counts as an element, so that shards that fail and shards that do not go on at the same place.
         """
-        presence, is_own = self._parents[0], False
-        while not is_own and self.position < self._length:
+        pos, num_steps = cell.pos
+        inner, is_own = self.inner.at(pos, choices=cell.choices), False
+        while not is_own and self.parent.index_of(inner.settle()) < self._length:
             num = 0
-            while num < self._size and self.position < self._length:
+            while num < self._size and self.parent.index_of(inner.settle()) < self._length:
                 try:
-                    num += presence._take(1) == [True]
+                    num += next(self.parent.run(inner), False)
                 except Exception:  # what it is does not matter here: this is called to move past it
-                    presence._skip()
+                    inner.pass_failed()
                     num += 1
-            is_own = self._is_next_own()
-            self._num_steps += 1
+            is_own = self._is_own(num_steps)
+            num_steps += 1
+        cell.pos = inner.settle(), num_steps
 
 
 def _presence(ds: MapDataset[Any]) -> MapDataset[bool]:

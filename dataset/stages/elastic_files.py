@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from gristmill.core.errors import StateMismatchError
@@ -11,47 +12,47 @@ from gristmill.core.state import shown, state_count, state_field
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import iterate
 from gristmill.dataset.bases.node import ancestors, only_parent
+from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.bases.parameters import parameters_of
 from gristmill.dataset.bases.passing import PassingIterator
-from gristmill.dataset.engine.iterators import adds_no_state
+from gristmill.dataset.engine.iterators import StreamIterator, adds_no_state
+from gristmill.dataset.engine.stream import Cell, Pos, Stream, observed
 from gristmill.dataset.slicing import slice_pipeline
 from gristmill.dataset.stages.interleave import InterleaveDatasetIterator, InterleaveIterDataset
 from gristmill.dataset.stages.thread_prefetch import ThreadPrefetchDatasetIterator
 from gristmill.dataset.states.values import CycleState, states_by_index
 
 
-class FilesIterator(PassingIterator[Any]):
-    """The share of one shard in an interleave of datasets."""
+class ElasticFiles(Stream):
+    """The share of one shard in an interleave of datasets. The position is that of its batches.
 
-    _flow = "stateful"
+    Args:
+        stage: the definition.
+        parent: the elements, or batches, of the share.
+        num_datasets: of all shards.
+        cycle_length: of the interleave of all.
+        shard: the shard.
+    """
 
-    def __init__(self, ds: IterDataset[Any], batch_size: int, shard: ShardOptions) -> None:
-        interleave = _interleave_of(ds)
-        share = slice_pipeline(ds, shard.shard_index, shard.shard_count)
-        super().__init__(iterate(share.batch(batch_size) if batch_size else share))
-        self._share, self._batch_size = share, batch_size
-        self._num_datasets = len(interleave._datasets)
-        self._wanted_cycle_length = parameters_of(interleave).cycle_length
+    def __init__(self, stage: Any, parent: Stream, num_datasets: int, cycle_length: int, shard: ShardOptions) -> None:
+        super().__init__(stage, parent)
+        self._num_datasets, self._wanted_cycle_length = num_datasets, cycle_length
         self._shard = shard
-
-    def make_batches_with(self, batch_fn: Any) -> None:
-        """Lets ``batch_fn`` make the batches, from the first one on."""
-        if self._batch_size:
-            super().__init__(iterate(self._share.batch(self._batch_size, batch_fn=batch_fn)))
 
     def __str__(self) -> str:
         return f"ElasticIterator(shard_options={self._shard})"
 
-    def _take(self, n: int) -> list[Any]:
-        return self._source._take(n)
+    def run(self, cell: Cell) -> Iterator[Any]:
+        run = self.parent.run(cell)
+        return run if self.wrap is None else observed(run, self)
 
-    def get_state(self) -> Any:
-        return self._state(self._source.get_state())
+    def save(self, pos: Pos) -> Any:
+        return self._state(self.parent.save(pos))
 
     def _state(self, parent: Any) -> Any:
         return {"shard_index": self._shard.shard_index, "shard_count": self._shard.shard_count, "parent": parent}
 
-    def _restore(self, state: Any) -> None:
+    def load(self, state: Any) -> Pos:
         shard = state_count(state, "shard_index", self), state_count(state, "shard_count", self)
         if shard != (self._shard.shard_index, self._shard.shard_count):
             if shard != (0, 1):
@@ -59,21 +60,21 @@ class FilesIterator(PassingIterator[Any]):
                     f"the state of {self} must be of the same shard, got one of shard {shard[0]} of {shard[1]}. A checkpoint "
                     "with the files of all shards restores in another number of them; otherwise see get_shard_states()"
                 )
-            state = self._merged_state([state])  # of all shards there were
-        self._source.set_state(state_field(state, "parent", self))
+            state = self.merge([state])  # of all shards there were
+        return self.parent.load(state_field(state, "parent", self))
+
+    def place(self, pos: Pos) -> Place | None:
+        return None
 
     def _members(self, shard_index: int, shard_count: int) -> range:
-        """The numbers of a shard's datasets."""
+        """Return the numbers of a shard's datasets."""
         return range(shard_index, self._num_datasets, shard_count)
 
     def _cycle_length(self, members: range) -> int:
         return min(self._wanted_cycle_length, len(members))
 
-    def get_shard_states(self) -> dict[int, Any]:
-        return self._states_in(self.get_state())
-
-    def _states_in(self, state: Any) -> dict[int, Any]:
-        """The states of datasets in the state of any shard."""
+    def states_in(self, state: Any) -> dict[int, Any]:
+        """Return the states of datasets in the state of any shard."""
         count = state_count(state, "shard_count", self)
         members = self._members(state_count(state, "shard_index", self), max(1, count))
         cycle = CycleState.parse(state_field(state, "parent", self), self, self._cycle_length(members), "the cycle length")
@@ -85,7 +86,7 @@ class FilesIterator(PassingIterator[Any]):
         return dict(zip(members, cycle.of_datasets(len(members)), strict=True))
 
     def state_from(self, states: Mapping[Any, Any]) -> Any:
-        """The state of this shard made of those of all datasets."""
+        """Return the state of this shard, made of those of all datasets."""
         by_number = states_by_index(states, f"the states of datasets for {self}")
         members = self._members(self._shard.shard_index, self._shard.shard_count)
         missing = [number for number in members if number not in by_number]
@@ -103,7 +104,7 @@ class FilesIterator(PassingIterator[Any]):
         num_slots = self._cycle_length(members)
         return self._state(CycleState(0, 0, [0] * num_slots, [None] * num_slots, [0] * num_slots, future_states).as_state())
 
-    def _merged_state(self, states: Any) -> Any:
+    def merge(self, states: Any) -> Any:
         if isinstance(states, Mapping):
             return self.state_from(states)
         shards = [(state_count(state, "shard_index", self), state_count(state, "shard_count", self)) for state in states]
@@ -112,11 +113,21 @@ class FilesIterator(PassingIterator[Any]):
                 f"all shards must be there once when their number changes, for {self}; got (shard_index, shard_count) "
                 f"{shown(shards)}"
             )
-        return self.state_from({number: x for state in states for number, x in self._states_in(state).items()})
+        return self.state_from({number: x for state in states for number, x in self.states_in(state).items()})
+
+
+def open_files(stage: Any, ds: IterDataset[Any], batch_size: int, shard: ShardOptions, batch_fn: Any) -> StreamIterator[Any]:
+    """Return an iterator of the share of one shard."""
+    interleave = _interleave_of(ds)
+    share = slice_pipeline(ds, shard.shard_index, shard.shard_count)
+    it = iterate(share.batch(batch_size, batch_fn=batch_fn) if batch_size else share)
+    length = parameters_of(interleave).cycle_length
+    make = partial(ElasticFiles, num_datasets=len(interleave.datasets), cycle_length=length, shard=shard)
+    return StreamIterator(stage, [it], make)
 
 
 def _interleave_of(ds: IterDataset[Any]) -> InterleaveIterDataset[Any]:
-    """The interleave at the beginning of ``ds``, behind which there must be no other state."""
+    """Return the interleave at the beginning of ``ds``, behind which there must be no other state."""
     it = iterate(ds)
     while not isinstance(it, InterleaveDatasetIterator):
         if not (isinstance(it, PassingIterator | ThreadPrefetchDatasetIterator) or adds_no_state(it)):

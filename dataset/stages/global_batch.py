@@ -23,10 +23,10 @@ from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import ancestors, mixes_in_lanes, spec_of
 from gristmill.dataset.bases.parameters import Parameters, aside
 from gristmill.dataset.bases.traced import Traced, Tracing, grouped
+from gristmill.dataset.engine.global_batch import GlobalBatchIterator
 from gristmill.dataset.lane_rows import LaneRowsIterDataset, Part, part_of_lanes, zero_like
 from gristmill.dataset.slicing import slice_pipeline
 from gristmill.dataset.stages.batch import batch_function
-from gristmill.dataset.stages.global_batch_iterator import GlobalBatchDatasetIterator
 from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterDataset
 from gristmill.dataset.stages.repeat import RepeatIterDataset
 from gristmill.transforms.base import check_batch_size
@@ -288,7 +288,7 @@ class GlobalBatchIterDataset(IterDataset[T]):
         return steps.map(_without_padding) if given.end == "pad" else steps
 
     def __iter__(self) -> DatasetIterator[T]:
-        return GlobalBatchDatasetIterator(self, iterate(self._rows), self._parameters)
+        return GlobalBatchIterator(self, iterate(self._rows))
 
 
 def _own_number(num: int, largest: bool = False) -> int:

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import json
 import sys
 import weakref
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import shown, state_count, state_field, state_flag
 from gristmill.core.value import Value
-from gristmill.dataset.bases.cells import Piece
-from gristmill.dataset.bases.iter import IterDataset
-from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator
-from gristmill.dataset.bases.length import Length, Unknown
-from gristmill.dataset.bases.node import is_of_library
-from gristmill.dataset.bases.parameters import Parameters, aside
-from gristmill.dataset.bases.passing import PassingIterator
-from gristmill.dataset.bases.traced import Traced, Tracing, refuse_to_trace
+from gristmill.dataset.bases.iterator import DatasetIterator
+from gristmill.dataset.bases.parameters import Described, Parameters, aside
+from gristmill.dataset.engine.files import Reading
+from gristmill.dataset.engine.iterators import StreamIterator
+from gristmill.dataset.engine.stream import Cell, Pos
+from gristmill.dataset.stages.files import ReadingIterDataset
 from gristmill.dataset.telling.failures import tell
 from gristmill.sources.hugging_face import check_data_set
 from gristmill.sources.hugging_face_stream import StreamFacts, examined, finish, fits, fresh, sharded
@@ -36,7 +33,7 @@ class HuggingFaceParameters(Parameters):
 
 
 class _Place(Value):
-    """Where the library's stream was when the iterator had delivered ``index`` elements: its state, or its beginning."""
+    """Where the library's stream was after ``index`` elements: its state, or its beginning."""
 
     index: int
     library_state: str  # empty at the beginning
@@ -45,7 +42,186 @@ class _Place(Value):
 _START = _Place(0, "")
 
 
-class HuggingFaceIterDataset(IterDataset[Any]):
+class _Position(NamedTuple):
+    num: int  # elements before it
+    place: _Place  # at or before it
+    is_at_end: bool = False
+
+
+class Examples(Reading):
+    """The examples of a stream of the library, of which there is one reader.
+
+    It is opened when it is needed, from the last known place, and dropped when it fails.
+
+    Args:
+        stage: the definition.
+        data: the library's data set.
+        facts: its properties.
+        kept: which of its examples are delivered.
+    """
+
+    _is_closed = False
+    _reader: Any = None  # a data set whose ``state_dict`` is that of
+    _examples: Generator[Any, None, None] | None = None  # what comes after element
+    _index = 0
+    _known = _START  # the place that was noted last
+    _finish = staticmethod(finish)  # which is there until the end of the program, as a name of the module may not be
+
+    def __init__(self, stage: Any, data: Any, facts: StreamFacts, kept: range) -> None:
+        super().__init__(stage)
+        self._data, self._facts, self._kept = data, facts, kept
+
+    @property
+    def name(self) -> str:
+        return "HuggingFaceDatasetIterator"
+
+    @property
+    def parameters(self) -> Parameters:
+        return Described(self._facts.described)
+
+    def __str__(self) -> str:
+        return f"{self.name}({_as_text(self._facts)})"
+
+    def start(self) -> _Position:
+        return _Position(0, _START)
+
+    def _run(self, cell: Cell) -> Iterator[Any]:
+        index, place, is_at_end = cell.pos
+        if is_at_end:
+            return
+        try:
+            for x in self._examples_from(index, place):
+                self._index = index = index + 1
+                if index - place.index >= _EXAMPLES_BETWEEN_PLACES:
+                    place = self._place_at(index, place)
+                cell.pos = _Position(index, place)
+                yield (x, x := None)[0]
+        except GeneratorExit:
+            raise
+        except BaseException as error:  # an interrupt, too, which may come up anywhere
+            self._drop_reader()
+            tell(error, self)
+            if isinstance(error, Exception):
+                cell.past_failed = partial(self._pass, cell)
+            raise
+        self._drop_reader()
+        cell.pos = _Position(index, _START, True)
+
+    def _examples_from(self, index: int, place: _Place) -> Iterator[Any]:
+        """Return the examples that are delivered after element ``index``."""
+        if self._examples is None or self._index != index:
+            self._drop_reader()
+            self._open(index, self._known if place.index < self._known.index <= index else place)
+        assert self._examples is not None
+        if self._kept == _ALL:
+            return self._examples
+        left = self._kept[index:]
+        num_read = self._num_read(index)
+        return islice(self._examples, left[0] - num_read, left[-1] + 1 - num_read, left.step) if left else iter(())
+
+    def _num_read(self, index: int) -> int:
+        """Return how many examples of the stream have been read when ``index`` elements have been delivered."""
+        return self._kept[index - 1] + 1 if index else 0
+
+    def _open(self, index: int, place: _Place) -> None:
+        """Make a reader, and let it read again what was delivered since ``place``."""
+        if self._is_closed:
+            raise ValueError(f"{self} is closed")
+        self._reader = fresh(self._data)
+        if place.library_state:
+            self._reader.load_state_dict(json.loads(place.library_state))
+        examples = iter(self._reader)
+        num_again = self._num_read(index) - self._num_read(place.index)
+        num_found = sum([1 for _ in islice(examples, num_again)])
+        if num_found < num_again:
+            raise StateMismatchError(
+                f"the state of {self} is about a longer stream: {num_again - num_found} of the examples that it has delivered "
+                "are not there any more. Restore it with the files that it was saved with"
+            )
+        self._examples, self._index = examples, index
+        self._finalizer = weakref.finalize(self, _close_generator, examples)
+
+    def _drop_reader(self) -> None:
+        examples, reader, self._examples, self._reader = self._examples, self._reader, None, None
+        if examples is not None:
+            self._finalizer.detach()
+            examples.close()
+        if reader is not None:
+            self._finish(reader)
+
+    def _place_at(self, index: int, place: _Place) -> _Place:
+        """Return the place at ``index``, if it is known or the reader is there; else ``place``, which is before it."""
+        if place.index == index or not self._facts.is_exact:
+            return place
+        if self._known.index != index and self._examples is not None and self._index == index:
+            self._known = _Place(index, json.dumps(self._reader.state_dict()))
+        return self._known if self._known.index == index else place
+
+    def save(self, pos: Pos) -> Any:
+        index, place, is_at_end = pos
+        place = _START if is_at_end else self._place_at(index, place)
+        return {
+            "num_delivered": index,
+            "num_since_library_state": index - place.index,
+            "library_state": place.library_state,
+            "is_at_end": is_at_end,
+        }
+
+    def saves_anywhere(self) -> bool:
+        return False  # it asks the reader
+
+    def load(self, state: Any) -> _Position:
+        index = state_count(state, "num_delivered", self)
+        since = state_count(state, "num_since_library_state", self)
+        text = state_field(state, "library_state", self)
+        is_at_end = state_flag(state, "is_at_end", self)
+        if since > index or (text == "" and since != index):
+            raise StateMismatchError(
+                f"num_since_library_state in the state of {self} must be at most num_delivered, {index}, and the same where "
+                f"library_state is empty, got {since}"
+            )
+        if text and is_at_end:
+            raise StateMismatchError(f"library_state in the state of {self} must be empty at the end, got {shown(text)}")
+        if text != "":
+            self._check_library_state(text)
+        return _Position(index, _Place(index - since, text), is_at_end)
+
+    def _check_library_state(self, text: Any) -> None:
+        try:
+            state = json.loads(text) if isinstance(text, str) else None
+        except ValueError:
+            state = None
+        if not self._facts.is_exact or not fits(self._data, state):
+            raise StateMismatchError(
+                f"library_state in the state of {self} must be the text of a state_dict of an equal data set in the same epoch, "
+                f"got {shown(text)}: restore it with the data set, the steps and the release of datasets that it was saved with"
+            )
+
+    def key_between(self, before: Pos, after: Pos) -> int:
+        return self._kept[after.num - 1]
+
+    def _pass(self, cell: Cell) -> None:
+        try:
+            next(self.run(cell), None)
+        except Exception as error:
+            # A generator of Python that has raised is at its end, and the library's state is before what failed.
+            raise NotImplementedError(
+                f"{self} cannot move past what failed: the library cannot. Do what may fail behind it, by .map(...) of the "
+                "pipeline, where skip_failed() and tolerate() go past it; leave out damaged files when the data set is loaded"
+            ) from error
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._drop_reader()
+
+
+def _close_generator(examples: Generator[Any, None, None]) -> None:
+    """Close a generator before the modules that it uses, unless another thread runs it."""
+    with contextlib.suppress(ValueError):
+        examples.close()
+
+
+class HuggingFaceIterDataset(ReadingIterDataset[Any]):
     """Returns the examples of a ``datasets.IterableDataset`` (``load_dataset(..., streaming=True)``), as it gives them.
 
     What was done to it by the library's own ``map``, ``filter``, ``with_format``, ``interleave_datasets``, … holds. The files are
@@ -104,11 +280,7 @@ class HuggingFaceIterDataset(IterDataset[Any]):
         return self._facts.described
 
     def __str__(self) -> str:
-        facts = self._facts.described
-        return f"HuggingFaceIterDataset({', '.join([f'{name}={value}' for name, value in facts.items()])})"
-
-    def _num_elements(self) -> Length:
-        return Unknown()  # the files tell, when they are read
+        return f"HuggingFaceIterDataset({_as_text(self._facts)})"
 
     @property
     def _element_spec(self) -> Any:
@@ -130,238 +302,8 @@ class HuggingFaceIterDataset(IterDataset[Any]):
             self._kept = self._kept[sl]
 
     def __iter__(self) -> DatasetIterator[Any]:
-        return HuggingFaceDatasetIterator(self._data, self._facts, self._kept)
-
-    def _traced(self, tracing: Tracing) -> Any:
-        if not is_of_library(self):
-            raise refuse_to_trace(self)
-        return _TracedExamples(self)
-
-
-class HuggingFaceDatasetIterator(BlockIterator[Any]):
-    """One reader of a stream. It is made when it is needed, from the last known place, and dropped when it fails."""
-
-    _flow = "stateful"  # an element does not add one to every count in the state
-    _stays_on_error = True
-    _finish = staticmethod(finish)  # which is there until the end of the program, as a name of the module may not be
-
-    def __init__(self, data: Any, facts: StreamFacts, kept: range) -> None:
-        super().__init__()
-        self._data, self._facts, self._kept = data, facts, kept
-        self._is_whole = kept == _ALL
-        self._index = 0  # elements that were delivered
-        self._is_at_end = False
-        self._place_known = self._place_before = _START  # both at or before ``_index``, the second before the last element
-        self._reader: Any = None  # a data set of our own, whose ``state_dict`` is that of
-        self._examples: Generator[Any, None, None] | None = None  # what comes behind element ``_index``
-
-    def __str__(self) -> str:
-        facts = self._facts.described
-        return f"HuggingFaceDatasetIterator({', '.join([f'{name}={value}' for name, value in facts.items()])})"
-
-    @property
-    def _described_parameters(self) -> dict[str, Any]:
-        return self._facts.described
-
-    def last_key(self) -> int:
-        """Which example of the stream, of this worker's shards, was delivered last."""
-        return self._kept[self._index - 1]
-
-    def _num_read(self, index: int) -> int:
-        """How many examples of the stream have been read when ``index`` elements have been delivered."""
-        return self._kept[index - 1] + 1 if index else 0
-
-    def _take(self, n: int) -> list[Any]:
-        if self._is_at_end:
-            return []
-        before = self._mark()
-        elements: list[Any] = []
-        try:
-            while len(elements) < n:
-                num_wanted = min(n - len(elements), _EXAMPLES_BETWEEN_PLACES)
-                part = self._read(num_wanted)
-                elements += part
-                if len(part) < num_wanted:
-                    break
-        except BaseException as error:  # an interrupt, too, which may come up anywhere
-            self._drop_reader()
-            self._index, self._is_at_end, self._place_known, self._place_before = before
-            tell(error, self)
-            raise
-        return elements
-
-    def _read(self, n: int) -> list[Any]:
-        examples = self._examples if self._examples is not None else self._open()
-        if self._is_whole:  # usual, and quicker
-            part = list(islice(examples, n))
-        else:
-            first, step = self._kept[self._index] - self._num_read(self._index), self._kept.step
-            part = list(islice(examples, first, first + (n - 1) * step + 1, step))
-        self._index += len(part)
-        if len(part) < n:
-            self._is_at_end = True
-            self._drop_reader()
-        elif self._index - self._place_known.index >= _EXAMPLES_BETWEEN_PLACES:
-            self._note_place()
-        return part
-
-    def _open(self) -> Generator[Any, None, None]:
-        """Makes a reader, and has it read again what was delivered since the place that is known."""
-        if self._closed:
-            raise ValueError(f"{self} is closed")
-        place = self._place_known
-        self._reader = fresh(self._data)
-        if place.library_state:
-            self._reader.load_state_dict(json.loads(place.library_state))
-        examples = iter(self._reader)
-        num_again = self._num_read(self._index) - self._num_read(place.index)
-        num_found = sum([1 for _ in islice(examples, num_again)])
-        if num_found < num_again:
-            raise StateMismatchError(
-                f"the state of {self} is about a longer stream: {num_again - num_found} of the examples that it has delivered "
-                "are not there any more. Restore it with the files that it was saved with"
-            )
-        self._examples = examples
-        self._finalizer = weakref.finalize(self, _close_generator, examples)
-        return examples
-
-    def _drop_reader(self) -> None:
-        examples, reader, self._examples, self._reader = self._examples, self._reader, None, None
-        if examples is not None:
-            self._finalizer.detach()
-            examples.close()
-        if reader is not None:
-            self._finish(reader)
-
-    def _note_place(self) -> None:
-        if self._examples is None or not self._facts.is_exact or self._place_known.index == self._index:
-            return
-        self._place_before = self._place_known
-        self._place_known = _Place(self._index, json.dumps(self._reader.state_dict()))
-
-    def get_state(self) -> Any:
-        if not self._is_at_end:
-            self._note_place()
-        return self._state(self._index, _START if self._is_at_end else self._place_known, is_at_end=self._is_at_end)
-
-    def _state(self, index: int, place: _Place, *, is_at_end: bool = False) -> Any:
-        return {
-            "num_delivered": index,
-            "num_since_library_state": index - place.index,
-            "library_state": place.library_state,
-            "is_at_end": is_at_end,
-        }
-
-    def _restore(self, state: Any) -> None:
-        index = state_count(state, "num_delivered", self)
-        since = state_count(state, "num_since_library_state", self)
-        text = state_field(state, "library_state", self)
-        is_at_end = state_flag(state, "is_at_end", self)
-        if since > index or (text == "" and since != index):
-            raise StateMismatchError(
-                f"num_since_library_state in the state of {self} must be at most num_delivered, {index}, and the same where "
-                f"library_state is empty, got {since}"
-            )
-        if text and is_at_end:
-            raise StateMismatchError(f"library_state in the state of {self} must be empty at the end, got {shown(text)}")
-        if text != "":
-            self._check_library_state(text)
-        self._go_to(index, is_at_end, _Place(index - since, text))
-
-    def _check_library_state(self, text: Any) -> None:
-        try:
-            state = json.loads(text) if isinstance(text, str) else None
-        except ValueError:
-            state = None
-        if not self._facts.is_exact or not fits(self._data, state):
-            raise StateMismatchError(
-                f"library_state in the state of {self} must be the text of a state_dict of an equal data set in the same epoch, "
-                f"got {shown(text)}: restore it with the data set, the steps and the release of datasets that it was saved with"
-            )
-
-    def _go_to(self, index: int, is_at_end: bool, place: _Place) -> None:
-        if index != self._index or place != self._place_known:
-            self._drop_reader()
-            self._place_known = self._place_before = place
-        self._index, self._is_at_end = index, is_at_end
-
-    def _mark(self) -> Any:
-        return self._index, self._is_at_end, self._place_known, self._place_before
-
-    def _return_to(self, mark: Any) -> None:
-        index, is_at_end, known, before = mark
-        if index != self._index or is_at_end != self._is_at_end:
-            self._drop_reader()
-            self._place_known, self._place_before = known, before
-        self._index, self._is_at_end = index, is_at_end
-
-    def _state_at(self, mark: Any) -> Any:
-        index, is_at_end, known, _ = mark
-        return self._state(index, _START if is_at_end else known, is_at_end=is_at_end)
-
-    def _before_last(self) -> Any:
-        if not self._index:
-            return None
-        index = self._index - 1
-        places = [place for place in (self._place_known, self._place_before) if place.index <= index]
-        return self._state(index, places[0]) if places else None
-
-    def _skip(self) -> None:
-        try:
-            self._take(1)
-        except Exception as error:
-            # A generator of Python that has raised is at its end, and the library's state still stands before what failed.
-            raise NotImplementedError(
-                f"{self} cannot move past what failed: the library cannot. Do what may fail behind it, by .map(...) of the "
-                "pipeline, where skip_failed() and tolerate() go past it; leave out damaged files when the data set is loaded"
-            ) from error
-
-    def close(self) -> None:
-        super().close()
-        self._drop_reader()
-
-
-def _close_generator(examples: Generator[Any, None, None]) -> None:
-    """Close a generator before the modules that it uses, unless another thread runs it."""
-    with contextlib.suppress(ValueError):
-        examples.close()
-
-
-class _TracedExamples(IterDataset[Traced]):
-    """The elements of ``ds``, with where they stand in the stream."""
-
-    def __init__(self, ds: HuggingFaceIterDataset) -> None:
-        super().__init__()
-        self._ds = ds
-
-    def _num_elements(self) -> Length:
-        return Unknown()
-
-    def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
-        self._ds = copy.copy(self._ds)
-        self._ds.set_slice(sl, sequential_slice)
-
-    def __iter__(self) -> DatasetIterator[Traced]:
-        return _TracedIterator(self._ds)
-
-
-class _TracedIterator(PassingIterator[Traced]):
-    _flow = "stateful"
-
-    def __init__(self, ds: HuggingFaceIterDataset) -> None:
-        super().__init__(ds.__iter__())
-        self._ds = ds
-
-    def _take(self, n: int) -> list[Traced]:
-        taken: list[Traced] = []
-        while len(taken) < n and (elements := self._source._take(1)):
-            reader: Any = self._source
-            taken.append(Traced(partial(_itself, elements[0]), [(Piece(str(self._ds), reader.last_key(), 0),)]))
-        return taken
-
-
-def _itself(x: Any) -> Any:
-    return x
+        make = partial(Examples, data=self._data, facts=self._facts, kept=self._kept)
+        return StreamIterator(self, [], make)
 
 
 def _check(dataset: Any) -> None:
@@ -373,3 +315,7 @@ def _check(dataset: Any) -> None:
         how_to_load="datasets.load_dataset(name, split='train', streaming=True)",
         else_="load_dataset(..., streaming=True) gives one",
     )
+
+
+def _as_text(facts: StreamFacts) -> str:
+    return ", ".join([f"{name}={value}" for name, value in facts.described.items()])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from itertools import compress, repeat
 from operator import length_hint
@@ -16,7 +16,7 @@ from gristmill.dataset.bases.length import same_number
 from gristmill.dataset.bases.map import BlockMapDataset
 from gristmill.dataset.bases.parameters import Parameters, aside, function
 from gristmill.dataset.bases.traced import Tracing
-from gristmill.dataset.engine.elements import Each
+from gristmill.dataset.engine.elements import Each, unless_none
 from gristmill.dataset.engine.iterators import open_stage
 from gristmill.dataset.telling.failures import failed_at
 from gristmill.transforms.base import Map, transform_function
@@ -76,13 +76,8 @@ class MapIterDataset(IterDataset[T]):
         self._fn = transform_function(transform, Map, "map")
 
     def _traced(self, tracing: Tracing) -> Any:
-        fn = self._fn if self._parameters.with_nones else partial(_unless_none, self._fn)
+        fn = self._fn if self._parameters.with_nones else partial(unless_none, self._fn)
         return tracing.over(self, _fn=lambda x: x.then(fn, self))
 
     def __iter__(self) -> DatasetIterator[T]:
         return open_stage(self, partial(Each, fn=self._fn, with_nones=self._parameters.with_nones))
-
-
-
-def _unless_none(fn: Callable[[Any], Any], x: Any) -> Any:
-    return None if x is None else fn(x)

@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
-from gristmill.core.errors import add_note
-from gristmill.core.naming import transform_name
-from gristmill.core.options import ReadOptions, chosen_executor
-from gristmill.core.ray_options import RayOptions, WorkerOptions
-from gristmill.dataset.ahead.budget import Budget
-from gristmill.dataset.bases.context import IteratorContext
+from gristmill.core.options import DatasetOptions, ReadOptions
+from gristmill.core.ray_options import WorkerOptions
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import Length
 from gristmill.dataset.bases.node import ancestors, spec_of_first_parent
-from gristmill.dataset.bases.parameters import Parameters, aside, parameters_of
-from gristmill.dataset.bases.round_robin import RoundRobinIterator, Shard
+from gristmill.dataset.bases.parameters import Parameters, aside
 from gristmill.dataset.bases.traced import Tracing
-from gristmill.dataset.local_lanes import LocalLanesIterator
-from gristmill.dataset.slicing import num_elements_of_shares, numbers_of, slice_pipeline
-from gristmill.dataset.worker_lanes import LanesOfWorker, WorkerLane
-from gristmill.dataset.worker_set import crew_of, join_workers
+from gristmill.dataset.engine.round_robin import RoundRobinIterator
+from gristmill.dataset.executors.inline import InlineExecutor
+from gristmill.dataset.executors.pools import PoolExecutor
+from gristmill.dataset.executors.protocol import Executor
+from gristmill.dataset.slicing import num_elements_of_shares, slice_pipeline
 from gristmill.dataset.worker_task import PipelineTask
-from gristmill.workers.pickling import dumps
-from gristmill.workers.pool import Luggage, hire, park, unpark
 from gristmill.workers.setup import preload
 
 T = TypeVar("T")
@@ -79,7 +72,7 @@ class MultiprocessPrefetchIterDataset(IterDataset[T]):
 
     def _computed_by(self, threads: ReadOptions | None, num_workers: int | None) -> Any:
         options = self._options
-        if num_workers in (None, options.num_workers) or isinstance(options, RayOptions) or num_workers > self._num_lanes:
+        if num_workers in (None, options.num_workers) or options.executor == "ray" or num_workers > self._num_lanes:
             return self
         workers = dataclasses.replace(options, num_workers=num_workers, num_lanes=self._num_lanes)
         new: MultiprocessPrefetchIterDataset[T] = MultiprocessPrefetchIterDataset(
@@ -96,13 +89,9 @@ class MultiprocessPrefetchIterDataset(IterDataset[T]):
         return TracedLanesIterDataset(tracing.of(self._parent), self._num_lanes, self._sequential_slice, self._by_lanes)
 
     def __iter__(self) -> DatasetIterator[T]:
-        how: Any = {"sequential_slice": self._sequential_slice, "by_lanes": self._by_lanes}
-        if not self._options.num_workers:
-            return LocalLanesIterator(self._parent, self._num_lanes, **how)
-        iterator_class = MultiprocessPrefetchIterator
-        if isinstance(self._options, RayOptions):
-            from gristmill.dataset.ray_prefetch import RayPrefetchIterator as iterator_class
-        return iterator_class(self._parent, self._options, self._worker_init_fn, **how)
+        init_fn = self._worker_init_fn
+        task = lanes_task(self._parent, self._num_lanes, self._sequential_slice, self._by_lanes, init_fn)
+        return RoundRobinIterator(self, task, executor_for(self._options, init_fn))
 
 
 class TracedLanesIterDataset(IterDataset[T]):
@@ -121,171 +110,26 @@ class TracedLanesIterDataset(IterDataset[T]):
         return num_elements_of_shares(self._parent, self._num_lanes, self._sequential_slice, self._by_lanes)
 
     def __iter__(self) -> DatasetIterator[T]:
-        how: Any = {"sequential_slice": self._sequential_slice, "by_lanes": self._by_lanes}
-        return LocalLanesIterator(self._parent, self._num_lanes, **how)
+        task = lanes_task(self._parent, self._num_lanes, self._sequential_slice, self._by_lanes)
+        return RoundRobinIterator(self, task, InlineExecutor(self._num_lanes))
 
 
-class MultiprocessPrefetchIterator(RoundRobinIterator[T]):
-    _begins_as_a_whole = True
-    _options: Any
-    _resting: Any = None  # the pool that was used last, if nobody else has taken it over
-    _finalizer: Any = None
-    _tell: Callable[[Any], None] | None = None  # is told of the pool that is used
-
-    def __init__(
-        self, ds: IterDataset[T], options: WorkerOptions, init_fn: Any, *, sequential_slice: bool, by_lanes: bool = False
-    ) -> None:
-        self._init_fn = init_fn
-        super().__init__(ds, lanes_of(options), sequential_slice=sequential_slice, by_lanes=by_lanes)
-        self._options = options
-        self._held: list[Any] = []  # the pool that is in use; the finalizer has the list, too
-
-    def __str__(self) -> str:
-        return f"MultiprocessPrefetchIterator(multiprocessing_options={self._options})"
-
-    @property
-    def _pool(self) -> Any:
-        return next(iter(self._held), None)
-
-    @property
-    def _work_options(self) -> Sequence[Any]:
-        return [self._options, *super()._work_options]
-
-    def _worker_processes(self) -> Sequence[Any]:
-        return () if self._pool is None else self._pool.workers
-
-    def _awaited_worker(self) -> str | None:
-        lane = self._members.get(self._slot)
-        return None if lane is None else str(lane)
-
-    def _tell_hired(self, tell: Callable[[Any], None] | None) -> None:
-        self._tell = tell
-        if tell is not None and self._pool is not None:
-            tell(self._pool)
-
-    def _share(self, index: int) -> IterDataset[T]:
-        how: Any = {"sequential": self._sequential_slice, "by_lanes": self._by_lanes}
-        return slice_pipeline(self._ds, index, self._count, **how)
-
-    def lanes(self) -> Sequence[Shard]:
-        """The lanes, for whoever takes elements from them instead of from this iterator. None of them is computed yet."""
-        return self._open()
-
-    def _open(self) -> Sequence[Shard]:
-        if self._finalizer is None:
-            finalizer = weakref.finalize(self, _park_all, self._held)
-            finalizer.atexit = False
-            self._finalizer = finalizer
-        pool = self._pool
-        while pool is None or pool.is_closed:
-            if self._closed:
-                raise self._unusable()
-            self._held.clear()
-            pool, self._resting = self._resting, None
-            if pool is None:
-                pool = self._hire()
-            try:
-                if unpark(pool):
-                    self._held.append(pool)
-                else:
-                    pool = None
-            except BaseException:
-                self._park_unless_held(pool)
-                raise
-        if self._closed:  # by another thread, which looked for a pool before this one was held
-            pool.close()
-            raise self._unusable()
-        if self._tell is not None:
-            self._tell(pool)
-        return self._lanes_in(pool)
-
-    def _lanes_in(self, pool: Any) -> list[Shard]:
-        """The lanes, computed by the processes of ``pool``."""
-        num_workers = self._options.num_workers
-        numbers = None if self._sequential_slice else numbers_of(self._ds)
-        workers = [LanesOfWorker(pool, i, num_workers, self._count, numbers) for i in range(num_workers)]
-        lanes = {lane.number: lane for worker in workers for lane in worker.lanes.values()}
-        return [lanes[number] for number in range(self._count)]
-
-    def _start_all(self, states: Mapping[Shard, Any]) -> None:
-        of_workers: dict[LanesOfWorker, dict[int, Any]] = {}
-        for lane, state in states.items():
-            assert isinstance(lane, WorkerLane)
-            of_workers.setdefault(lane.worker, {})[lane.number] = state
-        for worker, states_of_lanes in of_workers.items():
-            worker.start(states_of_lanes)
-
-    def _park_unless_held(self, pool: Any) -> None:
-        """After an interrupt: nobody else would end it."""
-        if pool is not None and pool not in self._held:
-            park(pool)
-
-    def _share_context(self, ctx: IteratorContext) -> None:
-        super()._share_context(ctx)
-        if self._may_share_processes:
-            join_workers(self, ctx)
-
-    @property
-    def _may_share_processes(self) -> bool:
-        return self._init_fn is None
-
-    def _hire(self) -> Any:
-        if chosen_executor(self._options) == "threads":
-            from gristmill.dataset.thread_payload import ThreadPayload
-            from gristmill.dataset.thread_workers import hire_threads
-
-            payload = ThreadPayload(self._task(self._ctx.budget))
-            return hire_threads(payload, self._options.num_workers, self._options.per_worker_buffer_size)
-        luggage = self._pack({"buffer_size": self._options.per_worker_buffer_size}, self._options.worker_env or {})
-        crew = crew_of(self, self._ctx) if self._may_share_processes else None
-        return (hire if crew is None else crew.hire)(luggage, self._options.num_workers, self._owner)
-
-    def _pack(self, settings: Mapping[str, Any], environment: Mapping[str, str | None]) -> Luggage:
-        """What workers load."""
-        try:
-            return Luggage(self._task(), {**settings, "min_shared_bytes": self._ctx.options.min_shm_size}, environment)
-        except Exception as error:
-            _explain_unpicklable(error, self._ds, self._init_fn)
-            raise
-
-    def _task(self, budget: Budget | None = None) -> PipelineTask:
-        given = self._ds, self._ctx.options, self._init_fn, self._sequential_slice, self._count, self._is_taken_again
-        return PipelineTask(*given, budget, self._by_lanes)
-
-    @property
-    def _owner(self) -> Any:
-        """For whom workers may be used again. What an init function has done to one cannot be undone."""
-        return self._ds if self._init_fn is None else None
-
-    def _rest(self) -> None:
-        pool = self._pool
-        if pool is not None:
-            try:
-                self._held.remove(pool)
-                self._resting = pool
-                park(pool)
-            except BaseException:
-                self._park_unless_held(pool)
-                raise
-
-    def __del__(self) -> None:
-        pass  # the finalizer parks the processes, where close would end them and wait for that
-
-    def close(self) -> None:
-        super().close()
-        pool = self._pool
-        if pool is None and self._resting is not None and unpark(self._resting):
-            pool = self._resting
-        if pool is not None:
-            pool.close()
-        self._held.clear()
-        for shard in self._members.values():
-            shard.clear()
+def lanes_task(
+    ds: IterDataset[Any], num_lanes: int, sequential_slice: bool, by_lanes: bool = False, init_fn: Any = None
+) -> PipelineTask:
+    """Return what an executor computes of ``ds``, without the options of the pipeline."""
+    return PipelineTask(ds, DatasetOptions(), init_fn, sequential_slice, num_lanes, by_lanes=by_lanes)
 
 
-def _park_all(held: list[Any]) -> None:
-    while held:
-        park(held.pop())
+def executor_for(options: WorkerOptions, init_fn: Any = None) -> Executor:
+    """Return a new executor of lanes."""
+    if not options.num_workers:
+        return InlineExecutor(lanes_of(options))
+    if options.executor != "ray":
+        return PoolExecutor(options, init_fn)
+    from gristmill.dataset.executors.ray import RayExecutor
+
+    return RayExecutor(options, init_fn)
 
 
 def check_no_workers(stage: str, ds: Any) -> None:
@@ -301,23 +145,3 @@ def check_no_workers(stage: str, ds: Any) -> None:
 def lanes_of(options: WorkerOptions) -> int:
     """How many lanes there are."""
     return options.num_workers if options.num_lanes is None else options.num_lanes
-
-
-def _explain_unpicklable(error: Exception, ds: IterDataset[Any], init_fn: Any) -> None:
-    """Notes at ``error`` which of the user's objects cannot be pickled."""
-    parts = []
-    for node in [*ancestors(ds)][::-1]:
-        held = {**parameters_of(node).as_dict(), **vars(node)}
-        parts += [(node, name, value) for name, value in held.items() if name not in ("_parents", "_parameters")]
-    for node, name, value in [*parts, (None, "worker_init_fn", init_fn)]:
-        try:
-            dumps(value)
-        except Exception:
-            owner = "" if node is None else f" of {node}"
-            add_note(
-                error,
-                f"The pipeline cannot be sent to worker processes: {name.lstrip('_')}{owner}, {transform_name(value):.200}, "
-                "cannot be pickled. Make it without what cannot be copied to another process (open files, locks, "
-                "connections), or make that when it is first used",
-            )
-            return

@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
-from functools import partial
 from typing import Any, TypeVar
 
 from gristmill.core.errors import as_int
-from gristmill.dataset.ahead.waits import BudgetWaits
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import Length
 from gristmill.dataset.bases.node import spec_of_first_parent
-from gristmill.dataset.bases.observing import WorkAhead
 from gristmill.dataset.bases.parameters import Parameters, aside
-from gristmill.dataset.bases.round_robin import Shard
 from gristmill.dataset.bases.traced import Tracing
-from gristmill.dataset.engine.blocks import SavedPositions
-from gristmill.dataset.engine.iterators import StreamIterator
-from gristmill.dataset.engine.prefetch import Prefetch, reraise
-from gristmill.dataset.local_lanes import InProcessIterator, raised_again
+from gristmill.dataset.engine.round_robin import RoundRobinIterator
+from gristmill.dataset.executors.threads import ThreadExecutor
 from gristmill.dataset.mixtures.shares import warn_if_one_sided
 from gristmill.dataset.slicing import num_elements_of_shares, slice_pipeline
-from gristmill.dataset.stages.mp_prefetch import TracedLanesIterDataset
-from gristmill.dataset.stages.thread_prefetch import ThreadPrefetchDatasetIterator
+from gristmill.dataset.stages.mp_prefetch import TracedLanesIterDataset, lanes_task
 
 T = TypeVar("T")
-
-_CLOSE_SECONDS = 0.2  # how long ``close`` waits for the threads to come out of user code
 
 
 def multithread_prefetch(
@@ -99,94 +88,5 @@ class MultithreadPrefetchIterDataset(IterDataset[T]):
         return TracedLanesIterDataset(tracing.of(self._parent), self._num_threads, self._sequential_slice)
 
     def __iter__(self) -> DatasetIterator[T]:
-        return MultithreadPrefetchIterator(
-            self._parent, self._num_threads, self._buffer_size, sequential_slice=self._sequential_slice
-        )
-
-
-class MultithreadPrefetchIterator(InProcessIterator[T]):
-    _budget_waits: BudgetWaits
-
-    def __init__(self, ds: IterDataset[T], num_threads: int, buffer_size: int, *, sequential_slice: bool) -> None:
-        super().__init__(ds, num_threads, sequential_slice=sequential_slice)
-        self._buffer_size = buffer_size
-        self._budget_waits = BudgetWaits()
-        self._closes_anytime = buffer_size > 0
-
-    def __str__(self) -> str:
-        return f"MultithreadPrefetchIterator(num_threads={self._count}, buffer_size={self._buffer_size})"
-
-    def _work_ahead(self) -> WorkAhead:
-        return super()._work_ahead()._replace(waits=self._buffer_size > 0, num_threads=self._count)
-
-    def _open(self) -> Sequence[Shard]:
-        self._ctx.budget.allow(self._count)
-        return super()._open()
-
-    def _shard(self, it: DatasetIterator[Any]) -> Shard:
-        return ThreadShard(it, self._buffer_size, self._budget_waits)
-
-    def _forget(self) -> None:
-        for shard in self._members.values():  # an error may keep them alive
-            assert isinstance(shard, ThreadShard)
-            shard.stop()
-        super()._forget()
-
-    def __del__(self) -> None:
-        pass  # what belongs to the shards ends with them, where close would wait for that
-
-    def close(self) -> None:
-        super().close()
-        shards, self._members = self._members, {}
-        deadline = time.monotonic() + _CLOSE_SECONDS
-        for shard in shards.values():
-            assert isinstance(shard, ThreadShard)
-            shard.close(max(0.0, deadline - time.monotonic()))
-
-
-class ThreadShard(Shard):
-    """The share of one thread."""
-
-    def __init__(self, it: DatasetIterator[Any], buffer_size: int, waits: BudgetWaits) -> None:
-        super().__init__()
-        self._iterator: ThreadPrefetchDatasetIterator[Any] = ThreadPrefetchDatasetIterator(it, buffer_size)
-        self._iterator._engine.budget_waits = waits
-
-    def start(self, state: Any) -> None:
-        if state is not None:
-            self._iterator.set_state(state)
-        self._iterator.start_prefetch()
-
-    def fetch(self, num: int) -> None:
-        it = self._iterator
-        try:
-            elements = it._take(1)
-        except BaseException as error:
-            if not isinstance(error, Exception) and it._engine.raised != id(error):  # an interrupt of this thread
-                raise
-            traceback = error.__traceback__
-            while traceback is not None and traceback.tb_frame.f_code in _OWN_CODE:  # which refers to the iterator
-                traceback = traceback.tb_next
-            self.failure = partial(raised_again, error.with_traceback(traceback), traceback)
-            return
-        if elements:
-            self.ready.append((elements.pop(), SavedPositions(it._engine, None, [it.pos]), 0))
-        else:
-            self.has_ended = True
-            self.final = it.get_state() if it._counts_faults else None
-
-    def skip(self, state: Any) -> Any:
-        self._iterator._skip()
-        state = self._iterator.get_state()
-        self._iterator.start_prefetch()
-        return state
-
-    def stop(self) -> None:
-        if self._iterator._ahead is not None:
-            self._iterator._ahead.stop()
-
-    def close(self, seconds: float) -> None:
-        self._iterator.close_within(seconds)
-
-
-_OWN_CODE = {function.__code__ for function in (ThreadShard.fetch, StreamIterator._take, Prefetch._threaded, reraise)}
+        task = lanes_task(self._parent, self._num_threads, self._sequential_slice)
+        return RoundRobinIterator(self, task, ThreadExecutor(self._num_threads, self._buffer_size))

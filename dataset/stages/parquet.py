@@ -5,21 +5,97 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 from gristmill.core.errors import StateIndexError
 from gristmill.core.state import state_count
-from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.parameters import aside
-from gristmill.dataset.stages.files import FileIterator, FilesIterDataset, FilesParameters
+from gristmill.dataset.engine.files import FileStream
+from gristmill.dataset.engine.stream import Pos
+from gristmill.dataset.stages.files import FilesIterDataset, FilesParameters
 from gristmill.sources.parquet import ParquetRows, checked_columns
 from gristmill.sources.storage.local import is_local
+
+_Row: TypeAlias = tuple[int, int]  # a row group, and a row of it
 
 
 class ParquetParameters(FilesParameters):
     columns: list[str] | None = aside()
     read_kwargs: dict[str, Any] = aside()
+
+
+class ParquetStream(FileStream):
+    """The rows of one Parquet file. The position: the row group, and how many of its rows come before."""
+
+    def __init__(self, stage: Any, path: str | os.PathLike[str]) -> None:
+        super().__init__(stage, path)
+        self._slices = stage._slices  # workers have others
+
+    @property
+    def name(self) -> str:
+        return "ParquetDatasetIterator"
+
+    def open_file(self) -> ParquetRows:
+        read_kwargs = self.stage._read_kwargs
+        filesystem = read_kwargs.get("filesystem")
+        path = self.absolute_path() if filesystem is None or is_local(filesystem) else self.path
+        return ParquetRows(path, columns=self.stage._columns, slices=self._slices, read_kwargs=read_kwargs)
+
+    def start(self) -> _Row:
+        return 0, 0
+
+    def save(self, pos: Pos) -> Any:
+        group, row = pos
+        return {"row_group": group, "index_within_row_group": row}
+
+    def load(self, state: Any) -> _Row:
+        return state_count(state, "row_group", self), state_count(state, "index_within_row_group", self)
+
+    def read(self, file: ParquetRows, pos: Pos) -> tuple[list[dict[str, Any]], list[_Row]]:
+        group, row = self._next_row(file, pos)
+        is_end = not file.num_groups or row == file.num_rows(group)  # of the last row group, which may be damaged
+        rows = [] if is_end else file.read(group, row)
+        return rows, [(group, i) for i in range(row, row + len(rows) + 1)]
+
+    def _next_row(self, file: ParquetRows, pos: Pos) -> _Row:
+        """Return the row that follows, which is not at the end of a row group unless that is the last one."""
+        group, row = pos
+        if group >= max(file.num_groups, 1) or row > (file.num_rows(group) if file.num_groups else 0):
+            place = f"row {row} of row group {group}"
+            raise StateIndexError(f"the state of {self} is {place}, but the file has no such place: it has become shorter")
+        while group + 1 < file.num_groups and row == file.num_rows(group):
+            group, row = group + 1, 0
+        return group, row
+
+    def skip(self, file: ParquetRows, pos: Pos) -> _Row:
+        group, _ = self._next_row(file, pos)
+        return group, file.num_rows(group)
+
+    def key_between(self, before: Pos, after: Pos) -> _Row:
+        group, row = after
+        return group, row - 1
+
+    def index_of(self, pos: Pos) -> int:
+        return self.look_up(self._index_of, pos)
+
+    def _index_of(self, file: ParquetRows, pos: Pos) -> int:
+        group, row = self._next_row(file, pos)
+        return sum([file.num_rows(i) for i in range(group)]) + row
+
+    def at_index(self, index: int) -> _Row:
+        return self.look_up(_row_at, index)
+
+
+def _row_at(file: ParquetRows, index: int) -> _Row:
+    row = index
+    for group in range(file.num_groups):
+        if row <= file.num_rows(group):
+            return group, row
+        row -= file.num_rows(group)
+    if row:
+        raise StateIndexError(f"index must be in [0, {index - row}], the number of rows, got {index}")
+    return 0, 0
 
 
 class ParquetIterDataset(FilesIterDataset[dict[str, Any]]):
@@ -100,95 +176,8 @@ class ParquetIterDataset(FilesIterDataset[dict[str, Any]]):
     def _element_spec(self) -> Any:
         if not self._paths:
             raise NotImplementedError(f"{self} has no rows to describe")
-        file: Any = self._one_file(self._paths[0])
-        with contextlib.closing(file._open()) as rows:
+        with contextlib.closing(ParquetStream(self, self._paths[0]).open_file()) as rows:
             return rows.element_spec()
 
-    def _file_iterator(self, path: str | os.PathLike[str]) -> DatasetIterator[dict[str, Any]]:
-        return ParquetDatasetIterator(path, self._columns, self._slices, self._read_kwargs)
-
-
-class ParquetDatasetIterator(FileIterator[dict[str, Any]]):
-    _block_place: tuple[int, int]  # the row group, and the row of it with which the block begins
-
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        columns: Sequence[str] | None,
-        slices: Sequence[slice],
-        read_kwargs: Mapping[str, Any],
-    ) -> None:
-        super().__init__(path, (0, 0))
-        self._columns = columns
-        self._slices = slices
-        self._read_kwargs = read_kwargs
-
-    def _open(self) -> ParquetRows:
-        filesystem = self._read_kwargs.get("filesystem")
-        path = self._absolute_path() if filesystem is None or is_local(filesystem) else self._path
-        return ParquetRows(path, columns=self._columns, slices=self._slices, read_kwargs=self._read_kwargs)
-
-    def _read(self, file: ParquetRows) -> tuple[list[dict[str, Any]], tuple[int, int]]:
-        group, row = self._next_row(file)
-        is_end = not file.num_groups or row == file.num_rows(group)  # of the last row group, which may be damaged
-        return [] if is_end else file.read(group, row), (group, row)
-
-    def _next_row(self, file: ParquetRows) -> tuple[int, int]:
-        """The row group and row of what comes next: not behind a row group's end, unless it is the last one."""
-        group, row = self._position
-        if group >= max(file.num_groups, 1) or row > (file.num_rows(group) if file.num_groups else 0):
-            place = f"row {row} of row group {group}"
-            raise StateIndexError(f"the state of {self} is {place}, but the file has no such place: it has become shorter")
-        while group + 1 < file.num_groups and row == file.num_rows(group):
-            group, row = group + 1, 0
-        return group, row
-
-    @property
-    def _position(self) -> tuple[int, int]:
-        group, first_row = self._block_place
-        return group, first_row + self._index
-
-    def last_key(self) -> tuple[int, int]:
-        group, row = self._position
-        return group, row - 1
-
-    def get_state(self) -> Any:
-        group, row = self._position
-        return {"row_group": group, "index_within_row_group": row}
-
-    def _restore(self, state: Any) -> None:
-        self._go_to(state_count(state, "row_group", self), state_count(state, "index_within_row_group", self))
-
-    def _go_to(self, group: int, row: int) -> None:
-        index = row - self._block_place[1]
-        if group == self._block_place[0] and 0 <= index <= len(self._block):
-            self._index, self._is_at_end = index, False
-        else:
-            self._leave_block((group, row))
-
-    def _skip(self) -> None:
-        def end_of_group(file: ParquetRows) -> tuple[int, int]:
-            group, _ = self._next_row(file)
-            return group, file.num_rows(group)
-
-        self._go_to(*self._use_file(end_of_group))
-
-    def _get_next_index(self) -> int:
-        def index(file: ParquetRows) -> int:
-            group, row = self._next_row(file)
-            return sum([file.num_rows(i) for i in range(group)]) + row
-
-        return self._use_file(index)
-
-    def _set_next_index(self, index: int) -> None:
-        def place(file: ParquetRows) -> tuple[int, int]:
-            row = index
-            for group in range(file.num_groups):
-                if row <= file.num_rows(group):
-                    return group, row
-                row -= file.num_rows(group)
-            if row:
-                raise StateIndexError(f"index must be in [0, {index - row}], the number of rows, got {index}")
-            return 0, 0
-
-        self._go_to(*self._use_file(place))
+    def _file_stream(self, path: str | os.PathLike[str]) -> ParquetStream:
+        return ParquetStream(self, path)

@@ -80,8 +80,12 @@ class PrefetchIterDataset(IterDataset[T]):
         if self._tolerates:
             from gristmill.dataset.faults.read import ReadOutcomes
 
-            return StreamIterator(self, [], partial(ReadOutcomes, ds=parent))
-        return StreamIterator(self, [], partial(Read, ds=parent))
+            return PrefetchDatasetIterator(self, [], partial(ReadOutcomes, ds=parent))
+        return PrefetchDatasetIterator(self, [], partial(Read, ds=parent))
+
+
+class PrefetchDatasetIterator(StreamIterator[T]):
+    """The iterator of a stream that reads a map dataset, a class of its own for ``isinstance``."""
 
 
 class TracedStepwiseIterDataset(IterDataset[Any]):

@@ -92,7 +92,6 @@ class RandomMapIterDataset(IterDataset[T]):
         return open_stage(self, partial(Numbered, fn=partial(_draw, self._fn, self._rng_pool), key="index_for_rng"))
 
 
-
 class _Streams:
     """Gives the numbers of streams in place of their generators."""
 

@@ -26,9 +26,9 @@ from gristmill.dataset.bases.node import is_of_library, spec_of_first_parent
 from gristmill.dataset.bases.parameters import Parameters, aside, parameters_of
 from gristmill.dataset.bases.passing import PassingIterator
 from gristmill.dataset.bases.traced import Tracing
+from gristmill.dataset.engine.round_robin import RoundRobinIterator
 from gristmill.dataset.slicing import replaced_in
 from gristmill.dataset.stages.interleave import InterleaveDatasetIterator, InterleaveIterDataset, Opener, as_stream, dataset_at
-from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterator
 from gristmill.dataset.states.values import copied
 from gristmill.dataset.worker_lanes import WorkerLane
 
@@ -154,7 +154,7 @@ class StreamInterleaveIterDataset(IterDataset[T]):
 
     def __iter__(self) -> DatasetIterator[T]:
         workers = None if self._by_workers is None else iterate(self._by_workers)
-        if not isinstance(workers, MultiprocessPrefetchIterator):
+        if not isinstance(workers, RoundRobinIterator):
             return iterate(self._parent)  # there are no datasets
         members = _Members(workers)
         opener = Opener(self._datasets, 0, members)
@@ -215,7 +215,7 @@ class _Members:
         workers: has the processes; nothing is taken from it.
     """
 
-    def __init__(self, workers: MultiprocessPrefetchIterator[Any]) -> None:
+    def __init__(self, workers: RoundRobinIterator[Any]) -> None:
         self.ctx: IteratorContext = ComponentContext(IteratorContext(joined=None))  # of the interleave
         self._workers = workers
         self._lanes: Sequence[WorkerLane] = ()
@@ -317,7 +317,7 @@ class MemberIterator(BlockIterator[T]):
                     taken.append(element)
                     self._after = states, i
                 else:
-                    lane.fetch(1)
+                    lane.receive(1)
         except BaseException:
             self._after = before
             self._members.start_again()

@@ -14,9 +14,10 @@ Guarantees:
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.options import ReadOptions
@@ -24,19 +25,20 @@ from gristmill.core.state import shown
 from gristmill.core.value import Value
 from gristmill.dataset.bases.context import Numbers, collected_options
 from gristmill.dataset.bases.division import Division
-from gristmill.dataset.bases.feed import failed_at_last
 from gristmill.dataset.bases.iter import IterDataset
-from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, share_context, stream_of
+from gristmill.dataset.bases.iterator import DatasetIterator, are_taken_again, iterate, share_context
 from gristmill.dataset.bases.length import same_number
-from gristmill.dataset.bases.next_index import may_have_gaps, move_to_index, next_index_of
-from gristmill.dataset.bases.node import dropping_steps, parents_of, spec_of_first_parent, tolerances
-from gristmill.dataset.bases.origins import Place, place_of
+from gristmill.dataset.bases.node import dropping_steps, spec_of_first_parent, tolerances
+from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.bases.parameters import Parameters, aside, parameters_of
-from gristmill.dataset.bases.passing import PassingIterator
-from gristmill.dataset.bases.round_robin import RoundRobinIterator
 from gristmill.dataset.bases.traced import Tracing
+from gristmill.dataset.engine.elements import Keep
+from gristmill.dataset.engine.iterators import StreamIterator, open_stage, stream_of
+from gristmill.dataset.engine.read import Read
+from gristmill.dataset.engine.round_robin import RoundRobinIterator
+from gristmill.dataset.engine.stream import Cell, Pos, Stream, cannot_merge
 from gristmill.dataset.slicing import replaced_in
-from gristmill.dataset.stages.filter_guard import FilterGuard
+from gristmill.dataset.stages.filter_guard import WINDOW, FilterGuard
 from gristmill.dataset.stages.map import MapIterDataset
 from gristmill.dataset.stages.mp_prefetch import check_no_workers
 from gristmill.dataset.stages.multithread_prefetch import MultithreadPrefetchIterDataset
@@ -44,10 +46,11 @@ from gristmill.dataset.stages.prefetch import PrefetchIterDataset
 from gristmill.dataset.stages.runs import RunsMapDataset
 from gristmill.dataset.stages.stream_interleave import StreamInterleaveIterDataset, Workers, interleaved_part, needs_of
 from gristmill.dataset.states.values import advanced
-from gristmill.dataset.telling.failures import tell_at_last
-from gristmill.dataset.worker_task import roots
+from gristmill.dataset.telling.failures import instead_of_stop, tell_at_place
 
 T = TypeVar("T")
+
+_END: Any = object()
 
 
 class LeftOut(Value):
@@ -153,12 +156,12 @@ class DividedPart:
                 steps.append(_Step(it._function, needs_of(step) == "choice", str(it)))
         return steps
 
-    def guards(self, whole: DatasetIterator[Any]) -> list[tuple[Any, FilterGuard]]:
-        """Of ``whole``, an iterator of the divided part, those that leave out elements, in the order that ``LeftOut`` means."""
-        chain: list[Any] = [whole]
-        while parents := parents_of(chain[0]):
-            chain.insert(0, parents[0])
-        found = [(it, guard) for it in chain if (guard := it._guard) is not None]
+    def guards(self, whole: Stream) -> list[tuple[Stream, FilterGuard]]:
+        """Return, of a stream of the divided part, those that leave out elements, in the order that ``LeftOut`` means."""
+        chain = [whole]
+        while chain[0].parents:
+            chain.insert(0, chain[0].parent)
+        found: list[tuple[Stream, FilterGuard]] = [(stream, stream.guard) for stream in chain if isinstance(stream, Read | Keep)]
         return (found if self._marks_root else found[1:]) if self.leaves_out else []
 
 
@@ -209,7 +212,7 @@ class MarkingIterDataset(IterDataset[Any]):
         return tracing.of(self._parent).map(lambda x: x.then(partial(_marked, steps), self))
 
     def __iter__(self) -> DatasetIterator[Any]:
-        return MarkingDatasetIterator(iterate(self._parent), self._parameters)
+        return open_stage(self, Marking)
 
 
 def _marked(steps: Sequence[_Step], x: Any) -> Any:
@@ -224,34 +227,23 @@ def _marked(steps: Sequence[_Step], x: Any) -> Any:
     return x
 
 
-class MarkingDatasetIterator(PassingIterator[Any]):
-    _flow = "one_to_one"
+class Marking(Stream):
+    """One output for every element of the parent. The position is the parent's."""
 
-    def __init__(self, parent: DatasetIterator[Any], parameters: MarkingParameters) -> None:
-        super().__init__(parent)
-        self._parameters = parameters
+    flow = "one_to_one"
+
+    def __init__(self, stage: MarkingIterDataset, parent: Stream) -> None:
+        super().__init__(stage, parent)
         self._steps: list[tuple[_Step, Callable[[Any], Any], LeftOut | None]] = []
         num_leaving_out = 0
-        for step in parameters.steps:
+        for step in stage._parameters.steps:
             self._steps.append((step, step.function, LeftOut(num_leaving_out) if step.leaves_out else None))
             num_leaving_out += step.leaves_out
 
-    def _take(self, n: int) -> list[Any]:
-        elements = self._source._take(n)
-        for step, function, left_out in self._steps:
-            try:
-                if left_out is None:
-                    elements = [x if type(x) is LeftOut else function(x) for x in elements]
-                else:
-                    elements = [x if type(x) is LeftOut or function(x) else left_out for x in elements]
-            except Exception as error:
-                tell_at_last(error, step, self._source)
-                raise
-        return elements
-
-    def _stream(self, n: int) -> Iterator[Any]:
-        for x in stream_of(self._source, n):
-            for step, function, left_out in self._steps:
+    def _run(self, cell: Cell) -> Iterator[Any]:
+        steps = self._steps
+        for x in self.parent.run(cell):
+            for step, function, left_out in steps:
                 try:
                     if left_out is None:
                         x = function(x)
@@ -259,9 +251,14 @@ class MarkingDatasetIterator(PassingIterator[Any]):
                         x = left_out
                         break
                 except Exception as error:
-                    failed_at_last(error, step, self._source)
+                    self._fail_at(error, step, cell)
                     raise
-            yield x
+            yield (x, x := None)[0]
+
+    def _fail_at(self, error: Exception, step: _Step, cell: Cell) -> None:
+        tell_at_place(error, step, lambda: self.parent.place(cell.settle()))
+        if isinstance(error, StopIteration):
+            raise instead_of_stop(error, str(step)) from error
 
 
 class StreamOrderParameters(Parameters):
@@ -310,10 +307,10 @@ class StreamOrderIterDataset(IterDataset[T]):
         return tracing.of(self._parent)  # which has the same states
 
     def __iter__(self) -> DatasetIterator[T]:
-        return StreamOrderIterator(self._parent, self._divided_part, self._opened)
+        return StreamOrderIterator(self, self._divided_part, self._opened)
 
-    def _opened(self, origin: int) -> _Opened[T]:
-        """What gives the outputs for the runs from index ``origin`` on."""
+    def _opened(self, origin: int) -> _Opened:
+        """Return what gives the outputs for the runs from index ``origin`` on."""
         ds = self._workers(self._divided_part.by_workers(origin)) if origin else self._by_workers
         it = iterate(ds)
         assert isinstance(it, RoundRobinIterator)
@@ -321,25 +318,26 @@ class StreamOrderIterDataset(IterDataset[T]):
         return _Opened(it, origin, self._divided_part.run)
 
 
-class _Opened(Generic[T]):
+class _Opened:
     """Workers for the runs of ``run`` indices from ``origin`` on."""
 
-    def __init__(self, iterator: RoundRobinIterator[T], origin: int, run: int) -> None:
+    def __init__(self, iterator: RoundRobinIterator[Any], origin: int, run: int) -> None:
         self.iterator = iterator
+        self.stream = stream_of(iterator)
         self._beginning = iterator.get_state()
         self._origin = origin
         self._run = run
 
-    def goes_on_at(self, index: int) -> bool:
-        """Whether a run begins there."""
+    def has(self, index: int) -> bool:
+        """Return true if a run begins at ``index``."""
         return (index - self._origin) % self._run == 0
 
-    def go_to(self, index: int) -> None:
-        """Continues with the run that begins at ``index``, or the end."""
+    def pos_at(self, index: int) -> Pos:
+        """Return the position of the workers before the run that begins at ``index``, or at the end."""
         states = self._beginning["iterators_in_use_states"]
         count = len(states)
         nums = [Numbers(i, count, self._run, self._origin).num_before(index) for i in range(count)]
-        self.iterator.set_state(
+        return self.stream.load(
             {
                 **self._beginning,
                 "next_index_in_cycle": -((self._origin - index) // self._run) % count,
@@ -348,153 +346,192 @@ class _Opened(Generic[T]):
         )
 
 
-class StreamOrderIterator(BlockIterator[T]):
-    """Stands for the iterator of ``part``, which is only asked for states, and what follows from them."""
+class StreamOrder(Stream):
+    """The elements of the divided part, made of the outputs of workers. The position is an index of its map dataset.
 
-    _stage_name: ClassVar = None  # the same elements and states as without workers
-    _flow = "stateful"
-    _stays_on_error = True
-    _closes_anytime = True
-    _is_costly_to_restore = True
+    Args:
+        stage: the definition.
+        parent: the workers' stream.
+        workers: these workers.
+        whole: the divided part, which computes no elements: what is known of positions follows from it.
+        divided: says what workers compute.
+        opened: makes workers for runs from another index on.
+    """
 
-    def __init__(self, part: IterDataset[T], divided: DividedPart, opened: Callable[[int], _Opened[T]]) -> None:
-        self._workers = opened(0)
-        self._outputs = self._workers.iterator
-        super().__init__(self._outputs)
-        self._ctx.options = collected_options(part).merge(self._ctx.options)
-        self._whole = iterate(part)
-        self._whole._ctx.joined = None  # it is no pipeline of its own
-        self._beginning = self._whole.get_state()
-        self._run, self._length = divided.run, divided.length
+    _at: int | None = 0  # where the workers are, if that is known,
+    _inner_pos: Pos = None  # and their position there
+    _cell: Cell | None = None  # of the last run
+    _pos = 0  # of the next one, without a cell
+
+    def __init__(
+        self,
+        stage: Any,
+        parent: Stream,
+        workers: _Opened,
+        whole: Stream,
+        divided: DividedPart,
+        opened: Callable[[int], _Opened],
+    ) -> None:
+        super().__init__(stage, parent)
+        self.closes_anytime = True  # type: ignore[misc]
+        self.use: Callable[[DatasetIterator[Any]], None]  # lets an iterator be the parent
+        self._workers, self._inner_pos = workers, parent.start()
+        self._whole, self._beginning = whole, whole.save(whole.start())
+        self._run_size, self._length = divided.run, divided.length
         self._opened = opened
-        self._next_index = 0
-        self._guards = divided.guards(self._whole)
+        guards = divided.guards(whole)
+        self._guards: list[tuple[Stream, FilterGuard, list[bool]]] = [(*found, []) for found in guards]
+
+    def _run(self, cell: Cell) -> Iterator[Any]:
+        self._cell = cell
+        index, length, size = cell.pos, self._length, self._run_size
+        try:
+            run = self._begin(index)
+            inner = self.inner
+            while True:
+                inner.wanted = max(1, cell.take_wanted())
+                x = next(run, _END)
+                if x is _END:
+                    break
+                index = min(index + size, length)
+                self._inner_pos = inner.settle()
+                self._at = cell.pos = index
+                if self._guards:
+                    self._judge(x, cell)
+                if type(x) is not LeftOut:
+                    yield (x, x := None)[0]
+        except GeneratorExit:
+            raise
+        except Exception:
+            if self._at != cell.pos or self.inner.past_failed is not None:
+                cell.past_failed = partial(self._pass, cell)
+            raise
+        except BaseException:  # after an interrupt the position of the workers is not known
+            self._at = None
+            raise
+        if length - index < size:  # of a batch that is too small nothing is left for later
+            self._at = cell.pos = length
+
+    def _begin(self, index: int) -> Iterator[Any]:
+        """Return the outputs of the workers from ``index`` on."""
+        if self._at != index:
+            self._at = None
+            if not self._workers.has(index) and index < self._length:
+                workers = self._opened(index % self._run_size)
+                self.use(workers.iterator)
+                self._workers, self.parents = workers, (workers.stream,)
+                self.inner = Cell()
+            self._inner_pos = self._workers.pos_at(index)
+            self._at = index
+        return self.parent.run(self.inner.at(self._inner_pos))
+
+    def _judge(self, x: Any, cell: Cell) -> None:
+        """Tell the guards of the steps that leave out elements of an output."""
+        by = x.by if type(x) is LeftOut else len(self._guards)
+        for number, (stream, guard, decisions) in enumerate(self._guards[: by + 1]):
+            decisions.append(number != by)
+            if len(decisions) >= WINDOW:
+                try:
+                    guard.judge(decisions, self.ctx.options)
+                except Exception as error:
+                    tell_at_place(error, stream, lambda: self.place(cell.pos))
+                    raise
+
+    def _pass(self, cell: Cell) -> None:
+        before = self.parent.save(self.inner.settle())
+        self.inner.pass_failed()
+        self._inner_pos = self.inner.settle()
+        if self.parent.save(self._inner_pos) != before:  # else what failed was no element
+            self._at = cell.pos = min(cell.pos + self._run_size, self._length)
+
+    # Positions and states.
+
+    def pos_of_parent(self, pos: Pos, i: int) -> Pos:
+        return self._inner_pos
+
+    def start(self) -> int:
+        return 0
+
+    def save(self, pos: Pos) -> Any:
+        return advanced(self._beginning, pos)
+
+    def saves_anywhere(self) -> bool:
+        return True
+
+    def load(self, state: Any) -> int:
+        pos = self._whole.load(state)
+        index = self._index_in(pos)
+        if self._whole.save(pos) != advanced(self._beginning, index):
+            raise StateMismatchError(
+                f"all counts in a state of {self} must be equal, since order='stream' finds elements by their index, got "
+                f"{shown(state)}. Continue from it without workers, or with order='workers'"
+            )
+        self._cell, self._pos = None, index
+        return index
+
+    def _index_in(self, pos: Pos) -> int:
+        """Return the index in the map dataset, in a position of the divided part."""
+        stream = self._whole
+        while stream.parents:
+            pos, stream = stream.pos_of_parent(pos, 0), stream.parent
+        return int(pos)
+
+    def _in_whole(self, pos: Pos) -> Pos:
+        """Return a position as one of the divided part."""
+        return self._whole.load(self.save(pos))
+
+    def place(self, pos: Pos) -> Place | None:
+        return self._whole.place(self._in_whole(pos))
+
+    def merge(self, states: Any) -> Any:
+        raise cannot_merge(self)
+
+    def has_gaps(self) -> bool:
+        return self._whole.has_gaps()
+
+    def index_of(self, pos: Pos) -> int:
+        return self._whole.index_of(self._in_whole(pos))
+
+    def at_index(self, index: int) -> int:
+        return self.load(self._whole.save(self._whole.at_index(index)))
+
+    def start_prefetch(self) -> None:
+        self._begin(self._pos if self._cell is None else self._cell.pos)
+        super().start_prefetch()
+
+    def drop(self) -> None:
+        self.forget_run()
 
     def __str__(self) -> str:
-        return f"StreamOrderIterator(run={self._run})"
+        return f"StreamOrderIterator(run={self._run_size})"
+
+
+class StreamOrderIterator(StreamIterator[T]):
+    """The iterator of outputs of workers, which is described as that of the divided part."""
+
+    _stage_name: ClassVar = None  # type: ignore[assignment]  # the same elements and states as without workers
+    _flow = "stateful"
+    _engine: StreamOrder
+
+    def __init__(self, stage: StreamOrderIterDataset[T], divided: DividedPart, opened: Callable[[int], _Opened]) -> None:
+        self._whole = whole = iterate(stage._parent)
+        whole._ctx.joined = None  # it is no pipeline of its own
+        workers = opened(0)
+        make = partial(StreamOrder, workers=workers, whole=stream_of(whole), divided=divided, opened=opened)
+        super().__init__(stage, [workers.iterator], make)
+        self._engine.use = partial(_use, weakref.ref(self))
+        self._ctx.options = collected_options(stage._parent).merge(self._ctx.options)
 
     @property
     def _described_upstream(self) -> Sequence[Any]:
         return (self._whole,)
 
-    def _take(self, n: int) -> list[T]:
-        index = self._next_index
-        if not self._guards:
-            outputs = self._take_outputs(n)
-            self._last = index if outputs else self._last
-            return outputs
-        before = self._mark()
-        kept: list[T] = []
-        try:
-            while len(kept) < n:
-                outputs = self._take_outputs(n - len(kept))
-                if not outputs:
-                    break
-                kept += self._kept(outputs)
-            self._last = index if kept else self._last
-            return kept
-        except BaseException:
-            self._return_to(before)
-            raise
 
-    def _take_outputs(self, n: int) -> list[Any]:
-        before = self._next_index
-        try:
-            outputs = self._outputs._take(n)
-            index = before + len(outputs) * self._run
-            if index > self._length or (len(outputs) < n and self._length - index < self._run):
-                index = self._length  # of a batch that is too small nothing is left for later
-            self._next_index = index
-            return outputs
-        except Exception:
-            raise
-        except BaseException:  # nobody knows what an interrupt lost
-            self._next_index = before
-            self._workers.go_to(before)
-            raise
-
-    def _kept(self, outputs: list[Any]) -> list[Any]:
-        for number, (it, guard) in enumerate(self._guards):
-            keep = [type(x) is not LeftOut or x.by != number for x in outputs]
-            try:
-                guard.observe(keep, self._ctx.options)
-            except Exception as error:
-                tell_at_last(error, it, self)
-                raise
-            if not all(keep):
-                outputs = [x for x, is_kept in zip(outputs, keep, strict=True) if is_kept]
-        return outputs
-
-    def get_state(self) -> Any:
-        return advanced(self._beginning, self._next_index)
-
-    def _restore(self, state: Any) -> None:
-        whole = self._whole
-        whole.set_state(state)
-        (root,) = roots(whole)
-        index = root.get_state()["next_index"]
-        if whole.get_state() != advanced(self._beginning, index):
-            raise StateMismatchError(
-                f"all counts in a state of {self} must be equal, since order='stream' finds elements by their index, got "
-                f"{shown(state)}. Continue from it without workers, or with order='workers'"
-            )
-        workers = self._workers
-        if not workers.goes_on_at(index) and index < self._length:
-            workers = self._opened(index % self._run)
-            share_context([workers.iterator], self._ctx)
-        workers.go_to(index)
-        self._use(workers, index)
-
-    def _use(self, workers: _Opened[T], index: int) -> None:
-        self._workers, self._outputs, self._parents = workers, workers.iterator, (workers.iterator,)
-        self._next_index = index
-
-    def _mark(self) -> Any:
-        return self._workers, self._next_index, [guard.counts for _, guard in self._guards]
-
-    def _state_at(self, mark: Any) -> Any:
-        return advanced(self._beginning, mark[1])
-
-    def _before_last(self) -> Any:
-        return None if self._last is None else advanced(self._beginning, self._last)
-
-    def _return_to(self, mark: Any) -> None:
-        workers, index, counts = mark
-        if workers is not self._workers or index != self._next_index:  # else what is ready stays so, and so does an error
-            workers.go_to(index)
-            self._use(workers, index)
-        for (_, guard), count in zip(self._guards, counts, strict=True):
-            guard.counts = count
-
-    def _skip(self) -> None:
-        it = self._outputs
-        while True:
-            try:
-                outputs = self._take_outputs(1)
-            except Exception:
-                before = it.get_state()
-                it._skip()
-                if it.get_state() != before:  # else what failed was no element
-                    self._next_index = min(self._next_index + self._run, self._length)
-                return
-            if not (outputs and type(outputs[0]) is LeftOut):
-                return
-
-    def _whole_here(self) -> DatasetIterator[T]:
-        """An iterator of the divided part that is where this one is."""
-        self._whole.set_state(self.get_state())
-        return self._whole
-
-    def _place(self) -> Place | None:
-        return place_of(self._whole_here())
-
-    def _has_gaps(self) -> bool:
-        return may_have_gaps(self._whole)
-
-    def _get_next_index(self) -> int:
-        return next_index_of(self._whole_here())
-
-    def _set_next_index(self, index: int) -> None:
-        whole = self._whole_here()
-        move_to_index(whole, index)
-        self._restore(whole.get_state())
+def _use(owner: weakref.ref[StreamOrderIterator[Any]], parent: DatasetIterator[Any]) -> None:
+    """Let ``parent`` be the only parent of an iterator."""
+    it = owner()
+    if it is not None:
+        it._parents = (parent,)
+        share_context([parent], it._ctx)
+        if it._is_taken_again:
+            are_taken_again([parent])

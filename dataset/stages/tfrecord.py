@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
 from gristmill.core.naming import transform_name
 from gristmill.core.state import state_count
-from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.parameters import aside, function
-from gristmill.dataset.stages.files import FileIterator, FilesIterDataset, FilesParameters
+from gristmill.dataset.engine.files import FileStream
+from gristmill.dataset.engine.stream import Pos
+from gristmill.dataset.stages.files import FilesIterDataset, FilesParameters
 from gristmill.sources.tfrecord import Compression, Opener, TFRecordFile, check_compression, check_opener
 
 
@@ -23,6 +23,43 @@ class TFRecordParameters(FilesParameters):
     def __post_init__(self) -> None:
         check_compression(self.compression)
         check_opener(self.open)
+
+
+class Records(FileStream):
+    """The records of one TFRecord file. The position is where the next one begins."""
+
+    @property
+    def name(self) -> str:
+        return "TFRecordDatasetIterator"
+
+    def open_file(self) -> TFRecordFile:
+        given = self.stage._parameters
+        path = self.absolute_path() if given.open is None else self.path
+        return TFRecordFile(path, check_crc=given.check_crc, compression=given.compression, open=given.open)
+
+    def start(self) -> int:
+        return 0
+
+    def save(self, pos: Pos) -> Any:
+        return {"reader_offset": pos}
+
+    def load(self, state: Any) -> int:
+        return state_count(state, "reader_offset", self)
+
+    def read(self, file: TFRecordFile, pos: Pos) -> tuple[list[bytes], list[int]]:
+        return self._checked(file, pos).read(pos)
+
+    def skip(self, file: TFRecordFile, pos: Pos) -> int:
+        return self._checked(file, pos).skip(pos)
+
+    def _checked(self, file: TFRecordFile, pos: Pos) -> TFRecordFile:
+        """Return ``file``, in which a record begins at ``pos``, which may be of a state."""
+        if self.find(pos) is None:
+            file.check_begin(pos)
+        return file
+
+    def key_between(self, before: Pos, after: Pos) -> int:
+        return int(before)
 
 
 class TFRecordIterDataset(FilesIterDataset[bytes]):
@@ -115,59 +152,5 @@ class TFRecordIterDataset(FilesIterDataset[bytes]):
             )
         super().set_slice(sl, sequential_slice)
 
-    def _file_iterator(self, path: str | os.PathLike[str]) -> DatasetIterator[bytes]:
-        return TFRecordDatasetIterator(path, self._parameters)
-
-
-class RecordsIterator(FileIterator[bytes]):
-    """The records of one file; its state is where the next one begins. Subclasses define ``_open``."""
-
-    _block_place: list[int]  # the offsets of the records of the block, and of what follows it
-    _is_to_be_checked = False  # the place, which a state has given
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        super().__init__(path, [0])
-
-    def _read(self, file: TFRecordFile) -> tuple[list[bytes], list[int]]:
-        return self._checked(file).read(self._block_place[-1])
-
-    def _checked(self, file: TFRecordFile) -> TFRecordFile:
-        """``file``, in which a record begins where a state said that one does."""
-        if self._is_to_be_checked:
-            file.check_begin(self._block_place[-1])
-            self._is_to_be_checked = False
-        return file
-
-    def last_key(self) -> int:
-        return self._block_place[self._index - 1]
-
-    def get_state(self) -> Any:
-        return {"reader_offset": self._block_place[self._index]}
-
-    def _restore(self, state: Any) -> None:
-        self._go_to(state_count(state, "reader_offset", self))
-
-    def _go_to(self, offset: int) -> None:
-        i = bisect_left(self._block_place, offset)
-        if offset in self._block_place[i : i + 1]:
-            self._index, self._is_at_end = i, False
-        else:
-            self._leave_block([offset])
-            self._is_to_be_checked = True
-
-    def _skip(self) -> None:
-        offset = self._block_place[self._index]
-        self._go_to(self._use_file(lambda file: self._checked(file).skip(offset)))
-
-
-class TFRecordDatasetIterator(RecordsIterator):
-    _parameters: TFRecordParameters
-
-    def __init__(self, path: str | os.PathLike[str], parameters: TFRecordParameters) -> None:
-        super().__init__(path)
-        self._parameters = parameters
-
-    def _open(self) -> TFRecordFile:
-        given = self._parameters
-        path = self._absolute_path() if given.open is None else self._path
-        return TFRecordFile(path, check_crc=given.check_crc, compression=given.compression, open=given.open)
+    def _file_stream(self, path: str | os.PathLike[str]) -> Records:
+        return Records(self, path)

@@ -143,7 +143,6 @@ class ZipIterDataset(IterDataset[T]):
         return open_stage(self, partial(Zip, strict=self._parameters.strict))
 
 
-
 def _at_least_one(parents: tuple[Any, ...]) -> tuple[Any, ...]:
     if not parents:
         raise ValueError("parents must be at least one dataset, got none")

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gristmill.core.errors import StateMismatchError
-from gristmill.core.state import shown
+from gristmill.core.state import plain_int, shown
 
 TURNS = "turns"
 _SHORT = 16  # numbers that are saved as they are
@@ -115,6 +115,8 @@ def unpacked(packed: Any) -> Sequence[int]:
     if isinstance(packed, str):
         found: list[int] = np.frombuffer(zlib.decompress(base64.b64decode(packed, validate=True)), "<i4").tolist()
         return found
-    if not isinstance(packed, list | tuple) or not all([type(number) is int for number in packed]):
+    numbers = [plain_int(number) for number in packed] if isinstance(packed, list | tuple) else [None]
+    integers = [number for number in numbers if number is not None]
+    if len(integers) < len(numbers):
         raise TypeError("numbers must be a list of integers, or text")
-    return packed
+    return integers

@@ -69,7 +69,7 @@ def _chain_text(pipeline: Any) -> str:
 def stage_name(stage: Any) -> str:
     """The text of a stage in a chain: on one line, without memory addresses, whatever a user's class makes of it."""
     text = without_addresses(one_line(_answer(stage._chain_text, ""), _MAX_LINE))
-    return text if text.strip("…") else type(stage).__name__
+    return text if text.strip("…") else stage._class_name
 
 
 def stage_length(stage: Any) -> int | None:

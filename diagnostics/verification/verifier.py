@@ -129,7 +129,7 @@ class Verifier:
 
     def report(self) -> Report:
         """Runs it under all conditions, up to the first difference."""
-        return self._compared().replaced(mixtures=tuple(mixture_shares(self._ds)))
+        return self._compared().replaced(mixtures=tuple(mixture_shares(last_stage(self._ds))))
 
     def _compared(self) -> Report:
         base = recorded(Subject(self._ds).open, self._steps, self._clock.part(_FOR_REFERENCE))

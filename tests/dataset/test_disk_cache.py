@@ -13,6 +13,7 @@ from refusing import assert_raises
 
 import gristmill as grain
 from gristmill.dataset.disk_store import _SEGMENT, _STORES
+from gristmill.dataset.stages import disk_cache_stream
 from gristmill.testing.equality import are_equal
 
 
@@ -70,6 +71,35 @@ def test_streams_are_computed_once_and_continue_anywhere(tmp_path):
                 next(it)
         forget()
     assert_raises(ValueError, "max_bytes is for a cache on disk", ds.cache, max_bytes=3)
+
+
+@pytest.mark.parametrize("size", [4, 256])
+def test_elements_that_were_skipped_stay_so_with_the_cache_and_without(tmp_path, monkeypatch, size):
+    monkeypatch.setattr(disk_cache_stream, "_MAX_ELEMENTS", size)
+    healed = tmp_path / "healed"  # not in a closure, since the cache would be another one
+
+    def stream(folder):
+        def fail(x):
+            return 1 // (x not in (3, 4, 17) or healed.exists()) and x
+
+        ds = grain.MapDataset.range(20).to_iter_dataset().map(fail).tolerate(max_rate=None)
+        return iter(ds.cache(tmp_path / folder).window_shuffle(7, seed=1))
+
+    it = stream("kept")
+    states, expected = [it.get_state()], []
+    for x in it:
+        expected.append(x)
+        states.append(it.get_state())
+    healed.touch()
+    forget()
+    for i, state in enumerate(states):
+        it = stream("kept")
+        it.set_state(state)
+        assert list(it) == expected[i:]
+        it = stream(f"{i}")
+        it.set_state(state)
+        window = expected[i : i + 7 - i % 7] if i % 7 else []  # of which is known what was skipped
+        assert list(it)[: len(window)] == window
 
 
 def test_threads_compute_an_element_once(tmp_path):

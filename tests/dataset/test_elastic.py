@@ -23,7 +23,7 @@ from gristmill import DatasetIterator, IterDataset, MapDataset, MultiprocessingO
 from gristmill import experimental as gx
 from gristmill.checkpoint import CheckpointHandler
 from gristmill.core.errors import StateMismatchError
-from gristmill.dataset.stages.elastic_batches import _Steps
+from gristmill.dataset.stages.elastic_batches import StepsIterDataset
 
 WORKERS = MultiprocessingOptions(2)
 OPTIONS = {
@@ -229,7 +229,7 @@ def test_errors_do_not_move_it_and_options_reach_it(mode):
     e = make(mode=mode)
     it = iter(gx.WithOptionsIterDataset(e, gx.DatasetOptions(min_shm_size=9)).map(lambda x: x))
     assert plain([next(it)]) == [[0, 2]]
-    assert mode != "workers" or e._iterator._running._ctx.options.min_shm_size == 9
+    assert mode != "workers" or e._iterator._inner_iterators()[0]._ctx.options.min_shm_size == 9
     it.close()
     # Skipping keeps shards together, whoever of them has met the error.
     before = MapDataset.range(24).map(failing(7)).filter(lambda x: x % 2)
@@ -250,14 +250,14 @@ def test_errors_do_not_move_it_and_options_reach_it(mode):
 
 
 def test_a_worker_skips_up_to_its_own_step():
-    steps = _Steps(MapDataset.range(40).map(failing(7)).filter(lambda x: x % 2), 4, ShardOptions(0, 1), DIRECT, 0)
+    steps = StepsIterDataset(MapDataset.range(40).map(failing(7)).filter(lambda x: x % 2), 4, ShardOptions(0, 1), DIRECT, 0)
     steps.set_slice(slice(1, None, 2))
     it = iter(steps)
     assert_raises(ZeroDivisionError, None, next, it)
     it.skip_failed()
-    assert it.position == 16
+    assert it.get_state()["parent"] == {"next_index": 16}
     assert list(it) == [(32, [25, 27, 29, 31])]
-    assert it.position == 40
+    assert it.get_state()["parent"] == {"next_index": 40}
 
 
 def test_endless_filters_and_missing_elements():

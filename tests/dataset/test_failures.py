@@ -12,7 +12,7 @@ from operator import itemgetter, methodcaller
 
 import numpy as np
 import pytest
-from computing_ahead import DIRECT, Boom, ClosingDataset
+from computing_ahead import DIRECT, Boom, ClosingDataset, no_threads_left  # noqa: F401
 from local_workers import LocalWorkersIterDataset
 from operations import operation
 from refusing import assert_raises

@@ -114,11 +114,11 @@ class TestElements:
 
     def test_plain_iterators_and_interrupts(self):
         def interrupt_once(shard):
-            def interrupted(fetch=shard.fetch):
-                shard.fetch = fetch
+            def interrupted(num, receive=shard.receive):
+                shard.receive = receive
                 raise KeyboardInterrupt
 
-            shard.fetch = interrupted
+            shard.receive = interrupted
 
         ds = plain(9000, int).mp_prefetch(workers(2))
         it = iter(ds)
@@ -127,12 +127,12 @@ class TestElements:
         assert list(it) == [*range(2, 9000)]
         it = iter(ds)
         next(it)
-        interrupt_once(it._members[0])
+        interrupt_once(it.executor.shards[0])
         assert_raises(KeyboardInterrupt, None, list, it)
         fails(it, NotImplementedError, match="no state")  # nobody knows where to go on: it is not the end of the data
         it = iter(numbers(20_000).mp_prefetch(workers(2)).batch(500))
         batches = [next(it) for _ in range(4)]
-        interrupt_once(it._parent._members[1])  # of worker 0, some have been taken and more are ready
+        interrupt_once(it._parent.executor.shards[1])  # of worker 0, some have been taken and more are ready
         while len(batches) < 40:
             try:
                 batches.append(next(it))
@@ -163,7 +163,7 @@ class TestStates:
         for k in (4, 0, 5, 2) * 10:
             it.set_state(states[k])
             assert next(it)[-1] == k
-        used = [os.fstat(worker._reader._mapping._fd).st_blocks * 512 for worker in it._pool.workers]
+        used = [os.fstat(worker._reader._mapping._fd).st_blocks * 512 for worker in it.pool.workers]
         assert max(used) < 12 * 2**20  # of which 0.24 MB are in use for each of at most 7 elements; 40 new starts would add 40
 
     def test_nothing_starts_before_the_first_element_but_with_start_prefetch(self, tmp_path, started):

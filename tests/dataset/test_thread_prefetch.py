@@ -215,8 +215,8 @@ class TestClose:
         stuck = numbers(9, fn=lambda x: time.sleep(1000))
         it = ahead(stuck.mp_prefetch(MultiprocessingOptions(2, executor="processes")))
         it.start_prefetch()
-        wait_until(lambda: it._parent._pool is not None)
-        workers = [worker.process_id for worker in it._parent._pool.workers]
+        wait_until(lambda: it._parent.pool is not None)
+        workers = [worker.process_id for worker in it._parent.pool.workers]
         it.close()
         for process_id in workers:
             assert_raises(ProcessLookupError, None, os.kill, process_id, 0)

@@ -19,7 +19,7 @@ def delivered(it):
     return worker["next_index"]
 
 def process_id(it):
-    return it._pool.workers[0].process_id
+    return it.pool.workers[0].process_id
 
 def kill(it):
     os.kill(process_id(it), signal.SIGKILL)

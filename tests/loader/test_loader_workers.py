@@ -57,7 +57,7 @@ def test_outputs_do_not_depend_on_the_number_of_workers_nor_whose_operations_sam
     it = iter(loader(6, MapOperation(lambda x: x * 10), BatchOperation(2), sampler=backwards, **options))
     for _ in range(2):  # starts the workers of a fresh iterator, and changes nothing else
         it.start_prefetch()
-        assert len(it._iterator._pool.workers) == 2
+        assert len(it._iterator.pool.workers) == 2
     assert plain(it) == [[250, 90], [160, 40], [10], [0]]
 
 
@@ -124,7 +124,7 @@ def test_states_that_are_refused_change_nothing():
     for count in (0, 1, 3):
         it = iter(loader(8, worker_count=count))
         assert_refused(it, ValueError, f"taken with worker_count=2, the DataLoader has worker_count={count}", state)
-        assert count == 0 or it._iterator._pool is None  # no process has been started
+        assert count == 0 or it._iterator.pool is None  # no process has been started
     next(it := iter(loader(8)))
     state = json.loads(it.get_state())
     state["last_seen_indices"]["1"] = 9

@@ -5,12 +5,15 @@ import os
 import resource
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from refusing import assert_raises
 
 import gristmill as grain
+from gristmill.prepare.local import LocalFolder
 from written import contents, packed, sparse
 
 HERE = Path(__file__).parent
@@ -109,11 +112,36 @@ def test_two_writers_write_each_file_once(tmp_path, make):
     writers = [context.Process(target=_write, args=(make, tmp_path / "a", queue)) for _ in range(2)]
     for writer in writers:
         writer.start()
-    reports = [queue.get(timeout=60) for _ in writers]
     for writer in writers:
         writer.join()
+    assert [writer.exitcode for writer in writers] == [0, 0]
+    reports = [queue.get() for _ in writers]
     alone = grain.write(make(200), tmp_path / "b", format="tfrecord", records_per_file=5)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
     assert sum(num for _, num in reports) == len(alone.files) and any(
         complete for complete, _ in reports
     )
+
+
+def test_small_files_and_locks_while_another_process_removes_what_is_unfinished(tmp_path):
+    folder = LocalFolder(str(tmp_path))
+    stop = threading.Event()
+
+    def remove():
+        while not stop.wait(0.001):
+            folder.remove_unfinished()
+
+    with ThreadPoolExecutor() as pool:
+        removing = pool.submit(remove)
+        try:
+            for k in range(300):
+                assert folder.create(f"{k}", b"first")
+                assert not folder.create(f"{k}", b"second")
+                folder.replace(f"{k}", b"third")
+                with folder.lock(f"{k}"):
+                    assert folder.read(f"{k}") == b"third"
+        finally:
+            stop.set()
+        removing.result()
+    folder.remove_unfinished()
+    assert {path.name for path in tmp_path.iterdir()} == {f"{k}" for k in range(300)}

@@ -76,15 +76,12 @@ def refs(x):
 @each_stage
 @pytest.mark.usefixtures("without_collector")
 def test_what_was_delivered_is_the_consumers_alone(stage):
-    for number, after in enumerate(["source", "mix", "prefetch", "threads_directly", "interleave"]):
+    afters, sizes = ["source", "mix", "prefetch", "threads_directly", "interleave"], [1, 7]
+    for (number, after), size in itertools.product(enumerate(afters), sizes):
         options = READING[(number + [*STAGES].index(stage)) % 2]
         it = iter(STAGES[after](STAGES[stage](source(options=options))))
         num, left = 0, []
-        for take in itertools.cycle([lambda it: [next(it)], lambda it: it._take(7)]):
-            try:
-                found = refs(take(it))
-            except StopIteration:
-                break
+        while found := refs([next(it, None)] if size == 1 else it._take(size)):
             num += len(found)
             left += [ref for ref in found if ref() is not None]
             if left and not FREES_LATER:  # a thread is about to let go of it
@@ -141,19 +138,24 @@ class Vectored:
         return [Element(key) for key in keys]
 
 
+def renewed(x):
+    """Another element: ``map`` keeps the last one of its parent until the next one is requested."""
+    return Element(x.x)
+
+
 SAME = {
     "source": lambda ds: ds,
-    "map": lambda ds: ds.map(lambda x: x),
-    "maps": lambda ds: ds.map(lambda x: x).map(lambda x: x),
+    "map": lambda ds: ds.map(renewed),
+    "maps": lambda ds: ds.map(renewed).map(renewed),
     "map_with_index": lambda ds: ds.map_with_index(lambda i, x: x),
     "random_map": lambda ds: ds.random_map(lambda x, rng: x, seed=1),
     "filter": lambda ds: ds.filter(lambda x: True),
     "shuffle": lambda ds: ds.shuffle(seed=1)[:],
     "block_shuffle": lambda ds: ds.block_shuffle(4, seed=1),
     "chosen": lambda ds: ds.slice([3, 1, 2]).repeat(),
-    "mix": lambda ds: MapDataset.mix([ds, ds.map(lambda x: x)]),
+    "mix": lambda ds: MapDataset.mix([ds, ds.map(renewed)]),
     "concatenate": lambda ds: MapDataset.concatenate([ds[:5], ds[5:]]),
-    "zip": lambda ds: ds.zip(ds).map(lambda pair: pair[0]),
+    "zip": lambda ds: ds.zip(ds).map(lambda pair: renewed(pair[0])),
     "flat_map": lambda ds: ds.flat_map(lambda x: [x], max_fan_out=1),
     "batch": lambda ds: ds.batch(2, batch_fn=lambda pair: pair[0]),
     "tolerate": lambda ds: ds.tolerate(ZeroDivisionError),
@@ -167,3 +169,11 @@ def test_an_iterator_of_a_map_dataset_keeps_no_element(without_collector, ds, st
     for _ in range(20):
         element = weakref.ref(next(items))
         assert element() is None
+
+
+def test_map_keeps_no_element_of_its_parent_but_the_last(without_collector):  # noqa: F811
+    parent = MapDataset.range(LENGTH).map(Element)
+    items, elements = parent.map(lambda x: x).map(lambda x: x)._items(range(20)), []
+    for _ in range(20):
+        elements.append(weakref.ref(next(items)))
+        assert all(element() is None for element in elements[:-1])

@@ -53,7 +53,7 @@ pytestmark = pytest.mark.usefixtures("cluster")
 
 
 def actors(it):
-    return {worker.index: worker.process_id for worker in it._pool.workers}
+    return {worker.index: worker.process_id for worker in it.pool.workers}
 
 
 def chain(bad):
@@ -176,7 +176,7 @@ def test_an_element_that_kills_and_one_that_hangs():
     start = it.get_state()
     for _ in range(2):  # the second time from where others are, who do not answer
         assert [next(it) for _ in range(5)] == [*range(5)]
-        wait_until(lambda: any("threading.Event().wait()" in worker.stacks() for worker in it._pool.workers))
+        wait_until(lambda: any("threading.Event().wait()" in worker.stacks() for worker in it.pool.workers))
         it.set_state(start)
     it.close()
 
@@ -287,10 +287,10 @@ if sys.argv[1] != "alone":
 ds = MapDataset.range(10**6).map(lambda x: np.full(10**5, x)).to_iter_dataset()
 it = iter(ds.mp_prefetch(RayOptions(2, num_cpus=0.5, pool=sys.argv[2] or None)))
 i = 0
-while i == 0 or len(it._pool.workers) < 2:
+while i == 0 or len(it.pool.workers) < 2:
     assert next(it)[0] == i
     i += 1
-print(*[worker.process_id for worker in it._pool.workers], flush=True)
+print(*[worker.process_id for worker in it.pool.workers], flush=True)
 while sys.stdin.readline():
     assert next(it)[0] == i
     i += 1
@@ -366,7 +366,7 @@ def test_diagnosis_tells_compute_transfer_object_store_and_waiting_by_node(clust
         until((1, 0), (1, 0), (1, 0))
         wait_until(lambda: all(min(x.room_ns, x.encoding_ns, x.storing_ns, x.decoding_ns) for x in loads().values()))
         lost = next(node for node in loads() if node == f"127.0.0.1 ({extra.node_id[:6]})")
-        os.kill(next(worker.process_id for worker in it._pool.workers if worker.node != lost), signal.SIGKILL)
+        os.kill(next(worker.process_id for worker in it.pool.workers if worker.node != lost), signal.SIGKILL)
         until((1, 0), (1, 0), (1, 1))
         cluster.remove_node(extra, allow_graceful=False)
         until((0, 0), (1, 0), (1, 1))

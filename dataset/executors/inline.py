@@ -1,95 +1,79 @@
-"""Lanes that are computed in this process."""
+"""The executor of shards that the caller computes."""
 
 from __future__ import annotations
 
-import abc
 import copy
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from functools import partial
 from itertools import islice, repeat
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 from gristmill.core.pacing import BlockSize
 from gristmill.dataset.ahead.blocks import blocks_of
-from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, skip_one, snapshot
 from gristmill.dataset.bases.observing import WorkAhead
-from gristmill.dataset.bases.round_robin import RoundRobinIterator, Shard
-from gristmill.dataset.slicing import slice_pipeline
+from gristmill.dataset.executors.protocol import Executor, Shard, open_shards
 from gristmill.dataset.states.values import copied
 from gristmill.dataset.worker_task import share_threads
-
-T = TypeVar("T")
 
 _MAX_BLOCK = 64  # elements
 
 
-class InProcessIterator(RoundRobinIterator[T]):
-    """The elements of lanes in turn, where their iterators are in this process."""
+class InProcessExecutor(Executor):
+    """The base of those whose shards have iterators in this process."""
 
-    _tell: Callable[[Any], None] | None = None  # is told of every iterator that is opened
-
-    @abc.abstractmethod
-    def _shard(self, it: DatasetIterator[Any]) -> Shard:
-        """What computes the lane of ``it``."""
-
-    def _tell_opened(self, tell: Callable[[Any], None] | None) -> None:
-        self._tell = tell
-
-    def _share_iterators(self) -> list[DatasetIterator[Any]]:
-        shares, tell = super()._share_iterators(), self._tell
+    def opened(self) -> list[DatasetIterator[Any]]:
+        """Return new iterators of all shards, of which observers are told."""
+        iterators, tell = open_shards(self._task, self.ctx), self._tell_opened
         if tell is not None:
-            for it in shares:
+            for it in iterators:
                 it._ctx.joined = None  # it is no pipeline of its own, although it was made like one
                 tell(it)
-        return shares
-
-    def _share(self, index: int) -> IterDataset[T]:
-        how: Any = {"sequential": self._sequential_slice, "by_lanes": self._by_lanes}
-        return slice_pipeline(self._ds, index, self._count, **how)
-
-    def _open(self) -> Sequence[Shard]:
-        return [self._shard(it) for it in self._share_iterators()]
+        return iterators
 
 
-class LocalLanesIterator(InProcessIterator[T]):
-    """Each lane is computed by whoever asks for its next element."""
+class InlineExecutor(InProcessExecutor):
+    """Computes each element when it is received. Nothing waits."""
 
-    _begins_as_a_whole = True
+    shards: list[LocalShard]
+
+    def __init__(self, num_lanes: int) -> None:
+        self.shards = []
+        self._num_lanes = num_lanes
 
     def __str__(self) -> str:
-        return f"LocalLanesIterator(num_lanes={self._count})"
+        return f"LocalLanesIterator(num_lanes={self._num_lanes})"
 
-    def _work_ahead(self) -> WorkAhead:
-        return super()._work_ahead()._replace(waits=False)
-
-    def _shard(self, it: DatasetIterator[Any]) -> Shard:
-        share_threads(it, self._count)
-        return LocalLane(it, self._count)
-
-    def __del__(self) -> None:
-        pass  # what works in the background ends with the iterator that it works for
+    def start(self, states: Mapping[int, Any]) -> None:
+        self.shards = [LocalShard(it, self._num_lanes) for it in self.opened()]
+        for number, state in states.items():
+            self.shards[number].start(state)
 
     def close(self) -> None:
         super().close()
-        lanes, self._members = self._members, {}
-        for lane in lanes.values():
-            assert isinstance(lane, LocalLane)
-            lane.close()
+        shards, self.shards = self.shards, []
+        for shard in shards:
+            shard.close()
+
+    def work_ahead(self) -> WorkAhead:
+        return super().work_ahead()._replace(waits=False)
 
 
-class LocalLane(Shard):
+class LocalShard(Shard):
     """Computes the elements of ``it``, each when its turn comes where that costs little.
 
     Args:
-        it: the iterator of the lane.
-        num_lanes: how many lanes there are.
+        it: the iterator of the shard.
+        num_lanes: how many shards there are.
     """
+
+    computes_here = True
 
     def __init__(self, it: DatasetIterator[Any], num_lanes: int) -> None:
         super().__init__()
+        share_threads(it, num_lanes)
         self._iterator = it
         self._num_lanes = num_lanes
         self._begin()
@@ -104,18 +88,21 @@ class LocalLane(Shard):
             self._iterator.set_state(copied(state))
         self._iterator.start_prefetch()
 
-    def make_ready(self) -> bool:
-        if self._each is not None and not self.has_ended and self.failure is None:
+    def make_ready(self) -> None:
+        if self._each is not None and self.failure is None and not self.has_ended:
             for fetched in self._each:
                 self.ready.append(fetched)
-                return True
+                return
             self._each = None
-        return False
 
-    def fetch(self, num: int) -> None:
-        if self.make_ready():
-            self.ready.extend(islice(self._each, (num - 1) // self._num_lanes))
-            return
+    def receive(self, num: int) -> None:
+        wanted = 1 + (num - 1) // self._num_lanes  # of this shard
+        if self._each is not None:
+            self._blocks.want(wanted)
+            self.ready.extend(islice(self._each, wanted))
+            if self.ready:
+                return
+            self._each = None
         stop, self._blocks.stopped = self._blocks.stopped, None
         if stop is None:
             began, size = time.perf_counter(), self._block_size.now if self._blocks.are_whole else 1
@@ -140,7 +127,10 @@ class LocalLane(Shard):
 
 
 def raised_again(error: BaseException, traceback: TracebackType | None) -> BaseException:
-    """An error equal to ``error``, which is not to refer to all the frames that it is raised through; if it can be copied."""
+    """Return an error equal to ``error``, or itself if it cannot be copied.
+
+    The copy refers to none of the frames that it will be raised through.
+    """
     try:
         new = copy.copy(error)
         is_equal = type(new) is type(error) and bool(new.args == error.args)

@@ -1,0 +1,346 @@
+"""The stream of ``global_batch``: it puts together what the lanes of a host give, and finds out where they end."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from gristmill.core.errors import StateIndexError, StateMismatchError, as_int
+from gristmill.dataset.bases.context import collected_options
+from gristmill.dataset.bases.iterator import DatasetIterator, iterate
+from gristmill.dataset.bases.length import Exact, Infinite
+from gristmill.dataset.bases.node import ancestors, tolerances
+from gristmill.dataset.bases.origins import Place
+from gristmill.dataset.engine.iterators import StreamIterator
+from gristmill.dataset.engine.round_robin import RoundRobinIterator
+from gristmill.dataset.engine.stream import Cell, Pos, Stream, are_equal, pass_outputs
+from gristmill.dataset.faults.lanes import lane_budgets
+from gristmill.dataset.lane_rows import Part, join_parts, part_of_lanes
+from gristmill.dataset.stages.map import MapMapDataset
+from gristmill.dataset.stages.map_with_index import MapWithIndexMapDataset
+from gristmill.dataset.stages.random_map import RandomMapMapDataset
+from gristmill.dataset.states.lanes import LanesState, Position, check_mixed_in_lanes, merge_states
+from gristmill.dataset.states.shards import shards_state
+from gristmill.dataset.watching import watch_if_tracked
+from gristmill.transforms.batching import Allocate, BufferPool
+
+if TYPE_CHECKING:
+    from gristmill.dataset.stages.global_batch import GlobalBatchIterDataset, GlobalBatchParameters
+
+T = TypeVar("T")
+
+_ENDLESS = 2**63 - 1
+_UNKNOWN: Any = object()
+
+
+class GlobalBatch(Stream):
+    """Steps of lanes, put together. The parent gives a part of every worker for each step.
+
+    The position is ``(the parent's, Position)``; the parent's is ``None`` at the beginning, so that
+    lanes are opened when they are first needed.
+
+    Args:
+        stage: the definition.
+        parent: the stream of parts.
+        rows: its iterator.
+    """
+
+    is_restored = False  # a state was loaded
+    # Steps that were read and not delivered, with the parent's positions after them; and that before them.
+    _ahead_from: Pos = _UNKNOWN
+    # The position at which it was last found out how many steps follow, and the one with the answer.
+    _extended: tuple[Pos, Position] = _UNKNOWN, Position()
+
+    def __init__(self, stage: GlobalBatchIterDataset[Any], parent: Stream, rows: DatasetIterator[Part]) -> None:
+        super().__init__(stage, parent)
+        self._ds, self._rows = stage, rows
+        given: Any = self.parameters
+        self.given: GlobalBatchParameters = given
+        self._pads = given.end == "pad"
+        self._is_agreed = given.agree is not None and not stage.is_computed
+        self._has_workers = given.workers is not None and given.workers.num_workers > 0
+        self._num_parts = given.workers.num_workers if given.workers is not None and self._has_workers else 1
+        self._allocate: Allocate = BufferPool()
+        self._ahead: deque[tuple[list[Part], Pos]] = deque()
+        found = tolerances(stage)
+        self.counts_faults = bool(found)  # type: ignore[misc]
+        self._budgets = lane_budgets(self, found)
+        self._now: Pos = self.start()  # where the budgets are
+
+    def start(self) -> Pos:
+        return None, Position()
+
+    def pos_of_parent(self, pos: Pos, i: int) -> Pos:
+        return self.parent.start() if pos[0] is None else pos[0]
+
+    # Running.
+
+    def _run(self, cell: Cell) -> Iterator[Any]:
+        at: Position = cell.pos[1]
+        place = self.pos_of_parent(cell.pos, 0)
+        if self._budgets is not None and self._now is not cell.pos:
+            self._now = cell.pos
+            self._budgets.restart()
+        while True:
+            cell.past_failed = partial(self._pass, cell, place, at, None)
+            if at.step == at.horizon and not at.is_last:
+                at = self._with_horizon(place, at)
+            if at.step == at.horizon:
+                break
+            parts, after = self._next_parts(place, at)
+            cell.past_failed = partial(self._pass, cell, place, at, after)
+            try:
+                batch = self._batch(parts)
+            except Exception as error:
+                self.fail(error, self.inner)
+                raise
+            next_at = self._after(at)
+            if self._budgets is not None:
+                self._now = after, next_at
+                excess = self._budgets.judge([(0, [], partial(self.save, self._now))])
+                if excess is not None:
+                    raise excess
+            parts = []
+            if self._ahead:
+                self._ahead_from = _UNKNOWN
+                self._ahead.popleft()
+                self._ahead_from = after
+            cell.past_failed, place, at = None, after, next_at
+            cell.pos = self._now = place, at
+            yield (batch, batch := None)[0]
+        cell.past_failed = None
+        cell.pos = self._now = place, at
+
+    def _after(self, at: Position) -> Position:
+        return at.replaced(step=at.step + 1, rows=at.rows + self.given.rows_per_lane)
+
+    def _next_parts(self, place: Pos, at: Position) -> tuple[list[Part], Pos]:
+        """Return what the parent gives for the next step, and its position afterwards."""
+        if self._ahead and not are_equal(self._ahead_from, place):
+            self._ahead.clear()
+        if self._ahead:
+            return self._ahead[0]
+        parts, after = self._read(place)
+        check_parts(self, parts, at)
+        return parts, after
+
+    def _read(self, place: Pos) -> tuple[list[Part], Pos]:
+        """Return the parts of all workers after ``place``, and the position afterwards."""
+        cell = self.inner.at(place)
+        cell.wanted = self._num_parts
+        return list(islice(self.parent.run(cell), self._num_parts)), cell.settle()
+
+    def _past_parts(self, place: Pos) -> Pos:
+        """Return the position after the next step of the parent, whether that fails or not."""
+        cell = self.inner.at(place)
+        pass_outputs(self.parent, cell, self._num_parts)
+        return cell.settle()
+
+    def _pass(self, cell: Cell, place: Pos, at: Position, after: Pos) -> None:
+        """Move past a step that failed, which was read if ``after``, the position after it, is given."""
+        if after is None:
+            if at.step == at.horizon:
+                if self._is_agreed:
+                    self._with_horizon(place, at)  # raises again: hosts have to agree first
+                    return
+                at = at.replaced(horizon=at.step + 1)
+            after = self._past_parts(place)
+        cell.pos = self._now = after, self._after(at)
+        if self._budgets is not None:
+            self._budgets.pass_skipped()
+
+    # Finding out how many steps follow.
+
+    def _with_horizon(self, place: Pos, at: Position) -> Position:
+        """Return ``at`` with the number of steps that certainly follow."""
+        before = place, at
+        if not are_equal(self._extended[0], before):
+            self._extended = before, self._extend(place, at)
+        return self._extended[1]
+
+    def _extend(self, place: Pos, at: Position) -> Position:
+        if self._ds.is_computed:
+            length = self._ds.num_steps_after(at.rows)
+            horizon = at.step + length.num if isinstance(length, Exact) else _ENDLESS
+            return at.replaced(horizon=horizon, is_last=True)
+        if self._is_agreed:
+            return self._agree(place, at)
+        step = self._step(place)
+        self._keep([] if step is None else [step], place)
+        return at.replaced(horizon=at.step + (step is not None), is_last=step is None)
+
+    def _keep(self, steps: Sequence[tuple[list[Part], Pos]], place: Pos) -> None:
+        """Keep steps that were read after ``place``."""
+        self._ahead_from = _UNKNOWN
+        self._ahead = deque(steps)
+        self._ahead_from = place
+
+    def _step(self, place: Pos) -> tuple[list[Part], Pos] | None:
+        """Return a step of the parent, with the position after it; ``None`` if its lanes cannot fill one."""
+        parts, after = self._read(place)
+        counts = _counts(parts)
+        if self._pads:
+            is_step = max(map(max, counts)) > 0
+        else:
+            is_step = min(map(min, counts)) == self.given.rows_per_lane
+        return (parts, after) if is_step else None
+
+    def _agree(self, first: Pos, at: Position) -> Position:
+        """Read steps ahead and ask all hosts how many they have. One that fails counts, and fails again in its turn."""
+        every, agree = self.given.agree_every, self.given.agree
+        ahead: list[tuple[list[Part], Pos]] = []
+        num, place, has_failed = 0, first, False
+        while num < every:
+            try:
+                step = self._step(place)
+            except Exception:
+                place, has_failed = self._past_parts(place), True
+            else:
+                if step is None:
+                    break
+                place = step[1]
+                if not has_failed:
+                    ahead.append(step)
+            num += 1
+        agreed = as_int("the number that agree returns", agree(num, largest=True) if self._pads else agree(num), minimum=0)
+        if not (num <= agreed <= every if self._pads else agreed <= num):
+            raise ValueError(
+                f"agree must return the {'largest' if self._pads else 'smallest'} of the numbers of all hosts, got {agreed}: "
+                f"this host has {num}, of {every} asked for"
+            )
+        self._keep(ahead[:agreed], first)
+        return at.replaced(horizon=at.step + agreed, is_last=agreed < every)
+
+    def _batch(self, parts: list[Part]) -> Any:
+        size, batch_fn = self.given.rows_per_lane, self.given.batch_fn
+        stacks = batch_fn is None
+        rows = join_parts(parts, size, stacks=stacks, allocate=self._allocate, unknown_row=self._ds.zero_row)
+        batch = rows if stacks else batch_fn(rows)
+        if not self._pads:
+            return batch
+        counts = np.array([num for counts in _counts(parts) for num in counts])
+        return batch, (np.arange(size) < counts[:, None]).ravel()
+
+    # Positions and states.
+
+    def save(self, pos: Pos) -> Any:
+        state = self.parent.save(self.pos_of_parent(pos, 0))
+        parts = state["iterators_in_use_states"] if self._has_workers else [state]
+        lanes = {int(number): x for part in parts for number, x in part["lanes"].items()}
+        given = self.given
+        return LanesState(given.num_lanes, given.batch_size, pos[1], self._is_agreed, self._ds.mixes_in_lanes, lanes).as_state()
+
+    def states_now(self) -> list[Any]:
+        """Return the state after what was delivered, for the budgets."""
+        return [self.save(self._now)]
+
+    def load(self, state: Any) -> Pos:
+        given, num = self.given, self._num_parts
+        parsed = LanesState.parse(state, self)
+        if parsed.num_lanes != given.num_lanes:
+            raise StateMismatchError(
+                f"the state was taken with num_lanes={parsed.num_lanes}, {self} has {given.num_lanes}: it must be the same "
+                "when a state is restored, with any batch_size that it divides, and any number of hosts that divides it"
+            )
+        check_mixed_in_lanes(state, self._ds.mixes_in_lanes, parsed.num_lanes, self)
+        found = parsed.of_lanes(given.lanes, self)
+        of_parts = [{str(i): found[i] for i in part_of_lanes(given.lanes, index, num)} for index in range(num)]
+        states: list[Any] = [{"lanes": lanes} for lanes in of_parts]
+        place = self.parent.load(shards_state(0, states).as_state() if self._has_workers else states[0])
+        is_as_agreed = self._is_agreed and parsed.is_agreed and parsed.batch_size == given.batch_size
+        at = parsed.position
+        self.is_restored = True
+        return self._moved_to((place, at if is_as_agreed else at.replaced(horizon=at.step, is_last=False)))
+
+    def _moved_to(self, pos: Pos) -> Pos:
+        """Forget what was read and agreed on: other hosts may begin here, too."""
+        self._keep([], _UNKNOWN)
+        self._extended = _UNKNOWN, Position()
+        return pos
+
+    def place(self, pos: Pos) -> Place | None:
+        return None
+
+    def merge(self, states: Any) -> Any:
+        if isinstance(states, Mapping):
+            raise StateMismatchError(f"the files shard_state_*.json are not those of {self}")
+        return merge_states(states)
+
+    def index_of(self, pos: Pos) -> int:
+        at: Position = pos[1]
+        return at.step
+
+    def at_index(self, index: int) -> Pos:
+        length = self._ds.num_steps_after(0)
+        if not isinstance(length, Exact | Infinite):
+            raise NotImplementedError(
+                f"{self} has no index for its outputs: how many elements its lanes have is not known before"
+            )
+        if isinstance(length, Exact) and index > length.num:
+            raise StateIndexError(f"the index of the next output of {self} must be in [0, {length.num}], got {index}")
+        place = self.parent.at_index(index * self._num_parts)
+        return self._moved_to((place, Position(index, index * self.given.rows_per_lane, index)))
+
+    def allocate_with(self, allocate: Allocate) -> None:
+        self._allocate = allocate
+        self._rows._allocate_with(allocate)
+
+
+class GlobalBatchIterator(StreamIterator[T]):
+    """The iterator of ``global_batch``.
+
+    Args:
+        stage: the definition.
+        rows: the iterator of the parts of its workers.
+    """
+
+    def __init__(self, stage: GlobalBatchIterDataset[T], rows: DatasetIterator[Part]) -> None:
+        if isinstance(rows, RoundRobinIterator):
+            rows.judge_by([])  # this stage does so
+        super().__init__(stage, [rows], partial(GlobalBatch, rows=rows))
+        watch_if_tracked(self, collected_options(stage))
+
+    @property
+    def _described_upstream(self) -> Sequence[Any]:
+        return [iterate(parent) for parent in self._stage.parents]
+
+
+def check_parts(stream: GlobalBatch, parts: list[Part], at: Position) -> None:
+    """Raise an error if a lane has fewer elements than it was said to have.
+
+    Args:
+        stream: of the step.
+        parts: of the step.
+        at: the position before it.
+    """
+    ds, given = stream.stage, stream.given
+    size, pads = given.rows_per_lane, given.end == "pad"
+    if pads and not ds.is_computed:
+        return  # hosts have agreed on the greatest number of steps
+    for lane, num in zip(given.lanes, [num for counts in _counts(parts) for num in counts], strict=True):
+        length = ds.lane_lengths[lane]
+        expected = min(size, max(0, length.num - at.rows)) if pads and isinstance(length, Exact) else size
+        if max(0, num) < expected:
+            kind = StateMismatchError if stream.is_restored else ValueError
+            raise kind(
+                f"lane {lane} of {stream} ends after {at.rows + max(0, num)} elements, where its length, or what hosts have "
+                f"agreed on, says {at.rows + expected}: {_leaving_out(ds)} gives None for some elements, or ends "
+                f"before its length says{', or the state is of other data' if stream.is_restored else ''}. Leave elements out "
+                "with filter, which lengths know of"
+            )
+
+
+def _counts(parts: list[Part]) -> list[tuple[int, ...]]:
+    return [counts for _, counts in parts]
+
+
+def _leaving_out(ds: GlobalBatchIterDataset[Any]) -> str:
+    """Return the stages that may leave out elements although lengths count them, in words."""
+    functions = (MapMapDataset, RandomMapMapDataset, MapWithIndexMapDataset)
+    found = [node for node in ancestors(ds) if isinstance(node, functions)] or [x for x in ancestors(ds) if not x.parents]
+    return " or ".join(map(str, found[:3]))

@@ -1,0 +1,365 @@
+"""The stream of shards that an executor computes, one element of each in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, ClassVar, TypeVar
+
+from gristmill.dataset.bases.context import IteratorContext, collected_options
+from gristmill.dataset.bases.iterator import iterate
+from gristmill.dataset.bases.node import ancestors, mixes_in_lanes, tolerances
+from gristmill.dataset.bases.observing import WorkAhead
+from gristmill.dataset.bases.origins import Place
+from gristmill.dataset.engine.cycle import ENDED, RUNNING, SAID_TO_HAVE_ENDED, parts, replaced
+from gristmill.dataset.engine.iterators import StreamIterator, tell_faults_of
+from gristmill.dataset.engine.stream import Cell, Pos, Stream, cannot_merge
+from gristmill.dataset.executors.known import KnownShards
+from gristmill.dataset.executors.protocol import Executor, Shard, Tell
+from gristmill.dataset.executors.running import UNKNOWN, RunningShards, is_old, state_of
+from gristmill.dataset.faults.lanes import LaneBudgets, lane_budgets
+from gristmill.dataset.states.lanes import check_mixed_in_lanes, mixed_in_lanes
+from gristmill.dataset.states.old import is_old_workers_state, old_workers_state
+from gristmill.dataset.states.shards import parse_old_shards, parse_shards, shards_state, stateless
+from gristmill.dataset.states.values import CycleState, copied
+from gristmill.dataset.watching import watch_if_tracked
+from gristmill.dataset.worker_task import PipelineTask
+
+T = TypeVar("T")
+
+_MOST_CHANGES = 64  # of a log, besides one for each shard
+
+
+class RoundRobin(Stream):
+    """One element of each shard in turn. A shard that has ended is passed over.
+
+    The position is ``(parts, log, num, slot, ended)``: ``slot`` is the shard whose turn it is; of
+    ``parts``, those of the shards, the first ``num`` entries ``(shard, part)`` of the log have
+    changed some; the log is shared by the positions of a run, and grows. A part is
+
+    * ``(states, i)``: the state is ``states[i]``, which is computed when it is needed;
+    * ``(states, i, num)``: ``num`` elements after that were delivered, as a state of Grain before
+      0.2.16 says. They are computed again when the position is used;
+    * ``()`` or ``(state,)``: at the beginning, whose state was given in this form;
+    * ``None``: there is no such shard.
+
+    Guarantees:
+
+    1. The order follows from the elements alone, not from how fast shards are.
+    2. After an error, what was received stays, so that the error is raised again until a state is
+       set. After an interrupt, it cannot be trusted and is computed again.
+    3. A run waits in the ``receive`` of the executor alone (see there), and ``close`` ends that.
+
+    Args:
+        stage: the definition.
+        task: what the executor computes.
+        executor: which no other stream uses.
+    """
+
+    work_category: ClassVar = "prefetch"
+    is_one_stream = False  # the first end of a shard is that of all
+    _budgets: LaneBudgets | None = None  # of what stages upstream tolerate
+    _judged: Pos = None  # the position that the budgets are at
+
+    def __init__(self, stage: Any, task: PipelineTask, executor: Executor) -> None:
+        super().__init__(stage)
+        self.executor, self.count = executor, task.num_lanes
+        self.known = KnownShards(task, str(executor), begins_as_a_whole=executor.begins_as_a_whole)
+        self.running = RunningShards(executor, self.known)
+        self.is_mixed = task.by_lanes and self.count > 1 and not task.sequential_slice and mixes_in_lanes(task.dataset)
+        self.closes_anytime = executor.closes_anytime  # type: ignore[misc]
+        self.budget_waits = executor.budget_waits
+        self._first: Pos = ((),) * self.count, (), 0, 0, (RUNNING,) * self.count
+        self._pos: Pos = self._first  # where the first run begins; ``None`` afterwards, until a state is loaded
+        self._now: Sequence[Pos] = self._first[0]  # the parts, of the run
+
+    @property
+    def ctx(self) -> IteratorContext:
+        """That of the pipeline which this is part of."""
+        return self.known.ctx
+
+    @ctx.setter
+    def ctx(self, ctx: IteratorContext) -> None:
+        self.known.ctx = ctx
+        self.executor.join(ctx)
+
+    def start(self) -> Pos:
+        return self._first
+
+    # Running.
+
+    def _run(self, cell: Cell) -> Iterator[Any]:
+        pos, now, slot, ended = self._begin(cell)
+        running, count = self.running, self.count
+        shards, base, num = running.shards, tuple(now), 0
+        log: list[tuple[int, Pos]] = []
+        part: Pos
+        left = num_vacant = 0  # elements that are surely wanted; slots in a row that will remain vacant
+        while num_vacant < count:
+            if now[slot] is None or ended[slot] == ENDED:
+                if ended[slot] != ENDED:
+                    ended = replaced(ended, slot, ENDED)
+                num_vacant, slot = num_vacant + 1, (slot + 1) % count
+                continue
+            left = left - 1 if left > 1 else cell.take_wanted()
+            shard = shards[slot]
+            if shard.computes_here and left == 1 and not shard.ready:
+                running.at = UNKNOWN
+                shard.make_ready()
+                running.at = pos
+            if not (shard.ready or shard.failure or shard.has_ended):
+                cell.past_failed = partial(self._begin_again, cell)
+                running.receive(now, slot, ended, left)
+                cell.past_failed = None
+                shards = running.shards
+                shard = shards[slot]
+            if num > count + _MOST_CHANGES:
+                base, log, num = tuple(now), [], 0
+            if not shard.ready:
+                if shard.failure is not None:
+                    cell.past_failed = partial(self._pass, cell, tuple(now), slot, ended)
+                    raise_failure(shard)
+                if shard.final is not None:
+                    now[slot] = part = ([shard.final], 0)
+                    log.append((slot, part))
+                    num += 1
+                    self._judge(cell, slot, ended)
+                was_said = ended[slot]
+                ended = (ENDED,) * count if self.is_one_stream else replaced(ended, slot, ENDED)
+                if not was_said:  # by a state, so that its turn was over then
+                    num_vacant, slot = 0, (slot + 1) % count
+                continue
+            if self._budgets is not None:
+                now[slot] = shard.ready[0][1:]
+                self._judge(cell, slot, ended)
+            running.at = UNKNOWN
+            x, states, i = shard.ready.popleft()
+            now[slot] = part = states, i
+            log.append((slot, part))
+            num, num_vacant = num + 1, 0
+            if ended[slot]:
+                ended = replaced(ended, slot, RUNNING)
+            slot = slot + 1 if slot + 1 < count else 0
+            cell.pos = running.at = self._judged = pos = base, log, num, slot, ended
+            yield (x, x := None)[0]
+            if running.at is not pos:  # a state was loaded, and then refused by a stage downstream
+                running.start(now, slot, ended)
+                shards = running.shards
+        cell.pos = running.at = self._judged = base, log, num, slot, ended
+        self.executor.rest()
+
+    def _begin(self, cell: Cell) -> tuple[Pos, list[Pos], int, tuple[int, ...]]:
+        """Let shards be computed from ``cell.pos`` on, unless they are; return that past old states, and its parts."""
+        cell.past_failed = partial(self._begin_again, cell)
+        self._pos = None
+        pos = self.running.go_to(cell.pos)
+        *found, slot, ended = pos
+        self._now = now = parts(*found)
+        if self._budgets is not None and self._judged is not pos:
+            self._budgets.restart()
+            self._judged = pos
+        cell.past_failed = None
+        return pos, now, slot, ended
+
+    def _begin_again(self, cell: Cell) -> None:
+        """Try again what failed, which was no element: it cannot be passed."""
+        self._begin(cell)
+
+    def _judge(self, cell: Cell, slot: int, ended: tuple[int, ...]) -> None:
+        """Raise an error if the last element, or the end, of a shard exceeds the budgets."""
+        if self._budgets is not None:
+            states, i = self._now[slot]
+            excess = self._budgets.judge([(slot, states, lambda: states[i])])
+            if excess is not None:
+                cell.past_failed = partial(self._pass, cell, tuple(self._now), slot, ended)
+                raise excess
+
+    def _pass(self, cell: Cell, now: tuple[Pos, ...], slot: int, ended: tuple[int, ...]) -> None:
+        """Move past what failed in ``slot``."""
+        cell.pos = self._judged = self.running.pass_failed(now, slot, ended)
+        if self._budgets is not None:
+            self._now = cell.pos[0]
+            self._budgets.pass_skipped()
+
+    # Positions and states.
+
+    def save(self, pos: Pos) -> Any:
+        try:
+            pos = self.running.resolved(pos)
+        except Exception:  # which the following ``next`` raises, too
+            found = self.running.passed_so_far(pos)[0]
+            nums = [part[2] if part and len(part) > 2 else 0 for part in found]
+            return copied(old_workers_state(pos[3], [state_of(part) for part in found], nums))
+        *found, slot, ended = pos
+        now = parts(*found)
+        states = self.known.states(now)
+        if any([state is None and now[i] is not None and ended[i] != ENDED for i, state in enumerate(states)]):
+            raise stateless(self)
+        cycle = CycleState(slot, self.count, range(self.count), states, [min(flag, 1) for flag in ended])
+        return mixed_in_lanes(cycle.as_state(), self.is_mixed)
+
+    def saves_anywhere(self) -> bool:
+        return False  # it opens shards
+
+    def load(self, state: Any) -> Pos:
+        check_mixed_in_lanes(state, self.is_mixed, self.count, self)
+        if is_old_workers_state(state):
+            cycle, nums = parse_old_shards(state, self, self.known.opened()[1])
+            unused: set[int] = set()
+        else:
+            cycle, nums = parse_shards(state, self, self.count), [0] * self.count
+            unused = set() if self.known.counts_faults else self.known.unused(cycle.states)
+        states = self.known.checked(cycle.states, unused)
+        now: list[Pos] = [None if value is None else (value,) if i in unused else ([value], 0) for i, value in enumerate(states)]
+        now = [(*part, num) if num else part for part, num in zip(now, nums, strict=True)]
+        ended = tuple([SAID_TO_HAVE_ENDED if flag else RUNNING for flag in cycle.exhausted])
+        self.running.forget()
+        self._pos = tuple(now), (), 0, cycle.slot, ended
+        return self._pos
+
+    def place(self, pos: Pos) -> Place | None:
+        return None
+
+    def merge(self, states: Any) -> Any:
+        raise cannot_merge(self)
+
+    def index_of(self, pos: Pos) -> int:
+        return self.known.index_of(parts(*self.running.resolved(pos)[:3]))
+
+    def at_index(self, index: int) -> Pos:
+        cycle = shards_state(index % self.count, self.known.states_at(index))
+        return self.load(mixed_in_lanes(cycle.as_state(), self.is_mixed))
+
+    def has_gaps(self) -> bool:
+        return self.known.have_gaps()
+
+    # Resources, and what observers ask.
+
+    def judge_by(self, found: Iterable[Any], *, is_common: bool = False) -> None:
+        """Apply these limits to what is delivered; with none, another stage does so.
+
+        Args:
+            found: what stages upstream tolerate.
+            is_common: true if each shard reads all elements, so that the faults of one are those of all.
+        """
+        self._budgets = lane_budgets(self, found, is_common=is_common)
+        if self._budgets is not None:
+            self.known.counts_faults = True
+
+    def states_now(self) -> list[Any]:
+        """Return the state of each shard after what was delivered."""
+        return self.known.states(self._now)
+
+    def start_prefetch(self) -> None:
+        if self._pos is not None and not self.running.is_closed and not is_old(self._pos):
+            self.running.go_to(self._pos)
+
+    def close(self) -> None:
+        self.running.close()
+
+    def drop(self) -> None:
+        self.forget_run()
+        self.executor.rest()
+
+    def work_ahead(self) -> WorkAhead:
+        return self.executor.work_ahead()
+
+    def __str__(self) -> str:
+        return str(self.executor)
+
+
+class RoundRobinIterator(StreamIterator[T]):
+    """The iterator of shards.
+
+    Args:
+        stage: the definition.
+        task: what the executor computes.
+        executor: which no other iterator uses.
+    """
+
+    _engine: RoundRobin
+    _stage_name = "RoundRobinIterator"  # all executors read each other's checkpoints
+
+    def __init__(self, stage: Any, task: PipelineTask, executor: Executor) -> None:
+        super().__init__(stage, [], partial(RoundRobin, task=task, executor=executor))
+        self._ds = task.dataset
+        self._ctx.options = collected_options(self._ds)  # they hold after this stage, too
+        self.judge_by(tolerances(self._ds))
+        watch_if_tracked(self, self._ctx.options)
+
+    @property
+    def executor(self) -> Executor:
+        return self._engine.executor
+
+    @property
+    def pool(self) -> Any:
+        """The pool of workers that is in use; ``None`` if there is none."""
+        return self.executor.pool
+
+    @property
+    def is_one_stream(self) -> bool:
+        """True if the first end of a shard is that of all."""
+        return self._engine.is_one_stream
+
+    @is_one_stream.setter
+    def is_one_stream(self, is_one_stream: bool) -> None:
+        self._engine.is_one_stream = is_one_stream
+
+    def judge_by(self, found: Sequence[Any], *, is_common: bool = False) -> None:
+        """See ``RoundRobin.judge_by``."""
+        self._engine.judge_by(found, is_common=is_common)
+        if found:
+            self._counts_faults = True
+            self._engine.tell_faults = tell_faults_of(self)
+
+    def lanes(self) -> Sequence[Shard]:
+        """See ``RunningShards.lanes``."""
+        return self._engine.running.lanes()
+
+    @property
+    def _is_taken_again(self) -> bool:
+        return self._engine.known.is_replayed
+
+    @_is_taken_again.setter
+    def _is_taken_again(self, is_taken_again: bool) -> None:
+        self._engine.known.is_replayed = is_taken_again
+
+    @property
+    def _described_parameters(self) -> dict[str, Any]:
+        return {"num_shards": self._engine.count}
+
+    @property
+    def _draws_from(self) -> Sequence[Any]:
+        return (self._ds,)
+
+    @property
+    def _described_upstream(self) -> Sequence[Any]:
+        return (iterate(self._ds),)
+
+    @property
+    def _observed_upstream(self) -> Sequence[Any]:
+        return ()
+
+    @property
+    def _work_options(self) -> Sequence[Any]:
+        return [*self.executor.options, *[options for node in ancestors(self._ds) for options in node._work_options]]
+
+    def _worker_processes(self) -> Sequence[Any]:
+        return self.executor.workers
+
+    def _tell_opened(self, tell: Tell | None) -> None:
+        self.executor.tell_opened(tell)
+
+    def _tell_hired(self, tell: Tell | None) -> None:
+        self.executor.tell_hired(tell)
+
+    def _resize(self, num_workers: int) -> bool:
+        return self.executor.resize(num_workers)
+
+
+def raise_failure(shard: Shard) -> None:
+    """Raise the failure of a shard, in a frame that does not refer to it."""
+    assert shard.failure is not None
+    failure = [shard.failure]
+    del shard
+    raise failure.pop()()

@@ -1,0 +1,198 @@
+"""The executor of lanes that pools of workers compute: processes, or threads with objects of their own."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from gristmill.core.errors import add_note
+from gristmill.core.naming import transform_name
+from gristmill.core.options import chosen_executor
+from gristmill.dataset.bases.context import IteratorContext
+from gristmill.dataset.bases.node import ancestors
+from gristmill.dataset.bases.parameters import parameters_of
+from gristmill.dataset.executors.protocol import Executor, Tell
+from gristmill.dataset.slicing import numbers_of
+from gristmill.dataset.worker_lanes import LanesOfWorker, WorkerLane
+from gristmill.dataset.worker_set import crew_of, join_workers
+from gristmill.dataset.worker_task import PipelineTask
+from gristmill.workers.pickling import dumps
+from gristmill.workers.pool import Luggage, hire, park, unpark
+
+
+class PoolExecutor(Executor):
+    """Computes lanes with the workers of a pool.
+
+    ``receive`` waits in the ``receive`` of a worker alone, which notices within a second that the
+    worker died, was closed, or does not answer a new start. A pool that is not used any more is
+    parked: others may take it over, and a thread of this process ends it otherwise.
+
+    Args:
+        options: those of the workers.
+        init_fn: the function that each worker calls first. Its workers are used by no one else.
+    """
+
+    shards: list[WorkerLane]
+    _resting: Any = None  # the pool that was used last, if nobody else has taken it over
+    _finalizer: Any = None
+
+    def __init__(self, options: Any, init_fn: Any) -> None:
+        self.shards = []
+        self._options = options
+        self.options = [options]
+        self._may_share = init_fn is None
+        self._held: list[Any] = []  # the pool that is in use; the finalizer has the list, too
+
+    def __str__(self) -> str:
+        return f"MultiprocessPrefetchIterator(multiprocessing_options={self._options})"
+
+    @property
+    def pool(self) -> Any:
+        """The pool that is in use, or ``None``."""
+        return next(iter(self._held), None)
+
+    @property
+    def workers(self) -> Sequence[Any]:  # type: ignore[override]
+        return () if self.pool is None else self.pool.workers
+
+    def join(self, ctx: IteratorContext) -> None:
+        super().join(ctx)
+        if self._may_share:
+            join_workers(self, ctx)
+
+    def tell_hired(self, tell: Tell | None) -> None:
+        super().tell_hired(tell)
+        if tell is not None and self.pool is not None:
+            tell(self.pool)
+
+    def where(self, number: int) -> str | None:
+        return str(self.shards[number])
+
+    def start(self, states: Mapping[int, Any]) -> None:
+        pool = self._use_pool()
+        if self._tell_hired is not None:
+            self._tell_hired(pool)
+        self._start_in(pool, states)
+
+    def _start_in(self, pool: Any, states: Mapping[int, Any]) -> None:
+        num_workers, num_lanes = self._options.num_workers, self._task.num_lanes
+        workers = [LanesOfWorker(pool, i, num_workers, num_lanes, self._numbers()) for i in range(num_workers)]
+        lanes = {number: lane for worker in workers for number, lane in worker.lanes.items()}
+        self.shards = [lanes[number] for number in range(num_lanes)]
+        of_workers: dict[LanesOfWorker, dict[int, Any]] = {}
+        for number, state in states.items():
+            of_workers.setdefault(lanes[number].worker, {})[number] = state
+        for worker, states_of_lanes in of_workers.items():
+            worker.start(states_of_lanes)
+
+    def _numbers(self) -> Any:
+        return None if self._task.sequential_slice else numbers_of(self._task.dataset)
+
+    def _use_pool(self) -> Any:
+        if self._finalizer is None:
+            self._finalizer = weakref.finalize(self, _park_all, self._held)
+            self._finalizer.atexit = False
+        pool = self.pool
+        while pool is None or pool.is_closed:
+            self._check_open()
+            self._held.clear()
+            pool, self._resting = self._resting, None
+            if pool is None:
+                pool = self._hire()
+            try:
+                if unpark(pool):
+                    self._held.append(pool)
+                else:
+                    pool = None
+            except BaseException:
+                self._park_unless_held(pool)
+                raise
+        if self.is_closed:  # by another thread, which looked for a pool before this one was held
+            pool.close()
+            self._check_open()
+        return pool
+
+    def _check_open(self) -> None:
+        if self.is_closed:
+            raise ValueError(f"{self} is closed")
+
+    def _park_unless_held(self, pool: Any) -> None:
+        """Park a pool after an interrupt: nobody else would end it."""
+        if pool is not None and pool not in self._held:
+            park(pool)
+
+    def _hire(self) -> Any:
+        options, task = self._options, self._task
+        if chosen_executor(options) == "threads":
+            from gristmill.dataset.thread_payload import ThreadPayload
+            from gristmill.dataset.thread_workers import hire_threads
+
+            payload = ThreadPayload(replace(task, budget=self.ctx.budget))
+            return hire_threads(payload, options.num_workers, options.per_worker_buffer_size)
+        luggage = self._pack({"buffer_size": options.per_worker_buffer_size}, options.worker_env or {})
+        crew = crew_of(self, self.ctx) if self._may_share else None
+        return (hire if crew is None else crew.hire)(luggage, options.num_workers, self._owner)
+
+    def _pack(self, settings: Mapping[str, Any], environment: Mapping[str, str | None]) -> Luggage:
+        """Return what workers load."""
+        task = self._task
+        try:
+            return Luggage(task, {**settings, "min_shared_bytes": task.options.min_shm_size}, environment)
+        except Exception as error:
+            _explain_unpicklable(error, task)
+            raise
+
+    @property
+    def _owner(self) -> Any:
+        """For whom workers may be used again. What an init function has done to one cannot be undone."""
+        return self._task.dataset if self._task.init_fn is None else None
+
+    def rest(self) -> None:
+        super().rest()
+        pool = self.pool
+        if pool is not None:
+            try:
+                self._held.remove(pool)
+                self._resting = pool
+                park(pool)
+            except BaseException:
+                self._park_unless_held(pool)
+                raise
+
+    def close(self) -> None:
+        super().close()
+        pool = self.pool
+        if pool is None and self._resting is not None and unpark(self._resting):
+            pool = self._resting
+        if pool is not None:
+            pool.close()
+        self._held.clear()
+        for shard in self.shards:
+            shard.clear()
+
+
+def _park_all(held: list[Any]) -> None:
+    while held:
+        park(held.pop())
+
+
+def _explain_unpicklable(error: Exception, task: PipelineTask) -> None:
+    """Note at ``error`` which of the user's objects cannot be pickled."""
+    parts = []
+    for node in [*ancestors(task.dataset)][::-1]:
+        held = {**parameters_of(node).as_dict(), **vars(node)}
+        parts += [(node, name, value) for name, value in held.items() if name not in ("_parents", "_parameters")]
+    for node, name, value in [*parts, (None, "worker_init_fn", task.init_fn)]:
+        try:
+            dumps(value)
+        except Exception:
+            owner = "" if node is None else f" of {node}"
+            add_note(
+                error,
+                f"The pipeline cannot be sent to worker processes: {name.lstrip('_')}{owner}, {transform_name(value):.200}, "
+                "cannot be pickled. Make it without what cannot be copied to another process (open files, locks, "
+                "connections), or make that when it is first used",
+            )
+            return

@@ -1,0 +1,56 @@
+"""The executor of lanes that Ray actors compute."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from gristmill.dataset.executors.pools import PoolExecutor
+from gristmill.dataset.ray_lanes import LanesOnRay
+from gristmill.workers.pool import hire_pool
+from gristmill.workers.ray_cluster import connected
+
+
+class RayExecutor(PoolExecutor):
+    """Computes lanes with actors, whose number may change.
+
+    While ``receive`` waits, it looks twice a second for actors that were lost or have come, so that
+    no lane waits for an actor that is gone.
+    """
+
+    _num_workers: int | None = None  # if it has been resized
+    _divided: LanesOnRay | None = None
+
+    def __init__(self, options: Any, init_fn: Any) -> None:
+        super().__init__(options, init_fn)
+        self._may_share = False
+
+    def resize(self, num_workers: int) -> bool:
+        num_lanes = self._options.num_lanes or self._options.num_workers
+        if num_workers > num_lanes:
+            raise ValueError(
+                f"num_workers must be at most num_lanes, {num_lanes}, got {num_workers}: an actor computes whole lanes"
+            )
+        self._num_workers = num_workers
+        if self._divided is not None:
+            self._divided.resize(num_workers)
+        return True
+
+    def _hire(self) -> Any:
+        connected()
+        from gristmill.workers.ray_pool import RayPool
+
+        luggage, options = self._pack({}, {}), self._options
+        make = partial(RayPool, luggage, options)
+        return hire_pool(make, lambda pool: pool.runs(luggage, options), RayPool, self._owner)
+
+    def _start_in(self, pool: Any, states: Mapping[int, Any]) -> None:
+        num_workers = self._num_workers or self._options.num_workers
+        self._divided = divided = LanesOnRay(pool, self._options, num_workers, self._task.num_lanes, self._numbers())
+        self.shards = [*divided.lanes]
+        divided.start(dict(states))
+
+    def rest(self) -> None:
+        super().rest()
+        self._divided = None
