@@ -153,6 +153,7 @@ class StreamIterator(BlockIterator[T_co]):
     # Parents are not closed: they may have other users.
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if not is_finalizing() and "_engine" in vars(self):
+            self._own_cell.past_failed = None  # it refers to the cell, and to the stream
             self._engine.drop()
 
     def start_prefetch(self) -> None:

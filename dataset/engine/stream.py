@@ -303,6 +303,7 @@ class Stream:
         """Close as far as that needs no wait: nobody refers to the iterator of this stream any more."""
         for stream in (self, *self.parents):
             stream.forget_run()
+        self.inner.past_failed = None  # it refers to the cell
         self.close()
 
     def forget(self) -> None:

@@ -63,7 +63,9 @@ class RunningShards:
             self.executor.open(self._known.task)
             self.executor.start(states)
         self._process_id = os.getpid()
-        self._check_open()  # another thread may have closed it meanwhile
+        if self.is_closed:  # by another thread, which may have closed the former shards
+            self.executor.close()
+        self._check_open()
 
     def _check_open(self) -> None:
         if self.is_closed:

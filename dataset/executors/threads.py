@@ -50,15 +50,15 @@ class ThreadExecutor(InProcessExecutor):
         for shard in self.shards:
             shard.clear()
         assert self.budget_waits is not None
-        self.shards = [ThreadShard(it, self._buffer_size, self.budget_waits) for it in self.opened()]
+        self.shards = shards = [ThreadShard(it, self._buffer_size, self.budget_waits) for it in self.opened()]
         for number, state in states.items():
-            self.shards[number].start(state)
+            shards[number].start(state)
 
     def close(self) -> None:
         super().close()
-        shards, self.shards = self.shards, []
         deadline = time.monotonic() + _CLOSE_SECONDS
-        for shard in shards:
+        for shard in self.shards:
+            shard.clear()
             shard.close(max(0.0, deadline - time.monotonic()))
 
     def work_ahead(self) -> WorkAhead:
