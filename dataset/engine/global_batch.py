@@ -184,10 +184,7 @@ class GlobalBatch(Stream):
         """Return a step of the parent, with the position after it; ``None`` if its lanes cannot fill one."""
         parts, after = self._read(place)
         counts = _counts(parts)
-        if self._pads:
-            is_step = max(map(max, counts)) > 0
-        else:
-            is_step = min(map(min, counts)) == self.given.rows_per_lane
+        is_step = max(map(max, counts)) > 0 if self._pads else min(map(min, counts)) == self.given.rows_per_lane
         return (parts, after) if is_step else None
 
     def _agree(self, first: Pos, at: Position) -> Position:
