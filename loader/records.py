@@ -210,6 +210,9 @@ class LegacyOperation(Stream):
     def place(self, pos: Pos) -> Place | None:
         return None
 
+    def __str__(self) -> str:
+        return self.name
+
 
 def operation_kind(operation: Any) -> type | None:
     """The class of transformations that ``operation`` is treated as; ``None`` for a legacy operation."""
