@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from gristmill.core.cached import cached
@@ -17,15 +18,16 @@ from gristmill.core.naming import stable_repr, transform_name, without_addresses
 from gristmill.core.record import Record, RecordMetadata, sampled
 from gristmill.dataset.bases.items import each_alone, read_items
 from gristmill.dataset.bases.iter import IterDataset
-from gristmill.dataset.bases.iterator import DatasetIterator, iterate, skip_one, stream_of
+from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import Length, Unknown, same_number
 from gristmill.dataset.bases.map import BlockMapDataset, source_reads_once
-from gristmill.dataset.bases.next_index import move_to_index, next_index_of
 from gristmill.dataset.bases.node import DatasetNode
-from gristmill.dataset.bases.origins import RecordKey
+from gristmill.dataset.bases.origins import Place, RecordKey
 from gristmill.dataset.bases.parameters import Parameters, aside, function
-from gristmill.dataset.bases.passing import PassingIterator
 from gristmill.dataset.bases.traced import Traced, Tracing
+from gristmill.dataset.engine.elements import Each
+from gristmill.dataset.engine.iterators import open_stage
+from gristmill.dataset.engine.stream import Cell, Pos, Stream, pass_outputs
 from gristmill.dataset.stages.batch import BatchIterDataset, batch_function
 from gristmill.dataset.stages.filter import FilterIterDataset
 from gristmill.dataset.stages.map import MapIterDataset
@@ -166,53 +168,50 @@ class LegacyOperationIterDataset(IterDataset[Any]):
         return Unknown()  # the operation decides it
 
     def __iter__(self) -> DatasetIterator[Any]:
-        return LegacyOperationIterator(iterate(self._parent), self._operation)
+        return open_stage(self, partial(LegacyOperation, operation=self._operation))
 
 
-class LegacyOperationIterator(PassingIterator[Any]):
-    _flow = "stateful"
+class LegacyOperation(Stream):
+    """The records that ``operation`` makes of the parent's. Every run calls it once."""
 
-    def __init__(self, parent: DatasetIterator[Any], operation: Any) -> None:
-        super().__init__(parent)
+    name = "LegacyOperationIterator"
+
+    def __init__(self, stage: Any, parent: Stream, operation: Any) -> None:
+        super().__init__(stage, parent)
         self._operation = operation
-        self._records: Iterator[Any] | None = None
 
-    def _take(self, n: int) -> list[Any]:
-        if self._records is None:
+    def _run(self, cell: Cell) -> Iterator[Any]:
+        inner = self.inner.at(cell.pos, choices=cell.choices)
+        cell.past_failed = partial(self._pass, cell, cell.pos)
+        try:
+            records = iter(self._operation(self.parent.run(inner)))
+        except TypeError as error:
+            add_note(error, _NOT_A_MAP)
+            raise
+        while True:
+            cell.past_failed = partial(self._pass, cell, cell.pos)
             try:
-                self._records = iter(self._operation(self._input()))
-            except TypeError as error:
-                add_note(error, _NOT_A_MAP)
-                raise
-        records: list[Any] = []
-        while len(records) < n:
-            try:
-                records.append(next(self._records))
+                record = [next(records)]
             except StopIteration:
                 break
             except Exception as error:
                 tell(error, self)
                 raise
-        return records
+            cell.past_failed, cell.pos = None, inner.settle()
+            yield record.pop()
+        cell.past_failed, cell.pos = None, inner.settle()
 
-    def _input(self) -> Iterator[Any]:
-        while True:
-            record = self._source._take(1)
-            if not record:
-                return
-            yield record[0]
+    def _pass(self, cell: Cell, pos: Pos) -> None:
+        """Move past the next record that the operation would read from ``pos`` on."""
+        inner = self.inner.at(pos, choices=cell.choices)
+        pass_outputs(self.parent, inner, 1)
+        cell.pos = inner.settle()
 
-    def _restore(self, state: Any) -> None:
-        self._records = None
-        super()._restore(state)
+    def place(self, pos: Pos) -> Place | None:
+        return None
 
-    def _return_to(self, mark: Any) -> None:
-        self._records = None
-        super()._return_to(mark)
-
-    def _skip(self) -> None:
-        self._records = None
-        skip_one(self._source)
+    def __str__(self) -> str:
+        return self.name
 
 
 def operation_kind(operation: Any) -> type | None:
@@ -303,31 +302,21 @@ class DataIterDataset(IterDataset[Any]):
         return tracing.of(self._parent).map(_data_of)
 
     def __iter__(self) -> DatasetIterator[Any]:
-        return DataDatasetIterator(iterate(self._parent))
+        return open_stage(self, Data)
 
 
 def _data_of(x: Traced) -> Traced:
     return x.then(operator.attrgetter("data"), "DataIterDataset")
 
 
-class DataDatasetIterator(PassingIterator[Any]):
-    _flow = "one_to_one"
-    _function = operator.attrgetter("data")
+class Data(Each):
+    """The data of the parent's records."""
 
-    def _take(self, n: int) -> list[Any]:
-        return [record.data for record in self._source._take(n)]
+    def __init__(self, stage: Any, parent: Stream) -> None:
+        super().__init__(stage, parent, operator.attrgetter("data"), with_nones=True)
 
-    def _stream(self, n: int) -> Iterator[Any]:
-        return (record.data for record in stream_of(self._source, n))
-
-    def _allocate_with(self, allocate: Allocate) -> None:
-        self._source._allocate_with(allocate)
-
-    def _get_next_index(self) -> int:
-        return next_index_of(self._source)
-
-    def _set_next_index(self, index: int) -> None:
-        move_to_index(self._source, index)
+    def allocate_with(self, allocate: Allocate) -> None:
+        self.parent.allocate_with(allocate)
 
 
 class _BatchRecords:

@@ -333,10 +333,8 @@ class PullAhead(PullingClient):
 
     def has_taken(self) -> None:
         """Called when the consumer has taken what it asked for out of ``ready``."""
-        if not self._size:  # else the thread looks by itself after its block
-            num = self._buffer_size + self.wanted - len(self.ready)
-            if num >= self._max_block_size or num >= self._block_size.now:
-                self._room.set()
+        if not self._size and self._has_room():  # else the thread looks by itself after its block
+            self._room.set()
 
 
 def end_waits(it: DatasetIterator[Any]) -> None:

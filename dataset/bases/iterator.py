@@ -23,7 +23,6 @@ from gristmill.core.exiting import closing_when_dropped, end_thread_at_exit
 from gristmill.core.instruments import shadow
 from gristmill.core.state import shown, state_from_text, state_to_text
 from gristmill.dataset.bases.context import IteratorContext
-from gristmill.dataset.bases.feed import OneByOne, StopInStream, what_failed
 from gristmill.dataset.bases.node import Node, as_parents
 from gristmill.dataset.bases.observing import Observable, Wrap, divert_next, running_upstream
 from gristmill.dataset.bases.origins import Place
@@ -58,7 +57,6 @@ class DatasetIterator(Node, Observable, Tolerating, Iterator[T_co], abc.ABC):
 
     _node_family = "DatasetIterator"
     _parents: tuple[DatasetIterator[Any], ...] = ()
-    _refills: ClassVar[bool] = False  # whether it may take elements of its parents again when it is restored
     _is_taken_again = False  # whether a step behind it may
     _closed = False
     _failed_state: Any = None  # the state at which ``next`` last failed
@@ -73,8 +71,6 @@ class DatasetIterator(Node, Observable, Tolerating, Iterator[T_co], abc.ABC):
         if parents != ():  # as quick as can be for the components of mixtures
             self._parents = as_parents(parents, DatasetIterator)
             self._share_faults(self._parents)
-        if self._refills:
-            are_taken_again(self._parents)
         if self._parents:
             self._share_context(merged_contexts(self._parents))
         elif (joined := watcher()) is not None:
@@ -302,21 +298,10 @@ class BlockIterator(DatasetIterator[T_co]):
     _stays_on_error: ClassVar[bool] = False
     # Whether ``close`` may be called while another thread is in ``next``, which it ends if that waits for something.
     _closes_anytime: bool = False
-    # Up to ``n`` next elements, each computed when it is asked for, as a method of stages that can do that: when it has given
-    # one, every count in the state is greater by one. At anything else (an element that is left out, an error, the end) it
-    # ends or raises, and the iterator may be anywhere. Whoever asks for the next ``n`` has taken all that there were.
-    _stream: Callable[[int], Iterator[Any]] | None = None
-
     # Whether ``_restore`` drops what is in memory or at work: going back after an error is left to ``_return_to`` then.
     _is_costly_to_restore: ClassVar = False
-    # Attributes, never changed in place, that say with the parents' places where it is: going back to them is quick and exact.
-    _placed_by: ClassVar[tuple[str, ...] | None] = None
 
     _last: Any = None  # the mark before the last output of ``next``; who stays on an error notes it by itself
-
-    # Of stages that look at every element alone: what they make of it, or whether they keep it. For ``order="stream"``.
-    _function: Callable[[Any], Any] | None = None
-    _guard: Any = None  # is told what they keep
 
     @abc.abstractmethod
     def _take(self, n: int) -> list[Any]: ...
@@ -324,22 +309,8 @@ class BlockIterator(DatasetIterator[T_co]):
     @abc.abstractmethod
     def _restore(self, state: Any) -> None: ...
 
-    def _mark(self) -> Any:
-        names = self._placed_by
-        if names is None:
-            return self.get_state()
-        return [parent._mark() for parent in self._parents], [getattr(self, name) for name in names]
-
     def _return_to(self, mark: Any) -> None:
-        names = self._placed_by
-        if names is None:
-            go_to(self, mark)
-            return
-        marks, values = mark
-        for parent, parent_mark in zip(self._parents, marks, strict=True):
-            parent._return_to(parent_mark)
-        for name, value in zip(names, values, strict=True):
-            setattr(self, name, value)
+        go_to(self, mark)
 
     @abc.abstractmethod
     def _skip(self) -> None: ...
@@ -431,30 +402,8 @@ class BlockIterator(DatasetIterator[T_co]):
     def _before_last(self) -> Any:
         return None if self._last is None else copied(self._state_at(self._last))
 
-    def _state_at(self, mark: Any) -> Any:
-        names = self._placed_by
-        if names is None:
-            return mark
-        marks, values = mark
-        parents = tuple([_Standing(state_at(parent, m)) for parent, m in zip(self._parents, marks, strict=True)])
-        standing = dict(zip(map(id, self._parents), parents, strict=True))
-        there: Any = object.__new__(type(self))  # looks like this one, where it was
-        vars(there).update({name: standing.get(id(value), value) for name, value in vars(self).items()})
-        vars(there).update({"_parents": parents, **dict(zip(names, values, strict=True))})
-        return there.get_state()
-
     def __str__(self) -> str:
         return self._stage_text()
-
-
-class _Standing:
-    """Stands for a parent that was in a state."""
-
-    def __init__(self, state: Any) -> None:
-        self._state = state
-
-    def get_state(self) -> Any:
-        return self._state
 
 
 class PlainIterator(DatasetIterator[T_co]):
@@ -598,15 +547,7 @@ def pull(it: DatasetIterator[Any], n: int) -> list[Any]:
     If it raises, ``it`` may be anywhere (its outermost user restores it).
     """
     elements: list[Any] = []
-    if it._reads_once:  # nothing may be taken again
-        if n > 1 and can_stream(stages := streaming_stages(it)) and not leaves_out(stages):
-            try:
-                elements.extend(stream_of(it, n))
-            except OneByOne:
-                pass  # it comes again
-            except StopInStream as error:
-                raise what_failed(error) from None
-    else:
+    if not it._reads_once:  # else nothing may be taken again
         before = marked(it) if n > 1 else None
         if before is None:
             return it._take(n)
@@ -620,35 +561,6 @@ def pull(it: DatasetIterator[Any], n: int) -> list[Any]:
             break
         elements += element
     return elements
-
-
-def stream_of(it: DatasetIterator[Any], n: int) -> Iterator[Any]:
-    """Up to ``n`` next elements of an iterator that can give one after the other."""
-    assert isinstance(it, BlockIterator) and it._stream is not None
-    return it._stream(n)
-
-
-def streaming_stages(it: DatasetIterator[Any]) -> list[BlockIterator[Any]]:
-    """``it`` and those upstream, if all of them can give one element after the other."""
-    stages: list[BlockIterator[Any]] = []
-    todo = [it]
-    while todo:
-        stage = todo.pop()
-        if not isinstance(stage, BlockIterator) or stage._stream is None:
-            return []
-        stages.append(stage)
-        todo += stage._parents
-    return stages
-
-
-def can_stream(stages: list[BlockIterator[Any]]) -> bool:
-    """Whether there are any, and nobody observes them: who does shadows ``_take``, and is to see all elements."""
-    return bool(stages) and not any(["_take" in vars(stage) for stage in stages])
-
-
-def leaves_out(stages: list[BlockIterator[Any]]) -> bool:
-    """Whether one of ``stages`` takes elements that it does not give."""
-    return any([stage._flow == "dropping" and bool(stage._parents) for stage in stages])
 
 
 def skip_one(it: DatasetIterator[Any]) -> bool:

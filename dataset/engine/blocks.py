@@ -60,8 +60,6 @@ class StreamBlocks:
         it: the iterator, which is moved by this alone from the first ``take`` on.
     """
 
-    are_whole = False
-
     def __init__(self, it: StreamIterator[Any]) -> None:
         self._it = it
         self._stream, self._cell = it.stream_and_cell

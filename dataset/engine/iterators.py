@@ -270,12 +270,8 @@ class StreamIterator(BlockIterator[T_co]):
         return self._engine.reads_once()
 
     @property
-    def _function(self) -> Any:  # type: ignore[override]
+    def _function(self) -> Any:
         return self._engine.function
-
-    @property
-    def _guard(self) -> Any:
-        return getattr(self._engine, "guard", None)
 
     def _set_instrument(self, wrap: Wrap | None) -> None:
         self._engine.observe(wrap)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Mapping
 from functools import partial
 from itertools import islice, repeat
 from types import TracebackType
 from typing import Any
 
-from gristmill.core.pacing import BlockSize
 from gristmill.dataset.ahead.blocks import blocks_of
 from gristmill.dataset.bases.iterator import DatasetIterator, skip_one, snapshot
 from gristmill.dataset.bases.observing import WorkAhead
@@ -80,7 +78,6 @@ class LocalShard(Shard):
 
     def _begin(self) -> None:
         self._blocks = blocks_of(self._iterator)
-        self._block_size = BlockSize()
         self._each: Any = self._blocks.each(_MAX_BLOCK)
 
     def start(self, state: Any) -> None:
@@ -105,9 +102,7 @@ class LocalShard(Shard):
             self._each = None
         stop, self._blocks.stopped = self._blocks.stopped, None
         if stop is None:
-            began, size = time.perf_counter(), self._block_size.now if self._blocks.are_whole else 1
-            elements, states, stop = self._blocks.take(size)
-            self._block_size.adapt(time.perf_counter() - began, size, _MAX_BLOCK, num=len(elements))
+            elements, states, stop = self._blocks.take(1)
             self.ready.extend(zip(elements, repeat(states), range(len(elements))))
         if isinstance(stop, Exception):
             self.has_ended = isinstance(stop, StopIteration)

@@ -229,7 +229,6 @@ class Packing:
 class BinPackDatasetIterator(StreamIterator[dict[str, Any]]):
     """The iterator of the two packings."""
 
-    _flow = "stateful"
     _engine: BinPack
 
     def get_packed_batch_size_bytes(self) -> int:

@@ -268,8 +268,6 @@ class BucketBatchIterDataset(IterDataset[T]):
 class BucketBatchDatasetIterator(StreamIterator[T]):
     """The iterator of ``bucket_batch`` of streams."""
 
-    _flow = "stateful"
-
     @property
     def num_long(self) -> int:
         """How many elements have come that are longer than the last boundary, and were truncated or dropped."""

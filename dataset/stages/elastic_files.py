@@ -14,7 +14,6 @@ from gristmill.dataset.bases.iterator import iterate
 from gristmill.dataset.bases.node import ancestors, only_parent
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.bases.parameters import parameters_of
-from gristmill.dataset.bases.passing import PassingIterator
 from gristmill.dataset.engine.iterators import StreamIterator, adds_no_state
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, observed
 from gristmill.dataset.slicing import slice_pipeline
@@ -130,7 +129,7 @@ def _interleave_of(ds: IterDataset[Any]) -> InterleaveIterDataset[Any]:
     """Return the interleave at the beginning of ``ds``, behind which there must be no other state."""
     it = iterate(ds)
     while not isinstance(it, InterleaveDatasetIterator):
-        if not (isinstance(it, PassingIterator | ThreadPrefetchDatasetIterator) or adds_no_state(it)):
+        if not (isinstance(it, ThreadPrefetchDatasetIterator) or adds_no_state(it)):
             raise ValueError(
                 "ds must be a MapDataset, or an InterleaveIterDataset and what has no state of its own after it (map, filter, "
                 f"batch): the state of {it} cannot be divided among another number of shards. Put that step into the datasets "

@@ -232,7 +232,6 @@ class InterleaveDatasetIterator(StreamIterator[T]):
         num_ahead: the most datasets that are open ahead of their turn.
     """
 
-    _flow = "stateful"
     _engine: Interleave
 
     def __init__(self, stage: Any, opener: Opener, cycle_length: int, num_threads: int = 0, num_ahead: int = 0) -> None:

@@ -12,15 +12,16 @@ from gristmill.core.naming import stable_repr
 from gristmill.core.options import ReadOptions
 from gristmill.dataset.bases.items import item
 from gristmill.dataset.bases.iter import IterDataset
-from gristmill.dataset.bases.iterator import DatasetIterator, iterate
+from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import Infinite, Length, num_elements, of_number, same_number
 from gristmill.dataset.bases.map import BlockMapDataset, MapDataset
 from gristmill.dataset.bases.node import dropping_steps, may_leave_out, spec_of, spec_of_first_parent, tolerances
+from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.bases.parameters import Parameters, aside
-from gristmill.dataset.bases.passing import PassingIterator
 from gristmill.dataset.bases.traced import Traced, Tracing, note_failed, rows_at
-from gristmill.dataset.engine.iterators import StreamIterator
+from gristmill.dataset.engine.iterators import StreamIterator, open_stage
 from gristmill.dataset.engine.read import Read
+from gristmill.dataset.engine.stream import Cell, Pos, Stream, observed
 from gristmill.dataset.stages.range import RangeMapDataset
 
 T = TypeVar("T")
@@ -99,14 +100,22 @@ class TracedStepwiseIterDataset(IterDataset[Any]):
     _num_elements = same_number
 
     def __iter__(self) -> DatasetIterator[Any]:
-        return TracedStepwiseIterator(iterate(self._parent))
+        return open_stage(self, TracedStepwise)
 
 
-class TracedStepwiseIterator(PassingIterator[Any]):
-    _flow = "stateful"
+class TracedStepwise(Stream):
+    """The elements of the parent, each computed when it is requested."""
 
-    def _take(self, n: int) -> list[Any]:
-        return self._source._take(n)
+    def __init__(self, stage: Any, parent: Stream) -> None:
+        super().__init__(stage, parent)
+        parent.take_singly()
+
+    def run(self, cell: Cell) -> Iterator[Any]:
+        run = self.parent.run(cell)
+        return run if self.wrap is None else observed(run, self)
+
+    def place(self, pos: Pos) -> Place | None:
+        return None
 
 
 class TracedMapDataset(BlockMapDataset[Any]):

@@ -195,7 +195,6 @@ class StreamInterleaveIterator(StreamIterator[T]):
     """The iterator of such elements, which is described as that of the pipeline without workers."""
 
     _stage_name: ClassVar = None  # type: ignore[assignment]  # the same elements and states
-    _flow = "one_to_one"
 
     def __init__(self, stage: StreamInterleaveIterDataset[T], interleave: DatasetIterator[T], members: _Members) -> None:
         super().__init__(stage, [interleave], partial(StreamInterleave, members=members))

@@ -510,7 +510,6 @@ class StreamOrderIterator(StreamIterator[T]):
     """The iterator of outputs of workers, which is described as that of the divided part."""
 
     _stage_name: ClassVar = None  # type: ignore[assignment]  # the same elements and states as without workers
-    _flow = "stateful"
     _engine: StreamOrder
 
     def __init__(self, stage: StreamOrderIterDataset[T], divided: DividedPart, opened: Callable[[int], _Opened]) -> None:

@@ -104,7 +104,6 @@ class ThreadPrefetchDatasetIterator(StreamIterator[T]):
         (0, 1, {'next_index': 2})
     """
 
-    _flow = "one_to_one"
     _stage_name: ClassVar = None  # type: ignore[assignment]  # it does nothing to elements or states
     _engine: Prefetch
 

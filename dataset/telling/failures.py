@@ -16,7 +16,7 @@ from typing import Any
 from gristmill.core.errors import StateMismatchError, add_note, stop_iteration_error
 from gristmill.core.value import Value
 from gristmill.dataset.bases.node import ancestors, is_of_library
-from gristmill.dataset.bases.origins import Place, place_of
+from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.telling.origin import Records, origin
 
 _ON_DELIVERY = "_gristmill_on_delivery"
@@ -105,11 +105,6 @@ def failed_at(error: Exception, stage: Any, index: Any) -> None:
     tell(error, stage, [index])
     if isinstance(error, StopIteration):
         raise instead_of_stop(error, str(stage)) from error
-
-
-def tell_at_last(error: BaseException, stage: Any, it: Any) -> None:
-    """As ``tell``, by an iterator that fails with the element that the iterator ``it`` gave last; or makes, if that is itself."""
-    _tell(error, stage, lambda: _failure_at_place(stage, place_of(it)))
 
 
 def tell_at_place(error: BaseException, stage: Any, place: Callable[[], Place | None]) -> None:

@@ -12,6 +12,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -21,10 +22,11 @@ from gristmill.core.indices import Indices, as_ints
 from gristmill.core.value import Value
 from gristmill.dataset.bases.items import begun_when_needed
 from gristmill.dataset.bases.iter import IterDataset
-from gristmill.dataset.bases.iterator import DatasetIterator, iterate, pull
+from gristmill.dataset.bases.iterator import DatasetIterator, iterate
 from gristmill.dataset.bases.map import BlockMapDataset
 from gristmill.dataset.bases.node import DatasetNode, parents_of
-from gristmill.dataset.bases.passing import PassingIterator
+from gristmill.dataset.engine.iterators import open_stage
+from gristmill.dataset.engine.stream import Cell, Pos, Stream
 from gristmill.dataset.slicing import PipelineEditor
 from gristmill.diagnostics.verification.calls import telling_call
 from gristmill.diagnostics.verification.kept import changes, kept_by
@@ -254,25 +256,37 @@ class _WatchedStream(IterDataset[Any]):
         self._witness, self._address = witness, address
 
     def __iter__(self) -> DatasetIterator[Any]:
-        return _WatchedIterator(iterate(self._parents[0]), self._witness, self._address)
+        return open_stage(self, partial(_Watched, witness=self._witness, address=self._address))
 
 
-class _WatchedIterator(PassingIterator[Any]):
-    _flow = "one_to_one"
+class _Watched(Stream):
+    """The elements of the parent. A witness is told of each."""
 
-    def __init__(self, parent: DatasetIterator[Any], witness: Witness, address: Address) -> None:
-        super().__init__(parent)
+    flow = "one_to_one"
+
+    def __init__(self, stage: Any, parent: Stream, witness: Witness, address: Address) -> None:
+        super().__init__(stage, parent)
         self._witness, self._address = witness, address
 
-    def _take(self, n: int) -> list[Any]:
-        self._witness.begins(self._address)
-        try:
-            elements = pull(self._source, n)
-        except BaseException:
-            self._witness.fails()
-            raise
-        self._witness.ends(self._address, elements)
-        return elements
+    def _run(self, cell: Cell) -> Iterator[Any]:
+        run = self.parent.run(cell)
+        while True:
+            self._witness.begins(self._address)
+            try:
+                elements = list(itertools.islice(run, 1))
+            except BaseException:
+                self._witness.fails()
+                raise
+            self._witness.ends(self._address, elements)
+            if not elements:
+                return
+            yield elements.pop()
+
+    def index_of(self, pos: Pos) -> int:
+        return self.parent.index_of(pos)
+
+    def at_index(self, index: int) -> Pos:
+        return self.parent.at_index(index)
 
 
 def watched(part: Part, num: int, seconds: float, pipeline: Any) -> tuple[dict[Address, Any], ...]:

@@ -20,6 +20,7 @@ from computing_ahead import (  # noqa: F401
 )
 from interrupting import interrupted_where_handlers_run
 from refusing import assert_raises
+from users_datasets import BareIterator
 from waiting import PATIENCE_SECONDS, wait_until
 
 from gristmill import MapDataset, MultiprocessingOptions, ReadOptions
@@ -29,6 +30,8 @@ from gristmill.dataset.ahead import budget, readahead
 from gristmill.dataset.ahead.blocks import StatedBlocks
 from gristmill.dataset.ahead.budget import Budget
 from gristmill.dataset.ahead.readahead import ReadAhead, _Block
+from gristmill.dataset.engine import blocks as stream_blocks
+from gristmill.dataset.engine.blocks import StreamBlocks
 from gristmill.experimental import ConcatThenSplitIterDataset
 
 
@@ -236,22 +239,24 @@ class TestErrorsStatesAndEnds:
 
 
 def test_slow_elements_do_not_wait_for_each_other(monkeypatch):
-    """Quick ones are computed in large blocks; what turns out to be slow goes as it is."""
+    """Quick ones are handed over in large blocks, a slow one as soon as it is computed."""
     clock = computing_ahead.Clock()
+    monkeypatch.setattr(stream_blocks, "time", clock)
     monkeypatch.setattr(stated_blocks, "time", clock)
 
     def slow(x):
         clock.now += 0.002 if x >= 3990 else 0.0
         return x
 
-    blocks = StatedBlocks(iter(numbers(9000, fn=slow)))
-    for first, n, num in ((0, 3990, 3990), (3990, 2048, 32), (4022, 2048, 32)):
+    blocks = StreamBlocks(iter(numbers(9000, fn=slow)))
+    for first, n, num in ((0, 3990, 3990), (3990, 2048, 1), (3991, 2048, 1)):
         elements, states, stop = blocks.take(n)
         assert elements == [*range(first, first + num)] and stop is None
         assert states[num - 1] == {"next_index": first + num}
-    monkeypatch.setattr(stated_blocks, "_BLOCK_SECONDS", -1.0)  # those that are computed singly are given away at once
-    assert len(StatedBlocks(iter(numbers(40).batch(3))).take(9)[0]) == 1
-    assert len(StatedBlocks(iter(numbers(40, fn=str))).take(9)[0]) == 9
+    of_user = StatedBlocks(BareIterator(9))
+    assert of_user.take(4) == ([0, 1, 2, 3], [{"position": i} for i in range(1, 5)], None)
+    monkeypatch.setattr(stated_blocks, "_BLOCK_SECONDS", -1.0)
+    assert of_user.take(4) == ([4], [{"position": 5}], None)
 
 
 @pytest.mark.usefixtures("quick_switches")
