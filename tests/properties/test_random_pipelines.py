@@ -26,6 +26,7 @@ def run_share(ds, index, count):
     return frozen(list(itertools.islice(it, LIMIT)))
 
 
+@pytest.mark.filterwarnings("ignore:.*takes every n-th element")
 @some
 @given(trees, st.integers(1, 5))
 def test_shares_of_trees(tree, count):
