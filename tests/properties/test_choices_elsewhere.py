@@ -68,3 +68,9 @@ def test_a_window_has_the_elements_that_it_had_in_the_first_run(name, in_place):
         expected = first[position:end] if position % WINDOW else []  # nothing was chosen yet at the beginning of a window
         assert [*islice(again, len(expected))] == expected, position
         again.close() if again is not it else None
+
+
+def test_threads_of_members_that_are_opened_ahead_choose_by_the_keys_that_remain():
+    members = [IterDataset.mix({"a": MapDataset.range(12).to_iter_dataset()}).window_shuffle(4, seed=i) for i in range(3)]
+    ds = InterleaveIterDataset(members, cycle_length=2, make_iter_buffer_size=2, iter_buffer_size=3)
+    assert sorted(ds) == sorted([*range(12)] * 3)
