@@ -16,6 +16,8 @@ from gristmill.dataset.bases.context import Numbers
 from gristmill.dataset.bases.node import ancestors
 from gristmill.dataset.slicing import slice_pipeline
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*takes every n-th element")
+
 LIMIT = 30  # elements that are looked at
 some = settings(max_examples=80, deadline=None)
 
@@ -26,7 +28,6 @@ def run_share(ds, index, count):
     return frozen(list(itertools.islice(it, LIMIT)))
 
 
-@pytest.mark.filterwarnings("ignore:.*takes every n-th element")
 @some
 @given(trees, st.integers(1, 5))
 def test_shares_of_trees(tree, count):
