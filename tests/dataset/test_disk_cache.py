@@ -106,10 +106,14 @@ def fails_for_some(x):
     return 1 // (x not in (3, 4, 17)) and x
 
 
+def replaced():
+    return grain.MapDataset.range(20).map(fails_for_some).tolerate(max_rate=None, then="replace")
+
+
 FAULTY = {
     "stream": lambda: grain.MapDataset.range(20).to_iter_dataset().map(fails_for_some).tolerate(max_rate=None),
     "map": lambda: grain.MapDataset.range(20).map(fails_for_some).tolerate(max_rate=None).to_iter_dataset(),
-    "batches": lambda: grain.MapDataset.range(20).map(fails_for_some).tolerate(max_rate=None, then="replace").batch(3).to_iter_dataset(),
+    "batches": lambda: replaced().batch(3).to_iter_dataset(),
     "components": lambda: grain.IterDataset.mix({"a": FAULTY["stream"](), "b": FAULTY["batches"]()}),
     "part": lambda: FAULTY["batches"]().limit(5),
 }
