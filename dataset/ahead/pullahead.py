@@ -234,9 +234,7 @@ class PullAhead(PullingClient):
         self._source.end_waits()
 
     def _may_be_inside(self) -> bool:
-        if self._process_id != os.getpid():
-            return False
-        return self._thread is threading.current_thread() or not self._inside.is_free()
+        return self.is_here and (self._thread is threading.current_thread() or not self._inside.is_free())
 
     def _work(self) -> None:
         self._is_started = True  # before, or without, the end of ``start``

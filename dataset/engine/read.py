@@ -87,15 +87,7 @@ class Read(Stream):
                     left, num_dropped = wanted - num, 0
                     if x is not None or not skips:
                         yield (x, x := None)[0]
-                elif (
-                    left
-                    or wanted > 1
-                    or self._reads_many
-                    or reader.num_threads
-                    or reader.log is not None
-                    or reader.is_careful
-                    or reader.is_observed
-                ):
+                elif left or wanted > 1 or self._reads_one_by_one(reader):
                     yield from self._part(cell, 1)
                     left = wanted - 1
                 else:
@@ -114,6 +106,10 @@ class Read(Stream):
         except BaseException:
             reader.stop()  # what was read and not delivered is read again
             raise
+
+    def _reads_one_by_one(self, reader: Reader) -> bool:
+        """Return true if the reader is asked for each element alone, unless several are wanted."""
+        return self._reads_many or reader.num_threads > 0 or reader.log is not None or reader.is_observed
 
     def _end_block(self, cell: Cell, start: int, num_dropped: int) -> None:
         """Take note of the elements of a block that were read, of which ``num_dropped`` were not there."""

@@ -246,5 +246,8 @@ def _in_record(record: Any) -> tuple[int, int]:
 
 def latest(recent: Iterable[Skipped]) -> tuple[Fault, ...]:
     """Return the last faults of several lanes, which are about equally far."""
-    found = sorted(recent, key=lambda skipped: skipped.place)
-    return tuple(dict.fromkeys([skipped.fault for skipped in found]))[-NUM_LAST:]
+    faults: list[Fault] = []
+    for skipped in sorted(recent, key=lambda skipped: skipped.place):
+        if skipped.fault not in faults:  # a fault of several records has a list of keys
+            faults.append(skipped.fault)
+    return tuple(faults[-NUM_LAST:])

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gristmill.core.errors import StateMismatchError, as_int
-from gristmill.dataset.engine.choices import NEW
-from gristmill.dataset.engine.draws import DELIVERED, ELEMENT, END, EXHAUSTED, Draw, needed
+from gristmill.core.errors import as_int
+from gristmill.dataset.engine.draws import DELIVERED, ELEMENT, END, Draw, needed
 from gristmill.dataset.engine.stream import Cell, Pos
 from gristmill.dataset.mixtures.draw_counts import Aims, RunningCounts
-from gristmill.dataset.mixtures.plans import Plan, plan_of
+from gristmill.dataset.mixtures.plans import Plan
+from gristmill.dataset.mixtures.recorded import Places, Recorded
 from gristmill.dataset.mixtures.standing import DRAWN, ENDED, LAST, RESTARTED, Standing, count_entry
 from gristmill.dataset.telling.failures import tell, told
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from gristmill.dataset.mixtures.stream import Mix
 
 _BLOCK = 64  # entries of a log, besides one for each component, after which a new one begins
-
-Places = Sequence[int | None]  # which component each one of a plan is; ``None``: it is no longer there
 
 
 class _Held(NamedTuple):
@@ -47,10 +45,8 @@ class Drawing:
         self.choices = cell.choices if mix.makes_choices else None
         self.is_simple = False  # an element of the last turns has nothing to be counted but the index
         self._pauses = False  # the mixture ended here in an earlier run, and does not now
-        self._has_asked = False  # the record for the next draw
-        self._known: Draw | None = None  # what that says
-        self._then: tuple[Plan, Places] | None = None  # under which plan that was drawn; ``None``: the own one
-        self._read: tuple[Any, tuple[Plan, Places] | None] | None = None  # the same, with its description
+        self.record = None if self.choices is None else Recorded(mix, self.choices)
+        self._asked: Recorded | None = None  # which was asked for the last turn
         # A plan, how many components have ended, and what is left of the plan without them.
         self._left: tuple[Plan, int, tuple[Plan, Places]] | None = None
         self._held: _Held | None = None
@@ -94,27 +90,32 @@ class Drawing:
         self.is_simple = False
         while True:
             if self.again is not None and self.index < self.again[0].stop:
-                turn, self._has_asked = self._turn_again(), False
+                turn, self._asked = self._turn_again(), None
                 if turn is not None:
                     return [max(turn, ~turn)]
                 self.index += 1
                 continue
-            asked = self._has_asked = self.choices is not None and not self._is_in_piece()
-            if asked and self._is_known():
-                known = self._turn_known()
-                if known is not None:
-                    return known
+            record = None if self._is_in_piece() else self.record
+            self._asked = record
+            if record is not None and (known := record.ask()) is not None:
+                if known.name in mix.places:
+                    return [mix.places[known.name]]
+                if known.kind in (ELEMENT, DELIVERED):  # of a component that was dropped
+                    self.index += 1
+                if known.kind == END:
+                    # More may follow under these weights: who replays makes a group of its own of those.
+                    self._pauses = bool(self._due(*self._without_ended(self._planned()), 1))
+                    return []
                 continue
-            self._then = None
             found = self._due(*self._without_ended(self._planned()), num)
             if found and found[0] is None:
                 raise needed([name for name in self._planned()[0].names if name not in mix.places], mix)
             self.is_simple = self.counts is None and not self.pieces
-            if asked and found:
-                return self._recording(found)
-            if asked:
-                self._note(Draw(mix.own, None, END))
-            if found or not self._is_in_piece():
+            if record is not None and found:
+                return record.new(found)
+            if record is not None:
+                record.note(Draw(mix.own, None, END))
+            if record is not None or found or not self._is_in_piece():
                 return found
             self.index = self.index + 1 if mix.by is None else self.pieces[0].stop
 
@@ -162,69 +163,6 @@ class Drawing:
             self.pieces = tuple([piece for piece in self.pieces if piece.stop > self.index])
         return bool(self.pieces)
 
-    # Draws that are recorded.
-
-    def _is_known(self) -> bool:
-        """Ask the record for the next draw; return true if it says which one that is."""
-        assert self.choices is not None
-        known = self.choices.ask(self.mix.key)
-        self._known = known if isinstance(known, Draw) else None
-        return self._known is not None
-
-    def _turn_known(self) -> Sequence[int] | None:
-        """Return the component that the record says, none if the mixture ended there; ``None``: go on to the next draw."""
-        mix, known = self.mix, self._known
-        assert known is not None
-        self._note(known)
-        if self._read is None or self._read[0] is not known.weights:
-            self._read = known.weights, None if known.weights == mix.own else _recorded(known.weights, mix)
-        self._then = self._read[1]
-        if known.name in mix.places:
-            return [mix.places[known.name]]
-        if known.kind in (ELEMENT, DELIVERED):
-            self.index += 1  # the component was dropped
-        if known.kind != END:
-            return None
-        # More may follow under these weights: the stage that replays elements makes a group of its own of those.
-        self._pauses = bool(self._due(*self._without_ended(self._planned()), 1))
-        return []
-
-    def _recording(self, components: Iterable[int]) -> Iterator[int]:
-        """Return new draws, each of which is recorded when it is requested. The record was asked for the first one."""
-        choices, key, draws = self.choices, self.mix.key, self.mix.draws
-        assert choices is not None
-        has_asked = True
-        for i in components:
-            if not has_asked and choices.ask(key) is not NEW:  # others replay now
-                choices.retract(key)
-                return
-            choices.note(key, draws[i])
-            yield i
-            has_asked = False
-
-    def _note(self, draw: Draw) -> None:
-        assert self.choices is not None
-        self.choices.note(self.mix.key, draw)
-
-    def _note_end(self, i: int) -> None:
-        """Record that component ``i`` had no element when its turn came."""
-        mix, known = self.mix, self._known
-        if not self._has_asked or self.choices is None or (known is not None and known.kind in (EXHAUSTED, END)):
-            return
-        self.choices.retract(mix.key)
-        if mix.stop == "never":  # its next epoch follows
-            return
-        if known is not None:
-            raise told(self._changed(f"component {known.name!r} has fewer elements"), mix)
-        self.choices.ask(mix.key)
-        self._note(Draw(mix.own, mix.plan.names[i], END if mix.stop == "first" else EXHAUSTED))
-
-    def _changed(self, what: str) -> StateMismatchError:
-        return StateMismatchError(
-            f"a step after {self.mix} holds elements that are drawn again as its state says, but {what} now: data have changed "
-            "since"
-        )
-
     def _without_ended(self, planned: tuple[Plan, Places]) -> tuple[Plan, Places]:
         ended = None if self.counts is None or self.mix.stop != "all" else self.counts.ended
         if not ended:
@@ -258,13 +196,12 @@ class Drawing:
                 self.cell.past_failed = partial(self.pass_one, i, part)
                 raise
             if length:
-                aims = self._aims(*self._without_ended(self._then or self._planned()))
+                then = None if self._asked is None else self._asked.then
+                aims = self._aims(*self._without_ended(then or self._planned()))
         is_again = self.again is not None and self.index < self.again[0].stop
         is_left_out = is_again and self._turn_again() == ~i
-        if self._has_asked and self._known is not None and self._known.kind != ELEMENT:
-            if self._known.kind != DELIVERED:
-                raise told(self._changed(f"component {self._known.name!r} has more elements"), mix)
-            is_left_out = True
+        if self._asked is not None:
+            is_left_out = self._asked.leaves_out()
         self.index += 1
         self._enter(i, part, length, DRAWN, aims)
         return is_left_out
@@ -277,7 +214,8 @@ class Drawing:
     def end(self, i: int) -> None:
         """Component ``i`` has no more elements when its turn comes."""
         mix, part = self.mix, self.mix.cells[i].settle()
-        self._note_end(i)
+        if self._asked is not None:
+            self._asked.end(i)
         if mix.stop == "first":
             self.index += 1
             self._enter(i, part, 0, LAST, None)
@@ -313,9 +251,3 @@ class Drawing:
         self.log.append((i, part, self.index, length, kind, aims))
         self.num += 1
         self.cell.pos = self.base, self.log, self.num
-
-
-def _recorded(description: Any, mix: Mix) -> tuple[Plan, Places]:
-    """Return a plan of a record of choices, and which component of a mixture each one of it is."""
-    plan = plan_of(description)
-    return plan, [mix.places.get(name) for name in plan.names]

@@ -504,56 +504,57 @@ class ScheduledSelection:
         while at < stop:
             segment = self._segments[s]
             end = min(stop, self._starts[s + 1]) if s + 1 < len(self._starts) else stop
-            found[at - start : end - start] += self._released(segment, members, at - segment.start, end - at)
+            found[at - start : end - start] += _released(segment, self._whole, members, at - segment.start, end - at)
             at, s = end, s + 1
         return found
-
-    def _released(self, segment: _Segment, members: Sequence[int], x: int, num: int) -> Any:
-        """Units of ``members`` that were released, at ``num`` positions from ``x`` on in a segment."""
-        if len(members) > _MANY or self._whole * (num + 2) >= _SAFE:
-            return self._released_by_unit(segment, members, x, num)
-        slope = [segment.slope[i] + 2 * segment.bend[i] * x for i in members]
-        bend = [segment.bend[i] for i in members]
-        common = math.gcd(self._whole, *slope, *bend)  # so that numbers are small; integrals are rounded up in any case
-        whole = self._whole // common
-        base = [-(-segment.at(i, x) // common) for i in members]
-        slope, bend = [n // common for n in slope], [n // common for n in bend]
-        y = np.arange(num)
-        columns = [np.array([n if i else n % whole for n in part])[:, None] for i, part in enumerate((base, slope, bend))]
-        numbers = columns[0] + (columns[1] + columns[2] * y) * y
-        released = -(-numbers // whole)
-        return released.sum(0).astype(np.int64) + sum([n // whole for n in base])
-
-    def _released_by_unit(self, segment: _Segment, members: Sequence[int], x: int, num: int) -> Any:
-        """Return the same as ``_released``: each unit is looked for, of which there are about as many as positions."""
-        whole = self._whole
-        before = [segment.at(i, x) for i in members]
-        slope = np.array([(segment.slope[i] + 2 * segment.bend[i] * x) / whole for i in members])
-        bend = np.array([segment.bend[i] / whole for i in members])
-        first = [-(-n // whole) for n in before]  # the unit that is released next
-        nums = [-(-segment.at(i, x + num - 1) // whole) - unit for i, unit in zip(members, first, strict=True)]
-        member = np.repeat(np.arange(len(members)), nums)
-        nth = np.arange(len(member)) - np.repeat(np.cumsum(nums) - nums, nums)
-        missing = nth + np.array([(unit * whole - n) / whole for unit, n in zip(first, before, strict=True)])[member]
-        # The root of a polynomial. Where it is next to an integer, exact arithmetic decides.
-        slope, bend = slope[member], bend[member]
-        under_root = slope * slope + 4 * bend * missing
-        with np.errstate(divide="ignore", invalid="ignore"):
-            root = 2 * missing / (slope + np.sqrt(np.maximum(under_root, 0)))
-            is_sure = (abs(root - np.rint(root)) > 1e-5) & (under_root > 1e-3 * slope * slope) & (root < num)
-        when = np.where(is_sure, root, 0).astype(np.int64) + 1
-        for k in np.flatnonzero(~is_sure).tolist():
-            i = members[member[k]]
-            found = self._first(i, (first[member[k]] + int(nth[k])) * whole + 1)
-            assert found is not None
-            when[k] = found - segment.start - x
-        return np.cumsum(np.bincount(when, minlength=num)) + sum(first)
 
     def _settled_counts(self) -> list[int]:
         """The counts when those that are never drawn from again have what they get."""
         if self._settled is None:
             self._settled = self.counts(self._segments[-1].start + self._settling)
         return self._settled
+
+
+def _released(segment: _Segment, whole: int, members: Sequence[int], x: int, num: int) -> Any:
+    """Units of ``members`` that were released, at ``num`` positions from ``x`` on in a segment."""
+    if len(members) > _MANY or whole * (num + 2) >= _SAFE:
+        return _released_by_unit(segment, whole, members, x, num)
+    slope = [segment.slope[i] + 2 * segment.bend[i] * x for i in members]
+    bend = [segment.bend[i] for i in members]
+    common = math.gcd(whole, *slope, *bend)  # so that numbers are small; integrals are rounded up in any case
+    whole //= common
+    base = [-(-segment.at(i, x) // common) for i in members]
+    slope, bend = [n // common for n in slope], [n // common for n in bend]
+    y = np.arange(num)
+    columns = [np.array([n if i else n % whole for n in part])[:, None] for i, part in enumerate((base, slope, bend))]
+    numbers = columns[0] + (columns[1] + columns[2] * y) * y
+    released = -(-numbers // whole)
+    return released.sum(0).astype(np.int64) + sum([n // whole for n in base])
+
+
+def _released_by_unit(segment: _Segment, whole: int, members: Sequence[int], x: int, num: int) -> Any:
+    """Return the same as ``_released``: each unit is looked for, of which there are about as many as positions."""
+    before = [segment.at(i, x) for i in members]
+    slope = np.array([(segment.slope[i] + 2 * segment.bend[i] * x) / whole for i in members])
+    bend = np.array([segment.bend[i] / whole for i in members])
+    first = [-(-n // whole) for n in before]  # the unit that is released next
+    nums = [-(-segment.at(i, x + num - 1) // whole) - unit for i, unit in zip(members, first, strict=True)]
+    member = np.repeat(np.arange(len(members)), nums)
+    nth = np.arange(len(member)) - np.repeat(np.cumsum(nums) - nums, nums)
+    missing = nth + np.array([(unit * whole - n) / whole for unit, n in zip(first, before, strict=True)])[member]
+    # The root of a polynomial. Where it is next to an integer, exact arithmetic decides.
+    slope, bend = slope[member], bend[member]
+    under_root = slope * slope + 4 * bend * missing
+    with np.errstate(divide="ignore", invalid="ignore"):
+        root = 2 * missing / (slope + np.sqrt(np.maximum(under_root, 0)))
+        is_sure = (abs(root - np.rint(root)) > 1e-5) & (under_root > 1e-3 * slope * slope) & (root < num)
+    when = np.where(is_sure, root, 0).astype(np.int64) + 1
+    for k in np.flatnonzero(~is_sure).tolist():
+        i = members[member[k]]
+        found = segment.first(i, (first[member[k]] + int(nth[k])) * whole + 1, x + num)
+        assert found is not None
+        when[k] = found - x
+    return np.cumsum(np.bincount(when, minlength=num)) + sum(first)
 
 
 def _lower(lows: list[int], releases: list[int], surplus: Any, start: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from gristmill.dataset.engine.stream import Pos
@@ -31,6 +32,19 @@ class Standing(NamedTuple):
     counts: DrawCounts | None = None
     pieces: tuple[Piece, ...] = ()
     again: tuple[Turns, Any] | None = None
+
+    def after(self, log: Sequence[Any]) -> Standing:
+        """Return where the mixture is after the entries of a log, of which there is at least one."""
+        parts, has_ended = [*self.parts], self.has_ended
+        counts = None if self.counts is None else RunningCounts(self.counts)
+        for i, part, _, length, kind, aims in log:
+            if i is not None:
+                parts[i] = part
+            has_ended = kind == LAST
+            if counts is not None:
+                count_entry(counts, i, length, kind, aims)
+        frozen = None if counts is None else counts.frozen()
+        return Standing(tuple(parts), log[-1][2], has_ended, frozen, self.pieces, self.again)
 
 
 def count_entry(counts: RunningCounts, i: int | None, length: int, kind: int, aims: Any) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import shown, state_count, state_field, state_flag, state_list
+from gristmill.dataset.engine.draws import ELEMENT, needed
 from gristmill.dataset.mixtures.draw_counts import DrawCounts
 from gristmill.dataset.mixtures.pieces import Piece, pieces_of, turns_in
 from gristmill.dataset.mixtures.plans import plan_of
@@ -84,6 +85,17 @@ def counts_in(mix: Mix, state: Mapping[str, Any], index: int) -> DrawCounts | No
 def counts_by_name(mix: Mix, counts: DrawCounts | None, index: int) -> dict[str, dict[str, int]]:
     """Return what was drawn of each component, for users; ``counts`` and ``index`` as in a standing."""
     return (counts or DrawCounts.of_elements(mix.plan.counts(index))).by_name(mix.plan.names)
+
+
+def check_draw(choice: Any, mix: Mix) -> None:
+    """Raise ``StateMismatchError`` unless ``choice``, of a state, may be a draw of a mixture."""
+    try:
+        plan_of(choice.weights)
+    except (AttributeError, ValueError, TypeError) as error:
+        text = f"a choice in the state of {mix} must be a draw of a mixture, got {shown(choice)}"
+        raise StateMismatchError(text) from error
+    if choice.kind == ELEMENT and choice.name is not None and choice.name not in mix.places:
+        raise needed([choice.name], mix)
 
 
 def _states_by_name(states: Any, names: Sequence[str], owner: object) -> list[Any]:

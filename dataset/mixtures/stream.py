@@ -9,23 +9,21 @@ from functools import lru_cache, partial
 from operator import length_hint
 from typing import Any
 
-from gristmill.core.errors import StateMismatchError
-from gristmill.core.state import shown
 from gristmill.dataset.bases.iterator import DatasetIterator, are_taken_again, iterate, share_context
 from gristmill.dataset.bases.next_index import check_no_gaps
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.engine.choices import choosers
-from gristmill.dataset.engine.draws import ELEMENT, Draw, needed
+from gristmill.dataset.engine.draws import Draw
 from gristmill.dataset.engine.iterators import StreamIterator, stream_of
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, cannot_merge
 from gristmill.dataset.epochs import in_epoch
-from gristmill.dataset.mixtures.draw_counts import DrawCounts, RunningCounts
+from gristmill.dataset.mixtures.draw_counts import DrawCounts
 from gristmill.dataset.mixtures.drawing import Drawing
 from gristmill.dataset.mixtures.expecting import expect, weigh
 from gristmill.dataset.mixtures.pieces import Piece
-from gristmill.dataset.mixtures.plans import PatternPlan, Plan, plan_of
-from gristmill.dataset.mixtures.standing import DRAWN, LAST, Standing, count_entry
-from gristmill.dataset.mixtures.states import counts_by_name, counts_in, loaded, saved
+from gristmill.dataset.mixtures.plans import PatternPlan, Plan
+from gristmill.dataset.mixtures.standing import DRAWN, Standing
+from gristmill.dataset.mixtures.states import check_draw, counts_by_name, counts_in, loaded, saved
 from gristmill.dataset.states.values import is_same
 from gristmill.dataset.telling.failures import add_before
 
@@ -47,8 +45,7 @@ class Mix(Stream):
     """
 
     def __init__(self, stage: Any, *parents: Stream) -> None:
-        self.names: list[str] | None = stage._names
-        self.component_names = self.names
+        self.names = self.component_names = stage._names
         self.makes_choices = self.names is not None  # type: ignore[misc]
         super().__init__(stage, *parents)
         self.plan: Plan = stage._plan
@@ -66,8 +63,7 @@ class Mix(Stream):
         self.epochs = [0] * len(parents)  # of the streams in ``parents``
         self.former: dict[int, tuple[int, Stream]] = {}  # epochs of components before that, with their streams
         self.rate = 1.0  # the share of this mixture in all draws
-        self.is_expected = False  # the parents read ahead
-        self.was_asked = False
+        self.is_expected = self.was_asked = False  # the parents read ahead; an element was requested
         self.unweighed = {*range(len(parents))}  # components that were not told their share
 
     # Positions.
@@ -75,29 +71,20 @@ class Mix(Stream):
     def standing(self, pos: Pos) -> Standing:
         """Return a position without a log."""
         base, log, num = pos
-        if not num:
-            return base
-        parts, has_ended = [*base.parts], base.has_ended
-        counts = None if base.counts is None else RunningCounts(base.counts)
-        for i, part, _, length, kind, aims in log[:num]:
-            if i is not None:
-                parts[i] = part
-            has_ended = kind == LAST
-            if counts is not None:
-                count_entry(counts, i, length, kind, aims)
-        frozen = None if counts is None else counts.frozen()
-        return Standing(tuple(parts), self.index(pos), has_ended, frozen, base.pieces, base.again)
+        return base.after(log[:num]) if num else base
 
     def pos_of_parent(self, pos: Pos, i: int) -> Pos:
         return self.standing(pos).parts[i]
 
     def start(self) -> Pos:
-        parts = tuple([parent.start() for parent in self.parents])
-        return Standing(parts, counts=None if self.is_plain else self.nothing), [], 0
+        return self._beginning([parent.start() for parent in self.parents])
 
     def next_epoch(self, end: Pos) -> Pos:
-        parts = [parent.next_epoch(part) for parent, part in zip(self.parents, self.standing(end).parts, strict=True)]
-        return self.start()[0]._replace(parts=tuple(parts)), [], 0
+        ends = zip(self.parents, self.standing(end).parts, strict=True)
+        return self._beginning([parent.next_epoch(part) for parent, part in ends])
+
+    def _beginning(self, parts: Sequence[Pos]) -> Pos:
+        return Standing(tuple(parts), counts=None if self.is_plain else self.nothing), [], 0
 
     def index(self, pos: Pos) -> int:
         """Return how often a component was asked for an element."""
@@ -105,11 +92,11 @@ class Mix(Stream):
         index: int = log[num - 1][2] if num else base.num_asked
         return index
 
-    def place(self, pos: Pos) -> Place | None:
-        return None
-
     def merge(self, states: Any) -> Any:
         raise cannot_merge(self)
+
+    def place(self, pos: Pos) -> Place | None:
+        return None
 
     def saves_anywhere(self) -> bool:
         return self.stop != "never" and super().saves_anywhere()
@@ -118,18 +105,12 @@ class Mix(Stream):
         return saved(self, self.standing(pos))
 
     def load(self, state: Any) -> Pos:
-        at = loaded(self, state)
+        pos: Pos = loaded(self, state), [], 0
         self.is_expected = self.was_asked = False
-        return at, [], 0
+        return pos
 
     def check_choice(self, choice: Any) -> None:
-        try:
-            plan_of(choice.weights)
-        except (AttributeError, ValueError, TypeError) as error:
-            text = f"a choice in the state of {self} must be a draw of a mixture, got {shown(choice)}"
-            raise StateMismatchError(text) from error
-        if choice.kind == ELEMENT and choice.name is not None and choice.name not in self.places:
-            raise needed([choice.name], self)
+        check_draw(choice, self)
 
     def index_of(self, pos: Pos) -> int:
         at = self.standing(pos)
@@ -140,9 +121,8 @@ class Mix(Stream):
         self._check_index(())
         nums = self.plan.counts(index)
         parts = tuple([parent.at_index(num) for parent, num in zip(self.parents, nums, strict=True)])
-        counts = None if self.is_plain else self.nothing.added(dict(enumerate(nums)))
         self.is_expected = self.was_asked = False
-        return Standing(parts, index, counts=counts), [], 0
+        return Standing(parts, index, counts=None if self.is_plain else self.nothing.added(dict(enumerate(nums)))), [], 0
 
     def _check_index(self, pieces: Sequence[Piece]) -> None:
         check_no_gaps(self)
@@ -192,10 +172,6 @@ class Mix(Stream):
         self.cells[i] = Cell()
         self.epochs[i] = epoch
         self.unweighed.add(i)
-
-    def run_of(self, i: int, part: Pos, cell: Cell) -> Iterator[Any]:
-        """Return the elements of a component from ``part`` on."""
-        return self.parents[i].run(self.cells[i].at(part, choices=cell.choices))
 
     # The run.
 
@@ -284,7 +260,7 @@ class Mix(Stream):
         return Standing(tuple(parts), start.num_asked + num)
 
     def _opened(self, at: Drawing, runs: dict[int | None, Iterator[Any]], i: int) -> Iterator[Any]:
-        run = runs[i] = self.run_of(i, at.parts[i], at.cell)
+        run = runs[i] = self.parents[i].run(self.cells[i].at(at.parts[i], choices=at.cell.choices))
         weigh(self, i, at.index)
         return run
 

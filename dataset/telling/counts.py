@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from gristmill.dataset.engine.iterators import StreamIterator
 from gristmill.dataset.mixtures.draw_counts import sum_of_counts
 from gristmill.dataset.states.mixtures import mixtures_in
 
@@ -41,7 +40,7 @@ def counts_of(it: Any) -> dict[str, dict[str, int]]:
 
 
 def _counts_of_map_datasets(it: Any) -> dict[str, dict[str, int]] | None:
-    reading = _nearest(it, lambda node: isinstance(node, StreamIterator) and node._counts_at is not None)
+    reading = _nearest(it, lambda node: getattr(node, "_counts_at", None) is not None)
     places = [*_places_in(it.get_state())]
     counts: dict[str, dict[str, int]] | None = reading._counts_at(places[0]) if reading and len(places) == 1 else None
     return counts

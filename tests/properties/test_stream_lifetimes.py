@@ -76,12 +76,15 @@ def refs(x):
 @each_stage
 @pytest.mark.usefixtures("without_collector")
 def test_what_was_delivered_is_the_consumers_alone(stage):
-    afters, sizes = ["source", "mix", "prefetch", "threads_directly", "interleave"], [1, 7]
-    for (number, after), size in itertools.product(enumerate(afters), sizes):
+    for number, after in enumerate(["source", "mix", "prefetch", "threads_directly", "interleave"]):
         options = READING[(number + [*STAGES].index(stage)) % 2]
         it = iter(STAGES[after](STAGES[stage](source(options=options))))
         num, left = 0, []
-        while found := refs([next(it, None)] if size == 1 else it._take(size)):
+        for take in itertools.cycle([lambda it: [next(it)], lambda it: it._take(7)]):
+            try:
+                found = refs(take(it))
+            except StopIteration:
+                break
             num += len(found)
             left += [ref for ref in found if ref() is not None]
             if left and not FREES_LATER:  # a thread is about to let go of it
