@@ -286,7 +286,11 @@ class Refilling(Layer):
         return *super().start(), ()
 
     def next_epoch(self, end: Pos) -> Pos:
-        return *super().next_epoch(end), ()
+        return self.parent.next_epoch(self.end_of_parent(end)), *self.own, ()
+
+    def end_of_parent(self, end: Pos) -> Pos:
+        """Return where the parent is at the end of a run; the position has an earlier one, to replay elements."""
+        return end[0] if self.inner.pos is None else self.inner.settle()
 
     def save(self, pos: Pos) -> Any:
         records = {record.key: _saved(record) for record in pos[-1]}

@@ -235,16 +235,21 @@ class Interleave(Stream):
     def index_of(self, pos: Pos) -> int:
         self._check_single("know the index of its next element")
         (part,), _, slots = self._filled(pos)
-        stream = self.members[0].stream
+        stream = self._first()
         return stream.index_of(stream.load(part) if slots.ended[0] == ENDED else part)
 
     def at_index(self, index: int) -> Pos:
         self._check_single("jump to an index")
-        part = self.members[0].stream.at_index(index)
+        part = self._first().at_index(index)
         return self._moved_to(((part,), (), 0, 0, Slots(1, (0,), (RUNNING,), {}, {})))
 
     def has_gaps(self) -> bool:
-        return self.num_members == 1 and self.members[0].stream.has_gaps()
+        return self.num_members == 1 and self._first().has_gaps()
+
+    def _first(self) -> Stream:
+        """Return the stream of the first member."""
+        self.members.join(self.ctx, self.key)
+        return self.members[0].stream
 
     def _check_single(self, ability: str) -> None:
         if self.num_members != 1:

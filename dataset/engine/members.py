@@ -10,7 +10,7 @@ from gristmill.dataset.ahead.readahead import ReadAhead
 from gristmill.dataset.ahead.waits import BudgetWaits
 from gristmill.dataset.bases.context import ComponentContext, IteratorContext
 from gristmill.dataset.bases.iterator import DatasetIterator
-from gristmill.dataset.engine.choices import Choices, number_choosers
+from gristmill.dataset.engine.choices import Choices
 from gristmill.dataset.engine.iterators import stream_of
 from gristmill.dataset.engine.stream import Cell, Pos, Stream
 
@@ -19,6 +19,7 @@ class Opener(Protocol):
     """Makes iterators of datasets. Threads that open ahead know it, so it does not know the stream it serves."""
 
     ctx: ComponentContext
+    key: str  # of the interleave: the keys of stages in members that choose begin with it
 
     def open(self, index: int) -> DatasetIterator[Any]:
         """Return an iterator of dataset ``index``."""
@@ -58,7 +59,6 @@ class Members:
         num_ahead: the most datasets that are open ahead of their turn.
     """
 
-    key = ""  # begins the keys of stages that choose
     is_closed = False
     _opening: ReadAhead | None = None  # gives the datasets from ``_opening_index`` on
     _opening_index = 0
@@ -100,7 +100,7 @@ class Members:
     def join(self, ctx: IteratorContext, key: str) -> None:
         """Belong to the pipeline of ``ctx``, and to the stage ``key``, from now on."""
         self._ctx = self.opener.ctx.outer = ctx
-        self.key = key
+        self.opener.key = key
 
     def add(self, index: int, it: DatasetIterator[Any], state: Any = None) -> None:
         member = Member(it, state)
@@ -112,7 +112,6 @@ class Members:
     def run(self, index: int, pos: Pos, choices: Choices | None) -> tuple[Iterator[Any], Cell]:
         """Return the elements of a member from ``pos`` on, and its cell."""
         member = self[index]
-        number_choosers(member.stream, f"{self.key}.{index}/")
         while self._unstarted:  # the others of the cycle may work meanwhile
             if (i := self._unstarted.pop()) in self:
                 self[i].stream.start_prefetch()

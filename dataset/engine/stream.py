@@ -347,11 +347,7 @@ class Layer(Stream):
         return self.parent.start(), *self.own
 
     def next_epoch(self, end: Pos) -> Pos:
-        return self.parent.next_epoch(self.end_of_parent(end)), *self.own
-
-    def end_of_parent(self, end: Pos) -> Pos:
-        """Return where the parent is at the end of a run, also if the position has an earlier one, to replay elements."""
-        return end[0] if self.inner.pos is None else self.inner.settle()
+        return self.parent.next_epoch(end[0]), *self.own
 
     def save(self, pos: Pos) -> Any:
         return {self.keys[0]: self.parent.save(pos[0]), **dict(zip(self.keys[1:], pos[1:], strict=True))}

@@ -134,3 +134,30 @@ def keep_known(state: Any, now: Any) -> Any:
         for value, value_now in zip(state, now, strict=False):
             keep_known(value, value_now)
     return state
+
+
+def with_counts_since(state: Any, before: Any, now: Any) -> None:
+    """Change the counts of faults in ``state``, which were made from ``before`` on, to those that were made from ``now`` on.
+
+    Args:
+        state: a copy of a state.
+        before: an earlier one of the same run.
+        now: one of this run, before the same elements.
+    """
+    if isinstance(state, dict) and isinstance(before, dict) and isinstance(now, dict):
+        known = now.get("faults")
+        if type(known) is list and known and type(known[0]) is Faults:
+            for faults, former, at in zip(state["faults"], before["faults"], known, strict=True):
+                faults["total"] += at["total"] - former["total"]
+                faults.pop("passed", None)
+            if type(now.get("tried")) is list:
+                del state["tried"]  # it follows from the others
+            for key in ("before", "tried"):
+                if key in state or type(now.get(key)) is int:
+                    state[key] = state.get(key, 0) + now.get(key, 0) - before.get(key, 0)
+            keep_known(state, now)
+        for key in state.keys() & before.keys() & now.keys() - {"faults"}:
+            with_counts_since(state[key], before[key], now[key])
+    elif isinstance(state, list) and isinstance(before, list) and isinstance(now, list):
+        for parts in zip(state, before, now, strict=False):
+            with_counts_since(*parts)

@@ -12,6 +12,7 @@ from typing import Any
 from gristmill.dataset.bases.iterator import DatasetIterator, are_taken_again, iterate, share_context
 from gristmill.dataset.bases.next_index import check_no_gaps
 from gristmill.dataset.bases.origins import Place
+from gristmill.dataset.engine.choices import choosers
 from gristmill.dataset.engine.draws import Draw
 from gristmill.dataset.engine.iterators import StreamIterator, stream_of
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, cannot_merge
@@ -149,12 +150,18 @@ class Mix(Stream):
         former = self.former.get(i)
         if former is not None and former[0] == epoch:
             return former[1]
-        return stream_of(iterate(in_epoch(self.stage._parents[i], epoch)))
+        return stream_of(self._iterate(i, epoch))
+
+    def _iterate(self, i: int, epoch: int) -> DatasetIterator[Any]:
+        it = iterate(in_epoch(self.stage._parents[i], epoch))
+        for stream, former in zip(choosers(stream_of(it)), choosers(self.parents[i]), strict=True):
+            stream.key = former.key
+        return it
 
     def open(self, i: int, epoch: int) -> None:
         """Open a component in another epoch."""
         owner = None if self.owner is None else self.owner()
-        it = iterate(in_epoch(self.stage._parents[i], epoch))
+        it = self._iterate(i, epoch)
         share_context([it], self.ctx)
         if self.is_replayed:
             are_taken_again([it])

@@ -19,6 +19,7 @@ from gristmill.dataset.disk_store import MISSING
 from gristmill.dataset.engine.choices import Record, Records, Refilling
 from gristmill.dataset.engine.iterators import open_stage
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, are_equal
+from gristmill.dataset.faults.known import with_counts_since
 from gristmill.dataset.stages.disk_cache import DiskCache, DiskCacheParameters, check_no_draws
 
 T = TypeVar("T")
@@ -207,9 +208,12 @@ class DiskBlocks(Refilling):
             return block
         [found] = self._cache.store().get([start])
         if found is not MISSING and (self.choices is None or len(found) > _NUM_PARTS):
-            elements, after, is_last, *choices = found
-            counts, records = choices if choices else ([], ())
-            after = self.parent.load(state_from_text(after, self.parent))
+            elements, text, is_last, *choices = found
+            state = state_from_text(text, self.parent)
+            counts, records, text = choices if choices else ([], (), None)
+            if self.choices is not None and text is not None:  # the block may be of another epoch, or run
+                with_counts_since(state, state_from_text(text, self.parent), self.parent.save(before))
+            after = self.parent.load(state)
             there = _Block(before, start, False, elements, [], counts, records, after, True, is_last)
             if self._agrees(there):
                 self._block = block = there
@@ -251,8 +255,10 @@ class DiskBlocks(Refilling):
         block.after = self.inner.settle()
         block.records = () if self.choices is None else self.choices.since()
         if self._cache is not None and not block.has_skipped:
-            parts = block.elements, state_to_text(self.parent.save(block.after)), block.is_last
-            self._cache.store().put(block.start, parts if self.choices is None else (*parts, block.counts, block.records))
+            parts: tuple[Any, ...] = block.elements, state_to_text(self.parent.save(block.after)), block.is_last
+            if self.choices is not None:
+                parts = *parts, block.counts, block.records, state_to_text(self.parent.save(block.before))
+            self._cache.store().put(block.start, parts)
         block.is_complete = True
 
     def _loaded(self, record: Any) -> Any:

@@ -26,8 +26,9 @@ from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import spec_of
 from gristmill.dataset.bases.parameters import Parameters, aside, silent
 from gristmill.dataset.bases.traced import Tracing
+from gristmill.dataset.engine.choices import number_choosers
 from gristmill.dataset.engine.cycle import Interleave
-from gristmill.dataset.engine.iterators import StreamIterator
+from gristmill.dataset.engine.iterators import StreamIterator, stream_of
 from gristmill.dataset.engine.members import Members
 from gristmill.dataset.stages.thread_prefetch import ThreadPrefetchDatasetIterator
 
@@ -194,6 +195,8 @@ class Opener:
         elsewhere: has the datasets computed by others.
     """
 
+    key = ""
+
     def __init__(self, datasets: Any, buffer_size: int, elsewhere: Elsewhere | None = None) -> None:
         self.datasets = datasets
         self._elsewhere = elsewhere
@@ -208,6 +211,7 @@ class Opener:
         elif isinstance(ds, IterDataset):
             it = ThreadPrefetchDatasetIterator(it, self._buffer_size)
         it._share_context(ComponentContext(self.ctx, it._ctx.options))
+        number_choosers(stream_of(it), f"{self.key}.{index}/")  # before threads ask for choices by these keys
         return it
 
     def close(self) -> None:

@@ -102,6 +102,46 @@ def test_elements_that_were_skipped_stay_so_with_the_cache_and_without(tmp_path,
         assert list(it)[: len(window)] == window
 
 
+def fails_for_some(x):
+    return 1 // (x not in (3, 4, 17)) and x
+
+
+def replaced():
+    return grain.MapDataset.range(20).map(fails_for_some).tolerate(max_rate=None, then="replace")
+
+
+FAULTY = {
+    "stream": lambda: grain.MapDataset.range(20).to_iter_dataset().map(fails_for_some).tolerate(max_rate=None),
+    "map": lambda: grain.MapDataset.range(20).map(fails_for_some).tolerate(max_rate=None).to_iter_dataset(),
+    "batches": lambda: replaced().batch(3).to_iter_dataset(),
+    "components": lambda: grain.IterDataset.mix({"a": FAULTY["stream"](), "b": FAULTY["batches"]()}),
+    "part": lambda: FAULTY["batches"]().limit(5),
+}
+
+
+@pytest.mark.parametrize("faulty", FAULTY.values(), ids=FAULTY)
+def test_faults_are_counted_in_each_epoch_as_without_the_cache(tmp_path, monkeypatch, faulty):
+    monkeypatch.setattr(disk_cache_stream, "_MAX_ELEMENTS", 4)
+
+    def counts_after_each(it):
+        totals = [it.faults().total]
+        for _ in it:
+            totals.append(it.faults().total)
+        return [*totals, it.faults().total]
+
+    expected = counts_after_each(iter(faulty().repeat(3)))
+    cached = faulty().cache(tmp_path).repeat(3)
+    for _ in range(2):  # computes the blocks, and finds them
+        assert counts_after_each(iter(cached)) == expected
+        forget()
+    it = iter(cached)
+    for i in range(len(expected) - 2):
+        other = iter(cached)
+        other.set_state(it.get_state())
+        assert counts_after_each(other) == expected[i:]
+        next(it)
+
+
 def test_threads_compute_an_element_once(tmp_path):
     ds, calls = counted()
     cached = ds.cache(tmp_path)

@@ -50,3 +50,17 @@ def test_totals_never_go_back_when_components_begin_again():
         next(it)
         totals.append(it.faults().total)
     assert totals == sorted(totals) and totals[-1] > 1
+
+
+def test_totals_continue_where_an_epoch_ends_after_going_back_there():
+    it = iter(tolerant(0, 9, FAILS).limit(4).repeat(3))
+    states, totals = [it.get_state()], [0]
+    for _ in it:
+        states.append(it.get_state())
+        totals.append(it.faults().total)
+    assert totals[-1] == 6
+    for state, total in zip(states, totals, strict=True):
+        it.set_state(state)
+        assert it.faults().total == total
+        list(it)
+        assert it.faults().total == totals[-1]
