@@ -231,7 +231,7 @@ class Mix(Stream):
         def pos() -> Pos:
             num = len(turns) + 1 - length_hint(left)
             if known[0][0] != num:
-                known[0] = num, (self._after(start, turns, num), [], 0)
+                known[0] = num, (_after(self.cells, start, turns, num), [], 0)
             return known[0][1]
 
         cell.compute_by(pos)
@@ -239,25 +239,16 @@ class Mix(Stream):
             yield from map(next, map(runs.__getitem__, left))
         except Exception as error:
             taken = len(turns) - length_hint(left)
-            at.end_block(self._after(start, turns, taken))
+            at.end_block(_after(self.cells, start, turns, taken))
             self._fail(error, at, turns[taken])
             raise
         taken = len(turns) - length_hint(left)
         num, after = known[0]
-        at.end_block(after[0] if num == taken else self._after(start, turns, taken))
+        at.end_block(after[0] if num == taken else _after(self.cells, start, turns, taken))
         if taken < len(turns):
             at.end(turns[taken])
         elif not turns:
             at.finish()
-
-    def _after(self, start: Standing, turns: Sequence[int], num: int) -> Standing:
-        """Return where the mixture is after the first ``num`` of ``turns``."""
-        parts = [*start.parts]
-        cells = self.cells
-        for i, _ in _num_of_each(tuple(turns[:num])):
-            c = cells[i]
-            parts[i] = c.settle() if c.is_counting else c.pos
-        return Standing(tuple(parts), start.num_asked + num)
 
     def _opened(self, at: Drawing, runs: dict[int | None, Iterator[Any]], i: int) -> Iterator[Any]:
         run = runs[i] = self.parents[i].run(self.cells[i].at(at.parts[i], choices=at.cell.choices))
@@ -288,6 +279,15 @@ class Mix(Stream):
 
     def __str__(self) -> str:
         return f"MixedDatasetIterator({self.stage.text_of_parameters(tuple)})"
+
+
+def _after(cells: Sequence[Cell], start: Standing, turns: Sequence[int], num: int) -> Standing:
+    """Return where a mixture is after the first ``num`` of ``turns``."""
+    parts = [*start.parts]
+    for i, _ in _num_of_each(tuple(turns[:num])):
+        c = cells[i]
+        parts[i] = c.settle() if c.is_counting else c.pos
+    return Standing(tuple(parts), start.num_asked + num)
 
 
 class MixIterator(StreamIterator[Any]):
