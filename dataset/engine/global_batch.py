@@ -183,11 +183,8 @@ class GlobalBatch(Stream):
     def _step(self, place: Pos) -> tuple[list[Part], Pos] | None:
         """Return a step of the parent, with the position after it; ``None`` if its lanes cannot fill one."""
         parts, after = self._read(place)
-        counts = _counts(parts)
-        if self._pads:
-            is_step = max(map(max, counts)) > 0
-        else:
-            is_step = min(map(min, counts)) == self.given.rows_per_lane
+        counts = [num for counts in _counts(parts) for num in counts]
+        is_step = max(counts) > 0 if self._pads else min(counts) == self.given.rows_per_lane
         return (parts, after) if is_step else None
 
     def _agree(self, first: Pos, at: Position) -> Position:

@@ -1,4 +1,4 @@
-"""What this process knows of the states of shards, whoever computes these."""
+"""The states of shards as this process knows them, whoever computes the shards."""
 
 from __future__ import annotations
 

@@ -25,9 +25,11 @@ from gristmill.workers.pool import Luggage, hire, park, unpark
 class PoolExecutor(Executor):
     """Computes lanes with the workers of a pool.
 
-    ``receive`` waits in the ``receive`` of a worker alone, which notices within a second that the
-    worker died, was closed, or does not answer a new start. A pool that is not used any more is
-    parked: others may take it over, and a thread of this process ends it otherwise.
+    ``receive`` waits in the ``receive`` of a worker alone, which looks four times a second whether
+    the worker died or was closed; a worker that runs and does not answer a new start within half a
+    second is replaced. ``close`` waits for the workers for 0.3 s, then kills processes and leaves
+    threads behind. A pool that is not used any more is parked: another executor may take it over,
+    and a thread of this process ends it otherwise.
 
     Args:
         options: those of the workers.

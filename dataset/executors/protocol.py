@@ -34,7 +34,7 @@ Tell: TypeAlias = Callable[[Any], None]
 
 
 class Shard(abc.ABC):
-    """What was received of a shard and not delivered: elements, then a failure or the end.
+    """Holds what was received of a shard and not delivered: elements, then a failure or the end.
 
     A failure makes a new error for each ``raise``: an error that was raised refers to the frames it
     came through, and would keep alive all that is in them.

@@ -16,7 +16,8 @@ class RayExecutor(PoolExecutor):
     """Computes lanes with actors, whose number may change.
 
     While ``receive`` waits, it looks twice a second for actors that were lost or have come, so that
-    no lane waits for an actor that is gone.
+    no lane waits for an actor that is gone. Where the cluster has no room for any actor, it waits
+    until there is.
     """
 
     _num_workers: int | None = None  # if it has been resized

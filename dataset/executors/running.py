@@ -17,7 +17,7 @@ UNKNOWN: Any = object()
 
 
 class RunningShards:
-    """What was received of shards, and the position after which that comes.
+    """Holds what was received of shards, and the position after which that comes.
 
     Positions are those of ``RoundRobin``. Whoever takes something out of a shard sets ``at`` to
     ``UNKNOWN`` before, and to the new position afterwards, so that an interrupt in between lets
