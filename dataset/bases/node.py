@@ -136,7 +136,7 @@ class DatasetNode(Node):
 
     @property
     def _makes_choices(self) -> bool:
-        """True if its stream makes choices (see ``gristmill.dataset.engine.choices``), besides those of ``_tolerance``."""
+        """True if its stream makes choices (see ``engine.choices``), besides those of ``_tolerance``."""
         return False
 
     @property
@@ -295,7 +295,7 @@ def mixes_in_lanes(ds: Any) -> bool:
 
 
 def makes_choices(ds: Any) -> bool:
-    """Return true if a stage of a pipeline makes choices, which stages downstream that replay elements record."""
+    """Return true if a stage of a pipeline makes choices, which stages that replay elements record."""
     return any([node._tolerance is not None or node._makes_choices for node in ancestors(ds)])
 
 

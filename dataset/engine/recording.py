@@ -2,7 +2,7 @@
 
 A stage downstream of shards that replays elements records the choices of their stages too. They are
 made elsewhere, in a thread or a worker, so they come with the states: executors pass on a
-``Recorded`` where they pass on a state, and do not look into it.
+``StateWithChoices`` where they pass on a state, and do not look into it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ShardChoices(NamedTuple):
     met_end: bool = False
 
 
-class Recorded(NamedTuple):
+class StateWithChoices(NamedTuple):
     """The state of a shard, with choices; ``None`` is the state at the beginning."""
 
     state: Any
@@ -44,18 +44,24 @@ class Recorded(NamedTuple):
 
 def state_in(state: Any) -> Any:
     """Return the state of a shard without choices."""
-    return state.state if type(state) is Recorded else state
+    return state.state if type(state) is StateWithChoices else state
 
 
 def with_known(state: Any, known: Records, prefix: str) -> Any:
-    """Return the state of a shard whose stages, with keys that begin with ``prefix``, make the choices in ``known`` again."""
+    """Return the state of a shard that makes choices again.
+
+    Args:
+        state: of the shard.
+        known: the choices, of all shards.
+        prefix: begins the keys of the stages in this shard.
+    """
     own = tuple([record for record in known if record.key.startswith(prefix)])
-    return Recorded(state_in(state), ShardChoices(known=own)) if own else state_in(state)
+    return StateWithChoices(state_in(state), ShardChoices(known=own)) if own else state_in(state)
 
 
 def add_choices(choices: Choices | None, state: Any) -> None:
-    """Record what was chosen in a shard for the element before ``state``, if a stage downstream does so."""
-    if choices is not None and type(state) is Recorded:
+    """Record what was chosen in a shard for the element before ``state``."""
+    if choices is not None and type(state) is StateWithChoices:
         choices.add(state.choices.made)
         choices.met_end |= state.choices.met_end
 
@@ -77,7 +83,7 @@ def key_prefix(key: str, number: int) -> str:
 
 
 class RecordChoices(Layer):
-    """The parent's elements. The position is ``(the parent's, ShardChoices)``, and the state a ``Recorded``."""
+    """The parent's elements. The position, ``(the parent's, ShardChoices)``, has the choices."""
 
     flow: ClassVar[str] = "one_to_one"
     own = (ShardChoices(),)
@@ -114,23 +120,26 @@ class RecordChoices(Layer):
 
     def _move(self, cell: Cell, counts: Mapping[str, int], known: Records) -> None:
         """Move to where the parent is."""
-        made = self.choices.hand_over(counts)
-        cell.pos = self.inner.settle(), ShardChoices(made, known, {**self.choices.counts}, self.choices.met_end)
+        choices = self.choices
+        made = choices.hand_over(counts)
+        here = ShardChoices(made, known, {**choices.counts}, choices.met_end)
+        cell.pos = self.inner.settle(), here
 
     def save(self, pos: Pos) -> Any:
-        return Recorded(self.parent.save(pos[0]), pos[1])
+        return StateWithChoices(self.parent.save(pos[0]), pos[1])
 
     def saves_anywhere(self) -> bool:
         return False  # each element is delivered with its state
 
     def load(self, state: Any) -> Pos:
-        if type(state) is not Recorded:
+        if type(state) is not StateWithChoices:
             return self.parent.load(state), ShardChoices()
-        return self.parent.start() if state.state is None else self.parent.load(state.state), state.choices
+        own = state.state
+        return (self.parent.start() if own is None else self.parent.load(own)), state.choices
 
 
 @dataclass
-class _Given:
+class _NoDefinition:
     """What the iterator is made with, which is of no dataset."""
 
     _parameters: Parameters = field(default_factory=Parameters)
@@ -145,4 +154,4 @@ class RecordingIterator(StreamIterator[Any]):
     _counts_faults = True  # the state at the end has choices
 
     def __init__(self, it: DatasetIterator[Any]) -> None:
-        super().__init__(_Given(), [it], RecordChoices)
+        super().__init__(_NoDefinition(), [it], RecordChoices)

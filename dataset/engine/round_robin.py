@@ -38,7 +38,7 @@ class RoundRobin(Stream):
     ``parts``, those of the shards, the first ``num`` entries ``(shard, part)`` of the log have
     changed some; the log is shared by the positions of a run, and grows. A part is
 
-    * ``(states, i)``: the state, or a ``Recorded``, is ``states[i]``, computed when it is needed;
+    * ``(states, i)``: the state, or a ``StateWithChoices``, is ``states[i]``, computed when needed;
     * ``(states, i, num)``: ``num`` elements after that were delivered, as a state of Grain before
       0.2.16 says. They are computed again when the position is used;
     * ``()`` or ``(state,)``: at the beginning, whose state was given in this form;
@@ -87,7 +87,7 @@ class RoundRobin(Stream):
 
     @property
     def key(self) -> str:
-        """The key of this stage, with which those of stages in shards begin; empty if no choices are recorded."""
+        """Begins the keys of stages in shards; empty if no choices are recorded."""
         return self.known.key
 
     @key.setter

@@ -49,7 +49,7 @@ class RunningShards:
 
         Args:
             pos: the position.
-            known: choices of an earlier run after ``pos``; ``None`` if no stage downstream records them.
+            known: choices that an earlier run made after ``pos``; by default those in ``pos``.
         """
         pos = self.resolved(pos)
         if known or not are_equal(self.at, pos):
@@ -59,14 +59,15 @@ class RunningShards:
         return pos
 
     def start(self, now: Sequence[Pos], slot: int, ended: Sequence[int], known: Records | None = None) -> None:
-        """Compute the shards from the parts of a position on, with the choices in these if ``known`` is ``None``."""
+        """Compute the shards from the parts of a position on; see ``go_to``."""
         self._check_open()
         turns = [(slot + i) % len(now) for i in range(len(now))]
         states = {i: state_of(now[i]) for i in turns if now[i] is not None and ended[i] != ENDED}
         if any([state_in(state) is None and len(now[i]) > 1 for i, state in states.items()]):
             raise stateless(self.executor)
         if known is not None:
-            states = {i: with_known(state, known, key_prefix(self._known.key, i)) for i, state in states.items()}
+            prefixes = {i: key_prefix(self._known.key, i) for i in states}
+            states = {i: with_known(states[i], known, prefixes[i]) for i in states}
         self.at = UNKNOWN
         if states:
             self.executor.open(self._known.task)
