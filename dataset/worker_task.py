@@ -18,6 +18,7 @@ from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, are_taken_again, iterate, snapshot
 from gristmill.dataset.bases.observing import running_upstream
 from gristmill.dataset.engine.iterators import StreamIterator
+from gristmill.dataset.engine.recording import RecordingIterator, number_shard, state_in
 from gristmill.dataset.slicing import numbers_of, slice_pipeline
 from gristmill.transforms.batching import Allocate
 from gristmill.workers.logbook import Logbook, who_reads
@@ -35,6 +36,7 @@ class PipelineTask:
     sequential_slice: bool
     num_lanes: int
     is_taken_again: bool = False  # by a step of the consumer's
+    key: str = ""  # of the stage of the lanes, if their choices are recorded
     budget: Budget | None = None  # of the consumer, if the worker is a thread of its process
     by_lanes: bool = False
 
@@ -122,11 +124,15 @@ class PipelineProducer:
         if lane is None:
             lane = self._lanes[number] = _Lane(self._task.share(number))
         it = lane.iterator
-        if it is None or state is None:
+        if it is None or state_in(state) is None:
             lane.close()
-            it = lane.iterator = iterate(lane.ds)
+            it = iterate(lane.ds)
             if self._task.is_taken_again:
                 are_taken_again([it])
+            if self._task.key:
+                number_shard(it, self._task.key, number)
+                it = RecordingIterator(it)
+            lane.iterator = it
             it._ctx.joined = None  # it is no pipeline of its own, although it was made like one
             it._ctx.belong_to(number, self._task.num_lanes, self._ctx)
             share_threads(it, num_lanes if self._task.budget is None else self._task.num_lanes)
@@ -235,7 +241,7 @@ def place(state: Any, numbers: Numbers | None, *, exact: bool = False) -> str:
         exact: it is at the very next element.
     """
     around = "in what is made of it" if exact else "soon after it"
-    position = state
+    position = state = state_in(state)
     while isinstance(position, dict) and "parent" in position:
         position = position["parent"]
     if isinstance(position, dict) and set(position) == {"next_index"}:

@@ -135,6 +135,11 @@ class DatasetNode(Node):
         return False
 
     @property
+    def _makes_choices(self) -> bool:
+        """True if its stream makes choices (see ``engine.choices``), besides those of ``_tolerance``."""
+        return False
+
+    @property
     def _changes_in_lanes(self) -> bool:
         """True if a lane of it is another stage over the lanes of its parents."""
         return False
@@ -287,6 +292,11 @@ def reads_once(ds: Any) -> bool:
 def mixes_in_lanes(ds: Any) -> bool:
     """Return true if the lanes of a pipeline are other shares than every n-th element of its map datasets."""
     return any([node._is_mixed_in_lanes for node in ancestors(ds)])
+
+
+def makes_choices(ds: Any) -> bool:
+    """Return true if a stage of a pipeline makes choices, which stages that replay elements record."""
+    return any([node._tolerance is not None or node._makes_choices for node in ancestors(ds)])
 
 
 def changes_in_lanes(ds: Any) -> bool:

@@ -14,6 +14,7 @@ from gristmill.dataset.states.values import Fetched, LinearStates
 from gristmill.dataset.telling.failures import has_arrived
 
 _BLOCK_SECONDS = 0.001  # elements that there are after this time are handed over
+_MOST_IN_LIST = 64  # positions that are kept together
 
 
 class SavedPositions(Sequence[Any]):
@@ -114,10 +115,15 @@ class StreamBlocks:
         self.stopped = None
         it = self._it
         try:
+            after: list[Any] = []  # positions, or states where these cannot be had later
+            states: Sequence[Any] = after
             for x in it.run():
-                before, after = it.pos, it.commit()
-                states = SavedPositions(self._stream, before, [after]) if self._saves_anywhere else [it.get_state()]
-                yield (x, x := None)[0], states, 0
+                if (num := len(after)) % _MOST_IN_LIST == 0:
+                    num, after = 0, []
+                    states = SavedPositions(self._stream, it.pos, after) if self._saves_anywhere else after
+                pos = it.commit()
+                after.append(pos if self._saves_anywhere else it.get_state())
+                yield (x, x := None)[0], states, num
         except GeneratorExit:
             raise
         except Exception as error:

@@ -8,11 +8,12 @@ from typing import Any, ClassVar, TypeVar
 
 from gristmill.dataset.bases.context import IteratorContext, collected_options
 from gristmill.dataset.bases.iterator import iterate
-from gristmill.dataset.bases.node import ancestors, mixes_in_lanes, tolerances
+from gristmill.dataset.bases.node import ancestors, makes_choices, mixes_in_lanes, tolerances
 from gristmill.dataset.bases.observing import WorkAhead
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.engine.cycle import ENDED, RUNNING, SAID_TO_HAVE_ENDED, parts, replaced
 from gristmill.dataset.engine.iterators import StreamIterator, tell_faults_of
+from gristmill.dataset.engine.recording import add_choices, state_in
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, cannot_merge
 from gristmill.dataset.executors.known import KnownShards
 from gristmill.dataset.executors.protocol import Executor, Shard, Tell
@@ -37,7 +38,7 @@ class RoundRobin(Stream):
     ``parts``, those of the shards, the first ``num`` entries ``(shard, part)`` of the log have
     changed some; the log is shared by the positions of a run, and grows. A part is
 
-    * ``(states, i)``: the state is ``states[i]``, which is computed when it is needed;
+    * ``(states, i)``: the state, or a ``StateWithChoices``, is ``states[i]``, computed when needed;
     * ``(states, i, num)``: ``num`` elements after that were delivered, as a state of Grain before
       0.2.16 says. They are computed again when the position is used;
     * ``()`` or ``(state,)``: at the beginning, whose state was given in this form;
@@ -62,6 +63,7 @@ class RoundRobin(Stream):
     _judged: Pos = None  # the position that the budgets are at
 
     def __init__(self, stage: Any, task: PipelineTask, executor: Executor) -> None:
+        self.makes_choices = makes_choices(task.dataset)  # type: ignore[misc]  # in the shards
         super().__init__(stage)
         self.executor, self.count = executor, task.num_lanes
         self.known = KnownShards(task, str(executor), begins_as_a_whole=executor.begins_as_a_whole)
@@ -83,6 +85,15 @@ class RoundRobin(Stream):
         self.known.ctx = ctx
         self.executor.join(ctx)
 
+    @property
+    def key(self) -> str:
+        """Begins the keys of stages in shards; empty if no choices are recorded."""
+        return self.known.key
+
+    @key.setter
+    def key(self, key: str) -> None:
+        self.known.use_key(key)
+
     def start(self) -> Pos:
         return self._first
 
@@ -90,15 +101,13 @@ class RoundRobin(Stream):
 
     def _run(self, cell: Cell) -> Iterator[Any]:
         pos, now, slot, ended = self._begin(cell)
-        running, count = self.running, self.count
+        running, count, choices = self.running, self.count, cell.choices if self.makes_choices else None
         shards, base, num = running.shards, tuple(now), 0
         log: list[tuple[int, Pos]] = []
-        part: Pos
         left = num_vacant = 0  # elements that are surely wanted; slots in a row that will remain vacant
         while num_vacant < count:
             if now[slot] is None or ended[slot] == ENDED:
-                if ended[slot] != ENDED:
-                    ended = replaced(ended, slot, ENDED)
+                ended = replaced(ended, slot, ENDED)
                 num_vacant, slot = num_vacant + 1, (slot + 1) % count
                 continue
             left = left - 1 if left > 1 else cell.take_wanted()
@@ -120,9 +129,10 @@ class RoundRobin(Stream):
                     cell.past_failed = partial(self._pass, cell, tuple(now), slot, ended)
                     raise_failure(shard)
                 if shard.final is not None:
-                    now[slot] = part = ([shard.final], 0)
-                    log.append((slot, part))
+                    now[slot] = [shard.final], 0
+                    log.append((slot, now[slot]))
                     num += 1
+                    add_choices(choices, shard.final)
                     self._judge(cell, slot, ended)
                 was_said = ended[slot]
                 ended = (ENDED,) * count if self.is_one_stream else replaced(ended, slot, ENDED)
@@ -134,6 +144,8 @@ class RoundRobin(Stream):
                 self._judge(cell, slot, ended)
             running.at = UNKNOWN
             x, states, i = shard.ready.popleft()
+            if choices is not None:
+                add_choices(choices, states[i])
             now[slot] = part = states, i
             log.append((slot, part))
             num, num_vacant = num + 1, 0
@@ -152,14 +164,13 @@ class RoundRobin(Stream):
         """Let shards be computed from ``cell.pos`` on, unless they are; return that past old states, and its parts."""
         cell.past_failed = partial(self._begin_again, cell)
         self._pos = None
-        pos = self.running.go_to(cell.pos)
-        *found, slot, ended = pos
-        self._now = now = parts(*found)
+        pos = self.running.go_to(cell.pos, cell.choices.to_come() if cell.choices and self.makes_choices else None)
+        self._now = now = parts(*pos[:3])
         if self._budgets is not None and self._judged is not pos:
             self._budgets.restart()
             self._judged = pos
         cell.past_failed = None
-        return pos, now, slot, ended
+        return pos, now, pos[3], pos[4]
 
     def _begin_again(self, cell: Cell) -> None:
         """Try again what failed, which was no element: it cannot be passed."""
@@ -169,7 +180,7 @@ class RoundRobin(Stream):
         """Raise an error if the last element, or the end, of a shard exceeds the budgets."""
         if self._budgets is not None:
             states, i = self._now[slot]
-            excess = self._budgets.judge(slot, states, lambda: states[i])
+            excess = self._budgets.judge(slot, states, lambda: state_in(states[i]))
             if excess is not None:
                 cell.past_failed = partial(self._pass, cell, tuple(self._now), slot, ended)
                 raise excess
@@ -177,6 +188,8 @@ class RoundRobin(Stream):
     def _pass(self, cell: Cell, now: tuple[Pos, ...], slot: int, ended: tuple[int, ...]) -> None:
         """Move past what failed in ``slot``."""
         cell.pos = self._judged = self.running.pass_failed(now, slot, ended)
+        if (part := cell.pos[0][slot]) is not now[slot]:  # an element, not the end
+            add_choices(cell.choices, state_of(part))
         if self._budgets is not None:
             self._now = cell.pos[0]
             self._budgets.pass_skipped()
@@ -189,7 +202,7 @@ class RoundRobin(Stream):
         except Exception:  # which the following ``next`` raises, too
             found = self.running.passed_so_far(pos)[0]
             nums = [part[2] if part and len(part) > 2 else 0 for part in found]
-            return copied(old_workers_state(pos[3], [state_of(part) for part in found], nums))
+            return copied(old_workers_state(pos[3], [state_in(state_of(part)) for part in found], nums))
         *found, slot, ended = pos
         now = parts(*found)
         states = self.known.states(now)

@@ -12,6 +12,7 @@ from typing import Any
 from gristmill.dataset.ahead.blocks import blocks_of
 from gristmill.dataset.bases.iterator import DatasetIterator, skip_one, snapshot
 from gristmill.dataset.bases.observing import WorkAhead
+from gristmill.dataset.engine.recording import RecordingIterator
 from gristmill.dataset.executors.protocol import Executor, Shard, open_shards
 from gristmill.dataset.states.values import copied
 from gristmill.dataset.worker_task import share_threads
@@ -25,6 +26,8 @@ class InProcessExecutor(Executor):
     def opened(self) -> list[DatasetIterator[Any]]:
         """Return new iterators of all shards, of which observers are told."""
         iterators, tell = open_shards(self._task, self.ctx), self._tell_opened
+        if self._task.key:
+            iterators = [RecordingIterator(it) for it in iterators]
         if tell is not None:
             for it in iterators:
                 it._ctx.joined = None  # it is no pipeline of its own, although it was made like one

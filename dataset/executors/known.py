@@ -12,6 +12,7 @@ from gristmill.dataset.bases.length import Exact, num_elements
 from gristmill.dataset.bases.next_index import may_have_gaps, move_to_index, next_index_of
 from gristmill.dataset.bases.node import ancestors, changes_in_lanes
 from gristmill.dataset.bases.observing import opens_pipelines
+from gristmill.dataset.engine.recording import state_in
 from gristmill.dataset.executors.protocol import open_shards
 from gristmill.dataset.states.shards import indices_of_shards, uneven
 from gristmill.dataset.states.values import copied, is_same
@@ -31,6 +32,7 @@ class KnownShards:
     ctx: IteratorContext
     counts_faults = False  # states have counts of faults
     is_replayed = False  # by a stage with an iterator of its own
+    key = ""  # of the stage of the shards, if their choices are recorded
     _opened: tuple[list[DatasetIterator[Any]], list[Any]] | None = None
     _beginnings: list[Any] | None = None
 
@@ -39,10 +41,14 @@ class KnownShards:
         self._owner = owner
         self._begins_as_a_whole = begins_as_a_whole
 
+    def use_key(self, key: str) -> None:
+        if key != self.key:
+            self.key, self._opened, self._beginnings = key, None, None  # their states contain keys
+
     @property
     def task(self) -> PipelineTask:
         """The task, with the options of the pipeline that it is part of."""
-        return replace(self._task, options=self.ctx.options, is_taken_again=self.is_replayed)
+        return replace(self._task, options=self.ctx.options, is_taken_again=self.is_replayed, key=self.key)
 
     def new(self) -> list[DatasetIterator[Any]]:
         """Return new iterators of all shards, which nobody observes."""
@@ -75,7 +81,7 @@ class KnownShards:
 
     def states(self, now: Sequence[Any]) -> list[Any]:
         """Return the states of parts of a position (see ``RoundRobin``)."""
-        states = [None if not part else part[0] if len(part) == 1 else part[0][part[1]] for part in now]
+        states = [None if not part else part[0] if len(part) == 1 else state_in(part[0][part[1]]) for part in now]
         if () in now:
             states = [x if part != () else self.beginnings()[i] for i, (x, part) in enumerate(zip(states, now, strict=True))]
         return states

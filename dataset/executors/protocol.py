@@ -26,6 +26,7 @@ from gristmill.dataset.ahead.waits import BudgetWaits
 from gristmill.dataset.bases.context import IteratorContext
 from gristmill.dataset.bases.iterator import DatasetIterator, are_taken_again, iterate
 from gristmill.dataset.bases.observing import WorkAhead
+from gristmill.dataset.engine.recording import number_shard
 from gristmill.dataset.states.values import Fetched
 from gristmill.dataset.worker_task import PipelineTask
 
@@ -157,5 +158,7 @@ def open_shards(task: PipelineTask, ctx: IteratorContext) -> list[DatasetIterato
     if task.is_taken_again:
         are_taken_again(iterators)
     for i, it in enumerate(iterators):
+        if task.key:
+            number_shard(it, task.key, i)
         it._ctx.belong_to(own.index + i * own.count, count * own.count, ctx)
     return iterators

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from gristmill.core.errors import StateMismatchError
+from gristmill.dataset.engine.choices import Records
 from gristmill.dataset.engine.cycle import ENDED, parts
+from gristmill.dataset.engine.recording import key_prefix, state_in, with_known
 from gristmill.dataset.engine.stream import Pos, are_equal
 from gristmill.dataset.executors.known import KnownShards
 from gristmill.dataset.executors.protocol import Executor, Shard
@@ -42,22 +44,30 @@ class RunningShards:
     def shards(self) -> Sequence[Shard]:
         return self.executor.shards
 
-    def go_to(self, pos: Pos) -> Pos:
-        """Let the shards be computed from ``pos`` on, unless they are; return where they are then."""
+    def go_to(self, pos: Pos, known: Records | None = None) -> Pos:
+        """Let the shards be computed from ``pos`` on, unless they are; return where they are then.
+
+        Args:
+            pos: the position.
+            known: choices that an earlier run made after ``pos``; by default those in ``pos``.
+        """
         pos = self.resolved(pos)
-        if not are_equal(self.at, pos):
+        if known or not are_equal(self.at, pos):
             *found, slot, ended = pos
-            self.start(parts(*found), slot, ended)
+            self.start(parts(*found), slot, ended, known)
             self.at = pos
         return pos
 
-    def start(self, now: Sequence[Pos], slot: int, ended: Sequence[int]) -> None:
-        """Compute the shards from the parts of a position on."""
+    def start(self, now: Sequence[Pos], slot: int, ended: Sequence[int], known: Records | None = None) -> None:
+        """Compute the shards from the parts of a position on; see ``go_to``."""
         self._check_open()
         turns = [(slot + i) % len(now) for i in range(len(now))]
         states = {i: state_of(now[i]) for i in turns if now[i] is not None and ended[i] != ENDED}
-        if any([state is None and len(now[i]) > 1 for i, state in states.items()]):
+        if any([state_in(state) is None and len(now[i]) > 1 for i, state in states.items()]):
             raise stateless(self.executor)
+        if known is not None:
+            prefixes = {i: key_prefix(self._known.key, i) for i in states}
+            states = {i: with_known(states[i], known, prefixes[i]) for i in states}
         self.at = UNKNOWN
         if states:
             self.executor.open(self._known.task)

@@ -89,6 +89,10 @@ class MixedIterDataset(IterDataset[T]):
         return self._by is None
 
     @property
+    def _makes_choices(self) -> bool:
+        return self._names is not None
+
+    @property
     def _changes_in_lanes(self) -> bool:
         return self._plan.in_lane(2) is not self._plan
 

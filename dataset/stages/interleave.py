@@ -106,6 +106,10 @@ class InterleaveIterDataset(IterDataset[T]):
         return self._datasets
 
     @property
+    def _makes_choices(self) -> bool:
+        return True  # its members may
+
+    @property
     def _draws_from(self) -> Sequence[Any]:
         return [self._datasets] if isinstance(self._datasets, MapDataset) else self._datasets
 
