@@ -280,6 +280,7 @@ class Refilling(Layer):
         super().__init__(stage, parent)
         self.choices = Choices() if parent.chooses else None
         self.mixture = _mixture(parent) if self.knows_draws else None  # each draw of which gives one element at most
+        self.may_grow = any([stage.component_names is not None for stage in choosers(parent)])  # by added components
         number_choosers(self)
 
     def start(self) -> Pos:
@@ -394,7 +395,7 @@ class Refilling(Layer):
             following: the position before the next group.
         """
         choices = self.choices
-        if choices is None or not (choices.met_end or (choices.until and not choices.are_new)):
+        if choices is None or not self.may_grow or not (choices.met_end or (choices.until and not choices.are_new)):
             return False
         choices.restart()
         cell.pos = following
