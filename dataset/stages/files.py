@@ -94,6 +94,11 @@ class FilesIterDataset(ReadingIterDataset[T]):
         files = str(self._paths[0]) if len(self._paths) == 1 else f"[{len(self._paths)} files]"
         return f"{type(self).__name__}({files})"
 
+    @property
+    def _data(self) -> Any:
+        """The files, for the digest of a pipeline."""
+        return [str(path) for path in self._paths], self._starting_folder
+
     def __iter__(self) -> DatasetIterator[T]:
         if len(self._paths) == 1:
             return StreamIterator(self, [], partial(type(self)._file_stream, path=self._paths[0]))

@@ -158,6 +158,10 @@ class ParquetIterDataset(FilesIterDataset[dict[str, Any]]):
         self._columns, self._read_kwargs = columns, read_kwargs
         self._slices: tuple[slice, ...] = ()  # of the row groups of a single file
 
+    @property
+    def _data(self) -> Any:
+        return super()._data, self._slices, self._columns, self._read_kwargs
+
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
         """Keeps some of the files, or of the row groups of a single one: those of one of several workers."""
         if len(self._paths) == 1:

@@ -25,7 +25,7 @@ import numpy as np
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.naming import transform_name
 from gristmill.core.state import shown
-from gristmill.dataset.bases.node import DatasetNode, is_of_library
+from gristmill.dataset.bases.node import is_of_library
 from gristmill.dataset.bases.parameters import parameters_of
 from gristmill.dataset.telling.description import check_description, describe, source_first
 from gristmill.sources.columns import ColumnsDataSource
@@ -55,7 +55,7 @@ def described_pipeline(ds: Any) -> dict[str, Any]:
     return {
         "stages": describe(ds),
         "python": _PYTHON,
-        "code": [_code_of(node) for node in _nodes(ds)],
+        "code": [_code_of(*found) for found in _nodes(ds)],
     }
 
 
@@ -74,18 +74,23 @@ def pipeline_difference(saved: Mapping[str, Any], own: Mapping[str, Any]) -> str
     return None
 
 
-def _nodes(ds: Any) -> Iterator[Any]:
-    """The datasets upstream, the sources first, with those that are sources of others."""
+def _nodes(ds: Any, *, is_described: bool = True) -> Iterator[tuple[Any, bool]]:
+    """Yield the datasets upstream, the sources first, and whether the description of ``ds`` has them.
+
+    It has none of those that are sources of others.
+    """
     for node in source_first(ds):
         for inner in node._draws_from:
             if not node.parents:
-                yield from _nodes(inner)
-        yield node
+                yield from _nodes(inner, is_described=False)
+        yield node, is_described
 
 
-def _code_of(node: Any) -> dict[str, str]:
+def _code_of(node: Any, is_described: bool) -> dict[str, str]:
     digest = _Digest()
     parameters = parameters_of(node)
+    if not is_described:
+        digest.add(parameters.described())
     names = []
     if is_of_library(node):
         values = parameters.as_dict()
@@ -94,7 +99,7 @@ def _code_of(node: Any) -> dict[str, str]:
             if name not in described and (callable(values[name]) or _is_object(values[name])):
                 names.append(transform_name(values[name]).partition(" @ ")[0])
                 digest.add(values[name])
-        if not node.parents and not isinstance(node._data, DatasetNode):
+        if not node.parents and not node._draws_from:
             data = node._data
             is_in_memory = type(data).__module__ == ColumnsDataSource.__module__
             digest.add(vars(data) if is_in_memory else data)

@@ -173,6 +173,26 @@ def test_another_function_or_source_is_another_cache_and_says_so(tmp_path, caplo
     assert grain.MapDataset.source(np.arange(60)).cache(tmp_path)[0] == 0 and other.cache(tmp_path)[0] == 1
 
 
+def test_other_files_or_other_interleaved_datasets_are_another_cache(tmp_path):
+    for i in range(2):
+        records = grain.MapDataset.source([{"x": i, "y": k} for k in range(3)])
+        for format in ("parquet", "tfrecord"):
+            grain.write(records, tmp_path / f"{format}{i}", format=format)
+    paths = sorted(tmp_path.glob("*/*.parquet"))
+    files = sorted(tmp_path.glob("*/*.tfrecord"))
+    streams = [grain.MapDataset.range(i, i + 4).to_iter_dataset() for i in range(2)]
+    pipelines = [
+        *[grain.experimental.ParquetIterDataset(path) for path in (*paths, paths)],
+        grain.experimental.ParquetIterDataset(paths[1], columns=["y"]),
+        *[grain.experimental.TFRecordIterDataset(path) for path in (*files, files)],
+        *[grain.experimental.InterleaveIterDataset([stream], cycle_length=1) for stream in streams],
+        grain.experimental.InterleaveIterDataset(streams, cycle_length=2),
+    ]
+    for _ in range(2):
+        for ds in pipelines:
+            assert are_equal(list(ds.cache(tmp_path / "cache")), list(ds))
+
+
 @pytest.mark.parametrize(
     ("make", "text"),
     [
