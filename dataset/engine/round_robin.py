@@ -301,6 +301,10 @@ class RoundRobinIterator(StreamIterator[T]):
         watch_if_tracked(self, self._ctx.options)
 
     @property
+    def _class_name(self) -> str:
+        return str(self.executor).partition("(")[0]
+
+    @property
     def executor(self) -> Executor:
         return self._engine.executor
 
