@@ -17,6 +17,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import sys
@@ -255,21 +256,23 @@ class ThreadWorker:
     def _next_message(self, patience: float | None) -> tuple[int, int, int, Any]:
         began = time.monotonic()
         while True:
-            try:
+            message = None
+            with contextlib.suppress(queue.Empty):
                 message = self._channel.messages.get(timeout=_LOOK_SECONDS)
-            except queue.Empty:
+            # An interrupt from here on has no queue.Empty as its context.
+            if message is None:
                 now = time.monotonic()
                 if self._death is not None:
-                    raise WorkerDied(self._death) from None
+                    raise WorkerDied(self._death)
                 if self._answer_by is not None and now > self._answer_by:
-                    raise WorkerBusy from None
+                    raise WorkerBusy
                 if patience is not None and now > began + patience:
-                    raise WorkerSilent from None
-            else:
-                if message[0] != _DIED:
-                    return message
+                    raise WorkerSilent
+            elif message[0] == _DIED:
                 self._death = self._death or message[3]
                 raise WorkerDied(self._death)
+            else:
+                return message
 
     def share_memory(self) -> None:
         """Called when this process is forked."""
