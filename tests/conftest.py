@@ -1,5 +1,7 @@
 """What all tests need."""
 
+import _imp
+import contextlib
 import gc
 import os
 import re
@@ -30,6 +32,17 @@ def no_garbage() -> None:
     with readers and iterators, which hold theirs until the cycle is collected.
     """
     gc.collect()
+
+
+def pytest_runtest_teardown() -> None:
+    """Release CPython's import lock if an interrupted import has left it held by this thread.
+
+    Python loses track of the lock if an interrupt arrives between its acquisition and the ``try``
+    after it. Every other thread that imports a module waits for the lock from then on.
+    """
+    with contextlib.suppress(RuntimeError):  # another thread holds it, and releases it itself
+        while _imp.lock_held():
+            _imp.release_lock()
 
 
 _SHARE_A_SITE = ("test_site", "test_release")  # or archives, which take long to build
