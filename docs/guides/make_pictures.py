@@ -1,9 +1,9 @@
-"""Makes the pictures of observing.md, of looking_at_data.md and of the README, and the texts after the marks
-``<!-- text: name -->`` of the first one.
+"""Makes the pictures of the guides to observing, of looking_at_data.md and of the README, and the texts after the
+marks ``<!-- text: name -->`` of the guides.
 
 Also those of the quality of shuffles, in shuffling_and_mixing.md.
 
-The blocks of the guide are run in a folder of their own, and what comes out is what is shown. The screenshots need a browser:
+The blocks of the guides are run in a folder of their own, and their outputs are shown. The screenshots need a browser:
 
     pip install -e '.[test]' playwright && playwright install chromium
     python docs/guides/make_pictures.py
@@ -32,9 +32,10 @@ from gristmill.diagnostics.drawing import graph_svg
 from gristmill.diagnostics.graph import Graph, Stage
 
 README = Path(__file__).parents[2] / "README.md"
-GUIDE = Path(__file__).with_name("observing.md")
-LOOKING = GUIDE.with_name("looking_at_data.md")
-PICTURES = GUIDE.with_name("pictures")
+GUIDES = Path(__file__).parent
+RUN = ("diagnose.md", "observing.md")  # in this order, in one namespace
+LOOKING = GUIDES / "looking_at_data.md"
+PICTURES = GUIDES / "pictures"
 LINE_LENGTH = 84  # of texts that have no columns
 WIDTH = 1280  # of the browser
 MARGIN = 16
@@ -128,12 +129,13 @@ with it, grain.observe(it) as view:
 """
 
 
-def run_guide(folder: Path) -> dict[str, Any]:
-    """Runs the blocks of the guide in ``folder``, the first one as ``train.py``; returns what they have defined.
+def run_guides(folder: Path) -> dict[str, Any]:
+    """Runs the blocks of the guides in ``folder``, the first one as ``train.py``; returns what they have defined.
 
     As ``bar`` the progress bar is what could be seen of it at the end.
     """
-    blocks = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    pages = "".join((GUIDES / name).read_text() for name in RUN)
+    blocks = re.findall(r"```python\n(.*?)```", pages, re.DOTALL)
     (folder / "train.py").write_text(blocks[0])
     module = ModuleType("observing")
     seen = io.StringIO()
@@ -212,18 +214,16 @@ def wrapped(line: str) -> list[str]:
 
 
 def insert(texts: dict[str, str]) -> None:
-    """Puts the texts after their marks in the guide."""
-    guide = GUIDE.read_text()
+    """Puts the texts after their marks in the guides."""
     for name, text in texts.items():
         mark = f"<!-- text: {name} -->\n```text\n"
-        before, found, after = guide.partition(mark)
-        assert found, f"there is no mark for {name} in {GUIDE.name}"
+        (guide,) = [page for page in GUIDES.glob("*.md") if mark in page.read_text()]
+        before, _, after = guide.read_text().partition(mark)
         lines = text.strip("\n").splitlines()
         if name not in ("table", "repr"):
             lines = [part for line in lines for part in wrapped(line)]
         made = "\n".join([line.rstrip() for line in lines])
-        guide = f"{before}{mark}{made}\n```{after.partition('```')[2]}"
-    GUIDE.write_text(guide)
+        guide.write_text(f"{before}{mark}{made}\n```{after.partition('```')[2]}")
 
 
 def take_screenshots(folder: Path, chromium: str | None) -> None:
@@ -304,7 +304,7 @@ def main() -> None:
         folder = Path(temporary, "my", "project").resolve()
         folder.mkdir(parents=True)
         with contextlib.chdir(folder):
-            names = run_guide(folder)
+            names = run_guides(folder)
         before, after = names["before"], names["after"]
         (PICTURES / "before.svg").write_text(heat(before.snapshot.summary))
         (PICTURES / "after.svg").write_text(heat(after.snapshot.summary))

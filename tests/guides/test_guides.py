@@ -97,16 +97,16 @@ def test_pictures_are_small_and_are_shown():
 
 
 def test_all_metrics_and_switches_are_told():
-    guide = (ROOT / "docs/guides/observing.md").read_text()
+    metrics, switches = ((ROOT / f"docs/guides/{name}.md").read_text() for name in ("traces_and_metrics", "observing"))
     registry = gristmill.start_telemetry(port=0)
     names = [metric.name + "_total" * (metric.type == "counter") for metric in registry.collect()]
     gristmill.stop_telemetry()
     assert len(names) > 10
     for name in names:
-        assert f"`{name}`" in guide
+        assert f"`{name}`" in metrics
     for option in ("py_debug_mode", "debug_report_seconds", "stall_seconds", "py_traceback_filtering"):
         assert getattr(gristmill.config, option) is not None
-        assert f"`{option}`" in guide and f"`GRISTMILL_{option.upper()}`" in guide
+        assert f"`{option}`" in switches and f"`GRISTMILL_{option.upper()}`" in switches
 
 
 def test_the_readme_finds_a_bottleneck(capsys):
