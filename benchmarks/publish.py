@@ -3,8 +3,9 @@
 ``docs/benchmarks.json`` becomes a copy of ``out/benchmarks.json``. In ``docs/benchmarks.md`` the part between
 ``<!-- table: QUESTION … -->`` and ``<!-- end of table -->`` becomes the table of these questions, the paragraph after
 ``<!-- machine -->`` says where, when and how steadily it was measured, and the list after ``<!-- missed -->`` which goals were
-missed. The rows after ``<!-- claims -->`` in the README are some of the same figures. What is after ``<!-- pythons -->`` stays as
-``interpreters.py`` has published it.
+missed. The sentence after ``<!-- headline -->`` and the rows after ``<!-- claims -->`` in the
+README are some of the same figures. What is after ``<!-- pythons -->`` stays as ``interpreters.py``
+has published it.
 """
 
 from __future__ import annotations
@@ -51,6 +52,22 @@ def claims(report: dict[str, Any]) -> str:
             cells.append(f"{figure(medians[peer])} {unit}, **{ratio} ×**" if ratio else "–")
         rows.append(cells)
     return table(rows)
+
+
+def headline(report: dict[str, Any]) -> str:
+    """Returns the README's sentence on speed: a record against Grain, a batch against PyTorch."""
+    results = {result["workload"]: result for result in report["results"]}
+
+    def against(workload: str, peer: str, name: str) -> str:
+        medians, unit = results[workload]["medians"], results[workload]["unit"].split("/")[0]
+        ratio = figure(medians[peer] / medians["gristmill"])
+        return f"{figure(medians['gristmill'])} {unit}, {ratio} times as fast as {name}"
+
+    record, batch, *_ = CLAIMS
+    return (
+        f"**Fast**: a shuffled record of ArrayRecord in {against(record, 'grain', 'Grain')}; a batch of "
+        f"19 MB from worker processes in {against(batch, 'torch', 'PyTorch')} ([figures](#figures))."
+    )
 
 
 # Six columns, as many as the site shows beside each other: the unit stands with the workload, ratios in parentheses.
@@ -112,6 +129,7 @@ def missed_text(report: dict[str, Any]) -> str:
 
 def with_figures(text: str, report: dict[str, Any]) -> str:
     """A page with the report's figures in its marked places."""
+    text = re.sub(r"(<!-- headline -->).*", lambda part: f"{part[1]}{headline(report)}", text)
     text = re.sub(r"(<!-- claims -->\n).*?\n\n", lambda part: f"{part[1]}{claims(report)}\n\n", text, flags=re.DOTALL)
     text = re.sub(
         r"(<!-- table: (.*?) -->\n).*?(<!-- end of table -->)",

@@ -1,4 +1,4 @@
-"""Makes the pictures of the guides to observing, of looking_at_data.md and of the README, and the texts after the
+"""Makes the pictures of the guides to observing, of looking_at_data.md, and the texts after the
 marks ``<!-- text: name -->`` of the guides.
 
 Also those of the quality of shuffles, in shuffling_and_mixing.md.
@@ -31,7 +31,6 @@ from gristmill.diagnostics import ExecutionSummary, shuffle_quality
 from gristmill.diagnostics.drawing import graph_svg
 from gristmill.diagnostics.graph import Graph, Stage
 
-README = Path(__file__).parents[2] / "README.md"
 GUIDES = Path(__file__).parent
 RUN = ("diagnose.md", "observing.md")  # in this order, in one namespace
 LOOKING = GUIDES / "looking_at_data.md"
@@ -40,10 +39,25 @@ LINE_LENGTH = 84  # of texts that have no columns
 WIDTH = 1280  # of the browser
 MARGIN = 16
 SCREENSHOTS = (  # file, what of it, name of the picture
-    ("readme.html", "section", "verdict"),
+    ("verdict.html", "section", "verdict"),
     ("report.html", "body", "report"),
     ("workers.html", ".times", "timeline"),
 )
+
+VERDICT = """\
+import time
+
+import gristmill as grain
+
+
+def tokenize(text):  # asks a server
+    time.sleep(0.02)
+    return [ord(character) for character in text]
+
+
+texts = grain.MapDataset.source(["some text"] * 10_000).shuffle(seed=0).map(tokenize)
+ds = texts.to_iter_dataset().batch(64, batch_fn=list)
+"""
 
 ERROR = """\
 import gristmill as grain
@@ -263,7 +277,7 @@ def take_screenshots(folder: Path, chromium: str | None) -> None:
 
 def picture_view() -> None:
     """Shows the pipeline of looking_at_data.md in a browser, light and dark."""
-    sys.path.append(str(README.with_name("tests") / "diagnostics"))
+    sys.path.append(str(GUIDES.parents[1] / "tests/diagnostics"))
     from browser import CHROMIUM, Browser
     from PIL import Image
 
@@ -327,9 +341,7 @@ def main() -> None:
         }
         insert(texts)
         output_of_program(folder, WORKERS)
-        (folder / "train.py").write_text(
-            re.search(r"```py\n(.*?)```", README.read_text(), re.DOTALL)[1]
-        )
+        (folder / "train.py").write_text(VERDICT)
         output_of(
             folder,
             "-m",
@@ -339,7 +351,7 @@ def main() -> None:
             "--seconds",
             "2",
             "--html",
-            "readme.html",
+            "verdict.html",
         )
         take_screenshots(folder, chromium)
 

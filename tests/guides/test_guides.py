@@ -109,12 +109,6 @@ def test_all_metrics_and_switches_are_told():
         assert f"`{option}`" in switches and f"`GRISTMILL_{option.upper()}`" in switches
 
 
-def test_the_readme_finds_a_bottleneck(capsys):
-    (block,) = re.findall(r"```py\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    exec(block, {"__name__": "readme"})
-    assert capsys.readouterr().out.startswith("Bound by the transform MapMapDataset(transform=tokenize")
-
-
 def functions_of_the_page():
     (block,) = [block for block in blocks_of(ROOT / "docs/guides/many_hosts.md") if "def pad_to_multiple" in block.code]
     namespace = {"grain": gristmill}
