@@ -65,8 +65,9 @@ def headline(report: dict[str, Any]) -> str:
 
     record, batch, *_ = CLAIMS
     return (
-        f"**Fast**: a shuffled record of ArrayRecord in {against(record, 'grain', 'Grain')}; a batch of "
-        f"19 MB from worker processes in {against(batch, 'torch', 'PyTorch')} ([figures](#figures))."
+        f"**Fast**: a shuffled record of ArrayRecord in {against(record, 'grain', 'Grain')}; "
+        f"a batch of 19 MB from worker processes in {against(batch, 'torch', 'PyTorch')} "
+        "([figures](#figures))."
     )
 
 

@@ -18,7 +18,7 @@ def test_the_code_of_the_first_screen_prints_what_it_says(tmp_path):
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert result.returncode == 0, result.stderr
     assert result.stdout == output
-    # As short as promised: a sentence, three bullets, an install line, twelve lines of code, one picture.
+    # A sentence, three bullets, an install line, twelve lines of code, one picture.
     assert len([line for line in code.splitlines() if line.strip()]) <= 12
     assert screen.count("\n- ") == 3 and screen.count("![") == 1
     assert "```python" not in README.read_text().removeprefix(screen)

@@ -3,7 +3,8 @@ marks ``<!-- text: name -->`` of the guides.
 
 Also those of the quality of shuffles, in shuffling_and_mixing.md.
 
-The blocks of the guides are run in a folder of their own, and their outputs are shown. The screenshots need a browser:
+The blocks of the guides are run in a folder of their own, and their outputs are shown. The
+screenshots need a browser:
 
     pip install -e '.[test]' playwright && playwright install chromium
     python docs/guides/make_pictures.py
@@ -144,9 +145,9 @@ with it, grain.observe(it) as view:
 
 
 def run_guides(folder: Path) -> dict[str, Any]:
-    """Runs the blocks of the guides in ``folder``, the first one as ``train.py``; returns what they have defined.
+    """Runs the blocks of the guides in ``folder``, the first one as ``train.py``.
 
-    As ``bar`` the progress bar is what could be seen of it at the end.
+    Returns the names that they define, and as ``bar`` the text of the progress bar at its end.
     """
     pages = "".join((GUIDES / name).read_text() for name in RUN)
     blocks = re.findall(r"```python\n(.*?)```", pages, re.DOTALL)
