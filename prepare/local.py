@@ -122,7 +122,7 @@ class LocalFolder:
         """Open a file, which is created if it does not exist."""
         path, flags = self._at(name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         while True:
-            with self._unless_removed(path.parent):
+            with _unless_removed(path.parent):
                 return os.open(path, flags, 0o666)
 
     def _place(self, name: str, content: bytes, move: Callable[[Path, Path], object]) -> None:
@@ -131,7 +131,7 @@ class LocalFolder:
         path = self._at(UNFINISHED) / f"{target.name}.{uuid.uuid4().hex[:8]}"
         is_placed = False
         while not is_placed:
-            with self._unless_removed(path.parent):
+            with _unless_removed(path.parent):
                 try:
                     with path.open("wb") as file:
                         file.write(content)
@@ -142,18 +142,6 @@ class LocalFolder:
                 finally:
                     path.unlink(missing_ok=True)
         sync(target.parent)
-
-    @contextlib.contextmanager
-    def _unless_removed(self, folder: Path) -> Iterator[None]:
-        """Create ``folder`` for the body, which is left early if ``folder`` is removed meanwhile.
-
-        A process that completes the whole folder removes ``.unfinished`` while another one may
-        still use it. The caller tries again.
-        """
-        with contextlib.suppress(FileExistsError):  # exist_ok=True raises if it is just removed
-            folder.mkdir(parents=True)
-        with contextlib.suppress(FileNotFoundError):
-            yield
 
     def _at(self, name: str) -> Path:
         return Path(self.path, name)
@@ -166,3 +154,16 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _unless_removed(folder: Path) -> Iterator[None]:
+    """Create ``folder`` for the body, which is left early if ``folder`` is removed meanwhile.
+
+    A process that completes the whole folder removes ``.unfinished`` while another one may
+    still use it. The caller tries again.
+    """
+    with contextlib.suppress(FileExistsError):  # exist_ok=True raises if it is just removed
+        folder.mkdir(parents=True)
+    with contextlib.suppress(FileNotFoundError):
+        yield

@@ -38,9 +38,9 @@ def is_written(column):
     try:
         pq.write_table(pa.table({"x": column}), file)
         pq.read_table(pa.BufferReader(file.getvalue()))
-    # Of old builds alone: writing raises the first two for a type or list that is not supported,
-    # and reading raises OSError for a file that such a build has written wrongly.
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError):
+        # The answer for this old build: writing raises the first two for a type or list that it
+        # lacks, and reading raises OSError for a file that it has written wrongly.
         return False
     return True
 
