@@ -39,7 +39,7 @@ def digest(run: Run) -> dict[str, Any]:
 
 
 def figure(run: Run) -> float:
-    """What one run measures: seconds, unless it says otherwise."""
+    """The measurement of one run: seconds, unless it says otherwise."""
     start = time.perf_counter()
     results = run()
     if isinstance(results, Measured):

@@ -118,7 +118,7 @@ def machine_text(report: dict[str, Any]) -> str:
 
 
 def missed_text(report: dict[str, Any]) -> str:
-    """How many goals there are, and which of them were missed by which figures."""
+    """A sentence with the number of goals and the figures that missed them."""
     goals = [(result, text, verdict) for result in report["results"] for text, verdict in result["goals"].items()]
     missed = [
         f"- {result['workload']}: {figure(result['medians']['gristmill'])} {result['unit']}, and the goal is {text}."

@@ -85,7 +85,7 @@ class Candidate:
             raise
 
     def figure(self) -> float:
-        """What one run measures."""
+        """The measurement of one run."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # the answer says more
             self._process.stdin.write("\n")
@@ -143,7 +143,9 @@ def code_digest() -> str:
 
 
 def differences(workload: Workload, digests: dict[str, dict[str, Any]]) -> list[str]:
-    """What shows that candidates did not do the same work. Of a bound without results nothing is known."""
+    """Describes results that show that candidates did different work. A bound without results is
+    not compared.
+    """
     digests = {name: digest for name, digest in digests.items() if digest["number"] or name in ("gristmill", *PYTHONS)}
     if not workload.compare or not digests:
         return []
@@ -243,12 +245,14 @@ HEAD = ["workload", "unit", "gristmill", "Grain", "torch", "bound", "Grain/grist
 
 
 def is_asked_for(name: str, only: Sequence[str]) -> bool:
-    """Whether a part of the name is among ``only``, or nothing is."""
+    """True if a part of the name is among ``only``, or ``only`` is empty."""
     return not only or any(part in name for part in only)
 
 
 def surroundings_of(question: Any) -> contextlib.AbstractContextManager[Mapping[str, str]]:
-    """What a question has started for all of its candidates, if anything, and the variables that tell them of it."""
+    """Starts the service that a question needs for all of its candidates, if any, and yields the
+    environment variables that describe it.
+    """
     return getattr(question, "surroundings", lambda: contextlib.nullcontext({}))()
 
 

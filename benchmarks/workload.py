@@ -1,4 +1,6 @@
-"""What a question in ``questions/`` consists of. Imports the standard library alone: every environment loads it."""
+"""The parts of a question in ``questions/``. Imports the standard library alone: every environment
+loads it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to pass to Orbax. Importing this module imports Orbax."""
+"""Arguments to pass to Orbax. Importing this module imports Orbax."""
 
 from __future__ import annotations
 

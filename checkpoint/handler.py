@@ -65,7 +65,7 @@ class CheckpointHandler:
 
 
 class _Pending:
-    """What Orbax waits for in the background, as for a future."""
+    """The background operation that Orbax waits for, as for a future."""
 
     def __init__(self, write: Callable[[], None]) -> None:
         self._write = functools.cache(write)

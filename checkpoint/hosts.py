@@ -1,4 +1,6 @@
-"""What the hosts of a run do together: they agree on the number of steps, and their states become one."""
+"""Operations that the hosts of a run do together: they agree on the number of steps, and merge
+their states.
+"""
 
 from __future__ import annotations
 

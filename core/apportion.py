@@ -56,17 +56,21 @@ class Apportionment:
 
     @property
     def fits_int64(self) -> bool:
-        """Whether all arithmetic of ``position`` does."""
+        """True if all arithmetic of ``position`` fits into int64."""
         return self.length < 2**31
 
     def position(self, part: int, index: Any) -> Any:
-        """Where element ``index`` of a part is: of an ``int``, or of each of an array."""
+        """The position of element ``index`` of a part: of an ``int``, or of each entry of an
+        array.
+        """
         for level in range(part, -1, -1):
             index = self._among(level, index, in_part=level == part)
         return index
 
     def _among(self, level: int, index: Any, *, in_part: bool) -> Any:
-        """Where element ``index`` of part ``level``, or of what is left without it, is among both."""
+        """The position, in the union of both, of element ``index`` of part ``level`` or of the rest
+        without it.
+        """
         length, size, rest = self._left[level], self.sizes[level], self._left[level + 1]
         if not (rest if in_part else size):  # the other is empty
             return index

@@ -1,4 +1,5 @@
-"""How much of the machine this process may use, as its control groups (which containers set) and its affinity limit it.
+"""The share of the machine that this process may use, as limited by its control groups (which
+containers set) and its affinity.
 
 Source: the kernel's documentation of cgroup v2 (cpu.max, memory.max) and v1 (cpu.cfs_quota_us, memory.limit_in_bytes).
 """

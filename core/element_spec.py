@@ -1,4 +1,4 @@
-"""What elements look like, without the elements."""
+"""Descriptions of elements without the elements."""
 
 from __future__ import annotations
 

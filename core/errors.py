@@ -172,7 +172,9 @@ class SourceEnded(Exception):
 
 
 def stop_iteration_error(source: str) -> RuntimeError:
-    """What becomes of a ``StopIteration`` that escapes from a function of a user: it must not end the stream (as in PEP 479)."""
+    """The error raised in place of a ``StopIteration`` that escapes from a user's function: it must
+    not end the stream (as in PEP 479).
+    """
     return RuntimeError(
         f"user code in {source} raised StopIteration, which would have ended the data silently; "
         "raise another exception, or catch it where it happens"

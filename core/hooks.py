@@ -1,4 +1,6 @@
-"""What packages above do for those below, which must not import them: the facade, which knows all, is asked."""
+"""Functions of higher packages that lower ones, which must not import them, get through the
+facade.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,8 @@ def new_observer() -> Any:
 
 
 def pipeline_html(pipeline: Any) -> str:
-    """What a notebook shows of a dataset or loader (see ``gristmill.diagnostics.notebook``)."""
+    """The HTML that a notebook shows of a dataset or loader (see
+    ``gristmill.diagnostics.notebook``).
+    """
     html: str = sys.modules["gristmill"]._pipeline_html(pipeline)
     return html

@@ -72,7 +72,7 @@ def _unguarded_repr(value: Any) -> str:
 
 
 def _has_generated_repr(kind: type) -> bool:
-    """Whether the ``__repr__`` of a class was made by ``dataclass``."""
+    """True if ``dataclass`` generated the ``__repr__`` of a class."""
     function = getattr(vars(kind)["__repr__"], "__wrapped__", None)
     code = getattr(function, "__code__", None)
     return dataclasses.is_dataclass(kind) and code is not None and code.co_filename == "<string>"

@@ -18,7 +18,7 @@ MAX_LANES = 1 << 16  # as many as a message between processes can tell apart
 
 @dataclass(slots=True)
 class ReadOptions:
-    """How records are read ahead by threads.
+    """Options of threads that read records ahead.
 
     Args:
         num_threads: threads that read and transform; 0 reads in the calling thread.
@@ -154,7 +154,7 @@ def _check_environment(variables: Any) -> None:
 
 
 class ExecutionTrackingMode(enum.Enum):
-    """What is recorded about a pipeline while it runs."""
+    """The kind of measurements recorded about a pipeline while it runs."""
 
     DISABLED = 1
     STAGE_TIMING = 2

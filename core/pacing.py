@@ -1,4 +1,4 @@
-"""How many elements to compute in one go, for whoever computes ahead of a consumer."""
+"""The number of elements that a prefetching stage computes in one call."""
 
 from __future__ import annotations
 

@@ -158,7 +158,8 @@ def _encrypt_16_bits(keys: tuple[int, ...]) -> NDArray[np.uint16]:
 
 
 def _first_returns(step: NDArray[Any], length: int) -> NDArray[Any]:
-    """Where the walk ``i, step[i], step[step[i]], …`` first comes back below ``length``, for each ``i`` below it.
+    """The first value below ``length`` on the walk ``i, step[i], step[step[i]], …``, for each ``i``
+    below it.
 
     Args:
         step: a permutation of ``range(len(step))``, whose length is a power of two.

@@ -15,7 +15,8 @@ _MAX_BYTES_AHEAD = 1 << 28
 
 @dataclass(slots=True, repr=False)
 class RayOptions:
-    """How many Ray actors run a pipeline, on which machines of a cluster, and how far they may run ahead.
+    """Options of Ray actors that run a pipeline: their number, their machines, and how far they may
+    run ahead.
 
     To be given wherever ``MultiprocessingOptions`` is: elements, their order and states are the same, and a state that was taken
     with one goes on with the other. Needs the extra ``ray``. The actors are in the cluster that this program is connected to

@@ -24,7 +24,7 @@ class _LazyRng:
 
 @dataclass(slots=True)
 class RecordMetadata:
-    """Where a record stands in the sampled stream, where to find it, and its private random generator.
+    """The position of a record in the sampled stream, its key, and its private random generator.
 
     Args:
         index: position in the (conceptually endless) stream over all shards; unique and increasing.

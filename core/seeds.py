@@ -18,7 +18,8 @@ _UINT64 = 0xFFFFFFFFFFFFFFFF
 
 
 class _Origin(ISpawnableSeedSequence):
-    """Where a generator comes from: gives Philox the key that ``Philox(key=...)`` would have, and ``rng.spawn`` its children.
+    """The origin of a generator: gives Philox the key that ``Philox(key=...)`` would have, and
+    ``rng.spawn`` its children.
 
     Without it Philox would ask the system for entropy, which takes 4 µs and makes children differ in every run.
     """

@@ -171,7 +171,7 @@ def _tell_tracker(name: str) -> None:
 
 
 def _shares_tracker() -> bool:
-    """Whether this is a child whose resource tracker is its parent's and lives on after it."""
+    """True if this is a child whose resource tracker is its parent's and outlives it."""
     global _sharing
     if parent_process() is None:  # which it also is while a child imports the main program
         return False

@@ -45,7 +45,9 @@ def unflatten(structure: Structure, leaves: Sequence[Any]) -> Any:
 
 
 def leaf_paths(tree: Any) -> list[str]:
-    """Where each leaf of ``tree`` is, in the order of ``flatten``, as one would write it: ``['a'][0]``."""
+    """The path of each leaf of ``tree``, in the order of ``flatten``, in Python's notation:
+    ``['a'][0]``.
+    """
     jax = _jax_tree_util()
     if jax is not None:
         return [jax.keystr(path) for path, _ in jax.tree_flatten_with_path(tree)[0]]
@@ -103,7 +105,7 @@ _LEAF = _Leaf()
 
 
 def _children(tree: Any) -> tuple[Any, list[Any]] | None:
-    """What is needed to rebuild a node, and its children; ``None`` for a leaf."""
+    """The data needed to rebuild a node, and its children; ``None`` for a leaf."""
     kind = type(tree)
     if tree is None:
         return None, []

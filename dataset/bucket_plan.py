@@ -55,7 +55,9 @@ class _Window(NamedTuple):
 
 
 class _Epoch:
-    """How many elements of each bucket come before each window, and how many batches, as far as that was counted."""
+    """The cumulative number of elements of each bucket and of batches before each window, for the
+    windows counted so far.
+    """
 
     def __init__(self, num_buckets: int) -> None:
         self.counts = [np.zeros(num_buckets, np.int64)]
@@ -170,7 +172,7 @@ class BucketPlan:
             raise _epochs_differ(self._ds, f"{epoch.counts[-1].tolist()} in the buckets, not {self.counts.tolist()}")
 
     def _num_cut(self, counts: NDArray[np.int64], is_end: bool = False) -> NDArray[np.int64]:
-        """How many batches are cut of so many elements."""
+        """The number of batches that are cut from the given numbers of elements."""
         rest = self._rows - 1 if is_end and not self._drop else 0
         cut: NDArray[np.int64] = (counts + rest) // self._rows
         return cut
@@ -207,13 +209,15 @@ class BucketPlan:
         return _Window(by_bucket[: starts[-1]] + start, lengths[by_bucket[: starts[-1]]], starts)
 
     def _keys(self, indices: Indices) -> NDArray[np.int64]:
-        """Where the lengths of the elements at ``indices`` are."""
+        """The keys under which the lengths of the elements at ``indices`` are stored."""
         _, found = farthest_behind(self._ds, indices)
         keys = as_array(found, 2**63 - 1) % len(self._lengths)
         return keys.astype(np.int64, copy=False)
 
     def _count(self) -> tuple[NDArray[np.int64], int]:
-        """How many elements of an epoch are in each bucket, and how many are too long."""
+        """The number of elements of an epoch in each bucket, and the number of elements that are
+        too long.
+        """
         times, rest = divmod(self._num_elements, len(self._lengths)) if len(self._lengths) else (0, 0)
         if not rest:  # in whatever order
             *counts, num_long = (self._lengths.per_bucket(self._boundaries) * times).tolist()

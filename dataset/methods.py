@@ -213,7 +213,7 @@ class MapDatasetMeta(_DatasetMeta):
 
 
 class MapElementMethods(Generic[T_co]):
-    """What becomes of each element."""
+    """Methods that transform each element."""
 
     def apply(self, transformations: Transformation | Transformations) -> MapDataset[Any]:
         """Returns a dataset with the given transformations applied in order.
@@ -854,7 +854,7 @@ class MapBucketMethods(Generic[T_co]):
 
 
 class IterElementMethods(Generic[T_co]):
-    """What becomes of each element."""
+    """Methods that transform each element."""
 
     def apply(self, transformations: Transformation | Transformations) -> IterDataset[Any]:
         """Returns a dataset with the given transformations applied in order.

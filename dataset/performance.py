@@ -120,7 +120,9 @@ def _check_budget(megabytes: Any) -> float:
 
 
 def _num_fitting(name: str, datasets: Sequence[Any], budget: float, cap: int, samples: int) -> int:
-    """How many elements of each of ``datasets`` fit into ``budget`` bytes together, ``cap`` at most."""
+    """The number of elements of each of ``datasets`` that fit into ``budget`` bytes together, at
+    most ``cap``.
+    """
     sizes = [size for ds in datasets for size in _first_sizes(ds, math.ceil(samples / len(datasets)))]
     if len(sizes) < samples or not sum(sizes):
         _log.warning("%d elements of %d are too few to tell their size: %s is its maximum, %d", len(sizes), samples, name, cap)

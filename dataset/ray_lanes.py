@@ -41,7 +41,7 @@ class _Silent(Exception):
 
 
 class LanesOfActor(LanesOfWorker):
-    """What one actor computes."""
+    """The lanes that one actor computes."""
 
     def __init__(self, pool: Any, index: int, count: int, num_lanes: int, numbers: Numbers | None, budget: int) -> None:
         super().__init__(pool, index, count, num_lanes, numbers)
@@ -59,7 +59,7 @@ class LanesOfActor(LanesOfWorker):
             self._pool.let_go(self._index)
 
     def state_of(self, number: int) -> Any:
-        """Where a lane is behind the last element that has arrived."""
+        """The state of a lane after the last element that has arrived."""
         return self._states[number]
 
     def text(self, lane: WorkerLane) -> str:
@@ -84,7 +84,7 @@ class LanesOfActor(LanesOfWorker):
                 raise _Lost(str(death)) from None
 
     def obituary(self, death: str, number: int) -> str:
-        """What is said of a lane at which actors die."""
+        """The error message for a lane at which actors die."""
         return (
             f"Ray actors were lost, one after the other, while lane {number} of {self._num_lanes} was computed, "
             f"{self._place(number)}: the last one {death}. Nothing is lost: it.set_state(it.get_state()) tries again"
@@ -162,7 +162,7 @@ class LanesOnRay:
             self._lose(actor, lane, str(loss))
 
     def _states(self) -> dict[int, Any]:
-        """Where each lane is that has not ended, in the order in which they are needed."""
+        """The state of each lane that has not ended, in the order in which they are needed."""
         lanes = [lane for lane in self.lanes if lane.number in self._actor_of and not lane.has_ended]
         numbers = [lane.number for lane in sorted(lanes, key=lambda lane: len(lane.ready))]
         return {number: self._groups[self._actor_of[number]].state_of(number) for number in numbers}

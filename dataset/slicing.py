@@ -73,7 +73,9 @@ def slice_pipeline(
 
 
 def num_elements_of_shares(ds: IterDataset[Any], count: int, sequential: bool, by_lanes: bool = False) -> Length:
-    """How many elements all shares of ``ds`` have together: batches and the like are made by each for itself."""
+    """The number of elements that all shards of ``ds`` have together: each shard makes its own
+    batches and the like.
+    """
     shares = [slice_pipeline(ds, i, count, sequential=sequential, by_lanes=by_lanes) for i in range(count)]
     return added([num_elements(share) for share in shares])
 
@@ -85,7 +87,7 @@ class PipelineEditor(abc.ABC):
         self._replaced: dict[int, Any] = {}  # by the id of the dataset
 
     def replaced(self, ds: Any) -> Any:
-        """What takes the place of ``ds``."""
+        """The replacement of ``ds``."""
         if id(ds) not in self._replaced:
             self._replaced[id(ds)] = self._replace(ds)
         return self._replaced[id(ds)]

@@ -1,4 +1,4 @@
-"""Where a pipeline is split, and how parts of it are made of that.
+"""Finds the stages at which a pipeline is split, and makes its parts.
 
 A dataset is split itself if its positions have the same records in all epochs. A step that moves records (a shuffle, a mixture, a
 repetition), and whatever follows it, is made anew over parts of its parents. Where it has no meaning over these, as a slice has

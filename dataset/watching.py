@@ -1,4 +1,4 @@
-"""Where a pipeline that is to be observed meets what observes it (``gristmill.diagnostics``).
+"""Connects pipelines that are observed with their observers (``gristmill.diagnostics``).
 
 Stages know nothing of it. The context that the iterators of a pipeline share tells it of every one that joins; whether there
 is anybody to tell is looked up when a context is made, once for each pipeline.
@@ -40,7 +40,7 @@ def looking_once() -> Iterator[None]:
 
 
 def watcher() -> Callable[[Any], None] | None:
-    """What is to be told of the iterators of a new pipeline; ``None`` if nobody observes it.
+    """The function to call with the iterators of a new pipeline; ``None`` if it is not observed.
 
     Worker processes observe what the process asks for that they work for, and nothing by themselves.
     """
@@ -84,7 +84,9 @@ def observe_as(it: Any, observer: Any, part: Any) -> None:
 
 
 def observed_as(it: Any) -> tuple[Any, Any]:
-    """Who observes an iterator, and as which part of its pipeline; nobody and nothing if there is none."""
+    """The observer of an iterator and the part of its pipeline that the iterator is; ``None`` for
+    both if it is not observed.
+    """
     return getattr(it, "_observed", None) or (None, None)
 
 

@@ -45,7 +45,7 @@ class WorkerLane(Shard):
 
 
 class LanesOfWorker:
-    """What one worker process computes.
+    """The lanes that one worker process computes.
 
     A worker that dies is replaced. The new one goes on from the last elements that arrived, and carefully, as long as it is
     where the dead one was at work: it computes one output at a time and nothing ahead, so that all before a record that kills
@@ -167,7 +167,7 @@ class LanesOfWorker:
                 self._restart(self._skipping)
 
     def _goes_on(self, death: WorkerDied, worker: Any) -> bool:
-        """Whether another worker goes on where one has died; false if it would do the same."""
+        """True if another worker continues where one has died; false if it would do the same."""
         incident = worker.incident()
         if incident is None:
             return self._takes_care(death, worker.unfinished())
@@ -181,7 +181,9 @@ class LanesOfWorker:
         return is_careful
 
     def _is_to_be_told(self) -> bool:
-        """Whether there was a death that may be no element's fault, and nobody else is to say so."""
+        """True if there was a death that no element need have caused, and no other lane reports
+        it.
+        """
         if self._unexplained and self._died is not None and not self._died.incident().is_for(self._died):
             self._unexplained = ""
         self._died = None
@@ -233,7 +235,9 @@ class LanesOfWorker:
         return self._states[lane.number]
 
     def _is_innocent(self, lane: WorkerLane, accused: tuple[int, int]) -> bool:
-        """Whether the next output comes when a record at which a worker died is read once more."""
+        """True if the next output arrives when a record at which a worker died is read once
+        more.
+        """
         self._accused = None
         assert self._care is not None
         self._care = Care({key: text for key, text in self._care.refused.items() if key != accused})

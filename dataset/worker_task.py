@@ -208,7 +208,7 @@ class PipelineProducer:
 
 
 def worker_name(index: int, count: int, lane: int, num_lanes: int) -> str:
-    """What a worker is called when something happens in one of its lanes."""
+    """The name of a worker in messages about one of its lanes."""
     worker = f"worker {index} of {count}"
     return worker if count == num_lanes else f"{worker}, lane {lane} of {num_lanes}"
 
@@ -233,7 +233,7 @@ def readers(it: Any) -> list[Reader]:
 
 
 def place(state: Any, numbers: Numbers | None, *, exact: bool = False) -> str:
-    """Where a worker is, in words.
+    """The description of the location of a worker.
 
     Args:
         state: its state.

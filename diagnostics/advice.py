@@ -1,4 +1,4 @@
-"""What to change about a pipeline, with what that would gain.
+"""Suggested changes to a pipeline, with the expected gain.
 
 Every change is what it makes of the stations of the pipeline (see ``capacity``). Those that gain next to nothing are not advised.
 """
@@ -30,13 +30,13 @@ _MEMORY_SHARE = 0.5  # of the free memory that buffers should not exceed
 
 @dataclass(frozen=True)
 class Settings:
-    """What can be changed about a pipeline: how much runs at once, and how far ahead."""
+    """The settings of a pipeline that can be changed: concurrency and prefetching."""
 
     read_options: ReadOptions | None
     multiprocessing_options: WorkerOptions | None
 
     def num_threads(self, prefetch: StageSummary) -> int:
-        """How many threads may do the work of a stage that reads ahead."""
+        """The number of threads that may do the work of a stage that reads ahead."""
         if prefetch.num_threads is not None:
             return max(1, prefetch.num_threads)
         return max(1, self.read_options.num_threads) if self.read_options is not None else 1
@@ -44,7 +44,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Machine:
-    """What this process may use, and what it did use; or what Ray actors may, and did."""
+    """The resources that this process, or Ray actors, may use, and those that were used."""
 
     cpus: int
     memory: float  # bytes that are free
@@ -61,7 +61,7 @@ class Machine:
 
 
 class Advisor:
-    """What helps a pipeline."""
+    """Finds changes that speed up a pipeline."""
 
     def __init__(
         self, snapshot: Snapshot, capacity: Capacity, settings: Settings, machine: Machine, cluster: Machine | None
@@ -188,7 +188,7 @@ class Advisor:
         return all([self._summary[part].place == "threads" for part in self._capacity.stations[key].parts])
 
     def _capacity_is_read(self, key: int) -> bool:
-        """Whether the threads are those that ``ReadOptions`` say."""
+        """True if the number of threads is that of ``ReadOptions``."""
         return self._summary[key].num_threads in (None, self._threads_of_options())
 
     def _threads_of_options(self) -> int:
@@ -251,7 +251,9 @@ class Advisor:
         yield Change(text, self._capacity.with_stations(changed))
 
     def _more_waiting(self) -> float:
-        """How many times as much could wait at once, in threads; processes, which need as much memory, do no better."""
+        """The factor by which more threads could wait at once; processes, which need as much
+        memory, do no better.
+        """
         if self._reads is None or not self._threads_of_options():
             return _MORE_THREADS
         return _more_threads(self._reads, max(self._summary.values(), key=_size), self._machine)[0] / self._reads.num_threads
@@ -274,7 +276,7 @@ class Advisor:
             yield Change(text, self._with(key, station, num) if key is not None else None)
 
     def _worker_text(self, num: int) -> tuple[int, str]:
-        """How many workers fit, and what they take."""
+        """The number of workers that fit, and a text on the resources that they take."""
         kind = MultiprocessingOptions if self._workers is None else type(self._workers)
         output, memory = self._summary[0], math.inf if kind is RayOptions else self._machine.memory  # Ray has a limit of its own
         size = _size(output)

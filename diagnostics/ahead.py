@@ -1,4 +1,4 @@
-"""What a pipeline uses of the threads and the memory that all share there who compute ahead."""
+"""The threads and the memory that prefetching stages of a pipeline share and use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _MIN_SHARE = 0.01  # of the time, that is worth a word
 
 @dataclass(frozen=True)
 class BudgetUse:
-    """How much of what all stages of one process share that compute ahead is in use at the moment.
+    """The part of the shared threads and memory that the prefetching stages of one process use at
+    the moment.
 
     Args:
         process: ``"main"``, or ``"worker 0"`` and so on, behind its node if it is on Ray.
@@ -70,5 +71,5 @@ def ahead_text(summary: ExecutionSummary) -> str:
 
 
 def short_name(stage: StageSummary) -> str:
-    """What a stage is, and its number in the table."""
+    """The name of a stage, and its number in the table."""
     return f"{stage.name.partition('(')[0].partition('[')[0]} ({stage.id})"

@@ -1,4 +1,4 @@
-"""What is set up for a pipeline that is observed because an option says so."""
+"""Sets up the observation of a pipeline that an option requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pipeline would give if one of its parts took no time, or less.
+"""The throughput that a pipeline would have if one of its parts took no or less time.
 
 Whatever runs at the same time is a station: the consumer's own thread, the threads behind a stage that reads ahead, the workers
 of a stage. A pipeline gives an output as often as its slowest station can. What an output takes beyond that (hand-overs, reads of
@@ -33,7 +33,7 @@ SHARED = -3  # as a station: all threads of the consumer's process that compute 
 
 @dataclass(frozen=True)
 class Station:
-    """What runs at the same time as everything else.
+    """A part of a pipeline that runs concurrently with all others.
 
     Args:
         parts: how long an output takes there because of each part: a stage by its id (of workers: what it takes to hand elements
@@ -163,7 +163,9 @@ class Capacity:
                 self.stations[SHARED] = Station(work, budget.max_threads)
 
     def _held(self, snapshot: Snapshot) -> float:
-        """How long an output waited because what is ahead took all the memory that it may; others may wait for who waits."""
+        """The time that an output waited because prefetched elements used all allowed memory; other
+        stages may wait for the waiting one.
+        """
         waits = {"consumer": 0.0, "threads": 0.0, "workers": 0.0}
         for x in snapshot.summary.values():
             waits[x.place] += x.memory_wait_ns / self._num
@@ -231,14 +233,16 @@ class Capacity:
         return math.fsum([x.parts.get(i, 0.0) for x in self.stations.values() for i in parts])
 
     def with_stations(self, changed: dict[int | None, Station]) -> float:
-        """How long an output would take with other stations in place of some."""
+        """The time of an output with other stations in place of some."""
         parts = {part for key in changed if key in self.stations for part in self.stations[key].parts}
         share = math.fsum([self._shares.get(part, 0.0) for part in parts])
         left = self._longest({**self.stations, **changed}) + self.rest * max(0.0, 1 - share)
         return max(left, self.held)  # neither threads nor processes have more memory
 
     def with_memory(self) -> float:
-        """How long an output would take if there were memory for all that is computed ahead; no less than that."""
+        """The time of an output if there were memory for all prefetched elements; at least the
+        present limit.
+        """
         return max(self._longest(self.stations), self.now - self.held)
 
 
@@ -266,7 +270,9 @@ def _at_work(stages: list[StageSummary]) -> list[StageSummary]:
 
 
 def _segments(summary: ExecutionSummary) -> dict[int | None, list[StageSummary]]:
-    """What runs together, by the prefetching stage that waits for it; ``None`` is the consumer's thread."""
+    """The stages that run in one thread, by the prefetching stage that waits for them; ``None`` is
+    the consumer's thread.
+    """
     segments: dict[int | None, list[StageSummary]] = {None: [x for x in summary.values() if x.place == "consumer"]}
     for node in summary.values():
         behind = [summary[i] for i in node.inputs]

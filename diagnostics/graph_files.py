@@ -1,4 +1,4 @@
-"""Where the graph of a pipeline goes: to whoever asks for a text, to files, to the log."""
+"""Destinations of the graph of a pipeline: a returned text, files, the log."""
 
 from __future__ import annotations
 

@@ -9,7 +9,9 @@ from gristmill.diagnostics.view import dataset_iterator
 
 
 def jumped(it: Any, index: int) -> bool:
-    """Whether ``it`` could go on at an index without what comes before; where elements are left out, one has to count."""
+    """True if ``it`` could go on at an index without what comes before; where elements are left
+    out, one has to count.
+    """
     if may_have_gaps(dataset_iterator(it)):
         return False
     try:

@@ -1,4 +1,4 @@
-"""How much of the machine processes want and get."""
+"""The CPU time that processes request and get."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What notebooks show of pipelines and of what was found out about them: small pieces of HTML that refer to nothing else.
+"""The HTML that notebooks show for pipelines and for results about them: small pieces that refer to
+nothing else.
 
 Their text has the colour of the page around them and their lines are half transparent, so that they can be read on light and on
 dark pages, whoever decides which it is. All that comes from users is escaped.

@@ -169,7 +169,9 @@ class Observer:
             self.faults[step] = self.faults.get(step, 0) + num
 
     def components(self) -> dict[int, dict[str, dict[str, int]]]:
-        """What was drawn of each component of mixtures of streams, by the number of their probe."""
+        """The draw counts of the components of mixtures of streams, by the number of their
+        probe.
+        """
         found: dict[int, dict[str, dict[str, int]]] = {}
         for it in self.alive():
             probe, drawn = self.probe_of(it), drawn_from(it)
@@ -293,7 +295,7 @@ class Observer:
             _try(callback)
 
     def cell(self, probe: Probe) -> Cell:
-        """What all threads have counted of a stage."""
+        """The sum of the counts of all threads for a stage."""
         total = Cell()
         with merging:
             for lane in [*self.lanes]:
@@ -318,7 +320,7 @@ def _category(stage: Any) -> str:
 
 
 def _fits(probe: Probe, stage: Any) -> bool:
-    """Whether a stage and everything upstream have the same form as those of a probe."""
+    """True if a stage and everything upstream have the same form as those of a probe."""
     inputs = upstream_for_observers(stage)
     return (
         probe.has_shape_of(stage, _category(stage)) and len(inputs) == len(probe.inputs) and all(map(_fits, probe.inputs, inputs))
@@ -326,7 +328,7 @@ def _fits(probe: Probe, stage: Any) -> bool:
 
 
 def _num_ready(owner: Callable[[], Any]) -> int | None:
-    """How many elements a prefetching stage could deliver at once."""
+    """The number of elements that a prefetching stage could deliver at once."""
     it = owner()
     work = None if it is None else work_ahead(it)
     return None if work is None else work.num_ready

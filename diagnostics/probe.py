@@ -1,4 +1,4 @@
-"""What is counted while an observed pipeline runs, and the functions that count it.
+"""The counts taken while an observed pipeline runs, and the functions that take them.
 
 A stage's method (``_take`` of an iterator, ``_items`` of a map dataset) is shadowed, on the one object that is observed, by a
 function that calls it and adds up. Nothing here grows with the length of a run:
@@ -47,7 +47,7 @@ _TIMING = 2  # or timed as well; None: no call is in progress
 
 
 class Cell:
-    """What one thread has counted of one stage. Times in nanoseconds."""
+    """The counts of one thread for one stage. Times in nanoseconds."""
 
     __slots__ = (
         *("attend_at", "bytes_read", "cpu", "elements", "errors", "histogram"),
@@ -81,7 +81,7 @@ class Cell:
 
 
 class Lane:
-    """What happens in one thread."""
+    """The events of one thread."""
 
     def __init__(self, name: str, thread: threading.Thread) -> None:
         self.name = name
@@ -251,7 +251,7 @@ def name_of(stage: Any) -> str:
 
 
 class Output:
-    """What the consumer sees: how long it waits for each output."""
+    """The outputs as the consumer sees them: the wait for each."""
 
     def __init__(self, on_attend: Callable[[int], None], on_end: Callable[[], None]) -> None:
         self.began = 0  # of the call in progress; 0: there is none
@@ -286,7 +286,9 @@ class Output:
         self.settle()
 
     def settle(self) -> None:
-        """Where there may be no next one: the delays that are not recorded count as what most are like."""
+        """Records pending delays. Where there may be no next output, delays not yet recorded count
+        as the most frequent ones.
+        """
         self.delays[self.delays.index(max(self.delays))] += self.unrecorded
         self.unrecorded = 0
 

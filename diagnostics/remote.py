@@ -32,7 +32,7 @@ _SHARE = 50  # a report may take this fraction of the time between two of them
 
 @dataclass
 class StageRecord:
-    """What was counted of one stage, in one process or several."""
+    """The counts of one stage, in one process or several."""
 
     name: str
     kind: str
@@ -53,7 +53,7 @@ class StageRecord:
 
 @dataclass
 class LaneRecord:
-    """What happened in one thread."""
+    """The events of one thread."""
 
     process: str
     name: str
@@ -64,7 +64,7 @@ class LaneRecord:
 
 @dataclass
 class WorkerReport:
-    """What a worker says of itself. Times in nanoseconds."""
+    """The report of a worker about itself. Times in nanoseconds."""
 
     index: int
     process_id: int
@@ -86,7 +86,7 @@ class WorkerReport:
 
 
 def records_of(observer: Any) -> list[StageRecord]:
-    """What an observer has counted in this process, by the numbers of its probes."""
+    """The counts of an observer in this process, by the numbers of its probes."""
     probes = [*observer.probes]
     cells = [observer.cell(probe) for probe in probes]
     for probe in probes:
@@ -233,7 +233,7 @@ class WorkerGroup:
             self._past[key] = _added(self._past.pop(key, None), report)
 
     def decoding(self, node: str) -> int:
-        """How long the consumer took to make elements of messages from a node."""
+        """The time that the consumer took to decode messages from a node."""
         return max(0, self._received[node] - self._waited[node])
 
     def reports(self) -> list[WorkerReport]:
@@ -273,7 +273,9 @@ def _node(worker: Any) -> str:
 
 
 def _wall() -> int:
-    """What the clock of this machine is behind the time of day, which is the same for all machines, nearly."""
+    """The difference between the time of day, which is nearly the same on all machines, and the
+    clock of this machine.
+    """
     return time.time_ns() - clock()
 
 

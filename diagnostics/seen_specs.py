@@ -1,4 +1,4 @@
-"""What was seen of the elements of a pipeline that ran, at the stages of the graph of its datasets.
+"""Specs of elements seen while a pipeline ran, for the stages of the graph of its datasets.
 
 What runs is not drawn one to one: a stage of a dataset may have no iterator of its own, workers read slices, equal datasets of an
 interleave are counted together. So the two are laid side by side from the output upwards, by what kind of stage each is.
@@ -59,7 +59,7 @@ def _branch(stages: Mapping[int, Stage], number: int) -> list[str]:
 
 
 def _makes_datasets(stage: Stage) -> bool:
-    """Whether what a stage draws from are datasets that are made as it goes, which the graph does not show."""
+    """True if the inputs of a stage are datasets made as it runs, which the graph does not show."""
     number = re.search(r"\[(\d+) datasets]", stage.name)
     return number is not None and int(number[1]) != len(stage.inputs)
 
@@ -73,5 +73,5 @@ def _chain(stages: Mapping[int, Stage] | Mapping[int, StageSummary], number: int
 
 
 def _kind(name: str) -> str:
-    """What a dataset and its iterator have in common."""
+    """The name that a dataset and its iterator share."""
     return re.sub(r"(Iter)?Dataset|Iterator", "", re.split(r"[(\[]", name)[0])

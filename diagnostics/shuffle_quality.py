@@ -1,4 +1,6 @@
-"""How well a pipeline mixes: what batches lack of the whole, what neighbours have in common, and what a batch costs storage."""
+"""Measures how well a pipeline mixes: how batches differ from the whole, what neighbours share, and
+what a batch costs storage.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ _WIDTH, _HEIGHT, _MARGIN, _HEAD = 640, 240, 16, 44
 
 @dataclass(frozen=True)
 class ShuffleQuality:
-    """What ``shuffle_quality`` has found.
+    """The result of ``shuffle_quality``.
 
     Args:
         distance: of batches from all elements, from 0 to 1: half the sum of the differences of shares of classes, on average.

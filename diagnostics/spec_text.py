@@ -1,4 +1,4 @@
-"""How an element looks, in a few words, and how large it is."""
+"""A short text for the structure and the size of an element."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the time of a pipeline went, stage by stage."""
+"""The time that each stage of a pipeline took."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _HEADING_WIDTH = 10
 
 @dataclass(frozen=True)
 class StageSummary:
-    """What one stage did. Times are in nanoseconds, and those of all threads and worker processes together.
+    """The counts and times of one stage. Times are in nanoseconds, and those of all threads and
+    worker processes together.
 
     Args:
         id: its number; the last stage is 0, parents are numbered depth first.
@@ -85,7 +86,9 @@ class StageSummary:
 
     @property
     def memory_bytes(self) -> int:
-        """What a prefetching stage holds, as far as its inputs and outputs tell."""
+        """The number of bytes that a prefetching stage buffers, estimated from its inputs and
+        outputs.
+        """
         return max(0, self.bytes_consumed - self.bytes_produced)
 
 
@@ -149,30 +152,36 @@ class ExecutionSummary(Mapping[int, StageSummary]):
 
     @property
     def read_ahead(self) -> str:
-        """What is in use of the threads and the memory for what is computed ahead, and who waited for them; may be empty."""
+        """The threads and the memory in use for prefetching, and the stages that waited for them;
+        may be empty.
+        """
         return ahead_text(self)
 
     @property
     def passed_over(self) -> str:
-        """How many faults were passed over, and by which steps; empty without any."""
+        """The number of faults that were skipped, by stage; empty if there were none."""
         parts = ", ".join([f"{num:,} by {step}" for step, num in self.faults.items()])
         return f"faults passed over: {parts}" if parts else ""
 
     @property
     def drawn(self) -> str:
-        """What mixtures of streams have drawn of their components, those with the most first; empty without a mixture."""
+        """The draw counts of the components of mixtures of streams, the largest first; empty
+        without a mixture.
+        """
         mixtures = [node for node in self.nodes.values() if node.components]
         return "; ".join([f"drawn by {node.id}: {_drawn_text(node.components)}" for node in mixtures])
 
     @property
     def too_long(self) -> str:
-        """How many elements were longer than the last boundary, and in which stages; empty without any."""
+        """The number of elements longer than the last boundary, by stage; empty if there were
+        none.
+        """
         parts = ", ".join([f"{node.num_long:,} in {node.name}" for node in self.nodes.values() if node.num_long])
         return f"longer than the last boundary: {parts}" if parts else ""
 
     @property
     def remarks(self) -> list[str]:
-        """What stands below the table."""
+        """The remarks below the table."""
         return [line for line in (self.read_ahead, self.drawn, self.passed_over, self.too_long) if line]
 
     def to_dict(self) -> dict[str, Any]:
@@ -241,7 +250,7 @@ def _wrapped(text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class ThreadTimeline:
-    """What one thread did when.
+    """The activity of one thread over time.
 
     Args:
         process: ``"main"``, or ``"worker 0"`` and so on, behind its node if it is on Ray.
@@ -261,7 +270,7 @@ class ThreadTimeline:
 
 @dataclass(frozen=True)
 class WorkerLoad:
-    """How the workers of one stage, on one node, spent their time, added up, in nanoseconds.
+    """The times of the workers of one stage on one node, added up, in nanoseconds.
 
     Args:
         stage: the id of the stage.
@@ -341,7 +350,7 @@ class Snapshot:
 
 
 def take_snapshot(observer: Any) -> Snapshot:
-    """What an observer has counted so far, its workers included."""
+    """The counts of an observer so far, its workers included."""
     records = records_of(observer)
     places: dict[int, str] = {}
     transport: dict[int, int] = {}
@@ -444,7 +453,9 @@ def _summary(
 
 
 def _num_long(observer: Any) -> dict[int, int]:
-    """How many elements were longer than the last boundary of steps that make batches by length, by number of the probe."""
+    """The number of elements longer than the last boundary of stages that batch by length, by the
+    number of the probe.
+    """
     found: dict[int, int] = {}
     for it in observer.alive():
         probe, num = observer.probe_of(it), num_long_elements(it)
@@ -488,7 +499,9 @@ def _ids(records: list[StageRecord], root: int) -> dict[int, int]:
 
 
 def _place(records: list[StageRecord], order: Mapping[int, int], number: int) -> str:
-    """Whether a stage runs in the thread of the consumer: what is behind a stage that waits does not."""
+    """The thread of a stage, in words: a stage upstream of one that waits does not run in the
+    consumer's thread.
+    """
     behind: set[int] = set()
     for other in order:
         if records[other].waits:

@@ -1,4 +1,4 @@
-"""What binds a pipeline, in words."""
+"""The bottleneck of a pipeline, in words."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MAX_REPR = 300  # characters
 
 @dataclass(frozen=True)
 class Part:
-    """What takes time in a pipeline, and what there would be without it.
+    """A part of a pipeline that takes time, and the throughput without it.
 
     Args:
         kind: ``"source"``, ``"transform"``, ``"transport"`` or ``"consumer"``.
@@ -120,7 +120,7 @@ def settings_of(it: Any) -> Settings:
 
 
 def diagnosis_of(snapshot: Snapshot, settings: Settings, cpu_ns: int, alone: Alone | None = None) -> Diagnosis:
-    """What a snapshot says about what binds the pipeline.
+    """The diagnosis that follows from a snapshot.
 
     Args:
         snapshot: the numbers.
@@ -196,7 +196,7 @@ def _too_little(snapshot: Snapshot) -> Diagnosis:
 
 
 class _Finding:
-    """What gains most if it took no time."""
+    """The part whose removal would gain most."""
 
     def __init__(self, snapshot: Snapshot, capacity: Capacity, threads_wait: bool) -> None:
         self._snapshot = snapshot

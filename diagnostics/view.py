@@ -217,7 +217,9 @@ def progress_of(view: View) -> int:
 
 
 class View:
-    """What ``observe`` returns. May be read at any time, by other threads too, and after the ``with`` block."""
+    """The result of ``observe``. May be read at any time, by other threads too, and after the
+    ``with`` block.
+    """
 
     def __init__(self, it: Any, *, trace: bool = False, stall_seconds: float | None = None) -> None:
         self._it = dataset_iterator(it)
@@ -269,11 +271,11 @@ class View:
         return take_snapshot(self._observer)
 
     def summary(self) -> ExecutionSummary:
-        """Where the time went, stage by stage."""
+        """The time of each stage."""
         return self.snapshot().summary
 
     def diagnosis(self) -> Diagnosis:
-        """What binds the pipeline, and what to do about it."""
+        """The bottleneck of the pipeline, and suggested changes."""
         return self._diagnosis()
 
     def _diagnosis(self, run: OneThread | None = None, *, is_step_alike: bool = False) -> Diagnosis:

@@ -45,7 +45,9 @@ def loss_and_gradient(weights: jax.Array, batch: dict[str, jax.Array]) -> jax.Ar
 
 
 def device_step(weights: jax.Array, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
-    """What every device does. It adds up the gradients of all in one order, so that no bit depends on which are of one host."""
+    """Computes a step on every device. It adds up the gradients of all devices in one order, so
+    that no bit depends on the division among hosts.
+    """
     loss, gradient = jax.lax.all_gather(loss_and_gradient(weights, batch), "data")
     return weights - 0.1 * gradient.mean(axis=0), loss.mean()
 

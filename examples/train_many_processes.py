@@ -50,7 +50,9 @@ def loss_and_gradient(weights: jax.Array, batch: dict[str, jax.Array]) -> jax.Ar
 
 
 def train(args: argparse.Namespace) -> None:
-    """What every process does, from the last checkpoint on. It logs the loss and a digest of its own rows of every step."""
+    """Trains in every process from the last checkpoint. It logs the loss and a digest of its own
+    rows of every step.
+    """
     jax.distributed.initialize(args.coordinator, args.processes, args.index, initialization_timeout=60)
     mesh = jax.sharding.Mesh(np.array(jax.devices()), "data")
     it = iter(make_batches(args.dataset))

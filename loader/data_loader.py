@@ -264,7 +264,7 @@ class DataLoader(grain_names.DataLoader):
 
     @property
     def _description(self) -> dict[str, Any]:
-        """What a checkpoint says about this loader, in the terms of its arguments."""
+        """The description of this loader in a checkpoint, in the terms of its arguments."""
         description: dict[str, Any] = {
             "stage": "DataLoader",
             "length": self._length,
@@ -391,12 +391,14 @@ def _check_length(sampler: Any, source: Any) -> None:
 
 
 def _is_unchanged(sampler: Any) -> bool:
-    """Whether it is one of ours, and no subclass has another lookup or length."""
+    """True if the object is of a class of this library, and no subclass overrides its lookup or
+    length.
+    """
     return answers_blocks(sampler) and type(sampler).__len__ in (IndexSampler.__len__, SequentialSampler.__len__)
 
 
 def _local_length(sampler: Any, shard: ShardOptions) -> int:
-    """How many elements this shard has."""
+    """The number of elements of this shard."""
     if (
         isinstance(sampler, IndexSampler)
         and _is_unchanged(sampler)

@@ -200,7 +200,7 @@ class DataLoaderIterator(Iterator[Any]):
         self._iterator.resize(num_workers)
 
     def faults(self) -> FaultCounts:
-        """What ``Tolerate`` has passed over up to here, as ``DatasetIterator.faults`` says it."""
+        """The faults that ``Tolerate`` has skipped so far, as in ``DatasetIterator.faults``."""
         return self._iterator.faults()
 
     def skip_failed(self) -> None:
@@ -252,7 +252,7 @@ class DataLoaderIterator(Iterator[Any]):
 
     @cached
     def _origin(self) -> dict[str, Any]:
-        """What a state says about the loader it belongs to."""
+        """The entries of a state that identify its loader."""
         plan = self._plan
         values = (plan.num_lanes, stable_repr(plan.sampler), plan.source_text)
         files = source_files(plan.source)
@@ -292,7 +292,7 @@ def loader_of(it: DataLoaderIterator) -> DataLoader:
 
 
 def _advice(value: Any) -> str:
-    """What the author of a class can do about its ``repr``; for a class of ours there is nothing to be done."""
+    """A hint for the author of a class about its ``repr``; empty for a class of this library."""
     is_ours = type(value).__module__.split(".")[0] in ("gristmill", "builtins", "numpy")
     return "" if is_ours else ". Implement __repr__ so that it says the same in every run, if they are equal"
 

@@ -1,4 +1,4 @@
-"""What to write in place of the arguments of PyTorch's ``DataLoader``."""
+"""Hints on replacing the arguments of PyTorch's ``DataLoader``."""
 
 from __future__ import annotations
 
@@ -47,14 +47,16 @@ def refusing_pytorch(init: Callable[P, None]) -> Callable[P, None]:
 
 
 def for_indices(sampler: Any) -> str:
-    """What to do with a sampler that gives indices alone, for the end of a message; nothing if ``sampler`` seems to be none."""
+    """A hint for a sampler that yields plain indices, as the end of a message; empty if ``sampler``
+    seems to be no sampler.
+    """
     gives_indices = isinstance(sampler, Sequence) or hasattr(sampler, "__array__") or not hasattr(sampler, "__getitem__")
     is_one = gives_indices and isinstance(sampler, Iterable)
     return ". For indices alone, as samplers of PyTorch give, write gristmill.samplers.IterableSampler(sampler)" if is_one else ""
 
 
 def advice(args: Sequence[Any], arguments: Mapping[str, Any]) -> str:
-    """What to write in place of ``DataLoader(*args, **arguments)``.
+    """The call to write in place of ``DataLoader(*args, **arguments)``.
 
     Example:
         >>> print(advice([range(9), 4], {"shuffle": True, "num_workers": 2}))

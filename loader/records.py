@@ -1,4 +1,5 @@
-"""What a ``DataLoader`` adds to the Dataset engine: reading by a sampler, and operations on records.
+"""The stages that a ``DataLoader`` adds to the Dataset engine: reading by a sampler, and operations
+on records.
 
 As long as no operation looks at a record's metadata (index, generator), the pipeline carries the bare data; otherwise it
 carries ``Record`` objects and these adaptors apply the user's function to their data.
@@ -272,7 +273,9 @@ def apply_operation(ds: IterDataset[Any], operation: Any, *, as_records: bool, s
 
 
 def _splitter(operation: FlatMap, as_records: bool, seed: int | None) -> Callable[[Any], list[Any]]:
-    """What makes items of bare data, or of a record, whose index they continue and whose key they do not have."""
+    """A function that splits bare data, or a record: the items have the record's index and no
+    key.
+    """
     from gristmill.dataset.stages.flat_map import items_of
 
     most = check_max_fan_out(operation)

@@ -1,4 +1,4 @@
-"""What a sampler is, and what ours have in common."""
+"""The interface of samplers, and code that the library's samplers share."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def seed_of(sampler: BlockSampler) -> int | None:
 
 
 def num_records_of(sampler: BlockSampler) -> int:
-    """How many records there are, in all shards together."""
+    """The number of records in all shards together."""
     return sampler._num_records
 
 
@@ -79,7 +79,9 @@ def epoch_of(sampler: BlockSampler, index: int) -> int:
 
 
 def answers_blocks(sampler: Any) -> bool:
-    """Whether ``sampler._block`` and ``_keys`` say what ``sampler[index]`` says: a subclass may have its own ``__getitem__``."""
+    """True if ``sampler._block`` and ``_keys`` agree with ``sampler[index]``: a subclass may have
+    its own ``__getitem__``.
+    """
     return isinstance(sampler, BlockSampler) and type(sampler).__getitem__ is BlockSampler.__getitem__
 
 

@@ -1,4 +1,4 @@
-"""Whether a pipeline continues exactly where a checkpoint was taken."""
+"""Checks that a pipeline continues exactly where a checkpoint was taken."""
 
 from __future__ import annotations
 
@@ -100,7 +100,9 @@ def _opened(ds: Any, stack: contextlib.ExitStack) -> Any:
 
 
 def _draws_from_an_iterator(ds: Any) -> bool:
-    """Whether all iterators of ``ds`` move one that is there already, as an ``ElasticIterator`` is: it is not ours to close."""
+    """True if all iterators of ``ds`` move one existing iterator, such as an ``ElasticIterator``,
+    which the caller must close.
+    """
     return isinstance(ds, DatasetNode) and any(isinstance(node, DatasetIterator) for node in ancestors(ds))
 
 

@@ -1,4 +1,4 @@
-"""Whether a pipeline gives the same whenever and wherever it runs."""
+"""Checks that a pipeline gives the same elements whenever and wherever it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Whether a user's ``IterDataset`` or ``DatasetIterator`` keeps the promises that the stages after it rely on."""
+"""Checks that a user's ``IterDataset`` or ``DatasetIterator`` keeps the promises on which
+downstream stages depend.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the conformance checks have in common: laws, how a broken one is told, and those of everything that is only read.
+"""Code shared by the conformance checks: laws, the report of a broken one, and the laws of
+everything that is only read.
 
 Sources, samplers, map datasets and transformations are all of one kind: an answer depends on the question alone, whoever
 asks, how often, in which order, thread or process.
@@ -27,7 +28,7 @@ _NUM_THREADS = 8
 
 @dataclass(frozen=True)
 class Law:
-    """What has to be so, and what to do where it is not."""
+    """A requirement, and a hint on how to meet it."""
 
     text: str
     advice: str

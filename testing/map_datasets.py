@@ -1,4 +1,4 @@
-"""Whether a user's ``MapDataset`` keeps the promises that the stages after it rely on."""
+"""Checks that a user's ``MapDataset`` keeps the promises on which downstream stages depend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a sampler keeps the promises that a ``DataLoader`` relies on."""
+"""Checks that a sampler keeps the promises on which a ``DataLoader`` depends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a data source keeps the promises that pipelines rely on."""
+"""Checks that a data source keeps the promises on which pipelines depend."""
 
 from __future__ import annotations
 

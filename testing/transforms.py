@@ -1,4 +1,4 @@
-"""Whether a transformation keeps the promises that pipelines rely on."""
+"""Checks that a transformation keeps the promises on which pipelines depend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of threads and processes that compute ahead share."""
+"""Code shared by tests of threads and processes that compute ahead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much the tests notice: small changes of the library's code, one at a time, and whether a test fails.
+"""Mutation testing: small changes of the library's code, one at a time, and the tests that fail.
 
     python tests/mutants.py map tests.json [tests ...]            which tests run which lines, and how long they take
     python tests/mutants.py try tests.json --count 300 --seed 0   the mutants

@@ -1,4 +1,6 @@
-"""How the library is built: no circles of imports, few looks into other objects' private names, nothing too long to read."""
+"""Structure of the library: no import cycles, few uses of other objects' private names, nothing too
+long to read.
+"""
 
 from __future__ import annotations
 

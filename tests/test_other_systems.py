@@ -1,4 +1,4 @@
-"""What works on macOS and Windows, tried on Linux: programs run where the calls that those systems lack are missing.
+"""macOS and Windows, simulated on Linux: programs run without the calls that those systems lack.
 
 The missing calls are taken away by a ``sitecustomize`` that Python imports at its start, in worker processes too. What cannot
 be taken away (paths with backslashes, the loader of programs) is not tried here.

@@ -12,7 +12,7 @@ from gristmill.workers.pool import unpark
 
 
 def is_shared(array: np.ndarray) -> bool:
-    """Whether it is in memory that its worker has, too."""
+    """True if the element is in memory that its worker has, too."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return not isinstance(array.base, bytearray)

@@ -188,7 +188,7 @@ def is_transformation_class(transform: Any) -> bool:
 
 
 def for_a_class(transform: Any) -> str:
-    """What to do if ``transform`` is a class of transformations; nothing to say of anything else."""
+    """A hint if ``transform`` is a class of transformations; empty for anything else."""
     if not is_transformation_class(transform):
         return ""
     name = transform.__name__

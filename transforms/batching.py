@@ -305,7 +305,7 @@ def check_kinds(dtype: np.dtype[Any], parts: Iterable[Any]) -> None:
 
 
 def ends_in_nul(value: Any) -> bool:
-    """Whether ``value`` is text or bytes that an array of them would cut short."""
+    """True if ``value`` is text or bytes that an array would truncate."""
     if isinstance(value, str):
         return value.endswith("\0")
     return isinstance(value, bytes) and value.endswith(b"\0")

@@ -18,7 +18,7 @@ Columns: TypeAlias = "tuple[Array, Array | None, Array | None]"  # values, segme
 
 @dataclass(frozen=True)
 class Feature:
-    """How a feature is packed.
+    """The way a feature is packed.
 
     Args:
         name: for messages.
@@ -223,7 +223,9 @@ class Bins:
         return True
 
     def num_bytes(self, num_bins: int) -> int:
-        """What arrays for ``num_bins`` bins take, and a number for each feature and bin that says how full it is."""
+        """The bytes of arrays for ``num_bins`` bins, and of one number for each feature and bin,
+        its fill.
+        """
         size = 0
         for feature, padding in zip(self._features, self._paddings, strict=True):
             size += num_bins * (padding.nbytes + 2 * 4 * feature.length + 8)

@@ -122,6 +122,6 @@ def _bos(target: Target, like: Array) -> Array | None:
 
 
 def is_full_length(targets: Sequence[Target], sequences: Sequence[Array]) -> bool:
-    """Whether an element fits into an output, and fills it with one of its features at least."""
+    """True if an element fits into an output, and fills it with at least one of its features."""
     differences = [target.length - len(array) for target, array in zip(targets, sequences, strict=True)]
     return min(differences) == 0

@@ -53,7 +53,9 @@ class Lengths:
         return found
 
     def per_bucket(self, boundaries: Sequence[int]) -> NDArray[np.int64]:
-        """How many records are in each bucket, and then how many are longer than the last boundary; int64 [buckets + 1]."""
+        """The number of records in each bucket, and last the number of those longer than the last
+        boundary; int64 [buckets + 1].
+        """
         total = np.zeros(len(boundaries) + 1, np.int64)
         for block in self.blocks():
             total += np.bincount(buckets_of(block, boundaries), minlength=len(total))
@@ -116,7 +118,8 @@ def check_boundaries(boundaries: Any) -> tuple[int, ...]:
 def check_batch_sizes(
     boundaries: Sequence[int], max_tokens: int | None, batch_sizes: Any, *, num_shards: int = 1
 ) -> tuple[int, ...]:
-    """How many rows the batches of each bucket have, of all shards together, each of which has as many.
+    """The number of rows of the batches of each bucket, of all shards together, which have equally
+    many.
 
     Raises:
         TypeError: an argument is no integer, or neither or both of them are given.

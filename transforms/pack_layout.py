@@ -90,7 +90,9 @@ class PackLayout:
         return values, carried
 
     def rows(self, columns: Sequence[Columns], carried: list[list[Any]], order: Sequence[int]) -> PackedRows:
-        """What bins hold, given as ``Bins.columns()`` and ``Bins.extras``, as elements in this order."""
+        """The contents of bins, given as ``Bins.columns()`` and ``Bins.extras``, as elements in
+        this order.
+        """
         named = [
             (path, array)
             for (path, feature), arrays in zip(self._packed(), columns, strict=True)
@@ -161,7 +163,7 @@ class PackedRows:
 
     @property
     def extras(self) -> list[list[Any]]:
-        """What was given along with the sequences of each row."""
+        """The extras given with the sequences of each row."""
         return [self._extras[r] for r in self._order]
 
     def __getitem__(self, i: int) -> dict[str, Any]:
@@ -198,7 +200,7 @@ def _leaves(argument: str, struct: Any) -> dict[Path, Any]:
 
 
 def _outputs(path: Path, feature: Feature) -> list[Path]:
-    """Where values, segment ids and positions of a feature are in a row."""
+    """The paths of values, segment ids and positions of a feature in a row."""
     *outer, name = path
     return [path] if feature.is_meta else [path, (*outer, f"{name}_segment_ids"), (*outer, f"{name}_positions")]
 

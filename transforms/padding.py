@@ -49,7 +49,9 @@ def batch_and_pad(values: Sequence[Any], *, batch_size: int, pad_value: Any = 0,
 
 
 def _output_spec(input_spec: Any, batch_size: int, drop_remainder: bool, with_mask: bool = False) -> Any:
-    """What ``batch_and_pad`` makes of elements that look like ``input_spec``, for ``get_element_spec``."""
+    """The spec of the results of ``batch_and_pad`` for elements like ``input_spec``, for
+    ``get_element_spec``.
+    """
     spec = map_spec(lambda leaf: ShapeDtypeStruct((batch_size, *leaf.shape), leaf.dtype), input_spec)
     return (spec, ShapeDtypeStruct((batch_size,), np.bool_)) if with_mask else spec
 
@@ -69,7 +71,7 @@ def _padding(value: Any, pad_value: Any) -> Any:
 
 
 def pad_values(pad_value: Any, structure: Any, num: int, value: Any) -> list[Any]:
-    """What each of the ``num`` leaves of elements like ``value`` is padded with.
+    """The padding value of each of the ``num`` leaves of elements like ``value``.
 
     Raises:
         ValueError: ``pad_value`` is neither one value nor of the ``structure`` of the elements.

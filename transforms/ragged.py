@@ -24,7 +24,7 @@ _ADVICE = (
 
 
 class Rows(NamedTuple):
-    """What a batch is to have.
+    """The required rows of a batch.
 
     Args:
         num: rows; those that have no element are filled.
@@ -44,7 +44,7 @@ class Rows(NamedTuple):
 
 
 class Padding:
-    """How leaves are padded.
+    """The way leaves are padded.
 
     Args:
         pad_to: ``"boundary"``, ``"longest"``, a number of cells, or ``None``: for all leaves, or a pytree with one for each.
@@ -89,7 +89,7 @@ class Padding:
         return batch, lengths
 
     def spec(self, spec: Any, num_rows: int | None, boundary: int | None) -> Any:
-        """What batches look like of elements that look like ``spec``; ``None`` for numbers that differ."""
+        """The spec of batches of elements with spec ``spec``; ``None`` for numbers that differ."""
         leaves, structure = tree.flatten(spec)
         targets = self._per_leaf(structure, len(leaves), spec)
         cells = {"boundary": boundary, "longest": None}

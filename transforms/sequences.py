@@ -1,4 +1,4 @@
-"""What can be packed as a sequence."""
+"""Values that can be packed as a sequence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens in a worker process.
+"""The main loop of a worker process.
 
 Guarantees:
 
@@ -84,7 +84,9 @@ Taken: TypeAlias = tuple[list[Any], Sequence[Any], BaseException | None]  # see 
 
 
 class Producer(Protocol):
-    """What a worker runs. May also have what ``Watched`` has, and ``renew(task)``: called before a start for another consumer."""
+    """Interface of the object that a worker runs. May also have the methods of ``Watched``, and
+    ``renew(task)``: called before a start for another consumer.
+    """
 
     def start(self, states: Mapping[int, Any], *, skip: bool) -> dict[int, Any]:
         """Continues the lanes from these states (``None``: the beginning), the first one past its next element if ``skip``.
@@ -123,7 +125,7 @@ class Frugal(Producer, Protocol):
     """A producer that has a budget of memory for what is ahead of the consumer. Called by any thread that sends."""
 
     def affords(self, num_bytes: int) -> bool:
-        """Whether there is memory for one more output of so many bytes that waits to be taken."""
+        """True if there is memory for one more pending output of this many bytes."""
 
     def hold(self, num_bytes: int) -> None:
         """Notes that outputs that wait take so many bytes more, or less."""
@@ -150,7 +152,7 @@ class Disconnected(Exception):
 
 
 class Connection(Protocol):
-    """What a worker uses of the way to its consumer."""
+    """Interface of a worker's connection to its consumer."""
 
     start: tuple[dict[int, Any], bool, Care | None] | None  # states, whether to skip an element, how to go on
     is_for_another: bool  # the start, than the ones before were
@@ -188,7 +190,7 @@ class BoundedConnection(abc.ABC):
 
     @property
     def num_ahead(self) -> int:
-        """How many messages the consumer has not taken yet."""
+        """The number of messages that the consumer has not taken yet."""
         return len(self._ahead)
 
     @abc.abstractmethod
@@ -438,7 +440,7 @@ class Worker:
 
     @property
     def num_workers(self) -> int:
-        """How many there are in this process."""
+        """The number of workers in this process."""
         return 1 if self._turns is None else len(self._turns.threads)
 
     def end(self) -> None:
@@ -449,7 +451,9 @@ class Worker:
             self._watcher.join()
 
     def _in_turn(self, function: Callable[[], T]) -> list[T]:
-        """What ``function()`` returns, as the only item; none if there is a new start before it is called."""
+        """The result of ``function()`` as the only item; an empty list if there is a new start
+        before the call.
+        """
         if self._turns is None:
             return [function()]
         connection: Any = self._connection
@@ -523,7 +527,7 @@ class Worker:
         return stop
 
     def _take(self, lane: _Lane, n: int) -> list[Taken]:
-        """What the producer gives, as the only item, or none (see ``_in_turn``)."""
+        """The next output of the producer as the only item, or an empty list (see ``_in_turn``)."""
         try:
             return self._in_turn(partial(self._compute, lane, n))
         finally:
@@ -532,7 +536,7 @@ class Worker:
                 self._is_unlocked = False
 
     def _compute(self, lane: _Lane, n: int) -> Taken:
-        """What the producer gives; the other thread may send some of it meanwhile."""
+        """The next output of the producer; the other thread may send a part of it meanwhile."""
         self._began = time.perf_counter()
         self._lane = lane
         self._num_taken += 1
@@ -616,7 +620,7 @@ def _num_sent(lane: _Lane) -> int:
 
 
 class Failed:
-    """What a task that could not be made produces."""
+    """The producer in place of one whose task could not be unpickled."""
 
     def __init__(self, error: BaseException) -> None:
         self._error = error

@@ -1,4 +1,4 @@
-"""What travels between a worker and the consumer: elements in bytes, large arrays in shared memory.
+"""The messages between a worker and the consumer: elements in bytes, large arrays in shared memory.
 
 An element is pickled as a whole, whatever it is. Arrays in it, wherever they are, are replaced by a call of ``numpy.ndarray``
 on a buffer: a slot of the arena if they are large, bytes in the message if not. So every array arrives as a plain writable
@@ -32,7 +32,7 @@ _ARRAY_TYPES = (np.ndarray, np.memmap)
 
 
 def _is_plain_array(obj: Any) -> bool:
-    """Whether ``obj`` arrives as a plain array."""
+    """True if ``obj`` arrives as a plain array."""
     kind = type(obj)
     return kind in _ARRAY_TYPES or getattr(kind, "_travels_as_ndarray", False)
 

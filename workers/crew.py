@@ -49,11 +49,13 @@ class Incident:
         self.is_told = False  # somebody has said, or knows, why
 
     def concerns(self, session: Session) -> bool:
-        """Whether what ``session`` was at may be the reason."""
+        """True if the work of ``session`` may be the reason."""
         return session in self.suspects or not (self.suspects or self.is_told)
 
     def is_for(self, session: Session) -> bool:
-        """Whether ``session``, which has done again what it was at, is the one to say that a process died. It is asked once."""
+        """True if ``session``, which has repeated its work, reports the death of the process. It is
+        asked once.
+        """
         self.suspects.discard(session)
         is_last, self.is_told = not (self.suspects or self.is_told), self.is_told or not self.suspects
         return is_last
@@ -112,7 +114,7 @@ class SharedProcess(WorkerProcess):
                 return
 
     def how_it_failed(self) -> str:
-        """What it said when it could not start; empty if it did not."""
+        """The error message of a failed start; empty if it did not fail."""
         with contextlib.suppress(OSError):
             while data := self._socket.recv(1 << 16, socket.MSG_DONTWAIT):
                 self._failure += data
@@ -120,7 +122,7 @@ class SharedProcess(WorkerProcess):
         return f"could not start:\n{self._failure[1:].decode(errors='replace')}" if is_failure else ""
 
     def incident(self) -> Incident:
-        """What is known of its death, the same for all."""
+        """The incident of its death, the same object for all."""
         suspects = {session for session in [*self.sessions] if session.unfinished()}
         found: Incident = vars(self).setdefault("_incident", Incident(suspects))
         return found
@@ -231,7 +233,7 @@ class CrewPool(WorkerPool):
         return False
 
     def fits(self, luggage: Luggage, count: int) -> bool:
-        """Whether it runs just this task."""
+        """True if it runs exactly this task."""
         return super().runs(luggage, count)
 
     @property

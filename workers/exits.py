@@ -1,4 +1,4 @@
-"""How a process ended, found out without a lock.
+"""The end of a process, found without a lock.
 
 ``Popen.poll`` and ``Popen.wait`` take one, which a signal handler that raises in their middle leaves held for ever.
 
@@ -32,12 +32,12 @@ class Process(ABC):
 
     @property
     def was_born(self) -> bool:
-        """Whether it exists, or existed."""
+        """True if the process exists, or existed."""
         return True
 
     @property
     def was_lost(self) -> bool:
-        """Whether it has ended, or was not born, by no doing of its own."""
+        """True if the process ended, or was never created, without being stopped by this one."""
         return False
 
     @property
@@ -46,7 +46,7 @@ class Process(ABC):
 
     @abstractmethod
     def has_ended(self) -> bool:
-        """Whether it has; does not wait for that."""
+        """True if the process has ended; does not wait."""
 
     @property
     @abstractmethod
@@ -66,7 +66,7 @@ class Process(ABC):
         return self.has_ended()
 
     def wait(self, seconds: float) -> bool:
-        """Whether it ends within this time."""
+        """True if the process ends within this time."""
         return _becomes_true(self.has_ended, seconds)
 
     def wait_until_gone(self, seconds: float) -> bool:
@@ -113,7 +113,7 @@ class ChildProcess(Process):
         return self._process_id
 
     def has_ended(self) -> bool:
-        """Whether it has; does not wait for that."""
+        """True if the process has ended; does not wait."""
         if self._ends or self._is_lost:
             return True
         try:

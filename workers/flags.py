@@ -47,7 +47,9 @@ def own_flags() -> dict[str, Any]:
 
 
 def reduce_flags(flags: Any) -> Any:
-    """How ``FLAGS`` itself is pickled, to which functions of ``__main__`` may refer: a worker does not run that module."""
+    """Pickles ``FLAGS`` itself, to which functions of ``__main__`` may refer: a worker does not run
+    that module.
+    """
     return _flags_with, (own_flags(),)
 
 

@@ -1,4 +1,5 @@
-"""What happens in a process that works for several pools: a worker for each, in a thread of its own.
+"""The main loop of a process that works for several pools: one worker for each, in a separate
+thread.
 
 Guarantees:
 

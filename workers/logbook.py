@@ -1,4 +1,5 @@
-"""What a worker is at, in memory that outlives it: if it dies, the consumer learns which elements that may have been due to.
+"""The current work of a worker, in memory that outlives it: if it dies, the consumer learns which
+elements may be the cause.
 
 The first page of a worker's arena is a table of entries: who is at work, and the range of what it works on. Threads of the worker
 write, each its own entry; the consumer reads when the worker has died.
@@ -21,7 +22,7 @@ _MAX_ROOTS = 1 << 16  # of a lane
 
 
 def who_reads(lane: int, root: int) -> int:
-    """Who reads for a lane, where several may."""
+    """The index of the reader of a lane, if there may be several."""
     return lane * _MAX_ROOTS + root
 
 
@@ -81,7 +82,7 @@ class Logbook:
 
 
 def read_entries(fd: int) -> list[Entry]:
-    """What a worker that has died was at.
+    """The entries of a worker that has died.
 
     Args:
         fd: file descriptor of its arena.

@@ -8,7 +8,9 @@ from typing import Any
 
 
 def log_settings() -> dict[str, Any] | None:
-    """How this program logs to the terminal: format and levels; ``None`` if it does not. Plain data."""
+    """The settings with which this program logs to the terminal: format and levels; ``None`` if it
+    does not. Plain data.
+    """
     root = logging.getLogger()
     streams = (sys.stderr, sys.stdout)
     handler = next((handler for handler in root.handlers if getattr(handler, "stream", None) in streams), None)

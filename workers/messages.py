@@ -43,7 +43,8 @@ MAX_INLINE = 1 << 14
 
 @dataclass(frozen=True)
 class Care:
-    """How a worker goes on after one that died there: it computes one output at a time, and nothing ahead.
+    """The mode of a worker after one that died: it computes one output at a time, and nothing
+    ahead.
 
     Args:
         refused: what is not to be computed again, by who would and at which number (see ``logbook``), and the text of the error

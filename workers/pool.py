@@ -75,7 +75,7 @@ _JAX_SETTINGS = (
 
 
 class Luggage:
-    """What the workers of a pool load: a task by value, and the surroundings it is to run in.
+    """The payload of the workers of a pool: a task by value, and the environment that it needs.
 
     Args:
         task: called in each worker with its index, the number of workers and a function that allocates arrays.
@@ -133,7 +133,7 @@ class Luggage:
         return fd
 
     def is_in(self, fd: int) -> bool:
-        """Whether memory that was packed before holds just this."""
+        """True if earlier packed memory contains exactly this payload."""
         for start, part in zip(self._starts, self.parts, strict=True):
             view = memoryview(part)
             for i in range(0, len(view), _CHUNK):
@@ -224,7 +224,7 @@ class WorkerPool:
                     worker.stop(time.monotonic())
 
     def runs(self, luggage: Luggage, count: int) -> bool:
-        """Whether it runs just this task."""
+        """True if the pool runs exactly this task."""
         return (
             not self._is_closed
             and self._count == count
@@ -261,7 +261,7 @@ class WorkerPool:
 
 
 class Pool(Protocol):
-    """What is known here of a group of workers."""
+    """Interface shared by local, Ray and fork-server pools, as seen by the registry."""
 
     parked_seconds: float
     parked_until: float
@@ -503,7 +503,7 @@ def close_pools(pools: Sequence[Pool]) -> None:
 
 
 def _take(pool: Pool) -> bool:
-    """Whether the pool was parked; it is not any more."""
+    """True if the pool was idle; it is in use afterwards."""
     try:
         _parked.remove(pool)
     except ValueError:

@@ -123,12 +123,12 @@ class WorkerProcess:
 
     @property
     def place(self) -> str:
-        """Where it is, in words."""
+        """A description of the location of the process."""
         return f"process {self.process_id}"
 
     @property
     def was_born(self) -> bool:
-        """Whether there is, or was, a process."""
+        """True if there is, or was, a process."""
         return self._process.was_born
 
     def is_alive(self) -> bool:
@@ -156,11 +156,13 @@ class WorkerProcess:
         self.usable = True
 
     def unfinished(self) -> list[Entry]:
-        """What the process was at when it died, or is at now."""
+        """The entries on which the process works, or worked when it died."""
         return read_entries(self._fds[0]) if self._fds else []
 
     def incident(self) -> Any:
-        """What is known of its death together with others that it has worked for; ``None`` if there are none."""
+        """The incident of its death, shared with the other consumers that it worked for; ``None``
+        if there are none.
+        """
         return None
 
     def set_instruments(self, waiting: Wrap | None, receiving: Wrap | None) -> None:
@@ -278,7 +280,7 @@ class WorkerProcess:
             self.usable = True
 
     def _read(self) -> bytes:
-        """What is there; nothing if the connection has ended."""
+        """Reads the available bytes; empty if the connection has ended."""
         try:
             return self._socket.recv(1 << 16, socket.MSG_DONTWAIT)
         except OSError as error:
@@ -287,7 +289,9 @@ class WorkerProcess:
             return b""
 
     def _is_gone(self, error: OSError) -> bool:
-        """Whether the other side has ended, or another thread is stopping this one: it has taken what was to be read."""
+        """True if the other side has ended, or another thread is stopping this one and has taken
+        the remaining bytes.
+        """
         return isinstance(error, ConnectionError | BlockingIOError) or self._socket.fileno() < 0
 
     def _is_readable(self, seconds: float) -> bool:
@@ -316,7 +320,7 @@ class WorkerProcess:
         self._send(COMMAND.pack(TAKEN, self.generation, len(slots) * SLOT.size) + pack_slots(slots))
 
     def _death(self) -> WorkerDied | WorkerBusy:
-        """What its end is to whoever waits for it."""
+        """The error that a waiting consumer gets when the process has ended."""
         if not self._process.wait(_EXIT_SECONDS):
             self.usable = False
             return WorkerDied("closed its connection")
@@ -333,7 +337,7 @@ def _poll(connection: socket.socket, events: int, seconds: float) -> int:
 
 
 def missing_calls() -> list[str]:
-    """What worker processes need and this system (Windows, that is) does not have."""
+    """The calls that worker processes need and this system (Windows) lacks."""
     return [f"{module.__name__}.{name}" for module, name in ((os, "pread"), (select, "poll")) if not hasattr(module, name)]
 
 

@@ -1,4 +1,5 @@
-"""What happens in a Ray actor: the same worker as in a process, once for each program that uses the actor.
+"""The main loop of a Ray actor: the same worker as in a process, once for each program that uses
+the actor.
 
 Guarantees:
 
@@ -92,7 +93,7 @@ class Channel:
         self._num_wanted = self._bytes_taken = 0
 
     def tell(self, commands: Sequence[Command]) -> None:
-        """What the consumer says."""
+        """Handles a command of the consumer."""
         self._heard = time.monotonic()
         for command in commands:
             self._commands.append(command)
@@ -157,7 +158,9 @@ class Channel:
         return self._num_sent < self._num_wanted or self._bytes_sent - self._bytes_taken + num_bytes <= self._budget
 
     def messages(self) -> Iterator[Any]:
-        """What is sent; whoever takes the next one has stored the one before."""
+        """The messages to the consumer; a caller that takes the next one has stored the previous
+        one.
+        """
         while True:
             while self._outbox is None and not self._is_closed:
                 self._for_ray.wait()
@@ -189,7 +192,7 @@ class Actor:
         return f"{ray.util.get_node_ip_address()} ({ray.get_runtime_context().get_node_id()[:6]})", os.getpid()
 
     def stacks(self) -> str:
-        """Where its workers are."""
+        """The stacks of its workers."""
         names = {thread.ident: thread.name for thread in threading.enumerate() if thread.name.startswith("gristmill")}
         texts = [
             f"Thread {names[ident]}:\n{''.join(traceback.format_stack(frame))}"
@@ -205,7 +208,7 @@ class Actor:
             channel.tell(commands)
 
     def messages(self, session: bytes, index: int, count: int, luggage: list[Any]) -> Iterator[Any]:
-        """What a worker of its own sends, which runs a task. The commands of the session tell it what to do.
+        """The messages of a worker that runs a task. The commands of the session control it.
 
         Args:
             session: its name.

@@ -47,7 +47,7 @@ def _user_of_ray() -> int:
 
 
 def cluster_cpus() -> int:
-    """How many CPUs the cluster has that this program is connected to; 0 without one."""
+    """The number of CPUs of the cluster to which this program is connected; 0 without one."""
     ray = sys.modules.get("ray")
     return int(ray.cluster_resources().get("CPU", 0)) if ray is not None and ray.is_initialized() else 0
 

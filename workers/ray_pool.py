@@ -57,7 +57,7 @@ class _Seat:
         self.answer = self.actor.place.remote()
 
     def is_taken(self) -> bool:
-        """Whether it is there.
+        """True if the actor exists.
 
         Raises:
             RuntimeError: it cannot be started.
@@ -210,7 +210,7 @@ class RayPool:
             worker.hang_up()
 
     def runs(self, luggage: Luggage, options: RayOptions) -> bool:
-        """Whether it runs just this task."""
+        """True if the pool runs exactly this task."""
         if self.is_closed or options != self._options or accelerator_free() != self._environment:
             return False
         _, *parts = ray.get(self._luggage)

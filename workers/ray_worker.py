@@ -75,11 +75,11 @@ class RayWorker:
 
     @property
     def place(self) -> str:
-        """Where it is, in words."""
+        """A description of the location of the actor."""
         return f"on node {self.node}, process {self.process_id}"
 
     def stacks(self) -> str:
-        """Where its threads are; empty if it does not answer."""
+        """The stacks of its threads; empty if it does not answer."""
         with contextlib.suppress(ray.exceptions.RayError):
             return str(ray.get(self._actor.stacks.remote(), timeout=_STACKS_SECONDS))
         return ""
@@ -100,7 +100,7 @@ class RayWorker:
         self._tell(CALL, function)
 
     def unfinished(self) -> list[Entry]:
-        """What it is at: nobody can look there."""
+        """The entries on which the actor works: always empty, as its memory cannot be read."""
         return []
 
     def set_instruments(self, waiting: Wrap | None, receiving: Wrap | None) -> None:
@@ -160,7 +160,9 @@ class RayWorker:
                 raise WorkerSilent
 
     def _patience(self) -> float:
-        """How long to wait for a message before anything else is done: not at all if the actor may wait for leave to send it."""
+        """The time to wait for a message before other work: zero if the actor may wait for
+        permission to send it.
+        """
         if self._num_wanted > self._num_received:
             return _LOOK_SECONDS
         is_stuck = self._bytes_taken - self._bytes_told + self._num_bytes > self.budget

@@ -1,4 +1,4 @@
-"""How the exception of a worker gets to the consumer.
+"""The transfer of an exception from a worker to the consumer.
 
 An exception is taken apart into its class, its arguments, its fields (what built-in types and ``__slots__`` hold, the
 links to other exceptions among them), its ``__dict__`` and the places of its frames. It is put together again without

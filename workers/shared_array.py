@@ -38,7 +38,8 @@ from gristmill.core.uninterrupted import uninterrupted
 
 @dataclass(frozen=True, slots=True)
 class SharedMemoryArrayMetadata:
-    """What another process needs to attach to a ``SharedMemoryArray``: hashable, comparable, and small to pickle.
+    """The data that another process needs to attach to a ``SharedMemoryArray``: hashable,
+    comparable, and small to pickle.
 
     Args:
         name: the name of the block of shared memory.
@@ -188,7 +189,7 @@ class SharedMemoryArray(np.ndarray[Any, np.dtype[Any]]):
 
     @property
     def metadata(self) -> SharedMemoryArrayMetadata:
-        """What another process needs to attach.
+        """The data that another process needs to attach.
 
         Raises:
             AssertionError: the array is a copy and shares nothing.

@@ -144,7 +144,7 @@ class Template:
 
     @property
     def has_failed(self) -> bool:
-        """Whether it ended before it could fork."""
+        """True if it ended before it could fork."""
         return self.has_ended() and not self.is_ready
 
     def has_ended(self) -> bool:
@@ -193,7 +193,7 @@ class Template:
             self._control.send(FORK.pack(KILL_REQUEST, slot, 0, 0, False, False), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
     def record(self, slot: int) -> tuple[int, int]:
-        """What it has written of a worker; see ``RECORD``."""
+        """The record that it wrote about a worker; see ``RECORD``."""
         for ledger in self._fds[1:]:
             data = os.pread(ledger, RECORD.size, slot * RECORD.size)
             return RECORD.unpack(data.ljust(RECORD.size, b"\0"))

@@ -1,4 +1,4 @@
-"""What happens in the template process: see ``template``.
+"""The main loop of the fork server: see ``template``.
 
 Guarantees:
 
@@ -119,7 +119,7 @@ class _Template:
         return [*fds[:4], index, count], partial(self._settle, fds[4:], are_open)
 
     def _fork(self, slot: int) -> bool:
-        """Whether this is the new process."""
+        """True in the new process, false in the parent."""
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of threads, which libraries take care of (OpenBLAS does)

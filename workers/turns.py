@@ -88,7 +88,9 @@ class Turns:
 
 @contextlib.contextmanager
 def waiting() -> Iterator[None]:
-    """Where a thread waits for others of its own; somebody else may have its turn, if it has one."""
+    """A context in which a thread waits for other threads of its own; another worker may take its
+    turn, if it has one.
+    """
     turns: Turns | None = getattr(_of_thread, "turns", None)
     if turns is None:
         yield

@@ -15,7 +15,7 @@ _BLOCK_SECONDS = 0.001  # what there is after this time is given away
 
 
 class Sink(Protocol):
-    """Where elements go: each is to be seen there as soon as it is computed."""
+    """Receiver of elements. Each element must be visible there as soon as it is computed."""
 
     @property
     def num(self) -> int:
@@ -127,7 +127,7 @@ class StatedBlocks:
 
 
 def blocks_of(it: DatasetIterator[Any]) -> Any:
-    """What takes blocks from ``it``."""
+    """A callable that takes blocks from ``it``."""
     from gristmill.dataset.engine.blocks import StreamBlocks
     from gristmill.dataset.engine.iterators import StreamIterator
 
@@ -135,5 +135,5 @@ def blocks_of(it: DatasetIterator[Any]) -> Any:
 
 
 def _is_costly_to_restore(it: Any) -> bool:
-    """Whether something upstream would lose what it has in memory if it were taken back by its state."""
+    """True if an upstream iterator would lose buffered elements when its state is set back."""
     return it._is_costly_to_restore or any([_is_costly_to_restore(parent) for parent in it._parents])

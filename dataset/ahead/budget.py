@@ -58,7 +58,7 @@ class ReadingClient(Drawn):
     @property
     @abc.abstractmethod
     def num_left(self) -> int:
-        """How many elements nobody has begun."""
+        """The number of elements that no thread has begun."""
 
     @abc.abstractmethod
     def claim(self, num: int) -> Callable[[], None]:
@@ -149,7 +149,7 @@ class Budget:
 
     @property
     def is_full(self) -> bool:
-        """Whether all threads that there may be are busy."""
+        """True if all allowed threads are busy."""
         return not self._idle.num and self.num_threads >= self.max_threads
 
     # What follows is called under the lock.

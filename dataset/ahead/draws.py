@@ -13,7 +13,7 @@ _AT_ONCE = float("-inf")
 
 
 class Drawn(abc.ABC):
-    """What elements are drawn from."""
+    """Interface of the input that elements are drawn from."""
 
     rate = 1.0  # the share of all draws that is expected to be from it
     due = 0.0  # the draw, counted over all readers, that is the next one from it
@@ -25,11 +25,11 @@ class Drawn(abc.ABC):
     @property
     @abc.abstractmethod
     def num_ahead(self) -> int:
-        """How many elements were begun and not yet drawn."""
+        """The number of elements that were begun and not yet drawn."""
 
     @abc.abstractmethod
     def room(self) -> int:
-        """How many elements somebody may begin now."""
+        """The number of elements that may be begun now."""
 
 
 class Draws:
@@ -109,7 +109,7 @@ class Draws:
         return None
 
     def begun(self, reader: Drawn) -> None:
-        """What ``first`` has returned has been begun."""
+        """Records that the elements that ``first`` returned have been begun."""
         if self._queue and self._queue[0][2] is reader:
             heapq.heappop(self._queue)
             reader.queued = None

@@ -91,7 +91,7 @@ class Call:
 
 
 def current() -> KeptBlocks | None:
-    """What keeps blocks for the reader on whose behalf this thread computes, if anything does."""
+    """The block buffer of the reader for which this thread computes, or ``None``."""
     call = getattr(_reading, "call", None)
     return None if call is None else call.blocks
 
@@ -107,7 +107,7 @@ def without_blocks() -> Iterator[None]:
 
 
 class KeptBlocks:
-    """What one reader keeps.
+    """The blocks that one reader buffers.
 
     Args:
         budget: whose memory it is.

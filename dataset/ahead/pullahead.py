@@ -132,7 +132,9 @@ class PullAhead(PullingClient):
 
     @property
     def is_stopped(self) -> bool:
-        """Whether there is no thread, or soon will be none, although it may not have met an error or the end."""
+        """True if there is no thread, or there soon will be none, even if it met neither an error
+        nor the end.
+        """
         return self._is_stopped or not self._is_started or self._process_id != os.getpid()
 
     @property
@@ -156,7 +158,7 @@ class PullAhead(PullingClient):
 
     @property
     def num_ready(self) -> int:
-        """How many elements could be taken without waiting."""
+        """The number of elements that can be taken without waiting."""
         return len(self.ready)
 
     def wait(self, n: int) -> tuple[list[Fetched], Failure | None]:
@@ -298,7 +300,7 @@ class PullAhead(PullingClient):
         return self._num_free() >= min(self._block_size.now, self._max_block_size)
 
     def _affords(self) -> bool:
-        """Whether there is memory for one more, or it is needed at once."""
+        """True if there is memory for one more element, or if it is needed at once."""
         if self._budget.memory.affords(1, self._element_bytes) or len(self.ready) < self.wanted:
             return True
         self._count_bytes()

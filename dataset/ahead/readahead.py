@@ -101,7 +101,7 @@ class ReadAhead(ReadingClient):
 
     @property
     def num_ready(self) -> int:
-        """How many elements could be taken without waiting."""
+        """The number of elements that can be taken without waiting."""
         num, ready = len(self._block), self._ready
         while (block := ready.get(self._taken + num)) is not None and block.elements:
             num += len(block.elements)
@@ -173,7 +173,9 @@ class ReadAhead(ReadingClient):
             budget.start()
 
     def _missing(self) -> Missing | None:
-        """What the budget had too little of, which is why the consumer will have to wait; nothing if that has other reasons."""
+        """The resource of the budget, if any, that was too scarce to avoid the wait of the
+        consumer.
+        """
         budget = self.budget
         with budget.lock:
             budget.draws.waits(self, self._buffer_size)

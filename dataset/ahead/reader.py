@@ -66,7 +66,7 @@ class Reader:
 
     @property
     def num_ready(self) -> int:
-        """How many elements could be taken without waiting."""
+        """The number of elements that can be taken without waiting."""
         ahead = self._ahead  # which another thread may drop
         return len(self._kept) + (0 if ahead is None else ahead.num_ready)
 

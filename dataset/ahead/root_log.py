@@ -1,4 +1,6 @@
-"""What an iterator that reads a map dataset in a worker notes, so that a record that kills the process can be named."""
+"""A log kept by an iterator that reads a map dataset in a worker, so that a record that kills the
+process can be named.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ if TYPE_CHECKING:
 
 
 class RootLog:
-    """What one such iterator of a worker's pipeline is at, and what it must not read again.
+    """The records that one such iterator of a worker's pipeline is reading, and those that it must
+    not read again.
 
     Args:
         book: where that is noted.

@@ -1,4 +1,4 @@
-"""How much memory elements take."""
+"""Estimates of the memory that elements take."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Sampling:
         self._seconds = _SECONDS  # that the last ones took, each
 
     def num_of(self, seconds: float) -> int:
-        """How many of the elements that took ``seconds``."""
+        """The number of those elements that took ``seconds``."""
         # Kept here: threads that come together may forget some, and no more.
         chosen = self._num + seconds * _SHARE / self._seconds
         num = int(chosen)

@@ -1,4 +1,4 @@
-"""How long somebody waited for the budget that all share who compute ahead."""
+"""Measures waits for the budget that all prefetching stages share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often each component of a mixture of streams was drawn."""
+"""Counts of the draws from each component of a mixture of streams."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class DrawCounts(NamedTuple):
         return self._replace(elements=tuple(elements), lengths=tuple(lengths))
 
     def by_name(self, names: Sequence[str]) -> dict[str, dict[str, int]]:
-        """What users see of it."""
+        """The counts by component name, as users see them."""
         rows = zip(self.elements, self.lengths, self.epochs, strict=True)
         return {
             name: {"elements": elements, "lengths": lengths, "epochs": epochs}
@@ -67,7 +67,8 @@ class DrawCounts(NamedTuple):
 
     @classmethod
     def read(cls, state: Mapping[str, Any], names: Sequence[str], whole: int, owner: object) -> DrawCounts:
-        """What ``saved`` has put into a state; of components that it does not name, nothing was drawn.
+        """Reads what ``saved`` wrote into a state. Components that the state does not name have a
+        count of zero.
 
         Raises:
             StateMismatchError: there is something else.
@@ -152,7 +153,7 @@ class RunningCounts:
 
 
 def sum_of_counts(some: dict[str, dict[str, int]], others: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
-    """What two mixtures of the same components have drawn together."""
+    """The sum of the draw counts of two mixtures with the same components."""
     total = {name: {**row} for name, row in some.items()}
     for name, row in others.items():
         into = total.setdefault(name, {})

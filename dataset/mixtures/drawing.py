@@ -32,7 +32,7 @@ class _Held(NamedTuple):
 
 
 class Drawing:
-    """What changes in a run of a mixture: where it is, and which component is next."""
+    """The mutable part of a run of a mixture: its position and the next component."""
 
     def __init__(self, mix: Mix, cell: Cell) -> None:
         self.mix, self.cell = mix, cell

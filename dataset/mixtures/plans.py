@@ -37,7 +37,7 @@ class Plan(abc.ABC):
 
     @abc.abstractmethod
     def described(self) -> dict[str, Any]:
-        """What ``plan_of`` makes it of, JSON-able."""
+        """The JSON-able description from which ``plan_of`` makes the plan."""
 
     @abc.abstractmethod
     def at(self, position: int) -> tuple[int, int]:
@@ -55,7 +55,7 @@ class Plan(abc.ABC):
 
     @abc.abstractmethod
     def counts(self, position: int) -> list[int]:
-        """How often each one came before ``position``."""
+        """The number of elements of each component before ``position``."""
 
     def most_counts(self, position: int) -> list[int]:
         """Return numbers of each one that come before ``position`` at most; by default the exact ones."""
@@ -175,7 +175,9 @@ class SchedulePlan(Plan):
 
 
 def shares_of(components: Sequence[int], inner: Sequence[int]) -> Selected:
-    """What to read of which components, where element ``inner[i]`` of ``components[i]`` is wanted."""
+    """The components to read and the indices to read of each, for elements ``inner[i]`` of
+    ``components[i]``.
+    """
     shares: dict[int, list[int]] = {}
     places = []
     for component, index in zip(components, inner, strict=True):
@@ -268,7 +270,7 @@ class PlannedSelectionMap(BlockSelectionMap):
         return component, count + phase.offsets[place] + epoch * self._epoch[component]
 
     def nums_before(self, index: int) -> list[int]:
-        """How many of the first ``index`` elements each component gives."""
+        """The number of elements of each component among the first ``index`` elements."""
         epoch = 0
         if index > self._length and self._stop == "all":
             epoch, index = divmod(index, self._length)

@@ -143,7 +143,7 @@ class Schedule:
         return hash(repr(self))
 
     def described(self) -> dict[str, Any]:
-        """What ``of_description`` makes it of, JSON-able."""
+        """The JSON-able description from which ``of_description`` makes the schedule."""
         return {self._kind: {str(position): _plain(weights) for position, weights in self._points.items()}}
 
     @classmethod
@@ -319,7 +319,7 @@ class ScheduledSelection:
 
     @property
     def whole(self) -> int:
-        """What the numerators of weights are parts of."""
+        """The common denominator of the weights."""
         return self._whole
 
     def weights(self, position: int) -> list[int]:
@@ -392,7 +392,9 @@ class ScheduledSelection:
         return found
 
     def _served(self, start: int, num: int) -> tuple[list[int], list[int]]:
-        """What comes at ``num`` positions: at each the unit that was released and has the earliest deadline."""
+        """The components at ``num`` positions: at each, the released unit with the earliest
+        deadline.
+        """
         following, counts = self._following
         counts = [*counts] if following == start else self.counts(start)
         last = start + num + 1
@@ -497,7 +499,9 @@ class ScheduledSelection:
         return found
 
     def _surplus(self, members: Sequence[int], start: int, stop: int, offset: int) -> Any:
-        """How many units of ``members`` were released beyond one for each position, at the positions of a range."""
+        """The number of units of ``members`` released beyond one for each position, at the
+        positions of a range.
+        """
         found = np.arange(-start, -stop, -1) + offset
         s = bisect_right(self._starts, start) - 1
         at = start

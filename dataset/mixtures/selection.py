@@ -64,7 +64,7 @@ class BlockSelectionMap(DatasetSelectionMap):
     """The base of our own selections: whole blocks are selected at once."""
 
     def select(self, indices: Indices) -> Selected:
-        """What to read for a block of at least two indices."""
+        """The reads for a block of at least two indices."""
         components, inner = self._of_array(as_array(indices, self._limit))
         order = np.argsort(components, kind="stable")
         places = np.empty(len(order), np.int64)
@@ -146,7 +146,7 @@ class SelectionWithProportionsMap(BlockSelectionMap):
         return _turns(self._reduced, positions.start % self._period, num)
 
     def nums_before(self, index: int) -> list[int]:
-        """How many of the first ``index`` elements each component gives."""
+        """The number of elements of each component among the first ``index`` elements."""
         nums, left, total = [], index, sum(self._reduced)
         for weight in self._reduced:
             following = left * (total - weight) // total
@@ -318,7 +318,9 @@ class ConcatenationMap(BlockSelectionMap):
 
 
 def select_singly(selection_map: Any, indices: Indices) -> Selected:
-    """What to read for a block, by a user's selection map, which knows single indices only."""
+    """The reads for a block, computed by a user's selection map, which handles single indices
+    only.
+    """
     shares: dict[int, list[int]] = {}
     chosen = []
     for i in as_ints(indices):

@@ -1,4 +1,4 @@
-"""Where a mixture of streams is."""
+"""The position of a mixture of streams."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DRAWN, ENDED, RESTARTED, LAST = range(4)
 
 
 class Standing(NamedTuple):
-    """Where a mixture is. Never changed.
+    """The position of a mixture. Immutable.
 
     Attributes:
         parts: the positions of the components.

@@ -25,7 +25,7 @@ from gristmill.transforms.sequences import Array
 
 
 class _PackIterDataset(IterDataset[dict[str, Any]]):
-    """What the two packings have in common."""
+    """Base of the two packings."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class _PackIterDataset(IterDataset[dict[str, Any]]):
     @staticmethod
     @abc.abstractmethod
     def _algorithm() -> MakePlacer:
-        """What chooses the bins."""
+        """A factory of the algorithm that chooses the bins."""
 
     @property
     def _described_parameters(self) -> dict[str, Any]:
@@ -184,7 +184,9 @@ def _traced_row(layout: PackLayout, row: dict[str, Any]) -> Traced:
 
 @dataclass
 class Packing:
-    """How sequences are put into bins, and in which order these are given out. The arguments are those of the datasets."""
+    """The rules by which sequences are put into bins, and the order in which bins are emitted. The
+    arguments are those of the datasets.
+    """
 
     algorithm: MakePlacer
     length_struct: Mapping[str, Any]
@@ -207,7 +209,7 @@ class Packing:
         self._group = None if group is None else self.layout.index(group)
 
     def described(self) -> dict[str, Any]:
-        """What decides which rows there are."""
+        """The parameters that determine the rows."""
         given = {name.name: getattr(self, name.name) for name in fields(Packing)[1:]}
         return {"algorithm": self.algorithm.__name__, **given}
 
@@ -217,7 +219,9 @@ class Packing:
         return Bins(features, self.algorithm(features, self.num_packing_bins, self.max_sequences_per_bin), sequences)
 
     def rows(self, bins: Bins, num_before: int) -> PackedRows:
-        """What ``bins`` hold, as elements, in the order in which they are given out after ``num_before`` others."""
+        """The contents of ``bins`` as elements, in the order in which they are emitted after
+        ``num_before`` others.
+        """
         columns = bins.columns()
         order: Sequence[int] = range(len(bins))
         if self.shuffle_bins:

@@ -113,7 +113,9 @@ class _Order:
         self._groups: dict[int, Permutation] = {}  # by their length: there are no more than four
 
     def position(self, epoch: Any, index: Any) -> Any:
-        """Where the element ``index`` of ``epoch`` is in the parent: of ``int``s, or of arrays of them."""
+        """The index in the parent of element ``index`` of ``epoch``, for ``int``s or arrays of
+        them.
+        """
         group, start, length, place = self.group(epoch, index)
         offset = self._permuted(epoch * self.num_groups + group, index - start, length)
         first = group * self.group_size  # block of the group; the short one, if it is here, is followed by what it lacks

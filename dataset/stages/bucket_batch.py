@@ -122,7 +122,9 @@ class BucketBatchMapDataset(BlockMapDataset[T]):
 
     @property
     def num_long(self) -> int:
-        """How many elements of an epoch are longer than the last boundary, which were truncated or dropped."""
+        """The number of elements of an epoch that are longer than the last boundary, which were
+        truncated or dropped.
+        """
         return self._plan.num_long
 
     @property
@@ -270,7 +272,9 @@ class BucketBatchDatasetIterator(StreamIterator[T]):
 
     @property
     def num_long(self) -> int:
-        """How many elements have come that are longer than the last boundary, and were truncated or dropped."""
+        """The number of elements so far that are longer than the last boundary, and were truncated
+        or dropped.
+        """
         return int(self.pos[3])
 
     def _num_long_elements(self) -> int:

@@ -27,7 +27,7 @@ from gristmill.transforms.sequences import Array, as_sequence
 
 
 class BOSHandling(enum.Enum):
-    """What ``ConcatThenSplitIterDataset`` does to the first token of every piece of a sequence.
+    """The way ``ConcatThenSplitIterDataset`` treats the first token of every piece of a sequence.
 
     Example:
         >>> list(BOSHandling)

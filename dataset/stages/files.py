@@ -1,4 +1,4 @@
-"""What datasets have in common that read files from the beginning to the end."""
+"""Code shared by datasets that read files from front to back."""
 
 from __future__ import annotations
 

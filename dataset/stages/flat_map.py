@@ -235,7 +235,9 @@ def flat_map_of(transform: Any, max_fan_out: int | None) -> FlatMap:
 
 
 def items_of(transform: FlatMap, element: Any, most: int) -> list[Any]:
-    """What ``transform`` makes of ``element``: no more than ``most``, its ``max_fan_out``, items."""
+    """The items that ``transform`` makes of ``element``: no more than ``most``, its
+    ``max_fan_out``.
+    """
     items = as_list(transform.flat_map(element), transform, most + 1)
     if len(items) > most:
         raise ValueError(
@@ -246,7 +248,7 @@ def items_of(transform: FlatMap, element: Any, most: int) -> list[Any]:
 
 
 def as_list(items: Any, transform: Any, most: int | None = None) -> list[Any]:
-    """What a flat map returned, the first ``most`` items of it."""
+    """The first ``most`` items that a flat map returned."""
     if type(items) is not list and not isinstance(items, Iterable) and not hasattr(items, "__getitem__"):
         raise TypeError(
             f"{transform_name(transform)} must return a sequence or another iterable of items, got {items!r:.200} of type "

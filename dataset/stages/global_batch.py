@@ -98,12 +98,12 @@ class GlobalBatchParameters(Parameters):
 
     @property
     def rows_per_lane(self) -> int:
-        """How many elements of each lane are in a batch."""
+        """The number of elements of each lane in a batch."""
         return self.batch_size // self.num_lanes
 
     @property
     def num_rows(self) -> int:
-        """How many rows this host has in a batch."""
+        """The number of rows of this host in a batch."""
         return self.rows_per_lane * len(self.lanes)
 
 
@@ -212,7 +212,7 @@ class GlobalBatchIterDataset(IterDataset[T]):
 
     @cached
     def lane_lengths(self) -> list[Length]:
-        """How many elements each lane has, of all hosts."""
+        """The number of elements of each lane, for the lanes of all hosts."""
         parameters = self._parameters
         if parameters.end == "repeat":
             return [Infinite()] * parameters.num_lanes
@@ -228,7 +228,7 @@ class GlobalBatchIterDataset(IterDataset[T]):
 
     @cached
     def is_computed(self) -> bool:
-        """Whether the number of steps follows from the pipeline."""
+        """True if the number of steps follows from the pipeline."""
         return all([isinstance(length, Exact | Infinite) for length in self.lane_lengths])
 
     @property
@@ -241,7 +241,9 @@ class GlobalBatchIterDataset(IterDataset[T]):
         return stage, lane
 
     def num_steps_after(self, rows: int) -> Length:
-        """How many steps follow when every lane has given ``rows`` rows, as far as that is known."""
+        """The number of steps that follow when every lane has given ``rows`` rows, if it is
+        known.
+        """
         size = self._parameters.rows_per_lane
         left = [scaled(length, lambda num: max(0, num - rows)) for length in self.lane_lengths]
         if self._parameters.end == "pad":

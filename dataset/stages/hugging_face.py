@@ -33,7 +33,9 @@ class HuggingFaceParameters(Parameters):
 
 
 class _Place(Value):
-    """Where the library's stream was after ``index`` elements: its state, or its beginning."""
+    """The position of the library's stream after ``index`` elements: its state, or its
+    beginning.
+    """
 
     index: int
     library_state: str  # empty at the beginning

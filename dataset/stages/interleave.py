@@ -102,7 +102,7 @@ class InterleaveIterDataset(IterDataset[T]):
 
     @property
     def datasets(self) -> Sequence[Any] | MapDataset[Any]:
-        """What it is made of."""
+        """The datasets of the interleave."""
         return self._datasets
 
     @property
@@ -184,7 +184,9 @@ class Elsewhere(Protocol):
     """Computes the elements of datasets."""
 
     def iterator(self, index: int, whole: DatasetIterator[Any]) -> DatasetIterator[Any]:
-        """What gives the elements of ``whole``, an iterator of dataset ``index`` that is not asked for any."""
+        """The iterator that gives the elements of ``whole``, the unused iterator of dataset
+        ``index``.
+        """
 
     def close(self) -> None:
         """Releases what it holds. May be called again."""

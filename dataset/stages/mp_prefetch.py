@@ -143,5 +143,5 @@ def check_no_workers(stage: str, ds: Any) -> None:
 
 
 def lanes_of(options: WorkerOptions) -> int:
-    """How many lanes there are."""
+    """The number of lanes."""
     return options.num_workers if options.num_lanes is None else options.num_lanes

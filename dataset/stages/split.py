@@ -34,15 +34,15 @@ class Assignment(abc.ABC):
 
     @abc.abstractmethod
     def size(self, part: int) -> int:
-        """How many elements a part has."""
+        """The number of elements of a part."""
 
     @abc.abstractmethod
     def position(self, part: int, index: Any) -> Any:
-        """Where elements of a part are: that at an ``int``, or those at an array [n]."""
+        """The indices of elements of a part: of one ``int``, or of an array [n]."""
 
     @property
     def fits_int64(self) -> bool:
-        """Whether all arithmetic of ``position`` does."""
+        """True if all arithmetic of ``position`` fits into int64."""
         return True
 
 

@@ -120,7 +120,7 @@ def _divided_part(ds: IterDataset[Any]) -> IterDataset[Any]:
 
 
 class DividedPart:
-    """What workers compute of a divided part, and what its elements are made of."""
+    """The part of a divided pipeline that workers compute, and the lineage of its elements."""
 
     def __init__(self, part: IterDataset[Any]) -> None:
         self._root, *self._steps = _chain(part)
@@ -195,7 +195,8 @@ class MarkingParameters(Parameters):
 
 
 class MarkingIterDataset(IterDataset[Any]):
-    """What ``steps`` make of every element of the parent, in a worker; a ``LeftOut`` where one of them leaves it out.
+    """Applies ``steps`` to every element of the parent in a worker; yields a ``LeftOut`` where one
+    of them drops it.
 
     State: the parent's. Cost: that of the steps.
     """

@@ -27,7 +27,9 @@ _CLOSE_SECONDS = 0.2  # how long ``close`` waits for the thread to come out of t
 
 
 class CheckpointableIterator(Protocol[T_co]):
-    """What a thread can prefetch from; it may also have ``start_prefetch()`` and ``close()``."""
+    """Interface of iterators from which a thread can prefetch; they may also have
+    ``start_prefetch()`` and ``close()``.
+    """
 
     def __next__(self) -> T_co: ...
 
@@ -133,7 +135,7 @@ class ThreadPrefetchDatasetIterator(StreamIterator[T]):
 
 @dataclass
 class _Given:
-    """What an iterator is made with that is of no dataset."""
+    """The arguments of an iterator that belongs to no dataset."""
 
     _parameters: ThreadPrefetchParameters
     _work_options: Sequence[Any] = ()

@@ -103,7 +103,9 @@ def _states_of_others(path: Any, description: dict[str, Any] | None) -> Any:
 
 
 def _is_complete(names: list[str]) -> bool:
-    """Whether these are the files of all processes. What a name says may be anything: it is not counted up to that."""
+    """True if these are the files of all processes. The number in a name may be arbitrarily large,
+    so the code does not count up to it.
+    """
     numbers = [[int(number) for number in re.findall("[0-9]+", name)] for name in names]
     return sorted(numbers) == [[i, len(names)] for i in range(len(names))]
 

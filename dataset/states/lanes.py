@@ -38,7 +38,7 @@ def check_mixed_in_lanes(state: Any, is_mixed: bool, num_lanes: int, owner: obje
 
 
 class Position(Value):
-    """Where all lanes are, after a step.
+    """The positions of all lanes after a step.
 
     Args:
         step: steps that were delivered.

@@ -1,4 +1,4 @@
-"""What states say of mixtures, wherever in a state they are: up to where elements were drawn under which weights.
+"""Reads the entries of mixtures anywhere in a state: the elements drawn so far and their weights.
 
 Guarantees for a state that is restored into a mixture with other weights or components:
 
@@ -42,7 +42,7 @@ _PLACES = ("epoch", "iterators_in_use_indices")  # what must be the same in two 
 
 
 def is_mixture(state: Any) -> bool:
-    """Whether ``state`` is that of a mixture with names."""
+    """True if ``state`` is that of a mixture with names."""
     return isinstance(state, Mapping) and "index" in state and "stop" in state and isinstance(state.get("parents"), Mapping)
 
 
@@ -59,7 +59,7 @@ def mixtures_in(state: Any, *, with_lists: bool = False) -> Iterator[Mapping[str
 
 
 def has_mixtures(state: Any) -> bool:
-    """Whether there is a state of a mixture with names in ``state``."""
+    """True if ``state`` contains the state of a mixture with names."""
     return next(mixtures_in(state), None) is not None
 
 
@@ -121,7 +121,7 @@ def without_components(state: Any, names: frozenset[str], *, is_held: bool = Fal
 
 
 def _holds_some(state: Mapping[str, Any]) -> bool:
-    """Whether the step whose state this is takes elements again of which something was delivered."""
+    """True if the stage with this state replays elements of which a part was delivered."""
     left: Any = state.get("remainder_slices")
     slices = [*left.values()] if isinstance(left, Mapping) else left or []
     return any([state.get(key) for key in _HELD]) or any([part != [-1, -1] for part in slices])
@@ -204,7 +204,7 @@ def _losing(record: Any, names: frozenset[str]) -> Any:
 
 
 def _draws(record: Any) -> SavedDraws | None:
-    """What a record says of the draws of a mixture; ``None`` if it is of something else."""
+    """The draws of a mixture that a record describes; ``None`` if it describes something else."""
     try:
         return SavedDraws.read(record) if isinstance(record, Mapping) else None
     except (ValueError, TypeError, KeyError):

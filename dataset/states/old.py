@@ -15,7 +15,7 @@ from gristmill.core.state import plain_counts, plain_int, shown, state_field
 
 
 def is_old_workers_state(state: Any) -> bool:
-    """Whether ``state`` is of ``mp_prefetch``."""
+    """True if ``state`` is one of ``mp_prefetch``."""
     return isinstance(state, Mapping) and "workers_state" in state
 
 

@@ -36,7 +36,9 @@ class Turns(NamedTuple):
 
     @classmethod
     def of(cls, state: Any, owner: object) -> Turns | None:
-        """What a state says, if it says something. Raises ``StateMismatchError`` for what makes no sense."""
+        """Reads the turns in a state, if it has any. Raises ``StateMismatchError`` for an invalid
+        value.
+        """
         if not isinstance(state, Mapping) or TURNS not in state:
             return None
         try:
@@ -48,7 +50,7 @@ class Turns(NamedTuple):
 
     @classmethod
     def read(cls, saved: Any) -> Turns:
-        """What ``saved`` has made. Raises one of ``_DAMAGES`` for anything else."""
+        """Reads what ``saved`` wrote. Raises one of ``_DAMAGES`` for anything else."""
         if not isinstance(saved, Mapping) or type(saved["start"]) is not int or saved["start"] < 0:
             raise ValueError("there must be a start, 0 or more")
         names = tuple([None if name is None else str(name) for name in saved["names"]])
@@ -84,7 +86,9 @@ class Turns(NamedTuple):
         return self.draws[position - self.start] if position >= self.start else None
 
     def are_there(self) -> list[bool]:
-        """Whether each element that the step has got is still there, or of a component that is forgotten."""
+        """For each element that the stage has received: true if it still exists, or belongs to a
+        forgotten component.
+        """
         return [self.names[i] is not None for i in self.draws if i is not None and i >= 0]
 
     @property

@@ -70,7 +70,9 @@ def copied(state: Any) -> Any:
 
 
 def is_same(state: Any, known: Any) -> bool:
-    """Whether ``state``, which somebody gave, is ``known``, which a ``get_state`` gave: 1.0 and ``True`` are equal to 1, too."""
+    """True if a user's ``state`` is the same as ``known``, which a ``get_state`` returned: 1.0 and
+    ``True`` also equal 1.
+    """
     return bool(state == known) and repr(state) == repr(known)
 
 
@@ -98,7 +100,9 @@ def _given(state: Any) -> Any:
 
 @dataclass
 class CycleState:
-    """What an iterator that takes elements from several others in turn saves: whose turn it is, and where each of them is."""
+    """The state of an iterator that draws from several others in turn: the index of the next one,
+    and the state of each.
+    """
 
     slot: int  # of the cycle, whose turn it is
     num_opened: int  # datasets that have been put into slots
@@ -148,7 +152,9 @@ class CycleState:
         return cls(slot, num_opened, indices, given(given_states), exhausted, future_states)
 
     def of_datasets(self, num_datasets: int) -> list[dict[str, Any]]:
-        """Where each dataset is: whether it has ended, and its state; ``None`` at its beginning, or if it has ended."""
+        """For each dataset: true if it has ended, and its state; ``None`` at its beginning or after
+        its end.
+        """
         found: list[dict[str, Any]] = [{"exhausted": int(i < self.num_opened), "state": None} for i in range(num_datasets)]
         for i, state in self.future_states.items():
             if self.num_opened <= i < num_datasets:

@@ -1,4 +1,4 @@
-"""What was drawn of the components of a mixture, told by the state of an iterator."""
+"""Draw counts of the components of a mixture, read from the state of an iterator."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ def _counts_of_map_datasets(it: Any) -> dict[str, dict[str, int]] | None:
 
 
 def _places_in(state: Any) -> Iterator[int]:
-    """How many elements of map datasets have been read, as the innermost parts of a state say."""
+    """The number of elements of map datasets that have been read, from the innermost parts of a
+    state.
+    """
     parts = state.values() if isinstance(state, dict) else state if isinstance(state, list) else ()
     inner = [place for part in parts for place in _places_in(part)]
     if not inner and isinstance(state, dict) and type(state.get("next_index")) is int:

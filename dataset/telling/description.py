@@ -1,4 +1,4 @@
-"""What a checkpoint says about the pipeline it belongs to.
+"""The description of a pipeline in its checkpoint.
 
 A state is only a position; two pipelines with equal layouts of states cannot be told apart by it. So a checkpoint of ours
 also has the stages with their parameters, lengths, seeds and sources. The code of user functions and options that do not
@@ -64,14 +64,18 @@ def description_text(description: dict[str, Any]) -> str:
 
 
 def source_text(source: Any) -> str:
-    """What stands for a source in a description: its ``repr`` if that can be the same in another run, else its type."""
+    """The text of a source in a description: its ``repr`` if another run produces the same one,
+    else its type.
+    """
     if isinstance(source, list | tuple | np.ndarray):
         return str(type(source))
     return _text(source)
 
 
 def short_source_text(source: Any) -> str:
-    """What a source is called where its records are named: its ``repr``, of a long list or array how many there are."""
+    """The name of a source in the names of its records: its ``repr``; for a long list or array, its
+    length.
+    """
     if not isinstance(source, list | tuple | np.ndarray):
         return _text(source)
     text = repr(source) if len(source) <= _MAX_RECORDS and getattr(source, "ndim", 1) == 1 else ""
@@ -79,7 +83,8 @@ def short_source_text(source: Any) -> str:
 
 
 def source_files(source: Any) -> list[str] | None:
-    """What tells the files of a source from others, wherever they lie, a text for each; of a dataset, of all its sources.
+    """Texts that distinguish the files of a source, independent of their folder, one for each; for
+    a dataset, those of all its sources.
 
     ``None`` if there is nothing of the kind: then the text of a source tells it from others.
     """

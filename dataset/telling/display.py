@@ -85,7 +85,7 @@ def length_text(length: int | None) -> str:
 
 
 def stage_inputs(stage: Any) -> Sequence[Any]:
-    """What a dataset or iterator draws from, as far as it exists: no iterator is made for it."""
+    """The existing inputs of a dataset or iterator: the call makes no iterator."""
     return list(stage._draws_from)
 
 
@@ -148,7 +148,7 @@ def _stage_text(stage: Any) -> str:
 
 
 def _answer(ask: Callable[[], T], otherwise: T) -> T:
-    """What ``ask()`` gives, or ``otherwise`` if a user's object fails: a ``repr`` must not."""
+    """Returns ``ask()``, or ``otherwise`` if a user's object raises: a ``repr`` must not raise."""
     try:
         return ask()
     except Exception:

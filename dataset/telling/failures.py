@@ -1,4 +1,5 @@
-"""What an error says when it leaves ``next``: which stage raised it, and about which element.
+"""The error context added to an exception that leaves ``next``: the stage that raised it, and the
+element.
 
 Stages tell it where they call what users have written: ``tell`` adds a note to the error, which goes wherever that goes, to
 other threads and processes too. Nothing here runs as long as nothing fails. Nothing here raises either, whatever the objects of
@@ -27,7 +28,8 @@ _SETTINGS = "Workers lack what the program has set or registered in libraries, u
 
 
 class Failure(Value):
-    """Where in a pipeline an error came up, as plain data: errors are pickled, and must keep no pipeline alive.
+    """The location of an error in a pipeline, as plain data: errors are pickled, and must keep no
+    pipeline alive.
 
     Args:
         stage: the name of what raised it.
@@ -172,7 +174,9 @@ def has_arrived(error: BaseException) -> None:
 
 
 def instead_of_stop(error: BaseException, stage: str) -> RuntimeError:
-    """What is raised, from it, in place of a ``StopIteration`` of a user's function, which would be taken for the end."""
+    """The error raised, from it, in place of a ``StopIteration`` of a user's function, which would
+    be mistaken for the end.
+    """
     new, told = stop_iteration_error(stage), note_at(error)
     if told is not None:
         note(new, told)
@@ -192,7 +196,7 @@ def of_no_element(message: str) -> RuntimeError:
 
 
 def is_of_no_element(error: BaseException) -> bool:
-    """Whether ``error`` is about more than the element that was asked for."""
+    """True if ``error`` is about more than the element that was requested."""
     return not vars(error).keys().isdisjoint((_ON_DELIVERY, _OF_NO_ELEMENT))
 
 
@@ -260,7 +264,9 @@ def _in_whole(place: Place, indices: range) -> tuple[Any, range]:
 
 
 def _share(ds: Any) -> str:
-    """What follows a number of an element of ``ds`` if that is only the part of one worker."""
+    """The text after an element index of ``ds`` if that index counts the elements of one worker
+    only.
+    """
     return " of its share" if any([node._is_share for node in ancestors(ds)]) else ""
 
 

@@ -1,4 +1,4 @@
-"""Where an element of a map dataset comes from: the records of the sources that it is made of."""
+"""The lineage of an element of a map dataset: the records of the sources that it was made from."""
 
 from __future__ import annotations
 

@@ -89,7 +89,9 @@ def _are_ours(files: list[str], *, with_calls: bool) -> list[bool]:
 
 
 def _is_inside() -> bool:
-    """Whether the function that calls ``filter_traceback`` runs inside of something of ours that will pass on the error."""
+    """True if the caller of ``filter_traceback`` runs inside another frame of this library that
+    will pass on the error.
+    """
     frame: FrameType | None = sys._getframe(1)
     num_exits = 0
     while frame is not None:
@@ -103,13 +105,13 @@ def _is_inside() -> bool:
 
 
 def _library_folders() -> tuple[str, ...]:
-    """Where the modules of the library are: its packages need not lie together."""
+    """The folders of the library's modules: its packages need not be in one folder."""
     packages = [module for name, module in [*sys.modules.items()] if name.partition(".")[0] == "gristmill"]
     return tuple({f"{folder}{os.sep}" for package in packages for folder in getattr(package, "__path__", ())})
 
 
 def _is_in_ipython() -> bool:
-    """Whether an IPython that knows how to hide frames shows the tracebacks."""
+    """True if the tracebacks are shown by an IPython that can hide frames."""
     ipython: Any = sys.modules.get("IPython")
     return ipython is not None and ipython.version_info[:2] >= (7, 17) and ipython.get_ipython() is not None
 

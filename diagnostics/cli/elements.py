@@ -52,7 +52,9 @@ def _lines(element: Any, label: str, depth: int) -> Iterator[str]:
 
 
 def _parts(element: Any) -> dict[str, Any]:
-    """What is in a container, by the text that stands before it; nothing of a leaf, as of a list of numbers."""
+    """The children of a container, by their path prefix; empty for a leaf such as a list of
+    numbers.
+    """
     if isinstance(element, Mapping):
         return {one_line(repr(key), _MAX_VALUE): value for key, value in element.items()}
     if isinstance(element, list | tuple):

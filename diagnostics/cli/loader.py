@@ -1,4 +1,4 @@
-"""Where the state of a ``DataLoader`` stands, in words."""
+"""The position in the state of a ``DataLoader``, in words."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ _MAX_LANES = 16
 
 
 def loader_lines(state: Any, description: Mapping[str, Any], share: Any) -> Iterator[str]:
-    """What a state says, and what the description of the ``DataLoader`` (empty if there is none) adds to it."""
+    """The lines that a state gives, and those that the description of the ``DataLoader`` (empty if
+    there is none) adds.
+    """
     last_seen, sampler = state["last_seen_indices"], str(state.get("sampler"))
     if not isinstance(last_seen, Mapping):
         yield own_form(state)

@@ -1,4 +1,6 @@
-"""Where a state stands, in words. It says it by itself; the description beside it, if there is one, knows lengths."""
+"""The position in a state, in words. The state suffices; the description beside it, if there is
+one, adds lengths.
+"""
 
 from __future__ import annotations
 
@@ -216,7 +218,7 @@ def _buckets(state: Any, stage: Description) -> str:
 
 
 def _passed_over(faults: Any) -> Iterator[str]:
-    """What steps of map datasets have passed over, a line for each."""
+    """The elements that error budgets of map datasets have skipped, one line for each stage."""
     for counts in faults if isinstance(faults, list) else ():
         if isinstance(counts, Mapping):
             of_tried = f" of {count_text(counts['tried'], 'element')}" if "tried" in counts else ""

@@ -33,7 +33,7 @@ _MAX_OUTPUTS = 1_000_000  # that are looked at, if nothing else is said
 
 
 def show(args: Namespace) -> Lines:
-    """What made an output, and perhaps a field of it."""
+    """Prints the records that made an output, optionally with the values of a field."""
     if (args.step is None) == (args.state is None):
         raise CommandError("give --step N or --state CHECKPOINT: which output is to be shown")
     pipeline = load_pipeline(args.pipeline)

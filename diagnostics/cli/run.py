@@ -98,7 +98,7 @@ def head(args: Namespace) -> Lines:
 
 
 def diagnosis(args: Namespace) -> Lines:
-    """What binds a pipeline."""
+    """Prints the bottleneck of a pipeline."""
     pipeline = load_pipeline(args.pipeline)
     seconds = args.consumer_ms / 1000
     consumer = (lambda element: time.sleep(seconds)) if seconds else None
@@ -136,7 +136,7 @@ def _write(option: str, path: str, text: str) -> None:
 
 
 def bench(args: Namespace) -> Lines:
-    """How fast a pipeline is."""
+    """Prints the throughput of a pipeline."""
     pipeline = load_pipeline(args.pipeline)
     rates: list[float] = []
     sizes: list[int] = []

@@ -22,7 +22,7 @@ _MAX_NAMES = 20
 
 
 class CommandError(Exception):
-    """What is wrong, for the user, on one line.
+    """An error message for the user, on one line.
 
     Args:
         text: the line.

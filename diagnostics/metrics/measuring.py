@@ -1,4 +1,4 @@
-"""What is measured in addition, of pipelines whose metrics are exported.
+"""Additional measurements of pipelines whose metrics are exported.
 
 These calls are among those that are timed; each stands for the ones before it that were not.
 """

@@ -199,7 +199,9 @@ class _Collector:
 
 
 class _OtherProcesses:
-    """What processes of other programs have written to a directory, without metrics of the names of ours."""
+    """Metrics that processes of other programs have written to a directory, without those with
+    names used here.
+    """
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
@@ -242,7 +244,7 @@ def _exposed(numbers: dict[Key, list[int] | float]) -> Iterator[Metric]:
 
 
 def _buckets(family: Family, values: list[int]) -> tuple[list[tuple[str, int]], int]:
-    """How many are at most as large as each limit, and the total of all."""
+    """The number of values at or below each limit, and the total."""
     from prometheus_client.utils import floatToGoString
 
     text: Any = floatToGoString  # as above

@@ -254,7 +254,7 @@ class Metrics:
 
 
 def _totals(pipeline: _Pipeline) -> dict[Key, list[int]]:
-    """What a pipeline adds to the numbers of the process."""
+    """The numbers that a pipeline adds to those of the process."""
     observer = pipeline.observer
     output = observer.output
     delays = [0, *output.powers, output.waited - output.waited_in_vain]
@@ -280,7 +280,9 @@ def _add(numbers: dict[Key, list[int]], key: Key, more: list[int]) -> None:
 
 
 def _stages(summary: ExecutionSummary) -> dict[int, str]:
-    """What tells the stages apart, by their ids: how they look, and which of several that look alike."""
+    """Labels that distinguish the stages, by their ids: the text of a stage, numbered if several
+    are alike.
+    """
     names: dict[int, str] = {}
     alike: Counter[str] = Counter()
     for id_, node in sorted(summary.items()):

@@ -253,7 +253,7 @@ def _state_after(ds: Any, state: Any, num: int) -> Any:
 
 
 def _tells_place(ds: Any) -> bool:
-    """Whether a state says which elements have been read for the outputs before it."""
+    """True if a state says which elements have been read for the outputs before it."""
     return all([node._tells_place or node._works_on is not None for node in ancestors(ds) if isinstance(node, IterDataset)])
 
 

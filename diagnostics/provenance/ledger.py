@@ -251,7 +251,9 @@ def as_ledger(ledger: Any) -> Ledger:
 
 
 def _every_of(path: Path) -> int | None:
-    """How many steps there are from a record to the next in the ledger at ``path``, if one was begun there."""
+    """The number of steps between records of the ledger at ``path``; ``None`` if no ledger was
+    begun there.
+    """
     header = _read(path, 0, _HEADER.size)
     if len(header) < _HEADER.size:
         if not _MAGIC.startswith(header[: len(_MAGIC)]):

@@ -1,4 +1,4 @@
-"""What ``explain`` returns."""
+"""The classes of the results of ``explain``."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Row(Value):
 
 
 def record_of(piece: Piece) -> Record:
-    """What is told of a piece."""
+    """The public record of an internal lineage entry."""
     components, seeds = piece.components, piece.seeds
     component, seed = components[-1] if components else None, seeds[-1] if seeds else None
     given = (piece.source, piece.key, piece.index, piece.epoch, component, seed, piece.span, components, seeds)
@@ -63,7 +63,7 @@ def record_of(piece: Piece) -> Record:
 
 
 class Provenance:
-    """What an output is made of. It prints as a table, a line for each record.
+    """The lineage of an output. It prints as a table, a line for each record.
 
     Args:
         rows: one for each row of the output, one if it is no batch; each has its ``records``.

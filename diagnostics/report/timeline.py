@@ -1,4 +1,4 @@
-"""What every thread of a pipeline did when, as a table with a drawn row for each."""
+"""The activity of every thread of a pipeline over time, as a table with a drawn row for each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _Array = npt.NDArray[np.float64]
 
 @dataclass
 class _Row:
-    """What is drawn of a thread: which share of each part of the time went where, ``shares[layer, part]``."""
+    """The drawn row of a thread: the shares of each part of the time, ``shares[layer, part]``."""
 
     process: str
     name: str
@@ -128,7 +128,9 @@ def _shares(
 
 
 def _waited(stage: int, own: Mapping[int, _Array], stages: Mapping[int, StageSummary]) -> _Array:
-    """How long a prefetching stage has waited in this thread: what it draws from may be computed here as well."""
+    """The time that a prefetching stage has waited in this thread, which may also compute its
+    input.
+    """
     waited = own[stage]
     todo, seen = [*stages[stage].inputs], {stage}
     while todo:

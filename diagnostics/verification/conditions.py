@@ -78,7 +78,7 @@ class Condition(abc.ABC):
         """
 
     def open(self, subject: Subject) -> Callable[[], Any]:
-        """What makes iterators that read the states of this condition."""
+        """A factory of iterators that read the states of this condition."""
         return subject.open
 
 
@@ -386,7 +386,7 @@ def _block(it: Any, size: int) -> tuple[list[Any], Outcome | None]:
 
 
 def through_text(state: Any, it: Any) -> Any:
-    """What becomes of a state in a checkpoint."""
+    """Returns a state as it is after being written to and read from a checkpoint."""
     if isinstance(state, bytes):
         return state
     try:

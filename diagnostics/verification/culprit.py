@@ -53,7 +53,7 @@ _PROCESSES = (*_ASKED, *_HELD, "state", "in place", "cache")
 
 
 class Culprit(Value):
-    """Where a difference comes from.
+    """The cause of a difference.
 
     Args:
         stage: the text of the stage.
@@ -160,7 +160,7 @@ class Search:
         return f"{_REASONS[kind]}{f': {texts[0]}' if texts else ''}"
 
     def _kinds(self, address: Address) -> Sequence[str]:
-        """What may be the reason, the likeliest first."""
+        """The possible reasons, the likeliest first."""
         if self._condition.is_about == "threads":
             return _THREADS
         if self._condition.is_about == "processes" or self._starts_workers(address):
@@ -170,7 +170,7 @@ class Search:
         return _SAME_COPIES if self._copies_agree(address) else _OTHER_COPIES
 
     def _starts_workers(self, address: Address) -> bool:
-        """Whether a stage itself has worker processes, not one before it."""
+        """True if a stage itself has worker processes, not one before it."""
         above = [(*address, i) for i in range(len(inputs_of(stage_at(self._pipeline, address))))]
         has, *before = [Subject(self._pipeline, Part(x)).has_own_workers for x in (address, *above)]
         return has and not any(before)
@@ -186,7 +186,9 @@ class Search:
         return all([first_difference(0, x, y) is None for x, y in zip(*runs, strict=False)])
 
     def _factor(self, address: Address) -> str | None:
-        """What in the surroundings of a process makes the difference, if one thing does."""
+        """The property of the environment of a process that makes the difference, if a single one
+        does.
+        """
         assert isinstance(self._condition, Fresh)
         part = self._part(address)
         num = self._num_of(part)

@@ -146,7 +146,7 @@ def _listed_backwards(original: Callable[..., list[Any]], *args: Any, **named: A
 
 
 class _Entries:
-    """What ``os.scandir`` gives."""
+    """The result of ``os.scandir``."""
 
     def __init__(self, original: Callable[..., Any], *args: Any, **named: Any) -> None:
         with original(*args, **named) as entries:

@@ -54,7 +54,7 @@ Address = tuple[int, ...]
 
 
 class Witness:
-    """What is known of the stages, by their addresses."""
+    """The facts known about stages, by the addresses of the stages."""
 
     def __init__(self) -> None:
         self.evidence: dict[Address, list[Evidence]] = {}
@@ -94,7 +94,7 @@ class Witness:
 
     @contextlib.contextmanager
     def _aside(self) -> Iterator[None]:
-        """What a witness does by itself is not watched."""
+        """Suspends the watching for actions of the witness itself."""
         sys.setprofile(None)
         try:
             self._look()

@@ -1,4 +1,4 @@
-"""What ``verify`` found."""
+"""The result of ``verify``."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ class Check(Value):
 
 
 class Report(Value):
-    """Whether a pipeline gives the same whenever and wherever it runs. Prints as text.
+    """The result of running a pipeline under many conditions that must not change its output.
+    Prints as text.
 
     Args:
         ok: nothing was different.

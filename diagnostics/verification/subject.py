@@ -72,7 +72,7 @@ def addresses(pipeline: Any) -> dict[tuple[int, ...], Any]:
 
 
 class Subject:
-    """What is run.
+    """The pipeline that is run.
 
     Args:
         pipeline: a dataset or a ``DataLoader``.
@@ -109,7 +109,7 @@ class Subject:
 
     @property
     def has_own_workers(self) -> bool:
-        """Whether there are workers, also where a step has them within."""
+        """True if the pipeline has workers, including workers inside of a stage."""
         return self.has_workers or self.with_own_workers(0) is not None
 
     @property

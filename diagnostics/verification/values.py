@@ -1,4 +1,5 @@
-"""What an element is made of, as small records that can be compared later, in another process too: digests of its leaves.
+"""Digests of the leaves of an element, as small records that can be compared later, in another
+process too.
 
 Two values are the same if their structures are, and the types, dtypes, shapes and bits of their leaves; every NaN is the same.
 Arrays, of whatever library, are read in pieces, so that memory does not grow with their size. Objects with an ``==`` of their
@@ -52,7 +53,7 @@ class Leaf:
 
 
 def leaves_of(value: Any) -> list[Leaf]:
-    """What ``value`` is made of: its containers and their leaves, in an order that follows from its content.
+    """The containers and leaves of ``value``, in an order that follows from its content.
 
     Example:
         >>> [(leaf.path, leaf.shown) for leaf in leaves_of({"a": [1, 2.5]})]
@@ -223,7 +224,7 @@ def _of_object(value: Any, path: str, above: tuple[int, ...]) -> Iterator[Leaf]:
 
 
 def _reduced(value: Any) -> dict[str, Any] | None:
-    """What an object is made anew from; ``None`` if nobody knows."""
+    """The arguments from which an object is rebuilt; ``None`` if they are unknown."""
     try:
         reduced = value.__reduce_ex__(4)
     except Exception:

@@ -62,7 +62,7 @@ class Cells:
         return shortened(spec_text(self._leaves[number].value), _MAX_SPEC).removesuffix("[]")
 
     def is_short(self, number: int) -> bool:
-        """Whether a leaf fits on one line."""
+        """True if a leaf fits on one line."""
         look = self.look(number)
         if look.kind in ("text", "scalar"):
             return len(look.value) <= _MAX_LINE and "\n" not in look.value
@@ -214,7 +214,9 @@ def range_text(numbers: Numbers) -> str:
 
 
 def histogram(numbers: Numbers) -> str:
-    """How values are spread: bars as wide as the picture allows, the highest one as high."""
+    """A histogram of values: bars that fill the width of the picture, the highest one its
+    height.
+    """
     if len(numbers.counts) < 2 or numbers.low == numbers.high:
         return ""
     width, most = 100 / len(numbers.counts), max(numbers.counts)

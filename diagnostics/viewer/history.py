@@ -1,4 +1,6 @@
-"""How a row of an output came about: the record that it is made of, before and after every transformation."""
+"""The history of a row of an output: the record that it was made from, before and after every
+transformation.
+"""
 
 from __future__ import annotations
 
@@ -150,7 +152,7 @@ def _way_of(pipeline: Any, record: Record) -> tuple[MapDataset[Any] | None, list
 
 
 def _is_of_batches(step: Any) -> bool:
-    """Whether elements of a map dataset are made of batches."""
+    """True if elements of a map dataset are made of batches."""
     while len(parents_of(step)) == 1:
         step = parents_of(step)[0]
         if is_of_library(step) and step._makes_batches:
@@ -159,7 +161,7 @@ def _is_of_batches(step: Any) -> bool:
 
 
 def makes_batches(step: Any) -> bool:
-    """Whether a step says of itself that it makes batches."""
+    """True if a step says of itself that it makes batches."""
     return is_of_library(step) and hasattr(parameters_of(step), "batch_size")
 
 
@@ -169,7 +171,7 @@ def _unchanged(before: Stage, after: Stage) -> frozenset[tuple[str, ...]]:
 
 
 def _is_same(a: Any, b: Any) -> bool:
-    """Whether two leaves are equal, as far as that is known without looking at much."""
+    """True if two leaves are equal, as established by looking at a limited amount of data."""
     if a is b:
         return True
     if type(a) is not type(b):
@@ -201,7 +203,7 @@ def _upstream(ds: Any, index: int, row: int | None, num_rows: int | None, branch
 
 
 def _origins(ds: Any, index: int, row: int | None) -> list[Any]:
-    """What an element is made of, or a row of it; no more than some hundreds."""
+    """The lineage of an element, or of a row of it; at most some hundreds of records."""
     try:
         return list(itertools.islice(ds._origins(index), row or 0, _MAX_PARTS if row is None else row + 1))
     except Exception:  # of a user's source, sampler or function: what it raises, the element shows
@@ -244,5 +246,5 @@ def _downstream(steps: list[Any], stages: list[Stage], branch: str) -> Story:
 
 
 def _passes_on(stage: Any) -> bool:
-    """Whether a stage gives elements on as they are."""
+    """True if a stage yields elements unchanged."""
     return is_of_library(stage) and type(stage)._element_spec is spec_of_first_parent

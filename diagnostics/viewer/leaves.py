@@ -68,7 +68,7 @@ def _parts(element: Any) -> Iterator[tuple[str, Any]] | None:
 
 
 def is_plain_list(value: Any) -> bool:
-    """Whether ``value`` is a list or tuple of values of one kind, numbers or texts."""
+    """True if ``value`` is a list or tuple of values of one kind, numbers or texts."""
     return type(value) in (list, tuple) and len(value) > 1 and type(value[0]) in _PLAIN and len({*map(type, value)}) == 1
 
 
@@ -85,7 +85,9 @@ def shape_of(value: Any) -> tuple[int, ...] | None:
 
 
 def num_rows(leaves: list[Leaf]) -> int | None:
-    """How many rows there are, if all arrays and lists agree on it: in an element that is a batch; else ``None``."""
+    """The number of rows of an element that is a batch, on which all arrays and lists agree; else
+    ``None``.
+    """
     sizes = {shape[0] for leaf in leaves if (shape := shape_of(leaf.value))}
     return sizes.pop() if len(sizes) == 1 else None
 

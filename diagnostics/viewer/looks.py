@@ -1,4 +1,4 @@
-"""What a leaf is to people: a picture, a sound, text, tokens, a number, an array."""
+"""The kind of a leaf for display: picture, sound, text, tokens, number or array."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _MAX_REPR = 2000  # characters
 
 @dataclass(frozen=True)
 class Look:
-    """How a leaf is to be shown.
+    """The way to display a leaf.
 
     Args:
         kind: what it is.
@@ -74,7 +74,7 @@ class Looks:
         self._lock = Lock()  # decoders may be made for one thread
 
     def of(self, leaf: Leaf, others: Sequence[Leaf] = ()) -> Look:
-        """How a leaf is to be shown, given the other leaves of its element. Never raises."""
+        """The way to display a leaf, given the other leaves of its element. Never raises."""
         try:
             return self._look(leaf, others)
         except Exception as error:  # of an object of the user's

@@ -15,7 +15,7 @@ _NUM_BINS = 48
 
 @dataclass(frozen=True)
 class Numbers:
-    """What was seen of the values of an array.
+    """Statistics of the values of an array.
 
     Args:
         num: how many there are.
@@ -55,7 +55,7 @@ def as_array(value: Any) -> npt.NDArray[Any] | None:
 
 
 def is_numeric(array: npt.NDArray[Any]) -> bool:
-    """Whether its values are numbers or truth values; those of ``ml_dtypes`` count, too."""
+    """True if its values are numbers or truth values; those of ``ml_dtypes`` count, too."""
     return array.dtype.kind in "biufc" or array.dtype.name.startswith(("bfloat", "float", "int", "uint"))
 
 
@@ -79,7 +79,7 @@ def sample(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def numbers_of(array: npt.NDArray[Any]) -> Numbers | None:
-    """What can be said of the values of an array; ``None`` if they are no numbers, or there are none."""
+    """Statistics of the values of an array; ``None`` if they are not numbers, or there are none."""
     if not array.size or not is_numeric(array):
         return None
     with np.errstate(all="ignore"):

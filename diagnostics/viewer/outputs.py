@@ -36,7 +36,7 @@ _WAIT_SECONDS = 4.0  # for one
 
 @dataclass(frozen=True)
 class Waiting:
-    """What is asked for is not there yet.
+    """The answer if a requested output does not exist yet.
 
     Args:
         reached: the number of the step that is worked at.
@@ -81,14 +81,14 @@ class Outputs:
         return self._steps.length
 
     def at(self, step: Step) -> Seen | Waiting:
-        """What there is at a step."""
+        """The output at a step."""
         seen = self._found(step)
         if seen is not None:
             return seen
         return self._waited_for(lambda: self._read(step), lambda: self._found(step))
 
     def story(self, seen: Seen, row: int | None) -> Story | Waiting:
-        """How one of the rows of an output, or all of it, came about."""
+        """The history of one of the rows of an output, or of all of it."""
 
         def tell() -> Story:
             provenance = self._provenance(seen)
@@ -98,7 +98,7 @@ class Outputs:
         return self._waited_for(tell, lambda: seen.stories.get(row))
 
     def provenance(self, seen: Seen) -> Provenance | str | Waiting:
-        """What an output is made of, or why that is not known."""
+        """The lineage of an output, or the reason why it is not known."""
         return self._waited_for(lambda: self._provenance(seen), lambda: seen.provenance)
 
     def _provenance(self, seen: Seen) -> Provenance | str:

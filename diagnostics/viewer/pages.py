@@ -67,7 +67,7 @@ _ROW_KEYS = f"{_KEYS} &nbsp; <kbd>k</kbd> <kbd>j</kbd> rows &nbsp; <kbd>Esc</kbd
 
 @dataclass(frozen=True)
 class View:
-    """What is the same on all pages.
+    """The parts that all pages share.
 
     Args:
         root: the address that all others begin with.
@@ -170,7 +170,7 @@ def row_page(view: View, seen: Seen, row: int, first: int, source: str) -> str:
 
 
 def waiting_page(view: View, step: Step, waiting: Waiting) -> str:
-    """What is asked for is not there yet; the page asks again by itself."""
+    """The page for an output that does not exist yet; it reloads by itself."""
     if waiting.text:
         text = f"<pre class=wrap>{safe(shortened(waiting.text, _MAX_TRACEBACK))}</pre>"
         return view.page(
@@ -217,7 +217,7 @@ def shown_text(text: str) -> str:
 
 
 def _overview(cells: Cells, address: str) -> str:
-    """What is in a batch, as a table: types, ranges, and how values are spread."""
+    """A table of the contents of a batch: types, ranges and distributions of values."""
     rows = []
     for number in range(min(len(cells), _OVERVIEW)):
         look = cells.look(number)
@@ -344,7 +344,7 @@ def _record_cell(value: object) -> str:
 
 
 def story_html(view: View, address: str, story: Story | Waiting) -> str:
-    """How a row came about: the record, and what every stage made of it."""
+    """The history of a row: the record, and the result of every stage."""
     if isinstance(story, Waiting):
         return _LATER
     if not story.stages and not story.reason:

@@ -33,7 +33,7 @@ class Picture:
 
     @property
     def is_scaled(self) -> bool:
-        """Whether black and white stand for other values than is usual."""
+        """True if the displayed range differs from the usual black and white."""
         return (self.low, self.high) not in ((0, 1), (0, 255))
 
     @property

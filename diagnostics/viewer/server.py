@@ -114,6 +114,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _is_loopback(host: str) -> bool:
-    """Whether a ``Host`` header names this machine by its loopback address; the port may be that of a tunnel."""
+    """True if a ``Host`` header names this machine by its loopback address; the port may be that of
+    a tunnel.
+    """
     name = host.rpartition(":")[0] if re.search(r":\d+$", host) else host
     return name.lower() in _LOOPBACK

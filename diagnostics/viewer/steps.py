@@ -39,7 +39,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Output:
-    """What there is at a step.
+    """The output at a step.
 
     Args:
         step: which one; the end comes earlier than asked for if there are fewer.
@@ -63,14 +63,16 @@ class Steps(Protocol):
 
     @property
     def length(self) -> int | None:
-        """How many there are from the beginning on; ``None`` if that is not known, or there is no end."""
+        """The number of outputs from the beginning; ``None`` if it is unknown or infinite."""
 
     @property
     def reached(self) -> int:
         """The number of the step that is worked at."""
 
     def output(self, step: Step, deadline: float) -> Output | None:
-        """What there is at a step, ``None`` if it was not reached by the deadline: ``reached`` says how far it is then."""
+        """The output at a step; ``None`` if it was not reached by the deadline: ``reached`` is the
+        last step then.
+        """
 
     def restore(self, put: Callable[[Any], None]) -> Step:
         """The step that follows a state, which ``put`` sets an iterator to."""

@@ -161,7 +161,7 @@ def run_guides(folder: Path) -> dict[str, Any]:
 
 
 def output_of(folder: Path, *arguments: str) -> str:
-    """What a command of Python prints, errors too, without the places of files on this machine."""
+    """The output of a Python command, errors included, without paths of this machine."""
     result = subprocess.run(
         [sys.executable, *arguments],
         cwd=folder,

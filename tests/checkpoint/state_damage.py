@@ -1,4 +1,6 @@
-"""What may become of a state: other values, types, lengths and keys anywhere in it, parts of other states, and damaged text."""
+"""Damage to a state: other values, types, lengths and keys anywhere in it, parts of other states,
+and damaged text.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ _MAX_MESSAGE = 2000
 
 
 def is_harmless(text: str) -> bool:
-    """Whether ``text``, a message or a line, may be shown anywhere."""
+    """True if ``text``, a message or a line, contains no control characters."""
     return text.isprintable() and len(text) <= _MAX_MESSAGE
 
 

@@ -1,4 +1,6 @@
-"""What may change until a state is restored, the components of a mixture and where files lie, and what is refused by name."""
+"""Changes to a pipeline between saving and restoring: allowed ones (components of a mixture,
+locations of files) and refused ones.
+"""
 
 import itertools
 import json

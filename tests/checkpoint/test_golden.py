@@ -26,7 +26,9 @@ REFUSED = {**dict.fromkeys(["grain_0.2.12", "grain_0.2.15"], INTERLEAVED), "grai
 
 
 def written(name):
-    """What each release has written of a pipeline, and which library that was; Grain's, which have no text of it, first."""
+    """The states of a pipeline that each release has written, with the name of the library; those
+    of Grain, which have no text, come first.
+    """
     return {release: (found[name], found["written_by"]) for release, found in WRITTEN.items() if name in found}
 
 

@@ -69,7 +69,9 @@ def continued(it, num=MANY):
 
 
 def refuses(it, state):
-    """Whether ``it`` refuses ``state``; then it says what is wrong and with whom, and nothing has changed."""
+    """Asserts that ``it`` refuses ``state``, names the problem and the stage, and stays
+    unchanged.
+    """
     before = it.get_state()
     try:
         it.set_state(copy.deepcopy(state))
@@ -140,7 +142,9 @@ def with_numpy(state):
 
 
 def is_used(state, path):
-    """Whether that part of ``state`` says anything: not if it is about a dataset that has ended."""
+    """True if that part of ``state`` is used: it is not if it belongs to a dataset that has
+    ended.
+    """
     at = [i for i, key in enumerate(path[:-1]) if key == "iterators_in_use_states"]
     return not any(part(state, path[:i])["exhausted"][path[i + 1]] for i in at)
 
@@ -342,7 +346,7 @@ def saved(tmp_path_factory):
 
 
 def has_the_layout_of(state, own):
-    """Whether all that ``own`` has is in ``state``, too."""
+    """True if ``state`` has all entries of ``own``."""
     if isinstance(own, dict):
         return isinstance(state, dict) and all(has_the_layout_of(state.get(key), value) for key, value in own.items())
     if isinstance(own, list):

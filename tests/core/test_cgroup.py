@@ -1,4 +1,4 @@
-"""What may be used of the machine, read from trees of files such as the kernel shows them."""
+"""Resources that a process may use, read from file trees such as the kernel shows."""
 
 import math
 import os

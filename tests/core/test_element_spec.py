@@ -180,7 +180,7 @@ def own_traversal():
 
 
 def shown(value):
-    """What a container is, its order of keys and its default included."""
+    """The text of a container, with its order of keys and its default."""
     if isinstance(value, dict):
         return type(value), [*value], getattr(value, "default_factory", None), [shown(child) for child in value.values()]
     if isinstance(value, list | tuple):

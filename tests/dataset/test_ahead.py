@@ -1,4 +1,6 @@
-"""What holds for all that computes ahead: order, closing, interrupts, forks, nothing left of it, no wait for later elements."""
+"""Laws of all prefetching: order, closing, interrupts, forks, no leftovers, no wait for later
+elements.
+"""
 
 import gc
 import itertools
@@ -65,7 +67,9 @@ each_kind = pytest.mark.parametrize("make", [reading, prefetching, sharing])
 
 @pytest.fixture
 def frozen():
-    """What is there already need not be looked at by the garbage collector."""
+    """The elements that exist already are frozen, so that the garbage collector does not visit
+    them.
+    """
     before = gc.get_threshold()
     gc.freeze()
     yield

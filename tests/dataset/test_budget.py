@@ -1,4 +1,4 @@
-"""What the guarantees of budgets say: threads, memory, who is served first, and nobody waits for a thread."""
+"""Guarantees of budgets: threads, memory, priority, and no wait for a thread."""
 
 import threading
 import time

@@ -1,4 +1,6 @@
-"""What ``CacheIterDataset``, ``RepeatIterDataset`` and ``LimitIterDataset`` do beyond the laws of all stages."""
+"""Behaviour of ``CacheIterDataset``, ``RepeatIterDataset`` and ``LimitIterDataset`` beyond the laws
+of all stages.
+"""
 
 import copy
 import itertools
@@ -112,7 +114,7 @@ def test_elements_are_the_same_objects_unless_copies_are_wanted_and_those_that_w
 
 
 def test_states_of_iterators_that_left_out_other_elements():
-    """What is in memory is used only if it came with the same elements left out."""
+    """Elements in memory are used only if the same elements were skipped when they were stored."""
     bad, states = set(), []
     ds = noting(8, [], bad).cache()
     for failing in [(), (2,), (2, 5), (5, 6), (0,), (7,)]:

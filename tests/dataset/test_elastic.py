@@ -377,7 +377,7 @@ def rename(directory, old, new):
 
 
 def checkpoint(directory, its):
-    """What as many processes write."""
+    """Writes the checkpoint of as many processes as there are iterators."""
     directory.mkdir()
     for i, it in enumerate(its):
         HANDLER.save(directory, it)

@@ -1,4 +1,4 @@
-"""What every stage says its elements look like, without reading any; and that they do look like it."""
+"""The element spec of every stage, computed without reading, compared with elements."""
 
 import functools
 

@@ -1,4 +1,6 @@
-"""What the note at an error says: stage, element, source key, epoch, however it is computed; and where elements come from."""
+"""The note at an error: stage, element, source key, epoch, for all ways of computing; and the
+lineage of elements.
+"""
 
 import dataclasses
 import gc
@@ -77,7 +79,7 @@ def error_of(ds_or_it):
 
 
 def note_of(ds_or_it):
-    """What the note says; nothing if there is none."""
+    """The text of the note; empty if there is none."""
     notes = [note for note in getattr(error_of(ds_or_it), "__notes__", []) if note.startswith("Raised")]
     assert len(notes) <= 1
     return "".join(notes)

@@ -31,7 +31,7 @@ each_way = pytest.mark.parametrize("way", WAYS, ids=["direct", "default", "opene
 
 
 class Log:
-    """What happened to the files of a test."""
+    """The events of the files of a test."""
 
     def __init__(self):
         self.opened, self.closed, self.reads, self.most_open = [], [], [], 0
@@ -286,7 +286,9 @@ class TestOptions:
 
 @pytest.mark.parametrize("share", [LocalWorkersIterDataset, lambda ds, n: ds.multithread_prefetch(n, 2)])
 def test_every_worker_has_files_of_its_own(share):
-    """What is drawn does not depend on how many there are, as it does not in Grain. Lists of users know no slices."""
+    """The elements do not depend on the number of workers, unlike in Grain. Lists of users have no
+    slices.
+    """
 
     class Names(MapDataset):
         def __len__(self):
@@ -388,7 +390,9 @@ class TestErrors:
 
     @each_way
     def test_a_file_that_heals(self, way):
-        """What can be opened between an error and ``skip_failed`` does not hide that there was an error."""
+        """A file that can be opened between an error and ``skip_failed`` does not hide that
+        error.
+        """
         it = iter(opening(Failing(1, times=3), [2, 2, 2], 3, way, check=Failing((0, 0))))
         assert [error.args for error in outcomes(it, limit=4)] == 4 * [((0, 0),)]
         it.skip_failed()

@@ -1,4 +1,6 @@
-"""What ``IterDataset`` promises beyond the laws: checks of arguments, read options, options of a whole pipeline."""
+"""Promises of ``IterDataset`` beyond the laws: checks of arguments, read options, options of a
+whole pipeline.
+"""
 
 import re
 

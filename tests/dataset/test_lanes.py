@@ -76,7 +76,9 @@ NOISE = operation(RandomMap, "random_map", lambda x, rng: x + int(rng.integers(1
 
 @pytest.mark.parametrize("operations", [[NOISE], [NOISE, Batch(4)]], ids=["records", "batches"])
 def test_loaders(operations):
-    """What Grain gives with 4 workers, its states included, with any number of them."""
+    """A loader gives the elements and states of Grain with 4 workers, with any number of
+    workers.
+    """
 
     def loader(worker_count, **options):
         sampler = IndexSampler(30, shuffle=True, seed=7, num_epochs=1)

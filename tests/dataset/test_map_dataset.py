@@ -1,4 +1,6 @@
-"""What ``MapDataset`` promises beyond the laws: values, lengths, texts, sources, seeds, ``apply``, checks of arguments."""
+"""Promises of ``MapDataset`` beyond the laws: values, lengths, texts, sources, seeds, ``apply``,
+checks of arguments.
+"""
 
 import abc
 import itertools

@@ -1,4 +1,4 @@
-"""What the stages that pack sequences do with wrong elements, errors, states and arguments; rows are tested elsewhere."""
+"""Packing stages with wrong elements, errors, states and arguments; rows are tested elsewhere."""
 
 import contextlib
 import json

@@ -25,7 +25,7 @@ from gristmill.transforms.base import DatasetSelectionMap
 
 
 def placed(lengths, i):
-    """Where element ``i`` of a concatenation is."""
+    """The index of element ``i`` of a concatenation."""
     epoch, position = divmod(i, sum(lengths))
     for j, length in enumerate(lengths):
         if position < length:

@@ -104,7 +104,7 @@ def plain(x):
 
 
 def outcomes(it, limit=120):
-    """What comes, errors that are skipped included, and the state after it."""
+    """The outcomes, errors that are skipped included, and the state after each."""
     found = []
     while len(found) < limit:
         try:

@@ -1,4 +1,6 @@
-"""What zips and ``RebatchIterDataset`` do beyond the laws: other lengths, missing elements, states, views, errors."""
+"""Behaviour of zips and ``RebatchIterDataset`` beyond the laws: other lengths, missing elements,
+states, views, errors.
+"""
 
 import itertools
 

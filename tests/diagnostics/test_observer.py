@@ -1,4 +1,4 @@
-"""What an observer counts; and traces of single calls, in files and in profiles of JAX."""
+"""The counts of an observer; and traces of single calls, in files and in profiles of JAX."""
 
 import contextlib
 import gc

@@ -1,4 +1,6 @@
-"""What ``explain`` tells in particular, ledgers that were torn or gone on with, and the commands that show it."""
+"""Particular results of ``explain``, ledgers that were torn or continued, and the commands that
+show them.
+"""
 
 import itertools
 import json

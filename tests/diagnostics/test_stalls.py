@@ -1,4 +1,6 @@
-"""What options of the process switch on: the watchdog of a ``next`` that does not come back, debug and visualisation mode."""
+"""Process options: the watchdog of a ``next`` that does not return, debug and visualisation
+mode.
+"""
 
 import json
 import logging

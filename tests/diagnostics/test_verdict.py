@@ -1,4 +1,4 @@
-"""What binds a pipeline: right on pipelines that are bound by far in one way."""
+"""The diagnosis of pipelines with one dominant bottleneck."""
 
 import contextlib
 import contextvars

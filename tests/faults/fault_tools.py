@@ -1,4 +1,5 @@
-"""What the programs of these tests have in common: pipelines whose workers get into a certain situation, and what is left.
+"""Code shared by the programs of these tests: pipelines whose workers get into a certain situation,
+and their leftovers.
 
 Situations: ``idle`` (everything is computed), ``busy`` (in the middle of an element, for ever), ``stuck`` (the same in C code
 that holds the interpreter's lock) and ``full`` (the next element is computed, and there is no room for it).
@@ -139,7 +140,7 @@ def descriptors():
 
 
 def children():
-    """Whether there are any, dead ones that nobody has waited for among them."""
+    """True if there are child processes, including dead ones that were not waited for."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -156,7 +157,7 @@ def run_state(process_id):
 
 
 def has_ended(process_id):
-    """Whether a worker has ended, with all its threads."""
+    """True if a worker has ended, with all its threads."""
     try:
         return os.waitid(os.P_PID, process_id, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
@@ -222,7 +223,7 @@ def kill_self(number):
 
 
 def error_of(function, *args, kind=RuntimeError):
-    """What is raised, as it must be."""
+    """The error that is raised, as required."""
     try:
         function(*args)
     except kind as error:

@@ -55,7 +55,7 @@ slow = pytest.mark.slow  # programs of their own take seconds
 
 
 def seconds_for(kind):
-    """How long an element may take: workers start within that."""
+    """The seconds that an element may take: workers start within that."""
     return 8 if kind in ("workers", "loader") else 1.5
 
 

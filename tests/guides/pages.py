@@ -31,7 +31,7 @@ def expected_output(code: str) -> list[str]:
 
 
 class Printed(io.StringIO):
-    """What a page prints. What Ray has to report, which a thread of its own prints, is none of that."""
+    """The output of a page. Reports of Ray, which a thread of its own prints, are ignored."""
 
     def write(self, text: str) -> int:
         is_report = threading.current_thread().name.startswith("ray_")

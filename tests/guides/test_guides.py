@@ -34,7 +34,7 @@ _PLACE_ON_A_MACHINE = re.compile(r"(?<![\w.])/(?:home|root|work|Users|usr|tmp/tm
 
 @pytest.fixture(autouse=True)
 def _options(monkeypatch):
-    """What a page sets is not set afterwards."""
+    """Restores the options that a page sets."""
     monkeypatch.setitem(vars(gristmill.config), "_updates", {})
     monkeypatch.setattr(logging.getLogger("gristmill"), "handlers", [])
 
@@ -65,7 +65,7 @@ def test_a_wrong_output_is_noticed(tmp_path):
 
 
 def _files(page):
-    """What a page refers to in this repository."""
+    """The files of this repository to which a page refers."""
     prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
     names = [name or source for name, source in _FILE.findall(prose) if "://" not in name]
     return [(page.parent / name).resolve() for name in names]

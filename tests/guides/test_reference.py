@@ -1,4 +1,6 @@
-"""What Grain's reference documents is here: names, parameters, defaults; and our tables of methods are complete."""
+"""Names, parameters and defaults of Grain's reference exist here, and our tables of methods are
+complete.
+"""
 
 import inspect
 import itertools

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 
 class Page(HTMLParser):
-    """What an HTML page refers to, and the places in it that can be referred to."""
+    """The links of an HTML page, and the anchors in it."""
 
     def __init__(self, path: Path):
         super().__init__()

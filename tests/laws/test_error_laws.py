@@ -205,13 +205,13 @@ def combinations(stage, part, *choices):
 
 
 def outcomes(stage, after, bad):
-    """What the pipeline delivers, output by output."""
+    """The outcomes of the pipeline, output by output."""
     single = [FAILED if x in bad else x for x in range(N) if "filter" not in stage or x % 2 or x in bad]
     return AFTER[after][1](single)
 
 
 def errors_of(stage):
-    """What may be raised: a ``StopIteration`` of a source is its end."""
+    """The errors that may be raised: a ``StopIteration`` of a source is its end."""
     return (Boom,) if stage in ("source", "source_vectored", "user_dataset") else (Boom, StopIteration)
 
 
@@ -359,7 +359,9 @@ def test_of_such_a_source_only_records_that_failed_are_lost(upstream):
 
 @pytest.mark.parametrize("options", [DIRECT, *[ReadOptions(1, size) for size in (1, 2, 8)]], ids=str)
 def test_iterators_over_sources_of_users_go_back_a_little_in_place(options):
-    """What was read ahead is kept then; elements that are not there are among what is read again, and what is given back."""
+    """Elements read ahead are reused after a small step back; elements that do not exist are among
+    those read again and returned.
+    """
     draw = random.Random(7)
     ds = MapDataset.source(Source(Bombs())).repeat(5).map(lambda x: None if x % 3 == 0 else x).to_iter_dataset(options)
     for pipeline in (ds, ahead(ds.map(lambda x: x), 5), ds.map(lambda x: x).window_shuffle(9, seed=1), first_fit(ds)):

@@ -1,4 +1,6 @@
-"""What ``DataLoader`` and ``load`` accept, refuse and show; what is said to whoever comes from PyTorch; lengths."""
+"""Arguments that ``DataLoader`` and ``load`` accept, refuse and show; hints for users of PyTorch;
+lengths.
+"""
 
 import abc
 import inspect

@@ -1,4 +1,4 @@
-"""What a DataLoader reads, and what its operations do to it."""
+"""The elements of a DataLoader, and its operations."""
 
 import copy
 import itertools

@@ -1,4 +1,6 @@
-"""What a FlatMap makes in a ``DataLoader``; its states are in ``vectors/test_vectors_loaders.py``, too."""
+"""The items of a FlatMap in a ``DataLoader``; its states are in
+``vectors/test_vectors_loaders.py``, too.
+"""
 
 import json
 

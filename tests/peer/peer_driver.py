@@ -239,7 +239,7 @@ class Builder:
         return eval(compile(ast.Expression(last.value), "code", "eval"), names)
 
     def dataset(self, spec):
-        """What can be seen of the dataset of ``spec``."""
+        """Everything observable about the dataset of ``spec``."""
         ds = eval(spec["code"], self.names)
         result = {}
         if isinstance(ds, self.m.MapDataset):
@@ -308,7 +308,7 @@ def state_of(it):
 
 
 def same_state(mine, theirs):
-    """Whether two states are the same, but for entries that only we have."""
+    """True if two states are the same, but for entries that only we have."""
     return json.dumps(known(mine, theirs), sort_keys=True) == json.dumps(theirs, sort_keys=True)
 
 

@@ -50,7 +50,7 @@ class Node:
 
     @property
     def is_uniform(self):
-        """Whether default batches can be made of it."""
+        """True if default batches can be made of it."""
         return "mixed" not in self.form and self.form not in _SEQUENCES and "sparse" not in self.facts
 
     @property
@@ -563,6 +563,6 @@ def mixed_length(lengths, weights):
 
 
 def is_odd_length(length):
-    """Whether Grain's shuffle of so many elements is the one that leaves one out."""
+    """True if Grain's shuffle of this number of elements is the one that drops one."""
     k = (length - 1).bit_length() - 1
     return length > 2**16 and length - 1 == 2**k and k % 2 == 0

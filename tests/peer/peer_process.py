@@ -19,7 +19,7 @@ needs_grain = pytest.mark.skipif(
 
 
 def run(module, specs):
-    """What the driver prints for ``specs``; ``{"hangs": True}`` for one at which Grain hangs."""
+    """The output of the driver for ``specs``; ``{"hangs": True}`` for one at which Grain hangs."""
     python = sys.executable if module == "gristmill" else str(_PEER)
     results = []
     while len(results) < len(specs):

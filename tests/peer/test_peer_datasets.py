@@ -22,11 +22,11 @@ BATCH = 100  # pipelines of a process
 
 
 class Different(Exception):
-    """What differs between Grain and us, in words."""
+    """The difference between Grain's result and ours, in words."""
 
 
 def compare(specs):
-    """What Grain gave for each of ``specs``, and what differs, if anything does."""
+    """Grain's results for each of ``specs``, and the differences, if any."""
     # Buffers have no effect on the results, but without one Grain's are left to chance: its threads and its consumer race.
     peers = run("grain", [{**spec, "code": spec["code"].replace("buffer_size=0", "buffer_size=1")} for spec in specs])
     codes = [in_lanes(spec["code"]) if spec.get("in_lanes") else spec["code"] for spec in specs]

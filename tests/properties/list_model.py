@@ -19,7 +19,7 @@ OPTIONS = DatasetOptions(filter_warn_threshold_ratio=None)
 
 
 class Boom(Exception):
-    """What failing user code raises."""
+    """The error of failing user code."""
 
 
 def weight(x: Any) -> int:
@@ -192,7 +192,7 @@ class MapModel:
 
 
 def element_of(name: str, args: list[Any], seed: int | None, i: int, x: Any) -> Any:
-    """What becomes of ``x``, which is at ``i``, in a step that makes one element of one."""
+    """The result for ``x``, at index ``i``, of a stage that makes one element of one."""
     if x is None or x is FAILED:
         return x
     match name:

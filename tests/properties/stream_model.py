@@ -50,7 +50,7 @@ class UserIterator(DatasetIterator):
 
 
 class Transient(Exception):
-    """What user code raises that fails once."""
+    """The error of user code that fails once."""
 
 
 class Interrupt(KeyboardInterrupt):
@@ -95,7 +95,7 @@ def frozen(x: Any) -> Any:
 
 
 def spoil(x: Any) -> None:
-    """What a consumer may do to an element that was delivered."""
+    """Changes a delivered element in place, as a consumer may."""
     if isinstance(x, list | tuple):
         for part in x:
             spoil(part)

@@ -223,7 +223,7 @@ def has_lazy_interleave(tree):
 
 
 def has_gaps(tree):
-    """Whether a source leaves out elements, at indices that nobody can know beforehand."""
+    """True if a source has missing elements, at indices that cannot be known beforehand."""
     return (tree[0] == "source" and any(step[0] in ("remove", "filter") for step in tree[1][1])) or any(map(has_gaps, tree[2]))
 
 

@@ -1,4 +1,4 @@
-"""What stream stages hold on to, and how often they read: alone, and under one another."""
+"""References held by stream stages and their reads: alone, and nested."""
 
 import contextlib
 import itertools

@@ -99,7 +99,7 @@ ELEMENTS = st.recursive(st.one_of(SCALARS, arrays(), TEXTS), containers, max_lea
 
 
 def parts(x):
-    """What a container holds."""
+    """The children of a container."""
     if isinstance(x, np.ndarray):
         return x.ravel().tolist() if x.dtype == object else []
     if dataclasses.is_dataclass(x):

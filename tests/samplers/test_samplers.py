@@ -1,4 +1,6 @@
-"""What samplers have in common, what sequential ones have alone, the formulas of ``IndexSampler``, and orders from elsewhere."""
+"""Laws of all samplers, of sequential ones, the formulas of ``IndexSampler``, and orders from
+elsewhere.
+"""
 
 import dataclasses
 import random

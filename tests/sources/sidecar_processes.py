@@ -131,7 +131,7 @@ def killed(folder: Path) -> None:
 
 
 def error_of(folder: Path, limit: Callable[[], object], **options: object) -> str:
-    """What making a sidecar says in a process that is limited."""
+    """The error of making a sidecar in a process with limits."""
     files = data_files(folder, 1)
     folder.chmod(0o555)
     read, write = os.pipe()

@@ -38,7 +38,7 @@ HERE = str(Path(__file__).parent)
 
 
 def taken(folder):
-    """What a folder takes of the disk."""
+    """The bytes that a folder takes on the disk."""
     return sum(path.stat().st_blocks * 512 for path in Path(folder).rglob("*"))
 
 

@@ -178,7 +178,9 @@ def test_only_the_bytes_of_wanted_columns_are_read(tmp_path):
 
 
 def decoded(source, filesystem, paths):
-    """How many row groups were decoded: a file is opened for each, and twice for its footer."""
+    """The number of row groups that were decoded: a file is opened for each, and twice for its
+    footer.
+    """
     return sum([filesystem.opened[path.name] - 2 for path in paths if filesystem.opened[path.name] > 1])
 
 

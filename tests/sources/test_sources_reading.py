@@ -1,4 +1,4 @@
-"""What is a source, and how records are read from one: singly and in blocks, and keys past its end."""
+"""Objects accepted as sources, reading records singly and in blocks, and keys past the end."""
 
 import numpy as np
 import pytest

@@ -230,7 +230,7 @@ def test_files_beyond_8_gigabytes_are_found_and_passed_without_reading_them(tmp_
 
 
 def bytes_read(name="rchar"):
-    """What this process has read from all files, or how often."""
+    """The number of bytes, or of reads, of this process from all files."""
     return int(re.search(rf"{name}: (\d+)", Path("/proc/self/io").read_text())[1])
 
 

@@ -151,7 +151,9 @@ def test_window_shuffle():
 
 
 def in_block(index: int, max_index: int) -> bool:
-    """Whether ``index`` fits the cipher's block, whose size Grain takes from a logarithm in double precision."""
+    """True if ``index`` fits the cipher's block, whose size Grain takes from a logarithm in double
+    precision.
+    """
     bits = math.ceil(math.log2(max_index))
     return index < 2 ** max(bits + bits % 2, 16)
 

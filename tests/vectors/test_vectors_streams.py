@@ -78,7 +78,9 @@ def concatenated(case):
 
 
 def rows():
-    """What it is, a function that makes the dataset and its arguments, elements and recorded states."""
+    """For each row: its name, a function that makes the dataset and its arguments, elements and
+    recorded states.
+    """
     for name, make in SMALL.items():
         yield name, make, (), MISC[name]["output"], recorded_states(MISC[name])
     for case in load("exp_rebatch")["cases"]:

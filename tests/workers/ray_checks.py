@@ -1,4 +1,6 @@
-"""What ``test_ray.py`` has a process of its own check, with pytest: Ray leaves threads and handlers in whatever uses it."""
+"""Checks that ``test_ray.py`` runs with pytest in another process: Ray leaves threads and handlers
+behind.
+"""
 
 import contextlib
 import gc

@@ -1,4 +1,4 @@
-"""What workers log looks like what the program logs, and the program's absl flags reach them."""
+"""Logging and absl flags of workers are those of the program."""
 
 import textwrap
 
