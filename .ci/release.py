@@ -90,7 +90,7 @@ def unpack(sdist: Path, folder: str) -> Path:
 
 
 def normalise(sdist: Path, epoch: int) -> None:
-    """Writes an archive anew, its members in order of their names, with one time, owner and permission: setuptools does not."""
+    """Writes an archive again, its members in order of their names, with one time, owner and permission: setuptools does not."""
     old = sdist.rename(sdist.with_suffix(".old"))
     with (
         tarfile.open(old) as members,

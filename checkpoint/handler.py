@@ -17,7 +17,7 @@ class CheckpointHandler:
     """Saves and restores the position of iterators: one small JSON file per process, ``process_<i>-of-<n>.json``.
 
     Works with Orbax's ``CheckpointManager``, ``Composite``, ``Checkpointer`` and ``AsyncCheckpointer``. The state is taken before
-    ``save`` returns, so the iterator may go on while Orbax finishes the checkpoint.
+    ``save`` returns, so the iterator may continue while Orbax finishes the checkpoint.
     """
 
     def save(self, directory: Any, item: Any = None, args: Any = None) -> None:

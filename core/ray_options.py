@@ -19,7 +19,7 @@ class RayOptions:
     run ahead.
 
     To be given wherever ``MultiprocessingOptions`` is: elements, their order and states are the same, and a state that was taken
-    with one goes on with the other. Needs the extra ``ray``. The actors are in the cluster that this program is connected to
+    with one continues with the other. Needs the extra ``ray``. The actors are in the cluster that this program is connected to
     (``ray.init(address=...)``, ``RAY_ADDRESS``). Where it is connected to none, a local one is started for it, which can be
     reached from this machine alone.
 

@@ -3,7 +3,7 @@
 The guarantees:
 
 1. Batch ``k`` of a bucket in an epoch has the elements ``k * rows`` to ``(k + 1) * rows - 1`` of that bucket, counted in the
-   order of the epoch. So what is left of a window goes on into the next one, and nothing needs to be carried there.
+   order of the epoch. So what is left of a window continues into the next one, and nothing needs to be carried there.
 2. A batch belongs to the window that has its last element; what is left at the end of the epoch, to the last window. The batches
    of a window are permuted by seed, epoch and window.
 3. All that is kept are counts: of the elements of each bucket up to each window, for the epochs used last; and some windows.

@@ -1,4 +1,4 @@
-"""A later epoch of a pipeline: what is shuffled by index is shuffled anew, as ``repeat`` does it."""
+"""A later epoch of a pipeline: what is shuffled by index is shuffled again, as ``repeat`` does it."""
 
 from __future__ import annotations
 

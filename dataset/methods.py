@@ -163,7 +163,7 @@ class MapDatasetMeta(_DatasetMeta):
         """Returns a dataset that draws from ``datasets`` in turn, as often as ``weights`` say, in a fixed pattern.
 
         Each component is read in its own order. The mixture ends before it would need more than an epoch of a component; at
-        indices past its end it goes on with their next epochs. Proportions are exact to about 1 % of the smallest weight:
+        indices past its end it continues with their next epochs. Proportions are exact to about 1 % of the smallest weight:
         weights are scaled so that the smallest is 100, and truncated to integers. A ``Schedule`` is exact: every prefix is within
         one element of the integral of the weights.
 
@@ -172,8 +172,8 @@ class MapDatasetMeta(_DatasetMeta):
                 stand in the order of their sorted names.
             weights: a positive number for each, in the same form, or a ``Schedule``; equal by default.
             by: ``"elements"``; for lengths, mix streams.
-            stop: ``"first"`` ends with the first component that is exhausted; ``"all"`` leaves that out and goes on with the
-                others, until all are; ``"never"`` goes on with the next epoch of each, at its own pace.
+            stop: ``"first"`` ends with the first component that is exhausted; ``"all"`` leaves that out and continues with the
+                others, until all are; ``"never"`` continues with the next epoch of each, at its own pace.
 
         Raises:
             TypeError: ``datasets`` is neither.
@@ -353,7 +353,7 @@ class MapElementMethods(Generic[T_co]):
     def map_with_index(self, transform: MapWithIndex | Callable[[int, Any], Any]) -> MapDataset[Any]:
         """Returns a dataset of the elements transformed by ``transform``, which is also given their index.
 
-        The index goes on growing in later epochs: it is the one of ``ds[index]``, not the position in the epoch.
+        The index keeps growing in later epochs: it is the one of ``ds[index]``, not the position in the epoch.
 
         Args:
             transform: a ``MapWithIndex`` or a callable of index and element.
@@ -378,7 +378,7 @@ class MapElementMethods(Generic[T_co]):
     ) -> MapDataset[Any]:
         """Returns a dataset of the elements transformed by ``transform``, which is also given a random generator.
 
-        Every index has its own random stream, so the draws do not depend on the order of reading; later epochs draw anew.
+        Every index has its own random stream, so the draws do not depend on the order of reading; later epochs draw again.
         The generator must not be kept after the call.
 
         Args:
@@ -685,7 +685,7 @@ class MapPartMethods(Generic[T_co]):
         Since indices past the end reach later epochs anyway, this changes only the length.
 
         Args:
-            num_epochs: number of epochs, at least 1; ``None`` repeats for ever (``len(ds)`` is ``sys.maxsize``).
+            num_epochs: number of epochs, at least 1; ``None`` repeats forever (``len(ds)`` is ``sys.maxsize``).
             reseed_each_epoch: whether the epochs differ in what is random; if not, the first one is repeated.
 
         Raises:
@@ -715,7 +715,7 @@ class MapPartMethods(Generic[T_co]):
         """Returns parts of this dataset, by their names, that have no record in common, whatever is done with them later.
 
         An addition to Grain's methods. A part has its records in every epoch, in the order of this dataset, with the index that
-        they have here: what is random in steps before goes on differing between epochs.
+        they have here: what is random in steps before continues differing between epochs.
 
         Without ``by`` the sizes are exact (those of largest remainders), every record is as likely as any other to be in a part,
         and every stretch of the dataset has its share of each. Costs no memory and no time at construction.
@@ -772,8 +772,8 @@ class IterDatasetMeta(_DatasetMeta):
             by: ``"elements"``, or a function that gives the length of an element, an integer (tokens, say): next is the component
                 whose lengths so far are furthest behind its share of all, so that the shares of lengths are those of the weights,
                 within one longest element for each component. Ties go to the first component.
-            stop: ``"first"`` as above; ``"all"``: a component that has ended is left out, and the others go on with their
-                weights, until all have; ``"never"``: each begins anew when it has ended, reshuffled.
+            stop: ``"first"`` as above; ``"all"``: a component that has ended is left out, and the others continue with their
+                weights, until all have; ``"never"``: each starts again when it has ended, reshuffled.
 
         Raises:
             TypeError: ``datasets`` is neither, or has something else in it; ``by`` is no function.
@@ -812,7 +812,7 @@ class MapBucketMethods(Generic[T_co]):
         """Returns batches of elements of similar lengths, padded to a few shapes. Only lengths are read to plan them.
 
         An addition to Grain's methods. Within each window of the order of ``self`` elements go into buckets, and these are cut
-        into batches, which are permuted; what is left goes on into the next window. Laws: every element is in one batch of its
+        into batches, which are permuted; what is left continues into the next window. Laws: every element is in one batch of its
         epoch; which are in batch ``i`` follows from ``i``; batch ``i`` of every shard is of the same bucket and has the same
         shapes, and the rows of all shards, one after the other, are the batch of one that has all.
 
@@ -1108,7 +1108,7 @@ class IterSequenceMethods(Generic[T_co]):
 
         State: ``{"num_lanes", "batch_size", "step", "lanes": {number: state}}``, and what hosts have agreed on. Restored with any
         number of workers, any ``batch_size`` that ``num_lanes`` divides, and any number of hosts (``CheckpointRestore`` reads the
-        files of all; see also ``gristmill.checkpoint.merge_states``), every lane goes on with its next element.
+        files of all; see also ``gristmill.checkpoint.merge_states``), every lane continues with its next element.
 
         Args:
             batch_size: rows of a batch of all hosts together.
@@ -1118,7 +1118,7 @@ class IterSequenceMethods(Generic[T_co]):
             end: ``"drop"``: all hosts end before the first step that some lane cannot fill. ``"pad"``: every element comes
                 exactly once, and elements are ``(batch, mask)``; where a lane has ended, its rows are copies of its last one
                 (zeros if it never had one), and ``mask``, a bool for each row, is false there. ``"repeat"``: a lane that has
-                ended begins anew, each at its own pace.
+                ended starts again, each at its own pace.
             agree: for several hosts, where lengths are not known before: called by all hosts at the same steps, with how many of
                 the next ``agree_every`` steps this host has, it returns the smallest of all their numbers; with
                 ``largest=True``, for ``"pad"``, the largest. As ``gristmill.checkpoint.agree_jax`` and ``agree_torch``.
@@ -1169,10 +1169,10 @@ class IterSequenceMethods(Generic[T_co]):
     def repeat(self, num_epochs: int | None = None) -> IterDataset[T_co]:
         """Returns a dataset of the same elements again and again; every epoch is identical, random steps included.
 
-        An addition to Grain's methods: it stands for ``RepeatIterDataset``. ``MapDataset.repeat`` shuffles anew in every epoch.
+        An addition to Grain's methods: it stands for ``RepeatIterDataset``. ``MapDataset.repeat`` shuffles again in every epoch.
 
         Args:
-            num_epochs: number of epochs, at least 1; ``None`` repeats for ever.
+            num_epochs: number of epochs, at least 1; ``None`` repeats forever.
 
         Raises:
             TypeError: ``num_epochs`` is not an integer.
@@ -1319,7 +1319,7 @@ class IterAheadMethods(Generic[T_co]):
         stays until the state is set: ``it.set_state(it.get_state())`` tries again.
 
         With ``order="stream"`` elements, errors and states are those of the pipeline without workers, so that a state that was
-        taken with 7 workers goes on with 1, or with none. Workers compute the steps from ``to_iter_dataset`` on whose outputs
+        taken with 7 workers continues with 1, or with none. Workers compute the steps from ``to_iter_dataset`` on whose outputs
         follow from an index: ``map``, ``random_map``, ``map_with_index``, ``filter``, ``batch``, and ``map`` and ``filter`` of
         batches. This process computes the rest: what follows the first step of another kind, or the first that numbers or
         batches what a ``filter`` has left. If ``MapDataset.map`` gives ``None`` before steps of workers that number or batch

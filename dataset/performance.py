@@ -163,5 +163,5 @@ class _Unbuffered(PipelineEditor):
 
 
 def _unbuffered_part(ds: Any) -> Any:
-    # By an editor of its own: it may be made anew whenever it is asked for, and an id then be that of another one.
+    # By an editor of its own: it may be made again whenever it is asked for, and an id then be that of another one.
     return _Unbuffered().replaced(PrefetchIterDataset(ds, _DIRECT) if isinstance(ds, MapDataset) else ds)

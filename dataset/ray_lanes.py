@@ -2,7 +2,7 @@
 
 Guarantees:
 
-1. An actor that is lost takes nothing along: what had arrived of its lanes stays, and others go on with them behind that. So
+1. An actor that is lost takes nothing along: what had arrived of its lanes stays, and others continue with them behind that. So
    every element comes once, in order, however often that happens.
 2. Lanes are computed by the actors that are there, as many by each; one that comes later takes some over, and so does one that
    is asked for by ``resize``. No lane changes its actor otherwise.
@@ -74,7 +74,7 @@ class LanesOfActor(LanesOfWorker):
         while True:
             worker = self._pool.worker(self._index)
             try:
-                return worker.receive(_LOOK_SECONDS if self._skipping is None else None)  # to skip is not begun anew
+                return worker.receive(_LOOK_SECONDS if self._skipping is None else None)  # to skip is not begun again
             except WorkerBusy:
                 worker.usable = False
                 self._restart(self._skipping)
@@ -168,7 +168,7 @@ class LanesOnRay:
         return {number: self._groups[self._actor_of[number]].state_of(number) for number in numbers}
 
     def _look(self) -> None:
-        """Divides the lanes anew if there are other actors."""
+        """Divides the lanes again if there are other actors."""
         self._look_at = time.monotonic() + _LOOK_SECONDS
         self._pool.resize(self._num_wanted)
         if self._pool.available() != sorted(self._groups):
@@ -188,7 +188,7 @@ class LanesOnRay:
             self._divide(self._states(), lost=actor)
 
     def _divide(self, states: dict[int, Any], *, lost: int | None = None) -> None:
-        """Has the actors that are there compute lanes from these states on; those whose lanes are the same go on."""
+        """Has the actors that are there compute lanes from these states on; those whose lanes are the same continue."""
         actors = self._pool.available() or self._pool.wait()
         before = {index: group.lanes.keys() & states for index, group in self._groups.items() if index != lost}
         shares = divided([*states], before, actors)

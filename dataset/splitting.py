@@ -1,7 +1,7 @@
 """Finds the stages at which a pipeline is split, and makes its parts.
 
 A dataset is split itself if its positions have the same records in all epochs. A step that moves records (a shuffle, a mixture, a
-repetition), and whatever follows it, is made anew over parts of its parents. Where it has no meaning over these, as a slice has
+repetition), and whatever follows it, is made again over parts of its parents. Where it has no meaning over these, as a slice has
 none, its first epoch is split: a dataset whose positions keep their records.
 """
 
@@ -19,7 +19,7 @@ from gristmill.dataset.stages.repeat import RepeatMapDataset
 from gristmill.dataset.stages.split import Assignment, ExactAssignment, KeyAssignment, SplitMapDataset
 
 _TOLERANCE = Fraction(1, 10**6)  # of the sum of weights, which people round
-_MAX_KEYS = 2**40  # nobody has so many records: it is repeated for ever
+_MAX_KEYS = 2**40  # nobody has so many records: it is repeated forever
 
 
 def split(ds: Any, weights: Mapping[str, float], seed: int, by: Callable[[Any], Any] | None) -> dict[str, Any]:

@@ -47,7 +47,7 @@ class WorkerLane(Shard):
 class LanesOfWorker:
     """The lanes that one worker process computes.
 
-    A worker that dies is replaced. The new one goes on from the last elements that arrived, and carefully, as long as it is
+    A worker that dies is replaced. The new one continues from the last elements that arrived, and carefully, as long as it is
     where the dead one was at work: it computes one output at a time and nothing ahead, so that all before a record that kills
     is delivered, and notes which it reads. If the record is known at which a worker died, an error that names it takes its place;
     to skip that means to try the record once more, which leaves it out if it kills again. If it is not, and nothing kills the
@@ -90,7 +90,7 @@ class LanesOfWorker:
         self._restart()
 
     def _restart(self, first: int | None = None) -> None:
-        """Has the worker go on with all lanes that are running, from where their last element was fetched."""
+        """Has the worker continue with all lanes that are running, from where their last element was fetched."""
         self._held = None
         running = sorted(
             [n for n in self._states if self.lanes[n].is_running], key=lambda n: (n != first, len(self.lanes[n].ready))
@@ -190,7 +190,7 @@ class LanesOfWorker:
         return bool(self._unexplained)
 
     def _takes_care(self, death: WorkerDied, entries: list[Entry], *, is_sure: bool = True) -> bool:
-        """Decides how another worker goes on where one has died; false if it would do the same."""
+        """Decides how another worker continues where one has died; false if it would do the same."""
         num = max([entry.stop for entry in entries if entry.who == OUTPUTS_MADE], default=0)
         reading = [entry for entry in entries if entry.who != OUTPUTS_MADE]
         is_known = is_sure and len(reading) == 1 and reading[0].stop - reading[0].start == 1

@@ -12,7 +12,7 @@ Guarantees:
 4. In a process one component computes at a time, and another one while that waits for what it reads ahead, or takes longer than
    half a second: next the one whose consumer has the least to take. So none waits for what nobody takes of another one, or for
    what is stuck. Functions are called in threads, none of which is the main one.
-5. When a process dies, all components with lanes in it go on behind what had arrived. One of them says so: the one whose record
+5. When a process dies, all components with lanes in it continue after what had arrived. One of them says so: the one whose record
    was the reason; if that is not known, and nothing happens again where they were at work, the last that is past that.
 6. Processes with an init function are a component's own, since what it does to them cannot be undone; so are those with another
    environment than the others have.

@@ -75,11 +75,11 @@ class _Call(Generic[T]):
 
 
 class Attended:
-    """A thread that uses an iterator for somebody who will not wait for ever. A context manager.
+    """A thread that uses an iterator for somebody who will not wait forever. A context manager.
 
     Args:
         it: gives the iterator of a dataset that is in use.
-        seconds: how long nothing may happen; 0 is for ever.
+        seconds: how long nothing may happen; 0 is forever.
         hint: what the error says besides, to somebody whose pipeline is only slow.
         close: what closes the iterator in the end, if that is to be done.
     """

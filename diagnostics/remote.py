@@ -142,7 +142,7 @@ class WorkerGroup:
 
     def __init__(self, observer: Any) -> None:
         self._observer = weakref.ref(observer)
-        self._token = os.urandom(8)  # workers that had others to report to begin anew
+        self._token = os.urandom(8)  # workers that had others to report to start again
         self._pool: Any = None
         self._workers: list[Any] = []
         self._profiled = ProfiledWorkers()
@@ -361,7 +361,7 @@ class _Reporter:
         self._waited_before = worker.waited_ns  # for other workers of this process
         self._next = 0
         self._encoding = self._waiting = self._storing = 0
-        self._is_at_work = True  # or has nothing to do before it is started anew
+        self._is_at_work = True  # or has nothing to do before it is started again
         worker.set_instruments(
             lambda original: partial(self._start, original),
             lambda original: partial(self._encode, original),

@@ -74,7 +74,7 @@ def diagnose(
         consumer: called with every element, in place of the training step; by default elements are dropped, so that the pipeline
             is as fast as it can be.
         stall_seconds: how long one element may take before the pipeline is taken to be stuck; by default 5 seconds, the first one
-            20, but not less than ``seconds``. 0 is for ever.
+            20, but not less than ``seconds``. 0 is forever.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -153,7 +153,7 @@ def _run_alone(pipeline: Any, view: View, seconds: float) -> OneThread | None:
 
 
 def run(it: Any, seconds: float, consumer: Callable[[Any], Any] | None, attended: Any) -> int:
-    """Takes elements for a time, beginning anew at the end, unless ``attended`` is ending; returns how many there were."""
+    """Takes elements for a time, starting again at the end, unless ``attended`` is ending; returns how many there were."""
     num, start, deadline = 0, it.get_state(), time.perf_counter() + seconds
     while time.perf_counter() < deadline and not attended.is_ending:
         try:

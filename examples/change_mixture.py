@@ -3,8 +3,8 @@
     python examples/change_mixture.py                # half a minute
 
 The corpora are the functions, the docstrings and the comments of Python's own standard library; a token is a character. Shares
-are shares of tokens, and follow a schedule. Packing holds many texts at a time. In the middle the program saves, and goes on as
-one that was started anew would, with other weights and a corpus more: what the bins held comes as it was, new weights act on
+are shares of tokens, and follow a schedule. Packing holds many texts at a time. In the middle the program saves, and continues as
+one that was started again would, with other weights and a corpus more: what the bins held comes as it was, new weights act on
 what is drawn after that. The exit status is 0 only if every text that was drawn came once, with all its tokens, and none was
 left out.
 """

@@ -89,7 +89,7 @@ def main() -> None:
         means, counts = np.zeros((2, *first["features"].shape[1:])), np.zeros(2)
         state, done = "", 0
         for stop in stops:
-            with iter(make_batches(args.out, args.workers)) as it:  # anew, as another process would
+            with iter(make_batches(args.out, args.workers)) as it:  # again, as another process would
                 if state:
                     it.set_state(json.loads(state))
                     print(f"resumed after step {done} with {len(state)} bytes of state")

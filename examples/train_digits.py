@@ -1,7 +1,7 @@
 """Train on handwritten digits in JAX, with checkpoints that hold the model and the position in the data.
 
     python examples/train_digits.py --interrupt-at 200   # stops hard after step 200, as in a power cut
-    python examples/train_digits.py                      # goes on from the last checkpoint; --workers 2: a run with processes
+    python examples/train_digits.py                      # continues from the last checkpoint; --workers 2: a run with processes
 
 A small convolutional network learns from the loader of `digits_loader.py`; Orbax saves it together with the loader's iterator.
 `log.txt` gets a line for every step (number, loss, digest of the batch), at last the accuracy on held-out scans, a digest of the

@@ -5,7 +5,7 @@
 
 The corpora are the functions and the docstrings of Python's own standard library; a token is a word. Both are shuffled and
 repeated without end, each at its own pace, and mixed 70 to 30. Packing puts them into rows of one length; `language_model.py`
-keeps the texts of a row apart. In the middle, model and position in the data are saved together. The training goes on to
+keeps the texts of a row apart. In the middle, model and position in the data are saved together. The training continues to
 its end; then once more from the checkpoint. The exit status is 0 only if all losses are the same.
 """
 

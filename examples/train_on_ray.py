@@ -3,7 +3,7 @@
     python examples/train_on_ray.py     # the whole story, in half a minute
 
 Two nodes of a Ray cluster are simulated on this machine, bound to the loopback address. Three actors on them compute the batches
-of a small model. The first run is left alone. In the second, SIGKILL ends actors one after the other, and others go on with their
+of a small model. The first run is left alone. In the second, SIGKILL ends actors one after the other, and others continue with their
 lanes: batches, losses and parameters must be the same. On a real cluster write `ray.init(address="auto")` for `two_nodes()`.
 """
 

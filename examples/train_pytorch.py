@@ -3,9 +3,9 @@
     python examples/train_pytorch.py               # the whole story, in some seconds
     python examples/train_pytorch.py --workers 0   # without worker processes
 
-Points of three spiral arms are made and shifted at random in worker processes, and shuffled anew in every epoch. One
+Points of three spiral arms are made and shifted at random in worker processes, and shuffled again in every epoch. One
 `torch.save` keeps model, optimiser and the position in the data. The story: train; train again until SIGKILL ends the program
-between two checkpoints; go on from the last one; compare every batch, every loss and the final parameters. The exit status is
+between two checkpoints; continue from the last one; compare every batch, every loss and the final parameters. The exit status is
 0 only if they are bit-identical.
 """
 

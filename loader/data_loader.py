@@ -66,7 +66,7 @@ class DataLoader(grain_names.DataLoader):
         worker_init_fn: called with worker index and worker count in each worker before anything else.
         worker_env: environment variables of worker processes (see ``MultiprocessingOptions``).
         num_lanes: into how many lanes the elements are divided, at least as many as workers. Elements and states are those of as
-            many workers then, whatever ``worker_count`` is: a state that was taken with 8 workers goes on with ``num_lanes=8``
+            many workers then, whatever ``worker_count`` is: a state that was taken with 8 workers continues with ``num_lanes=8``
             and 0 to 8 workers. ``None``: one lane for each worker. See ``MultiprocessingOptions`` for what a lane costs.
         order: ``"workers"``, as described above; or ``"stream"``: elements and states are those of ``worker_count=0``, whatever
             their number is. Workers compute the operations up to the first ``FlatMap``, function, ``Batch`` behind a ``Filter``,

@@ -157,7 +157,7 @@ class OperationParameters(Parameters):
 class LegacyOperationIterDataset(IterDataset[Any]):
     """The records that a legacy operation makes of the parent's.
 
-    State: the parent's, which counts what the operation has read; a restored operation begins anew.
+    State: the parent's, which counts what the operation has read; a restored operation starts again.
     """
 
     def __init__(self, parent: Any, operation: Callable[[Iterator[Any]], Iterator[Any]]) -> None:

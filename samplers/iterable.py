@@ -22,7 +22,7 @@ class IterableSampler(BlockSampler):
 
     The iterable is gone through at construction, once for each epoch, and the indices are kept (8 bytes each): nothing
     depends on it later, in no process. Order: that in which the indices came. The ``repr``, and with it every state of a
-    ``DataLoader``, has a hash of them, so a state goes on with the same indices, or is refused. For a random sampler to give
+    ``DataLoader``, has a hash of them, so a state continues with the same indices, or is refused. For a random sampler to give
     the same ones in the next run it needs a generator of its own with a seed: in PyTorch
     ``RandomSampler(dataset, generator=torch.Generator().manual_seed(0))``.
 

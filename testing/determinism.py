@@ -17,7 +17,7 @@ def assert_deterministic(ds: Any, *, steps: int = 200, seconds: float = 60) -> N
         seconds: how long it may take, about.
 
     Raises:
-        AssertionError: there is a difference; names step, leaf, stage, both values and, where it can be told, the reason.
+        AssertionError: there is a difference; names step, leaf, stage, both values and, where it can be determined, the reason.
         TypeError, ValueError: as ``gristmill.verify`` raises them.
 
     Example:

@@ -36,7 +36,7 @@ def assert_map_dataset_conforms(
     Args:
         ds: an instance of your class with at least one element, or the checks say little.
         max_elements: how many indices of the epoch to read, spread over all; each is read about 20 times.
-        endless: whether every integer is an index; without it, ``ds`` cannot be repeated or shuffled anew in each epoch.
+        endless: whether every integer is an index; without it, ``ds`` cannot be repeated or shuffled again in each epoch.
         in_worker: also start a worker process and read there.
 
     Raises:

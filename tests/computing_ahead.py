@@ -163,7 +163,7 @@ class Closing(DatasetIterator[Any]):
 
 
 class Count:
-    """Not one of ours: any object with three methods. Its state is an object that it goes on changing."""
+    """Not one of ours: any object with three methods. Its state is an object that it continues changing."""
 
     def __init__(self, n: int) -> None:
         self.state: Any = {"i": [0]}

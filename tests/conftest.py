@@ -14,7 +14,7 @@ from itertools import groupby
 import new_seed
 import pytest
 
-# Where this is set, each of the hundreds of programs and workers that are started from here compiles what it imports anew.
+# Where this is set, each of the hundreds of programs and workers that are started from here compiles what it imports again.
 sys.dont_write_bytecode = os.environ.get("PYTHONDONTWRITEBYTECODE") == "mutants"  # of which the code changes within seconds
 if not sys.dont_write_bytecode:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

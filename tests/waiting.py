@@ -21,7 +21,7 @@ def wait_until(condition: Callable[[], object]) -> None:
 
 
 def running(name: str) -> list[threading.Thread]:
-    # Python goes on to list a thread whose start was interrupted, and that does not exist.
+    # Python continues to list a thread whose start was interrupted, and that does not exist.
     return [x for x in threading.enumerate() if x.name.startswith(name) and x.is_alive()]
 
 

@@ -23,7 +23,7 @@ def end_parked_pools() -> None:
 
 
 def parked_for_long(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Until this goes on, processes wait for as long as a busy machine may take."""
+    """Until this continues, processes wait for as long as a busy machine may take."""
     monkeypatch.setattr(pool_module, "_PARKED_SECONDS", 60.0)
     yield
     end_parked_pools()

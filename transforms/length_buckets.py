@@ -155,7 +155,7 @@ def bucket_boundaries(lengths: Any, num_buckets: int, *, longest: int | None = N
 
     Every record is padded to the first boundary that is not smaller than its length; the last boundary is the greatest length.
     There are fewer than ``num_buckets`` if there are fewer different lengths. Found by dynamic programming over the histogram of
-    the lengths: some 10 ns for each, and 50 ms for 65 536 different ones and 8 buckets. Greater lengths are told apart in 65 536
+    the lengths: some 10 ns for each, and 50 ms for 65 536 different ones and 8 buckets. Greater lengths are distinguished in 65 536
     steps.
 
     Args:

@@ -14,7 +14,7 @@ Guarantees:
 6. It computes for several lanes, of whose elements the consumer needs one each in turn: always for the one of which the fewest
    were sent. So none waits for more than a block of each of the others. What follows the elements of a lane, an error or the
    end, leaves the others alone.
-7. Where an element takes longer than ``_STUCK_SECONDS``, or for ever, the other thread computes what the consumer needs of the
+7. Where an element takes longer than ``_STUCK_SECONDS``, or forever, the other thread computes what the consumer needs of the
    other lanes before it, one element at a time, and nothing that comes after it.
 """
 
@@ -154,7 +154,7 @@ class Disconnected(Exception):
 class Connection(Protocol):
     """Interface of a worker's connection to its consumer."""
 
-    start: tuple[dict[int, Any], bool, Care | None] | None  # states, whether to skip an element, how to go on
+    start: tuple[dict[int, Any], bool, Care | None] | None  # states, whether to skip an element, how to continue
     is_for_another: bool  # the start, than the ones before were
     calls: list[bytes]  # functions that nobody has called yet
 
@@ -444,7 +444,7 @@ class Worker:
         return 1 if self._turns is None else len(self._turns.threads)
 
     def end(self) -> None:
-        """Called when ``run`` has ended, and its connection, where the process goes on."""
+        """Called when ``run`` has ended, and its connection, where the process continues."""
         self._is_over = self._has_several = True
         self._changed.set()
         if self._watcher is not None:

@@ -5,9 +5,9 @@ Guarantees:
 1. A crew has at most as many processes as the CPUs that this program may use, or as its pool of the most workers has workers,
    if that are more; and never more than all workers together. Workers of one pool are in different processes.
 2. What a pool does with its workers is what it would do with processes of its own: each is a ``Session``, with a connection and
-   memory of its own, so that none waits for what another pool has not taken, and each is started anew without the others.
+   memory of its own, so that none waits for what another pool has not taken, and each is started again without the others.
 3. If a process dies, every pool learns it from its own session. If it was ended since a session of it was stuck, the other ones
-   hear that it is busy, and go on in another process.
+   hear that it is busy, and continue in another process.
 4. A process ends with the last of its sessions. Workers that run in other surroundings (environment, paths, flags) are in other
    processes.
 5. Which entry of whose work log may be why a process died is known once for all sessions of it (``Incident``).

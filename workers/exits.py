@@ -1,6 +1,6 @@
 """The end of a process, found without a lock.
 
-``Popen.poll`` and ``Popen.wait`` take one, which a signal handler that raises in their middle leaves held for ever.
+``Popen.poll`` and ``Popen.wait`` take one, which a signal handler that raises in their middle leaves held forever.
 
 Guarantees:
 

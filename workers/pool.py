@@ -9,7 +9,7 @@ Guarantees:
 2. ``park`` may be called anywhere, by a finalizer in the middle of a garbage collection or under somebody's lock: it appends to
    a list and wakes a thread up with a queue that is made for that.
 3. A parked pool serves the next one who wants to run the same, unchanged task in equal surroundings, so that the next epoch
-   does not wait for processes to start. It loads the task anew: what the last one has left in its objects is gone.
+   does not wait for processes to start. It loads the task again: what the last one has left in its objects is gone.
 4. There is one thread, and only while there are pools. Nothing of this is alive in a process that was forked from this one;
    arrays that it has inherited keep their content.
 5. An interrupt at any point (a signal handler that raises) loses no process, descriptor or lock: processes are started by a

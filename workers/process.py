@@ -64,7 +64,7 @@ class WorkerDied(Exception):
 
 
 class WorkerBusy(Exception):
-    """The process does not notice that it was started anew, at an element that nobody wants any more; or it was lost."""
+    """The process does not notice that it was started again, at an element that nobody wants any more; or it was lost."""
 
 
 class WorkerSilent(Exception):
@@ -108,7 +108,7 @@ class WorkerProcess:
         self.index = index
         self.usable = True
         self.generation = 0
-        self.is_for_another = False  # the next start, than the ones before were: the task is loaded anew
+        self.is_for_another = False  # the next start, than the ones before were: the task is loaded again
         self.last_report = b""  # what the worker said last of itself, if somebody watches it
         self._has_answered = self._is_started = False  # it has noticed a start; the last start
         self._patience: float | None = None

@@ -3,7 +3,7 @@ the actor.
 
 Guarantees:
 
-1. What a worker sends is in Ray's object store before the worker goes on: nothing is copied on the way that is not changed
+1. What a worker sends is in Ray's object store before the worker continues: nothing is copied on the way that is not changed
    meanwhile. Its consumer takes the objects from a streaming generator, in order, and owns them.
 2. No more than ``budget`` bytes are sent and not taken, but for the one message that the consumer says it waits for.
 3. A session ends when its consumer says so, when the actor ends, or when nothing has been heard of its consumer for

@@ -260,7 +260,7 @@ def _read(field: _Field, error: BaseException) -> Any:
 
 
 def _write(field: _Field, error: BaseException, value: Any) -> None:
-    with contextlib.suppress(Exception):  # nothing tells which fields are read-only
+    with contextlib.suppress(Exception):  # nothing says which fields are read-only
         if _read(field, error) is not value:  # a None that is set differs from the one of a fresh OSError
             field.__set__(error, value)
 

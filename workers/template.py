@@ -7,7 +7,7 @@ Guarantees:
 1. A worker that was forked finds what one that is started finds: surroundings are equal (``surroundings``), or there is another
    template; what may differ all the same (directory, standard output) travels with the request, and ``sys.path``,
    ``sys.argv``, flags and the task are set in the worker, as ever. The template imports no code of the user's, so nothing of
-   one pool reaches another. Global random generators are seeded anew in every worker. (Hashes of texts are the template's.)
+   one pool reaches another. Global random generators are seeded again in every worker. (Hashes of texts are the template's.)
 2. The template lives no longer than this process, however that ends: the kernel kills both it and its workers then, as it does
    workers that are started (``child``). It ends with its last pool, after a while; see ``pool``.
 3. ``fork`` does not wait, also while the template starts. Where there will be no worker, because the template has died or the

@@ -161,7 +161,7 @@ class Makers:
         return int(element[1])
 
     def until(self, num):
-        """Goes on until as many processes make elements in turn; returns them."""
+        """Continues until as many processes make elements in turn; returns them."""
         seen = []
         while len(seen) < WORKERS or len(set(seen[-WORKERS:])) != num:
             seen.append(next(self))

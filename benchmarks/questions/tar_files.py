@@ -105,7 +105,7 @@ def stream(_):
 
 
 def index(grain):
-    """An index made anew; how many files it found."""
+    """An index made again; how many files it found."""
     tar_members = importlib.import_module("gristmill.sources.tar_members").tar_members
     files = importlib.import_module("gristmill.sources.storage.files").Files(paths())
     return lambda: [sum(1 for _ in tar_members(files, number)) for number in range(len(files))]

@@ -145,6 +145,6 @@ class Draws:
         return (expected * reader.rate / total_rate + num_drawn) / (expected + self._num_recent)
 
     def _weigh(self) -> None:
-        """Adds up anew what was added up inexactly, or has changed."""
+        """Adds up again what was added up inexactly, or has changed."""
         self._total_rate = sum([reader.rate for reader in self._readers])
         self._max_rate = max([self._rate(reader) for reader in self._readers], default=0.0)

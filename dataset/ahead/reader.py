@@ -3,8 +3,8 @@
 Guarantees:
 
 1. Elements come in the order of their indices. An error comes behind the elements before it, when the one that failed is asked
-   for; the next attempt computes that one anew.
-2. What was computed and not handed out is not computed again if the consumer goes on there, also after an error.
+   for; the next attempt computes that one again.
+2. What was computed and not handed out is not computed again if the consumer continues there, also after an error.
 3. With one thread, or none, a source that may not give the same record again (see ``may_be_read_again``) is asked for one
    record after another, in their order, and for none after one that failed.
 """
@@ -168,7 +168,7 @@ class Reader:
             kept.close()
 
     def close(self) -> None:
-        """As ``stop``, for ever."""
+        """As ``stop``, forever."""
         self._is_closed = True
         self.stop()
 

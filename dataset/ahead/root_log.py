@@ -21,7 +21,7 @@ class RootLog:
     Args:
         book: where that is noted.
         number: which of these iterators of the pipeline it is.
-        care: how to go on after a worker that died.
+        care: how to continue after a worker that died.
     """
 
     def __init__(self, book: Logbook, number: int, care: Care | None) -> None:

@@ -16,8 +16,8 @@ class DrawCounts(NamedTuple):
     Args:
         elements: how many.
         lengths: of all elements of each together; their number, where nobody measures them.
-        epochs: how often it has begun anew.
-        ended: which have no elements left; where they begin anew, which have had none since.
+        epochs: how often it has begun again.
+        ended: which have no elements left; where they start again, which have had none since.
         targets: how long the elements of each should be together, in parts of ``whole``; only where they are measured.
         whole: see there; 0 where nobody measures.
     """

@@ -108,7 +108,7 @@ class MixedIterDataset(IterDataset[T]):
 
     @property
     def _described_in_checkpoints(self) -> dict[str, Any]:
-        # Named components may come and go, and be weighed anew, between saving and restoring.
+        # Named components may come and go, and be weighed again, between saving and restoring.
         described = {"proportions": None} if self._names else {_weights_name(self._plan): _weights_of(self._plan)}
         by = {} if self._by is None else {"by": "a length"}
         return {**described, **by, **({} if self._stop == "first" else {"stop": self._stop})}

@@ -41,7 +41,7 @@ class MixedMapDataset(BlockMapDataset[T]):
     """
 
     _element_spec = spec_of_first_parent
-    _moves_records = True  # every component begins anew by itself
+    _moves_records = True  # every component starts again by itself
     _names: Mapping[int, str] = {}  # of the components, where they have any
 
     def __init__(self, datasets: Sequence[MapDataset[T]], selection_map: Any) -> None:

@@ -219,7 +219,7 @@ class _Phase(NamedTuple):
 
 
 class PlannedSelectionMap(BlockSelectionMap):
-    """Element ``n`` comes from the component that a plan says, until one of them has ended, or all, or for ever.
+    """Element ``n`` comes from the component that a plan says, until one of them has ended, or all, or forever.
 
     Args:
         plan: says which component is next.

@@ -95,7 +95,7 @@ class SelectionWithProportionsMap(BlockSelectionMap):
 
     Args:
         proportions: a positive integer for each component.
-        length: the length of the selection; it goes on after it.
+        length: the length of the selection; it continues after it.
     """
 
     def __init__(self, proportions: Sequence[int], length: int) -> None:
@@ -183,7 +183,7 @@ class SelectionWithProportionsMap(BlockSelectionMap):
 
 
 # Of ``total`` indices in a row the first component takes ``weight``: those whose remainder below is less than that. The ``rest``
-# are numbered anew, without gaps, and are those of the other components.
+# are numbered again, without gaps, and are those of the other components.
 
 
 def _cascade(proportions: tuple[int, ...], index: int) -> tuple[int, int]:

@@ -23,7 +23,7 @@ class FilterGuard:
 
     ``observe(kept)`` raises ``ValueError`` at the element that completes a window with too many drops, before counting any of
     the block, so that taking its elements singly raises at the right one. Whoever is taken back to an earlier place takes
-    ``counts`` back as well: the error comes again then. When it has reached the user, counting begins anew.
+    ``counts`` back as well: the error comes again then. When it has reached the user, counting starts again.
 
     Args:
         stage: whose elements these are, or what it is called.

@@ -40,7 +40,7 @@ _NUM_SHOWN = 16  # numbers in a message
 
 
 class GlobalBatchParameters(Parameters):
-    batch_size: int = aside(in_text=True)  # a state goes on with another one, as with other hosts and workers
+    batch_size: int = aside(in_text=True)  # a state continues with another one, as with other hosts and workers
     num_lanes: int
     shard_options: ShardOptions = aside(in_text=True)
     workers: WorkerOptions | None = aside()

@@ -227,11 +227,11 @@ class HuggingFaceIterDataset(ReadingIterDataset[Any]):
     """Returns the examples of a ``datasets.IterableDataset`` (``load_dataset(..., streaming=True)``), as it gives them.
 
     What was done to it by the library's own ``map``, ``filter``, ``with_format``, ``interleave_datasets``, … holds. The files are
-    those that it had when it was loaded: workers get it as it is and list nothing anew.
+    those that it had when it was loaded: workers get it as it is and list nothing again.
 
     Order: the library's. The epoch that ``set_epoch`` gave it when this dataset was made is that of every iterator; ``repeat``
     gives the same examples in the same order again, so shuffle behind it. State: the library's ``state_dict`` as text, and how
-    many elements there were. Restoring goes on with exactly the next example, any number of times: by the library's state where
+    many elements there were. Restoring continues with exactly the next example, any number of times: by the library's state where
     it is exact, which reads on in the file; else, for ``batch(by_column=...)``, ``map(batched=True)`` of Arrow tables, ``async``
     functions, files joined with a generator, and releases before 5.2, by reading from the
     beginning. Cost: what the library's own iteration costs.

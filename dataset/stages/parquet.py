@@ -118,7 +118,7 @@ class ParquetIterDataset(FilesIterDataset[dict[str, Any]]):
     Workers (``mp_prefetch``) share files: worker ``i`` of ``n`` reads files ``i``, ``i + n``, …. Of a single file they share the
     row groups in the same way; a state then counts the row groups of the worker.
 
-    A damaged row group is an error when its turn comes; ``skip_failed()`` goes on behind that row group.
+    A damaged row group is an error when its turn comes; ``skip_failed()`` continues after that row group.
 
     Args:
         path: a file, or a sequence of files; none makes an empty dataset. Patterns are not expanded.

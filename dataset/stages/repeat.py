@@ -95,11 +95,11 @@ class RepeatIterDataset(IterDataset[T]):
 
     Args:
         parent: the dataset.
-        num_epochs: number of epochs, at least 1; ``None`` repeats for ever.
+        num_epochs: number of epochs, at least 1; ``None`` repeats forever.
 
     Raises:
         TypeError: ``num_epochs`` is not an integer.
-        ValueError: it is not positive. Also when iterating for ever over a parent without elements.
+        ValueError: it is not positive. Also when iterating forever over a parent without elements.
 
     Example:
         >>> from gristmill.dataset import MapDataset

@@ -72,7 +72,7 @@ class TFRecordIterDataset(FilesIterDataset[bytes]):
     Workers (``mp_prefetch``) share files: worker ``i`` of ``n`` reads files ``i``, ``i + n``, …. Several workers of a single path
     are an error: nobody knows where the records of a file begin without reading it.
 
-    A record with a wrong checksum, or one that is cut off, is an error when its turn comes; ``skip_failed()`` goes on behind it,
+    A record with a wrong checksum, or one that is cut off, is an error when its turn comes; ``skip_failed()`` continues after it,
     unless it is the length that is damaged. A cut-off record is the last one.
 
     Args:

@@ -122,7 +122,7 @@ class LanesState(Value):
 
 
 def merge_states(states: Iterable[Any]) -> dict[str, Any]:
-    """Returns one state that goes on where all hosts stopped, which any host restores, however many there are then.
+    """Returns one state that continues where all hosts stopped, which any host restores, however many there are then.
 
     Law: the order of ``states`` does not matter, and a state of all lanes merges to itself.
 

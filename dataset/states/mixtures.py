@@ -147,7 +147,7 @@ def forgotten_in(state: Mapping[str, Any]) -> set[str]:
 
 
 def _going_on_without(state: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any] | None:
-    """The state of a step such that it goes on without what it holds of components of its mixture with these names.
+    """The state of a step such that it continues without what it holds of components of its mixture with these names.
 
     ``None`` if it is not known what it holds.
     """
@@ -172,7 +172,7 @@ def _going_on_without(state: Mapping[str, Any], names: frozenset[str]) -> dict[s
 
 
 def _replaying_without(state: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any] | None:
-    """The state of a step with a record of what mixtures have drawn, such that it goes on without components with these names.
+    """The state of a step with a record of what mixtures have drawn, such that it continues without components with these names.
 
     ``None`` if it holds elements of these, and it is not known which others.
     """
@@ -220,7 +220,7 @@ def _names_drawn(state: Any) -> set[str]:
 
 
 def _cuts_on(state: dict[str, Any], are_there: Sequence[bool], cut: Any, num_rows: int) -> bool:
-    """Changes the state of a step that cuts elements such that it goes on where it has cut one, if that is still there.
+    """Changes the state of a step that cuts elements such that it continues where it has cut one, if that is still there.
 
     Args:
         state: the state.

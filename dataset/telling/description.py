@@ -1,6 +1,6 @@
 """The description of a pipeline in its checkpoint.
 
-A state is only a position; two pipelines with equal layouts of states cannot be told apart by it. So a checkpoint of ours
+A state is only a position; two pipelines with equal layouts of states cannot be distinguished by it. So a checkpoint of ours
 also has the stages with their parameters, lengths, seeds and sources. The code of user functions and options that do not
 change elements (threads, buffers) are not part of it.
 """

@@ -127,7 +127,7 @@ def _tell(error: BaseException, stage: Any, failure: Callable[[], Failure]) -> N
 
 
 def tell_epoch(error: BaseException, it: Any, epoch: int) -> None:
-    """Adds to what ``error`` says that the data before ``it`` has begun anew so often."""
+    """Adds to what ``error`` says that the data before ``it`` has begun again so often."""
     with contextlib.suppress(Exception):
         told = note_at(error)
         if told is None or not epoch:

@@ -174,7 +174,7 @@ def bench(args: Namespace) -> Lines:
 
 
 class _Endless:
-    """The elements of a pipeline, which begins anew whenever it has ended."""
+    """The elements of a pipeline, which starts again whenever it has ended."""
 
     def __init__(self, pipeline: Any) -> None:
         self._pipeline = pipeline
@@ -206,7 +206,7 @@ class _Endless:
     def time(self, seconds: float, delays: array[int]) -> float:
         """Takes elements for a time, at least one, appends how many nanoseconds each took, and returns the time in seconds.
 
-        To begin anew counts as time, and as a part of the delay of the element after it.
+        To start again counts as time, and as a part of the delay of the element after it.
         """
         clock, take, append = time.perf_counter_ns, self.it.__next__, delays.append
         start = before = clock()

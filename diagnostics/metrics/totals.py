@@ -40,7 +40,7 @@ class Family:
         kind: ``"histogram"``, ``"counter"`` or ``"gauge"``.
         name: without the endings that Prometheus adds.
         text: what it is.
-        labels: what its values are told apart by.
+        labels: what its values are distinguished by.
         buckets: the upper limits of those of a histogram: 0, or powers of two.
     """
 

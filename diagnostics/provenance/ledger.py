@@ -9,7 +9,7 @@ Guarantees:
 1. A record that is there is whole: the state is written before it, and whatever does not agree with its checksum is none.
 2. A step is recorded before its output is computed, so no output is lost if the record cannot be
    written. At the end of a stream there is no record of the output that would follow.
-3. A step that is known already is compared, and not written again. If it differs, it and all later ones are written anew.
+3. A step that is known already is compared, and not written again. If it differs, it and all later ones are written again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Ledger:
     """A file with the place of a stream before each step, so that ``explain`` can tell what made any past output.
 
     Args:
-        path: the file; it is made if there is none, and goes on if there is one. ``PATH.states`` is beside it.
+        path: the file; it is made if there is none, and continues if there is one. ``PATH.states`` is beside it.
         every: steps from one record to the next, at least 1. ``explain`` runs the steps from the record before the one it is
             asked for: more than 1 writes less and takes longer to answer.
 

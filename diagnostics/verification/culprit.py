@@ -57,7 +57,7 @@ class Culprit(Value):
 
     Args:
         stage: the text of the stage.
-        reason: why, as far as that can be told.
+        reason: why, as far as that can be determined.
     """
 
     stage: str

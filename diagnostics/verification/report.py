@@ -54,7 +54,7 @@ class Report(Value):
         leaf: where in the output: ``['image'][3, 1]``; empty for the output itself.
         values: what the first run gave there, and what the other one did: numbers and texts as they are, others as text.
         stage: the text of the stage that it comes from.
-        reason: why, as far as that can be told.
+        reason: why, as far as that can be determined.
         mixtures: the proportions of mixtures in batches, in lanes and on hosts.
     """
 

@@ -26,7 +26,7 @@ from gristmill.dataset.telling.description import describe
 from gristmill.workers.pickling import dumps
 
 _MAX_TEXT = 120  # characters
-_MAX_KEPT = 1 << 12  # bytes of a leaf that are kept, so that the place of a difference can be told
+_MAX_KEPT = 1 << 12  # bytes of a leaf that are kept, so that the place of a difference can be determined
 _MAX_PARTS = 64  # of a list that has leaves of their own
 _MAX_DEPTH = 60
 _CHUNK = 1 << 17  # entries of an array

@@ -105,7 +105,7 @@ class Verifier:
         ds: the pipeline.
         steps: how many outputs.
         seconds: how long.
-        made_by: the name by which it can be made anew in another process.
+        made_by: the name by which it can be made again in another process.
     """
 
     def __init__(self, ds: Any, steps: int, seconds: float, made_by: str | None = None) -> None:

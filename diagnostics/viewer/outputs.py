@@ -3,7 +3,7 @@
 Guarantees:
 
 1. The pipeline is used by one thread only. Who asks waits some seconds at most, and is told how far it is then; what is computed
-   goes on meanwhile, and is there when it is asked for again.
+   continues meanwhile, and is there when it is asked for again.
 2. The latest outputs are kept, as long as they are small; the very latest always.
 """
 

@@ -6,7 +6,7 @@ Guarantees:
    another host than the loopback one are refused, so that no name that somebody points to this machine will do.
 2. Nothing that an element contains is run: it is text in pages, or a picture or a sound that was made here; scripts and styles
    come from this package alone, and browsers are told so.
-3. Whatever fails is said in a page. The server goes on.
+3. Whatever fails is said in a page. The server continues.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""States that Grain wrote, old forms too, restore and continue as they did there, ours for ever; and what this version writes."""
+"""States that Grain wrote, old forms too, restore and continue as they did there, ours forever; and what this version writes."""
 
 import copy
 import json

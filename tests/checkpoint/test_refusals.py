@@ -48,7 +48,7 @@ def states_of_others():
 
 
 def continued(it, num=MANY):
-    """The next elements, and what came then: the end, or that it goes on, or the refusal of a state that came to light."""
+    """The next elements, and what came then: the end, or that it continues, or the refusal of a state that came to light."""
     elements = []
     try:
         while len(elements) < num:
@@ -85,7 +85,7 @@ def refuses(it, state):
 
 
 def check_refused_or_a_state(make, it, before, wrong, *, is_quick=True):
-    """``it`` at ``before`` refuses ``wrong`` and goes on, or continues as a new iterator from the state that it says it is at."""
+    """``it`` at ``before`` refuses ``wrong`` and continues, or continues as a new iterator from the state that it says it is at."""
     it.set_state(before)
     is_refused = refuses(it, wrong)
     given = it.get_state()

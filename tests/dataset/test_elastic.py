@@ -307,7 +307,7 @@ def test_chains_of_rescalings_of_batches_filters_and_files_of_every_kind(data):
                 assert np.size(x) <= max(1, batch_size)
                 seen += np.ravel(x).tolist()
         states = joined(its)
-        for it in its:  # the same shard goes on exactly
+        for it in its:  # the same shard continues exactly
             same = gx.ElasticIterator(ds, batch_size * count, it._shard)
             same.set_state(through_json(it.get_state()))
             assert same.get_state() == it.get_state() and joined([same]) == joined([it])

@@ -90,7 +90,7 @@ def test_who_counts():
     ds = pipeline("iter", kept_at(600), 2000, 0.9)
     it = iter(ds)
     assert next(it) == 600
-    it.set_state({"next_index": 601})  # goes on counting
+    it.set_state({"next_index": 601})  # continues counting
     assert_raises(ValueError, r"99\.90%", next, it)
     assert next(iter(ds)) == 600  # an iterator of its own counts for itself
     filters = MapDataset.range(4000).to_iter_dataset().filter(lambda x: x % 2).filter(lambda x: x % 4 == 1)

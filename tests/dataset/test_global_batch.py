@@ -220,7 +220,7 @@ def check_equal(rng):
 
 
 def check_history(rng):
-    """Hosts are killed, and go on from any state that was saved, in other numbers."""
+    """Hosts are killed, and continue from any state that was saved, in other numbers."""
     ds, num_lanes, end = draw(rng)
     model, saved = Model(ds, num_lanes, end), []
     for _ in range(rng.randint(2, 5)):

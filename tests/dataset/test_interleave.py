@@ -338,7 +338,7 @@ def test_processes_in_one_of_the_files():
 
 
 def opening(can_open, lengths, cycle_length, way, **file):
-    """Files of a lazy list; ``can_open`` fails where one cannot be opened, for a time or for ever."""
+    """Files of a lazy list; ``can_open`` fails where one cannot be opened, for a time or forever."""
     names = MapDataset.range(len(lengths)).map(can_open)
     return interleave(names.map(lambda name: File(name, lengths[name], **file)), cycle_length, **way)
 

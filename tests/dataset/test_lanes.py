@@ -1,4 +1,4 @@
-"""Lanes: which and how many processes compute them cannot be told. That all stages obey is among the laws of iterators."""
+"""Lanes: which and how many processes compute them cannot be determined. That all stages obey is among the laws of iterators."""
 
 import os
 import signal

@@ -168,7 +168,7 @@ def test_until_all_have_ended_and_never(tmp_path):
         it = iter(stream)
         assert [next(it) for _ in range(60)] == [ds[i] for i in range(60)] and len(ds) > 10**18
         counts = Counter(["abc"[(x >= 10) + (x >= 100)] for x in [ds[i] for i in range(60)]])
-        # A component begins anew when it is asked for more.
+        # A component starts again when it is asked for more.
         lengths = {name: len(part) for name, part in parts.items()}
         assert it.counts() == {n: {"elements": k, "lengths": k, "epochs": (k - 1) // lengths[n]} for n, k in counts.items()}
         again = iter(stream)

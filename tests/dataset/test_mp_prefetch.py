@@ -129,7 +129,7 @@ class TestElements:
         next(it)
         interrupt_once(it.executor.shards[0])
         assert_raises(KeyboardInterrupt, None, list, it)
-        fails(it, NotImplementedError, match="no state")  # nobody knows where to go on: it is not the end of the data
+        fails(it, NotImplementedError, match="no state")  # nobody knows where to continue: it is not the end of the data
         it = iter(numbers(20_000).mp_prefetch(workers(2)).batch(500))
         batches = [next(it) for _ in range(4)]
         interrupt_once(it._parent.executor.shards[1])  # of worker 0, some have been taken and more are ready

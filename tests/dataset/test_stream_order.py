@@ -203,7 +203,7 @@ def test_a_worker_that_is_killed_loses_nothing_also_of_an_interleave():
     ):
         next(it)
     alone = iter(ds.flat_map(list))
-    alone.set_state(it.get_state())  # goes on where no worker is killed, but this process would be
+    alone.set_state(it.get_state())  # continues where no worker is killed, but this process would be
     assert alone.get_state() == it.get_state()
     it.skip_failed()
     assert list(it) == [*range(15, 40)]

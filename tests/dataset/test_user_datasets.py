@@ -1,4 +1,4 @@
-"""Data sets and iterators that users write: every pattern in use goes on working, under and over our own stages."""
+"""Data sets and iterators that users write: every pattern in use continues working, under and over our own stages."""
 
 import gc
 

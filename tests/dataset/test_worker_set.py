@@ -1,4 +1,4 @@
-"""Several ``mp_prefetch`` below one iterator: they share processes, of which nothing can be told but their number."""
+"""Several ``mp_prefetch`` below one iterator: they share processes, of which nothing can be determined but their number."""
 
 import ctypes
 import json

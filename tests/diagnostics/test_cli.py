@@ -208,7 +208,7 @@ def test_diagnose_and_bench(folder, call):
         found = json.loads(call(f"bench @{name} --seconds 0.03 --warmup 0.01 --repeat 3 --json"))
         rates = found["elements_per_second_of_runs"]
         assert len(rates) == 3 and sorted(rates)[1] == found["elements_per_second"] > 0
-        assert found["num_elements"] > 30  # more than there are: it begins anew
+        assert found["num_elements"] > 30  # more than there are: it starts again
         assert 0 < found["delay_ns"]["50"] <= found["delay_ns"]["95"] <= found["delay_ns"]["99"]
         if name == "images":  # batches of 8, 8 and 4
             assert 4 * (16 + 8) <= found["bytes_per_element"] <= 8 * (16 + 8)

@@ -77,7 +77,7 @@ def test_functions_run_only_where_they_decide():
     seen = []
     assert keys(explain(MapDataset.range(30).filter(boom).map(boom), step=5)) == [[5]]
     ds = MapDataset.range(30).shuffle(seed=1).map(lambda x: seen.append(x) or x)
-    ds = ds.to_iter_dataset(ReadOptions(num_threads=0)).map_with_index(max)  # no thread goes on while it is explained
+    ds = ds.to_iter_dataset(ReadOptions(num_threads=0)).map_with_index(max)  # no thread continues while it is explained
     ds = ds.batch(4).mp_prefetch(MultiprocessingOptions(num_lanes=2))
     it = iter(ds)
     next(it), next(it)

@@ -300,7 +300,7 @@ def check_story(folder, count, *args):
         assert process.returncode == 0, output
         check_is_gone(process.pid)
     assert f"{count} processes trained 40 steps, and again, killed after step 20" in output
-    # 20 may still have been on its way to the disk. All agree on where they go on.
+    # 20 may still have been on its way to the disk. All agree on where they continue.
     assert {*re.findall(r"resuming after step (\d+)", output)} in ({"10"}, {"20"})
     assert SAME in output
     (parameters,) = re.findall("final parameters (.*)", output)

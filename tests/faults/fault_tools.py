@@ -1,7 +1,7 @@
 """Code shared by the programs of these tests: pipelines whose workers get into a certain situation,
 and their leftovers.
 
-Situations: ``idle`` (everything is computed), ``busy`` (in the middle of an element, for ever), ``stuck`` (the same in C code
+Situations: ``idle`` (everything is computed), ``busy`` (in the middle of an element, forever), ``stuck`` (the same in C code
 that holds the interpreter's lock) and ``full`` (the next element is computed, and there is no room for it).
 """
 

@@ -70,7 +70,7 @@ def test_endings_within_a_program_and_interrupts_after_which_it_goes_on(tmp_path
 @pytest.mark.slow
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_all_endings_within_a_program(tmp_path, situation):
-    # What asks for another element would wait for ever; threads cannot be ended by force.
+    # What asks for another element would wait forever; threads cannot be ended by force.
     names = [name for name in WITHIN if name != "break" or situation in ("idle", "full")]
     workers = itertools.cycle([1, 2, 1] if situation in ("busy", "stuck") else [1, 0, 2, 1])
     check_parts(tmp_path, *[within(name, next(workers), situation, APIS[i % 3]) for i, name in enumerate(names)])

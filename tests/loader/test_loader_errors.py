@@ -133,7 +133,7 @@ def test_close(started):
         assert next(it) == 0
     check_closed(it)
     assert 5 in endless  # which goes no further
-    loader = make(9)  # closes its iterators, and goes on
+    loader = make(9)  # closes its iterators, and continues
     a, b = iter(loader), DataLoaderIterator(loader, None)
     next(a)
     loader.close()

@@ -61,7 +61,7 @@ class Node:
 class Pipelines(random.Random):
     """Makes pipelines at random."""
 
-    described = False  # whether element specs can be told of most of what is being made
+    described = False  # whether element specs can be determined of most of what is being made
     long = False  # whether the datasets that are being made are, which are not to be searched
 
     def one_of(self, *options):
@@ -144,7 +144,7 @@ class Pipelines(random.Random):
 
     def step(self, node, kind, names):
         name = self.choice(names.split())
-        if name == "filter" and node.is_endless:  # which might search for ever
+        if name == "filter" and node.is_endless:  # which might search forever
             return node
         made = getattr(self, f"{kind}_{name}", None)
         return made(node) if made else self.element_step(node, name)
@@ -375,7 +375,7 @@ class Pipelines(random.Random):
         count = self.randint(0, 3)
         if node.facts & {"counting", "threads"} or count > node.num_sliced:
             return node
-        if node.is_endless and "x.RepeatIterDataset" in node.code:  # nothing for ever: a share may be empty, and Grain hangs then
+        if node.is_endless and "x.RepeatIterDataset" in node.code:  # nothing forever: a share may be empty, and Grain hangs then
             return node
         code = f"x.multithread_prefetch(<0>, num_threads={count}, buffer_size={self.one_of(0, 1, 2)}"
         # "parts_of_what_has_a_length"

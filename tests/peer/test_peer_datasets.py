@@ -1,6 +1,6 @@
 """Random pipelines over the whole Dataset API, nested ones too, and of the DataLoader, in Grain 0.2.18 and here.
 
-Lengths, elements, errors, states at every step, indices and element specs are compared, and we go on from Grain's states. The
+Lengths, elements, errors, states at every step, indices and element specs are compared, and we continue from Grain's states. The
 pipelines keep away from where we differ on purpose, or the comparison knows it: ``test_peer.py``.
 ``GRISTMILL_PEER_SEED`` and ``GRISTMILL_PEER_COUNT`` make ``test_random_datasets`` try others, and more.
 """
@@ -58,7 +58,7 @@ def check_equal(specs):
 
 
 def to_restore(spec, peer):
-    """Grain's states, for us to go on from."""
+    """Grain's states, for us to continue from."""
     if "run" not in peer or is_error(peer["start"]) or not spec.get("restores", True):
         return {}
     run, n = peer["run"], len(peer["run"]["states"])
@@ -68,7 +68,7 @@ def to_restore(spec, peer):
 
 
 def check(spec, peer, ours):
-    if "hangs" in peer:  # Grain repeats the empty shard of a thread for ever
+    if "hangs" in peer:  # Grain repeats the empty shard of a thread forever
         expect("end", True, "Repeat" in spec["code"] and "multithread_prefetch" in spec["code"])
         return
     if "error" in peer:

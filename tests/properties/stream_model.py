@@ -225,7 +225,7 @@ def outcomes(tree: Any, share: Share = WHOLE) -> Iterator[Any]:
 
 
 class Endless(Exception):
-    """The tree repeats nothing for ever."""
+    """The tree repeats nothing forever."""
 
 
 def each(parent: Iterator[Any], fn: Any) -> Iterator[Any]:

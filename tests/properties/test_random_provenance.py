@@ -106,7 +106,7 @@ def check(ds, rng, ledger):
         states.append(it.get_state())
         assert_explains(explain(it), x)
     it.close()
-    it = iter(ds)  # another one goes on
+    it = iter(ds)  # another one continues
     it.set_state(states[-1])
     for x in itertools.islice(it, 2):
         assert_explains(explain(it), x)

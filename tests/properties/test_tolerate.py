@@ -313,7 +313,7 @@ def test_a_budget_is_exceeded_at_the_same_place(limit):
         assert sum(1 for _ in it) == 996 - places[-1]
         assert keys_in(log) == [5, 17, 900]
     assert len(set(places)) == 1
-    # Counts go on after a restart.
+    # Counts continue after a restart.
     it = iter(ds)
     for _ in range(500):
         next(it)

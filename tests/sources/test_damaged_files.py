@@ -1,7 +1,7 @@
 """Damaged files: an error that names them or what was written, never the end of the interpreter, never other data.
 
 As a program, ``test_damaged_files.py FORMAT FOLDER FIRST LAST`` tries the damages from number ``FIRST`` to below ``LAST``. It
-prints the number of each before it reads the file, so that the last one tells which has killed it, and ``wrong: ...`` where that
+prints the number of each before it reads the file, so that the last one says which has killed it, and ``wrong: ...`` where that
 broke the law: an error of the documented type that names the file, or the data; before an error the data, too.
 """
 

@@ -406,7 +406,7 @@ def test_data_that_change_under_a_source_are_noticed(tmp_path):
     assert_raises(ChangedFileError, "its first 16384 bytes are others", copies[2].__getitem__, 1)
     path.write_bytes(text + b"1\n")
     assert_raises(ChangedFileError, f"it had {len(text)} bytes and has {len(text) + 2}", copies[3].__getitem__, 1)
-    assert len(JsonlSource(path)) == 5001  # the index is made anew
+    assert len(JsonlSource(path)) == 5001  # the index is made again
 
 
 def _reads(source, key):

@@ -1,4 +1,4 @@
-"""Arrays noted beside files: what is read, who makes them, and what is made anew or refused."""
+"""Arrays noted beside files: what is read, who makes them, and what is made again or refused."""
 
 import json
 import logging

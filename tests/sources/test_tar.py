@@ -451,7 +451,7 @@ def test_no_damaged_byte_of_an_index_gives_another_record(tmp_path):
         except DamagedFileError as error:
             noticed += 1
             assert "a.tar" in str(error) and re.search(INDEX, str(error))
-    assert noticed > 50  # of the others most are in the index's header, for which it is made anew
+    assert noticed > 50  # of the others most are in the index's header, for which it is made again
 
 
 def test_an_index_of_other_records_is_noticed(tmp_path):

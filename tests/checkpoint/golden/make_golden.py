@@ -1,4 +1,4 @@
-"""Writes what restores for ever, and the elements that follow: states of Grain, also saved with Orbax, and of this library.
+"""Writes what restores forever, and the elements that follow: states of Grain, also saved with Orbax, and of this library.
 
     python make_golden.py states [pipeline ...]    grain_<release>.json, with that release of Grain, JAX and pyarrow
     python make_golden.py orbax                    the directory orbax, with Grain 0.2.18, JAX and orbax-checkpoint
@@ -6,7 +6,7 @@
     python make_golden.py data                     the files in data that pipelines read, with pyarrow and the tests in PYTHONPATH
 
 ``GOLDEN_SECONDS=0.7`` lets a pipeline take longer than the 3 seconds after which Grain before 0.2.16 noted the states of workers
-anew. What an older release cannot make is left out. Files of our versions that were released are never written again.
+again. What an older release cannot make is left out. Files of our versions that were released are never written again.
 """
 
 import importlib.metadata
