@@ -134,7 +134,7 @@ def find_private(fullname: str) -> importlib.machinery.ModuleSpec:
     """The spec of ``grain._src`` or a module below it, for the import system.
 
     Raises:
-        ModuleNotFoundError: it is none of those that are here.
+        ModuleNotFoundError: the module does not exist here.
     """
     path = _below_root(fullname)
     if path not in _NAMES and path not in _FOLDERS:

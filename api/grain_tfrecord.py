@@ -1,4 +1,4 @@
-"""Grain's private classes of TFRecord files, as far as programs derive from them to open files in their own way.
+"""Grain's private classes of TFRecord filesfor programs that derive from them to open files in their own way.
 
 The public way is ``TFRecordIterDataset(path, open=...)``.
 """

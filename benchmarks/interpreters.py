@@ -59,7 +59,7 @@ class Tokenizer:
 
 
 def tokenizer(num_workers: int, **options: Any) -> Any:
-    """The loop in a stream, by so many workers."""
+    """The loop in a stream, by ``num_workers`` workers."""
 
     def candidate(gristmill: Any) -> Any:
         texts = gristmill.MapDataset.source(TEXTS).repeat()

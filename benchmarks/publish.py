@@ -71,7 +71,7 @@ def headline(report: dict[str, Any]) -> str:
     )
 
 
-# Six columns, as many as the site shows beside each other: the unit stands with the workload, ratios in parentheses.
+# Six columns, as many as the site shows beside each other: the unit is beside the workload, ratios in parentheses.
 HEAD = ["workload", "gristmill", "Grain", "PyTorch", "bound", "goal"]
 
 

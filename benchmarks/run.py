@@ -37,7 +37,7 @@ PYTHONS = {
     "torch": HERE.parent / ".peers/torch/bin/python",
     "tf.data": HERE.parent / ".peers/clients/bin/python",  # which has TensorFlow
 }
-# Installed packages are compiled; a checkout is to be as well, by its first run.
+# Installed packages are compiled; a checkout is compiled by its first run.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 LIMIT_SECONDS = 300  # for one answer
 EXIT_SECONDS = 10
@@ -190,7 +190,7 @@ def measure(question: str, workload: Workload, rounds: int, environment: Mapping
     for text, reached in workload.goals.items():
         try:
             goals[text] = "reached" if reached(medians) else "MISSED"
-        except KeyError:  # somebody to compare with is absent
+        except KeyError:  # a peer to compare with is absent
             goals[text] = "not measured"
     return {
         "question": question,

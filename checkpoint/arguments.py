@@ -30,7 +30,7 @@ class CheckpointRestore(ocp.args.CheckpointArgs):
 
     Args:
         item: an iterator of an equal pipeline; of mixtures with names, weights and components may be other.
-        drop: names of components whose positions are to be forgotten, as a mixture does not have them any more.
+        drop: names of components that the mixture no longer has; their positions are dropped.
     """
 
     item: Any

@@ -73,7 +73,7 @@ def usable_memory(root: Path = _ROOT) -> int:
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:
-    """The folders of this process's control group and of those that it is in, as far as they can be seen."""
+    """The folders of this process's control group and of those that it is inthat are visible."""
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers:  # version 2

@@ -172,7 +172,7 @@ class Config:
         return getattr(self, name)
 
     def are_unset(self, names: Sequence[str]) -> bool:
-        """Returns whether nobody has set any of these options, in whatever way: quicker than reading them."""
+        """Returns whether none of these options is set in any way; this is faster than reading them."""
         flags = getattr(sys.modules.get("absl.flags"), "FLAGS", None)
         return (
             self._updates.keys().isdisjoint(names)

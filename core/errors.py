@@ -89,10 +89,10 @@ def as_int(name: str, value: Any, *, minimum: int | None = None, maximum: int | 
 
 
 def check_word(name: str, value: Any, *words: str | None) -> None:
-    """Refuses ``value`` if it is none of ``words``, also if it is an array that is equal to one.
+    """Refuses ``value`` if it is not one of ``words``, also if it is an array that is equal to one.
 
     Raises:
-        ValueError: it is none of them.
+        ValueError: it is not one of them.
 
     Example:
         >>> check_word("then", ["skip"], "skip", "replace")

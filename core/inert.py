@@ -1,4 +1,4 @@
-"""Stand-ins for what others measure with Grain's private parts: they take every call and do nothing."""
+"""No-op stubs of Grain's private instruments: they accept every call and do nothing."""
 
 from __future__ import annotations
 

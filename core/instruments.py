@@ -1,6 +1,6 @@
 """Puts a function between an object of ours and those who call one of its methods. No other object of its class is changed.
 
-Who lets itself be observed that way says so by a method that takes what is to be put between (``set_instruments``, say).
+An object that can be observed that way has a method that takes the hooks, such as ``set_instruments``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeAlias
 
-# Makes what is called in place of a method of what the class has, which is to be called with the object and the same arguments.
+# Makes a replacement of a method from the method of the class, which it calls with the object and the same arguments.
 Wrap: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 

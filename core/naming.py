@@ -42,7 +42,7 @@ def without_addresses(text: str) -> str:
 def stable_repr(value: Any) -> str:
     """``repr(value)`` for a state or a description, which an interrupt must not spoil for later ones.
 
-    Dataclasses guard their ``repr`` against recursion: whoever interrupts it at the wrong moment finds ``...`` in its place from
+    Dataclasses guard their ``repr`` against recursion: after an interrupt at the wrong moment there is ``...`` in its place from
     then on. Here it is made without that guard.
 
     Example:

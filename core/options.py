@@ -179,9 +179,9 @@ class DatasetOptions:
         min_shm_size: arrays of fewer bytes are copied between processes instead of going through shared memory.
         max_threads: the most threads that read or pull ahead below one iterator, at least 1. Worker processes share them, at
             least one for each. ``None``: in each process 16, twice the number of CPUs, or the ``num_threads`` of one of the
-            steps, whatever is most.
+            steps, the largest of these.
         max_bytes_ahead: the most bytes that elements which threads have ready or compute ahead, and outputs of workers that
-            wait to be taken, take below one iterator, in all of its processes, as far as their sizes can be known beforehand; at
+            wait to be taken, take below one iterator, in all of its processes, if their sizes are known beforehand; at
             least 1. ``None``: an eighth of the memory that the process may use. What the consumer waits for is computed
             whatever it takes, and each worker may have an output waiting and one that it makes.
 

@@ -1,4 +1,4 @@
-"""A record and where it stands in the stream."""
+"""A record and its position in the stream."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class _LazyRng:
-    """Stands in for a generator that nobody has drawn from yet: making one costs 2 µs, most records never need it."""
+    """Placeholder of an unused generator: making one costs 2 µs, and most records never need it."""
 
     __slots__ = ("key", "stream")
 
@@ -44,7 +44,7 @@ class RecordMetadata:
         return f"RecordMetadata(index={self.index}, record_key={self.record_key}, rng={self.rng!s})"
 
     def remove_record_key(self) -> RecordMetadata:
-        """The same metadata without its key: what stands for several records has no key of its own."""
+        """The same metadata without its key: an element made from several records has no key of its own."""
         return self if self.record_key is None else replace(self, record_key=None)
 
 

@@ -1,11 +1,11 @@
 """A named block of shared memory that leaves nothing behind.
 
 1. A process that creates a block, or calls ``answer_for`` its name, answers for it: when it ends, the name is freed, if
-   nobody has done so before. When it is killed, Python's resource tracker frees what it had created.
+   it was not freed before. When it is killed, Python's resource tracker frees what it had created.
 2. A child of ``multiprocessing`` may ``leave`` a block, which then outlives it. What is still there when the main process
    ends is freed by that on Linux, which can list blocks; elsewhere by the tracker that they share, which says so.
-3. The tracker never complains of a name that was freed by us, whoever else has told it of that name or has not.
-4. ``free`` may be called from anywhere (a finalizer in the middle of a garbage collection, under somebody's lock): it
+3. The tracker never complains of a name that was freed by us, no matter which other processes registered it.
+4. ``free`` may be called from anywhere (a finalizer in the middle of a garbage collection, while a lock is held): it
    takes no lock, starts nothing and never raises.
 5. What is mapped stays mapped as long as anything uses it: ``close`` lets go of the memory, it does not pull it away.
 6. A fork answers for nothing that its parent made.
@@ -106,7 +106,7 @@ class SharedBlock(SharedMemory):
         """Frees the name; the memory goes when the last process has closed it.
 
         Raises:
-            FileNotFoundError: somebody has done so already.
+            FileNotFoundError: it was unlinked already.
         """
         unlink(self.name)
 
@@ -124,7 +124,7 @@ def unlink(name: str) -> None:
     """Frees the name of a block.
 
     Raises:
-        FileNotFoundError: somebody has done so already.
+        FileNotFoundError: it was unlinked already.
     """
     _free_name(name)
     _names.discard(name)
@@ -191,7 +191,7 @@ def _family() -> str:
 def _watch_exit(_: object = None) -> None:
     global _exit_call
     if _exit_call is None or not _exit_call.still_active():
-        # Unlike atexit this also runs in children of multiprocessing. The priority is that of what comes after all children,
+        # Unlike atexit this also runs in children of multiprocessing. The priority is lower than that of ending all children,
         # and the threads that feed queues, were waited for.
         _exit_call = util.Finalize(None, _at_exit, exitpriority=-100)
 
@@ -210,6 +210,6 @@ def _forget_all() -> None:
 
 
 _watch_exit()
-util.register_after_fork(_at_exit, _watch_exit)  # multiprocessing's children forget what was to be done at exit, and call this
+util.register_after_fork(_at_exit, _watch_exit)  # multiprocessing's children forget the registered exit functions, and call this
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_all)

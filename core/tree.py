@@ -31,7 +31,7 @@ def flatten(tree: Any) -> tuple[list[Any], Structure]:
 
 
 def flattener() -> Callable[[Any], tuple[list[Any], Structure]]:
-    """``flatten`` for trees that are to be compared: its rules do not change when another thread imports JAX meanwhile."""
+    """``flatten`` for trees that will be compared: its rules do not change when another thread imports JAX meanwhile."""
     register_expected()
     jax = _jax_tree_util()
     return _flatten_ours if jax is None else jax.tree_flatten

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self, dataclass_transform
 
 @dataclass_transform(frozen_default=True)
 class Value:
-    """The base of records: annotated fields, given by position or name; what stands behind ``=`` is the default.
+    """The base of records: annotated fields, given by position or name, with the default after ``=``.
 
     Equal if of one class with equal fields.
 

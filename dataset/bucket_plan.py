@@ -238,7 +238,7 @@ class BucketPlan:
 
 
 def base_of(ds: MapDataset[Any]) -> MapDataset[Any]:
-    """The dataset whose elements' lengths are to be known: the source, if every element of ``ds`` is one of its records.
+    """The dataset whose elements are measured: the source, if every element of ``ds`` is one of its records.
 
     Raises:
         ValueError: that has other elements in other epochs, as a mixture has.

@@ -178,7 +178,7 @@ class MapDatasetMeta(_DatasetMeta):
         Raises:
             TypeError: ``datasets`` is neither.
             ValueError: there are no datasets, one is empty, the weights are not one positive finite number for each, or another
-                argument is none of these.
+                argument is of another type.
 
         Example:
             >>> list(MapDataset.mix([MapDataset.range(4), MapDataset.range(10, 18)], weights=[1, 2]))
@@ -222,7 +222,7 @@ class MapElementMethods(Generic[T_co]):
             transformations: one transformation or a sequence of them; random maps take their seed from ``ds.seed``.
 
         Raises:
-            NotImplementedError: an object is none of the transformation classes.
+            NotImplementedError: an object is of no transformation class.
 
         Example:
             >>> from gristmill.transforms import Batch
@@ -251,7 +251,7 @@ class MapElementMethods(Generic[T_co]):
         over follows from the elements alone: streams are the same for any number of threads, workers and hosts; and a state says
         what it was, so that a restored iterator passes over the same. What is wrong with the program is never tolerated:
         ``NameError``, ``SyntaxError``, ``MemoryError``, ``StateMismatchError``, interrupts, workers that die. Iterators count,
-        and judge by the limits; ``ds[i]`` does not.
+        and apply the limits; ``ds[i]`` does not.
 
         Args:
             errors: the exceptions that count as faults.
@@ -260,7 +260,7 @@ class MapElementMethods(Generic[T_co]):
             max_total: the most faults; ``None``: no limit.
             max_consecutive: the most in a row, in a lane if there are lanes; ``None``: no limit.
             retries: how often to try an element again before that is a fault, for what is transient. Of several elements that
-                are computed at once nobody knows which has failed: each is computed again alone, which is its first try.
+                are computed at once it is unknown which has failed: each is computed again alone, which is its first try.
             backoff_seconds: to wait before the first of them; twice as long before each further one.
             then: ``"skip"``: there is no element at the index, as behind a filter. ``"replace"``: the element at another index of
                 the epoch, and of the same component of a mixture, takes its place; which one follows from the seed that a random
@@ -554,7 +554,7 @@ class MapSequenceMethods(Generic[T_co]):
 
         Args:
             others: datasets of the same length.
-            drop_missing: give no element where one of the datasets has none; by default ``None`` stands in the tuple.
+            drop_missing: give no element where one of the datasets has none; by default the tuple contains ``None``.
 
         Raises:
             TypeError: one of them is not a map dataset.
@@ -601,7 +601,7 @@ class MapPartMethods(Generic[T_co]):
         An addition to Grain's methods: elements are nearly as well mixed as by ``shuffle``. Blocks of ``block_size`` consecutive
         elements are permuted; ``group_size`` of them in a row make a group, all elements of which are permuted; every epoch has
         another order. Iteration reads each block once, in one call of a source's ``__getitems__``, and keeps what is still to
-        come: up to ``block_size * group_size`` elements of this step's input, as far as there is memory for what is ahead
+        come: up to ``block_size * group_size`` elements of this step's input, if there is memory for them
         (``DatasetOptions(max_bytes_ahead=...)``). So call it right behind the source.
 
         Costs no time at construction, and no memory that grows with the data.
@@ -630,7 +630,7 @@ class MapPartMethods(Generic[T_co]):
 
         An addition to Grain's methods, for steps that take long and do not change: decoding, tokenising. Elements are kept by
         their index, whichever worker, process or host of a shared file system computes them, and found by all with the same
-        pipeline. The pipeline is told by its description and the code of its functions; a changed one begins another cache in
+        pipeline. The pipeline is identified by its description and the code of its functions; a changed one begins another cache in
         ``path``, which the logger ``gristmill`` reports. Elements are pickled: only you should have the right to write there.
 
         What a process has kept before it was killed stays. If ``max_bytes`` is reached, caches of other pipelines in ``path``
@@ -712,7 +712,7 @@ class MapPartMethods(Generic[T_co]):
     def split(
         self, weights: Mapping[str, float], seed: int = 0, by: Callable[[T_co], Any] | None = None
     ) -> dict[str, MapDataset[T_co]]:
-        """Returns parts of this dataset, by their names, that have no record in common, whatever is done with them later.
+        """Returns parts of this dataset, by their names, that have no record in common, in all later uses.
 
         An addition to Grain's methods. A part has its records in every epoch, in the order of this dataset, with the index that
         they have here: what is random in steps before continues differing between epochs.
@@ -777,7 +777,7 @@ class IterDatasetMeta(_DatasetMeta):
 
         Raises:
             TypeError: ``datasets`` is neither, or has something else in it; ``by`` is no function.
-            ValueError: there are no datasets, the weights are not one positive finite number for each, or ``stop`` is none of
+            ValueError: there are no datasets, the weights are not one positive finite number for each, or ``stop`` is not one of
                 these. When iterating: an epoch without elements, with ``stop="never"``.
 
         Example:
@@ -863,7 +863,7 @@ class IterElementMethods(Generic[T_co]):
             transformations: one transformation or a sequence of them; random maps take their seed from ``ds.seed``.
 
         Raises:
-            NotImplementedError: an object is none of the transformation classes.
+            NotImplementedError: an object is of no transformation class.
         """
         from gristmill.dataset.apply import apply_transformations
 
@@ -1280,7 +1280,7 @@ class IterBucketMethods(Generic[T_co]):
             max_tokens, batch_sizes: as for ``MapDataset.bucket_batch``, one of them.
             pad_to, pad_value, with_lengths: as for ``MapDataset.bucket_batch``.
             drop_remainder: leave out the batches with fewer rows at the end.
-            on_long: what becomes of elements that are longer than the last boundary: an error when one comes, or they are cut to
+            on_long: the treatment of elements longer than the last boundary: an error when one comes, or they are cut to
                 it, or left out. ``num_long`` of the iterator, and in its state, is how many have come.
 
         Raises:
@@ -1321,7 +1321,7 @@ class IterAheadMethods(Generic[T_co]):
         With ``order="stream"`` elements, errors and states are those of the pipeline without workers, so that a state that was
         taken with 7 workers continues with 1, or with none. Workers compute the steps from ``to_iter_dataset`` on whose outputs
         follow from an index: ``map``, ``random_map``, ``map_with_index``, ``filter``, ``batch``, and ``map`` and ``filter`` of
-        batches. This process computes the rest: what follows the first step of another kind, or the first that numbers or
+        batches. This process computes the rest: the first stage of another kind, or the first that numbers or
         batches what a ``filter`` has left. If ``MapDataset.map`` gives ``None`` before steps of workers that number or batch
         elements, that is an error. Of an ``interleave`` workers compute whole datasets, and ``map`` behind it.
 

@@ -97,7 +97,7 @@ class LanesOnRay:
     Args:
         pool: the actors.
         options: the options of the workers.
-        num_workers: how many actors are to be there.
+        num_workers: the number of actors to have.
         num_lanes: how many lanes there are.
         numbers: which elements are those of all lanes; ``None`` if that is not known.
     """
@@ -131,7 +131,7 @@ class LanesOnRay:
         self._divide(states)
 
     def resize(self, num: int) -> None:
-        """Has so many actors compute the lanes from now on, as far as there are so many. May be called by another thread."""
+        """Makes this many actors, or all that exist, compute the lanes from now on. May be called by another thread."""
         self._num_wanted, self._look_at = num, 0.0
 
     def fetch(self, lane: WorkerLane) -> None:
@@ -150,7 +150,7 @@ class LanesOnRay:
         return found[0]
 
     def _ask(self, lane: WorkerLane, question: Callable[[LanesOfActor], None]) -> None:
-        """Asks whoever computes a lane, who may not be able to answer."""
+        """Asks the actor that computes a lane; it may be unable to answer."""
         if time.monotonic() >= self._look_at:
             self._look()
         actor = self._actor_of[lane.number]

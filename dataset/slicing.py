@@ -27,7 +27,7 @@ def worker_slice(index: int, count: int) -> slice:
 
 
 def numbers_of(ds: Any) -> Numbers:
-    """Which numbers the elements of ``ds``, as far as it is made by steps that do not count them, have in the whole pipeline."""
+    """Which numbers the elements of ``ds`` (if made by stages that do not count) have in the whole pipeline."""
     return next((node.numbers for node in ancestors(ds) if isinstance(node, RunsMapDataset)), Numbers(0, 1))
 
 

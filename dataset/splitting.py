@@ -19,7 +19,7 @@ from gristmill.dataset.stages.repeat import RepeatMapDataset
 from gristmill.dataset.stages.split import Assignment, ExactAssignment, KeyAssignment, SplitMapDataset
 
 _TOLERANCE = Fraction(1, 10**6)  # of the sum of weights, which people round
-_MAX_KEYS = 2**40  # nobody has so many records: it is repeated forever
+_MAX_KEYS = 2**40  # a dataset with more records is repeated forever
 
 
 def split(ds: Any, weights: Mapping[str, float], seed: int, by: Callable[[Any], Any] | None) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def _shares(weights: Any) -> dict[str, Fraction]:
 def _share(name: str, weight: Any) -> Fraction:
     try:
         share = weight if isinstance(weight, Fraction) else Fraction(str(float(weight)))  # 0.1 is a tenth
-    except (TypeError, ValueError, OverflowError):  # the two for infinite numbers and those that are none
+    except (TypeError, ValueError, OverflowError):  # infinities and NaN
         share = Fraction(0)
         if isinstance(weight, str | bytes) or not hasattr(weight, "__float__"):
             raise TypeError(

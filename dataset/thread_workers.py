@@ -281,7 +281,7 @@ class ThreadWorker:
         """Called when this process is forked."""
 
     def hang_up(self) -> None:
-        """Tells the worker that it is not needed any more, without waiting."""
+        """Asks the worker to stop, without waiting."""
         self._death = self._death or "was closed"
         self._channel.close()
 

@@ -1,6 +1,6 @@
 """Connects pipelines that are observed with their observers (``gristmill.diagnostics``).
 
-Stages know nothing of it. The context that the iterators of a pipeline share tells it of every one that joins; whether there
+Stages know nothing of it. The context that the iterators of a pipeline share notifies it of every one that joins; whether there
 is anybody to tell is looked up when a context is made, once for each pipeline.
 """
 
@@ -16,7 +16,7 @@ from gristmill.core.config import config
 from gristmill.core.options import DatasetOptions, ExecutionTrackingMode
 from gristmill.workers.setup import is_worker
 
-# Told of the observer of every new pipeline when it is first used; pipelines are observed as long as there is somebody here.
+# Callbacks that get the observer of every new pipeline when it is first used; pipelines are observed while there is a callback.
 exporters: list[Callable[[Any], None]] = []
 
 _OPTIONS = (
@@ -96,14 +96,14 @@ def observed_by(it: Any) -> Any:
 
 
 def tell_of_faults(it: Any, step: str, num: int) -> None:
-    """Tells the observer of an iterator, if there is one, that this has passed over ``num`` more faults of a step."""
+    """Reports to the observer of an iterator, if any, that the iterator has skipped ``num`` more faults of a step."""
     observer = observed_by(it)
     if observer is not None:
         observer.add_faults(step, num)
 
 
 def unobserve(it: Any) -> None:
-    """Nobody observes an iterator any more, nor is told of what joins its pipeline."""
+    """Ends the observation of an iterator and of its pipeline."""
     del it._observed
     if it._own_ctx is not None:
         it._own_ctx.joined = None

@@ -62,7 +62,7 @@ class LanesOfWorker:
         self._num_lanes = num_lanes
         self._numbers_of_all = numbers  # of which those of the lanes are parts; ``None`` if that is not known
         self._states: dict[int, Any] = {}  # of lanes that were started: after the last element that was fetched
-        self._skipping: int | None = None  # the lane whose next element is to be left out
+        self._skipping: int | None = None  # the lane whose next element will be skipped
         self._care: Care | None = None
         self._num_careful = 0  # outputs to go carefully
         self._unexplained = ""  # a death that may be no element's fault
@@ -100,7 +100,7 @@ class LanesOfWorker:
             self._pool.worker(self._index).start(states, skip=self._skipping is not None, care=self._care)
 
     def fetch(self, lane: WorkerLane) -> None:
-        """Waits until ``lane`` has something; what comes for the others is theirs."""
+        """Waits until ``lane`` has something; messages for other lanes are stored for them."""
         while lane.is_running and not lane.ready:
             if self._care is not None and self._num_careful <= 0:
                 if self._is_to_be_told():
@@ -118,12 +118,12 @@ class LanesOfWorker:
     def _give(self, lane: WorkerLane, kind: int, content: Any) -> None:
         """Gives a lane what has come for it."""
         if not lane.is_running:
-            return  # it stands behind something that could not be unpickled
+            return  # it follows something that could not be unpickled
         if kind in (END, PASSED):
             lane.failure = partial(of_no_element, self._unexplained) if self._is_to_be_told() else None
             lane.has_ended = lane.failure is None and kind == END
             lane.final = content if lane.has_ended else None
-            if kind == PASSED and lane.failure is None:  # it is told elsewhere
+            if kind == PASSED and lane.failure is None:  # it is reported elsewhere
                 self._care = None
                 self._restart()
         elif kind == ERROR:

@@ -10,7 +10,7 @@ Guarantees:
    begun again is that component alone.
 3. A component starts when it is first drawn from, or with ``start_prefetch``: one that never is has no process and no lanes.
 4. In a process one component computes at a time, and another one while that waits for what it reads ahead, or takes longer than
-   half a second: next the one whose consumer has the least to take. So none waits for what nobody takes of another one, or for
+   half a second: next the one whose consumer has the least to take. So no worker waits for the outputs of another that are not taken, or for
    what is stuck. Functions are called in threads, none of which is the main one.
 5. When a process dies, all components with lanes in it continue after what had arrived. One of them says so: the one whose record
    was the reason; if that is not known, and nothing happens again where they were at work, the last that is past that.
@@ -45,7 +45,7 @@ def join_workers(it: Any, ctx: IteratorContext) -> WorkerSet:
 
 
 def crew_of(it: Any, ctx: IteratorContext) -> Crew | None:
-    """Whose processes it is to share; ``None`` if there is nobody to share them with."""
+    """The set whose processes it shares; ``None`` without one."""
     workers = join_workers(it, ctx)
     # There may be more components later where the context is that of one component.
     is_alone = len(workers.components.all()) == 1 and not isinstance(ctx, ComponentContext)

@@ -220,7 +220,7 @@ def share_threads(it: DatasetIterator[Any], num_lanes: int) -> None:
 
 
 def roots(it: Any) -> list[StreamIterator[Any]]:
-    """The iterators that everything upstream begins with, as far as they read map datasets, always in the same order."""
+    """The iterators at the beginning of everything upstream that read map datasets, always in the same order."""
     if isinstance(it, StreamIterator) and it.stream_and_cell[0].draws_from:
         return [it]
     upstream = {id(inner): inner for inner in running_upstream(it)}

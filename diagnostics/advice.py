@@ -19,8 +19,8 @@ from gristmill.workers.process import missing_calls
 
 _IN_TIME = 0.1  # of the time may be waited without anything to gain from it
 _BUSY = 0.85  # of what CPUs could do: there is nothing left
-_WAITS = 0.5  # CPUs that are wanted, below which whoever works waits more than he computes
-_SAME = 1.02  # times within this factor are not told apart: the simpler change comes first
+_WAITS = 0.5  # requested CPUs, below which a thread waits more than it computes
+_SAME = 1.02  # times within this factor are treated as equal: the simpler change comes first
 _NEW = -2  # a station that there is not yet
 _MORE_THREADS = 4  # times as many
 _NUM_THREADS = 16  # to begin with
@@ -321,7 +321,7 @@ def _size(stage: StageSummary) -> float:
 
 
 def _step(left: float) -> int:
-    """A number that is the same for times that are not told apart."""
+    """A number that is the same for times that are treated as equal."""
     return round(math.log(max(left, 1.0), _SAME))
 
 

@@ -24,7 +24,7 @@ class BudgetUse:
         process: ``"main"``, or ``"worker 0"`` and so on, behind its node if it is on Ray.
         num_threads: that read or pull ahead.
         max_threads: the most that there may be.
-        num_bytes: what elements take that are ready or being computed, as far as their sizes are known.
+        num_bytes: what elements take that are ready or being computed, if their sizes are known.
         max_bytes: the most that they may take.
         is_fixed: whether the options of the pipeline say how many threads; else a step that may use more gets them.
     """

@@ -14,7 +14,7 @@ def annotate_while_profiling(observer: Any) -> None:
 
 
 def _is_profiling() -> bool:
-    profiler = _modules.get("jax.profiler")  # nobody takes a profile who has not imported it
+    profiler = _modules.get("jax.profiler")  # no profile is taken without importing it
     return profiler is not None and profiler.TraceAnnotation.is_enabled() is True
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _MIN_THREADS, _MAX_THREADS = 16, 256  # to advise
 _MORE = 4  # times as many threads, or as much memory
-_FEW = 2  # so many times as many threads could be used
+_FEW = 2  # this many times as many threads could be used
 _MEMORY_SHARE = 0.5  # of the free memory that more elements ahead should not exceed
 
 

@@ -77,7 +77,7 @@ class Computing:
 
 @dataclass(frozen=True)
 class Change:
-    """Something to do, and how long an output would take then, in nanoseconds; ``None``: it is only told."""
+    """Something to do, and how long an output would take then, in nanoseconds; ``None``: it is only reported."""
 
     text: str
     left: float | None
@@ -173,7 +173,7 @@ class Capacity:
         return min(self.now, max(waits.values()))
 
     def _add_workers(self, summary: ExecutionSummary, load: WorkerLoad) -> None:
-        """Their time is shared out as the waiting for them is; unless nobody waits, then as their work is."""
+        """Their time is shared out as the waiting for them is; if no thread waits, in proportion to their work."""
         num = max(1, load.num_workers)
         behind = [x for x in summary.values() if x.place == "workers"]
         times = {x.id: x.wait_time_ratio for x in [*behind, summary[load.stage]]}

@@ -64,7 +64,7 @@ def graph_of(pipeline: Any) -> Graph:
     the datasets of an interleave, and a dataset that is the source of another one.
 
     Raises:
-        TypeError: ``pipeline`` is none of these.
+        TypeError: ``pipeline`` is of another type.
 
     Example:
         >>> for stage in graph_of(MapDataset.range(4).batch(2, drop_remainder=True)).stages:

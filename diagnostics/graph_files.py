@@ -29,7 +29,7 @@ _FORMS: dict[str, Callable[[Graph], str]] = {  # what writes a graph, by the end
 def visualize(ds: Any, path: str | os.PathLike[str] | None = None) -> str:
     """Returns the graph of a pipeline as a text, from the sources down, with what elements look like after each stage.
 
-    Nothing is run: what elements look like is shown as far as sources and transformations say it (see ``get_element_spec``).
+    Nothing is run: what elements look like is shown if sources and transformations declare it (see ``get_element_spec``).
 
     Args:
         ds: a dataset, an iterator, a ``DataLoader`` or its iterator.
@@ -37,7 +37,7 @@ def visualize(ds: Any, path: str | os.PathLike[str] | None = None) -> str:
             ``.dot`` (for Graphviz) or ``.json``. An existing file is replaced.
 
     Raises:
-        TypeError: ``ds`` is none of these.
+        TypeError: ``ds`` is of another type.
         ValueError: ``path`` has another ending; nothing is written then.
 
     Example:

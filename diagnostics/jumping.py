@@ -9,7 +9,7 @@ from gristmill.diagnostics.view import dataset_iterator
 
 
 def jumped(it: Any, index: int) -> bool:
-    """True if ``it`` could continue at an index without what comes before; where elements are left
+    """True if ``it`` could continue at an index without the elements before it; where elements are left
     out, one has to count.
     """
     if may_have_gaps(dataset_iterator(it)):

@@ -17,7 +17,7 @@ _MAX_WAITED = 2
 def cpu_demand_ns() -> int:
     """The CPU time that this process has had or has waited for so far, with all threads that are still there.
 
-    What it has waited for, because other processes had the CPUs, only Linux tells.
+    Only Linux reports the time that it waited because other processes had the CPUs.
     """
     times = os.times()
     return int((times.user + times.system) * 1e9) + _waited_ns()

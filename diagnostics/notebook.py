@@ -2,7 +2,7 @@
 nothing else.
 
 Their text has the colour of the page around them and their lines are half transparent, so that they can be read on light and on
-dark pages, whoever decides which it is. All that comes from users is escaped.
+dark pages, by the system's or the notebook's setting. All that comes from users is escaped.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class Observer:
             if self._is_stopped or self.probe_of(it) is not None:
                 return
             if self.root is not None and not any(self.probe_of(parent) for parent in parents_of(it)):
-                # It was made by a stage that is at work, which nobody can tell.
+                # It was made by a stage that is at work, which is unknown.
                 self._adopt_component(self._last_opener(), it)
                 return
             for parent in parents_of(it):
@@ -310,7 +310,7 @@ class Observer:
 def _try(callback: Callable[..., None], *args: Any) -> None:
     try:
         callback(*args)
-    except Exception:  # nobody's training ends because of a report
+    except Exception:  # training must not end because of a report
         _log.warning("an observer of a pipeline failed", exc_info=True)
 
 

@@ -107,7 +107,7 @@ class Lane:
         return thread is None or not thread.is_alive()
 
     def plan(self, spent: int) -> None:
-        """After a call that took this long: how many of the next ones are to be counted alone."""
+        """After a call that took this long: the number of following calls that are only counted."""
         if self._untimed_after:
             self._untimed_after -= 1
         elif self.events is None and spent < _DEAR_NS:
@@ -254,7 +254,7 @@ class Output:
     """The outputs as the consumer sees them: the wait for each."""
 
     def __init__(self, on_attend: Callable[[int], None], on_end: Callable[[], None]) -> None:
-        self.began = 0  # of the call in progress; 0: there is none
+        self.began = 0  # of the call in progress; 0: no call
         self.thread: int | None = None  # that is in it
         self.first: int | None = None  # when the first call began,
         self.last = 0  # and the last one ended
@@ -262,7 +262,7 @@ class Output:
         self.waited_in_vain = 0  # of that, in calls that gave nothing
         self.elements = 0
         self.waited_itself = 0  # of that, in the last stage, in calls that were only counted
-        self.missed = 0  # in calls that took long, and were only counted, so that nobody knows in which stage
+        self.missed = 0  # in calls that took long, and were only counted, so that the stage is unknown
         self.unrecorded = 0  # delays, which the next one of their kind stands for
         self.delays = [0] * (65 << 3)  # [8 * k + i]: those of more than 2**(k-1) and at most 2**k, in eighths of that
         self.attend_at = 0

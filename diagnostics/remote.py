@@ -1,7 +1,7 @@
 """Observing what happens in workers, processes or threads.
 
-A worker that is told to observes its own share of the pipeline as the consumer observes the rest, and sends what it has counted
-along with its outputs: as often as costs it 2 % of its time, and before what comes last. Nobody waits for the numbers.
+A worker, on request, observes its own share of the pipeline as the consumer observes the rest, and sends what it has counted
+along with its outputs: as often as costs it 2 % of its time, and before its last message. No thread waits for the numbers.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class WorkerGroup:
             self._watch(worker)
 
     def update(self) -> None:
-        """Tells the workers what is wanted of them now."""
+        """Sends the workers the current requests."""
         for worker in self._workers:
             if worker.is_alive():
                 worker.call(self._start(worker))
@@ -172,7 +172,7 @@ class WorkerGroup:
     def _start(self, worker: Any) -> bytes:
         observer = self._observer()
         max_events, measures = (0, False) if observer is None else (observer.max_events, observer.measures)
-        serves_profiles = config.enable_multiprocess_worker_profiling and not _node(worker)  # which nobody else could reach
+        serves_profiles = config.enable_multiprocess_worker_profiling and not _node(worker)  # which no other object could reach
         return pickle.dumps(_Start(self._token, max_events, measures, serves_profiles))
 
     def update_profiler(self) -> None:
@@ -194,7 +194,7 @@ class WorkerGroup:
     def _watch(self, worker: Any) -> None:
         for other in [*self._workers]:
             if other.index == worker.index:
-                self._workers.remove(other)  # first: nobody is to count it twice
+                self._workers.remove(other)  # first, so that it is not counted twice
                 self._keep(other)
                 self.num_restarts[_node(worker)] += other.process_id != worker.process_id
         self._workers.append(worker)
@@ -280,7 +280,7 @@ def _wall() -> int:
 
 
 def _on_node(lane: LaneRecord, node: str, shift: int) -> LaneRecord:
-    """As this machine's clock tells it."""
+    """By this machine's clock."""
     marks = [(t + shift, own) for t, own in lane.marks]
     events = [(began + shift, ended + shift, stage, num) for began, ended, stage, num in lane.events]
     return LaneRecord(f"node {node}, {lane.process}", lane.name, lane.began + shift, marks, events)
@@ -420,7 +420,7 @@ class _Reporter:
         if began < self._next and not is_last:
             return None
         before, self._cpu_now = self._cpu_now, _cpu_demand_ns()
-        self._cpu += (self._cpu_now - before) // self._worker.num_workers  # nobody knows whose it was
+        self._cpu += (self._cpu_now - before) // self._worker.num_workers  # its owner is unknown
         observer = self._observer
         root = observer.root
         index = getattr(self._producer, "index", 0)

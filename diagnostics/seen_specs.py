@@ -16,7 +16,7 @@ _MAX_SKIPPED = 8  # stages in a row of which the other side knows nothing
 
 
 def seen_specs(graph: Graph, summary: ExecutionSummary) -> dict[int, str]:
-    """Returns how the elements after each stage of ``graph`` looked, by its number, as far as ``summary`` has seen them.
+    """Returns how the elements after each stage of ``graph`` looked, by its number that ``summary`` has seen.
 
     Args:
         graph: of a dataset or a ``DataLoader``.

@@ -87,7 +87,7 @@ class ShuffleQuality:
 def shuffle_quality(
     ds: Any, key: Callable[[Any], Any] | None = None, batch_size: int = 256, *, block_size: int = 256, max_batches: int = 256
 ) -> ShuffleQuality:
-    """Returns how well the elements of ``ds`` are mixed, judged by batches from all parts of an epoch.
+    """Returns how well the elements of ``ds`` are mixed, measured with batches from all parts of an epoch.
 
     Keys are classes; of more than 64 different ones, 64 ranges of about as many elements are the classes. What batches are
     compared with is all elements that were looked at. A complete shuffle has a distance above 0 too, which is reported beside it.
@@ -147,7 +147,7 @@ def shuffle_quality(
 
 
 def _batches(ds: Any, size: int, most: int, needs_elements: bool) -> Iterator[tuple[list[Any], list[int]]]:
-    """Elements that are there, and the positions of their records in the source as far as these are known."""
+    """Elements that are there, and the positions of their records in the source where known."""
     if isinstance(ds, MapDataset):
         num = len(ds) // size
         for i in range(min(num, most)):

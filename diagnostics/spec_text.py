@@ -131,7 +131,7 @@ def _sequence_text(items: Sequence[Any]) -> str:
 
 
 def _quoted(part: Any) -> str:
-    """A part of a container as it stands there: containers as they are, leaves in quotes."""
+    """A part of a container unchanged: containers as they are, leaves in quotes."""
     text = _text(part)
     is_tree = part is None or (not hasattr(part, "dtype") and (text[0] in "{[(" or text[-1] == ")"))
     return text if is_tree else repr(text)

@@ -276,7 +276,7 @@ class WorkerLoad:
         stage: the id of the stage.
         num_workers: how many of those that have reported are there: on Ray, on the node at the moment.
         num_restarts: how many processes have taken the place of others.
-        lifetime_ns: since they are observed, as far as they had something to do.
+        lifetime_ns: since they are observed, idle time excluded.
         encoding_ns: making messages of outputs.
         room_ns: waiting until there was room for more outputs, because the consumer had not taken those before.
         cpu_ns: of CPUs.

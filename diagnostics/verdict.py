@@ -20,9 +20,9 @@ from gristmill.diagnostics.units import rate_text, time_text
 from gristmill.workers.ray_cluster import cluster_cpus
 
 _MIN_ELEMENTS = 2
-_MIN_NOISE = 0.05  # of the time that an output takes: smaller differences are not told apart
+_MIN_NOISE = 0.05  # of the time that an output takes: smaller differences are ignored
 COMPETING = 0.7  # wanted CPUs above which threads do not only wait for data
-IN_TIME = 0.2  # the share of waiting below which the stages need not be told apart
+IN_TIME = 0.2  # the share of waiting below which the stages need not be distinguished
 _MAX_RANGE = 2.25  # the largest ratio of two ceilings that is reported as one number
 _KINDS = {"read": "source", "preprocessing": "transform", "prefetch": "transport"}
 _MAX_REPR = 300  # characters

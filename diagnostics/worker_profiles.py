@@ -50,7 +50,7 @@ class ProfiledWorkers:
         for process_id in self._known.keys() - ports.keys():
             self._known.pop(process_id)()
             _known_to_all.discard(process_id)
-        profiler: Any = sys.modules.get("jax.profiler")  # nobody takes a profile who has not imported it
+        profiler: Any = sys.modules.get("jax.profiler")  # no profile is taken without importing it
         if profiler is None:
             return
         for process_id in ports.keys() - self._known.keys() - _known_to_all:

@@ -27,7 +27,7 @@ def write_shards(folder: Path) -> None:
             review = {"id": shard * RECORDS + i, "text": " ".join(rng.choices(WORDS, k=rng.randint(1, 12)))}
             lines.append(json.dumps(review) + "\n")
         if shard == 1:
-            lines[7] = lines[7][:20] + "\n"  # somebody's disk was full
+            lines[7] = lines[7][:20] + "\n"  # a disk was full
         with (folder / f"reviews-{shard}.jsonl.gz").open("wb") as file:
             for start in range(0, RECORDS, LINES_IN_A_PART):
                 file.write(gzip.compress("".join(lines[start : start + LINES_IN_A_PART]).encode(), mtime=0))

@@ -3,7 +3,7 @@
     python examples/tar_shards.py  # --workers 2
 
 Draws discs and squares, and writes them to shards as a crawler would: all discs first. `TarSource` finds each record by an
-index that it makes once, so the shuffle is global, and the state of an iterator is a few numbers. A nearest mean tells the
+index that it makes once, so the shuffle is global, and the state of an iterator is a few numbers. A nearest mean classifies the
 shapes apart, trained without interruption and resumed in the middle: the same bits.
 """
 
@@ -48,7 +48,7 @@ def write_shards(folder: Path, num_shards: int, num_records: int) -> None:
 
 
 class Decode(grain.transforms.Map):
-    """Contours of the image, as numbers: what tells shapes apart whatever their colours are."""
+    """Contours of the image, as numbers: features of the shape that are independent of its colours."""
 
     def map(self, record: dict) -> dict:
         image = np.asarray(Image.open(io.BytesIO(record["png"])).convert("L"), np.float32) / 255

@@ -40,7 +40,7 @@ def main() -> None:
     args = make_parser(__doc__).parse_args()
     uninterrupted, resumed = folder_of(args, "uninterrupted"), folder_of(args, "resumed")
     if (resumed / "log.txt").exists() and "final" in (resumed / "log.txt").read_text():
-        shutil.rmtree(resumed)  # its story has been told: begin a new one
+        shutil.rmtree(resumed)  # its run is complete: begin a new one
     shutil.rmtree(uninterrupted, ignore_errors=True)
     train(uninterrupted, args)
     if not (resumed / "log.txt").exists():

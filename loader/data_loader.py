@@ -70,7 +70,7 @@ class DataLoader(grain_names.DataLoader):
             and 0 to 8 workers. ``None``: one lane for each worker. See ``MultiprocessingOptions`` for what a lane costs.
         order: ``"workers"``, as described above; or ``"stream"``: elements and states are those of ``worker_count=0``, whatever
             their number is. Workers compute the operations up to the first ``FlatMap``, function, ``Batch`` behind a ``Filter``,
-            or second ``Batch``; these and what follows are computed in this process.
+            or second ``Batch``; these and later operations are computed in this process.
         workers: which workers, in place of ``worker_count``, ``worker_buffer_size``, ``worker_env`` and ``num_lanes``: a
             ``RayOptions``, which has them on other machines, or a ``MultiprocessingOptions``, whose ``executor`` chooses
             between processes and threads.
@@ -233,7 +233,7 @@ class DataLoader(grain_names.DataLoader):
         return Infinite() if is_endless and not may_stop else num_elements(self._dataset)
 
     def _first_unsteady(self) -> str:
-        """The first operation of whose elements nobody knows the number before."""
+        """The first operation whose number of elements is unknown beforehand."""
         for position, operation in enumerate(self._operations):
             if operation_kind(operation) in (None, Filter, FlatMap, Tolerate):
                 return f"operations[{position}], {transform_name(operation)},"

@@ -31,7 +31,7 @@ _IN_WORDS = {
 
 
 def refusing_pytorch(init: Callable[P, None]) -> Callable[P, None]:
-    """``init``, a constructor whose arguments are all keywords, with advice for whoever passes those of PyTorch.
+    """``init``, a constructor whose arguments are all keywords, with advice for callers that pass those of PyTorch.
 
     Names that neither library has are left to Python.
     """

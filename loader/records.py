@@ -119,7 +119,7 @@ class SampledMapDataset(BlockMapDataset[Any]):
         return [RecordKey(key, epoch, sampled, () if seed is None else ((seed, sampled),))]
 
     def _sampled(self, indices: Indices) -> tuple[list[Any], list[Any] | None]:
-        """The keys of the records at ``indices`` and, if elements are to be records, their metadata."""
+        """The keys of the records at ``indices`` and, if elements are records, their metadata."""
         first, step = self._shard.shard_index, self._shard.shard_count
         sampled: Any
         if isinstance(indices, range):

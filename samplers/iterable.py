@@ -1,4 +1,4 @@
-"""Records in an order that somebody else has chosen."""
+"""Records in an order from elsewhere."""
 
 from __future__ import annotations
 

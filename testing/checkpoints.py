@@ -42,7 +42,7 @@ def assert_equal_output_after_checkpoint(
     Args:
         ds: anything whose ``iter()`` gives an iterator with ``get_state`` and ``set_state``: a dataset, a ``DataLoader``.
         at_end: also restore the state after the last element, and the one after the end.
-        through_json: restore what becomes of a state in a checkpoint file: ``json.loads(json.dumps(state))``.
+        through_json: restore the state as read from a checkpoint file: ``json.loads(json.dumps(state))``.
         in_place: also restore each state in an iterator that has been used for the other ones before.
         twice: set each state twice, one right after the other.
         unchanged: assert that neither restoring a state nor iterating from there changes the object that was restored.

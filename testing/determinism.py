@@ -9,7 +9,7 @@ from typing import Any
 def assert_deterministic(ds: Any, *, steps: int = 200, seconds: float = 60) -> None:
     """Asserts that ``ds`` gives the same elements and states in every run, process, thread and order of restoring.
 
-    What is compared is said at ``gristmill.verify``, which tells the same without an assertion.
+    See ``gristmill.verify`` for the comparisons; it returns the same result without an assertion.
 
     Args:
         ds: a ``MapDataset``, ``IterDataset`` or ``DataLoader``.

@@ -130,7 +130,7 @@ def assert_iterator_conforms(
 ) -> None:
     """Asserts that the iterators that ``make`` makes know their position, as ``DatasetIterator`` describes it.
 
-    Checked are the end, which stays; that iterators do not depend on one another, nor elements on what comes later; states:
+    Checked are the end, which stays; that iterators do not depend on one another, nor elements on later elements; states:
     JSON-able, of one shape, restored at every position, in new and used iterators, twice, and after the end; states that do
     not fit; ``close``, ``start_prefetch``; and batches.
 

@@ -1,7 +1,7 @@
 """Code shared by the conformance checks: laws, the report of a broken one, and the laws of
 everything that is only read.
 
-Sources, samplers, map datasets and transformations are all of one kind: an answer depends on the question alone, whoever
+Sources, samplers, map datasets and transformations are all of one kind: an answer depends on the question alone, no matter who
 asks, how often, in which order, thread or process.
 """
 
@@ -107,7 +107,7 @@ def check_answers(
         subject: what is asked.
         questions: what to ask.
         answers: ``answers(subject, questions)`` asks one question, or many in one go.
-        name: what stands for a question in a message.
+        name: the text of a question in a message.
         with_repr: whether the ``repr`` has to be the same in every run, too.
         in_worker: whether to ask in a worker process, too.
     """
@@ -144,7 +144,7 @@ def check_answers(
 
 
 def kept(value: T) -> T:
-    """A copy of ``value`` that stays as it is when somebody changes ``value``; itself if it cannot be copied."""
+    """A copy of ``value`` that stays as it is when ``value`` is changed; itself if it cannot be copied."""
     try:
         return copy.deepcopy(value)
     except Exception:

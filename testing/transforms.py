@@ -45,7 +45,7 @@ def assert_transform_conforms(
     Args:
         transform: a ``Map``, ``RandomMap``, ``TfRandomMap``, ``MapWithIndex``, ``Filter`` or ``FlatMap``, or a function.
         elements: some elements for it; copies of them are transformed, about 20 times each.
-        kind: for a function, the class in whose place it stands; by default ``Map``.
+        kind: for a function, the class that it replaces; by default ``Map``.
         may_change_input: whether it may change its input in place.
         in_worker: also start a worker process and transform there.
 

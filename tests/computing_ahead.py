@@ -64,7 +64,7 @@ def numbers(*bounds: int, fn: Any = None, options: ReadOptions = DIRECT) -> Any:
 
 
 def fails(it: Any, error: type[BaseException], match: str | None = None, times: int = 1) -> None:
-    """``next`` raises that, so many times."""
+    """``next`` raises that error ``times`` times."""
     for _ in range(times):
         with pytest.raises(error, match=match):
             next(it)
@@ -254,7 +254,7 @@ def interrupted(when: Any) -> Iterator[None]:
 
 
 def scarce_threads(monkeypatch: pytest.MonkeyPatch, num: int) -> Any:
-    """Lets so many threads start; that many are left: ``num_left`` of what is returned."""
+    """Lets ``num`` threads start; as many are left: ``num_left`` of what is returned."""
 
     class Scarce(threading.Thread):
         num_left = num

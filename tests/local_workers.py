@@ -88,7 +88,7 @@ class LocalWorker:
         producer.log = Logbook(bytearray(LOG_BYTES))
         self._begin: tuple[dict[int, Any], bool] | None = None
         self._num_sent: dict[int, int] = {}  # of lanes that have not come to an end
-        self._stops: dict[int, BaseException | None] = {}  # what comes next of a lane, if that is no element
+        self._stops: dict[int, BaseException | None] = {}  # the end or the error of a lane
 
     def start(self, states: dict[int, Any], *, skip: bool = False, care: Care | None = None) -> None:
         self._producer.care = self._care or care

@@ -82,7 +82,7 @@ def built(tmp_path_factory):
         finally:
             os.umask(before)
         dists.append(place / "dist")
-        original = source  # somebody may be working on the files
+        original = source  # the files may be in use
     return dists
 
 

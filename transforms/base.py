@@ -139,7 +139,7 @@ class Tolerate:
 
 
 class DatasetSelectionMap(abc.ABC):
-    """Which element of which data set stands at an index; stateless, picklable and deterministic."""
+    """Maps an index to an element of a data set; stateless, picklable and deterministic."""
 
     @abc.abstractmethod
     def __len__(self) -> int:

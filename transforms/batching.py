@@ -295,7 +295,7 @@ def join_arrays(arrays: Sequence[Any], allocate: Allocate) -> Any:
 
 
 def check_kinds(dtype: np.dtype[Any], parts: Iterable[Any]) -> None:
-    """Refuses to join ``parts`` in an array of ``dtype`` if that makes text of what is none.
+    """Refuses to join ``parts`` in an array of ``dtype`` if that would convert other values to text.
 
     Raises:
         TypeError: there are text, bytes or numbers among them, of two kinds.

@@ -5,12 +5,12 @@ Guarantees:
 1. The memory has no name: nothing is left when both processes are gone, however they end. It is not in ``/dev/shm`` and does
    not depend on the size of that.
 2. A slot is the worker's from ``allocate`` until its message is sent; then it is the consumer's, until the last array that
-   looks at it has been collected and the worker has been told so. It never belongs to both, so nothing that is still seen
+   looks at it has been collected and the worker was notified. It never belongs to both, so nothing that is still seen
    is overwritten.
    A slot that a forked process may look at, too, is never used again.
 3. ``allocate`` never waits: a consumer that keeps everything makes the arena grow.
 4. That an array has been collected is noticed by a callback that may run anywhere, in the middle of a garbage collection or
-   under somebody's lock: it appends to a deque and does no more; when the worker is gone, it returns the memory.
+   while a lock is held: it appends to a deque and does no more; when the worker is gone, it returns the memory.
 5. Arrays hold no file descriptor: any number of them may outlive their pools.
 6. Beside the slots in use there is no more memory than ``MAX_FREE_BYTES`` or, if that is more, what slots in use had lately at
    most: while there is more than the former, a 32nd of the latter is forgotten with every message. A slot is less than twice as
@@ -242,7 +242,7 @@ def _give_back_left(left: _Left, is_finalizing: Callable[[], bool] = sys.is_fina
 
 
 class ArenaReader:
-    """The consumer's side: arrays that look at slots, and the slots that nobody looks at any more."""
+    """The consumer's side: arrays that look at slots, and the slots that are no longer referenced."""
 
     def __init__(self, fd: int) -> None:
         self._mapping = Mapping(fd)
@@ -250,7 +250,7 @@ class ArenaReader:
         self._unseen: deque[_Watched] = deque()
 
     def take(self, slot: Slot) -> Bytes:
-        """An array [num_bytes] of a slot; when it and all arrays made of it are gone, ``released`` gives the slot."""
+        """An array [num_bytes] of a slot; when it and all arrays that view it are gone, ``released`` gives the slot."""
         array = self._mapping.view(slot)
         watched = _Watched(array, self._unseen.append)
         watched.slot = slot
@@ -258,7 +258,7 @@ class ArenaReader:
         return array
 
     def look(self, slot: Slot) -> Bytes:
-        """An array [num_bytes] of a slot that nobody watches: the caller returns the slot when it has read it."""
+        """An array [num_bytes] of a slot that is not watched: the caller returns the slot when it has read it."""
         return self._mapping.view(slot)
 
     def released(self) -> list[Slot]:
@@ -273,7 +273,7 @@ class ArenaReader:
         return slots
 
     def share(self) -> None:
-        """Called when this process is forked: whatever somebody looks at now stays as it is."""
+        """Called when this process is forked: slots that are referenced now stay as they are."""
         for watched in [*self._watched.values()]:
             watched.is_shared = True
 
@@ -282,7 +282,7 @@ class ArenaReader:
         self._mapping.close()
 
     def close(self) -> None:
-        """Returns all memory to the system but what somebody still looks at, and that as soon as nobody does."""
+        """Returns all memory to the system except referenced slots, which follow when they are released."""
         self.released()
         self._mapping.give_back_all_but([*self._watched])
         for slot, watched in [*self._watched.items()]:

@@ -12,7 +12,7 @@ Guarantees:
 5. No element waits for one that comes after it: what is finished of a block that takes long is sent within twice
    ``_LATE_SECONDS``, by another thread.
 6. It computes for several lanes, of whose elements the consumer needs one each in turn: always for the one of which the fewest
-   were sent. So none waits for more than a block of each of the others. What follows the elements of a lane, an error or the
+   were sent. So none waits for more than a block of each of the others. The error after the elements of a lane, or the
    end, leaves the others alone.
 7. Where an element takes longer than ``_STUCK_SECONDS``, or forever, the other thread computes what the consumer needs of the
    other lanes before it, one element at a time, and nothing that comes after it.
@@ -96,7 +96,7 @@ class Producer(Protocol):
         """
 
     def take(self, lane: int, n: int) -> tuple[list[Any], Sequence[Any], BaseException | None]:
-        """The lane's next elements, at most ``n``, the state after each, and what follows: error, ``StopIteration``, or more."""
+        """The lane's next elements, at most ``n``, the state after each, and the outcome: error, ``StopIteration``, or more."""
 
     def annotate(self, error: BaseException, lane: int, state: Any) -> None:
         """Notes at an error where in the pipeline it came up; ``state`` is the lane's before the element that raised it."""
@@ -128,7 +128,7 @@ class Frugal(Producer, Protocol):
         """True if there is memory for one more pending output of this many bytes."""
 
     def hold(self, num_bytes: int) -> None:
-        """Notes that outputs that wait take so many bytes more, or less."""
+        """Records that pending outputs take this many bytes more, or fewer."""
 
 
 class Encodes(Protocol):
@@ -156,7 +156,7 @@ class Connection(Protocol):
 
     start: tuple[dict[int, Any], bool, Care | None] | None  # states, whether to skip an element, how to continue
     is_for_another: bool  # the start, than the ones before were
-    calls: list[bytes]  # functions that nobody has called yet
+    calls: list[bytes]  # functions not called yet
 
     def receive(self, *, wait: bool) -> None:
         """Obeys the commands that are there.
@@ -326,7 +326,7 @@ class _Lane:
 
 
 class Outbox:
-    """Sends what comes of lanes. Whoever uses it has the worker's lock."""
+    """Sends the outputs of lanes. The caller has the worker's lock."""
 
     def __init__(self, connection: Connection, encoder: Encodes, producer: Producer) -> None:
         self.report: Callable[[bool], bytes | None] | None = None  # asked what to send along; true: there is nothing after it
@@ -349,7 +349,7 @@ class Outbox:
         lane.state = states[num - 1]
 
     def end_lane(self, lane: _Lane, stop: BaseException) -> None:
-        """Sends what follows the elements of ``lane``."""
+        """Sends the outcome after the elements of ``lane``."""
         self.lanes = [] if isinstance(stop, Passed) else [x for x in self.lanes if x is not lane]
         if isinstance(stop, StopIteration | Passed):
             self._send_report(not self.lanes)
@@ -408,7 +408,7 @@ class Worker:
         self._is_over = False
 
     def set_instruments(self, starting: Wrap | None, encoding: Wrap | None, receiving: Wrap | None, storing: Wrap | None) -> None:
-        """Lets somebody see when the producer is started, and time how long outputs are encoded, messages waited for, and stored
+        """Lets an observer see when the producer is started, and time how long outputs are encoded, messages waited for, and stored
         where the connection has a store.
         """
         shadow_for_good(self.producer, "start", starting)
@@ -500,7 +500,7 @@ class Worker:
             self._watched.end()
 
     def _send_block(self, lane: _Lane, is_careful: bool) -> BaseException | None:
-        """Sends the next elements of ``lane``; returns what follows them, if that is no element."""
+        """Sends the next elements of ``lane``; returns the outcome after them, if that is no element."""
         self._encoder.forget_allocated()
         size = lane.block_size.now
         taken = self._take(lane, size)
@@ -587,7 +587,7 @@ class Worker:
                         self._go_on_beside()
 
     def _go_on_beside(self) -> None:
-        """Sends what comes of other lanes before an element that takes long."""
+        """Sends the outputs of other lanes before an element that takes long."""
         stuck, connection = self._lane, self._connection
         while self._is_computing and connection.start is None and time.perf_counter() > self._began + _STUCK_SECONDS:
             place = self.outbox.lanes.index(stuck)

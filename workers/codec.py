@@ -110,7 +110,7 @@ class Encoder:
         return encode_error(error)
 
     def forget_allocated(self) -> None:
-        """Frees what was allocated and not sent. To be called when nobody refers to it any more."""
+        """Frees what was allocated and not sent. Call it when no object refers to it any more."""
         for _, slot in self._granted.values():
             self._arena.free(slot)
         self._granted.clear()
@@ -129,7 +129,7 @@ class Encoder:
                 raise
         else:
             return
-        # It may take cloudpickle, which costs more; what comes next will be of the same kind.
+        # It may take cloudpickle, which costs more; the next outputs will be of the same kind.
         self._pickler = _ByValuePickler(self._file, self)
         self._dump(value)
         self._pickler_class = _ByValuePickler

@@ -2,7 +2,7 @@
 
 Guarantees:
 
-1. A crew has at most as many processes as the CPUs that this program may use, or as its pool of the most workers has workers,
+1. A set of processes has at most as many processes as the CPUs that this program may use, or as its pool of the most workers has workers,
    if that are more; and never more than all workers together. Workers of one pool are in different processes.
 2. What a pool does with its workers is what it would do with processes of its own: each is a ``Session``, with a connection and
    memory of its own, so that none waits for what another pool has not taken, and each is started again without the others.
@@ -46,7 +46,7 @@ class Incident:
 
     def __init__(self, suspects: set[Session]) -> None:
         self.suspects = suspects
-        self.is_told = False  # somebody has said, or knows, why
+        self.is_told = False  # the reason is known or was reported
 
     def concerns(self, session: Session) -> bool:
         """True if the work of ``session`` may be the reason."""
@@ -82,7 +82,7 @@ class SharedProcess(WorkerProcess):
             os.close(fd)
         self.surroundings = pool.surroundings
         self.sessions: list[Session] = []
-        self.is_closed = False  # there are to be no more sessions
+        self.is_closed = False  # no more sessions are accepted
         self.is_dismissed = False  # it was killed by this program
         self._failure = b""
 
@@ -141,7 +141,7 @@ class SharedProcess(WorkerProcess):
     def end_if_unused(self, deadline: float) -> None:
         if not self.sessions:
             self.is_closed = True
-            if not self.sessions:  # nobody has come in that moment
+            if not self.sessions:  # no session has joined meanwhile
                 self.stop(deadline)
 
 
@@ -151,7 +151,7 @@ class Session(WorkerProcess):
     Args:
         shared: the process.
         index, count: which worker it is, of how many.
-        luggage: file descriptor of what it loads.
+        luggage: file descriptor of the payload.
     """
 
     def __init__(self, shared: SharedProcess, index: int, count: int, luggage: int) -> None:
@@ -217,7 +217,7 @@ class Session(WorkerProcess):
 
 
 class CrewPool(WorkerPool):
-    """A pool whose workers are sessions of a crew's processes."""
+    """A pool whose workers are sessions of shared processes."""
 
     def __init__(self, crew: Crew, luggage: Luggage, count: int) -> None:
         self.crew = crew
@@ -229,7 +229,7 @@ class CrewPool(WorkerPool):
         return self.crew.open(self, index, self._count, self._luggage, template)
 
     def runs(self, luggage: Luggage, count: int) -> bool:
-        """Not for who wants processes of his own."""
+        """Always False: a shared pool is never reused for an exclusive request."""
         return False
 
     def fits(self, luggage: Luggage, count: int) -> bool:

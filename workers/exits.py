@@ -28,7 +28,7 @@ _process_id_of = itemgetter(0)  # 0 while the process runs
 
 
 class Process(ABC):
-    """A process that somebody waits for."""
+    """A process with its exit watched."""
 
     @property
     def was_born(self) -> bool:
@@ -105,8 +105,8 @@ class ChildProcess(Process):
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process_id = process.pid
         self._ends: list[tuple[int, int]] = []  # its id and status, when it has ended
-        self._is_lost = False  # somebody else has waited for it
-        process.returncode = 0  # so that it does not wait for it too, or warn that nobody has
+        self._is_lost = False  # another thread has waited for it
+        process.returncode = 0  # so that it does not wait for it too, or warn that it was not waited for
 
     @property
     def process_id(self) -> int:
@@ -131,7 +131,7 @@ class ChildProcess(Process):
     def kill(self) -> None:
         """See ``Process``."""
         if not self.has_ended():
-            with contextlib.suppress(ProcessLookupError):  # somebody else waits for it, and did so just now
+            with contextlib.suppress(ProcessLookupError):  # another thread is waiting for it right now
                 os.kill(self._process_id, signal.SIGKILL)
 
     def disown(self) -> None:

@@ -28,7 +28,7 @@ def set_flags(values: dict[str, Any], own: dict[str, Any]) -> None:
     """Gives the flags of this process, if it uses absl, these values.
 
     Args:
-        values: values of flags, as far as something here defines them.
+        values: values of flags, if a module here defines them.
         own: the flags that the main module of the program defines, which nothing does here.
     """
     if "absl.flags" in sys.modules:

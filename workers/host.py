@@ -63,7 +63,7 @@ def _work(fds: list[int], index: int, count: int, turns: Turns) -> None:
         channel.close()
         producer: Any = worker.producer
         if hasattr(producer, "close"):
-            with turns.turn(), contextlib.suppress(Exception):  # of users' iterators; there is nobody to be told of it
+            with turns.turn(), contextlib.suppress(Exception):  # of users' iterators; no consumer is left to report it to
                 producer.close()
     except SystemExit as error:
         end_with(error)

@@ -29,7 +29,7 @@ def log_settings() -> dict[str, Any] | None:
 
 
 def log_like(settings: dict[str, Any] | None, index: int, count: int) -> None:
-    """Called in a worker, after the user's own function: lets it log so, unless somebody has set up something else.
+    """Called in a worker, after the user's own function: lets it log so, unless logging was set up differently.
 
     Args:
         settings: what ``log_settings`` gave in the main program.

@@ -1,7 +1,7 @@
 """The messages between a worker and the consumer.
 
 A worker sends ``HEADER`` (kind, lane, generation, number of slots, bytes in the message), the slots, and the bytes. Bytes beyond
-``MAX_INLINE`` are in the last of the slots, so that a message fits into the socket and nobody waits in the middle of one.
+``MAX_INLINE`` are in the last of the slots, so that a message fits into the socket and no thread waits in the middle of one.
 The consumer sends ``COMMAND`` (kind, generation, bytes that follow). The generation counts the starts of a worker: what it
 sent before the last one is of no interest any more.
 """
@@ -19,8 +19,8 @@ END = 2  # there are no more elements in the lane
 ERROR = 3  # what the next element of the lane raises
 SKIPPED = 4  # the state of the lane after an element that was skipped
 STARTED = 5  # the last start has been noticed
-REPORT = 6  # whatever somebody who watches the worker has it say
-PASSED = 7  # what the worker was told to be careful about is behind it
+REPORT = 6  # the report for the worker's observer
+PASSED = 7  # the worker is past the quarantined elements
 NOT_STARTED = 0xFF  # and a text, instead of a header: the process could not import what it needs
 
 HEADER = struct.Struct("<BBHIIQ")  # kind, whether the bytes are in the last slot, lane, generation, slots, bytes
@@ -47,9 +47,9 @@ class Care:
     ahead.
 
     Args:
-        refused: what is not to be computed again, by who would and at which number (see ``logbook``), and the text of the error
+        refused: the elements not to compute again, by reader and number (see ``logbook``), and the text of the error
             to raise in its place.
-        until: where, by who, that is over: what the dead worker was at lies before it.
+        until: the number, by reader, at which the quarantine ends: the work of the dead worker is before it.
     """
 
     refused: dict[tuple[int, int], str] = field(default_factory=dict)

@@ -6,7 +6,7 @@ Guarantees:
    ``_PARKED_SECONDS`` after it was parked, or when ``_MAX_PARKED`` others were; then its processes, file descriptors and memory
    are gone within ``_GRACE_SECONDS``, also if a worker is stuck in user code. If this process dies, the kernel kills the workers
    in the same moment. The template that workers are forked from stays for a moment longer than the last pool that uses it.
-2. ``park`` may be called anywhere, by a finalizer in the middle of a garbage collection or under somebody's lock: it appends to
+2. ``park`` may be called anywhere, by a finalizer in the middle of a garbage collection or while a lock is held: it appends to
    a list and wakes a thread up with a queue that is made for that.
 3. A parked pool serves the next one who wants to run the same, unchanged task in equal surroundings, so that the next epoch
    does not wait for processes to start. It loads the task again: what the last one has left in its objects is gone.
@@ -59,7 +59,7 @@ _GRACE_SECONDS = 0.3
 _MIN_BUFFER_BYTES = 1 << 16  # from here on the arrays of a task are shared by its workers instead of copied
 _CHUNK = 1 << 20
 
-# Workers never take accelerator memory unless told to.
+# Workers never take accelerator memory unless asked to.
 _ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "ROCR_VISIBLE_DEVICES": ""}
 
 # Settings of JAX that change results. As environment variables they reach a worker whether or not it will import JAX.
@@ -168,7 +168,7 @@ class WorkerPool:
         self.parked_until = 0.0
         self.owner: Callable[[], object] = lambda: None
         self.workers: list[WorkerProcess] = []
-        self.on_start: Callable[[WorkerProcess], None] | None = None  # told of every process that takes another one's place
+        self.on_start: Callable[[WorkerProcess], None] | None = None  # called for every process that replaces another one
         self._count = count
         self._is_closed = False
         self._replacing = Lock()
@@ -211,7 +211,7 @@ class WorkerPool:
     def _replace(self, index: int) -> None:
         with self._replacing:
             if self.workers[index].is_alive():
-                return  # whoever asked for it before was interrupted
+                return  # the previous caller was interrupted
             self.workers[index].stop(time.monotonic())
             template = self._template() if self.workers[index].was_born else None
             worker = with_descriptors(partial(self._new_worker, index, template))
@@ -238,7 +238,7 @@ class WorkerPool:
         close_pools([self])
 
     def shut(self) -> None:
-        """Nobody may use it any more."""
+        """It must not be used any more."""
         self._is_closed = True
 
     def release(self, deadline: float) -> None:
@@ -274,7 +274,7 @@ class Pool(Protocol):
     def workers(self) -> list[Any]: ...
 
     def shut(self) -> None:
-        """Nobody may use it any more."""
+        """It must not be used any more."""
 
     def release(self, deadline: float) -> None:
         """Waits until the workers have ended, after ``deadline`` (``time.monotonic()``) with force."""
@@ -289,7 +289,7 @@ _live: set[Pool] = set()
 _parked: list[Pool] = []
 _wake: queue.SimpleQueue[None] = queue.SimpleQueue()
 _newest: Template | None = None  # of the templates
-_failed: set[Any] = set()  # surroundings in which there is none
+_failed: set[Any] = set()  # an environment without one
 _choosing = Lock()  # of the two above
 _lock = Lock()  # of the two following; nothing that a finalizer calls takes it, or that can be interrupted
 _keeper: threading.Thread | None = None
@@ -310,13 +310,13 @@ def hire(luggage: Luggage, count: int, owner: object | None) -> WorkerPool:
 def hire_pool(make: Callable[[], P], is_fit: Callable[[P], bool], kind: type[P], owner: object | None) -> P:
     """A pool that runs a task: a parked one if there is one that does, otherwise a new one, which is parked, too.
 
-    So it is lost to nobody if the caller is interrupted before it has it; whoever wants to use it says ``unpark``.
+    So it is not lost if the caller is interrupted before it has it; a caller that uses it calls ``unpark``.
 
     Args:
         make: makes a new one.
         is_fit: whether one of this kind will do.
         kind: its class.
-        owner: what the task is made of; ``None``: workers that were hired before are not used. Nor are those that were hired for
+        owner: the objects of the task; ``None``: existing workers are not reused. Nor are those acquired for
             another object, even an equal one: what they have remembered since is that object's, not this one's.
     """
     return uninterrupted(partial(_hire, make, is_fit, kind, owner))
@@ -324,7 +324,7 @@ def hire_pool(make: Callable[[], P], is_fit: Callable[[P], bool], kind: type[P],
 
 def _hire(make: Callable[[], P], is_fit: Callable[[P], bool], kind: type[P], owner: object | None) -> P:
     for pool in [*_parked]:
-        # It is taken before it is looked at: nobody closes it meanwhile.
+        # It is taken before it is looked at: so it is not closed meanwhile.
         if isinstance(pool, kind) and owner is not None and pool.owner() is owner and unpark(pool):
             try:
                 is_right = is_fit(pool)
@@ -462,7 +462,7 @@ def _surplus() -> list[WorkerPool]:
 
 
 def close_parked(kind: type[Pool]) -> None:
-    """Ends the pools of this kind that nobody uses at the moment."""
+    """Ends the pools of this kind that are not in use at the moment."""
     _end([pool for pool in [*_parked] if isinstance(pool, kind) and _take(pool)])
 
 
@@ -475,7 +475,7 @@ release_when_scarce(_close_parked_when_scarce)
 
 
 def _end(pools: Sequence[Pool]) -> None:
-    """Ends pools that nobody has, and templates that no pool uses."""
+    """Ends pools that are idle, and templates that no pool uses."""
     close_pools([pool for pool in pools if not isinstance(pool, Template)])
     for template in [pool for pool in pools if isinstance(pool, Template)]:
         template.shut()

@@ -3,7 +3,7 @@
 Guarantees:
 
 1. ``receive`` returns the worker's next message or raises ``WorkerDied``, no later than a second after the process has ended,
-   however it did. Nobody waits for a worker in any other way.
+   for any reason. No code waits for a worker in any other way.
 2. Whatever interrupts ``receive`` or ``start`` in the middle (an interrupt from the keyboard, say) leaves ``usable`` false:
    bytes may be lost, and a new process has to take over.
 3. ``stop`` waits only for a limited time; afterwards the process runs no more. Its exit status has
@@ -64,7 +64,7 @@ class WorkerDied(Exception):
 
 
 class WorkerBusy(Exception):
-    """The process does not notice that it was started again, at an element that nobody wants any more; or it was lost."""
+    """The process does not notice that it was started again, at an element that is no longer needed; or it was lost."""
 
 
 class WorkerSilent(Exception):
@@ -77,7 +77,7 @@ class WorkerProcess:
     Args:
         index: which worker it is.
         count: of how many.
-        luggage: file descriptor of what it loads (see ``pool``).
+        luggage: file descriptor of the payload (see ``pool``).
         environment: its environment variables.
         template: what to fork it from, if there is such a process.
     """
@@ -109,7 +109,7 @@ class WorkerProcess:
         self.usable = True
         self.generation = 0
         self.is_for_another = False  # the next start, than the ones before were: the task is loaded again
-        self.last_report = b""  # what the worker said last of itself, if somebody watches it
+        self.last_report = b""  # the worker's last report, if it is observed
         self._has_answered = self._is_started = False  # it has noticed a start; the last start
         self._patience: float | None = None
         self._answer_by: float | None = None  # until then it should notice the last start
@@ -166,7 +166,7 @@ class WorkerProcess:
         return None
 
     def set_instruments(self, waiting: Wrap | None, receiving: Wrap | None) -> None:
-        """Lets somebody time how long this process waits for messages, and how long it takes to receive them all in all."""
+        """Lets an observer measure how long this process waits for messages, and how long it takes to receive them all in all."""
         shadow(self, "_next_message", waiting)
         shadow(self, "receive", receiving)
 
@@ -210,7 +210,7 @@ class WorkerProcess:
         self._reader.share()
 
     def hang_up(self) -> None:
-        """Tells the worker that it is not needed any more, without waiting."""
+        """Asks the worker to stop, without waiting."""
         self.usable = False
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
@@ -331,7 +331,7 @@ def _poll(connection: socket.socket, events: int, seconds: float) -> int:
     poll = select.poll()
     try:
         poll.register(connection, events)
-    except ValueError:  # another thread has closed it, as whoever uses it next will see
+    except ValueError:  # another thread has closed it, as the next user will see
         return events
     return sum([event for _, event in poll.poll(max(0.0, seconds) * 1000)])
 

@@ -55,7 +55,7 @@ class Piece:
 
 
 class Heap:
-    """Memory for what is to be sent, as ``Arena`` is in a process: Ray copies it from here."""
+    """Memory for messages to send, as ``Arena`` is in a process: Ray copies it from here."""
 
     def allocate(self, num_bytes: int) -> Piece:
         return Piece(np.empty(num_bytes, np.uint8))
@@ -213,7 +213,7 @@ class Actor:
         Args:
             session: its name.
             index, count: which worker it is, of how many.
-            luggage: a reference to what it loads (see ``ray_pool``).
+            luggage: a reference to the payload (see ``ray_pool``).
         """
         channel = self._channel(session)
         if channel is None:
@@ -249,7 +249,7 @@ class Actor:
 
 def _serve(channel: Channel, index: int, count: int, luggage: Any, place: str) -> None:
     settings, *parts = ray.get(luggage)
-    sys.path.extend([folder for folder in settings["path"] if folder not in sys.path])  # of the consumer, as far as it is here
+    sys.path.extend([folder for folder in settings["path"] if folder not in sys.path])  # of the consumer, if it is here
     arena: Any = Heap()
     encoder = Encoder(arena, settings["min_shared_bytes"], writable=settings["writable"])
 

@@ -8,7 +8,7 @@ Guarantees:
    another iterator of the dataset takes them over.
 2. For an actor that is lost Ray is asked for another one, on whichever node has room. Until it is there it is not among
    ``available``.
-3. Nobody waits for an actor but ``wait``, as long as there is none at all, and it says what it waits for.
+3. Only ``wait`` waits for an actor, as long as there is none at all, and it says what it waits for.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class RayPool:
     """``WorkerPool`` with actors in place of processes.
 
     Args:
-        luggage: what the workers load.
+        luggage: the payload of the workers.
         options: which actors.
     """
 
@@ -117,7 +117,7 @@ class RayPool:
         return [*self._workers.values()]
 
     def resize(self, num: int) -> None:
-        """Asks for so many actors, and lets go of others."""
+        """Requests ``num`` actors, and releases others."""
         while len(self._seats) > num:
             seat = self._seats.pop()
             self.let_go(seat.index)
@@ -221,7 +221,7 @@ class RayPool:
         close_pools([self])
 
     def shut(self) -> None:
-        """Nobody may use it any more."""
+        """It must not be used any more."""
         self._is_closed = True
 
     def release(self, deadline: float) -> None:

@@ -29,7 +29,7 @@ from gristmill.workers.ray_actor import CLOSE, Command
 _ANSWER_SECONDS = 2.0  # to a new start of a worker that runs
 _STACKS_SECONDS = 1.0
 _LOOK_SECONDS = 0.25
-_LATE_SECONDS = 0.02  # without a message that is wanted, before the actor is told so: that costs as much as a message
+_LATE_SECONDS = 0.02  # without a needed message before the actor is notified: a notification costs as much as a message
 _UNTOLD_SHARE = 4  # of the bytes that may be ahead, this part may have been taken without the actor's knowing
 
 
@@ -50,7 +50,7 @@ class RayWorker:
         actor: its handle.
         index, count: which worker this is, of how many.
         place: where the actor is.
-        luggage: reference to what it loads.
+        luggage: reference to the payload.
         writable: whether arrays can be written to.
     """
 
@@ -186,7 +186,7 @@ class RayWorker:
         """Called when this process is forked: the other one cannot use Ray."""
 
     def hang_up(self) -> None:
-        """Tells the actor that this session is over, without waiting."""
+        """Notifies the actor that this session is over, without waiting."""
         self.usable = False
         if self._death is None and ray.is_initialized():
             self._tell(CLOSE, None)

@@ -2,7 +2,7 @@
 
 An exception is taken apart into its class, its arguments, its fields (what built-in types and ``__slots__`` hold, the
 links to other exceptions among them), its ``__dict__`` and the places of its frames. It is put together again without
-its constructor, of which nobody knows what it wants to be given.
+its constructor, whose arguments are unknown.
 
 1. ``encode_error`` never raises, whatever the code of the exception and of its arguments does.
 2. ``decode_error`` never raises either, and what it returns is of the original's type wherever that can be had.
@@ -94,7 +94,7 @@ def encode_error(error: BaseException, skip_frames: int = 0) -> bytes:
 def decode_error(data: bytes) -> BaseException:
     """Returns the exception that ``encode_error`` was given, ready for ``raise``; a ``RemoteError`` if all else fails.
 
-    Its frames show the worker's files, lines and functions. Never raises. As each ``raise`` adds frames, whoever
+    Its frames show the worker's files, lines and functions. Never raises. As each ``raise`` adds frames, a caller that
     raises it more than once keeps ``tb = error.__traceback__`` and says ``raise error.with_traceback(tb)``.
 
     Example:

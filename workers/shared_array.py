@@ -1,12 +1,12 @@
 """Arrays that several processes share: only a name travels between them.
 
 1. The memory of an array, of its views and of whatever else uses them stays mapped as long as one of them exists,
-   whoever unlinks the block's name, closes ``.shm``, or ends.
+   also if a process unlinks the block's name, closes ``.shm``, or ends.
 2. The name is freed once: by ``unlink_on_del`` when the array and all its views are gone, by ``close_and_unlink_shm``, or
    else when the process that made the block ends. A child of ``multiprocessing`` that has given away metadata or a pickle
    leaves the block to its main process. Nothing of this prints anything, with arrays alive or not.
 3. A forked process inherits the memory and no duty: only the process that called ``unlink_on_del`` unlinks.
-4. A deletion may happen anywhere (in the middle of a garbage collection, under somebody's lock), so it waits for no lock
+4. A deletion may happen anywhere (in the middle of a garbage collection, while a lock is held), so it waits for no lock
    and starts no thread: it unlinks, or puts the block into a queue that is made for this.
 5. A pickle is by name only where the name says all: an array that is the whole block. Everything else is pickled as the
    ordinary array that it equals.
@@ -64,7 +64,7 @@ class SharedMemoryArrayMetadata:
         """Frees the block without attaching to it. Arrays that are attached keep the memory.
 
         Raises:
-            FileNotFoundError: somebody has done so already.
+            FileNotFoundError: it was unlinked already.
         """
         unlink(self.name)
 
@@ -81,7 +81,7 @@ class SharedMemoryArray(np.ndarray[Any, np.dtype[Any]]):
     memory: a write on one side shows on the other. All other views, and copies, are pickled as the ordinary
     ``numpy.ndarray`` they are equal to.
 
-    The block stays until somebody unlinks it: the array for which ``unlink_on_del`` was called, when it goes away;
+    The block stays until it is unlinked: the array for which ``unlink_on_del`` was called, when it goes away;
     ``SharedMemoryArrayMetadata.close_and_unlink_shm``; or the end of the process that made it. A child process of
     ``multiprocessing`` that has given away ``metadata`` or a pickle may end before the receiver attaches: then the block
     stays, to the end of the main process at the latest. (Where the start method is ``fork``, if the main process used
@@ -159,7 +159,7 @@ class SharedMemoryArray(np.ndarray[Any, np.dtype[Any]]):
 
     @classmethod
     def from_metadata(cls, metadata: SharedMemoryArrayMetadata) -> Self:
-        """The array that ``metadata`` tells of, attached: both see each other's writes.
+        """The array that ``metadata`` describes, attached: both see each other's writes.
 
         Raises:
             FileNotFoundError: the block has been unlinked, or never was.
@@ -208,7 +208,7 @@ class SharedMemoryArray(np.ndarray[Any, np.dtype[Any]]):
     def unlink_on_del(self) -> None:
         """This process frees the block when the array and all its views are gone, at the latest when the process ends.
 
-        Called on a view, it means the block all the same; a copy has nothing to free. Whoever unpickles or attaches gets an
+        Called on a view, it means the block all the same; a copy has nothing to free. Unpickling or attaching gives an
         array of its own, for which this is off.
         """
         if self._block is not None:
@@ -238,7 +238,7 @@ class SharedMemoryArray(np.ndarray[Any, np.dtype[Any]]):
 
 
 class _Block:
-    """The block of an array and what is to be done when the array is gone. All its views have it too."""
+    """The block of an array and the clean-up when the array is gone. All its views have it too."""
 
     def __init__(self, shm: SharedMemory, array: SharedMemoryArray) -> None:
         self.shm = shm
@@ -258,7 +258,7 @@ class _Block:
         self._unlinks = True
 
     def release(self) -> None:
-        """Called once, by nobody who uses the block any longer. Closing is a matter of letting go of ``self``."""
+        """Called once, when the block is no longer in use. Closing is a matter of letting go of ``self``."""
         if self._unlinks:
             free(self.shm.name)  # in a forked process nothing: it answers for no names (3)
 

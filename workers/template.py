@@ -11,7 +11,7 @@ Guarantees:
 2. The template lives no longer than this process, however that ends: the kernel kills both it and its workers then, as it does
    workers that are started (``child``). It ends with its last pool, after a while; see ``pool``.
 3. ``fork`` does not wait, also while the template starts. Where there will be no worker, because the template has died or the
-   system lets it fork none, the process has ended and was not born; its owner starts one directly then, and nobody notices.
+   system lets it fork none, the process has ended and was not born; its owner starts one directly then, unnoticed.
    The same holds for a worker that is not forked within a second, because the template is stopped
    (by a debugger, say), or within five seconds, because the template is still starting. That
    template is asked for no other worker.
@@ -161,10 +161,10 @@ class Template:
         return _run_state(self._process.process_id) in "Tt"
 
     def fork(self, fds: Sequence[int], index: int, count: int) -> Process | None:
-        """A worker, soon; ``None`` where there is none to be had.
+        """A worker, soon; ``None`` if none is available.
 
         Args:
-            fds: its connection, arena, luggage and lifeline.
+            fds: its connection, arena, payload and lifeline.
             index: which worker it is.
             count: of how many.
 
@@ -204,11 +204,11 @@ class Template:
         return self._is_closed
 
     def shut(self) -> None:
-        """Nobody may use it any more."""
+        """It must not be used any more."""
         self._is_closed = True
 
     def reopen(self) -> None:
-        """Somebody has joined before it was shut."""
+        """A thread has joined before it was shut."""
         self._is_closed = False
 
     def release(self, deadline: float) -> None:

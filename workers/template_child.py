@@ -43,7 +43,7 @@ def fork_workers(modules: Sequence[str], connection: int, ledger: int, lifeline:
         lifeline: of this process.
 
     Returns:
-        In each of them: the numbers that ``child.serve`` begins with, and what is to be called then, in a process of its own.
+        In each of them: the numbers that ``child.serve`` begins with, and the function to call then, in a process of its own.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for fd in (connection, ledger, lifeline):
@@ -60,7 +60,7 @@ def fork_workers(modules: Sequence[str], connection: int, ledger: int, lifeline:
 
 
 def _open_nothing(fd: int) -> None:
-    """Lets go of a stream that may be a pipe whose end somebody waits for."""
+    """Lets go of a stream that may be a pipe whose end another process waits for."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     if nothing != fd:
         os.dup2(nothing, fd)
@@ -75,7 +75,7 @@ class _Template:
         self._workers: dict[int, tuple[int, int]] = {}  # id and slot, by descriptor
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
-        # Where the program ignores it, nobody could wait for the workers, who inherit that.
+        # Where the program ignores it, the workers, which inherit that, could not be waited for.
         self._at_child = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     def run(self) -> Worker:

@@ -44,7 +44,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def surroundings():
-    """Has the file and the server of all candidates; tells them where these are."""
+    """Has the file and the server of all candidates; passes them their locations."""
     with tempfile.TemporaryDirectory() as folder:
         Handler.path_of_data = Path(folder, "rows.bin")
         rows = np.random.default_rng(0).integers(0, 256, size=(MANY, ROW_BYTES), dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""What does it cost to tolerate faults, as long as there are none?"""
+"""What does it cost to tolerate faults, while there are no faults?"""
 
 import statistics
 import time

@@ -68,7 +68,7 @@ def touched(batch):
 def steady(iterator, *, whole, kept, warm_up, count, clock=time.perf_counter):
     """A run that measures ``count`` elements in the middle of a stream: ``kept`` of each is what is looked at.
 
-    Whatever is in buffers when it begins is taken out before, and checked as a whole.
+    Buffers are emptied before it begins, and their contents are checked as a whole.
     """
 
     def run():

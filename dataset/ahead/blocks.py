@@ -1,4 +1,4 @@
-"""Blocks of elements with the state after each element, for whoever computes elements before they are delivered."""
+"""Blocks of elements with the state after each element, for stages that compute elements before they are delivered."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class StatedBlocks:
 
     def __init__(self, it: DatasetIterator[Any]) -> None:
         self._it = it
-        self._is_exact = is_of_blocks(it)  # nobody changes its states later
+        self._is_exact = is_of_blocks(it)  # its states are not changed later
         self._marks = self._is_exact and _is_costly_to_restore(it)
         self._is_new = True
         self._state: Any = None  # after the last element that was taken

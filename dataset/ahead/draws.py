@@ -6,7 +6,7 @@ import abc
 import heapq
 import itertools
 
-_EXPECTED_DRAWS = 16  # from each reader: what was expected counts as much as so many draws
+_EXPECTED_DRAWS = 16  # from each reader: the expected value has the weight of this many draws
 _RECENT_DRAWS = 256  # from each reader: then all that were before count half
 _TOLERANCE = 1.1  # rates that are so near to the greatest count as that
 _AT_ONCE = float("-inf")
@@ -19,7 +19,7 @@ class Drawn(abc.ABC):
     due = 0.0  # the draw, counted over all readers, that is the next one from it
     num_drawn = 0.0  # recently
     queued: float | None = None  # for when, as long as it is in the queue
-    is_awaited = False  # a consumer waits for an element that nobody computes
+    is_awaited = False  # a consumer waits for an element that no thread computes
     num_short = 0  # waits of a consumer while as many elements were begun as allowed
 
     @property
@@ -88,7 +88,7 @@ class Draws:
             reader.due = self._clock + 1 / rate
 
     def queue(self, reader: Drawn) -> None:
-        """Puts ``reader`` in its place, if it has room: where the next element that nobody has begun is needed first."""
+        """Inserts ``reader``, if it has room, by the time at which its next unstarted element is needed."""
         if self.are_several and reader.room():
             due = _AT_ONCE if reader.is_awaited else reader.due + reader.num_ahead / self._rate(reader)
             if reader.queued is None or due < reader.queued:

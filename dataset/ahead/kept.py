@@ -186,7 +186,7 @@ class KeptBlocks:
         return new
 
     def _learned(self, stage: InBlocks, index: int) -> int | None:
-        """By how much single indices grow, as far as they have been seen."""
+        """The growth of single indices seen so far."""
         with self._lock:
             first, step = self._seen.get(id(stage), (index, 0))
             step = math.gcd(step, index - first)

@@ -22,7 +22,7 @@ class Memory:
         self._largest = 0.0  # of an element that anybody has made
 
     def hold(self, holding: Holding, num_bytes: int) -> None:
-        """Notes that so many bytes more are held, or less."""
+        """Records that this many bytes more, or fewer, are held."""
         if holding.is_open:
             holding.num_bytes += num_bytes
             self.num_bytes += num_bytes

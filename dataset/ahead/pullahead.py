@@ -5,14 +5,14 @@ Guarantees:
 1. Elements come out in the order of the stream, each once, with the position after it.
 2. No more than ``buffer_size`` elements are ready or being computed beyond those that the consumer has asked for.
 3. An error, or the end, comes behind the elements before it. Then the thread ends, and the iterator is where the error met it.
-4. While ``_is_inside``, the iterator belongs to the thread. Whoever calls ``stop`` and ``wait_until_outside`` may use it then.
+4. While ``_is_inside``, the iterator belongs to the thread. After ``stop`` and ``wait_until_outside`` the caller may use it.
 5. The thread knows this object and the iterator that it pulls from, not the one that delivers: dropping that one stops it.
 6. ``wait`` takes nothing away, so that it may be interrupted anywhere; its caller takes elements out of the list without calling
    anything.
-7. ``stop`` may be called anywhere, also by the garbage collector in the middle of any line here: it takes no lock. Nobody misses
-   it: what wakes somebody up stays set until it has.
+7. ``stop`` may be called anywhere, also by the garbage collector in the middle of any line here: it takes no lock. No thread misses
+   it: a signal stays set until its receiver has woken up.
 8. A consumer that waits when ``stop`` is called gets ``ValueError``.
-9. ``close`` waits no longer than it is told to. If the thread is still in the iterator then, it closes it on its way out.
+9. ``close`` waits no longer than its timeout. If the thread is still in the iterator then, it closes it on its way out.
 10. No element waits for one that comes after it: each is ready when it is computed; a consumer that has waited for
    ``_LATE_SECONDS`` looks.
 11. Where the budget has no thread to give, the consumer pulls what it waits for by itself, and asks again the next time. A thread
@@ -82,14 +82,14 @@ class Source(Protocol):
         """Release what the stream holds."""
 
     def forget(self) -> None:
-        """Drop what refers to the stream, which nobody uses at the moment."""
+        """Drops references to the stream, which is not in use at the moment."""
 
     def end_waits(self) -> None:
         """Close what another thread may wait in. May be called meanwhile."""
 
 
 class PullAhead(PullingClient):
-    """Takes elements from ``source``, ahead of whoever takes them out of the list that ``wait`` returns.
+    """Takes elements from ``source``, before the consumer takes them out of the list that ``wait`` returns.
 
     Args:
         source: the stream.
@@ -108,7 +108,7 @@ class PullAhead(PullingClient):
         self._waits = waits or BudgetWaits()
         self._element_bytes = 0.0
         self._sampling = Sampling()
-        # One block to take from, one to be computed; but whoever asks for more is given that in long blocks.
+        # One block to take from, one to be computed; but a consumer that asks for more gets long blocks.
         self._max_block_size = max(1, buffer_size // 2)
         self._block_size = BlockSize()
         self._size = 0  # elements of the block that is being computed
@@ -127,7 +127,7 @@ class PullAhead(PullingClient):
         self._filled = Signal()  # there may be what the consumer waits for
         self._lock = Lock()  # of ``_is_working``
         self._inside = Lock()  # held by the thread that is in the iterator
-        self._closes = False  # the iterator is to be closed, by a thread that is in it if there is one
+        self._closes = False  # the iterator must be closed, by the thread that is in it, if any
         self._left = Signal()  # the thread is outside
 
     @property
@@ -162,9 +162,9 @@ class PullAhead(PullingClient):
         return len(self.ready)
 
     def wait(self, n: int) -> tuple[list[Fetched], Failure | None]:
-        """Waits until ``n`` elements are ready, or all before an error or the end; what is ready, and what follows.
+        """Waits until ``n`` elements are ready, or all before an error or the end; returns the elements that are ready, and the error or end after them.
 
-        Whoever takes elements out of the list sets ``wanted`` to those that are left to take.
+        The caller that takes elements out of the list sets ``wanted`` to those that are left to take.
         """
         self.wanted = n
         if self._has_room():
@@ -202,7 +202,7 @@ class PullAhead(PullingClient):
         if self._process_id == os.getpid():
             self._is_stopped = True
             self._budget.dismiss(self.holding)
-            self.ready, self._failure = [], None  # the traceback of an error refers to who knows what
+            self.ready, self._failure = [], None  # the traceback of an error may refer to anything
             self._room.set()
             self._filled.set()
             if not self._may_be_inside():  # else the thread does so

@@ -10,7 +10,7 @@ Guarantees:
    read, that it is computing is done. Threads know this object, not the iterator that uses it: dropping the iterator closes it.
 5. ``close`` may be called anywhere, also by the garbage collector in the middle of any line here: the lock is re-entrant, is
    never held while waiting for a thread, and ``close`` does nothing but set a flag, drop what is ready and wake everybody
-   up. A thread that is just about to wait may miss that; nobody waits for longer than ``_ANEW_SECONDS`` without looking at
+   up. A thread that is just about to wait may miss that; no thread waits longer than ``_ANEW_SECONDS`` without looking at
    the flag.
 6. A consumer that waits when ``close`` is called gets ``ValueError``.
 7. In a forked process there are no threads: ``budget.is_here`` is false there, and ``close`` does
@@ -62,7 +62,7 @@ class ReadAhead(ReadingClient):
         num_threads: the most threads to use, at least 1.
         buffer_size: the most elements to be ahead, at least 1.
         budget: whose threads these are.
-        log: is told what is being computed.
+        log: records which elements are being computed.
         rate: the share of all draws from readers of the budget that will be from this one.
         waits: counts how long the consumer waited for the budget.
     """
@@ -144,7 +144,7 @@ class ReadAhead(ReadingClient):
         """Ends the work; may be called again."""
         self._closed = True
         self.budget.dismiss(self.holding)
-        self.items = _nothing  # nobody needs the dataset
+        self.items = _nothing  # the dataset is not needed
         if self.budget.is_here:
             with self.budget.lock:
                 self._ready, self._error = {}, None  # the traceback of an error refers to this object
@@ -200,7 +200,7 @@ class ReadAhead(ReadingClient):
             return self._take_next()
 
     def _await(self) -> Callable[[], None] | None:
-        """Sees to it that somebody computes what the consumer waits for: itself, by calling this, if all others are busy."""
+        """Makes sure that a thread computes the element for which the consumer waits: the consumer's, by this call, if all others are busy."""
         if self._taken != (self._returned[0][0] if self._returned else self._claimed) or self._taken >= self._stop:
             return None
         if self.budget.is_full and (num := self.room()):
@@ -336,7 +336,7 @@ class _Block:
         self._is_whole = True  # records are read by one call, which nothing makes shorter
 
     def take_finished(self) -> list[Any]:
-        """Takes out the finished elements that nobody has taken yet."""
+        """Takes out the finished elements that were not taken yet."""
         start = self._num_taken
         finished = self._elements[start : self.size]
         self._num_taken += len(finished)

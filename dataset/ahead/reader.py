@@ -26,7 +26,7 @@ from gristmill.dataset.bases.items import check_number, given_out
 from gristmill.dataset.bases.map import MapDataset
 
 _MOST_LIVE = 64  # indices that are looked up at once, of which elements are computed one by one
-_NEAR = 32  # so many elements that were handed out are computed again without losing those after them
+_NEAR = 32  # this many elements that were handed out are computed again without losing those after them
 
 
 class Reader:
@@ -46,7 +46,7 @@ class Reader:
         self.num_threads = min(num_threads, buffer_size)
         self.reads_once = ds._draws_once
         self._ds = ds
-        self._read_from: Any = ds  # or what an observer has made of it
+        self._read_from: Any = ds  # or the observer's replacement of it
         self._keeps_blocks = ds._draws_blocks and not self.reads_once
         self._reads_many = ds._draws_many
         self._blocks: dict[str, KeptBlocks] = {}  # one: several threads may make it
@@ -55,7 +55,7 @@ class Reader:
         self._ahead: ReadAhead | None = None
         self._finalizer: Any = None
         self._rate = 1.0  # how often elements are needed, relative to others
-        self._index = 0  # of what comes next: what is kept, then the error, then what is read
+        self._index = 0  # next come the buffered elements, then the error, then new reads
         self._keeps = False  # whether there may be something of the following
         self._kept: list[Any] = []
         self._error: BaseException | None = None
@@ -124,7 +124,7 @@ class Reader:
             self._collect()
             num_passed = index - self._index
             if self.reads_once and -_NEAR <= num_passed < 0 and (self._kept or self._ahead is not None):
-                return  # what comes after them is kept
+                return  # later elements are kept
             if 0 <= num_passed <= len(self._kept):
                 del self._kept[:num_passed]
             else:
@@ -173,7 +173,7 @@ class Reader:
         self.stop()
 
     def observe(self, observed: Any) -> None:
-        """Reads from ``observed``, which somebody has made of the dataset; ``None``: from the dataset itself."""
+        """Reads from ``observed``, an observer's version of the dataset; ``None``: from the dataset itself."""
         self._read_from = self._ds if observed is None else observed
         self._live = None
         if self._ahead is not None:

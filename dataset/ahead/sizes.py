@@ -22,7 +22,7 @@ def num_bytes_of(element: Any, most_parts: int | None = None) -> float:
 
     Args:
         element: whatever a pipeline delivers.
-        most_parts: look at so many parts of a container, which stand for the others.
+        most_parts: the number of children of a container to measure, as a sample of all.
     """
     if isinstance(element, dict | list | tuple):
         parts = element.values() if isinstance(element, dict) else element
@@ -42,7 +42,7 @@ class Sampling:
     """
 
     def __init__(self) -> None:
-        self._num = 1.0  # that are to be looked at
+        self._num = 1.0  # to measure
         self._seconds = _SECONDS  # that the last ones took, each
 
     def num_of(self, seconds: float) -> int:

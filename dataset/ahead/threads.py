@@ -44,7 +44,7 @@ def start_thread(work: Callable[[], None], name: str, end: Callable[[], None]) -
 
 
 def running_threads() -> list[threading.Thread]:
-    """The threads that compute ahead of somebody at the moment."""
+    """The threads that prefetch at the moment."""
     return [*_running]
 
 
@@ -52,7 +52,7 @@ def _end_all() -> None:
     deadline = time.monotonic() + _EXIT_SECONDS
     for end in list(_running.values()):
         end()
-    with contextlib.suppress(KeyboardInterrupt):  # somebody does not want to wait
+    with contextlib.suppress(KeyboardInterrupt):  # a caller does not want to wait
         for thread in list(_running):
             with contextlib.suppress(RuntimeError):  # another thread is about to start it
                 thread.join(max(0.0, deadline - time.monotonic()))

@@ -15,11 +15,11 @@ class DrawCounts(NamedTuple):
 
     Args:
         elements: how many.
-        lengths: of all elements of each together; their number, where nobody measures them.
+        lengths: of all elements of each together; their number, if lengths are not measured.
         epochs: how often it has begun again.
         ended: which have no elements left; where they start again, which have had none since.
         targets: how long the elements of each should be together, in parts of ``whole``; only where they are measured.
-        whole: see there; 0 where nobody measures.
+        whole: see there; 0 if lengths are not measured.
     """
 
     elements: tuple[int, ...]
@@ -37,11 +37,11 @@ class DrawCounts(NamedTuple):
 
     @classmethod
     def of_elements(cls, elements: Sequence[int]) -> DrawCounts:
-        """So many elements, which nobody measured."""
+        """This many elements, without lengths."""
         return cls(tuple(elements), tuple(elements), (0,) * len(elements))
 
     def added(self, nums: Mapping[int, int], length: int | None = None) -> DrawCounts:
-        """With so many more elements of these components; or with one, of this length."""
+        """With this many more elements of these components; or with one, of this length."""
         elements, lengths = [*self.elements], [*self.lengths]
         for component, num in nums.items():
             elements[component] += num

@@ -79,7 +79,7 @@ class LaneParameters(Parameters):
 
 
 class NumberedLaneMapDataset(ReindexMapDataset[T]):
-    """The elements of a lane at their numbers in the whole stream; there are none at other numbers.
+    """The elements of a lane at their numbers in the whole stream; no elements at other numbers.
 
     Order: the parent's. Cost: none to speak of.
 

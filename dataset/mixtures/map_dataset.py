@@ -96,7 +96,7 @@ class MixedMapDataset(BlockMapDataset[T]):
         return new
 
     def _with_names(self, names: Sequence[str] | None) -> MixedMapDataset[T]:
-        """This dataset, which nobody has seen yet, where ``explain`` calls the components by these names."""
+        """This dataset, not in use yet, for which ``explain`` calls the components by these names."""
         self._names = dict(enumerate(names or ()))
         return self
 

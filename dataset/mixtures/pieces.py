@@ -15,7 +15,7 @@ from gristmill.dataset.states.turns import Turns
 
 
 class Piece(NamedTuple):
-    """Positions up to ``stop``, which are drawn under a plan of then.
+    """Positions up to ``stop``, which are drawn under the plan valid there.
 
     Args:
         stop: the first position that is not.

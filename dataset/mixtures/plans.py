@@ -28,7 +28,7 @@ class Plan(abc.ABC):
 
     Args:
         names: of the components.
-        end: the position from which on nobody comes, if there is one.
+        end: the position at which the mixture ends, if any.
     """
 
     def __init__(self, names: Sequence[str], end: int | None = None) -> None:
@@ -189,7 +189,7 @@ def shares_of(components: Sequence[int], inner: Sequence[int]) -> Selected:
 
 
 def plan_of(description: Any) -> Plan:
-    """The plan that was ``described``. Raises ``ValueError`` or ``TypeError`` for what is none."""
+    """The plan that was ``described``. Raises ``ValueError`` or ``TypeError`` for an invalid description."""
     if not isinstance(description, Mapping) or not description:
         raise ValueError(f"weights must be a mapping, got {shown(description)}")
     counts = plain_counts([*description.values()])

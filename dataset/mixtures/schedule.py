@@ -148,7 +148,7 @@ class Schedule:
 
     @classmethod
     def of_description(cls, description: Any) -> Schedule:
-        """The schedule that was ``described``. Raises ``ValueError`` or ``TypeError`` for what is none."""
+        """The schedule that was ``described``. Raises ``ValueError`` or ``TypeError`` for an invalid description."""
         if not isinstance(description, Mapping) or len(description) != 1 or next(iter(description)) not in ("steps", "linear"):
             raise ValueError(f"the description of a schedule must have steps or linear, got {shown(description)}")
         ((kind, points),) = description.items()
@@ -277,7 +277,7 @@ class ScheduledSelection:
         starts: positions at which shares are given, the first one 0.
         shares: of each component there; they add up to 1.
         is_linear: whether they change in straight lines in between.
-        end: the position from which on nobody is to be drawn from, if there is one.
+        end: the position at which drawing ends, if any.
     """
 
     def __init__(
@@ -307,11 +307,11 @@ class ScheduledSelection:
         last = self._segments[-1]
         self._gone = [i for i in range(self._num) if not last.slope[i]]  # those that are never drawn from again
         self._longest = self._whole // min([slope for slope in last.slope if slope], default=self._whole) + 2  # of its windows
-        self._period = self._whole // math.gcd(self._whole, *last.slope)  # of what comes when nothing changes any more
+        self._period = self._whole // math.gcd(self._whole, *last.slope)  # of the order after the last change
         # How many positions after the last step that takes, at most; windows that began before it do not matter then.
         self._settling = min(self._period, _MAX_SETTLING) + self._longest
         self._unchanging_from = last.start + self._settling + self._longest  # all windows began after the last step
-        self._lap: tuple[list[int], list[int]] | None = None  # what comes in the first period
+        self._lap: tuple[list[int], list[int]] | None = None  # the components of the first period
         self.end = end
 
     def __getstate__(self) -> dict[str, Any]:
@@ -359,7 +359,7 @@ class ScheduledSelection:
         return component, counts[component]
 
     def _repeated(self, position: int) -> tuple[int, int]:
-        """The same where windows are those of a period before, and so is what comes."""
+        """The same if windows, and so their components, repeat those of an earlier period."""
         laps, offset = divmod(position - self._unchanging_from, self._period)
         if self._lap is None:
             if self._missed != -2:  # the first one

@@ -108,7 +108,7 @@ class SelectionWithProportionsMap(BlockSelectionMap):
 
     @classmethod
     def of_datasets(cls, lengths: Sequence[int], proportions: Sequence[int]) -> SelectionWithProportionsMap:
-        """The mixture of components of these ``lengths``, none of which is to be read beyond its end."""
+        """The mixture of components of these ``lengths``, none of which may be read beyond its end."""
         total = sum(proportions)
         # In doubles, division by division: the length of a mixture is part of what Grain's pipelines mean.
         longest = min([n / (p / total) for n, p in zip(lengths, proportions, strict=True)])

@@ -64,7 +64,7 @@ class Mix(Stream):
         self.former: dict[int, tuple[int, Stream]] = {}  # epochs of components before that, with their streams
         self.rate = 1.0  # the share of this mixture in all draws
         self.is_expected = self.was_asked = False  # the parents read ahead; an element was requested
-        self.unweighed = {*range(len(parents))}  # components that were not told their share
+        self.unweighed = {*range(len(parents))}  # components that do not know their share
 
     # Positions.
 

@@ -52,7 +52,7 @@ class ConcatThenSplitIterDataset(IterDataset[dict[str, Any]]):
 
     A row is a dict: for each feature ``f`` its values; ``f_segment_ids``, ``int32``, which count the pieces of sequences in it
     from 1 and are 0 in unused cells; ``f_positions``, ``int32``, which count from 0 in each piece, also in one that continues a
-    sequence. With several features a row ends with the element that does not fit: each of its features goes in as far as it fits.
+    sequence. With several features a row ends with the element that does not fit: each of its features goes in up to the length that fits.
     Dtypes are those of the first sequence in a row.
 
     Law: the tokens of a feature come out once each, in order (but for full-length elements that are passed through, and first

@@ -126,7 +126,7 @@ def global_batch(
         batch_size, num_lanes, shard_options, workers, end, agree, agree_every, batch_fn: as for the method.
 
     Raises:
-        TypeError: ``ds`` is none of these; else as the method.
+        TypeError: ``ds`` is of another type; else as the method.
         ValueError: as the method.
 
     Example:
@@ -260,7 +260,7 @@ class GlobalBatchIterDataset(IterDataset[T]):
         return (batch, ShapeDtypeStruct((num,), np.bool_)) if self._parameters.end == "pad" else batch
 
     def zero_row(self) -> Any:
-        """An element of zeros, as far as it is known what elements look like without reading any."""
+        """An element of zeros if the element spec is known without reading."""
         try:
             return map_spec(lambda leaf: np.zeros(leaf.shape, leaf.dtype)[()], spec_of(self._parent))
         except (NotImplementedError, ValueError, TypeError) as error:  # a stage, perhaps a user's, does not say it
@@ -271,7 +271,7 @@ class GlobalBatchIterDataset(IterDataset[T]):
 
     def _over(self, replaced: Callable[[Any], Any]) -> Any:
         new: Any = super()._over(replaced)
-        _check_roots(new._parent, self._parameters.num_lanes)  # what takes the parent's place may be none that has shares
+        _check_roots(new._parent, self._parameters.num_lanes)  # the replacement of the parent may have no shards
         return new
 
     def _divided(self, division: Division) -> Any:

@@ -64,7 +64,7 @@ class Examples(Reading):
 
     _is_closed = False
     _reader: Any = None  # a data set whose ``state_dict`` is that of
-    _examples: Generator[Any, None, None] | None = None  # what comes after element
+    _examples: Generator[Any, None, None] | None = None  # the position after element
     _index = 0
     _known = _START  # the place that was noted last
     _finish = staticmethod(finish)  # which is there until the end of the program, as a name of the module may not be

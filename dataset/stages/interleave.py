@@ -52,7 +52,7 @@ class InterleaveParameters(Parameters):
 class InterleaveIterDataset(IterDataset[T]):
     """Returns the elements of ``datasets`` in turn: one of each of those that are open, of which there are ``cycle_length``.
 
-    When a dataset has ended, the next one that is not open yet takes its place. Whatever is not a number of elements, like
+    When a dataset has ended, the next one that is not open yet takes its place. Anything that is not a number of elements, like
     threads, has no effect on the order.
 
     Order: as above. State: which datasets are open, and their states. Cost: about 0.3 µs per element in blocks; datasets are
@@ -232,7 +232,7 @@ class Opener:
 
 
 class InterleaveDatasetIterator(StreamIterator[T]):
-    """The iterator of an interleave, whose members observers are told of.
+    """The iterator of an interleave, which reports its members to observers.
 
     Args:
         stage: the definition.

@@ -109,7 +109,7 @@ class RepeatIterDataset(IterDataset[T]):
 
     _element_spec = spec_of_first_parent
     _parameters: RepeatIterParameters
-    _note_epoch: Callable[[int, list[Any]], list[Any]] | None = None  # is told the epoch of elements
+    _note_epoch: Callable[[int, list[Any]], list[Any]] | None = None  # gets the epoch of elements
 
     def __init__(self, parent: Any, num_epochs: int | None = None) -> None:
         super().__init__(parent)

@@ -111,7 +111,7 @@ class KeyAssignment(Assignment):
         return [np.flatnonzero(numbers == part).astype(dtype) for part in range(self._num_parts)]
 
     def _numbers(self) -> Iterator[int]:
-        """The part of each element, and a number that is none for those that there are not."""
+        """The part of each element, and an invalid number for missing elements."""
         length, options = len(self._keyed), ReadOptions()
         num_threads = options.num_threads if length > _BLOCK else 0
         reader = Reader(self._keyed, num_threads, options.prefetch_buffer_size, IteratorContext(joined=None))

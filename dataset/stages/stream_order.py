@@ -64,7 +64,7 @@ def in_stream_order(ds: IterDataset[Any], workers: Workers) -> IterDataset[Any]:
 
     Args:
         ds: the chain.
-        workers: makes of a dataset the same one computed by workers; in so many lanes, if their number is given.
+        workers: returns the same dataset computed by workers, in ``num_lanes`` lanes if that is given.
 
     Raises:
         ValueError: nothing of ``ds`` can be divided.

@@ -70,7 +70,7 @@ class TFRecordIterDataset(FilesIterDataset[bytes]):
     again, and 1 ns per byte.
 
     Workers (``mp_prefetch``) share files: worker ``i`` of ``n`` reads files ``i``, ``i + n``, …. Several workers of a single path
-    are an error: nobody knows where the records of a file begin without reading it.
+    are an error: the starts of the records of a file are unknown until it is read.
 
     A record with a wrong checksum, or one that is cut off, is an error when its turn comes; ``skip_failed()`` continues after it,
     unless it is the length that is damaged. A cut-off record is the last one.

@@ -88,7 +88,7 @@ class ThreadPrefetchIterDataset(IterDataset[T]):
 class ThreadPrefetchDatasetIterator(StreamIterator[T]):
     """The elements of an iterator, computed ahead by one thread.
 
-    Nobody else may use ``parent`` from then on. ``close`` waits for the thread for a moment; if it is stuck in the parent, the
+    The caller must not use ``parent`` from then on. ``close`` waits for the thread for a moment; if it is stuck in the parent, the
     parent is closed as soon as it comes out.
 
     Args:
@@ -176,7 +176,7 @@ class ForeignIterator(DatasetIterator[T]):
         getattr(self._iterator, "close", _do_nothing)()
 
     def __del__(self) -> None:
-        pass  # the iterator is somebody else's
+        pass  # another object owns the iterator
 
 
 def _do_nothing() -> None: ...

@@ -33,7 +33,7 @@ class ZipParameters(Parameters):
 class ZipMapDataset(BlockMapDataset[T]):
     """Returns tuples: the elements of all parents at the same index.
 
-    A missing element stands as ``None`` in its tuple. Order: the parents'. Cost: about 0.1 µs per element.
+    A missing element is ``None`` in its tuple. Order: the parents'. Cost: about 0.1 µs per element.
 
     Args:
         parents: map datasets of the same length.

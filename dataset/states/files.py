@@ -47,8 +47,8 @@ def write_checkpoint(directory: Any, state: str, description: dict[str, Any] | N
             with contextlib.suppress(OSError):
                 (path / f"{file}{_UNFINISHED}").unlink(missing_ok=True)
         raise
-    # Without its description a state is restored unchecked, beside another one it would be refused: in this order, whoever is
-    # killed in between leaves what can be restored.
+    # Without its description a state is restored unchecked, beside another one it would be refused: in this order, a program
+    # that is killed in between leaves a checkpoint that can be restored.
     (path / pipeline_name).unlink(missing_ok=True)
     for file in files:
         (path / f"{file}{_UNFINISHED}").replace(path / file)
@@ -68,7 +68,7 @@ def read_checkpoint(directory: Any, description: dict[str, Any] | None, merged_s
 
     Args:
         directory: the directory of the checkpoint.
-        description: of the pipeline that is to be restored.
+        description: of the pipeline to restore.
         merged_state: makes the state of this process from those of all processes if their number was another one.
 
     Raises:

@@ -2,9 +2,9 @@
 
 Guarantees for a state that is restored into a mixture with other weights or components:
 
-1. A step that holds elements of a mixture (a window, bins, a batch that is being cut) saves the mixture's state before these, in
-   which stands, under ``"drawn"``, up to which position they were drawn and under which weights: ``[[stop, weights], ...]``.
-2. The mixture draws up to there under those weights, whoever asks: a thread that reads ahead, a worker, a step that fills itself
+1. A step that holds elements of a mixture (a window, bins, a batch that is being cut) saves the mixture's state before these, which
+   records, under ``"drawn"``, up to which position they were drawn and under which weights: ``[[stop, weights], ...]``.
+2. The mixture draws up to there under those weights, for every consumer: a thread that reads ahead, a worker, a step that fills itself
    again. So what is held comes again as it was, and nothing of it is skipped or comes twice.
 3. From there on the weights are the mixture's own. A state that is saved before that has what is left of the list.
 4. As the list is part of the state, none of this depends on when or where an iterator is restored.
@@ -245,7 +245,7 @@ def _cuts_on(state: dict[str, Any], are_there: Sequence[bool], cut: Any, num_row
 
 
 def as_names(drop: Any) -> frozenset[str]:
-    """Names of components that are to be dropped."""
+    """Names of components to drop."""
     if isinstance(drop, str) or not isinstance(drop, Collection):
         raise TypeError(f"drop must be a set of names of components, got {drop!r:.200}")
     return frozenset(map(str, drop))

@@ -15,7 +15,7 @@ from gristmill.core.errors import StateMismatchError
 
 
 class _Refilling(threading.local):
-    what: str | None = None  # is to be taken again, and by which step, while this thread restores what is before that step
+    what: str | None = None  # must be replayed, and by which stage, while this thread restores the stages upstream of it
 
 
 _refilling = _Refilling()

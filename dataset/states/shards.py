@@ -39,7 +39,7 @@ def parse_old_shards(state: Any, owner: object, beginnings: Sequence[Any]) -> tu
 
     Args:
         state: the state.
-        owner: whose it is to be, for errors.
+        owner: the future owner, for errors.
         beginnings: the states of the shards before their first elements.
 
     Raises:

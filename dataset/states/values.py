@@ -56,7 +56,7 @@ def advanced(state: Any, num: int) -> Any:
 
 
 def copied(state: Any) -> Any:
-    """A copy of a state, for whoever may change it."""
+    """A copy of a state, for a caller that may change it."""
     kind = type(state)
     if kind is dict:  # a call for each number would take most of the time
         copies = state.copy()
@@ -77,7 +77,7 @@ def is_same(state: Any, known: Any) -> bool:
 
 
 def given(state: Any) -> Any:
-    """A copy of a state that somebody sets, as ``get_state`` may give it back: NumPy's numbers as built-in ones.
+    """A copy of a state passed to ``set_state``, as ``get_state`` may return it: NumPy's numbers as built-in ones.
 
     Raises:
         StateMismatchError: it is nested too deeply to be one.
@@ -112,7 +112,7 @@ class CycleState:
     future_states: Mapping[int, Any] = field(default_factory=dict)  # of datasets that will be opened, by index
 
     def as_state(self, *, owns_states: bool = False) -> dict[str, Any]:
-        """The state that is saved; ``states`` are copied into it unless nobody else has them."""
+        """The state that is saved; ``states`` are copied into it unless no other object refers to them."""
         return {
             "next_index_in_cycle": self.slot,
             "next_index_in_datasets": self.num_opened,

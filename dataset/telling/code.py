@@ -1,6 +1,6 @@
-"""The description that tells a pipeline from others: its stages, and the code of its functions.
+"""The description that identifies a pipeline: its stages, and the code of its functions.
 
-The code of a function is compared as far as it can be: its bytecode, constants, defaults, the
+The code of a function is compared by the parts that can be compared: its bytecode, constants, defaults, the
 values it closes over, and the functions and constants of its module that it names. Code of
 installed packages is taken to be the same, and of large data parts are compared. Lists, dicts and
 arrays that a function changes itself, such as a log of its calls, do not count. Bytecode differs

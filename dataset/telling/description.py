@@ -86,7 +86,7 @@ def source_files(source: Any) -> list[str] | None:
     """Texts that distinguish the files of a source, independent of their folder, one for each; for
     a dataset, those of all its sources.
 
-    ``None`` if there is nothing of the kind: then the text of a source tells it from others.
+    ``None`` if there is nothing of the kind: then the text of a source identifies it.
     """
     if isinstance(source, DatasetNode):
         found = [getattr(node, "_source_files", None) for node in source_first(source)]
@@ -200,7 +200,7 @@ def _difference(key: Any, saved: dict[str, Any], own: dict[str, Any]) -> str | N
 
 
 def as_json(value: Any) -> Any:
-    """A parameter as it stands in a description."""
+    """A parameter as written in a description."""
     if isinstance(value, np.generic):
         value = value.item()
     return value if value is None or isinstance(value, bool | int | float | str) else _text(value)

@@ -36,7 +36,7 @@ _being_shown: dict[tuple[int, int], ref[_Showing]] = {}  # by pipeline and threa
 def chain_text(pipeline: Any) -> str:
     """The stages of a dataset or iterator, one to a line, with their parameters and lengths where these change.
 
-    What several branches lead to stands below them; a stage with several consumers is shown once. Long chains and many
+    The stage that joins several branches is below them; a stage with several consumers is shown once. Long chains and many
     branches are abbreviated in the middle.
 
     Example:
@@ -90,7 +90,7 @@ def stage_inputs(stage: Any) -> Sequence[Any]:
 
 
 def joined(branches: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of several branches, one after the other, with a bar along them that leads to what comes next."""
+    """The lines of several branches, one after the other, with a bar along them that leads to the next stage."""
     return [("│  " if j else "├─ " if i else "┌─ ") + line for i, branch in enumerate(branches) for j, line in enumerate(branch)]
 
 

@@ -3,7 +3,7 @@ element.
 
 Stages tell it where they call what users have written: ``tell`` adds a note to the error, which goes wherever that goes, to
 other threads and processes too. Nothing here runs as long as nothing fails. Nothing here raises either, whatever the objects of
-users do when they are asked for their names and lengths: the error that is to be explained goes out in any case, of the same type
+users do when they are asked for their names and lengths: the original error leaves in any case, of the same type
 and with the same arguments.
 """
 
@@ -36,7 +36,7 @@ class Failure(Value):
         elements: the numbers of the elements that it worked on, in words; nothing if they are not known.
         details: the records that these are made of.
         again: what is said of epochs by steps that know no more.
-        record_keys: of these records, as far as they are numbers or text.
+        record_keys: of these records, if they are numbers or text.
     """
 
     stage: str
@@ -85,7 +85,7 @@ class Note(str):
 def tell(error: BaseException, stage: Any, indices: Iterable[Any] = ()) -> None:
     """Notes at ``error`` that ``stage`` has raised it, at these indices: those that its method was called with.
 
-    To be called by the stage, or by the harness that calls it. What another one has told stays: that was nearer.
+    To be called by the stage, or by the harness that calls it. An existing context is kept: it is nearer to the cause.
     """
     _tell(error, stage, lambda: _failure_at(stage, [operator.index(i) for i in indices]))
 
@@ -167,7 +167,7 @@ def tell_of_settings(error: BaseException) -> None:
 
 
 def has_arrived(error: BaseException) -> None:
-    """Says that whoever keeps ``error`` to raise it later has it: steps that it passes then were not asked for the element."""
+    """Marks ``error`` as kept to be raised later: stages that it passes then were not asked for the element."""
     told = note_at(error)
     if told is not None:
         told.is_on_its_way = False

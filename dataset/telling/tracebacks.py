@@ -70,7 +70,7 @@ def _filter(error: BaseException) -> None:
         _attach(error)
     kept: TracebackType | None = None
     for link, hide in zip(reversed(links), reversed(is_hidden), strict=True):
-        if not hide:  # again: whoever raises the error again has the old ones
+        if not hide:  # again: a caller that raises the error again has the old ones
             kept = TracebackType(kept, link.tb_frame, link.tb_lasti, link.tb_lineno)
     BaseException.with_traceback(error, kept)
     if not is_interrupt and _NOTE not in getattr(error, "__notes__", ()):

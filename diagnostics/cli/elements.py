@@ -24,7 +24,7 @@ def element_lines(element: Any, label: str) -> list[str]:
 
     Args:
         element: anything.
-        label: what stands before it.
+        label: the text before it.
 
     Example:
         >>> print("\\n".join(element_lines({"x": np.arange(10), "y": ["some text", 5]}, "0:")))

@@ -269,7 +269,7 @@ def _row(state: Any) -> str:
     return f"row group {number_text(state['row_group'])}, row {number_text(state.get('index_within_row_group'))}"
 
 
-# What tells a form of state: the stages that it may belong to, and its words. The first key that is there decides.
+# A form of state: the key that identifies it, its possible stages, and its words. The first key that is there decides.
 _FORMS: dict[str, tuple[tuple[str, ...], Callable[..., Iterator[str]]]] = {
     "last_seen_indices": (("DataLoader",), loader_lines),
     "workers_state": (("RoundRobinIterator",), _old_workers),

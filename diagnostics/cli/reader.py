@@ -79,7 +79,7 @@ def ended_if_frozen(seconds: float) -> Iterator[None]:
     ended = Signal()
     try:
         file = sys.stderr.fileno()
-    except (AttributeError, OSError, ValueError):  # there is none, or it is somebody else's
+    except (AttributeError, OSError, ValueError):  # there is none, or it is not ours
         file = -1
     if not seconds or file < 0:
         yield

@@ -188,7 +188,7 @@ def _merge(item: list[_Saved], it: Any) -> None:
 
 
 def restore_checkpoint(path: str, it: Any) -> None:
-    """Sets an iterator to where a checkpoint stands: the first item that fits; of several processes all together, or the first.
+    """Sets an iterator to the position of a checkpoint: the first item that fits; of several processes all together, or the first.
 
     Raises:
         CommandError: there is no checkpoint.

@@ -67,7 +67,7 @@ def start_telemetry(
     Raises:
         TypeError: ``port`` is not an integer.
         ValueError: it is not in [0, 65535], or ``registry`` has metrics of these names.
-        OSError: the address is none of this machine, or this user may not use the port.
+        OSError: the address is not one of this machine, or this user may not use the port.
         ImportError: the package ``prometheus-client`` is missing.
 
     Example:
@@ -145,7 +145,7 @@ def start_from_environment() -> None:
             return
         start_telemetry(port, os.environ.get("GRISTMILL_PROMETHEUS_ADDRESS", _ADDRESS))
         if _active is not None and _active.server is None:
-            stop_telemetry()  # nobody would see what is counted
+            stop_telemetry()  # the counts would not be visible
     except ImportError as error:
         _log.info("there are no metrics: %s", error)
     except Exception as error:

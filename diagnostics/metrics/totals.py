@@ -6,7 +6,7 @@ Guarantees:
    when the pipeline is gone.
 2. Memory does not grow with the number of pipelines: those that have ended are let go of, and of the numbers that bear the name
    of a pipeline only those of the last ``_MAX_NAMES`` and of pipelines in use are kept.
-3. A pipeline never waits for somebody who reads.
+3. A pipeline never waits for a reader.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class _Pipeline:
 
 
 class Metrics:
-    """Knows the observers that it is told of, and their numbers as long as it lives."""
+    """Collects the registered observers, and their numbers while it lives."""
 
     def __init__(self) -> None:
         self._new: deque[_Pipeline] = deque()

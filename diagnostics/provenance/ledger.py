@@ -1,12 +1,12 @@
 """``Ledger``: a file that says where a stream was before each of its steps.
 
 Two files. ``PATH`` has a header and one record of ``_RECORD.size`` bytes for every ``every`` steps, at the place that follows
-from the step: the step, where the state before it stands in the other file, its length and checksum, and a checksum of the
+from the step: the step, the offset of the state before it in the other file, its length and checksum, and a checksum of the
 record. ``PATH.states`` has these states, one after another, each with its step; and those that were asked for in between.
 
 Guarantees:
 
-1. A record that is there is whole: the state is written before it, and whatever does not agree with its checksum is none.
+1. A record that is there is whole: the state is written before it, and data that does not agree with its checksum is ignored.
 2. A step is recorded before its output is computed, so no output is lost if the record cannot be
    written. At the end of a stream there is no record of the output that would follow.
 3. A step that is known already is compared, and not written again. If it differs, it and all later ones are written again.
@@ -143,7 +143,7 @@ class Ledger:
         return None
 
     def note(self, step: int, text: bytes) -> int:
-        """Writes that the encoded state before ``step`` is ``text``, for ``step_of``; returns where that stands."""
+        """Writes that the encoded state before ``step`` is ``text``, for ``step_of``; returns its offset."""
         file = self._opened()[1]
         offset = os.fstat(file).st_size
         _write(file, _FRAME.pack(_MARK, step, *_checks(text)) + text, offset)
@@ -210,7 +210,7 @@ class Ledger:
             size = self.path.stat().st_size if self.path.exists() else 0
         else:
             size = os.fstat(self._files[0]).st_size
-        return max(0, size - _HEADER.size) // _RECORD.size  # a torn one is none
+        return max(0, size - _HEADER.size) // _RECORD.size  # a torn record is ignored
 
     def _place(self, step: int) -> int:
         return _HEADER.size + step // self.every * _RECORD.size

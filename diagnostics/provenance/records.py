@@ -19,7 +19,7 @@ class Record(Value):
     Args:
         source: what it was read from: its ``repr``; of files the dataset with the name of the file.
         record_key: which record: its position in the source; in files ``(row group, row)`` of Parquet, the offset of a TFRecord.
-        index: where it stands in the stream of elements that are read by index, before filters and batches: ``ds[index]`` of the
+        index: its position in the stream of elements that are read by index, before filters and batches: ``ds[index]`` of the
             ``MapDataset`` that is iterated, batches taken apart; of a ``DataLoader`` that of the sampler. ``None`` in files.
         epoch: counted from 0; ``None`` if that is not known, as of users' samplers.
         component: its name or number in the innermost mixture; ``None`` without one.

@@ -100,7 +100,7 @@ def _rows(
         in_process[thread.process] += 1
     if len(rows) <= _MAX_ROWS:
         return rows
-    # The first threads of every process, then the second ones, and so on, as far as there is room.
+    # The first threads of every process, then the second ones, and so on, while there is room.
     shown = {*sorted(range(len(rows)), key=lambda i: (places[i], i))[: _MAX_ROWS - 1]}
     others = [row for i, row in enumerate(rows) if i not in shown]
     shares = np.mean([row.shares for row in others], axis=0)

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-# Libraries that ask for whoever calls them.
+# Libraries that inspect their caller.
 _BETWEEN = frozenset({"random", "secrets", "uuid", "tempfile", "os", "glob", "pathlib", "datetime", "posixpath", "numpy"})
 _QUIET = (sys.stdlib_module_names - _BETWEEN) | {"gristmill"}  # what these ask for changes no element
 _KINDS: dict[str, tuple[Any, str]] = {

@@ -1,6 +1,6 @@
 """Looks at the stages of a pipeline while it runs: what each was asked for, and what it does that no stage should do.
 
-Between any two stages one is put that passes elements on, and tells a ``Witness`` when it is asked and when it answers. What
+Between any two stages one is put that passes elements on, and reports each request and answer to a ``Witness``. What
 happens between two such moments is the doing of the stage that is at work in the thread.
 """
 
@@ -191,7 +191,7 @@ def random_states() -> dict[str, Any]:
     """The states of the global generators, by the names of their libraries."""
     states: dict[str, Any] = {"random": random.getstate()}
     state: Any = np.random.get_state(legacy=False)
-    keys = state["state"].get("key")  # of the generator that is there unless somebody has set another one
+    keys = state["state"].get("key")  # of the generator that is there unless another one was set
     states["numpy.random"] = repr(state) if keys is None else (keys.tobytes(), state["state"]["pos"], state["gauss"])
     torch = sys.modules.get("torch")
     if hasattr(torch, "get_rng_state"):
@@ -200,10 +200,10 @@ def random_states() -> dict[str, Any]:
 
 
 class Watched(PipelineEditor):
-    """A pipeline with a stage after each that tells a witness of it.
+    """A pipeline with a stage after each that reports to a witness.
 
     Args:
-        witness: who is told.
+        witness: the witness that is notified.
         addresses: those of the stages, by their ids.
     """
 
@@ -260,7 +260,7 @@ class _WatchedStream(IterDataset[Any]):
 
 
 class _Watched(Stream):
-    """The elements of the parent. A witness is told of each."""
+    """The elements of the parent. Reports each to a witness."""
 
     flow = "one_to_one"
 

@@ -48,7 +48,7 @@ class Report(Value):
         checks: what was compared, in this order, and what was not and why.
         num_steps: how many outputs the pipeline was run for.
         seconds: how long it took.
-        note: what is to be known of the run that others were compared with; empty if there is nothing to say.
+        note: a remark on the run that others were compared with; empty if there is nothing to say.
         condition: under which there was a difference; ``None`` if there was none, as for those that follow.
         step: at which output, counted from 0; for ``ds[i]`` in random order, the index.
         leaf: where in the output: ``['image'][3, 1]``; empty for the output itself.

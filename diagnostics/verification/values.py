@@ -68,7 +68,7 @@ def digest_of(value: Any) -> bytes:
 
 
 def difference(expected: Sequence[Leaf], got: Sequence[Leaf]) -> tuple[str, Any, Any] | None:
-    """The path of the first leaf that differs, and both values as far as they are small; ``None`` if there is none."""
+    """The path of the first leaf that differs, and both values if they are small; ``None`` if no leaf differs."""
     for a, b in zip(expected, got, strict=False):
         if a.path != b.path:
             return min(a.path, b.path, key=len), a.shown, b.shown

@@ -1,4 +1,4 @@
-"""Leaves as HTML: in full, among others, and on one line. Whatever is in them is text; all of it is bounded."""
+"""Leaves as HTML: in full, among others, and on one line. Their content is escaped as text, and its size is bounded."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Cells:
     Args:
         leaves: all leaves of it.
         address: where it is, as links say it: pictures and sounds are below that.
-        looks: how leaves are to be shown.
+        looks: the way to show leaves.
     """
 
     def __init__(self, leaves: Sequence[Leaf], address: str, looks: Looks) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 MAX_BYTES = 32 << 20
-_MAX_PIXELS = 64_000_000  # a small file may hold so many that it stops a browser
+_MAX_PIXELS = 64_000_000  # a small file may hold more than a browser can show
 _SOUNDS = ((b"fLaC", "audio/flac"), (b"OggS", "audio/ogg"), (b"ID3", "audio/mpeg"))
 _PNG = b"\x89PNG\r\n\x1a\n"
 _JPEG = b"\xff\xd8\xff"

@@ -76,7 +76,7 @@ class Story:
 
 
 def story_of(pipeline: Any, output: Output, row: int | None, num_rows: int | None, provenance: Provenance | str) -> Story:
-    """The element of a row after every stage, computed again by random access, as far as that is possible.
+    """The element of a row after every stage, computed again by random access where possible.
 
     Args:
         pipeline: a dataset or a ``DataLoader``.

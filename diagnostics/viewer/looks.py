@@ -57,7 +57,7 @@ class Look:
 
 
 class Looks:
-    """Finds out how leaves are to be shown.
+    """Determines the way to show leaves.
 
     Args:
         given: ``kind=pattern`` or ``audio:RATE=pattern``: which kind leaves are whose names, joined with dots, fit the pattern.
@@ -169,7 +169,7 @@ def _picture(picture: Picture, array: Any) -> Look:
 
 
 def _sound(channels: Any, rate: int, leaf: Leaf, others: Sequence[Leaf]) -> Look:
-    """A sound with its rate: the one given, one that stands beside it, or one that is common."""
+    """A sound with its rate: the one given, one beside it, or one that is common."""
     if rate:
         return Look("audio", channels, rate=rate)
     for other in others:

@@ -60,7 +60,7 @@ def is_numeric(array: npt.NDArray[Any]) -> bool:
 
 
 def sample(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """All values of an array, or of a large one so many at random places, the same ones every time.
+    """All values of an array, or a sample of a large one at random places, the same ones every time.
 
     Returns:
         shape [values].

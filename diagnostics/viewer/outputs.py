@@ -1,8 +1,8 @@
-"""The outputs that are looked at: computed by one thread, whoever asks, and kept for a while.
+"""The outputs that are looked at: computed by one thread for all requests, and kept for a while.
 
 Guarantees:
 
-1. The pipeline is used by one thread only. Who asks waits some seconds at most, and is told how far it is then; what is computed
+1. The pipeline is used by one thread only. A request waits some seconds at most, and then gets the progress; what is computed
    continues meanwhile, and is there when it is asked for again.
 2. The latest outputs are kept, as long as they are small; the very latest always.
 """
@@ -113,7 +113,7 @@ class Outputs:
         return seen.provenance
 
     def stage(self, seen: Seen, row: int | None, number: int) -> Stage | None:
-        """One of the stages of a story, if that was told."""
+        """One of the stages of a story, if it is in the history."""
         story = seen.stories.get(row)
         return story.stages[number] if story is not None and number < len(story.stages) else None
 

@@ -73,8 +73,8 @@ class View:
         root: the address that all others begin with.
         name: of the pipeline, as it was asked for.
         about: what kind of pipeline it is, in some words.
-        looks: how leaves are to be shown.
-        is_batched: whether outputs are batches as far as the pipeline says.
+        looks: the way to show leaves.
+        is_batched: whether outputs are batches according to the pipeline.
         is_indexed: whether steps are indices, of which there are some without end.
         length: number of outputs from the beginning on, if that is known.
         since: the names of the states that steps may be counted from, the first one that of the beginning.
@@ -126,7 +126,7 @@ def step_page(view: View, seen: Seen, first: int, is_whole: bool, source: str) -
         view: what is the same on all pages.
         seen: the output.
         first: the row, or the leaf, to begin with.
-        is_whole: show a batch as one thing, or rows of what is no batch as far as the pipeline says.
+        is_whole: show a batch as one thing, or rows of what is no batch according to the pipeline.
         source: where it comes from, as HTML.
     """
     step = seen.output.step

@@ -51,7 +51,7 @@ class Picture:
 
 
 def picture_of(array: npt.NDArray[Any], is_named: bool) -> Picture | None:
-    """The picture that an array holds, as far as its shape and type say so; ``None`` if it holds none.
+    """The picture that an array holds, according to its shape and type; ``None`` if it holds none.
 
     Args:
         array: [height, width], with 1, 3 or 4 channels before or after them, and perhaps frames before all of it.

@@ -1,11 +1,11 @@
-"""The server of the pages: on the loopback address, for whoever knows the address that it prints.
+"""The server of the pages: on the loopback address, for all who know the address that it prints.
 
 Guarantees:
 
 1. Only GET and HEAD are answered, and only below an address with a random token; every other one is "not found". Requests for
-   another host than the loopback one are refused, so that no name that somebody points to this machine will do.
+   another host than the loopback one are refused, so that no other name that resolves to this machine is accepted.
 2. Nothing that an element contains is run: it is text in pages, or a picture or a sound that was made here; scripts and styles
-   come from this package alone, and browsers are told so.
+   come from this package alone, and a header restricts browsers to it.
 3. Whatever fails is said in a page. The server continues.
 """
 

@@ -43,12 +43,12 @@ def view(
             second), ``"tokens=NAME"``, ``"array=NAME"``. A name is that of a value, those of containers before it with dots
             between them, and may have ``*`` in it.
         step: shown first, counted from 0; of a ``MapDataset`` its index.
-        state: a checkpoint; what follows it is shown first.
+        state: a checkpoint; the outputs after it are shown first.
         name: of the pipeline, for the pages.
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: ``show_as`` or ``port`` is none of what is allowed, or both ``step`` and ``state`` are given.
+        ValueError: ``show_as`` or ``port`` is not allowed, or both ``step`` and ``state`` are given.
         OSError: the port is taken.
 
     Example:
@@ -96,7 +96,7 @@ class Viewer:
 
     @property
     def url(self) -> str:
-        """The address for a browser. Whoever has it can look at the pipeline."""
+        """The address for a browser. It gives access to the pipeline."""
         return f"http://{HOST}:{self._server.server_port}/{self._server.site.token}/"
 
     def wait(self) -> None:

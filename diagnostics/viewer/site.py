@@ -64,8 +64,8 @@ class Site:
     Args:
         pipeline: a dataset or a ``DataLoader``.
         name: of it, for the title.
-        looks: how leaves are to be shown.
-        restore: sets an iterator to where a checkpoint stands, by its path.
+        looks: the way to show leaves.
+        restore: sets an iterator to the position of the checkpoint at a path.
         first: the step that is shown first.
     """
 
@@ -159,7 +159,7 @@ class Site:
         return Answer(b"There is no such picture or sound.", status=HTTPStatus.NOT_FOUND)
 
     def _go(self, text: str) -> Answer:
-        """To a step, or to where a checkpoint stands."""
+        """Goes to a step, or to the position of a checkpoint."""
         number = step_number(text.strip())
         if number is not None:
             return _moved(self._view().address(Step(number)))
@@ -185,7 +185,7 @@ class Site:
         return step
 
     def begin_at(self, path: str) -> None:
-        """Shows first what follows a checkpoint; errors are those of ``go_to_checkpoint``."""
+        """Begins with the outputs after a checkpoint; errors are those of ``go_to_checkpoint``."""
         step = self.go_to_checkpoint(path)
         while isinstance(step, Waiting):
             step = self.go_to_checkpoint(path)

@@ -169,7 +169,7 @@ class StreamSteps:
             self._at = step
 
     def _take(self, passes: bool = False) -> Any:
-        """The next output. One that fails stays where it is, unless it is to be passed."""
+        """The next output. One that fails stays where it is, unless it is skipped."""
         self._marks[self._at.since].add(self._at.number, self.it)
         try:
             element = next(self.it)

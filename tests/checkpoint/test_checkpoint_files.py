@@ -1,4 +1,4 @@
-"""The files of a checkpoint: descriptions (decision 17), saves that fail, files of somebody else; and states, which are small."""
+"""The files of a checkpoint: descriptions (decision 17), saves that fail, files of other programs; and states, which are small."""
 
 import json
 import random

@@ -86,7 +86,7 @@ def test_states_restore(name, tmp_path):
 
 @pytest.mark.parametrize("name", GRAINS_PIPELINES)
 def test_what_we_write_is_what_grain_writes(name, tmp_path):
-    """Apart from the source in shared memory, that in Grain shows all its data, and from what tells flat maps apart."""
+    """Apart from the source in shared memory, that in Grain shows all its data, and from what distinguishes flat maps."""
     with made(name) as pipeline, iter(pipeline) as it:
         for _, state in GRAIN[name]["states"]:
             set_state(it, state)

@@ -103,7 +103,7 @@ def test_a_damaged_state_is_refused_or_one_to_continue_from(name):
     make, states, rng = PIPELINES[name], states_of(name), random.Random(f"{name} 0")
     it = iter(make())
     for _ in range(2 if name in SLOW else 8):
-        if name in VARYING:  # what it has in memory decides what becomes of a state that cannot be
+        if name in VARYING:  # what it has in memory decides the result for a state that cannot be
             it = iter(make())
         state = rng.choice(states)
         check_refused_or_a_state(make, it, state, damaged(state, rng, states_of_others()))
@@ -312,7 +312,7 @@ ALL = {name: make for name, make in {**PIPELINES, **LOADERS}.items() if name not
 
 @pytest.fixture
 def opened():
-    """New iterators of a pipeline, after so many elements; closed at the end."""
+    """New iterators of a pipeline, after some elements; closed at the end."""
     with contextlib.ExitStack() as stack:
 
         def opened(make, position=0):

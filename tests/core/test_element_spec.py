@@ -115,7 +115,7 @@ def test_without_its_key_sampled_and_replaced_a_record_has_one_generator():
     assert rng.random() == philox(7).random()
     assert metadata.remove_record_key().rng is copy.copy(metadata).rng is rng
     assert sampled(1, 2, None).rng is None
-    # It continues in what replaces its metadata, whoever asks first and through whichever of the two.
+    # It continues in what replaces its metadata, in any order of access through either of the two.
     for first in (0, 1):
         metadata, reference = sampled(1, 2, 7), philox(7)
         both = metadata, metadata.remove_record_key()

@@ -260,7 +260,7 @@ class TestInterrupts:
         if make is prefetching:
             assert gate.seen == list(range(9))  # each was computed once
 
-    # An interrupt may come in a callback of somebody else's, where Python can only print it.
+    # An interrupt may come in a callback of another library, where Python can only print it.
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
     @each_size([], (prefetching, 1, 5, 60), (prefetching_plain, 1, 5, 60), (sharing, 0, 1, 3, 30))
     def test_interrupts_at_any_moment_lose_nothing(self, make, size, args):

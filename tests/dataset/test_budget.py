@@ -105,7 +105,7 @@ def test_memory_stays_within_the_budget_whatever_sizes_elements_have(prefetches)
     with within(ds, max_threads=4, max_bytes_ahead=num_bytes) as it:
         for _ in range(3000):
             next(it)
-    assert num_bytes / 4 < live.most <= 1.1 * num_bytes + 4 * 1_000_000  # of four threads nobody knows what they will make
+    assert num_bytes / 4 < live.most <= 1.1 * num_bytes + 4 * 1_000_000  # of four threads the results are unknown
 
 
 class Costly:

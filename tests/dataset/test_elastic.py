@@ -231,7 +231,7 @@ def test_errors_do_not_move_it_and_options_reach_it(mode):
     assert plain([next(it)]) == [[0, 2]]
     assert mode != "workers" or e._iterator._inner_iterators()[0]._ctx.options.min_shm_size == 9
     it.close()
-    # Skipping keeps shards together, whoever of them has met the error.
+    # Skipping keeps shards together, no matter which of them met the error.
     before = MapDataset.range(24).map(failing(7)).filter(lambda x: x % 2)
     after = MapDataset.range(24).filter(lambda x: x % 2).map(failing(7))
     for ds, first_fails in ((before, True), (after, False))[: 1 if mode == "workers" else 2]:

@@ -53,7 +53,7 @@ for make in read, prefetch, threads:
 sys.exit(0)
 """
 
-# What comes back from C++ to an interpreter that has gone aborts the process: about nine times in ten, without the wait.
+# A thread that returns from C++ to an interpreter that has gone aborts the process: about nine times in ten, without the wait.
 ARRAY_RECORDS = """
 from array_record.python.array_record_module import ArrayRecordWriter
 writer = ArrayRecordWriter(sys.argv[1], "group_size:1")

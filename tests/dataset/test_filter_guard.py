@@ -51,7 +51,7 @@ def test_the_window_is_a_thousand_elements_sharp(place, mode, batch):
     first, second = range(100), range(1000, 1900)
     for kept in ([*first], [*range(900, 1000)], [*range(0, 1000, 10)]):
         assert run(kept_at(*kept), 1000, 0.9001) == kept
-        assert run(kept_at(*kept), 999, 0.5) == [x for x in kept if x < 999]  # never judged
+        assert run(kept_at(*kept), 999, 0.5) == [x for x in kept if x < 999]  # never checked
         assert_raises(ValueError, r"90\.00%", run, kept_at(*kept), 1000, 0.9)
     # An element at 1000 is in the second window, which is not full.
     assert run(kept_at(*first, *second), 1999, 0.901) == [*first, *second]

@@ -163,7 +163,7 @@ def test_what_is_read():
     it = iter(FlatMapIterDataset(MapDataset.range(1000).map(lambda x: x % 4).to_iter_dataset(), transform))
     total = [x for _ in range(10) for x in it._take(128)]
     assert total == [item for x in range(1000) for item in fan(x % 4)][:1280]
-    # Each element once, but for those that were read when nobody knew how many items to expect.
+    # Each element once, but for those that were read while the number of items was unknown.
     assert 853 <= len(transform.calls) < 1100
     transform.calls.clear()
     it = iter(FlatMapIterDataset(numbers(9), transform))

@@ -184,7 +184,7 @@ class TestStates:
             it.set_state(state)
             assert it.get_state() == state
             assert list(it) == [*first, 22, 23, 30, 31, 40, 32, 41]
-        # The flag stands in the state again when the block that found the truth failed; the truth stays known no longer.
+        # The flag is in the state again when the block that found the truth failed; the truth stays known no longer.
         failing = numbers(10, 15, fn=Failing(14, times=2))
         it = iter(interleave([MapDataset.range(0, 3), failing], 2, iter_buffer_size=0))
         it.set_state(stored(0, 2, [0, 1], [1, 1], [1, 0]))
@@ -344,7 +344,7 @@ def opening(can_open, lengths, cycle_length, way, **file):
 
 
 def outcomes(it, limit=100):
-    """Elements and errors: so many in all."""
+    """Elements and errors, ``limit`` in all."""
     found = []
     for _ in range(limit):
         try:
@@ -522,7 +522,7 @@ class TestResources:
         it.close()
 
     def test_the_next_file_is_opened_before_it_is_needed(self, monkeypatch):
-        monkeypatch.setattr(budget, "_ANEW_SECONDS", 3600.0)  # whoever misses something finds that out too late
+        monkeypatch.setattr(budget, "_ANEW_SECONDS", 3600.0)  # with the usual check, a missed signal would not be noticed
         opened = threading.Semaphore(0)
         it = iter(opening(lambda name: opened.release() or name, [2] * 9, 1, {}))
         for num in range(1, 5):

@@ -71,7 +71,7 @@ def check_schedule(seed, n):
             assert single.counts(position) == counts and single._next(position, counts) == components[position]
         assert inner[position] == counts[components[position]]
         counts[components[position]] += 1
-    far = rng.randrange(5 * selection._unchanging_from + 500)  # also where what comes repeats itself
+    far = rng.randrange(5 * selection._unchanging_from + 500)  # also if the order repeats
     if rng.random() < 0.2:
         assert [single[far + i] for i in range(30)] == [*zip(*selection.run(far, 30), strict=True)]
 

@@ -1,4 +1,4 @@
-"""``mp_prefetch`` on real processes: what it takes, what comes out, states, errors, and which processes do the work.
+"""``mp_prefetch`` on real processes: inputs, outputs, states, errors, and which processes do the work.
 
 Functions and classes that workers use are local to the tests: they travel by value, so that workers need not import pytest.
 """
@@ -129,7 +129,7 @@ class TestElements:
         next(it)
         interrupt_once(it.executor.shards[0])
         assert_raises(KeyboardInterrupt, None, list, it)
-        fails(it, NotImplementedError, match="no state")  # nobody knows where to continue: it is not the end of the data
+        fails(it, NotImplementedError, match="no state")  # the position is unknown: it is not the end of the data
         it = iter(numbers(20_000).mp_prefetch(workers(2)).batch(500))
         batches = [next(it) for _ in range(4)]
         interrupt_once(it._parent.executor.shards[1])  # of worker 0, some have been taken and more are ready
@@ -224,7 +224,7 @@ class TestErrors:
         it = iter(LocalWorkersIterDataset(numbers(10).filter(lambda x: x % 2 or x < 4).map(failing(5)), 2))
         assert [next(it) for _ in range(4)] == [0, 1, 2, 3]
         fails(it, OSError, match="bad")
-        assert it.get_state()["exhausted"] == [0, 0]  # after the last delivered element nobody had looked
+        assert it.get_state()["exhausted"] == [0, 0]  # nothing was read after the last delivered element
         it.skip_failed()
         assert it.get_state()["exhausted"] == [1, 0]
         assert list(it) == [7, 9]

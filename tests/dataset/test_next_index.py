@@ -86,7 +86,7 @@ def test_where_it_is_and_jumping(name):
         assert get_next_index(it) == len(expected)
     last = len(expected)
     assert get_next_index(it) == last
-    # Jumping is like having delivered what comes before.
+    # Jumping is like having delivered the elements before.
     indices = [*range(last + 1), *reversed(range(last + 1))]
     for index in [3, last, 1] if name in SLOW else indices:
         delivering = iter(PIPELINES[name])

@@ -1,4 +1,4 @@
-"""The guarantees of read-ahead: order, the bound, errors, threads that go when nobody needs them; and blocks with states."""
+"""The guarantees of read-ahead: order, the bound, errors, threads that end when they are not needed; and blocks with states."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor

@@ -208,7 +208,7 @@ class TestClose:
         thread = it._ahead._thread
         it.close()
         wait_until(lambda: not thread.is_alive())
-        assert gate.num_busy  # nobody has waited for user code
+        assert gate.num_busy  # no thread has waited for user code
         gate.open.set()
 
     def test_ends_worker_processes_that_are_stuck(self):
@@ -248,7 +248,7 @@ class TestClose:
         next(it)
         del it
         wait_for_no_threads()
-        assert parent.num_closed == 0  # it is somebody else's
+        assert parent.num_closed == 0  # another object owns it
 
 
 def test_arguments_of_several():

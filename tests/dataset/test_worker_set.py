@@ -127,7 +127,7 @@ def test_nobody_waits_for_what_is_not_taken_of_another_one_or_stuck(tmp_path, st
     def note(x):
         with (tmp_path / "made").open("a") as file:
             file.write(".")
-        return np.full(10_000, x) if x != stuck else (tmp_path / "pipe").read_bytes()  # nobody ever writes
+        return np.full(10_000, x) if x != stuck else (tmp_path / "pipe").read_bytes()  # no process ever writes
 
     options = MultiprocessingOptions(1, 2, executor="processes")
     full = MapDataset.range(1000).map(note).to_iter_dataset(ReadOptions(0, 0)).mp_prefetch(options)

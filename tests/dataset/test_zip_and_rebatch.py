@@ -85,7 +85,7 @@ def test_without_strict_the_parents_before_the_first_that_ends_are_one_further(b
     while taken := it._take(block):
         rows += taken
     assert rows == [(i,) * 4 for i in range(3)]
-    for _ in range(3):  # the end is the end: nobody is asked for more
+    for _ in range(3):  # the end is the end: no parent is read any more
         assert it.get_state() == at(4, 4, 3, 3)
         assert_raises(StopIteration, None, next, it)
     assert_raises(StateMismatchError, None, it.set_state, at(0, 0, 0, -1))

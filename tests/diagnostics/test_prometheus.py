@@ -368,7 +368,7 @@ def test_the_environment_starts_it():
         (first, {OURS: "TRUE", "GRISTMILL_PROMETHEUS_PORT": str(first), "GRISTMILL_PROMETHEUS_ADDRESS": "127.0.0.1", PORT: "1"}),
         (second, {SWITCH: "True", PORT: str(second)}),
     ]
-    with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", 9431)):  # nobody uses it on this machine
+    with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", 9431)):  # no program uses it on this machine
         cases.append((9431, {SWITCH: "true"}))
     for number, variables in cases:
         children = ["children"] * (number == second)  # and workers serve nothing

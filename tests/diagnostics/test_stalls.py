@@ -69,7 +69,7 @@ def test_where_a_worker_is_stuck(messages, tmp_path):
 
     def wait(x):
         if x == 7:
-            pipe.read_bytes()  # until somebody has written
+            pipe.read_bytes()  # blocks until a thread has written
         return x
 
     tells = re.compile("(?s)It waits for worker 1.*in wait").search  # worker 0 may begin later, and be waited for before

@@ -176,7 +176,7 @@ def test_advice(snapshot, options, text, judged):
 
 
 def measured(source, step, threads, *, waiting=0.0, marks=()):
-    """A second of a pipeline whose source and consumer take so many milliseconds; ``waiting`` is what it waits beyond that."""
+    """A second of a pipeline whose source and consumer take this many milliseconds; ``waiting`` is what it waits beyond that."""
     period = (max(source / threads, step) if threads else source + step) + waiting
     num = round(1000 / period)
     place = "threads" if threads else "consumer"
@@ -208,7 +208,7 @@ def test_what_each_part_would_gain_is_compared(judged):
     texts = measure(10, 6).recommendations
     assert all("About 167 elements/s." in text for text in texts) and len(texts) == 2
     assert "About 33" in measure(48, 1).recommendations[0]
-    for source, step, threads in ((10, 10, 1), (10, 10.2, 1), (6, 6, 0)):  # what takes as long is not told apart
+    for source, step, threads in ((10, 10, 1), (10, 10.2, 1), (6, 6, 0)):  # stages of equal times are not distinguished
         found = measure(source, step, threads)
         assert not found.is_certain and {part.kind for part in found.parts[:2]} == {"source", "consumer"}
         assert "That is not certain: without " in found.sentence and "differences of 5% are not told apart" in found.sentence
@@ -375,7 +375,7 @@ def test_who_waited_for_the_budget_is_told_as_text_as_data_and_by_the_diagnosis(
     ds = IterDataset.mix([SLOW.map(lambda x: np.full(10, x)).to_iter_dataset() for _ in range(num)])
     it = iter(WithOptionsIterDataset(ds, DatasetOptions(**options)))
     with observe(it) as view:
-        assert not view.summary().budgets and "read-ahead" not in str(view.summary())  # nobody makes a budget by asking
+        assert not view.summary().budgets and "read-ahead" not in str(view.summary())  # asking makes no budget
         assert len([next(it) for _ in range(100)]) == 100
         snapshot = view.snapshot()
     (budget,), summary = snapshot.summary.budgets, snapshot.summary

@@ -72,12 +72,12 @@ class Work(Map):
 
 
 def processes(num, **options):
-    """So many workers that are processes, on all builds of Python."""
+    """The options of ``num`` worker processes, on all builds of Python."""
     return gm.MultiprocessingOptions(num, executor="processes", **options)
 
 
 def threads(num, **options):
-    """So many workers that are threads."""
+    """The options of ``num`` worker threads."""
     return gm.MultiprocessingOptions(num, executor="threads", **options)
 
 
@@ -115,7 +115,7 @@ def arrived(work, workers, situation):
     num = {"idle": 4, "busy": 2, "stuck": 2, "full": 2}[situation]
     if workers:
         wait_for(lambda: len(work.count()) == workers and min(work.count()) >= num, lambda: f"{work.count()} of {situation}")
-        if situation != "stuck":  # they have sent what there is to be sent
+        if situation != "stuck":  # they have sent everything
             wait_for(lambda: {run_state(process_id) for process_id in work.process_ids()} == {"S"}, "the workers do not wait")
     elif situation == "busy":  # a thread that reads ahead
         wait_for(lambda: sum(work.count()) >= 2, lambda: f"{work.count()} of {situation}")
@@ -189,7 +189,7 @@ class Watch:
 
 
 def ready():
-    """Tells the test that the situation is there."""
+    """Signals to the test that the situation is reached."""
     print(f"ready {time.monotonic()}", flush=True)
 
 
@@ -232,7 +232,7 @@ def error_of(function, *args, kind=RuntimeError):
 
 
 def take_all(it, seen):
-    """Appends the numbers of all elements, to the end or a worker's death, of which it returns what is told."""
+    """Appends the numbers of all elements, to the end or a worker's death, whose message it returns."""
     try:
         for x in it:
             seen.append(int(np.ravel(x)[0]))

@@ -28,7 +28,7 @@ def check_deaths(die, how, workers, api, is_small):
         num = check_death(iter(APIS[api](Deadly(die, 300), 5000, workers)), [*range(5000)], how)
         assert 0 < num < 5000, (how, num)
 """
-DEATHS = {  # what the worker does, and what the consumer is told
+DEATHS = {  # what the worker does, and the error of the consumer
     "kill_self(9)": "it was killed by signal 9 (SIGKILL",
     "sys.exit(123)": "it exited with code 123",
     "bus_error()": "it was killed by signal 7 (SIGBUS)",

@@ -76,7 +76,7 @@ def test_all_endings_within_a_program(tmp_path, situation):
     check_parts(tmp_path, *[within(name, next(workers), situation, APIS[i % 3]) for i, name in enumerate(names)])
 
 
-# Endings of the program: what it does, and what comes out of it.
+# Endings of the program: the action, and the result.
 EXITS = {
     "exception": ("raise ValueError('mine')", 1, "ValueError: mine"),
     "sys_exit": ("sys.exit(7)", 7, None),

@@ -43,7 +43,7 @@ OPERATIONS = {
 
 
 def check_interrupts(folder, name, first, step):
-    """Before every so many lines, beginning with the first."""
+    """Interrupts before every ``step``-th line, beginning with ``first``."""
     ready, operation = OPERATIONS[name]
     script = f"""{TOOLS}
 close_all(), obituary  # imported

@@ -98,7 +98,7 @@ COMMANDS = {
 def test_commands_end(name, tmp_path):
     args = COMMANDS[name]
     outcome = command(tmp_path, *args, "--stall-seconds", str(seconds_for(args[1].partition(":")[2]))).outcome()
-    if name == "lock":  # of the interpreter: nobody else can say anything
+    if name == "lock":  # of the interpreter: no other thread can answer
         assert outcome.code == 1 and "in hold_the_lock" in outcome.err
         return
     assert outcome.code == 1 and outcome.err.startswith("python -m gristmill: next() of "), outcome.err

@@ -1,4 +1,4 @@
-"""The process that workers are forked from: its workers are like those that are started, and its death harms nobody."""
+"""The process that workers are forked from: its workers are like those that are started, and its death does no harm."""
 
 from fault_harness import check_parts, check_silent, run
 

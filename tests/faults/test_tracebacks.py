@@ -97,7 +97,7 @@ def shown(folder, script, *kinds):
 
 
 def stack(text):
-    """The functions of the traceback, and what follows it."""
+    """The functions of the traceback, and the lines after it."""
     lines = text.splitlines()
     error = next(i for i, line in enumerate(lines) if line.startswith("ZeroDivisionError:"))
     return functions_in("\n".join(lines[:error])), lines[error + 1 :]

@@ -82,7 +82,7 @@ def test_no_link_is_broken_notebooks_are_offered_and_pictures_have_descriptions(
     assert [path.name for path, page in pages.items() if page.images_without_text and "_modules" not in path.parts] == []
 
 
-# What readers look for, and the section that tells about it.
+# What readers look for, and the section about it.
 SECTIONS = {
     "skip bad records": "guides/debugging#skip-bad-records",
     "csv": "guides/sequential_sources#csv",

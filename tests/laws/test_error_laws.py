@@ -108,7 +108,7 @@ STAGES = {
 each_stage = pytest.mark.parametrize("stage", STAGES)
 each_part = pytest.mark.parametrize("part", [0, pytest.param(1 + SEED % 3, marks=pytest.mark.slow, id="another")])
 
-# What stands after it, and what becomes of a list of outcomes: elements, or ``FAILED``
+# A downstream stage, and its effect on a list of outcomes: elements, or ``FAILED``
 FAILED = object()
 
 
@@ -186,7 +186,7 @@ MODES = {"direct": DIRECT, "threaded": THREADED, "far_ahead": ReadOptions(1, 64)
 MODES_AND_WORKER = (*MODES, "worker")  # a single worker: all is as without one
 BAD = [{0}, {5}, {3, 4}, {1, 6, 7, N - 1}, set(range(N))]
 
-# What stands after a stage sees its outputs and errors alone: some stages meet everything, the others a few typical ones.
+# A downstream stage sees the outputs and errors alone: some stages meet everything, the others a few typical ones.
 THOROUGH = ("source", "map", "iter_map", "iter_filter", "legacy_operation")
 TYPICAL = ("alone", "batch", "batch_thread_prefetch", "mix", "interleave", "cache_repeat")
 
@@ -289,7 +289,7 @@ def test_transient_failures_heal(stage, part):
 
 
 class Disguised:
-    """Whatever it is asked for, it gives what comes next, and at its end ``error``."""
+    """For any index it gives the next element, and at its end ``error``."""
 
     def __init__(self, n, error):
         self.records, self.error, self.num_asked = iter(range(n)), error, 0

@@ -305,7 +305,7 @@ def test_who_computes_the_lanes_is_not_observable(entry):
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 def test_what_is_skipped_does_not_depend_on_how_an_iterator_came_there(entry):
-    """A worker is told to leave out the next output by its state alone, or as the first of all."""
+    """A worker is asked to skip the next output by its state alone, or as its first output."""
     ds = entry.make()
     states = [iter(ds).get_state(), *run(iter(ds))[1]]
     for position, state in enumerate(states[:-1]):

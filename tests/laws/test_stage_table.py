@@ -1,4 +1,4 @@
-"""The table of stages is complete, every stage tells about itself, and data sets are values: they pickle, copy, compare."""
+"""The table of stages is complete, every stage describes itself, and data sets are values: they pickle, copy, compare."""
 
 import copy
 import inspect
@@ -45,7 +45,7 @@ def test_every_stage_answers_for_itself(stage):
         unanswered.append("_keeps_indices or _origins(index): what an element is made of")
     if issubclass(stage, IterDataset) and stage._num_elements is IterDataset._num_elements:
         unanswered.append("_num_elements(): how many elements it delivers")
-    is_function_of_iterators = stage is LegacyOperationIterDataset  # into which nobody can look
+    is_function_of_iterators = stage is LegacyOperationIterDataset  # which cannot be inspected
     if (
         issubclass(stage, IterDataset)
         and stage._traced is IterDataset._traced

@@ -123,7 +123,7 @@ class TestGenerators:
 
     def test_streams_go_by_the_global_index(self):
         whole = run(6, TO_TUPLE, DRAW)
-        assert run(6, TO_TUPLE, Kept(lambda x: x[0] % 2), DRAW) == whole[1::2]  # whatever is filtered before
+        assert run(6, TO_TUPLE, Kept(lambda x: x[0] % 2), DRAW) == whole[1::2]  # regardless of earlier filters
         for i in range(3):
             assert run(6, TO_TUPLE, DRAW, sampler=SequentialSampler(6, ShardOptions(i, 3), seed=3)) == whole[i::3]
         loader = make(6, EMPTY, DRAW, sampler=IndexSampler(6, num_epochs=2, seed=1))

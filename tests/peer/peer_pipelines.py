@@ -37,7 +37,7 @@ class Node:
     num_sliced: int = ENDLESS  # the fewest datasets of an interleave: more threads than that cannot share it
 
     def within(self, code, *facts, without=(), **changes):
-        """A dataset over this one, for which ``<0>`` stands in its code."""
+        """A dataset over this one, written ``<0>`` in its code."""
         facts = (self.facts | set(facts)) - set(without)
         return dataclasses.replace(self, code=code.replace("<0>", self.code), facts=facts, **changes)
 

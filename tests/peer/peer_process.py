@@ -27,7 +27,7 @@ def run(module, specs):
         code, output, errors = _outputs([python, str(_HERE / "peer_driver.py"), module], json.dumps(left))
         lines = output.splitlines()
         results += map(json.loads, lines)
-        # Threads that Grain leaves behind can slow what comes after them until it is given up: that is tried again.
+        # Threads that Grain leaves behind can slow later pipelines until they time out: these are tried again.
         is_stuck = module == "grain" and "Timeout" in errors
         assert code == 0 or is_stuck, f"{module} ended with {code} at {left[len(lines)]}:\n{errors[-3000:]}"
         if not lines:

@@ -1,7 +1,7 @@
 """Trees of stream stages as plain generators: what they have to deliver, without blocks, threads, iterators or states.
 
-A tree is a tuple ``(name, arguments, trees)``. ``build`` makes the data set of it, ``outcomes`` what comes out. Elements are
-lists that user code changes in place, and so does whoever consumes them; in the model they are tuples.
+A tree is a tuple ``(name, arguments, trees)``. ``build`` makes the data set of it, ``outcomes`` computes its outputs. Elements are
+lists that user code changes in place, and so does the consumer; in the model they are tuples.
 """
 
 import itertools
@@ -54,7 +54,7 @@ class Transient(Exception):
 
 
 class Interrupt(KeyboardInterrupt):
-    """Somebody presses Ctrl-C."""
+    """The user presses Ctrl-C."""
 
 
 class Trouble:
@@ -348,7 +348,7 @@ _buffers = st.sampled_from([0, 1, 2, 9])
 _lengths = st.sampled_from([12, 20, 9, 30, 16, 7, 4, 1, 0])
 _sizes = st.sampled_from([3, 5, 2, 10, 4, 1, 17])
 
-# name: what makes the data set, what comes out (if not written above), and what its arguments are drawn from
+# name: what makes the data set, the outputs (if not written above), and what its arguments are drawn from
 _STAGES: dict[str, Any] = {
     "flaky": (lambda ds: ds.map(TROUBLE), same),
     "map": (lambda ds: ds.map(grown_by_one), lambda p: each(p, lambda i, x: (*x, 1))),

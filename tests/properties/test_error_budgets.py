@@ -13,7 +13,7 @@ LENGTH = 13
 
 
 class Fails:
-    """A function that fails at some numbers, as long as it is told to."""
+    """A function that fails at some numbers, while it is set to."""
 
     def __init__(self, divisor, rest):
         self.divisor, self.rest, self.is_on = divisor, rest, True

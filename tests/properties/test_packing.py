@@ -42,7 +42,7 @@ def check_states(ds):
 
 @st.composite
 def sequences(draw, most, lengths):
-    """Elements, each with at most so many tokens of each feature; one token may be a scalar."""
+    """Elements, each with at most ``most`` tokens of each feature; one token may be a scalar."""
     elements = []
     for i in range(draw(st.integers(0, most))):
         element = {"k": f"element {i}"}

@@ -1,4 +1,4 @@
-"""Random trees of stream stages deliver what plain generators say, whatever is done to their iterators in between."""
+"""Random trees of stream stages deliver what plain generators say, after any operations on their iterators."""
 
 import itertools
 import json

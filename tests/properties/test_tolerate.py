@@ -222,7 +222,7 @@ def test_after_any_number_of_restarts_every_record_came_once_or_was_passed_over(
     coin = Coin(f"{name}{seed}")
     ds, num_each = restored_streams(coin)[name]
     it, found, num_restarts = iter(ds), [], 0
-    coin.chance, restarts = 0.06, random.Random(seed + 1)  # the coin is thrown by threads, too, nobody knows how often
+    coin.chance, restarts = 0.06, random.Random(seed + 1)  # the coin is thrown by threads, too, an unknown number of times
     while True:
         if restarts.random() < 0.2:
             state, counts = through_json(it.get_state()), it.faults()

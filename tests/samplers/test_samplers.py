@@ -21,7 +21,7 @@ from gristmill.samplers.base import epoch_of
 from gristmill.sharding import NoSharding, ShardByJaxProcess, ShardOptions, even_split
 from gristmill.testing import assert_sampler_conforms
 
-rng_slot = RecordMetadata.__dict__["rng"].fset.__self__  # where the generator, or what stands for it, is kept
+rng_slot = RecordMetadata.__dict__["rng"].fset.__self__  # where the generator, or its replacement, is kept
 
 SAMPLERS = [
     *(IndexSampler(7), IndexSampler(7, seed=3, num_epochs=2), IndexSampler(7, shuffle=True, seed=3)),

@@ -193,7 +193,7 @@ def shown(folder: Path) -> None:
     assert status_of(forked(lambda: (os.dup2(inner, 2), check(files)))) == 0
     os.close(inner)
     text = ""
-    with contextlib.suppress(OSError):  # that nobody writes there any more
+    with contextlib.suppress(OSError):  # that no process writes there any more
         while True:
             text += os.read(terminal, 10**4).decode()
     assert "indexing 3 files" in text and "300/300" in text, repr(text)

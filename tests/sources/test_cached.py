@@ -1,4 +1,4 @@
-"""Remote files that are kept on a local disk: as if they were read from afar, whoever is killed and whatever is full."""
+"""Remote files that are kept on a local disk: as if they were read from afar, also if processes are killed or disks are full."""
 
 import contextlib
 import logging

@@ -65,7 +65,7 @@ def some_records():
     return [f"record {i} ".encode() * (i % 9) + rng.randbytes(i % 50) for i in range(60)]
 
 
-class Format:  # good files, each with the places where a damage tells most, and with what is read from them
+class Format:  # good files, each with the places where damage has the largest effect, and with what is read from them
     error: type[Exception]
 
     def __init__(self, folder):
@@ -84,7 +84,7 @@ class Format:  # good files, each with the places where a damage tells most, and
         errors = []
         try:
             yield errors
-        except (self.error, NotImplementedError) as error:  # the latter: what the damage asks for, nobody can read (a codec)
+        except (self.error, NotImplementedError) as error:  # the latter: the damage requires an unknown codec
             assert self.path in str(error), f"{error!r} does not name the file"
             errors.append(error)
 
@@ -206,7 +206,7 @@ class TFRecord(Format):
 
     @staticmethod
     def parsed(content, check_crc):
-        """The records, as simply as can be, up to the first damaged one; whether there is none."""
+        """The records, as simply as can be, up to the first damaged one; and whether none is damaged."""
         records, begin = [], 0
         while len(content) - begin >= 12:
             length, length_crc = struct.unpack_from("<QI", content, begin)

@@ -240,7 +240,7 @@ def field(number, kind, *value):
 
 
 def test_fields_of_all_types_are_passed_over():
-    """A footer as a later version of Parquet may write it, with fields that nobody knows before the row groups."""
+    """A footer as a later version of Parquet may write it, with fields that are unknown, before the row groups."""
     binary, integers, booleans = [2, 9, 9], [0xF5, 16, *[3] * 16], [0x21, 1, 2]
     unknown = field(40, 1) + field(41, 2) + field(42, 3, 7) + field(43, 4, 0x80, 1) + field(44, 7, *range(8))
     unknown += field(45, 8, *binary) + field(46, 9, *booleans) + field(47, 10, *integers) + field(48, 13, *range(16))

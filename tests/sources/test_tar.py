@@ -146,7 +146,7 @@ def test_hard_links_are_read_and_symbolic_ones_are_counted(tmp_path, caplog):
     with tarfile.open(path, "w") as tar:  # stores a file once, as tar does
         for name in sorted(path.name for path in folder.iterdir()):
             tar.add(folder / name, f"./{name}")
-        for name in ("./1.jpg", "3.txt"):  # as tar does for a file that it is told to store twice
+        for name in ("./1.jpg", "3.txt"):  # as tar does for a file that is stored twice
             add(tar, name, type=tarfile.LNKTYPE, linkname="0.jpg" if "1" in name else "./3.txt")
     files = {"0": ("jpg", "png", "txt"), "1": ("jpg", "txt"), "2": ("jpg", "txt"), "3": ("txt",)}
     expected = [

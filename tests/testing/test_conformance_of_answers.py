@@ -1,6 +1,6 @@
 """The checks of sources, samplers, map datasets and transformations accept what is right, and name the law that a mistake breaks.
 
-What all of them have in common is broken by sources here, and by the others only as far as it shows that they check it.
+What all of them have in common is broken by sources here, and by the others only to show that they check it.
 """
 
 import os

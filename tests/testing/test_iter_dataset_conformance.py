@@ -1,4 +1,4 @@
-"""``assert_iter_dataset_conforms`` accepts whatever is a stream, and names the law that a wrong one breaks."""
+"""``assert_iter_dataset_conforms`` accepts every stream, and names the law that a wrong one breaks."""
 
 import copy
 import itertools

@@ -195,7 +195,7 @@ def test_samples_of_permutations(name, num_deviations):
 
 
 LONG = [2**31 - 1, 2**31 + 5, 2**32, 2**32 + 1, 2**50 + 1, 2**53 - 1, 2**53 + 1, 2**60 + 7, 2**62 + 3, 2**62 + 5000, 2**63 - 1]
-# The rounded logarithm makes the block too small for so many of the indices below.
+# The rounded logarithm makes the block too small for many of the indices below.
 NUM_OUTSIDE = {2**32 + 1: 1, 2**50 + 1: 1, 2**60 + 7: 7, 2**62 + 3: 3, 2**62 + 5000: 200}
 
 

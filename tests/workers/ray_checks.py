@@ -76,7 +76,7 @@ def used_bytes():
 
 
 def outcome_of(ds):
-    """Elements, and what comes after them."""
+    """Elements, and the error or end after them."""
     elements = []
     try:
         elements.extend(frozen(x) for x in ds)
@@ -253,7 +253,7 @@ def test_many_kills_resizes_and_a_node_that_goes(cluster):
         assert int(next(it)[0]) == next(lanes)
         if time.monotonic() > next_at:
             next_at = time.monotonic() + rng.choice([0.0, 0.1, 1.0]) * rng.random()
-            with contextlib.suppress(ProcessLookupError):  # killed before, and nobody has noticed yet
+            with contextlib.suppress(ProcessLookupError):  # killed before, not noticed yet
                 os.kill(rng.choice([*actors(it).values()]), signal.SIGKILL)
                 kills += 1
                 if kills % 3 == 2:

@@ -104,7 +104,7 @@ class TestSlots:
         assert ends.arena.allocate(40000) == slot
 
     def test_nothing_that_is_seen_is_overwritten(self, ends):
-        """Whatever is kept and dropped, in whatever order, and however late the worker learns of it."""
+        """Arrays are kept and dropped in any order, and the worker learns of it at any time."""
         rng = random.Random(1)
         kept = deque()
         for step in range(2000):
@@ -254,7 +254,7 @@ class TestChunks:
 
     def test_few_mappings_for_any_amount(self, ends):
         mapping = Mapping(ends.fd)
-        for slot in [ends.arena.allocate(2**24) for _ in range(500)]:  # 8 GB that nobody touches
+        for slot in [ends.arena.allocate(2**24) for _ in range(500)]:  # 8 GB that are never touched
             assert mapping.view(Slot(slot.offset, 10)).nbytes == 10 and mapping.view(slot).nbytes == 2**24
         assert len(mapping._chunks) <= 8 and ends.used() == 0
         assert Path("/proc/self/maps").read_text().count("gristmill-test") <= 8

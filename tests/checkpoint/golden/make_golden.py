@@ -133,7 +133,7 @@ def make_orbax():
                 next(it)
             save_with_orbax(way, Path(temporary) / f"{way}-{name}", it)
             expected[f"{way}-{name}"] = [plain(element) for element in itertools.islice(made[name](), num, None)]
-        # Nobody needs those markers, and they have names of directories.
+        # Those markers are not needed, and they have names of directories.
         shutil.copytree(temporary, ORBAX, ignore=shutil.ignore_patterns("commit_success.txt"))
     write_file(ORBAX / "expected.json", expected)
 
