@@ -1,4 +1,5 @@
-"""Those of Grain's private names that programs use, below ``grain._src`` after ``install_as_grain()``.
+"""Those of Grain's private names that programs use, below ``grain._src`` after
+``install_as_grain()``.
 
 Each leads to an object of ours; the import of a path warns once, and says what is public.
 """

@@ -1,11 +1,12 @@
-"""Puts the figures of a whole run into the documentation: ``python benchmarks/publish.py``, at the end of ``make bench``.
+"""Puts the figures of a whole run into the documentation: ``python benchmarks/publish.py``, at the
+end of ``make bench``.
 
-``docs/benchmarks.json`` becomes a copy of ``out/benchmarks.json``. In ``docs/benchmarks.md`` the part between
-``<!-- table: QUESTION … -->`` and ``<!-- end of table -->`` becomes the table of these questions, the paragraph after
-``<!-- machine -->`` says where, when and how steadily it was measured, and the list after ``<!-- missed -->`` which goals were
-missed. The sentence after ``<!-- headline -->`` and the rows after ``<!-- claims -->`` in the
-README are some of the same figures. What is after ``<!-- pythons -->`` stays as ``interpreters.py``
-has published it.
+``docs/benchmarks.json`` becomes a copy of ``out/benchmarks.json``. In ``docs/benchmarks.md`` the
+part between ``<!-- table: QUESTION … -->`` and ``<!-- end of table -->`` becomes the table of these
+questions, the paragraph after ``<!-- machine -->`` says where, when and how steadily it was
+measured, and the list after ``<!-- missed -->`` which goals were missed. The sentence after ``<!--
+headline -->`` and the rows after ``<!-- claims -->`` in the README are some of the same figures.
+What is after ``<!-- pythons -->`` stays as ``interpreters.py`` has published it.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ def headline(report: dict[str, Any]) -> str:
     )
 
 
-# Six columns, as many as the site shows beside each other: the unit is beside the workload, ratios in parentheses.
+# Six columns, as many as the site shows beside each other: the unit is beside the workload, ratios
+# in parentheses.
 HEAD = ["workload", "gristmill", "Grain", "PyTorch", "bound", "goal"]
 
 

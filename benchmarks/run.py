@@ -1,9 +1,11 @@
-"""Measures gristmill, its peers and the bound side by side, and prints a table of figures and ratios.
+"""Measures gristmill, its peers and the bound side by side, and prints a table of figures and
+ratios.
 
-Each file in ``questions/`` asks one question. For every candidate of a workload a process is started in the environment
-where it is installed (``make peers`` makes those of Grain and torch; without them their columns say so). First each
-does the work once, which warms it up and shows that all did the same. Then they run in turn, A B C A B C …, so that a
-machine that slows down slows all of them; the table has the medians. Quote ratios: absolute figures are the machine's.
+Each file in ``questions/`` asks one question. For every candidate of a workload a process is
+started in the environment where it is installed (``make peers`` makes those of Grain and torch;
+without them their columns say so). First each does the work once, which warms it up and shows that
+all did the same. Then they run in turn, A B C A B C …, so that a machine that slows down slows all
+of them; the table has the medians. Quote ratios: absolute figures are the machine's.
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ class Candidate:
         name: that of the candidate.
         errors: the file for what the process says of errors.
         environment: variables to set.
-        command: what starts Python; by default that of the environment where the candidate is installed.
+        command: what starts Python; by default that of the environment where the candidate is
+            installed.
     """
 
     def __init__(
@@ -118,7 +121,9 @@ class Candidate:
         self._end()
 
     def _end(self) -> int:
-        """Waits for the process, for a while, and ends what it leaves behind; returns its exit code."""
+        """Waits for the process, for a while, and ends what it leaves behind; returns its exit
+        code.
+        """
         process = self._process
         if process.returncode is None:
             watchdog = threading.Timer(EXIT_SECONDS, os.kill, [process.pid, signal.SIGKILL])
@@ -127,12 +132,15 @@ class Candidate:
             watchdog.cancel()
             watchdog.join()
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)  # not yet waited for, so that no other group can have this id
+                # not yet waited for, so that no other group can have this id
+                os.killpg(process.pid, signal.SIGKILL)
         return process.wait()
 
 
 def code_digest() -> str:
-    """A checksum of the package and the benchmarks: figures of a run during which it changes are of no one version."""
+    """A checksum of the package and the benchmarks: figures of a run during which it changes are of
+    no one version.
+    """
     setup = configparser.ConfigParser()
     setup.read(HERE.parent / "setup.cfg")
     folders = [line.split("=")[1].strip() for line in setup["options"]["package_dir"].strip().splitlines()]
@@ -162,7 +170,9 @@ def differences(workload: Workload, digests: dict[str, dict[str, Any]]) -> list[
 
 
 def measure(question: str, workload: Workload, rounds: int, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Runs all candidates of a workload in turn, with these variables; the result goes into the JSON file."""
+    """Runs all candidates of a workload in turn, with these variables; the result goes into the
+    JSON file.
+    """
     failures: dict[str, str] = {}
     running: dict[str, Candidate] = {}
     samples: dict[str, list[float]] = {}

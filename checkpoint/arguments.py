@@ -29,7 +29,8 @@ class CheckpointRestore(ocp.args.CheckpointArgs):
     """Restores an iterator in place: ``manager.restore(step, args=CheckpointRestore(iterator))``.
 
     Args:
-        item: an iterator of an equal pipeline; of mixtures with names, weights and components may be other.
+        item: an iterator of an equal pipeline; of mixtures with names, weights and components may
+            be other.
         drop: names of components that the mixture no longer has; their positions are dropped.
     """
 

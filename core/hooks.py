@@ -9,7 +9,9 @@ from typing import Any
 
 
 def new_observer() -> Any:
-    """An observer of a new pipeline, as options and environment want it (see ``gristmill.diagnostics.automatic``)."""
+    """An observer of a new pipeline, as options and environment want it (see
+    ``gristmill.diagnostics.automatic``).
+    """
     return sys.modules["gristmill"]._new_observer()
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 
 class InertStats:
-    """``_stats`` of datasets and iterators, to which users' own datasets report in Grain. Nothing is recorded.
+    """``_stats`` of datasets and iterators, to which users' own datasets report in Grain. Nothing
+    is recorded.
 
     See ``gristmill.observe`` for what measures here.
     """

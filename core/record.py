@@ -44,7 +44,9 @@ class RecordMetadata:
         return f"RecordMetadata(index={self.index}, record_key={self.record_key}, rng={self.rng!s})"
 
     def remove_record_key(self) -> RecordMetadata:
-        """The same metadata without its key: an element made from several records has no key of its own."""
+        """The same metadata without its key: an element made from several records has no key of its
+        own.
+        """
         return self if self.record_key is None else replace(self, record_key=None)
 
 
@@ -63,7 +65,9 @@ setattr(RecordMetadata, "rng", property(_get_rng, _rng_slot.__set__))  # noqa: B
 
 
 def sampled(index: int, record_key: int | None, rng_key: int | None, stream: int = 0) -> RecordMetadata:
-    """Metadata whose generator, ``Philox(key=rng_key, counter=[0, 0, 0, stream])``, is made when first asked for."""
+    """Metadata whose generator, ``Philox(key=rng_key, counter=[0, 0, 0, stream])``, is made when
+    first asked for.
+    """
     rng: Any = None if rng_key is None else _LazyRng(rng_key, stream)
     return RecordMetadata(index, record_key, rng)
 

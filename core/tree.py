@@ -1,8 +1,9 @@
 """Pytrees by JAX's rules, whether or not JAX is installed.
 
-Nodes are ``dict`` and ``defaultdict`` (keys sorted), ``OrderedDict`` (keys in order), ``list``, ``tuple``, namedtuples and
-``None`` (a node without children); everything else is a leaf. Once a program has imported JAX, its own functions are used, so
-that types registered there are traversed too.
+Nodes are ``dict`` and ``defaultdict`` (keys sorted), ``OrderedDict`` (keys in order), ``list``,
+``tuple``, namedtuples and ``None`` (a node without children); everything else is a leaf. Once a
+program has imported JAX, its own functions are used, so that types registered there are traversed
+too.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ Structure: TypeAlias = Any  # hashable and comparable; what it is depends on who
 
 
 def flatten(tree: Any) -> tuple[list[Any], Structure]:
-    """The leaves of ``tree`` in order, and its structure: two trees of equal structure differ only in their leaves.
+    """The leaves of ``tree`` in order, and its structure: two trees of equal structure differ only
+    in their leaves.
 
     Example:
         >>> leaves, structure = flatten({"b": [1, None], "a": 2})
@@ -31,7 +33,9 @@ def flatten(tree: Any) -> tuple[list[Any], Structure]:
 
 
 def flattener() -> Callable[[Any], tuple[list[Any], Structure]]:
-    """``flatten`` for trees that will be compared: its rules do not change when another thread imports JAX meanwhile."""
+    """``flatten`` for trees that will be compared: its rules do not change when another thread
+    imports JAX meanwhile.
+    """
     register_expected()
     jax = _jax_tree_util()
     return _flatten_ours if jax is None else jax.tree_flatten

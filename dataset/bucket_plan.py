@@ -2,12 +2,14 @@
 
 The guarantees:
 
-1. Batch ``k`` of a bucket in an epoch has the elements ``k * rows`` to ``(k + 1) * rows - 1`` of that bucket, counted in the
-   order of the epoch. So what is left of a window continues into the next one, and nothing needs to be carried there.
-2. A batch belongs to the window that has its last element; what is left at the end of the epoch, to the last window. The batches
-   of a window are permuted by seed, epoch and window.
-3. All that is kept are counts: of the elements of each bucket up to each window, for the epochs used last; and some windows.
-   They are a cache. Everything follows from the lengths, the order of the elements, the seed and the epoch.
+1. Batch ``k`` of a bucket in an epoch has the elements ``k * rows`` to ``(k + 1) * rows - 1`` of
+   that bucket, counted in the order of the epoch. So what is left of a window continues into the
+   next one, and nothing needs to be carried there.
+2. A batch belongs to the window that has its last element; what is left at the end of the epoch, to
+   the last window. The batches of a window are permuted by seed, epoch and window.
+3. All that is kept are counts: of the elements of each bucket up to each window, for the epochs
+   used last; and some windows. They are a cache. Everything follows from the lengths, the order of
+   the elements, the seed and the epoch.
 4. May be asked by several threads at a time.
 """
 
@@ -47,7 +49,9 @@ class Members(NamedTuple):
 
 
 class _Window(NamedTuple):
-    """The elements of a window by bucket; those of bucket ``b`` are at ``starts[b]`` to ``starts[b + 1]``."""
+    """The elements of a window by bucket; those of bucket ``b`` are at ``starts[b]`` to ``starts[b
+    + 1]``.
+    """
 
     positions: NDArray[np.int64]  # in the epoch
     lengths: NDArray[np.int64]
@@ -100,7 +104,8 @@ class BucketPlan:
         self._num_elements = len(ds)
         self._num_windows = -(-self._num_elements // window)
         self._begin()
-        # Of an epoch: the elements of each bucket, how many are longer than the last boundary, and the batches.
+        # Of an epoch: the elements of each bucket, how many are longer than the last boundary, and
+        # the batches.
         self.counts, self.num_long = self._count()
         self.num_batches = int(self._num_cut(self.counts, is_end=True).sum())
 
@@ -238,7 +243,8 @@ class BucketPlan:
 
 
 def base_of(ds: MapDataset[Any]) -> MapDataset[Any]:
-    """The dataset whose elements are measured: the source, if every element of ``ds`` is one of its records.
+    """The dataset whose elements are measured: the source, if every element of ``ds`` is one of its
+    records.
 
     Raises:
         ValueError: that has other elements in other epochs, as a mixture has.

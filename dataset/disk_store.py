@@ -1,13 +1,15 @@
 """Values that processes keep on disk for each other, by number: the files of ``cache(path)``.
 
-A store is a folder with segments, each written by one process from front to back, and a table, which has for each key the
-segment, offset and length of its record. What holds for any number of processes, whenever one of them is killed or the machine
-stops:
+A store is a folder with segments, each written by one process from front to back, and a table,
+which has for each key the segment, offset and length of its record. What holds for any number of
+processes, whenever one of them is killed or the machine stops:
 
-1. A record is named in the table after it was written. If the machine has stopped since then, and the record was not known to
-   be on the disk, its checksum is compared. What does not fit is missing, and is computed again.
-2. Nothing is changed after it was written. A store of another pipeline in the same folder is removed, the one that was opened
-   longest ago first, if ``max_bytes`` is reached and no process has it open. If that does not suffice, nothing more is stored.
+1. A record is named in the table after it was written. If the machine has stopped since then, and
+   the record was not known to be on the disk, its checksum is compared. What does not fit is
+   missing, and is computed again.
+2. Nothing is changed after it was written. A store of another pipeline in the same folder is
+   removed, the one that was opened longest ago first, if ``max_bytes`` is reached and no process
+   has it open. If that does not suffice, nothing more is stored.
 """
 
 from __future__ import annotations
@@ -36,8 +38,10 @@ _log = logging.getLogger("gristmill")
 
 MISSING: Any = object()
 _ENTRY = struct.Struct("<QQQ")  # of the table: segment + 1, offset, length; zeros: nothing
-_SEGMENT = struct.Struct("<16s36sxxxxQ")  # at the beginning of one: magic, boot, what is known to be on the disk
-_HEAD = struct.Struct("<QQQII")  # of a record: magic, key, length of the pickle, number of buffers, checksum of the rest
+# at the beginning of one: magic, boot, what is known to be on the disk
+_SEGMENT = struct.Struct("<16s36sxxxxQ")
+# of a record: magic, key, length of the pickle, number of buffers, checksum of the rest
+_HEAD = struct.Struct("<QQQII")
 _MAGIC = b"gristmill cache1"
 _RECORD_MAGIC = 0x4B41484344524352
 _ALIGNMENT = 64
@@ -84,9 +88,12 @@ class DiskStore:
         os.utime(self._folder / "in_use")
         self._table = os.open(self._folder / "table", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         self._lock = Lock()
-        self.claims: dict[int, Lock] = {}  # keys whose values are being computed: a lock that the thread holds
-        self._segments: dict[int, tuple[int, float]] = {}  # of those that are read: descriptor, what is on the disk
-        self._own: tuple[int, int] | None = None  # number and descriptor of the segment that is written
+        # keys whose values are being computed: a lock that the thread holds
+        self.claims: dict[int, Lock] = {}
+        # of those that are read: descriptor, what is on the disk
+        self._segments: dict[int, tuple[int, float]] = {}
+        # number and descriptor of the segment that is written
+        self._own: tuple[int, int] | None = None
         self._end = self._synced = 0
         self._last_sync = time.monotonic()
         self._is_full = False
@@ -134,7 +141,9 @@ class DiskStore:
             return MISSING
 
     def _opened(self, number: int) -> tuple[int, float]:
-        """Opens a segment: its descriptor, and up to where it is known to be on the disk, or in the memory of the kernel."""
+        """Opens a segment: its descriptor, and up to where it is known to be on the disk, or in the
+        memory of the kernel.
+        """
         descriptor = os.open(self._path(number), os.O_RDONLY | os.O_CLOEXEC)
         head = os.pread(descriptor, _SEGMENT.size, 0)
         magic, boot, synced = _SEGMENT.unpack(head) if len(head) == _SEGMENT.size else (b"", b"", 0)
@@ -204,7 +213,9 @@ class DiskStore:
         return True
 
     def _remove_others(self, num_bytes: int) -> int:
-        """Removes stores that no process has open until that much is free. Returns how much was freed."""
+        """Removes stores that no process has open until that much is free. Returns how much was
+        freed.
+        """
         freed = 0
         for path in sorted(self._root.glob("*/in_use"), key=lambda path: path.stat().st_mtime):
             if freed >= num_bytes or path.parent == self._folder:
@@ -225,7 +236,9 @@ class DiskStore:
 
 
 def _value_in(descriptor: int, key: int, offset: int, length: int, is_safe: bool) -> Any:
-    """Returns a value whose arrays are views of memory of its own; ``MISSING`` if the record is not whole."""
+    """Returns a value whose arrays are views of memory of its own; ``MISSING`` if the record is not
+    whole.
+    """
     data = np.empty(length, np.uint8)
     view = data.data
     if length < _HEAD.size or os.preadv(descriptor, [view], offset) != length:

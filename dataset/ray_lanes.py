@@ -2,11 +2,13 @@
 
 Guarantees:
 
-1. An actor that is lost takes nothing along: what had arrived of its lanes stays, and others continue with them behind that. So
-   every element comes once, in order, however often that happens.
-2. Lanes are computed by the actors that are there, as many by each; one that comes later takes some over, and so does one that
-   is asked for by ``resize``. No lane changes its actor otherwise.
-3. A lane whose actors die again and again, without any of its elements coming in between, gets an error.
+1. An actor that is lost takes nothing along: what had arrived of its lanes stays, and others
+   continue with them behind that. So every element comes once, in order, however often that
+   happens.
+2. Lanes are computed by the actors that are there, as many by each; one that comes later takes some
+   over, and so does one that is asked for by ``resize``. No lane changes its actor otherwise.
+3. A lane whose actors die again and again, without any of its elements coming in between, gets an
+   error.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ class LanesOfActor(LanesOfWorker):
         self._budget = budget  # bytes that all actors may be ahead
 
     def take_over(self, lanes: dict[int, WorkerLane], states: dict[int, Any], first: int | None) -> None:
-        """Computes these lanes and no others, from these states on; carefully if it is known which of them is dangerous."""
+        """Computes these lanes and no others, from these states on; carefully if it is known which
+        of them is dangerous.
+        """
         self.lanes = lanes
         if lanes:
             self._states, self._skipping = states, None
@@ -74,7 +78,8 @@ class LanesOfActor(LanesOfWorker):
         while True:
             worker = self._pool.worker(self._index)
             try:
-                return worker.receive(_LOOK_SECONDS if self._skipping is None else None)  # to skip is not begun again
+                # to skip is not begun again
+                return worker.receive(_LOOK_SECONDS if self._skipping is None else None)
             except WorkerBusy:
                 worker.usable = False
                 self._restart(self._skipping)
@@ -131,7 +136,9 @@ class LanesOnRay:
         self._divide(states)
 
     def resize(self, num: int) -> None:
-        """Makes this many actors, or all that exist, compute the lanes from now on. May be called by another thread."""
+        """Makes this many actors, or all that exist, compute the lanes from now on. May be called
+        by another thread.
+        """
         self._num_wanted, self._look_at = num, 0.0
 
     def fetch(self, lane: WorkerLane) -> None:
@@ -188,7 +195,9 @@ class LanesOnRay:
             self._divide(self._states(), lost=actor)
 
     def _divide(self, states: dict[int, Any], *, lost: int | None = None) -> None:
-        """Has the actors that are there compute lanes from these states on; those whose lanes are the same continue."""
+        """Has the actors that are there compute lanes from these states on; those whose lanes are
+        the same continue.
+        """
         actors = self._pool.available() or self._pool.wait()
         before = {index: group.lanes.keys() & states for index, group in self._groups.items() if index != lost}
         shares = divided([*states], before, actors)
@@ -202,7 +211,8 @@ class LanesOnRay:
 
 
 def divided(lanes: Sequence[int], before: Mapping[int, Set[int]], actors: Sequence[int]) -> dict[int, list[int]]:
-    """Which lanes each actor computes: as many as others, up to one, and as many as may be of those that it had before.
+    """Which lanes each actor computes: as many as others, up to one, and as many as may be of those
+    that it had before.
 
     Example:
         >>> divided([0, 1, 2, 3, 4], {}, [0, 1])

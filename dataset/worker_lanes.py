@@ -47,11 +47,13 @@ class WorkerLane(Shard):
 class LanesOfWorker:
     """The lanes that one worker process computes.
 
-    A worker that dies is replaced. The new one continues from the last elements that arrived, and carefully, as long as it is
-    where the dead one was at work: it computes one output at a time and nothing ahead, so that all before a record that kills
-    is delivered, and notes which it reads. If the record is known at which a worker died, an error that names it takes its place;
-    to skip that means to try the record once more, which leaves it out if it kills again. If it is not, and nothing kills the
-    new worker, the death is reported behind what the dead one was at, or as soon as the next element is slow.
+    A worker that dies is replaced. The new one continues from the last elements that arrived, and
+    carefully, as long as it is where the dead one was at work: it computes one output at a time and
+    nothing ahead, so that all before a record that kills is delivered, and notes which it reads. If
+    the record is known at which a worker died, an error that names it takes its place; to skip that
+    means to try the record once more, which leaves it out if it kills again. If it is not, and
+    nothing kills the new worker, the death is reported behind what the dead one was at, or as soon
+    as the next element is slow.
     """
 
     def __init__(self, pool: Any, index: int, count: int, num_lanes: int, numbers: Numbers | None) -> None:
@@ -60,13 +62,16 @@ class LanesOfWorker:
         self._index = index
         self._count = count
         self._num_lanes = num_lanes
-        self._numbers_of_all = numbers  # of which those of the lanes are parts; ``None`` if that is not known
-        self._states: dict[int, Any] = {}  # of lanes that were started: after the last element that was fetched
+        # of which those of the lanes are parts; ``None`` if that is not known
+        self._numbers_of_all = numbers
+        # of lanes that were started: after the last element that was fetched
+        self._states: dict[int, Any] = {}
         self._skipping: int | None = None  # the lane whose next element will be skipped
         self._care: Care | None = None
         self._num_careful = 0  # outputs to go carefully
         self._unexplained = ""  # a death that may be no element's fault
-        self._died: Any = None  # the worker that died so, if it was in a process with those of others
+        # the worker that died so, if it was in a process with those of others
+        self._died: Any = None
         self._is_suspected = False  # so were others, and it has died again since, with them
         self._accused: tuple[int, int] | None = None  # what the last worker that died was reading
         self._held: tuple[int, int, Any] | None = None  # a message that has been received ahead
@@ -90,7 +95,9 @@ class LanesOfWorker:
         self._restart()
 
     def _restart(self, first: int | None = None) -> None:
-        """Has the worker continue with all lanes that are running, from where their last element was fetched."""
+        """Has the worker continue with all lanes that are running, from where their last element
+        was fetched.
+        """
         self._held = None
         running = sorted(
             [n for n in self._states if self.lanes[n].is_running], key=lambda n: (n != first, len(self.lanes[n].ready))
@@ -190,7 +197,9 @@ class LanesOfWorker:
         return bool(self._unexplained)
 
     def _takes_care(self, death: WorkerDied, entries: list[Entry], *, is_sure: bool = True) -> bool:
-        """Decides how another worker continues where one has died; false if it would do the same."""
+        """Decides how another worker continues where one has died; false if it would do the
+        same.
+        """
         num = max([entry.stop for entry in entries if entry.who == OUTPUTS_MADE], default=0)
         reading = [entry for entry in entries if entry.who != OUTPUTS_MADE]
         is_known = is_sure and len(reading) == 1 and reading[0].stop - reading[0].start == 1

@@ -1,4 +1,6 @@
-"""The task of a worker of ``mp_prefetch``, a process or a thread: it runs its share of the pipeline."""
+"""The task of a worker of ``mp_prefetch``, a process or a thread: it runs its share of the
+pipeline.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,9 @@ class PipelineProducer:
         return [lane.iterator for lane in self._lanes.values() if lane.iterator is not None]
 
     def renew(self, task: PipelineTask) -> None:
-        """For another iterator: sources and transforms are as they were sent, whatever the last one has left in them."""
+        """For another iterator: sources and transforms are as they were sent, whatever the last one
+        has left in them.
+        """
         self.close()
         self._task = task
         self._lanes = {}
@@ -113,7 +117,8 @@ class PipelineProducer:
 
     def start(self, states: Mapping[int, Any], *, skip: bool) -> dict[int, Any]:
         if self.care is not None:
-            self.care = replace(self.care, until={**self.care.until})  # of which those that are behind it go
+            # of which those that are behind it go
+            self.care = replace(self.care, until={**self.care.until})
         for number in self._lanes.keys() - states:
             self._lanes[number].close()
         num = len(states)
@@ -214,13 +219,17 @@ def worker_name(index: int, count: int, lane: int, num_lanes: int) -> str:
 
 
 def share_threads(it: DatasetIterator[Any], num_lanes: int) -> None:
-    """Has all that reads by index upstream use its part of the threads and of what may be ahead, which lanes share."""
+    """Has all that reads by index upstream use its part of the threads and of what may be ahead,
+    which lanes share.
+    """
     for reader in readers(it):
         reader.share(num_lanes)
 
 
 def roots(it: Any) -> list[StreamIterator[Any]]:
-    """The iterators at the beginning of everything upstream that read map datasets, always in the same order."""
+    """The iterators at the beginning of everything upstream that read map datasets, always in the
+    same order.
+    """
     if isinstance(it, StreamIterator) and it.stream_and_cell[0].draws_from:
         return [it]
     upstream = {id(inner): inner for inner in running_upstream(it)}
@@ -237,7 +246,8 @@ def place(state: Any, numbers: Numbers | None, *, exact: bool = False) -> str:
 
     Args:
         state: its state.
-        numbers: which of the elements of the whole pipeline are its own; ``None`` if that is not known.
+        numbers: which of the elements of the whole pipeline are its own; ``None`` if that is not
+            known.
         exact: it is at the very next element.
     """
     around = "in what is made of it" if exact else "soon after it"

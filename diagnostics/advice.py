@@ -1,6 +1,7 @@
 """Suggested changes to a pipeline, with the expected gain.
 
-Every change is what it makes of the stations of the pipeline (see ``capacity``). Those that gain next to nothing are not advised.
+Every change is what it makes of the stations of the pipeline (see ``capacity``). Those that gain
+next to nothing are not advised.
 """
 
 from __future__ import annotations
@@ -203,7 +204,9 @@ class Advisor:
         return self._capacity.with_stations({key: station.times(station.width / width)})
 
     def _ahead(self, reads: ReadOptions) -> Iterator[Change]:
-        """Threads for what the consumer's thread reads itself, and does before the first step of an iterator."""
+        """Threads for what the consumer's thread reads itself, and does before the first step of an
+        iterator.
+        """
         own, machine = self._capacity.stations[None], self._machine
         if reads.num_threads and reads.prefetch_buffer_size:
             return
@@ -278,7 +281,8 @@ class Advisor:
     def _worker_text(self, num: int) -> tuple[int, str]:
         """The number of workers that fit, and a text on the resources that they take."""
         kind = MultiprocessingOptions if self._workers is None else type(self._workers)
-        output, memory = self._summary[0], math.inf if kind is RayOptions else self._machine.memory  # Ray has a limit of its own
+        # Ray has a limit of its own
+        output, memory = self._summary[0], math.inf if kind is RayOptions else self._machine.memory
         size = _size(output)
         ahead = 1 + getattr(self._workers, "per_worker_buffer_size", 1)
         if size and num * ahead * size > _MEMORY_SHARE * memory:

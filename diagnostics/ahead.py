@@ -26,7 +26,8 @@ class BudgetUse:
         max_threads: the most that there may be.
         num_bytes: what elements take that are ready or being computed, if their sizes are known.
         max_bytes: the most that they may take.
-        is_fixed: whether the options of the pipeline say how many threads; else a step that may use more gets them.
+        is_fixed: whether the options of the pipeline say how many threads; else a step that may use
+            more gets them.
     """
 
     process: str
@@ -38,7 +39,9 @@ class BudgetUse:
 
 
 def budgets_of(observer: Any, process: str) -> list[BudgetUse]:
-    """Of what an observer observes in this process: one, or none as long as nothing was computed ahead."""
+    """Of what an observer observes in this process: one, or none as long as nothing was computed
+    ahead.
+    """
     budgets = {id(budget): budget for budget in map(shared_budget, observer.alive()) if budget is not None}
     return [
         BudgetUse(process, x.num_threads, x.max_threads, x.memory.num_bytes, x.memory.max_bytes, not x.is_flexible)
@@ -47,7 +50,9 @@ def budgets_of(observer: Any, process: str) -> list[BudgetUse]:
 
 
 def ahead_text(summary: ExecutionSummary) -> str:
-    """All of it in one line, with those stages for which others waited longest; empty if nothing is computed ahead."""
+    """All of it in one line, with those stages for which others waited longest; empty if nothing is
+    computed ahead.
+    """
     budgets = summary.budgets
     if not budgets:
         return ""

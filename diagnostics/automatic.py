@@ -39,7 +39,9 @@ def automatic_observer() -> Observer:
 
 
 class _DebugReports:
-    """Logs the summary of a pipeline from time to time, when it has ended, and when its iterator is gone."""
+    """Logs the summary of a pipeline from time to time, when it has ended, and when its iterator is
+    gone.
+    """
 
     def __init__(self, observer: Observer) -> None:
         self._period = config.debug_report_seconds * 1e9

@@ -1,11 +1,12 @@
 """The throughput that a pipeline would have if one of its parts took no or less time.
 
-Whatever runs at the same time is a station: the consumer's own thread, the threads behind a stage that reads ahead, the workers
-of a stage. A pipeline gives an output as often as its slowest station can. What an output takes beyond that (hand-overs, reads of
-unequal length) is the rest; it is due to whom the consumer has waited for.
+Whatever runs at the same time is a station: the consumer's own thread, the threads behind a stage
+that reads ahead, the workers of a stage. A pipeline gives an output as often as its slowest station
+can. What an output takes beyond that (hand-overs, reads of unequal length) is the rest; it is due
+to whom the consumer has waited for.
 
-Threads that compute ahead belong to all stages together: where these could use more than there are, all threads are one more
-station.
+Threads that compute ahead belong to all stages together: where these could use more than there are,
+all threads are one more station.
 
 All times are nanoseconds for one output of the pipeline.
 """
@@ -36,8 +37,8 @@ class Station:
     """A part of a pipeline that runs concurrently with all others.
 
     Args:
-        parts: how long an output takes there because of each part: a stage by its id (of workers: what it takes to hand elements
-            over), or the consumer.
+        parts: how long an output takes there because of each part: a stage by its id (of workers:
+            what it takes to hand elements over), or the consumer.
         width: how many do it at once.
     """
 
@@ -77,7 +78,9 @@ class Computing:
 
 @dataclass(frozen=True)
 class Change:
-    """Something to do, and how long an output would take then, in nanoseconds; ``None``: it is only reported."""
+    """Something to do, and how long an output would take then, in nanoseconds; ``None``: it is only
+    reported.
+    """
 
     text: str
     left: float | None
@@ -89,7 +92,8 @@ class Capacity:
 
     Args:
         snapshot: of at least one output.
-        num_threads: how many threads may do the work of a stage that reads ahead, by its number of threads or ``None``.
+        num_threads: how many threads may do the work of a stage that reads ahead, by its number of
+            threads or ``None``.
         cpus: that the process may use.
         waits: whether what threads do is waiting rather than computing.
         alone: the times of stages in one thread, if they were measured.
@@ -143,7 +147,9 @@ class Capacity:
         cpus: int,
         waits: bool,
     ) -> Station:
-        """Those behind a stage that reads ahead; what is still ready there has not become an output."""
+        """Those behind a stage that reads ahead; what is still ready there has not become an
+        output.
+        """
         computed = sum([summary[i].num_produced_elements for i in prefetch.inputs])
         used = min(1.0, prefetch.num_produced_elements / computed) if computed else 1.0
         work = _at_work(stages)
@@ -173,7 +179,9 @@ class Capacity:
         return min(self.now, max(waits.values()))
 
     def _add_workers(self, summary: ExecutionSummary, load: WorkerLoad) -> None:
-        """Their time is shared out as the waiting for them is; if no thread waits, in proportion to their work."""
+        """Their time is shared out as the waiting for them is; if no thread waits, in proportion to
+        their work.
+        """
         num = max(1, load.num_workers)
         behind = [x for x in summary.values() if x.place == "workers"]
         times = {x.id: x.wait_time_ratio for x in [*behind, summary[load.stage]]}
@@ -247,7 +255,9 @@ class Capacity:
 
 
 def spread(snapshot: Snapshot) -> float | None:
-    """The relative standard error of the time that an output takes, from slices of the run; ``None`` if there are too few."""
+    """The relative standard error of the time that an output takes, from slices of the run;
+    ``None`` if there are too few.
+    """
     marks = snapshot.marks
     step = max(1, math.ceil((len(marks) - 1) / _MAX_SLICES))
     slices = [(b[0] - a[0]) / (b[1] - a[1]) for a, b in pairwise(marks[::step]) if b[1] > a[1]]

@@ -9,13 +9,14 @@ from gristmill.diagnostics.view import dataset_iterator
 
 
 def jumped(it: Any, index: int) -> bool:
-    """True if ``it`` could continue at an index without the elements before it; where elements are left
-    out, one has to count.
+    """True if ``it`` could continue at an index without the elements before it; where elements are
+    left out, one has to count.
     """
     if may_have_gaps(dataset_iterator(it)):
         return False
     try:
         set_next_index(it, index)
-    except (NotImplementedError, ValueError):  # it cannot, or there are fewer, which are counted then
+    except (NotImplementedError, ValueError):
+        # it cannot, or there are fewer, which are counted then
         return False
     return True

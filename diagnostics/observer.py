@@ -2,12 +2,14 @@
 
 Guarantees:
 
-1. Elements, errors, order and states are those of the pipeline that is not observed. What cannot be observed runs as it is.
-2. Only the objects of this pipeline are changed, and ``stop`` changes them back. Map datasets, which pipelines share, are
-   observed in copies.
+1. Elements, errors, order and states are those of the pipeline that is not observed. What cannot be
+   observed runs as it is.
+2. Only the objects of this pipeline are changed, and ``stop`` changes them back. Map datasets,
+   which pipelines share, are observed in copies.
 3. Iterators are not kept alive by being observed.
-4. Pipelines that a stage opens by itself (the data sets of an interleave, the shares of threads and workers) are counted
-   together where they are of the same form, so that memory does not grow with their number.
+4. Pipelines that a stage opens by itself (the data sets of an interleave, the shares of threads and
+   workers) are counted together where they are of the same form, so that memory does not grow with
+   their number.
 """
 
 from __future__ import annotations
@@ -68,8 +70,10 @@ class Observer:
         self.times_threads = False  # if it also measures CPU times (see ``alone``)
         self.name: str | None = None  # in metrics
         self.on_use: list[Callable[[Observer], None]] = []  # called at the first use of an iterator
-        self.on_attend: list[Callable[[int], None]] = []  # called now and then, by the thread that takes outputs
-        self.on_end: list[Callable[[], None]] = []  # called at the end of the data, and when the last iterator is gone
+        # called now and then, by the thread that takes outputs
+        self.on_attend: list[Callable[[int], None]] = []
+        # called at the end of the data, and when the last iterator is gone
+        self.on_end: list[Callable[[], None]] = []
         self.root: Probe | None = None
         self._local = Lanes(self.lanes, lambda: self.max_events)
         self._adopted: list[weakref.ref[DatasetIterator[Any]]] = []
@@ -164,7 +168,9 @@ class Observer:
         return [it for it in [ref() for ref in self._adopted] if it is not None]
 
     def add_faults(self, step: str, num: int) -> None:
-        """Counts elements that a step that tolerates faults, in this process or workers, has passed over."""
+        """Counts elements that a step that tolerates faults, in this process or workers, has passed
+        over.
+        """
         with self._lock:
             self.faults[step] = self.faults.get(step, 0) + num
 
@@ -221,7 +227,8 @@ class Observer:
                 if before is None and self.root is not None:
                     for callback in self.on_use:
                         _try(callback, self)
-                if before is not None and before is not self.root:  # there is another stage behind it now
+                # there is another stage behind it now
+                if before is not None and before is not self.root:
                     waiting += [it for it in self.alive() if self.probe_of(it) is before]
             for it in waiting:
                 probe = self.probe_of(it)

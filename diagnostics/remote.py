@@ -1,7 +1,8 @@
 """Observing what happens in workers, processes or threads.
 
-A worker, on request, observes its own share of the pipeline as the consumer observes the rest, and sends what it has counted
-along with its outputs: as often as costs it 2 % of its time, and before its last message. No thread waits for the numbers.
+A worker, on request, observes its own share of the pipeline as the consumer observes the rest, and
+sends what it has counted along with its outputs: as often as costs it 2 % of its time, and before
+its last message. No thread waits for the numbers.
 """
 
 from __future__ import annotations
@@ -111,7 +112,9 @@ def records_of(observer: Any) -> list[StageRecord]:
 
 
 def _complete(cells: list[Cell], top: Probe) -> None:
-    """Adds what is still to be stood for, in proportion: all elements were counted where an iterator reads, not before that."""
+    """Adds what is still to be stood for, in proportion: all elements were counted where an
+    iterator reads, not before that.
+    """
     whole, part = cells[top.number].elements, cells[top.number].stood_for
     if whole == part or not part:
         return
@@ -147,7 +150,8 @@ class WorkerGroup:
         self._workers: list[Any] = []
         self._profiled = ProfiledWorkers()
         self._latest: dict[int, bytes] = {}  # what each worker said last
-        self._past: dict[tuple[int, str], WorkerReport] = {}  # of processes that are gone, by worker and node, the last one last
+        # of processes that are gone, by worker and node, the last one last
+        self._past: dict[tuple[int, str], WorkerReport] = {}
         self._waited: Counter[str] = Counter()  # for messages, by node
         self._received: Counter[str] = Counter()  # waited, and made elements of them
         self.num_restarts: Counter[str] = Counter()  # by node
@@ -172,7 +176,8 @@ class WorkerGroup:
     def _start(self, worker: Any) -> bytes:
         observer = self._observer()
         max_events, measures = (0, False) if observer is None else (observer.max_events, observer.measures)
-        serves_profiles = config.enable_multiprocess_worker_profiling and not _node(worker)  # which no other object could reach
+        # which no other object could reach
+        serves_profiles = config.enable_multiprocess_worker_profiling and not _node(worker)
         return pickle.dumps(_Start(self._token, max_events, measures, serves_profiles))
 
     def update_profiler(self) -> None:
@@ -237,7 +242,9 @@ class WorkerGroup:
         return max(0, self._received[node] - self._waited[node])
 
     def reports(self) -> list[WorkerReport]:
-        """One of every worker on each node where it was, what those before it in its place there have counted included."""
+        """One of every worker on each node where it was, what those before it in its place there
+        have counted included.
+        """
         reports = {key: replace(report, records=deepcopy(report.records)) for key, report in [*self._past.items()]}
         for worker in [*self._workers]:
             report = self._report_of(worker)
@@ -299,7 +306,9 @@ def _added(before: WorkerReport | None, report: WorkerReport) -> WorkerReport:
 
 
 def merge(records: list[StageRecord], others: list[StageRecord]) -> None:
-    """Adds what was counted of the same stages elsewhere; stages that are not the same are left out."""
+    """Adds what was counted of the same stages elsewhere; stages that are not the same are left
+    out.
+    """
     for record, other in zip(records, others, strict=False):
         if record.form == other.form:
             record.cell.add(other.cell)
@@ -331,7 +340,9 @@ class _Start:
 
 
 def _cpu_demand_ns() -> int:
-    """Return the CPU demand of a worker process; 0 in the consumer's process, which counts that of its threads itself."""
+    """Return the CPU demand of a worker process; 0 in the consumer's process, which counts that of
+    its threads itself.
+    """
     return cpu_demand_ns() if is_worker() else 0
 
 
@@ -375,7 +386,8 @@ class _Reporter:
         self._observer.stop()
 
     def _join(self) -> None:
-        for it in getattr(self._producer, "iterators", ()):  # those of several lanes are one pipeline
+        # those of several lanes are one pipeline
+        for it in getattr(self._producer, "iterators", ()):
             if tell_of_joining(it, self._observer.adopt):
                 if self._observer.root is None:
                     self._observer.adopt(it)
@@ -430,7 +442,8 @@ class _Reporter:
             records_of(observer),
             None if root is None else root.number,
             lanes_of(observer, f"worker {index}"),
-            self._began + self._worker.waited_ns - self._waited_before,  # as if it had not been there
+            # as if it had not been there
+            self._began + self._worker.waited_ns - self._waited_before,
             began,
             self._encoding,
             self._waiting,

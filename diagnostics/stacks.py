@@ -1,7 +1,8 @@
 """Stacks of threads, in this process and in workers that do not answer.
 
-A worker that is stuck, perhaps in C code, cannot be asked; but the interpreter's own signal handler can still write down the
-stacks of its threads, into a file in memory that the consumer finds among the worker's open files. That needs Linux.
+A worker that is stuck, perhaps in C code, cannot be asked; but the interpreter's own signal handler
+can still write down the stacks of its threads, into a file in memory that the consumer finds among
+the worker's open files. That needs Linux.
 """
 
 from __future__ import annotations

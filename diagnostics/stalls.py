@@ -1,7 +1,8 @@
 """A watchdog: says what ``next`` waits for when it waits for long.
 
-One thread looks after all pipelines that are watched, as long as there are some. A ``next`` that takes longer than its limit is
-logged, as a warning of the logger ``gristmill``, and again each time it has taken twice as long.
+One thread looks after all pipelines that are watched, as long as there are some. A ``next`` that
+takes longer than its limit is logged, as a warning of the logger ``gristmill``, and again each time
+it has taken twice as long.
 """
 
 from __future__ import annotations

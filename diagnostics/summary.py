@@ -28,14 +28,16 @@ class StageSummary:
         id: its number; the last stage is 0, parents are numbered depth first.
         name: the stage as text.
         inputs: the numbers of its parents.
-        wait_time_ratio: which share of the time that the consumer waited is due to it; in [0, 1], 1 for all stages together.
+        wait_time_ratio: which share of the time that the consumer waited is due to it; in [0, 1], 1
+            for all stages together.
         total_processing_time_ns: the time spent in it, without that of its parents.
         min_processing_time_ns: the least of that for one element; 0 without elements.
         max_processing_time_ns: the most.
         num_produced_elements: its outputs so far; computed, where they are computed ahead.
         output_spec: what its output looks like.
         is_output: whether it is the last stage.
-        is_prefetch: whether others compute its elements ahead: then the time in it is mostly waiting for them.
+        is_prefetch: whether others compute its elements ahead: then the time in it is mostly
+            waiting for them.
         bytes_consumed: size of its inputs, estimated.
         bytes_produced: size of its outputs, estimated.
         category: ``"read"``, ``"preprocessing"`` or ``"prefetch"``.
@@ -44,12 +46,14 @@ class StageSummary:
         buffered: elements that are ready at the moment, of a prefetching stage; else ``None``.
         num_errors: calls that raised.
         num_threads: that may compute its elements ahead, of a prefetching stage; else ``None``.
-        thread_wait_ns: how long others waited for a stage that computes ahead because all threads of the pipeline were busy.
+        thread_wait_ns: how long others waited for a stage that computes ahead because all threads
+            of the pipeline were busy.
         memory_wait_ns: the same, because elements ahead took all the memory that they may.
-        components: of a mixture of streams in this process: what was drawn of each component (``elements``, ``lengths``,
-            ``epochs``).
-        num_long: of a stage that makes batches of a stream by length, in this process: how many elements were longer than the
-            last boundary, since the beginning of the stream; else ``None``.
+        components: of a mixture of streams in this process: what was drawn of each component
+            (``elements``, ``lengths``, ``epochs``).
+        num_long: of a stage that makes batches of a stream by length, in this process: how many
+            elements were longer than the last boundary, since the beginning of the stream; else
+            ``None``.
         cpu_time_ns: CPU time within ``total_processing_time_ns``; ``None`` unless ``diagnose`` has
             measured it.
     """
@@ -109,15 +113,17 @@ def _drawn_text(components: dict[str, dict[str, int]]) -> str:
 
 @dataclass(frozen=True)
 class ExecutionSummary(Mapping[int, StageSummary]):
-    """The stages of a pipeline by their ids; ``str`` is a table, the stage with the largest share of waiting first.
+    """The stages of a pipeline by their ids; ``str`` is a table, the stage with the largest share
+    of waiting first.
 
     Args:
         nodes: the stages.
         elapsed_ns: time since the first ``next``, of which
         waited_ns: the consumer has waited so long.
-        budgets: what is in use of the threads and the memory for what is computed ahead, in each process that does so.
-        faults: how many elements each step that tolerates them has passed over since it is observed, by its name; only those
-            that have.
+        budgets: what is in use of the threads and the memory for what is computed ahead, in each
+            process that does so.
+        faults: how many elements each step that tolerates them has passed over since it is
+            observed, by its name; only those that have.
     """
 
     nodes: dict[int, StageSummary]
@@ -255,8 +261,9 @@ class ThreadTimeline:
     Args:
         process: ``"main"``, or ``"worker 0"`` and so on, behind its node if it is on Ray.
         thread: its name.
-        began_ns: when it was first seen (``time.perf_counter_ns``, which counts alike in all processes on Linux); on another node
-            as exactly as its time of day is that of this machine.
+        began_ns: when it was first seen (``time.perf_counter_ns``, which counts alike in all
+            processes on Linux); on another node as exactly as its time of day is that of this
+            machine.
         marks: times, and the time that each stage (by its id) has taken in this thread until then.
         events: single calls, if they are recorded: begin, end, id of the stage, number of elements.
     """
@@ -274,11 +281,13 @@ class WorkerLoad:
 
     Args:
         stage: the id of the stage.
-        num_workers: how many of those that have reported are there: on Ray, on the node at the moment.
+        num_workers: how many of those that have reported are there: on Ray, on the node at the
+            moment.
         num_restarts: how many processes have taken the place of others.
         lifetime_ns: since they are observed, idle time excluded.
         encoding_ns: making messages of outputs.
-        room_ns: waiting until there was room for more outputs, because the consumer had not taken those before.
+        room_ns: waiting until there was room for more outputs, because the consumer had not taken
+            those before.
         cpu_ns: of CPUs.
         decoding_ns: making outputs of messages, in the consumer.
         storing_ns: putting messages into Ray's object store.
@@ -298,7 +307,9 @@ class WorkerLoad:
 
     @property
     def shares(self) -> tuple[float, float, float, float]:
-        """Of the workers' time, for computing (or waiting for threads that do), messages, the object store, waiting for room."""
+        """Of the workers' time, for computing (or waiting for threads that do), messages, the
+        object store, waiting for room.
+        """
         others = self.encoding_ns, self.storing_ns, self.room_ns
         encoding, storing, room = [x / max(self.lifetime_ns, 1) for x in others]
         return max(0.0, 1.0 - encoding - storing - room), encoding, storing, room
@@ -323,7 +334,8 @@ class Snapshot:
     Args:
         summary: its stages.
         num_elements: outputs that the consumer has got.
-        delay_ns: how long it waited for them: those that 50, 95 and 99 % of the outputs did not exceed.
+        delay_ns: how long it waited for them: those that 50, 95 and 99 % of the outputs did not
+            exceed.
         threads: all threads of all processes.
         workers: of each stage that has some, by node.
         marks: times, and how many outputs the consumer had got until then.
@@ -510,7 +522,8 @@ def _place(records: list[StageRecord], order: Mapping[int, int], number: int) ->
 
 
 def _ratios(records: list[StageRecord], root: int, transport: Mapping[int, int]) -> dict[int, float]:
-    """Each stage's share of waiting: a prefetching stage hands its own on to what it waits for, in proportion to their times.
+    """Each stage's share of waiting: a prefetching stage hands its own on to what it waits for, in
+    proportion to their times.
 
     What workers and their consumer need to hand elements over stays with the stage that does so.
     """

@@ -35,7 +35,8 @@ class Part:
     Args:
         kind: ``"source"``, ``"transform"``, ``"transport"`` or ``"consumer"``.
         stage: the name of the stage, of the consumer ``None``.
-        ceiling_per_second: about how many elements a second there would be if it took no time; ``None`` if that is not known.
+        ceiling_per_second: about how many elements a second there would be if it took no time;
+            ``None`` if that is not known.
     """
 
     kind: str
@@ -48,8 +49,9 @@ class Diagnosis:
     """Why a pipeline is not faster; ``str`` says it in a few lines.
 
     Args:
-        bound_by: ``"source"``, ``"transform"``, ``"transport"`` (from workers to the consumer), ``"consumer"``, or
-            ``"unknown"`` as long as there is too little to tell: what would gain most if it took no time.
+        bound_by: ``"source"``, ``"transform"``, ``"transport"`` (from workers to the consumer),
+            ``"consumer"``, or ``"unknown"`` as long as there is too little to tell: what would gain
+            most if it took no time.
         stage: the name of the stage that binds it, if one does.
         sentence: all of that in one sentence, or two if it is not certain.
         elements_per_second: what the consumer gets.
@@ -60,7 +62,8 @@ class Diagnosis:
         recommendations: what to change, the most effective first, within what this process may use.
         snapshot: what it follows from.
         parts: what there would be without each part of the pipeline, that which gains most first.
-        is_certain: whether the first of ``parts`` gains more than the second by more than the measurement varies.
+        is_certain: whether the first of ``parts`` gains more than the second by more than the
+            measurement varies.
     """
 
     bound_by: str
@@ -212,7 +215,8 @@ class _Finding:
         work = {part: capacity.work(part) for part in stages}
         order = sorted(stages, key=lambda part: (left[part], -work[part]))
         if left[order[0]] * (1 + MIN_GAIN) > self._now and snapshot.starved_ratio < 0.5:
-            order.sort(key=lambda part: part != CONSUMER)  # nothing gains: the data is there as soon as it is wanted
+            # nothing gains: the data is there as soon as it is wanted
+            order.sort(key=lambda part: part != CONSUMER)
         self.stage = stages[order[0]]
         self.parts = [_part_of(stages[part], left[part]) for part in order]
         error = spread(snapshot)

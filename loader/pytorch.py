@@ -31,7 +31,8 @@ _IN_WORDS = {
 
 
 def refusing_pytorch(init: Callable[P, None]) -> Callable[P, None]:
-    """``init``, a constructor whose arguments are all keywords, with advice for callers that pass those of PyTorch.
+    """``init``, a constructor whose arguments are all keywords, with advice for callers that pass
+    those of PyTorch.
 
     Names that neither library has are left to Python.
     """
@@ -42,7 +43,8 @@ def refusing_pytorch(init: Callable[P, None]) -> Callable[P, None]:
             raise TypeError(advice(args[1:], arguments))
         init(*args, **arguments)
 
-    vars(checked)["__signature__"] = inspect.signature(init)  # for those who do not look behind wrappers
+    # for those who do not look behind wrappers
+    vars(checked)["__signature__"] = inspect.signature(init)
     return checked
 
 
@@ -61,9 +63,10 @@ def advice(args: Sequence[Any], arguments: Mapping[str, Any]) -> str:
     Example:
         >>> print(advice([range(9), 4], {"shuffle": True, "num_workers": 2}))
         DataLoader has none of PyTorch's parameters dataset, batch_size, shuffle, num_workers. Write
-            gristmill.load(dataset, num_epochs=1, shuffle=True, seed=0, batch_size=4, worker_count=2)
-        num_epochs: one iterator goes through all epochs, and a shuffle has another order in each; None never ends
-        worker_count: each worker makes batches of its own share of the records
+            gristmill.load(dataset, num_epochs=1, shuffle=True, seed=0, batch_size=4,
+            worker_count=2)
+        num_epochs: one iterator goes through all epochs, and a shuffle has another order in each;
+        None never ends worker_count: each worker makes batches of its own share of the records
     """
     if _THEIRS_ALONE.isdisjoint(arguments) and len(args) > 1 and not isinstance(args[1], int | None):
         return (
@@ -86,7 +89,9 @@ def advice(args: Sequence[Any], arguments: Mapping[str, Any]) -> str:
 
 
 def _call(given: Mapping[str, Any]) -> str:
-    """The call that does the same; values other than numbers are variables of the names of their parameters."""
+    """The call that does the same; values other than numbers are variables of the names of their
+    parameters.
+    """
     num_workers = _setting("", "num_workers", given)
     if "batch_sampler" in given:
         collate = "collate_fn" if "collate_fn" in given else "torch.utils.data.default_collate"
@@ -115,6 +120,8 @@ def _call(given: Mapping[str, Any]) -> str:
 
 
 def _setting(prefix: str, name: str, given: Mapping[str, Any]) -> list[str]:
-    """``prefix`` and a number as it is, anything else as a variable; nothing where it is not given, or is no workers."""
+    """``prefix`` and a number as it is, anything else as a variable; nothing where it is not given,
+    or is no workers.
+    """
     value = given.get(name, 0)
     return [] if isinstance(value, int) and value == 0 else [f"{prefix}{int(value) if isinstance(value, int) else name}"]

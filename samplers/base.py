@@ -14,10 +14,11 @@ from gristmill.core.sharding import NoSharding, ShardOptions
 
 @runtime_checkable
 class Sampler(Protocol):
-    """Anything that answers ``sampler[index]`` with a ``RecordMetadata`` and raises ``IndexError`` past its end.
+    """Anything that answers ``sampler[index]`` with a ``RecordMetadata`` and raises ``IndexError``
+    past its end.
 
-    ``__len__`` is optional (``DataLoader`` finds the length by bisection otherwise), as is an attribute
-    ``_shard_options``, which ``DataLoader`` takes as its sharding by default.
+    ``__len__`` is optional (``DataLoader`` finds the length by bisection otherwise), as is an
+    attribute ``_shard_options``, which ``DataLoader`` takes as its sharding by default.
     """
 
     def __getitem__(self, index: int) -> RecordMetadata: ...
@@ -26,7 +27,8 @@ class Sampler(Protocol):
 class BlockSampler:
     """A sampler that answers whole blocks of indices with array arithmetic.
 
-    Not an ``abc.ABC``, as protocols are: classes that users derive from a sampler and something else may have a metaclass.
+    Not an ``abc.ABC``, as protocols are: classes that users derive from a sampler and something
+    else may have a metaclass.
     """
 
     _shard_options: ShardOptions
@@ -99,7 +101,9 @@ def check_num_records(num_records: int) -> int:
 
 
 def check_positive(name: str, value: int, in_grain: str) -> int:
-    """``value`` as a positive ``int``; the error of others begins with what Grain says, which programs look for."""
+    """``value`` as a positive ``int``; the error of others begins with what Grain says, which
+    programs look for.
+    """
     try:
         return as_int(name, value, minimum=1)
     except ValueError as error:

@@ -7,7 +7,8 @@ from typing import Any
 
 
 def assert_deterministic(ds: Any, *, steps: int = 200, seconds: float = 60) -> None:
-    """Asserts that ``ds`` gives the same elements and states in every run, process, thread and order of restoring.
+    """Asserts that ``ds`` gives the same elements and states in every run, process, thread and
+    order of restoring.
 
     See ``gristmill.verify`` for the comparisons; it returns the same result without an assertion.
 
@@ -17,7 +18,8 @@ def assert_deterministic(ds: Any, *, steps: int = 200, seconds: float = 60) -> N
         seconds: how long it may take, about.
 
     Raises:
-        AssertionError: there is a difference; names step, leaf, stage, both values and, where it can be determined, the reason.
+        AssertionError: there is a difference; names step, leaf, stage, both values and, where it
+            can be determined, the reason.
         TypeError, ValueError: as ``gristmill.verify`` raises them.
 
     Example:

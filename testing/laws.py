@@ -1,8 +1,8 @@
 """Code shared by the conformance checks: laws, the report of a broken one, and the laws of
 everything that is only read.
 
-Sources, samplers, map datasets and transformations are all of one kind: an answer depends on the question alone, no matter who
-asks, how often, in which order, thread or process.
+Sources, samplers, map datasets and transformations are all of one kind: an answer depends on the
+question alone, no matter who asks, how often, in which order, thread or process.
 """
 
 from __future__ import annotations
@@ -144,7 +144,9 @@ def check_answers(
 
 
 def kept(value: T) -> T:
-    """A copy of ``value`` that stays as it is when ``value`` is changed; itself if it cannot be copied."""
+    """A copy of ``value`` that stays as it is when ``value`` is changed; itself if it cannot be
+    copied.
+    """
     try:
         return copy.deepcopy(value)
     except Exception:
@@ -152,7 +154,8 @@ def kept(value: T) -> T:
 
 
 def spread(length: int, count: int) -> list[int]:
-    """At most ``count`` of the integers below ``length``: all, or some that are spread evenly, the last one among them.
+    """At most ``count`` of the integers below ``length``: all, or some that are spread evenly, the
+    last one among them.
 
     Example:
         >>> spread(3, 10), spread(1000, 4)
@@ -163,7 +166,9 @@ def spread(length: int, count: int) -> list[int]:
 
 
 def in_threads(fn: Callable[[int], T]) -> list[T]:
-    """``fn(i)`` for each of eight threads that run at the same time and interrupt one another often."""
+    """``fn(i)`` for each of eight threads that run at the same time and interrupt one another
+    often.
+    """
     start = threading.Barrier(_NUM_THREADS)
 
     def run(i: int) -> T:
@@ -183,7 +188,8 @@ def _check_threads(
     answer: Callable[[Any], Any], questions: Sequence[Any], expected: list[Any], name: Callable[[Any], str]
 ) -> None:
     def ask(thread: int) -> None:
-        first = thread * len(questions) // _NUM_THREADS  # each begins somewhere else, and goes around
+        # each begins somewhere else, and goes around
+        first = thread * len(questions) // _NUM_THREADS
         for i in [*range(first, len(questions)), *range(first)]:
             what = f"{name(questions[i])} in one of {_NUM_THREADS} threads"
             THREADS.equal(what, expected[i], THREADS.run(what, answer, questions[i]))

@@ -91,7 +91,9 @@ class Failing:
 
 
 class Gate:
-    """A function of an element that notes what it was called with, and is held up: at all elements, or at ``stuck``."""
+    """A function of an element that notes what it was called with, and is held up: at all elements,
+    or at ``stuck``.
+    """
 
     def __init__(self, *stuck: Any, is_open: bool = False) -> None:
         self.seen: list[Any] = []
@@ -124,7 +126,9 @@ class Plain(IterDataset[Any]):
 
 
 class ClosingDataset(IterDataset[Any]):
-    """A user's, whose iterators have something to close, and must not be used by two threads at once."""
+    """A user's, whose iterators have something to close, and must not be used by two threads at
+    once.
+    """
 
     def __init__(self, parent: Any, fn: Any = lambda x: x) -> None:
         super().__init__(parent)
@@ -163,7 +167,9 @@ class Closing(DatasetIterator[Any]):
 
 
 class Count:
-    """Not one of ours: any object with three methods. Its state is an object that it continues changing."""
+    """Not one of ours: any object with three methods. Its state is an object that it continues
+    changing.
+    """
 
     def __init__(self, n: int) -> None:
         self.state: Any = {"i": [0]}
@@ -199,11 +205,14 @@ class SharingDataset(IterDataset[Any]):
 
 
 class Watched:
-    """A source that says what it is asked for, and can be held up; ``before`` is called with the keys of every read."""
+    """A source that says what it is asked for, and can be held up; ``before`` is called with the
+    keys of every read.
+    """
 
     def __init__(self, length: int, before: Any = lambda keys: None) -> None:
         self.length, self.before, self.gate = length, before, Gate(is_open=True)
-        self.blocks: list[list[int]] = []  # the keys of every read, in the order in which the reads began
+        # the keys of every read, in the order in which the reads began
+        self.blocks: list[list[int]] = []
 
     def __len__(self) -> int:
         return self.length

@@ -1,4 +1,6 @@
-"""Workers that run in this process: everything of ``mp_prefetch`` but the processes and how their messages are written."""
+"""Workers that run in this process: everything of ``mp_prefetch`` but the processes and how their
+messages are written.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +34,11 @@ def through_json(state: Any) -> Any:
 
 
 class LocalWorkersIterDataset(IterDataset[Any]):
-    """``parent.mp_prefetch(MultiprocessingOptions(num_workers, num_lanes))`` without processes: it costs no time to start.
+    """``parent.mp_prefetch(MultiprocessingOptions(num_workers, num_lanes))`` without processes: it
+    costs no time to start.
 
-    With ``care``, workers continue as they do after one that died. Each worker runs ``through(task)``, such as a copy.
+    With ``care``, workers continue as they do after one that died. Each worker runs
+    ``through(task)``, such as a copy.
     """
 
     _adds_step = False

@@ -32,7 +32,9 @@ def is_running(process_id: int) -> bool:
 
 
 def worker_processes() -> set[int]:
-    """The worker processes of this process, which have started directly or were forked from a template."""
+    """The worker processes of this process, which have started directly or were forked from a
+    template.
+    """
     found = templates(6)
     for process_id in templates():
         found |= _children_of(process_id)

@@ -18,8 +18,9 @@ Path: TypeAlias = tuple[Any, ...]  # the key of a feature, or the keys of a nest
 class PackLayout:
     """Which features of an element are packed into bins, and how.
 
-    The arguments are those of the datasets that pack. Features may be nested in dicts, and are so in a row. A meta feature with a
-    length is packed like the others, but without segment ids and positions; one without a length is carried along as it is.
+    The arguments are those of the datasets that pack. Features may be nested in dicts, and are so
+    in a row. A meta feature with a length is packed like the others, but without segment ids and
+    positions; one without a length is carried along as it is.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -66,7 +67,8 @@ class PackLayout:
         return self._paths.index((name,))
 
     def read(self, element: Any) -> tuple[list[Array], tuple[Any, ...]]:
-        """The sequences of an element, one for each of ``features``, and what it has to carry along.
+        """The sequences of an element, one for each of ``features``, and what it has to carry
+        along.
 
         Raises:
             TypeError: the element is not a dict, or not in the place of a dict of features.
@@ -177,7 +179,9 @@ class PackedRows:
 
 
 def spans_of(segment_ids: Array, num: int) -> list[tuple[int, int]]:
-    """The cells ``(start, stop)`` of segments 1 to ``num``; those of one without any are between those beside it."""
+    """The cells ``(start, stop)`` of segments 1 to ``num``; those of one without any are between
+    those beside it.
+    """
     present, first, counts = np.unique(segment_ids, return_index=True, return_counts=True)
     known = {int(i): (int(start), int(start + n)) for i, start, n in zip(present, first, counts, strict=True) if i > 0}
     spans: list[tuple[int, int]] = []

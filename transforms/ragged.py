@@ -47,8 +47,10 @@ class Padding:
     """The way leaves are padded.
 
     Args:
-        pad_to: ``"boundary"``, ``"longest"``, a number of cells, or ``None``: for all leaves, or a pytree with one for each.
-        pad_value: what unused cells are filled with: one value for all leaves, or a pytree with a value for each.
+        pad_to: ``"boundary"``, ``"longest"``, a number of cells, or ``None``: for all leaves, or a
+            pytree with one for each.
+        pad_value: what unused cells are filled with: one value for all leaves, or a pytree with a
+            value for each.
         with_lengths: whether a batch comes with the lengths of its rows.
 
     Raises:
@@ -67,8 +69,8 @@ class Padding:
         """One batch of ``elements``, at least one, whose structures must be equal.
 
         Raises:
-            ValueError: structures or shapes do not agree, a leaf is longer than what it is padded to, or not of its record's
-                length; names the leaf.
+            ValueError: structures or shapes do not agree, a leaf is longer than what it is padded
+                to, or not of its record's length; names the leaf.
         """
         columns, structure = _columns(elements)
         targets = self._per_leaf(structure, len(columns), elements[0])

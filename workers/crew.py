@@ -2,15 +2,18 @@
 
 Guarantees:
 
-1. A set of processes has at most as many processes as the CPUs that this program may use, or as its pool of the most workers has workers,
-   if that are more; and never more than all workers together. Workers of one pool are in different processes.
-2. What a pool does with its workers is what it would do with processes of its own: each is a ``Session``, with a connection and
-   memory of its own, so that none waits for what another pool has not taken, and each is started again without the others.
-3. If a process dies, every pool learns it from its own session. If it was ended since a session of it was stuck, the other ones
-   hear that it is busy, and continue in another process.
-4. A process ends with the last of its sessions. Workers that run in other surroundings (environment, paths, flags) are in other
-   processes.
-5. Which entry of whose work log may be why a process died is known once for all sessions of it (``Incident``).
+1. A set of processes has at most as many processes as the CPUs that this program may use, or as its
+   pool of the most workers has workers, if that are more; and never more than all workers together.
+   Workers of one pool are in different processes.
+2. What a pool does with its workers is what it would do with processes of its own: each is a
+   ``Session``, with a connection and memory of its own, so that none waits for what another pool
+   has not taken, and each is started again without the others.
+3. If a process dies, every pool learns it from its own session. If it was ended since a session of
+   it was stuck, the other ones hear that it is busy, and continue in another process.
+4. A process ends with the last of its sessions. Workers that run in other surroundings
+   (environment, paths, flags) are in other processes.
+5. Which entry of whose work log may be why a process died is known once for all sessions of it
+   (``Incident``).
 """
 
 from __future__ import annotations
@@ -270,7 +273,9 @@ class Crew:
         return self._lock
 
     def open(self, pool: CrewPool, index: int, count: int, luggage: int, template: Template | None) -> Session:
-        """A worker, in a new process if there may be one more, which is forked from ``template`` if there is one."""
+        """A worker, in a new process if there may be one more, which is forked from ``template`` if
+        there is one.
+        """
         with self._own_lock():
             self._most_workers = max(self._most_workers, count)
             while True:
@@ -283,7 +288,8 @@ class Crew:
                 shared.sessions.append(session)
                 if not shared.is_closed:
                     return session
-                session.stop(time.monotonic())  # its last session has ended just now, or it was dismissed
+                # its last session has ended just now, or it was dismissed
+                session.stop(time.monotonic())
 
     def _process_for(self, pool: CrewPool, template: Template | None) -> SharedProcess:
         self._processes = [process for process in self._processes if not process.is_closed and process.is_alive()]

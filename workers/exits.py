@@ -1,12 +1,14 @@
 """The end of a process, found without a lock.
 
-``Popen.poll`` and ``Popen.wait`` take one, which a signal handler that raises in their middle leaves held forever.
+``Popen.poll`` and ``Popen.wait`` take one, which a signal handler that raises in their middle
+leaves held forever.
 
 Guarantees:
 
-1. No call waits longer than it says, whatever has interrupted calls before it, in this thread or another one.
-2. How the process ended is not lost by an interrupt: it is asked for and kept in one call of a function of C, in the middle
-   of which no handler runs.
+1. No call waits longer than it says, whatever has interrupted calls before it, in this thread or
+   another one.
+2. How the process ended is not lost by an interrupt: it is asked for and kept in one call of a
+   function of C, in the middle of which no handler runs.
 3. A process that has ended is sent no signal: another one may have its number by now.
 """
 
@@ -51,7 +53,9 @@ class Process(ABC):
     @property
     @abstractmethod
     def exit_code(self) -> int | None:
-        """Of a process that has ended: its exit code, or the number of the signal that ended it times -1; ``None``: unknown."""
+        """Of a process that has ended: its exit code, or the number of the signal that ended it
+        times -1; ``None``: unknown.
+        """
 
     @abstractmethod
     def kill(self) -> None:
@@ -106,7 +110,8 @@ class ChildProcess(Process):
         self._process_id = process.pid
         self._ends: list[tuple[int, int]] = []  # its id and status, when it has ended
         self._is_lost = False  # another thread has waited for it
-        process.returncode = 0  # so that it does not wait for it too, or warn that it was not waited for
+        # so that it does not wait for it too, or warn that it was not waited for
+        process.returncode = 0
 
     @property
     def process_id(self) -> int:
@@ -117,8 +122,11 @@ class ChildProcess(Process):
         if self._ends or self._is_lost:
             return True
         try:
-            self._ends.extend(filter(_process_id_of, map(os.waitpid, [self._process_id], [os.WNOHANG])))  # one call (2)
-        except ChildProcessError:  # the program ignores SIGCHLD or waits for all its children; or another thread is just here:
+            # one call (2)
+            self._ends.extend(filter(_process_id_of, map(os.waitpid, [self._process_id], [os.WNOHANG])))
+        except ChildProcessError:
+            # the program ignores SIGCHLD or waits for all its children; or another thread is just
+            # here:
             time.sleep(SHORTEST_SECONDS)  # let it finish
             self._is_lost = True
         return bool(self._ends) or self._is_lost
@@ -131,7 +139,8 @@ class ChildProcess(Process):
     def kill(self) -> None:
         """See ``Process``."""
         if not self.has_ended():
-            with contextlib.suppress(ProcessLookupError):  # another thread is waiting for it right now
+            # another thread is waiting for it right now
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process_id, signal.SIGKILL)
 
     def disown(self) -> None:

@@ -1,4 +1,5 @@
-"""The absl flags of a program, for its workers: they have the same values there, and none needs to be parsed again.
+"""The absl flags of a program, for its workers: they have the same values there, and none needs to
+be parsed again.
 
 absl is looked for, never imported, unless the task of the worker refers to it.
 """
@@ -15,7 +16,9 @@ def is_absl_flags(obj: Any) -> bool:
 
 
 def flag_values() -> dict[str, Any]:
-    """The flags of this process that do not have their default value, if it uses absl and has parsed its flags."""
+    """The flags of this process that do not have their default value, if it uses absl and has
+    parsed its flags.
+    """
     flags = getattr(sys.modules.get("absl.flags"), "FLAGS", None)
     if flags is None or not flags.is_parsed():
         return {}

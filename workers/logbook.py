@@ -1,8 +1,9 @@
 """The current work of a worker, in memory that outlives it: if it dies, the consumer learns which
 elements may be the cause.
 
-The first page of a worker's arena is a table of entries: who is at work, and the range of what it works on. Threads of the worker
-write, each its own entry; the consumer reads when the worker has died.
+The first page of a worker's arena is a table of entries: who is at work, and the range of what it
+works on. Threads of the worker write, each its own entry; the consumer reads when the worker has
+died.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ _NUM_ENTRIES = 128
 LOG_BYTES = _NUM_ENTRIES * _ENTRY.size
 _NUM_OWN = 32  # of the thread that the worker runs in; the others are for threads that work ahead
 
-OUTPUTS = -1  # who computes the next outputs: their range counts from the one after the last that was sent
+# who computes the next outputs: their range counts from the one after the last that was sent
+OUTPUTS = -1
 _MAX_ROOTS = 1 << 16  # of a lane
 
 
@@ -31,7 +33,9 @@ def lane_and_root(who: int) -> tuple[int, int]:
 
 
 class Entry(NamedTuple):
-    """Work that has begun and not ended: ``who`` is at the numbers from ``start`` to before ``stop``."""
+    """Work that has begun and not ended: ``who`` is at the numbers from ``start`` to before
+    ``stop``.
+    """
 
     who: int
     start: int
@@ -62,7 +66,9 @@ class Logbook:
             _ENTRY.pack_into(self._memory, (root + 1) * _ENTRY.size, who + 2, start, stop)
 
     def note_alone(self, who: int, index: int) -> None:
-        """Notes that the next output is being made of what ``who`` has at ``index``, and of nothing else any more."""
+        """Notes that the next output is being made of what ``who`` has at ``index``, and of nothing
+        else any more.
+        """
         self.begin(1)
         self.note(who, index, index + 1)
 

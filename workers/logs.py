@@ -1,4 +1,6 @@
-"""Log messages of workers look like those of the main program, and say which worker they are from."""
+"""Log messages of workers look like those of the main program, and say which worker they are
+from.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ def log_settings() -> dict[str, Any] | None:
 
 
 def log_like(settings: dict[str, Any] | None, index: int, count: int) -> None:
-    """Called in a worker, after the user's own function: lets it log so, unless logging was set up differently.
+    """Called in a worker, after the user's own function: lets it log so, unless logging was set up
+    differently.
 
     Args:
         settings: what ``log_settings`` gave in the main program.

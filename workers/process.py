@@ -2,10 +2,10 @@
 
 Guarantees:
 
-1. ``receive`` returns the worker's next message or raises ``WorkerDied``, no later than a second after the process has ended,
-   for any reason. No code waits for a worker in any other way.
-2. Whatever interrupts ``receive`` or ``start`` in the middle (an interrupt from the keyboard, say) leaves ``usable`` false:
-   bytes may be lost, and a new process has to take over.
+1. ``receive`` returns the worker's next message or raises ``WorkerDied``, no later than a second
+   after the process has ended, for any reason. No code waits for a worker in any other way.
+2. Whatever interrupts ``receive`` or ``start`` in the middle (an interrupt from the keyboard, say)
+   leaves ``usable`` false: bytes may be lost, and a new process has to take over.
 3. ``stop`` waits only for a limited time; afterwards the process runs no more. Its exit status has
    been collected, unless the template that has forked it is stopped. Killing it needs no template:
    the kernel kills a process whose lifeline is closed. After an interrupt, ``stop`` does the rest
@@ -50,7 +50,8 @@ from gristmill.workers.pickling import dumps
 from gristmill.workers.starts import start_boot
 from gristmill.workers.template import Template
 
-_LOOK_SECONDS = 0.25  # how often a process is looked at whose connection, kept open by a child of its own, says nothing
+# how often a process is looked at whose connection, kept open by a child of its own, says nothing
+_LOOK_SECONDS = 0.25
 _ANSWER_SECONDS = 0.5  # to a new start of a worker that runs; a new process is there as quickly
 _EXIT_SECONDS = 1.0  # between the end of the connection and that of the process
 _KILL_SECONDS = 10.0  # until a process that was killed is gone, unless it hangs in the kernel
@@ -64,7 +65,9 @@ class WorkerDied(Exception):
 
 
 class WorkerBusy(Exception):
-    """The process does not notice that it was started again, at an element that is no longer needed; or it was lost."""
+    """The process does not notice that it was started again, at an element that is no longer
+    needed; or it was lost.
+    """
 
 
 class WorkerSilent(Exception):
@@ -89,7 +92,8 @@ class WorkerProcess:
         with contextlib.ExitStack() as failing, contextlib.ExitStack() as starting:
             arena = open_memory(f"gristmill-worker-{index}")
             failing.callback(os.close, arena)
-            # Closing the other end kills the process. Each has a pipe of its own: the signal goes to one owner of a pipe.
+            # Closing the other end kills the process. Each has a pipe of its own: the signal goes
+            # to one owner of a pipe.
             lifeline, other_end = os.pipe()
             starting.callback(os.close, lifeline)
             failing.callback(os.close, other_end)
@@ -108,7 +112,8 @@ class WorkerProcess:
         self.index = index
         self.usable = True
         self.generation = 0
-        self.is_for_another = False  # the next start, than the ones before were: the task is loaded again
+        # the next start, than the ones before were: the task is loaded again
+        self.is_for_another = False
         self.last_report = b""  # the worker's last report, if it is observed
         self._has_answered = self._is_started = False  # it has noticed a start; the last start
         self._patience: float | None = None
@@ -135,23 +140,29 @@ class WorkerProcess:
         return self.usable and not self._process.is_gone()
 
     def start(self, states: Mapping[int, Any], *, skip: bool = False, care: Care | None = None) -> None:
-        """Makes the worker produce from ``states`` on; what it has sent before will not be received any more.
+        """Makes the worker produce from ``states`` on; what it has sent before will not be received
+        any more.
 
         Args:
-            states: of each lane that it is to produce, in the order in which they are needed; ``None`` is the beginning.
+            states: of each lane that it is to produce, in the order in which they are needed;
+                ``None`` is the beginning.
             skip: leave out the next element of the first lane, and send the state after it.
             care: what to be careful about.
         """
-        body = dumps((states, skip, care, self.is_for_another))  # a state may have a class of __main__
+        # a state may have a class of __main__
+        body = dumps((states, skip, care, self.is_for_another))
         self._is_started = False
         self.generation += 1
-        self._answer_by = time.monotonic() + _ANSWER_SECONDS if self._has_answered else None  # or it is being born
+        # or it is being born
+        self._answer_by = time.monotonic() + _ANSWER_SECONDS if self._has_answered else None
         self._send(COMMAND.pack(START, self.generation, len(body)) + body)
         self.is_for_another = False
         self.usable = True
 
     def call(self, function: bytes) -> None:
-        """Has the worker call a pickled function with its ``Worker``, soon, between two messages."""
+        """Has the worker call a pickled function with its ``Worker``, soon, between two
+        messages.
+        """
         self._send(COMMAND.pack(CALL, self.generation, len(function)) + function)
         self.usable = True
 
@@ -166,17 +177,21 @@ class WorkerProcess:
         return None
 
     def set_instruments(self, waiting: Wrap | None, receiving: Wrap | None) -> None:
-        """Lets an observer measure how long this process waits for messages, and how long it takes to receive them all in all."""
+        """Lets an observer measure how long this process waits for messages, and how long it takes
+        to receive them all in all.
+        """
         shadow(self, "_next_message", waiting)
         shadow(self, "receive", receiving)
 
     def receive(self, patience: float | None = None) -> tuple[int, int, Any]:
         """Waits for the next message since ``start``: its kind, its lane and its content.
 
-        The content of ``OUTPUTS`` is what ``decode`` returns, that of others what ``decode_other`` returns.
+        The content of ``OUTPUTS`` is what ``decode`` returns, that of others what ``decode_other``
+        returns.
 
         Args:
-            patience: how many seconds to wait for it, from the time on that the worker has noticed its start.
+            patience: how many seconds to wait for it, from the time on that the worker has noticed
+                its start.
 
         Raises:
             WorkerDied: the process ended by itself.
@@ -216,11 +231,14 @@ class WorkerProcess:
             self._socket.shutdown(socket.SHUT_WR)
 
     def stop(self, deadline: float) -> None:
-        """Waits until the worker has ended, after ``deadline`` (``time.monotonic()``) with force."""
+        """Waits until the worker has ended, after ``deadline`` (``time.monotonic()``) with
+        force.
+        """
         if self._socket.fileno() < 0:
             return  # that has been done
         self.hang_up()
-        with contextlib.suppress(OSError, ValueError):  # it has ended, or another thread has stopped it
+        # it has ended, or another thread has stopped it
+        with contextlib.suppress(OSError, ValueError):
             while self._is_readable(deadline - time.monotonic()) and self._socket.recv(1 << 16, socket.MSG_DONTWAIT):
                 pass
         if not self._process.wait_until_gone(deadline - time.monotonic()):
@@ -344,7 +362,8 @@ def missing_calls() -> list[str]:
 def check_system() -> None:
     """
     Raises:
-        RuntimeError: there can be no worker processes here: the message says why, and what to do without.
+        RuntimeError: there can be no worker processes here: the message says why, and what to do
+            without.
     """
     missing = missing_calls()
     if missing:

@@ -3,11 +3,14 @@ the actor.
 
 Guarantees:
 
-1. What a worker sends is in Ray's object store before the worker continues: nothing is copied on the way that is not changed
-   meanwhile. Its consumer takes the objects from a streaming generator, in order, and owns them.
-2. No more than ``budget`` bytes are sent and not taken, but for the one message that the consumer says it waits for.
-3. A session ends when its consumer says so, when the actor ends, or when nothing has been heard of its consumer for
-   ``_EXPIRY_SECONDS`` while it waits; a consumer that comes later finds that out as it finds out a death, and nothing is lost.
+1. What a worker sends is in Ray's object store before the worker continues: nothing is copied on
+   the way that is not changed meanwhile. Its consumer takes the objects from a streaming generator,
+   in order, and owns them.
+2. No more than ``budget`` bytes are sent and not taken, but for the one message that the consumer
+   says it waits for.
+3. A session ends when its consumer says so, when the actor ends, or when nothing has been heard of
+   its consumer for ``_EXPIRY_SECONDS`` while it waits; a consumer that comes later finds that out
+   as it finds out a death, and nothing is lost.
 """
 
 from __future__ import annotations
@@ -74,15 +77,16 @@ class Heap:
 
 
 class Channel:
-    """Between a worker and its consumer; three threads use it: the worker's, the one that gives messages to Ray, and Ray's for
-    commands.
+    """Between a worker and its consumer; three threads use it: the worker's, the one that gives
+    messages to Ray, and Ray's for commands.
     """
 
     def __init__(self) -> None:
         self.start: Any = None  # see ``child.Connection``
         self.is_for_another = False
         self.calls: list[bytes] = []
-        self._for_worker, self._for_ray = Signal(), Signal()  # something has changed for that thread
+        # something has changed for that thread
+        self._for_worker, self._for_ray = Signal(), Signal()
         self._commands: deque[Command] = deque()
         self._outbox: Any = None  # the message that is being handed over
         self._is_closed = False
@@ -134,7 +138,9 @@ class Channel:
             self._num_wanted, self._bytes_taken = content
 
     def send(self, kind: int, payload: bytes, slots: list[Any], num_elements: int = 0, lane: int = 0) -> None:
-        """Sends a message as soon as the consumer lets it, unless it wants a new start meanwhile."""
+        """Sends a message as soon as the consumer lets it, unless it wants a new start
+        meanwhile.
+        """
         num_bytes = max(num_elements * _MIN_BYTES, len(payload) + sum([piece.array.nbytes for piece in slots]))
         while self.start is None and num_elements and not self._may_send(num_bytes):
             self.receive(wait=True)
@@ -249,7 +255,8 @@ class Actor:
 
 def _serve(channel: Channel, index: int, count: int, luggage: Any, place: str) -> None:
     settings, *parts = ray.get(luggage)
-    sys.path.extend([folder for folder in settings["path"] if folder not in sys.path])  # of the consumer, if it is here
+    # of the consumer, if it is here
+    sys.path.extend([folder for folder in settings["path"] if folder not in sys.path])
     arena: Any = Heap()
     encoder = Encoder(arena, settings["min_shared_bytes"], writable=settings["writable"])
 
@@ -276,8 +283,8 @@ _METHODS: dict[str, dict[str, Any]] = {
 
 
 def actor_class() -> Callable[..., Any]:
-    """``Actor`` as Ray makes actors of it. A stream of messages takes a thread for as long as it lasts; commands have one alone,
-    which keeps them in order.
+    """``Actor`` as Ray makes actors of it. A stream of messages takes a thread for as long as it
+    lasts; commands have one alone, which keeps them in order.
     """
     for name, options in _METHODS.items():
         setattr(Actor, name, ray.method(**options)(vars(Actor)[name]))

@@ -2,12 +2,12 @@
 
 Guarantees:
 
-1. Actors and what they have sent belong to this process: they end with it, by whatever cause, since Ray ends what belongs to a
-   process that is gone. Those of a pool without a name end with the pool, which ends as one of
-   processes does (see ``pool``): within 5 s after the iterator was dropped or has ended, unless
-   another iterator of the dataset takes them over.
-2. For an actor that is lost Ray is asked for another one, on whichever node has room. Until it is there it is not among
-   ``available``.
+1. Actors and what they have sent belong to this process: they end with it, by whatever cause, since
+   Ray ends what belongs to a process that is gone. Those of a pool without a name end with the
+   pool, which ends as one of processes does (see ``pool``): within 5 s after the iterator was
+   dropped or has ended, unless another iterator of the dataset takes them over.
+2. For an actor that is lost Ray is asked for another one, on whichever node has room. Until it is
+   there it is not among ``available``.
 3. Only ``wait`` waits for an actor, as long as there is none at all, and it says what it waits for.
 """
 
@@ -34,7 +34,8 @@ _FIRST_WARNING_SECONDS = 5.0
 _STORE_SHARE = 0.5  # of the smallest object store that there is
 _NAMESPACE = "gristmill"
 
-_named: dict[str, Any] = {}  # actors of pools with a name that this process has asked for: they last as long as it does
+# actors of pools with a name that this process has asked for: they last as long as it does
+_named: dict[str, Any] = {}
 
 
 class _Seat:
@@ -96,7 +97,8 @@ class RayPool:
         settings = {**{name: luggage.preamble[name] for name in names}, "writable": options.writable}
         self._environment = accelerator_free()
         stores = [node["Resources"].get("object_store_memory", 0) for node in ray.nodes() if node["Alive"]]
-        self.max_bytes_ahead = min(options.max_bytes_ahead, int(min(stores) * _STORE_SHARE))  # or it would spill
+        # or it would spill
+        self.max_bytes_ahead = min(options.max_bytes_ahead, int(min(stores) * _STORE_SHARE))
         self._is_closed = False
         self._seats: list[_Seat] = []
         self._class: Any = actor_class()

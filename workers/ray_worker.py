@@ -2,10 +2,10 @@
 
 Guarantees, besides those of ``WorkerProcess``:
 
-1. ``receive`` returns the worker's next message, raises ``WorkerDied`` when Ray knows that there will be none, because the
-   actor, its node or the object has been lost, or ``WorkerSilent``.
-2. A message is the consumer's when it is returned. The actor learns of it later, at the latest ``_LATE_SECONDS`` after this
-   has begun to wait for more, and at once where it may need to know.
+1. ``receive`` returns the worker's next message, raises ``WorkerDied`` when Ray knows that there
+   will be none, because the actor, its node or the object has been lost, or ``WorkerSilent``.
+2. A message is the consumer's when it is returned. The actor learns of it later, at the latest
+   ``_LATE_SECONDS`` after this has begun to wait for more, and at once where it may need to know.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ from gristmill.workers.ray_actor import CLOSE, Command
 _ANSWER_SECONDS = 2.0  # to a new start of a worker that runs
 _STACKS_SECONDS = 1.0
 _LOOK_SECONDS = 0.25
-_LATE_SECONDS = 0.02  # without a needed message before the actor is notified: a notification costs as much as a message
-_UNTOLD_SHARE = 4  # of the bytes that may be ahead, this part may have been taken without the actor's knowing
+# without a needed message before the actor is notified: a notification costs as much as a message
+_LATE_SECONDS = 0.02
+# of the bytes that may be ahead, this part may have been taken without the actor's knowing
+_UNTOLD_SHARE = 4
 
 
 class _Reader:
@@ -179,7 +181,8 @@ class RayWorker:
         command: Command = kind, self.generation, content
         try:
             self._actor.tell.remote(self._session, [command])
-        except Exception as error:  # it is gone, or its cluster is: the next to receive will learn that, too
+        except Exception as error:
+            # it is gone, or its cluster is: the next to receive will learn that, too
             self._die(f"was lost: {_first_line(error)}")
 
     def share_memory(self) -> None:

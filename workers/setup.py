@@ -30,7 +30,9 @@ def be_worker() -> None:
 
 
 def run_in_workers(function: Callable[..., Any], *args: Any) -> None:
-    """Calls ``function(*args)``, which are pickled by reference, in every worker that is started from now on."""
+    """Calls ``function(*args)``, which are pickled by reference, in every worker that is started
+    from now on.
+    """
     _calls.append((function, args))
 
 

@@ -1,4 +1,6 @@
-"""What do rows cost from a server that answers after 20 ms: one by one, in blocks, and from what is kept on the disk?"""
+"""What do rows cost from a server that answers after 20 ms: one by one, in blocks, and from what is
+kept on the disk?
+"""
 
 import contextlib
 import functools

@@ -1,4 +1,6 @@
-"""What does a record of WebDataset shards cost, at random and in order, beside ``tarfile`` and a copy in ArrayRecord files?"""
+"""What does a record of WebDataset shards cost, at random and in order, beside ``tarfile`` and a
+copy in ArrayRecord files?
+"""
 
 import functools
 import importlib
@@ -29,7 +31,8 @@ def folder():
                 image = rng.bytes(int(rng.integers(1, 2 * IMAGE_BYTES)))
                 for name, data in (("jpg", image), ("cls", b"7"), ("json", json.dumps({"key": key}).encode())):
                     member = tarfile.TarInfo(f"{key:06}.{name}")
-                    member.size, member.mtime = len(data), 1.5  # written as WebDataset's writer does: with an extended header
+                    # written as WebDataset's writer does: with an extended header
+                    member.size, member.mtime = len(data), 1.5
                     tar.addfile(member, io.BytesIO(data))
     return folder
 

@@ -1,4 +1,6 @@
-"""Blocks of elements with the state after each element, for stages that compute elements before they are delivered."""
+"""Blocks of elements with the state after each element, for stages that compute elements before
+they are delivered.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,15 @@ class Sink(Protocol):
         """Elements that were put."""
 
     def put(self, elements: Iterable[Any], states: Sequence[Any], first: int) -> None:
-        """Appends what ``elements`` gives until it ends or raises; the state after the first of them is ``states[first]``."""
+        """Appends what ``elements`` gives until it ends or raises; the state after the first of
+        them is ``states[first]``.
+        """
 
 
 class Growing:
-    """A block that others may look at while it grows: as many of its elements as there are states are finished."""
+    """A block that others may look at while it grows: as many of its elements as there are states
+    are finished.
+    """
 
     def __init__(self) -> None:
         self.elements: list[Any] = []
@@ -46,11 +52,12 @@ class Growing:
 
 
 class StatedBlocks:
-    """Takes elements one by one from an iterator that is not of a stream, and knows the state after each.
+    """Takes elements one by one from an iterator that is not of a stream, and knows the state after
+    each.
 
     Args:
-        it: the iterator, which is moved by this alone from the first ``take`` on. States that users make are
-            copied, as their owner may change them later.
+        it: the iterator, which is moved by this alone from the first ``take`` on. States that users
+            make are copied, as their owner may change them later.
     """
 
     def __init__(self, it: DatasetIterator[Any]) -> None:
@@ -63,10 +70,11 @@ class StatedBlocks:
         self.stopped: BaseException | None = None
 
     def take(self, n: int) -> tuple[list[Any], Sequence[Any], BaseException | None]:
-        """Return up to ``n`` elements, the states after them, and what came instead of the next one.
+        """Return up to ``n`` elements, the states after them, and what came instead of the next
+        one.
 
-        That is an error, or ``StopIteration`` at the end, with the state there if that counts faults.
-        The iterator is after the last element then.
+        That is an error, or ``StopIteration`` at the end, with the state there if that counts
+        faults. The iterator is after the last element then.
         """
         if self._is_new:
             self._state, self._is_new = self._current_state(), False

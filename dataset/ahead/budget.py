@@ -2,14 +2,19 @@
 
 Guarantees:
 
-1. There are never more than ``max_threads`` threads: those that read by index, and those that pull from iterators.
-2. What is ready, or being computed ahead, takes no more than ``max_bytes``, if the sizes of elements are known before
-   they are computed: the last ones of the same reader stand for the next. What a consumer waits for is computed in any case.
-3. What will be needed first is read first. This follows from how often elements were drawn from each reader and, before that,
-   from what was expected. No reader is ahead by more draws, counted over all readers, than the one that is drawn from most.
-4. No thread waits for an element that waits for a thread: a thread that needs an element that no thread computes while all are busy computes
-   it in place. So one thread is enough for pipelines of any depth.
-5. ``dismiss`` may be called anywhere, also by the garbage collector in the middle of any line here: it appends to a list.
+1. There are never more than ``max_threads`` threads: those that read by index, and those that pull
+   from iterators.
+2. What is ready, or being computed ahead, takes no more than ``max_bytes``, if the sizes of
+   elements are known before they are computed: the last ones of the same reader stand for the next.
+   What a consumer waits for is computed in any case.
+3. What will be needed first is read first. This follows from how often elements were drawn from
+   each reader and, before that, from what was expected. No reader is ahead by more draws, counted
+   over all readers, than the one that is drawn from most.
+4. No thread waits for an element that waits for a thread: a thread that needs an element that no
+   thread computes while all are busy computes it in place. So one thread is enough for pipelines of
+   any depth.
+5. ``dismiss`` may be called anywhere, also by the garbage collector in the middle of any line here:
+   it appends to a list.
 6. In a forked process ``is_here`` is false, and nothing of this may be used.
 
 Source: to keep what is needed soonest is the optimal rule for caches (Belady, 1966).
@@ -35,7 +40,8 @@ from gristmill.dataset.ahead.memory import Holding, Memory
 from gristmill.dataset.ahead.threads import start_thread
 
 _NUM_CPUS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-_ANEW_SECONDS = 1.0  # no thread waits longer without looking again: it may miss the signal of a ``close``
+# no thread waits longer without looking again: it may miss the signal of a ``close``
+_ANEW_SECONDS = 1.0
 _MIN_THREADS = 16
 _MEMORY_PARTS = 8
 
@@ -110,7 +116,8 @@ class Budget:
     """Threads, memory, and who has what of them.
 
     Args:
-        max_threads: the most threads; ``None``: 16, twice the number of CPUs, or the limit of one reader, the largest of these.
+        max_threads: the most threads; ``None``: 16, twice the number of CPUs, or the limit of one
+            reader, the largest of these.
         max_bytes: the most bytes; ``None``: an eighth of the memory that this process may use.
         num_processes: how many processes share all that.
     """
@@ -183,7 +190,9 @@ class Budget:
     # The methods below take the lock.
 
     def enroll(self, reader: ReadingClient) -> None:
-        """Let threads work for ``reader``, until it is dismissed. Its owner prepares that before."""
+        """Let threads work for ``reader``, until it is dismissed. Its owner prepares that
+        before.
+        """
         try:
             with self.lock:
                 self.settle()
@@ -213,7 +222,9 @@ class Budget:
                 self.max_threads = max(self.max_threads, num_threads)
 
     def start(self, num: int | None = None) -> None:
-        """Starts threads that read, until there are ``num`` (by default, one for every CPU) or as many as there is work for."""
+        """Starts threads that read, until there are ``num`` (by default, one for every CPU) or as
+        many as there is work for.
+        """
         wanted = _NUM_CPUS if num is None else num
         with self.lock:
             are_missing = self._num_missing(wanted) > 0
@@ -225,7 +236,8 @@ class Budget:
             missing = self._num_missing(num)
             numbers = [self._new_number() for _ in range(missing)]
             self._num_reading += missing
-        # Not under the lock: a new thread may collect garbage, and close a reader, before it notifies the old one.
+        # Not under the lock: a new thread may collect garbage, and close a reader, before it
+        # notifies the old one.
         for i, number in enumerate(numbers):
             try:
                 # Sources may tell threads apart by the number, as that of a Python executor.
@@ -236,7 +248,9 @@ class Budget:
                     for unused in numbers[i:]:
                         heapq.heappush(self._numbers, unused)
                     if self._num_reading and isinstance(error, RuntimeError):
-                        return  # the system gives no more, or the interpreter is about to exit: one is enough
+                        # the system gives no more, or the interpreter is about to exit: one is
+                        # enough
+                        return
                 raise
 
     def start_more(self) -> None:
@@ -326,7 +340,9 @@ class Budget:
                 self.settle()
 
     def _claim(self, signal: Signal) -> Callable[[], None] | None:
-        """Waits for something to read; ``None`` if there will be nothing, or others need the thread."""
+        """Waits for something to read; ``None`` if there will be nothing, or others need the
+        thread.
+        """
         while True:
             with self.lock:
                 self.settle()
@@ -342,7 +358,9 @@ class Budget:
                 self._idle.remove(signal)
 
     def _next(self) -> Callable[[], None] | None:
-        """Work for one of the readers; ``None`` if there is none, or no memory for that which is needed first."""
+        """Work for one of the readers; ``None`` if there is none, or no memory for that which is
+        needed first.
+        """
         reader: Any = self.draws.first()
         self.is_held_up = False
         if reader is None:

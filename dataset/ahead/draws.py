@@ -1,4 +1,6 @@
-"""When elements of several readers will be needed: as often as before or, at first, as was expected."""
+"""When elements of several readers will be needed: as often as before or, at first, as was
+expected.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,9 @@ class Draws:
             reader.due = self._clock + 1 / rate
 
     def queue(self, reader: Drawn) -> None:
-        """Inserts ``reader``, if it has room, by the time at which its next unstarted element is needed."""
+        """Inserts ``reader``, if it has room, by the time at which its next unstarted element is
+        needed.
+        """
         if self.are_several and reader.room():
             due = _AT_ONCE if reader.is_awaited else reader.due + reader.num_ahead / self._rate(reader)
             if reader.queued is None or due < reader.queued:

@@ -30,7 +30,8 @@ class RootLog:
         self._care = care
         self.is_careful = care is not None
         self.is_silent = False  # what is read for outputs is not to be noted
-        self.block: tuple[Cell, int] | None = None  # where the iterator is in a block that it reads, and the end of that
+        # where the iterator is in a block that it reads, and the end of that
+        self.block: tuple[Cell, int] | None = None
 
     def note(self, start: int, stop: int) -> None:
         """Notes what is read, or was, for the output that is being computed."""

@@ -32,11 +32,13 @@ def num_bytes_of(element: Any, most_parts: int | None = None) -> float:
         return sum([num_bytes_of(part, most_parts) for part in itertools.islice(parts, most_parts)]) * num / most_parts
     if isinstance(element, np.ndarray):
         return element.nbytes
-    return max(sys.getsizeof(element), getattr(element, "nbytes", 0))  # arrays of others have their data elsewhere
+    # arrays of others have their data elsewhere
+    return max(sys.getsizeof(element), getattr(element, "nbytes", 0))
 
 
 class Sampling:
-    """Chooses which elements to look at: as many as can be looked at in a hundredth of the time that all of them took.
+    """Chooses which elements to look at: as many as can be looked at in a hundredth of the time
+    that all of them took.
 
     Large ones take long to make, so all of them are looked at where that matters.
     """
@@ -68,7 +70,9 @@ def spread(elements: Sequence[T], num: int) -> Sequence[T]:
 
 
 def mean_bytes(elements: Sequence[Any]) -> float:
-    """The mean of the bytes of ``elements``, about; 0 if there are none, or they do not let themselves be looked at."""
+    """The mean of the bytes of ``elements``, about; 0 if there are none, or they do not let
+    themselves be looked at.
+    """
     try:
         return sum([num_bytes_of(element, _MOST_PARTS) for element in elements]) / len(elements) if elements else 0.0
     except Exception:  # of users' classes

@@ -18,7 +18,8 @@ class DrawCounts(NamedTuple):
         lengths: of all elements of each together; their number, if lengths are not measured.
         epochs: how often it has begun again.
         ended: which have no elements left; where they start again, which have had none since.
-        targets: how long the elements of each should be together, in parts of ``whole``; only where they are measured.
+        targets: how long the elements of each should be together, in parts of ``whole``; only where
+            they are measured.
         whole: see there; 0 if lengths are not measured.
     """
 
@@ -91,7 +92,8 @@ class DrawCounts(NamedTuple):
         return tally._replace(targets=tuple(targets), whole=common)
 
 
-Aims: TypeAlias = Sequence[tuple[int, int]]  # components with their shares of a length, in parts of ``whole``
+# components with their shares of a length, in parts of ``whole``
+Aims: TypeAlias = Sequence[tuple[int, int]]
 
 
 class RunningCounts:
@@ -145,7 +147,9 @@ class RunningCounts:
         self.ended.add(i)
 
     def furthest_behind(self, aims: Aims) -> int:
-        """Return which of the components in ``aims`` is furthest behind its target, the first one of several."""
+        """Return which of the components in ``aims`` is furthest behind its target, the first one
+        of several.
+        """
         if aims is not self._aims:
             self._aim_for(aims)
         length, lengths, targets, whole = self._length, self.lengths, self.targets, self.whole

@@ -48,7 +48,9 @@ def lane_of(ds: MapDataset[Any], index: int, num_lanes: int, share: Share) -> Ma
 
 
 def _stages_of_elements(ds: MapDataset[Any]) -> tuple[list[MapDataset[Any]], MapDataset[Any]]:
-    """Return the stages from ``ds`` upstream that keep the index of each element, and the dataset upstream of them."""
+    """Return the stages from ``ds`` upstream that keep the index of each element, and the dataset
+    upstream of them.
+    """
     stages = []
     while not isinstance(ds, MixedMapDataset) and ds._keeps_indices:
         stages.append(ds)

@@ -1,4 +1,6 @@
-"""Which component of a mixture comes at which position: patterns of integer weights, as Grain's, and schedules."""
+"""Which component of a mixture comes at which position: patterns of integer weights, as Grain's,
+and schedules.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ class Plan(abc.ABC):
         """The number of elements of each component before ``position``."""
 
     def most_counts(self, position: int) -> list[int]:
-        """Return numbers of each one that come before ``position`` at most; by default the exact ones."""
+        """Return numbers of each one that come before ``position`` at most; by default the exact
+        ones.
+        """
         return self.counts(position)
 
     def counts_by_name(self, position: int) -> dict[str, int]:
@@ -189,7 +193,9 @@ def shares_of(components: Sequence[int], inner: Sequence[int]) -> Selected:
 
 
 def plan_of(description: Any) -> Plan:
-    """The plan that was ``described``. Raises ``ValueError`` or ``TypeError`` for an invalid description."""
+    """The plan that was ``described``. Raises ``ValueError`` or ``TypeError`` for an invalid
+    description.
+    """
     if not isinstance(description, Mapping) or not description:
         raise ValueError(f"weights must be a mapping, got {shown(description)}")
     counts = plain_counts([*description.values()])
@@ -219,7 +225,8 @@ class _Phase(NamedTuple):
 
 
 class PlannedSelectionMap(BlockSelectionMap):
-    """Element ``n`` comes from the component that a plan says, until one of them has ended, or all, or forever.
+    """Element ``n`` comes from the component that a plan says, until one of them has ended, or all,
+    or forever.
 
     Args:
         plan: says which component is next.
@@ -297,14 +304,18 @@ class PlannedSelectionMap(BlockSelectionMap):
 
 
 def _end_of(phase: _Phase, lengths: Sequence[int]) -> tuple[int, int | None]:
-    """The position at which the turn of a component comes in vain, and which one that is; ``None``: there are no more turns."""
+    """The position at which the turn of a component comes in vain, and which one that is; ``None``:
+    there are no more turns.
+    """
     low = phase.start
     high = min(sys.maxsize, low + sum([lengths[i] for i in phase.members]) + 1)
     if phase.plan.end is not None:
         high = max(low, min(high, phase.plan.end))
-    lengths = [lengths[i] - offset for i, offset in zip(phase.members, phase.offsets, strict=True)]  # of those that are left
+    # of those that are left
+    lengths = [lengths[i] - offset for i, offset in zip(phase.members, phase.offsets, strict=True)]
     stop = high
-    while low < high:  # the greatest position before which certainly nothing is needed that is not there
+    # the greatest position before which certainly nothing is needed that is not there
+    while low < high:
         middle = (low + high + 1) // 2
         most = phase.plan.most_counts(middle)
         fits = all([count <= length for count, length in zip(most, lengths, strict=True)])

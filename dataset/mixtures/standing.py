@@ -22,7 +22,8 @@ class Standing(NamedTuple):
         num_asked: how often a component was asked for an element.
         has_ended: no more elements follow.
         counts: what was drawn of each component; ``None``: it follows from the index.
-        pieces: positions that are drawn under earlier plans, of states from before there were records of choices.
+        pieces: positions that are drawn under earlier plans, of states from before there were
+            records of choices.
         again: draws that are repeated one by one, of such states, and the same as it was saved.
     """
 
@@ -34,7 +35,9 @@ class Standing(NamedTuple):
     again: tuple[Turns, Any] | None = None
 
     def after(self, log: Sequence[Any]) -> Standing:
-        """Return where the mixture is after the entries of a log, of which there is at least one."""
+        """Return where the mixture is after the entries of a log, of which there is at least
+        one.
+        """
         parts, has_ended = [*self.parts], self.has_ended
         counts = None if self.counts is None else RunningCounts(self.counts)
         for i, part, _, length, kind, aims in log:

@@ -1,4 +1,6 @@
-"""``cache(path)`` of a stream: blocks of elements that are kept on disk when they are first computed."""
+"""``cache(path)`` of a stream: blocks of elements that are kept on disk when they are first
+computed.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +32,14 @@ _NUM_PARTS = 3  # of a block on disk, without choices
 
 
 class DiskCacheIterDataset(IterDataset[T]):
-    """The elements of the parent, kept on disk when they are first computed, and read from there afterwards.
+    """The elements of the parent, kept on disk when they are first computed, and read from there
+    afterwards.
 
-    Elements are kept in blocks of up to 256 elements or 1 MB, each with the parent's state after it.
+    Elements are kept in blocks of up to 256 elements or 1 MB, each with the parent's state after
+    it.
 
-    Order: the parent's. State: the parent's before the current block, and the place in the block. Cost: to store an element, its
-    pickle; then to unpickle it.
+    Order: the parent's. State: the parent's before the current block, and the place in the block.
+    Cost: to store an element, its pickle; then to unpickle it.
 
     Args:
         parent: the stream.
@@ -156,7 +160,9 @@ class DiskBlocks(Refilling):
         return block.before, block.start, offset, block.has_skipped, self.records()
 
     def _begin(self, cell: Cell) -> tuple[_Block, int]:
-        """Return the block of the position of ``cell``, and how many of its elements were delivered."""
+        """Return the block of the position of ``cell``, and how many of its elements were
+        delivered.
+        """
         before, start, offset, has_skipped, records = cell.pos
         if self.choices is not None:
             self.choices.outer = cell.choices
@@ -211,7 +217,8 @@ class DiskBlocks(Refilling):
             elements, text, is_last, *choices = found
             state = state_from_text(text, self.parent)
             counts, records, text = choices if choices else ([], (), None)
-            if self.choices is not None and text is not None:  # the block may be of another epoch, or run
+            # the block may be of another epoch, or run
+            if self.choices is not None and text is not None:
                 with_counts_since(state, state_from_text(text, self.parent), self.parent.save(before))
             after = self.parent.load(state)
             there = _Block(before, start, False, elements, [], counts, records, after, True, is_last)

@@ -35,7 +35,8 @@ class RepeatParameters(RepeatIterParameters):
 
 
 class RepeatMapDataset(ReindexMapDataset[T]):
-    """The parent with another length; with ``reseed_each_epoch=False`` its first epoch again and again.
+    """The parent with another length; with ``reseed_each_epoch=False`` its first epoch again and
+    again.
 
     Order: the parent's. Cost: none to speak of.
     """
@@ -53,7 +54,8 @@ class RepeatMapDataset(ReindexMapDataset[T]):
         times = self._parameters.num_epochs
         self._length = min(self._parent_length * (sys.maxsize if times is None else times), sys.maxsize)
         self._has_one_epoch = not self._reseed
-        self._moves_records = self._length != self._parent_length  # a split is one of what is repeated
+        # a split is one of what is repeated
+        self._moves_records = self._length != self._parent_length
 
     def __len__(self) -> int:
         return self._length
@@ -88,10 +90,11 @@ class RepeatMapDataset(ReindexMapDataset[T]):
 
 
 class RepeatIterDataset(IterDataset[T]):
-    """Returns the elements of ``parent`` again and again: every epoch is identical, its random steps too.
+    """Returns the elements of ``parent`` again and again: every epoch is identical, its random
+    steps too.
 
-    Order: the parent's. State: the parent's and the epoch. Cost: one restored state per epoch; worker processes of the parent
-    stay the same.
+    Order: the parent's. State: the parent's and the epoch. Cost: one restored state per epoch;
+    worker processes of the parent stay the same.
 
     Args:
         parent: the dataset.

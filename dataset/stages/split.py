@@ -64,9 +64,11 @@ class ExactAssignment(Assignment):
 
 
 class KeyAssignment(Assignment):
-    """Parts that a hash of each element's key decides. Keys are computed when they are first needed.
+    """Parts that a hash of each element's key decides. Keys are computed when they are first
+    needed.
 
-    Pickled, it has what it computed, and computes it before if it has not: no other process reads everything again.
+    Pickled, it has what it computed, and computes it before if it has not: no other process reads
+    everything again.
 
     Args:
         keyed: what keys are computed of.
@@ -146,7 +148,8 @@ class SplitParameters(Parameters):
 class SplitMapDataset(ReindexMapDataset[T]):
     """A part of the parent, made of the same records in every epoch.
 
-    Order: the parent's. Cost: some array operations per block, 0.1 µs per element; with keys one look-up, once they are known.
+    Order: the parent's. Cost: some array operations per block, 0.1 µs per element; with keys one
+    look-up, once they are known.
     """
 
     _parameters: SplitParameters

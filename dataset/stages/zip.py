@@ -37,7 +37,8 @@ class ZipMapDataset(BlockMapDataset[T]):
 
     Args:
         parents: map datasets of the same length.
-        drop_missing: give no element where one of the parents has none. An addition to Grain's parameters.
+        drop_missing: give no element where one of the parents has none. An addition to Grain's
+            parameters.
 
     Raises:
         TypeError: one of ``parents`` is not a map dataset.
@@ -103,7 +104,8 @@ class ZipIterDataset(IterDataset[T]):
 
     Args:
         parents: datasets.
-        strict: raise ``ValueError`` when one ends before another; otherwise end with the first that ends.
+        strict: raise ``ValueError`` when one ends before another; otherwise end with the first that
+            ends.
 
     Raises:
         TypeError: one of ``parents`` is not a dataset.

@@ -1,8 +1,9 @@
 """States that Grain wrote before 0.2.16.
 
 ``mp_prefetch`` noted the states of its workers now and then, and counted the elements since:
-``{"workers_state": {"0": state or null, ...}, "iterations_to_skip": {"0": number, ...}, "last_worker_index": worker}``.
-Interleaved datasets came in another order than today, so that their states cannot be continued.
+``{"workers_state": {"0": state or null, ...}, "iterations_to_skip": {"0": number, ...},
+"last_worker_index": worker}``. Interleaved datasets came in another order than today, so that their
+states cannot be continued.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ def is_old_workers_state(state: Any) -> bool:
 
 
 def parse_old_workers_state(state: Any, owner: object, count: int) -> tuple[int, list[Any], list[int]]:
-    """Whose turn it is, the state of each worker (``None``: the beginning), and how many elements it has delivered since.
+    """Whose turn it is, the state of each worker (``None``: the beginning), and how many elements
+    it has delivered since.
 
     Raises:
         StateMismatchError: it cannot be that of ``count`` workers.

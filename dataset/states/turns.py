@@ -1,4 +1,6 @@
-"""Of which components elements were drawn, as states of steps that hold such elements say it (see ``states/mixtures.py``)."""
+"""Of which components elements were drawn, as states of steps that hold such elements say it (see
+``states/mixtures.py``).
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,10 @@ class Turns(NamedTuple):
     Args:
         start: the position in the mixture of the first one.
         names: of the components; ``None``: its elements are forgotten.
-        draws: which of these each is of; the complement of that: it is passed over; ``None``: nothing was drawn.
-        rows: the output of the step with which each was delivered, -1: not yet wholly; or empty, if that is not needed.
+        draws: which of these each is of; the complement of that: it is passed over; ``None``:
+            nothing was drawn.
+        rows: the output of the step with which each was delivered, -1: not yet wholly; or empty, if
+            that is not needed.
         left: what the step says of the last one, if a part of that was delivered.
     """
 

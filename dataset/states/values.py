@@ -1,4 +1,6 @@
-"""States of iterators as values: copies, the states between two, and Grain's layout for iterators that take turns."""
+"""States of iterators as values: copies, the states between two, and Grain's layout for iterators
+that take turns.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,14 @@ from gristmill.dataset.states.old import refuse_old_interleave
 _UNCHANGEABLE = frozenset((int, str, bool, float, bytes, NoneType))
 _DIGITS = re.compile("[0-9]{1,18}")
 
-Fetched: TypeAlias = tuple[Any, Sequence[Any], int]  # an element, states, and which of them is the one after it
+# an element, states, and which of them is the one after it
+Fetched: TypeAlias = tuple[Any, Sequence[Any], int]
 
 
 class LinearStates(Sequence[Any]):
-    """The states after each of ``num`` elements, all of whose counts grow by one with every element."""
+    """The states after each of ``num`` elements, all of whose counts grow by one with every
+    element.
+    """
 
     def __init__(self, before: Any, num: int) -> None:
         self._before = before
@@ -42,7 +47,9 @@ class LinearStates(Sequence[Any]):
 
     @classmethod
     def between(cls, before: Any, after: Any, num: int) -> LinearStates | None:
-        """The states on the way from one state to another, if all counts in them have grown by ``num``."""
+        """The states on the way from one state to another, if all counts in them have grown by
+        ``num``.
+        """
         return cls(before, num) if before is not None and advanced(before, num) == after else None
 
 
@@ -77,7 +84,8 @@ def is_same(state: Any, known: Any) -> bool:
 
 
 def given(state: Any) -> Any:
-    """A copy of a state passed to ``set_state``, as ``get_state`` may return it: NumPy's numbers as built-in ones.
+    """A copy of a state passed to ``set_state``, as ``get_state`` may return it: NumPy's numbers as
+    built-in ones.
 
     Raises:
         StateMismatchError: it is nested too deeply to be one.
@@ -109,10 +117,13 @@ class CycleState:
     indices: Sequence[int]  # of the dataset in each slot
     states: list[Any]  # of its iterator; ``None``: no dataset
     exhausted: Sequence[int]  # 1: it has ended
-    future_states: Mapping[int, Any] = field(default_factory=dict)  # of datasets that will be opened, by index
+    # of datasets that will be opened, by index
+    future_states: Mapping[int, Any] = field(default_factory=dict)
 
     def as_state(self, *, owns_states: bool = False) -> dict[str, Any]:
-        """The state that is saved; ``states`` are copied into it unless no other object refers to them."""
+        """The state that is saved; ``states`` are copied into it unless no other object refers to
+        them.
+        """
         return {
             "next_index_in_cycle": self.slot,
             "next_index_in_datasets": self.num_opened,
@@ -124,7 +135,8 @@ class CycleState:
 
     @classmethod
     def parse(cls, state: Any, owner: object, length: int, meaning: str) -> CycleState:
-        """The parts of ``state``, copied; ``length`` is that of the cycle, and ``meaning`` says what decides it.
+        """The parts of ``state``, copied; ``length`` is that of the cycle, and ``meaning`` says
+        what decides it.
 
         Raises:
             StateMismatchError: they cannot be those of a cycle of this length.

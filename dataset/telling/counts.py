@@ -10,12 +10,15 @@ from gristmill.dataset.states.mixtures import mixtures_in
 
 
 def counts_of(it: Any) -> dict[str, dict[str, int]]:
-    """See ``DatasetIterator.counts``. All lanes of workers count; without ``by`` an element has the length 1.
+    """See ``DatasetIterator.counts``. All lanes of workers count; without ``by`` an element has the
+    length 1.
 
-    Of a ``MapDataset.mix`` that is the first elements, where these are read in its order, by one process.
+    Of a ``MapDataset.mix`` that is the first elements, where these are read in its order, by one
+    process.
 
     Raises:
-        ValueError: there is no ``IterDataset.mix`` upstream, nor a ``MapDataset.mix`` that is read in its order.
+        ValueError: there is no ``IterDataset.mix`` upstream, nor a ``MapDataset.mix`` that is read
+            in its order.
 
     Example:
         >>> from gristmill.dataset import IterDataset, MapDataset
@@ -58,7 +61,9 @@ def _places_in(state: Any) -> Iterator[int]:
 
 
 def _nearest(it: Any, is_one: Callable[[Any], bool]) -> Any:
-    """The nearest such iterator to the output: one like that in use, which need not be where that one is."""
+    """The nearest such iterator to the output: one like that in use, which need not be where that
+    one is.
+    """
     level = [it]
     while level:
         found = next(filter(is_one, level), None)

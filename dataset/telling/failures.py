@@ -1,10 +1,11 @@
 """The error context added to an exception that leaves ``next``: the stage that raised it, and the
 element.
 
-Stages tell it where they call what users have written: ``tell`` adds a note to the error, which goes wherever that goes, to
-other threads and processes too. Nothing here runs as long as nothing fails. Nothing here raises either, whatever the objects of
-users do when they are asked for their names and lengths: the original error leaves in any case, of the same type
-and with the same arguments.
+Stages tell it where they call what users have written: ``tell`` adds a note to the error, which
+goes wherever that goes, to other threads and processes too. Nothing here runs as long as nothing
+fails. Nothing here raises either, whatever the objects of users do when they are asked for their
+names and lengths: the original error leaves in any case, of the same type and with the same
+arguments.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class Failure(Value):
 
     Args:
         stage: the name of what raised it.
-        elements: the numbers of the elements that it worked on, in words; nothing if they are not known.
+        elements: the numbers of the elements that it worked on, in words; nothing if they are not
+            known.
         details: the records that these are made of.
         again: what is said of epochs by steps that know no more.
         record_keys: of these records, if they are numbers or text.
@@ -83,9 +85,11 @@ class Note(str):
 
 
 def tell(error: BaseException, stage: Any, indices: Iterable[Any] = ()) -> None:
-    """Notes at ``error`` that ``stage`` has raised it, at these indices: those that its method was called with.
+    """Notes at ``error`` that ``stage`` has raised it, at these indices: those that its method was
+    called with.
 
-    To be called by the stage, or by the harness that calls it. An existing context is kept: it is nearer to the cause.
+    To be called by the stage, or by the harness that calls it. An existing context is kept: it is
+    nearer to the cause.
     """
     _tell(error, stage, lambda: _failure_at(stage, [operator.index(i) for i in indices]))
 
@@ -97,7 +101,8 @@ def told(error: Exception, stage: Any, indices: Iterable[Any] = ()) -> Exception
 
 
 def failed_at(error: Exception, stage: Any, index: Any) -> None:
-    """Notes at ``error``, which a function that ``stage`` called has raised, the index of the element.
+    """Notes at ``error``, which a function that ``stage`` called has raised, the index of the
+    element.
 
     To be called where ``error`` is caught, before it is raised again.
 
@@ -143,7 +148,9 @@ def tell_epoch(error: BaseException, it: Any, epoch: int) -> None:
 
 
 def tell_in_worker(error: BaseException, worker: str, otherwise: str) -> None:
-    """Notes at ``error`` which worker raised it; ``otherwise`` stands for an element that is not known."""
+    """Notes at ``error`` which worker raised it; ``otherwise`` stands for an element that is not
+    known.
+    """
     told = note_at(error)
     if told is None:
         note(error, Note.of(f"Raised in {worker}", Failure("", again=f", {otherwise}")))
@@ -167,7 +174,9 @@ def tell_of_settings(error: BaseException) -> None:
 
 
 def has_arrived(error: BaseException) -> None:
-    """Marks ``error`` as kept to be raised later: stages that it passes then were not asked for the element."""
+    """Marks ``error`` as kept to be raised later: stages that it passes then were not asked for the
+    element.
+    """
     told = note_at(error)
     if told is not None:
         told.is_on_its_way = False
@@ -184,7 +193,9 @@ def instead_of_stop(error: BaseException, stage: str) -> RuntimeError:
 
 
 def on_delivery(error: BaseException, call: Callable[[], object]) -> None:
-    """Lets ``call`` be called when a user gets ``error``, and not as often as it is raised for steps that ask again."""
+    """Lets ``call`` be called when a user gets ``error``, and not as often as it is raised for
+    steps that ask again.
+    """
     vars(error)[_ON_DELIVERY] = call
 
 
@@ -214,7 +225,9 @@ def note_at(error: BaseException) -> Note | None:
 
 
 def note(error: BaseException, new: Note) -> None:
-    """Adds a note of ours, or puts it in place of an older one: an exception may be raised again, and elsewhere."""
+    """Adds a note of ours, or puts it in place of an older one: an exception may be raised again,
+    and elsewhere.
+    """
     notes: Any = vars(error).get("__notes__")
     for i, old in enumerate(notes if isinstance(notes, list) else ()):
         if isinstance(old, Note):
@@ -254,7 +267,9 @@ def _failure_at_place(stage: Any, place: Place | None) -> Failure:
 
 
 def _in_whole(place: Place, indices: range) -> tuple[Any, range]:
-    """The dataset whose elements these are, and their indices in it: that of all workers, of which this may be one."""
+    """The dataset whose elements these are, and their indices in it: that of all workers, of which
+    this may be one.
+    """
     ds = place.ds
     if ds._is_share:
         step = ds._reindex(1) - ds._reindex(0) if len(ds) > 1 else 1

@@ -33,8 +33,9 @@ class Records:
 def origin(ds: Any, indices: Iterable[int]) -> list[Records]:
     """The records that the elements of ``ds`` at ``indices`` are made of.
 
-    Nothing is read, and no error comes out. What cannot be known is left out: what users' own datasets do, what their sources,
-    samplers and selections raise when they are asked; and what is made of thousands of records.
+    Nothing is read, and no error comes out. What cannot be known is left out: what users' own
+    datasets do, what their sources, samplers and selections raise when they are asked; and what is
+    made of thousands of records.
 
     Args:
         ds: the dataset.

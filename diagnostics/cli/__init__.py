@@ -71,7 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _run(_parser().parse_args(argv))
         finally:
             sys.stdout.flush()
-    except BrokenPipeError:  # the reader of the pipe has closed it; nothing must be written at exit either
+    except BrokenPipeError:
+        # the reader of the pipe has closed it; nothing must be written at exit either
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

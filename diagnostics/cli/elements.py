@@ -20,7 +20,8 @@ _PLAIN = (bool, int, float, complex, str, bytes)
 
 
 def element_lines(element: Any, label: str) -> list[str]:
-    """Returns the lines of ``element``: a container and, indented, its parts; a leaf with dtype, shape and the first values.
+    """Returns the lines of ``element``: a container and, indented, its parts; a leaf with dtype,
+    shape and the first values.
 
     Args:
         element: anything.

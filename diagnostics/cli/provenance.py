@@ -1,4 +1,6 @@
-"""The commands ``show`` and ``trace``: which records made an output, and which outputs a record made."""
+"""The commands ``show`` and ``trace``: which records made an output, and which outputs a record
+made.
+"""
 
 from __future__ import annotations
 
@@ -123,7 +125,9 @@ def _field(element: Any, name: str) -> Any:
 
 
 def _pictures(value: Any) -> Iterator[str]:
-    """Images in characters: of ``uint8`` [height, width], with 1, 3 or 4 colours [height, width, colour], or batches of these."""
+    """Images in characters: of ``uint8`` [height, width], with 1, 3 or 4 colours [height, width,
+    colour], or batches of these.
+    """
     image = np.asarray(value)
     if image.dtype != np.uint8 or 0 in image.shape:
         return

@@ -204,7 +204,8 @@ class _Endless:
                 raise CommandError("the pipeline has no elements", code=1)
 
     def time(self, seconds: float, delays: array[int]) -> float:
-        """Takes elements for a time, at least one, appends how many nanoseconds each took, and returns the time in seconds.
+        """Takes elements for a time, at least one, appends how many nanoseconds each took, and
+        returns the time in seconds.
 
         To start again counts as time, and as a part of the delay of the element after it.
         """
@@ -230,6 +231,8 @@ class _Endless:
 
 @contextlib.contextmanager
 def opened(pipeline: Any) -> Iterator[Any]:
-    """A new iterator of a dataset or a ``DataLoader``, of which nothing is read, and which is closed afterwards."""
+    """A new iterator of a dataset or a ``DataLoader``, of which nothing is read, and which is
+    closed afterwards.
+    """
     with contextlib.closing(iterator_of(pipeline)) as it:
         yield it

@@ -1,6 +1,7 @@
 """The command ``state``: what a checkpoint says, and whether it fits a pipeline.
 
-A checkpoint may be anybody's: what it says is neither believed (a number of processes, of digits) nor printed as it is.
+A checkpoint may be anybody's: what it says is neither believed (a number of processes, of digits)
+nor printed as it is.
 """
 
 from __future__ import annotations
@@ -188,7 +189,8 @@ def _merge(item: list[_Saved], it: Any) -> None:
 
 
 def restore_checkpoint(path: str, it: Any) -> None:
-    """Sets an iterator to the position of a checkpoint: the first item that fits; of several processes all together, or the first.
+    """Sets an iterator to the position of a checkpoint: the first item that fits; of several
+    processes all together, or the first.
 
     Raises:
         CommandError: there is no checkpoint.

@@ -2,10 +2,11 @@
 
 Guarantees:
 
-1. No total goes back. What an observer has counted is added as the difference to what it had counted before, so that it stays
-   when the pipeline is gone.
-2. Memory does not grow with the number of pipelines: those that have ended are let go of, and of the numbers that bear the name
-   of a pipeline only those of the last ``_MAX_NAMES`` and of pipelines in use are kept.
+1. No total goes back. What an observer has counted is added as the difference to what it had
+   counted before, so that it stays when the pipeline is gone.
+2. Memory does not grow with the number of pipelines: those that have ended are let go of, and of
+   the numbers that bear the name of a pipeline only those of the last ``_MAX_NAMES`` and of
+   pipelines in use are kept.
 3. A pipeline never waits for a reader.
 """
 
@@ -159,7 +160,8 @@ class Metrics:
         self._new: deque[_Pipeline] = deque()
         self._live: list[_Pipeline] = []
         self._totals: dict[Key, list[int]] = {}
-        self._forms: dict[str, Any] = {}  # of pipelines by their names, the one that was used last at the end
+        # of pipelines by their names, the one that was used last at the end
+        self._forms: dict[str, Any] = {}
         self._numbers = itertools.count()
         self._lock = Lock()
 
@@ -171,7 +173,9 @@ class Metrics:
                 self._update()
 
     def read(self) -> dict[Key, list[int] | float]:
-        """All numbers of this moment; those of a histogram as in ``Histogram.counts``, followed by their total."""
+        """All numbers of this moment; those of a histogram as in ``Histogram.counts``, followed by
+        their total.
+        """
         with self._lock:
             gauges = self._update()
             return {**{key: [*numbers] for key, numbers in self._totals.items()}, **gauges}

@@ -18,12 +18,15 @@ class Record(Value):
 
     Args:
         source: what it was read from: its ``repr``; of files the dataset with the name of the file.
-        record_key: which record: its position in the source; in files ``(row group, row)`` of Parquet, the offset of a TFRecord.
-        index: its position in the stream of elements that are read by index, before filters and batches: ``ds[index]`` of the
-            ``MapDataset`` that is iterated, batches taken apart; of a ``DataLoader`` that of the sampler. ``None`` in files.
+        record_key: which record: its position in the source; in files ``(row group, row)`` of
+            Parquet, the offset of a TFRecord.
+        index: its position in the stream of elements that are read by index, before filters and
+            batches: ``ds[index]`` of the ``MapDataset`` that is iterated, batches taken apart; of a
+            ``DataLoader`` that of the sampler. ``None`` in files.
         epoch: counted from 0; ``None`` if that is not known, as of users' samplers.
         component: its name or number in the innermost mixture; ``None`` without one.
-        seed: ``(seed, index)`` of the random stream from which the last random step drew for it; ``None`` without one.
+        seed: ``(seed, index)`` of the random stream from which the last random step drew for it;
+            ``None`` without one.
         span: ``(start, stop)``, its cells in a packed row; ``None`` elsewhere.
         components: those in all mixtures, the outermost first.
         seeds: the random streams of all random steps, the first one first.
@@ -49,7 +52,9 @@ class Record(Value):
 
 
 class Row(Value):
-    """A row of an output: the records that it is made of, in the order of use; none, if it is padding."""
+    """A row of an output: the records that it is made of, in the order of use; none, if it is
+    padding.
+    """
 
     records: Sequence[Record]
 

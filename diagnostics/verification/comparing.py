@@ -102,8 +102,8 @@ def _found(condition: Condition, subject: Subject, base: Sequence[Outcome], cloc
 def _different_places(
     states: Sequence[tuple[int, Any, Any]], open_iterator: Callable[[], Any], clock: Clock
 ) -> Difference | None:
-    """The first of some pairs of states that do not lead to the same elements. How a state is written may vary with what an
-    iterator has in memory.
+    """The first of some pairs of states that do not lead to the same elements. How a state is
+    written may vary with what an iterator has in memory.
     """
     for step, *pair in states[:_MAX_FOLLOWED]:
         if not all([isinstance(state, str) for state in pair]):

@@ -1,7 +1,9 @@
-"""The conditions under which a pipeline must give the same: what each of them runs, and what that is compared with.
+"""The conditions under which a pipeline must give the same: what each of them runs, and what that
+is compared with.
 
-A condition gives outcomes with the steps that they are of, in any order. What is the same under it is promised by the guides:
-with lanes the stream of any number of workers, for instance, and not the stream without lanes.
+A condition gives outcomes with the steps that they are of, in any order. What is the same under it
+is promised by the guides: with lanes the stream of any number of workers, for instance, and not the
+stream without lanes.
 """
 
 from __future__ import annotations
@@ -365,7 +367,9 @@ def _made(make: Callable[[], Any]) -> Any:
 
 
 def _block(it: Any, size: int) -> tuple[list[Any], Outcome | None]:
-    """Up to ``size`` next elements, taken at once; and what came in place of the next one, if anything did."""
+    """Up to ``size`` next elements, taken at once; and what came in place of the next one, if
+    anything did.
+    """
     before = marked(it)
     try:
         block = pull(it, size)

@@ -87,7 +87,8 @@ class Search:
     def find(self) -> Culprit:
         self._watch(self._condition.part)
         address = self._first_to_differ(self._condition.part.address)
-        if address not in self._witness.counts.keys() | self._witness.indices.keys():  # of a pipeline that another one opens
+        # of a pipeline that another one opens
+        if address not in self._witness.counts.keys() | self._witness.indices.keys():
             self._watch(self._part(address))
         reason, address = self._reason(address)
         return Culprit(stage_name(self._stages.get(address) or stage_at(self._pipeline, address)), reason)
@@ -108,7 +109,9 @@ class Search:
             self._witness.include(*found)
 
     def _first_to_differ(self, address: Address) -> Address:
-        """The stage nearest the source that differs, of those that lead to ``address``, which does."""
+        """The stage nearest the source that differs, of those that lead to ``address``, which
+        does.
+        """
         chain = [address]
         while len(inputs := inputs_of(stage_at(self._pipeline, chain[-1]))) == 1:
             chain.append((*chain[-1], 0))
@@ -141,7 +144,9 @@ class Search:
         return isinstance(found, Comparison) and found.difference is not None
 
     def _reason(self, address: Address) -> tuple[str, Address]:
-        """Why the stage at ``address`` differs, and which it is: one before it may change elements that come again."""
+        """Why the stage at ``address`` differs, and which it is: one before it may change elements
+        that come again.
+        """
         if isinstance(self._condition, Fresh):
             factor = self._factor(address)
             if factor is not None:

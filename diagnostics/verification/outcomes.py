@@ -23,7 +23,8 @@ class Outcome:
     Args:
         leaves: what it is made of.
         is_last: nothing comes after it: it is an error or the end.
-        state: the text of the state after it, or its digest if it is long; nothing if there is none.
+        state: the text of the state after it, or its digest if it is long; nothing if there is
+            none.
     """
 
     leaves: tuple[Leaf, ...]

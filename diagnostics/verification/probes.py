@@ -1,7 +1,9 @@
-"""Looks at the stages of a pipeline while it runs: what each was asked for, and what it does that no stage should do.
+"""Looks at the stages of a pipeline while it runs: what each was asked for, and what it does that
+no stage should do.
 
-Between any two stages one is put that passes elements on, and reports each request and answer to a ``Witness``. What
-happens between two such moments is the doing of the stage that is at work in the thread.
+Between any two stages one is put that passes elements on, and reports each request and answer to a
+``Witness``. What happens between two such moments is the doing of the stage that is at work in the
+thread.
 """
 
 from __future__ import annotations
@@ -61,7 +63,8 @@ class Witness:
         self.indices: dict[Address, dict[int, None]] = {}
         self.counts: dict[Address, int] = {}
         self._local = threading.local()
-        self._changed: dict[int, tuple[Any, Address, str]] = {}  # elements that were changed in place, kept alive
+        # elements that were changed in place, kept alive
+        self._changed: dict[int, tuple[Any, Address, str]] = {}
         self._delivered: dict[tuple[Address, int], list[Leaf]] = {}
         self._orders: dict[Address, int] = {}
         self._random = random_states()

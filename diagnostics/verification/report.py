@@ -49,10 +49,12 @@ class Report(Value):
         num_steps: how many outputs the pipeline was run for.
         seconds: how long it took.
         note: a remark on the run that others were compared with; empty if there is nothing to say.
-        condition: under which there was a difference; ``None`` if there was none, as for those that follow.
+        condition: under which there was a difference; ``None`` if there was none, as for those that
+            follow.
         step: at which output, counted from 0; for ``ds[i]`` in random order, the index.
         leaf: where in the output: ``['image'][3, 1]``; empty for the output itself.
-        values: what the first run gave there, and what the other one did: numbers and texts as they are, others as text.
+        values: what the first run gave there, and what the other one did: numbers and texts as they
+            are, others as text.
         stage: the text of the stage that it comes from.
         reason: why, as far as that can be determined.
         mixtures: the proportions of mixtures in batches, in lanes and on hosts.

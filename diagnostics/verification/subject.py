@@ -1,4 +1,6 @@
-"""The pipeline that is verified, or a part of it, and the ways of running it that must not be observable."""
+"""The pipeline that is verified, or a part of it, and the ways of running it that must not be
+observable.
+"""
 
 from __future__ import annotations
 
@@ -126,7 +128,9 @@ class Subject:
         return WithOptionsIterDataset(stream, DatasetOptions(max_threads=num_threads)) if num_threads else stream
 
     def with_own_workers(self, num_workers: int) -> IterDataset[Any] | None:
-        """The same stream, computed by ``num_workers`` of its worker processes; ``None`` if that cannot be."""
+        """The same stream, computed by ``num_workers`` of its worker processes; ``None`` if that
+        cannot be.
+        """
         varied = _Varied(lambda ds: computed_by(ds, num_workers=num_workers))
         stream: IterDataset[Any] = varied.replaced(self.stream)
         return stream if varied.has_changed else None

@@ -1,4 +1,6 @@
-"""Leaves as HTML: in full, among others, and on one line. Their content is escaped as text, and its size is bounded."""
+"""Leaves as HTML: in full, among others, and on one line. Their content is escaped as text, and its
+size is bounded.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from gristmill.diagnostics.viewer.numbers import Numbers, numbers_of
 from gristmill.diagnostics.viewer.pictures import LARGE, SMALL, Picture
 from gristmill.diagnostics.viewer.sounds import MAX_SECONDS, outline
 
-_MAX_TEXT, _MAX_SHORT_TEXT, _MAX_LINE = 20_000, 1200, 90  # characters: in full, among others, on one line
+# characters: in full, among others, on one line
+_MAX_TEXT, _MAX_SHORT_TEXT, _MAX_LINE = 20_000, 1200, 90
 _MAX_SPEC = 120
 _MAX_BYTES = 512
 _MAX_SHORT = 8  # values of an array that stand on one line

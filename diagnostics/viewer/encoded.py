@@ -1,4 +1,6 @@
-"""Byte strings that are files which a browser can show: pictures and sounds, by their first bytes."""
+"""Byte strings that are files which a browser can show: pictures and sounds, by their first
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ _JPEG = b"\xff\xd8\xff"
 def media_type_of(data: bytes) -> str | None:
     """``image/…`` or ``audio/…`` of a file that is harmless to show; ``None`` of other bytes.
 
-    PNG and JPEG of up to 64 million pixels, WAV, FLAC, Ogg and MP3, up to 32 MiB. Nothing that may hold a program, as SVG may.
+    PNG and JPEG of up to 64 million pixels, WAV, FLAC, Ogg and MP3, up to 32 MiB. Nothing that may
+    hold a program, as SVG may.
 
     Example:
         >>> media_type_of(b"RIFF....WAVEfmt ")

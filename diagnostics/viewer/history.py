@@ -41,7 +41,8 @@ class Stage:
         error: what the stage raised instead.
         is_same: the stage only chooses elements, it changes none.
         note: what has to be said about it.
-        branch: which of several inputs of a stage further down it belongs to; empty if there is one.
+        branch: which of several inputs of a stage further down it belongs to; empty if there is
+            one.
         unchanged: the paths of the leaves that are the same as before the stage.
         source, key: of a stage that reads, what and which record.
     """
@@ -83,7 +84,8 @@ def story_of(pipeline: Any, output: Output, row: int | None, num_rows: int | Non
         output: of the pipeline.
         row: which row of it; ``None`` for all of it.
         num_rows: how many there are.
-        provenance: what it is made of; of a stream whose provenance is not known, there is no story.
+        provenance: what it is made of; of a stream whose provenance is not known, there is no
+            story.
     """
     if isinstance(pipeline, MapDataset):
         story = Story([*_upstream(pipeline, output.step.number, row, num_rows, "")][::-1][:_MAX_STAGES])
@@ -129,7 +131,9 @@ def _of_record(pipeline: Any, record: Record, branch: str) -> Story:
 
 
 def _way_of(pipeline: Any, record: Record) -> tuple[MapDataset[Any] | None, list[Any], bool]:
-    """The map dataset in which a record has its index, the steps from there to the output, and whether batches lie between."""
+    """The map dataset in which a record has its index, the steps from there to the output, and
+    whether batches lie between.
+    """
     step, components = getattr(pipeline, "_dataset", pipeline), list(record.components)
     steps: list[Any] = []
     while not isinstance(step, MapDataset):

@@ -30,9 +30,11 @@ class Unreadable:
 
 
 def leaves_of(element: Any) -> list[Leaf]:
-    """The leaves of ``element``, in order: what is in mappings, lists, tuples and dataclasses. Of no more than 20 000.
+    """The leaves of ``element``, in order: what is in mappings, lists, tuples and dataclasses. Of
+    no more than 20 000.
 
-    A list of nothing but numbers, or of nothing but texts, is a leaf, and so is a container that is empty or nested too deeply.
+    A list of nothing but numbers, or of nothing but texts, is a leaf, and so is a container that is
+    empty or nested too deeply.
 
     Example:
         >>> leaves_of({"a": [1, 2], "b": {"c": "text"}})
@@ -73,7 +75,9 @@ def is_plain_list(value: Any) -> bool:
 
 
 def shape_of(value: Any) -> tuple[int, ...] | None:
-    """The shape of an array of any library, or of a list of plain values; ``None`` of anything else."""
+    """The shape of an array of any library, or of a list of plain values; ``None`` of anything
+    else.
+    """
     if isinstance(value, Unreadable | type):
         return None
     try:

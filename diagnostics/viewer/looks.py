@@ -43,7 +43,8 @@ class Look:
 
     Args:
         kind: what it is.
-        value: what is shown of it: a picture; sound as [samples, channels]; an array; text, also of a scalar; bytes; the error.
+        value: what is shown of it: a picture; sound as [samples, channels]; an array; text, also of
+            a scalar; bytes; the error.
         note: what has to be said about it.
         rate: of a sound, samples per second.
         media_type: of a file in bytes.
@@ -60,8 +61,8 @@ class Looks:
     """Determines the way to show leaves.
 
     Args:
-        given: ``kind=pattern`` or ``audio:RATE=pattern``: which kind leaves are whose names, joined with dots, fit the pattern.
-            Kinds are ``image``, ``audio``, ``tokens`` and ``array``.
+        given: ``kind=pattern`` or ``audio:RATE=pattern``: which kind leaves are whose names, joined
+            with dots, fit the pattern. Kinds are ``image``, ``audio``, ``tokens`` and ``array``.
         decoder: a function that makes text of a list of token ids.
 
     Raises:
@@ -113,7 +114,8 @@ class Looks:
         if kind == "tokens" or (not kind and self._decoder is not None and _is_named_as_tokens(leaf)):
             return self._decoded(array) if array.ndim == 1 and array.dtype.kind in "iu" else Look("array", array)
         if kind in ("", "image"):
-            has_pixels = hasattr(leaf.value, "__array_interface__") and not hasattr(leaf.value, "dtype")  # a PIL image
+            # a PIL image
+            has_pixels = hasattr(leaf.value, "__array_interface__") and not hasattr(leaf.value, "dtype")
             picture = picture_of(array, bool(kind or has_pixels or _IMAGE_NAME.search(name)))
             if picture is not None:
                 return _picture(picture, array)

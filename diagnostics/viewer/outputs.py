@@ -2,8 +2,8 @@
 
 Guarantees:
 
-1. The pipeline is used by one thread only. A request waits some seconds at most, and then gets the progress; what is computed
-   continues meanwhile, and is there when it is asked for again.
+1. The pipeline is used by one thread only. A request waits some seconds at most, and then gets the
+   progress; what is computed continues meanwhile, and is there when it is asked for again.
 2. The latest outputs are kept, as long as they are small; the very latest always.
 """
 
@@ -118,7 +118,9 @@ class Outputs:
         return story.stages[number] if story is not None and number < len(story.stages) else None
 
     def restore(self, put: Callable[[Any], None]) -> Step | Waiting:
-        """The step that follows a state, which ``put`` sets an iterator to; its errors come as they are."""
+        """The step that follows a state, which ``put`` sets an iterator to; its errors come as they
+        are.
+        """
         return self._waited_for(lambda: self._steps.restore(put), lambda: None)
 
     def close(self) -> None:

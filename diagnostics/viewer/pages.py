@@ -1,4 +1,6 @@
-"""The pages: an output with its rows, one row with its history, and what is said when there is nothing to show."""
+"""The pages: an output with its rows, one row with its history, and what is said when there is
+nothing to show.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,8 @@ class View:
         is_batched: whether outputs are batches according to the pipeline.
         is_indexed: whether steps are indices, of which there are some without end.
         length: number of outputs from the beginning on, if that is known.
-        since: the names of the states that steps may be counted from, the first one that of the beginning.
+        since: the names of the states that steps may be counted from, the first one that of the
+            beginning.
     """
 
     root: str

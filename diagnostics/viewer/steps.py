@@ -1,6 +1,8 @@
-"""Any output of a pipeline by its number: those of a ``MapDataset`` by index, those of a stream by states on the way.
+"""Any output of a pipeline by its number: those of a ``MapDataset`` by index, those of a stream by
+states on the way.
 
-``output`` is called by one thread at a time. It may take long; what is not reached by a deadline is continued with later.
+``output`` is called by one thread at a time. It may take long; what is not reached by a deadline is
+continued with later.
 """
 
 from __future__ import annotations
@@ -112,7 +114,8 @@ class IndexedSteps:
 
 
 class StreamSteps:
-    """Of a stream: it continues from the nearest state that it has seen before, and keeps no more than some hundreds of them.
+    """Of a stream: it continues from the nearest state that it has seen before, and keeps no more
+    than some hundreds of them.
 
     Args:
         pipeline: an ``IterDataset`` or a ``DataLoader``.

@@ -9,8 +9,8 @@ screenshots need a browser:
     pip install -e '.[test]' playwright && playwright install chromium
     python docs/guides/make_pictures.py
 
-Without it the screenshots that are there stay. Those of looking_at_data.md alone need a Chromium, and no playwright:
-``python docs/guides/make_pictures.py --view``.
+Without it the screenshots that are there stay. Those of looking_at_data.md alone need a Chromium,
+and no playwright: ``python docs/guides/make_pictures.py --view``.
 """
 
 import argparse

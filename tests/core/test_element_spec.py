@@ -215,7 +215,8 @@ def test_without_jax_which_is_not_imported_and_with_a_half_imported_one(tmp_path
         assert_raises(ValueError, r"keys of a dict must be sortable.*'a', 1", tree.flatten, {"a": 1, 1: 2})
         leaves, structure = tree.flatten({"a": [1, (2, None)]})
         assert repr(structure) == "dict['a': list[*, tuple[*, NoneType[]]]]"
-    assert tree.unflatten(structure, leaves) == {"a": [1, (2, None)]}  # JAX may be imported between the two
+    # JAX may be imported between the two
+    assert tree.unflatten(structure, leaves) == {"a": [1, (2, None)]}
     script = f"""
 import sys
 from types import ModuleType

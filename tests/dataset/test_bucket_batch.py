@@ -1,4 +1,6 @@
-"""``bucket_batch``: batches by length, against models that go through the windows and the elements one by one."""
+"""``bucket_batch``: batches by length, against models that go through the windows and the elements
+one by one.
+"""
 
 import itertools
 import pickle

@@ -1,4 +1,6 @@
-"""One of several shards, whose number may change from one state to the next: batches, filters, files, checkpoints."""
+"""One of several shards, whose number may change from one state to the next: batches, filters,
+files, checkpoints.
+"""
 
 import asyncio
 import itertools
@@ -78,7 +80,8 @@ def test_wrong_states_change_nothing():
     assert_refused(it, ValueError, "must be a mapping", 3, at(4))
     assert plain(it) == [[4, 6], [8, 10], [12, 14]]
     it = make(10, 4, 0, 4)
-    it.set_state(at(12))  # one of Grain, of a shard that got one batch more than others: past the end is the end
+    # one of Grain, of a shard that got one batch more than others: past the end is the end
+    it.set_state(at(12))
     assert list(it) == [] and it.get_state() == at(12)
     it.set_state(at(4))
     assert plain(it) == [[4]]
@@ -167,7 +170,8 @@ def test_all_filters_of_few_elements_in_all_topologies():
     cases = [(length, bits) for length in range(7) for bits in range(2**length)]
     for (length, bits), (size, count) in itertools.product(cases, TOPOLOGIES):
         ds = MapDataset.range(length)
-        ds = ds.filter(lambda x, bits=bits: bits >> x & 1) if bits + 1 < 2**length else ds  # or all of them without a filter
+        # or all of them without a filter
+        ds = ds.filter(lambda x, bits=bits: bits >> x & 1) if bits + 1 < 2**length else ds
         kept = [x for x in range(length) if bits >> x & 1]
         its = shards(ds, size, count)
         states = [its[0].get_state()]

@@ -103,7 +103,8 @@ def test_one_call_per_element_within_a_block_and_for_consecutive_accesses():
         (lambda: list(ds._items(range(24))), [0, 1, 2, 3, 4, 5, 6, 7]),
         (lambda: [list(ds._items([i])) for i in range(24)], None),
         (lambda: [ds[i] for i in range(24)], [0, 1, 2, 3, 4, 5, 6, 7]),
-        (lambda: list(ds._items([6, 20, 7, 6, 23])), [2, 2, 6, 7]),  # the second item 6 is a fresh one
+        # the second item 6 is a fresh one
+        (lambda: list(ds._items([6, 20, 7, 6, 23])), [2, 2, 6, 7]),
     ):
         transform.calls.clear()
         access()

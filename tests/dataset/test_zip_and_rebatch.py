@@ -80,7 +80,8 @@ def test_a_strict_zip_of_other_lengths_fails_behind_its_last_row_and_stays_there
 
 @pytest.mark.parametrize("block", [1, 2, 3, 4, 50])
 def test_without_strict_the_parents_before_the_first_that_ends_are_one_further(block):
-    dropping = MapDataset.range(9).filter(lambda x: x < 4).to_iter_dataset()  # looks at 9 to see that it has ended
+    # looks at 9 to see that it has ended
+    dropping = MapDataset.range(9).filter(lambda x: x < 4).to_iter_dataset()
     it, rows = iter(ZipIterDataset([numbers(9), dropping, numbers(3), numbers(7)], strict=False)), []
     while taken := it._take(block):
         rows += taken

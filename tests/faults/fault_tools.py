@@ -1,8 +1,9 @@
 """Code shared by the programs of these tests: pipelines whose workers get into a certain situation,
 and their leftovers.
 
-Situations: ``idle`` (everything is computed), ``busy`` (in the middle of an element, forever), ``stuck`` (the same in C code
-that holds the interpreter's lock) and ``full`` (the next element is computed, and there is no room for it).
+Situations: ``idle`` (everything is computed), ``busy`` (in the middle of an element, forever),
+``stuck`` (the same in C code that holds the interpreter's lock) and ``full`` (the next element is
+computed, and there is no room for it).
 """
 
 # ruff: noqa: F401  (the programs import all of it)
@@ -29,7 +30,8 @@ from gristmill.transforms import Map
 from gristmill.workers.template import Template
 
 FOLDER = Path(os.environ["FAULT_FOLDER"])
-PATIENCE_SECONDS = 30.0  # for things that must happen; a bound for broken code, not for slow machines
+# for things that must happen; a bound for broken code, not for slow machines
+PATIENCE_SECONDS = 30.0
 GONE_SECONDS = 6.0  # for what must be gone after two seconds; a noisy machine gets some more
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 Template.parked_seconds = 0.1  # for what must be gone soon
@@ -46,7 +48,9 @@ def wait_for(condition, what, seconds=PATIENCE_SECONDS):
 
 
 class Work(Map):
-    """Computes an array from a number, and leaves a trace for each of them in a file of its process."""
+    """Computes an array from a number, and leaves a trace for each of them in a file of its
+    process.
+    """
 
     def __init__(self, situation, size=20_000, last=2):
         self.folder = tempfile.mkdtemp(dir=FOLDER)
@@ -136,7 +140,8 @@ def descriptors():
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
             links[entry.name] = str(entry.readlink())
-    return {fd: link for fd, link in links.items() if not link.startswith("/proc/")}  # but the one that lists them
+    # but the one that lists them
+    return {fd: link for fd, link in links.items() if not link.startswith("/proc/")}
 
 
 def children():
@@ -232,7 +237,9 @@ def error_of(function, *args, kind=RuntimeError):
 
 
 def take_all(it, seen):
-    """Appends the numbers of all elements, to the end or a worker's death, whose message it returns."""
+    """Appends the numbers of all elements, to the end or a worker's death, whose message it
+    returns.
+    """
     try:
         for x in it:
             seen.append(int(np.ravel(x)[0]))

@@ -10,7 +10,8 @@ SECONDS = 5.0  # one would do, on a quiet machine
 APIS = ["loader", "dataset", "inside"]
 SITUATIONS = ["idle", "busy", "stuck", "full"]
 
-# Endings within a program, for an iterator `it` whose workers are in the situation; `make()` gives another one of the same kind.
+# Endings within a program, for an iterator `it` whose workers are in the situation; `make()` gives
+# another one of the same kind.
 WITHIN = {
     "break": "for x in it:\n    break",
     "cycle": "it.me = [it]",
@@ -116,7 +117,8 @@ WAITING = {"next": "for x in it: pass\nsignal.pause()", "pause": "signal.pause()
 
 def check_signal(folder, number, waiting, workers, situation, api):
     program = start(folder, f"{making(workers, situation, api)}ready()\n{WAITING[waiting]}\n")
-    outcome = program.signal_when_ready(number, group=number == signal.SIGINT)  # as a terminal does it
+    # as a terminal does it
+    outcome = program.signal_when_ready(number, group=number == signal.SIGINT)
     check_end(outcome, "KeyboardInterrupt" if number == signal.SIGINT else None, -number)
 
 

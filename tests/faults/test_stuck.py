@@ -1,4 +1,6 @@
-"""A pipeline that is stuck ends what looks at it: in time, or at once when the user interrupts, with the line where it hangs."""
+"""A pipeline that is stuck ends what looks at it: in time, or at once when the user interrupts,
+with the line where it hangs.
+"""
 
 import signal
 import sys
@@ -78,7 +80,8 @@ def test_a_diagnosis_ends_in_time(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=slow) for kind in ("direct", "first", "threads", "loader")])
 def test_an_interrupt_ends_a_diagnosis(kind, tmp_path):
-    outcome = start(tmp_path, DIAGNOSE, kind, 0).signal_when_ready(signal.SIGINT)  # which would wait forever
+    # which would wait forever
+    outcome = start(tmp_path, DIAGNOSE, kind, 0).signal_when_ready(signal.SIGINT)
     assert outcome.code == -signal.SIGINT and outcome.err.splitlines()[-1] == "KeyboardInterrupt"
     assert outcome.err.count('  File "') == 1 and outcome.seconds < GONE_SECONDS, outcome.err
 

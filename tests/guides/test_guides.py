@@ -1,4 +1,6 @@
-"""The code of the pages, also as notebooks, runs and prints what its comments say; what they refer to, and figures, are there."""
+"""The code of the pages, also as notebooks, runs and prints what its comments say; what they refer
+to, and figures, are there.
+"""
 
 import importlib
 import itertools
@@ -27,7 +29,8 @@ PICTURES = sorted(ROOT.glob("docs/**/pictures/*"))
 WITH_CODE = [page for page in DOCS if has_code(page)]
 NOT_CODE = {"", "text", "yaml", "{toctree}", "{eval-rst}", "{include}", "{literalinclude}"}
 NUM_COLUMNS = 88  # of code that the site shows without scrolling
-IN_COLUMNS = ("<!-- text: table -->\n", "<!-- text: repr -->\n")  # a table and a tree, which wrapping would break
+# a table and a tree, which wrapping would break
+IN_COLUMNS = ("<!-- text: table -->\n", "<!-- text: repr -->\n")
 _FILE = re.compile(r"\]\(([^)#\s]+)[^)]*\)|src(?:set)?=\"([^\"]+)\"")
 _PLACE_ON_A_MACHINE = re.compile(r"(?<![\w.])/(?:home|root|work|Users|usr|tmp/tmp)\w*/")
 
@@ -39,7 +42,8 @@ def _options(monkeypatch):
     monkeypatch.setattr(logging.getLogger("gristmill"), "handlers", [])
 
 
-# Those that need an environment or a process of their own import PyTorch and Keras, or start clusters, which takes long.
+# Those that need an environment or a process of their own import PyTorch and Keras, or start
+# clusters, which takes long.
 EACH_PAGE = [page if environment_of(page) is None else pytest.param(page, marks=pytest.mark.slow) for page in WITH_CODE]
 
 

@@ -1,4 +1,6 @@
-"""The site of the documentation builds without a warning, refers to nothing that is not there, and names all that is public."""
+"""The site of the documentation builds without a warning, refers to nothing that is not there, and
+names all that is public.
+"""
 
 import json
 import shutil

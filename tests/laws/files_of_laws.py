@@ -62,7 +62,9 @@ def examples_of(*shards: tuple[int, int]) -> Any:
 
 
 def rows_of(*files: str) -> Any:
-    """The rows of Parquet files, streamed by Hugging Face's library without a network and a cache."""
+    """The rows of Parquet files, streamed by Hugging Face's library without a network and a
+    cache.
+    """
     import datasets
 
     return datasets.IterableDataset.from_parquet(list(files), cache_dir=_folder().name)

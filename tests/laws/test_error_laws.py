@@ -1,4 +1,6 @@
-"""Laws of failing user code: no error loses, repeats or reorders an element, whatever stage, read-ahead or batch it meets."""
+"""Laws of failing user code: no error loses, repeats or reorders an element, whatever stage,
+read-ahead or batch it meets.
+"""
 
 import itertools
 import random
@@ -126,7 +128,9 @@ def grouped(size):
 
 def packed(size, num=1):
     def pack(outcomes):
-        """A row is complete when something comes that does not fit; what fails meanwhile comes before it."""
+        """A row is complete when something comes that does not fit; what fails meanwhile comes
+        before it.
+        """
         rows, row = [], []
         for x in [y for y in outcomes for _ in range(1 if y is FAILED else num)]:
             if x is not FAILED and len(row) == size:
@@ -165,7 +169,8 @@ def ahead(ds, size):
     return ThreadPrefetchIterDataset(ds, prefetch_buffer_size=size)
 
 
-# Random trees of all stages with failing code are among the properties; here are typical ones, and those that pack.
+# Random trees of all stages with failing code are among the properties; here are typical ones, and
+# those that pack.
 AFTER = {
     "alone": (lambda ds: ds, alone),
     "batch": (lambda ds: batch(ds, 4), grouped(4)),
@@ -186,13 +191,16 @@ MODES = {"direct": DIRECT, "threaded": THREADED, "far_ahead": ReadOptions(1, 64)
 MODES_AND_WORKER = (*MODES, "worker")  # a single worker: all is as without one
 BAD = [{0}, {5}, {3, 4}, {1, 6, 7, N - 1}, set(range(N))]
 
-# A downstream stage sees the outputs and errors alone: some stages meet everything, the others a few typical ones.
+# A downstream stage sees the outputs and errors alone: some stages meet everything, the others a
+# few typical ones.
 THOROUGH = ("source", "map", "iter_map", "iter_filter", "legacy_operation")
 TYPICAL = ("alone", "batch", "batch_thread_prefetch", "mix", "interleave", "cache_repeat")
 
 
 def combinations(stage, part, *choices):
-    """A fourth of all that may stand behind ``stage`` and of all that may fail, each with one combination of ``choices``."""
+    """A fourth of all that may stand behind ``stage`` and of all that may fail, each with one
+    combination of ``choices``.
+    """
     afters = AFTER if stage in THOROUGH else TYPICAL
     turns = itertools.cycle(itertools.product(*choices))
     for _ in range(list(STAGES).index(stage)):
@@ -258,7 +266,8 @@ def check_state_of_failure(stage, after, mode, state, delivered):
     it = iter(build(stage, after, mode, Bombs()))
     it.set_state(state)
     rest, healthy = list(it), outcomes(stage, after, set())
-    if "filter" not in stage:  # failing elements that would be rejected have no counterpart in the healthy stream
+    # failing elements that would be rejected have no counterpart in the healthy stream
+    if "filter" not in stage:
         assert rest == healthy[len(delivered) :], (after, mode)
     elif after == "alone":
         assert rest == [x for x in healthy if x not in delivered], (after, mode)
@@ -328,7 +337,9 @@ UPSTREAM = {  # of elements, by threads or not, from a dataset of records
 
 @pytest.mark.parametrize("upstream", UPSTREAM)
 def test_what_a_source_gives_is_delivered_and_it_is_asked_once_for_each(upstream):
-    """Also behind stages that take blocks, if records are read by one thread, or none; ``StopIteration`` is the end."""
+    """Also behind stages that take blocks, if records are read by one thread, or none;
+    ``StopIteration`` is the end.
+    """
     modes = {"direct": DIRECT, "one": ReadOptions(1, 8), "far_ahead": ReadOptions(1, 64)}
     for after, mode, error in itertools.product(AFTER, modes, (IndexError, StopIteration)):
         source = Disguised(11, error)
@@ -390,7 +401,9 @@ def test_random_access_reports_errors_and_goes_on(stage):
 
 @pytest.mark.parametrize("options", MODES.values(), ids=MODES)
 def test_the_first_error_of_a_block_is_that_of_the_first_element(options):
-    """Two steps fail at different elements: the step that comes first in the pipeline must not win."""
+    """Two steps fail at different elements: the step that comes first in the pipeline must not
+    win.
+    """
 
     def failing(error, elements):
         def step(x):

@@ -1,4 +1,6 @@
-"""Laws of iterator stages: blocks are not observable, states restore anywhere, wrong ones change nothing, nor does a worker."""
+"""Laws of iterator stages: blocks are not observable, states restore anywhere, wrong ones change
+nothing, nor does a worker.
+"""
 
 import contextlib
 import copy
@@ -27,7 +29,9 @@ each_entry = pytest.mark.parametrize("entry", STREAMS, ids=lambda entry: entry.n
 
 
 def record(ds):
-    """All elements, the states before, between and after them, and the state of the exhausted iterator."""
+    """All elements, the states before, between and after them, and the state of the exhausted
+    iterator.
+    """
     it = iter(ds)
     first = it.get_state()
     elements, states = run(it)
@@ -62,12 +66,15 @@ def test_the_budget_is_not_observable(entry):
         assert entry.states_vary or states == [*expected[1:]]
 
 
-CONFORMING = [entry for entry in STREAMS if len(entry.expected)]  # of those without elements there is little to say
+# of those without elements there is little to say
+CONFORMING = [entry for entry in STREAMS if len(entry.expected)]
 
 
 @pytest.mark.parametrize("entry", [x for x in CONFORMING if x.name not in WITH_PROCESSES], ids=lambda entry: entry.name)
 def test_it_conforms(entry):
-    """Ends, threads and copies; states that are JSON, aliases and wrong; restoring, closing, reading ahead, batches."""
+    """Ends, threads and copies; states that are JSON, aliases and wrong; restoring, closing,
+    reading ahead, batches.
+    """
     assert_iter_dataset_conforms(entry.make(), max_elements=24, states_vary=bool(entry.states_vary))
 
 
@@ -251,7 +258,8 @@ def has_workers(entry):
     return any(ds._starts_workers or isinstance(ds, LocalWorkersIterDataset) for ds in ancestors(ds))
 
 
-ENTRIES = [entry for entry in ITER_ENTRIES if not has_workers(entry)]  # workers do not start workers
+# workers do not start workers
+ENTRIES = [entry for entry in ITER_ENTRIES if not has_workers(entry)]
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)

@@ -1,7 +1,8 @@
-"""Map pipelines as plain lists and formulas: the specification once more, without blocks, threads or iterators.
+"""Map pipelines as plain lists and formulas: the specification once more, without blocks, threads
+or iterators.
 
-A pipeline is a list of steps, each a tuple of a name and its arguments. ``build`` makes the data set of it, ``MapModel``
-what it has to deliver. An element that user code fails at is ``FAILED``.
+A pipeline is a list of steps, each a tuple of a name and its arguments. ``build`` makes the data
+set of it, ``MapModel`` what it has to deliver. An element that user code fails at is ``FAILED``.
 """
 
 import sys
@@ -79,7 +80,8 @@ def integer_weights(weights: list[float]) -> list[int]:
     return [int(w * scale) for w in weights]
 
 
-JOINS = ("mix", "concatenate")  # of what there is, at a place among shuffled ranges: ``(place, [(length, seed)], weights)``
+# of what there is, at a place among shuffled ranges: ``(place, [(length, seed)], weights)``
+JOINS = ("mix", "concatenate")
 
 
 def default_seed(steps: list[Any], position: int) -> int | None:
@@ -94,7 +96,9 @@ def default_seed(steps: list[Any], position: int) -> int | None:
 
 
 class MapModel:
-    """``model[i]`` and ``model.length`` of a list of map steps; steps that are not allowed there are left out of ``steps``."""
+    """``model[i]`` and ``model.length`` of a list of map steps; steps that are not allowed there
+    are left out of ``steps``.
+    """
 
     def __init__(self, length: int, wanted: list[Any]) -> None:
         self.steps: list[Any] = [("range", length)]

@@ -1,4 +1,6 @@
-"""Error budgets: a restored run has the elements, the counts and the errors of the first one, whatever replays elements."""
+"""Error budgets: a restored run has the elements, the counts and the errors of the first one,
+whatever replays elements.
+"""
 
 import json
 

@@ -1,4 +1,6 @@
-"""Servers on this machine, for tests of what reads from far away: one that speaks S3, and one that speaks HTTP and has faults."""
+"""Servers on this machine, for tests of what reads from far away: one that speaks S3, and one that
+speaks HTTP and has faults.
+"""
 
 import contextlib
 import http.server
@@ -28,8 +30,8 @@ class HttpServer:
     Args:
         folder: what is served; a file's entity tag is made of its size and time of change.
         delay_seconds: what each answer takes.
-        faults: a function of the number of a request, from 0, that returns what goes wrong with it, one of ``FAULTS``, or
-            ``None``; it may wait for other requests.
+        faults: a function of the number of a request, from 0, that returns what goes wrong with it,
+            one of ``FAULTS``, or ``None``; it may wait for other requests.
         tags: whether answers have an entity tag.
     """
 
@@ -154,7 +156,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 class Bucket:
-    """A bucket of a server that speaks S3. ``variables`` are those of the environment that clients find it by."""
+    """A bucket of a server that speaks S3. ``variables`` are those of the environment that clients
+    find it by.
+    """
 
     def __init__(self, name, endpoint):
         self.name, self.endpoint, self.url = name, endpoint, f"s3://{name}"
@@ -192,7 +196,8 @@ def s3_bucket(name="bucket"):
     try:
         bucket = Bucket(name, f"http://{host}:{port}")
         os.environ.update(bucket.variables)
-        _call(f"{bucket.endpoint}/moto-api/reset", "POST")  # all servers of a process have the same buckets
+        # all servers of a process have the same buckets
+        _call(f"{bucket.endpoint}/moto-api/reset", "POST")
         _call(f"{bucket.endpoint}/{name}", "PUT")
         yield bucket
     finally:

@@ -1,4 +1,6 @@
-"""``HuggingFaceSource``: every row is the data set's own, in every format, alone and in blocks, in any thread and process."""
+"""``HuggingFaceSource``: every row is the data set's own, in every format, alone and in blocks, in
+any thread and process.
+"""
 
 import os
 import random

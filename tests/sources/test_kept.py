@@ -82,7 +82,9 @@ def test_those_used_longest_ago_make_room_and_a_large_one_is_alone():
 
 @pytest.mark.parametrize("seed", range(5))
 def test_what_is_kept_and_made_has_room(seed):
-    """Any sizes and wrong estimates, in 16 threads: no thread waits forever, and no more is kept than is allowed."""
+    """Any sizes and wrong estimates, in 16 threads: no thread waits forever, and no more is kept
+    than is allowed.
+    """
     sizes = [random.Random(seed).choice([0, 1, 10, 40, 150]) for _ in range(30)]
     kept, lock, making = KeptValues(100), threading.Lock(), []
 

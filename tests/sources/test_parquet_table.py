@@ -449,7 +449,8 @@ def test_urls(paths):
     with servers.HttpServer(paths[0].parent) as server:
         source = ParquetSource([f"{server.url}/{path.name}" for path in paths])
         assert [exact(row) for row in source.__getitems__(range(50))] == streamed(*paths)
-        assert repr(source) == repr(ParquetSource(paths)) and len(server.requests) <= 3 * 2 + 2 + 8  # 8 row groups
+        # 8 row groups
+        assert repr(source) == repr(ParquetSource(paths)) and len(server.requests) <= 3 * 2 + 2 + 8
         paths[0].write_bytes(paths[2].read_bytes())
         source.close()
         assert_raises(ChangedFileError, r"0\.parquet has changed", source.__getitem__, 3)

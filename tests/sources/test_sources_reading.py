@@ -44,7 +44,8 @@ def derived(*bases, **methods):
     return type("Derived", bases, methods)
 
 
-# As those of Hugging Face, PyTorch and TFDS are, and as Grain's; the others override one of the two methods, or both.
+# As those of Hugging Face, PyTorch and TFDS are, and as Grain's; the others override one of the two
+# methods, or both.
 Vectored = derived(Plain, __getitem__=Plain.__getitem__, __getitems__=read_block)
 GrainVectored = derived(Plain, _getitems=lambda self, keys: tuple(read_block(self, keys)))
 Parsing = derived(Vectored, __getitem__=parse)
@@ -152,7 +153,8 @@ def test_lengths_texts_and_keys_of_range_sources():
     assert {arguments: len(RangeDataSource(*arguments)) for arguments in lengths} == lengths
     source = RangeDataSource(start=np.int64(0), stop=10, step=2)
     assert_source_conforms(source)
-    assert repr(source) == str(source) == "RangeDataSource(start=0, stop=10, step=2)"  # which states carry
+    # which states carry
+    assert repr(source) == str(source) == "RangeDataSource(start=0, stop=10, step=2)"
     for index in (np.int64(1), np.uint8(1), True):
         assert (source[index], type(source[index])) == (2, int)
     for index in (-1, 5, 10**30):
