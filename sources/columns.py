@@ -9,7 +9,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from gristmill.core.element_spec import ShapeDtypeStruct
-from gristmill.core.errors import KeyRangeError
+from gristmill.core.errors import key_out_of_range
 from gristmill.core.state import shown
 from gristmill.sources.base import check_no_table
 from gristmill.sources.reading import read_keys
@@ -96,7 +96,7 @@ class ColumnsDataSource:
         keys = [operator.index(index) for index in indices]
         if keys and not 0 <= min(keys) <= max(keys) < self._length:
             wrong = next(key for key in keys if not 0 <= key < self._length)
-            raise KeyRangeError(f"index {wrong} is out of range for {self!r}")
+            raise key_out_of_range(wrong, self._length)
         return _rows(self._columns, keys)
 
     @property

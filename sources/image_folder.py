@@ -12,10 +12,10 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from gristmill.core.cached import cached
-from gristmill.core.errors import KeyRangeError
 from gristmill.core.locks import Lock
 from gristmill.core.naming import transform_name
 from gristmill.core.state import shown
+from gristmill.sources.sharded import checked_key
 from gristmill.sources.storage.errors import DamagedFileError, damaged
 from gristmill.sources.storage.files import Files
 
@@ -93,9 +93,7 @@ class ImageFolderSource:
             OSError: the file cannot be read.
             Exception: what ``decode`` raises, with the name of the file.
         """
-        number = key.__index__()
-        if not 0 <= number < len(self):
-            raise KeyRangeError(f"key must be in [0, {len(self)}), the number of pictures, got {number}")
+        number = checked_key(key, len(self))
         name = self._names[number]
         data = self._read(name)
         try:
