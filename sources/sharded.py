@@ -69,10 +69,8 @@ def checked_key(key: SupportsIndex, length: int) -> int:
         TypeError: ``key`` is not an integer.
 
     Example:
-        >>> checked_key(3, 3)
-        Traceback (most recent call last):
-        ...
-        gristmill.core.errors.KeyRangeError: record key must be in [0, 3), the number of records, got 3
+        >>> checked_key(True, 3)
+        1
     """
     index = operator.index(key)
     if not 0 <= index < length:
@@ -80,7 +78,11 @@ def checked_key(key: SupportsIndex, length: int) -> int:
     return index
 
 
-def read_in_order(read_many: Callable[[Sequence[K]], list[T]], read_one: Callable[[K], T], keys: Sequence[K]) -> list[T]:
+def read_in_order(
+    read_many: Callable[[Sequence[K]], list[T]],
+    read_one: Callable[[K], T],
+    keys: Sequence[K],
+) -> list[T]:
     """Return ``read_many(keys)``; after an error, the keys are read one by one.
 
     Raises:
