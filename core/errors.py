@@ -55,6 +55,11 @@ class KeyRangeError(IndexError, ValueError):
     """
 
 
+def key_out_of_range(key: int, length: int) -> KeyRangeError:
+    """Return the error for a key outside a source of ``length`` records."""
+    return KeyRangeError(f"record key must be in [0, {length}), the number of records, got {key}")
+
+
 class SliceTypeError(TypeError, ValueError):
     """Something that is no slice. Grain raises ``ValueError`` for it."""
 

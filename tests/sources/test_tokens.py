@@ -85,9 +85,7 @@ def test_sources_of_tokens_conform_and_elements_are_writable(folder, kind, tmp_p
     window = SOURCES[kind][1].get("window")
     assert (source.element_spec.shape, source.element_spec.dtype) == ((window,), dtype)
     for key in (-1, len(source), 2**70):
-        assert_raises(
-            KeyRangeError, rf"record key must be in \[0, {len(source)}\) .*TokenSource.*got {key}", source.__getitem__, key
-        )
+        assert_raises(KeyRangeError, rf"record key must be in \[0, {len(source)}\), .* got {key}", source.__getitem__, key)
         assert_raises(KeyRangeError, f"got {key}", source.__getitems__, [0, key, 1.0])
     assert_raises(TypeError, None, source.__getitems__, [0, 1.0, -1])
     moved = tmp_path / "moved"
