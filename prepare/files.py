@@ -21,6 +21,10 @@ from gristmill.prepare.remote import RemoteFolder
 
 Folder = LocalFolder | RemoteFolder
 
+_NONE = (
+    "None means that an element is missing, so that it could not be read back: leave it out by a "
+    "filter, or make another value of it by a map before"
+)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FULL_TEXTS = ("No space left", "quota exceeded", "File too large")
 
@@ -158,6 +162,8 @@ class FileWriter:
                 if writer is None:
                     writer = self.format.open(path, number)
                 try:
+                    if element is None:
+                        raise TypeError(_NONE)
                     writer.write(encode(element))
                 except OSError:
                     raise
