@@ -106,7 +106,9 @@ class MsgpackCodec(Codec):
             return self._packed(
                 element, default=self._extension, strict_types=True, use_bin_type=True
             )
-        except RecursionError as error:
+        except (RecursionError, ValueError) as error:
+            if isinstance(error, ValueError) and "recursion" not in str(error):
+                raise
             raise ValueError(
                 "it is nested too deeply for MessagePack, or part of itself"
             ) from error

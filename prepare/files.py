@@ -168,9 +168,7 @@ class FileWriter:
                 except OSError:
                     raise
                 except Exception as error:
-                    raise ElementError(
-                        f"{where(place)} cannot be written as {self.format.name}: {error}"
-                    ) from error
+                    raise unwritable(where(place), self.format, error) from error
         except BaseException:
             if writer is not None:
                 _close_anyway(writer)
@@ -211,6 +209,13 @@ def number_of(name: str) -> int:
         7
     """
     return int(name.partition(".")[0].removeprefix("part-"))
+
+
+def unwritable(name: str, format: Format, error: Exception) -> ElementError:
+    """Returns the error for an element that a format or codec refuses."""
+    is_deep = isinstance(error, RecursionError)
+    reason = "it is nested too deeply: change it by a map before" if is_deep else error
+    return ElementError(f"{name} cannot be written as {format.name}: {reason}")
 
 
 def changed_file(folder: Any, file: WrittenFile, size: int | None) -> ManifestError:
