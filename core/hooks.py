@@ -15,6 +15,11 @@ def new_observer() -> Any:
     return sys.modules["gristmill"]._new_observer()
 
 
+def explained(it: Any) -> Any:
+    """Return what the last output of an iterator is made of (see ``gristmill.explain``)."""
+    return sys.modules["gristmill"].explain(it)
+
+
 def pipeline_html(pipeline: Any) -> str:
     """The HTML that a notebook shows of a dataset or loader (see
     ``gristmill.diagnostics.notebook``).

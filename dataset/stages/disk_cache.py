@@ -142,7 +142,7 @@ class DiskCacheMapDataset(BlockMapDataset[T]):
     def _found_or_computed(self, keys: Sequence[int]) -> Iterator[Any]:
         store = self._cache.store()
         for key in keys:
-            [element] = store.get([key])
+            element = store.value(key)
             if element is MISSING:
                 element = self._computed(store, key)
             yield (element, element := None)[0]
@@ -164,7 +164,7 @@ class DiskCacheMapDataset(BlockMapDataset[T]):
         return self._stored(store, key)
 
     def _stored(self, store: DiskStore, key: int) -> Any:
-        [element] = store.get([key])  # another thread may have stored it since the last look
+        element = store.value(key)  # another thread may have stored it since the last look
         if element is MISSING:
             element = item(self._parents[0], key)
             if element is not None or self._keeps_nones:

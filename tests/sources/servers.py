@@ -65,6 +65,60 @@ class HttpServer:
         return len(self.requests)
 
 
+class CutConnections:
+    """Passes connections on to a server; after so many bytes it ends all of them and takes no more.
+
+    Args:
+        endpoint: the URL of the server.
+        what: "up" for the bytes that clients send, "down" for those that they receive.
+        limit: how many of them are passed on.
+    """
+
+    def __init__(self, endpoint, what, limit):
+        address = urllib.parse.urlsplit(endpoint)
+        self.server, self.what, self.left = (address.hostname, address.port), what, limit
+        self.sockets, self.threads = [], []
+
+    def __enter__(self):
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self._start(self._accept)
+        return f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+
+    def __exit__(self, *_):
+        self._end()
+        for thread in self.threads:
+            thread.join()
+
+    def _start(self, function, *arguments):
+        self.threads.append(threading.Thread(target=function, args=arguments))
+        self.threads[-1].start()
+
+    def _accept(self):
+        with contextlib.suppress(OSError), self.listener:
+            while True:
+                client, _ = self.listener.accept()
+                server = socket.create_connection(self.server)
+                self.sockets += [client, server]
+                self._start(self._pass, client, server, "up")
+                self._start(self._pass, server, client, "down")
+
+    def _pass(self, source, target, what):
+        with contextlib.suppress(OSError), source:
+            while data := source.recv(1 << 16):
+                if what == self.what:
+                    self.left -= len(data)
+                    if self.left < 0:
+                        self._end()
+                        return
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+
+    def _end(self):
+        for each in [self.listener, *self.sockets]:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+
 class _Server(http.server.ThreadingHTTPServer):
     daemon_threads = False
     request_queue_size = 128
