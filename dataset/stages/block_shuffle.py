@@ -15,6 +15,7 @@ from gristmill.dataset.ahead.kept import current
 from gristmill.dataset.bases.map import ReindexMapDataset
 from gristmill.dataset.bases.node import random_seed
 from gristmill.dataset.bases.parameters import Parameters, silent
+from gristmill.dataset.faults.attempts import Outcome
 
 T = TypeVar("T")
 
@@ -70,7 +71,15 @@ class BlockShuffleMapDataset(ReindexMapDataset[T]):
         if blocks is None or not (isinstance(indices, range) or len(indices) == 1):
             return super()._items(indices)
         step = indices.step if isinstance(indices, range) else None
-        return (blocks.one(self, i, step) for i in as_ints(indices))
+        elements = (blocks.one(self, i, step) for i in as_ints(indices))
+        return elements if self._reports is None else map(self._without_outcome, elements)
+
+    def _without_outcome(self, x: Any) -> Any:
+        """Return an element of a block, after what failed in it is reported as if it was computed now."""
+        if type(x) is Outcome and self._reports is not None:
+            self._reports.here().extend(x.events)
+            x = x.element
+        return x
 
     # What those ask who keep blocks (see ``kept``).
 
@@ -90,7 +99,10 @@ class BlockShuffleMapDataset(ReindexMapDataset[T]):
         return range(start, min(start + order.block_size, (epoch + 1) * order.length))
 
     def read(self, keys: Indices) -> list[Any]:
-        return list(self._parents[0]._items(keys))
+        elements, reports = self._parents[0]._items(keys), self._reports
+        if reports is None:
+            return list(elements)
+        return [Outcome(x, reports.take()) if reports else x for x in elements]
 
     def _reindex(self, index: Any) -> Any:
         order = self._current_order()

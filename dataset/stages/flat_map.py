@@ -20,13 +20,13 @@ from gristmill.dataset.bases.parameters import Parameters, aside, function
 from gristmill.dataset.bases.traced import Traced, Tracing, noting_failed
 from gristmill.dataset.engine.groups import Spread
 from gristmill.dataset.engine.iterators import open_stage
-from gristmill.dataset.faults.attempts import Event, current, note_events, noted_events
+from gristmill.dataset.faults.attempts import Event, events_here
 from gristmill.dataset.telling.failures import failed_at
 from gristmill.transforms.base import FlatMap, check_max_fan_out, for_a_class, transform_function
 
 T = TypeVar("T")
 
-_Items: TypeAlias = tuple[list[Any], list[Event]]
+_Items: TypeAlias = tuple[list[Any], list[Event] | None]  # ``None`` if events were not needed
 
 _HANDED_OUT = object()
 
@@ -107,7 +107,7 @@ class FlatMapMapDataset(BlockMapDataset[T]):
             wanted = list(dict.fromkeys([i // size for i in numbers]))
         found: dict[int, _Items] = {}
         memo = vars(self).pop("_memo", None)
-        if memo is not None and memo[0] == wanted[0]:
+        if memo is not None and memo[0] == wanted[0] and (memo[1][1] is not None or self._events() is None):
             found[memo[0]] = memo[1]
             wanted = wanted[1:]
         return self._parts(numbers, found, self._split(wanted) if wanted else iter(()))
@@ -122,9 +122,11 @@ class FlatMapMapDataset(BlockMapDataset[T]):
             pair = found.get(number)
             # its user may have changed it
             if pair is None or (position < len(pair[0]) and pair[0][position] is _HANDED_OUT):
-                pair = found[number] = _noted(split if pair is None else self._split([number]))
-            items, events = pair
-            note_events(events, count=not position)  # what failed counts once
+                pair = found[number] = self._noted(split if pair is None else self._split([number]))
+            items, noted = pair
+            events = self._events() if noted else None
+            if noted and events is not None:  # what failed counts once
+                events += noted if not position else [event._replace(counts=False) for event in noted]
             x = None
             if position < len(items):
                 x, items[position] = items[position], _HANDED_OUT
@@ -132,6 +134,19 @@ class FlatMapMapDataset(BlockMapDataset[T]):
             if not num_left and position < size - 1:
                 self._memo = number, pair
             yield (x, x := None)[0]
+
+    def _noted(self, split: Iterator[list[Any]]) -> _Items:
+        """Returns the next items in ``split``, with what has failed before them."""
+        events = self._events()
+        if events is None:
+            return next(split), None
+        start = len(events)
+        items, noted = next(split), events[start:]
+        del events[start:]
+        return items, noted
+
+    def _events(self) -> list[Event] | None:
+        return events_here(self._reports)
 
     def _split(self, numbers: Indices) -> Iterator[list[Any]]:
         """Returns the items of each of the parent's elements at ``numbers``."""
@@ -148,14 +163,6 @@ class FlatMapMapDataset(BlockMapDataset[T]):
 
     def _origins(self, index: int) -> Iterable[Part]:
         return [Part(self._parent, index // self._max_fan_out)]
-
-
-def _noted(split: Iterator[list[Any]]) -> _Items:
-    """Returns the next items in ``split``, with what has failed before them."""
-    if current.events is None:
-        return next(split), []
-    with noted_events() as events:
-        return next(split), events
 
 
 class FlatMapIterDataset(IterDataset[T]):

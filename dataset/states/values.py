@@ -77,10 +77,20 @@ def copied(state: Any) -> Any:
 
 
 def is_same(state: Any, known: Any) -> bool:
-    """True if a user's ``state`` is the same as ``known``, which a ``get_state`` returned: 1.0 and
-    ``True`` also equal 1.
+    """Return true if ``state``, of a user, is ``known``, which a ``get_state`` returned.
+
+    1.0 and ``True`` are not the same as 1. States of Grain have no records of choices, which is the
+    same as empty records.
     """
+    state, known = _without_empty_records(state), _without_empty_records(known)
     return bool(state == known) and repr(state) == repr(known)
+
+
+def _without_empty_records(state: Any) -> Any:
+    if type(state) is dict:
+        pairs = [pair for pair in state.items() if pair != ("choices", {})]
+        return {key: _without_empty_records(value) for key, value in pairs}
+    return [*map(_without_empty_records, state)] if type(state) is list else state
 
 
 def given(state: Any) -> Any:

@@ -12,6 +12,7 @@ from operator import getitem
 import pytest
 from entry import plain, run, through_json
 from interrupting import interrupted_where_handlers_run
+from iter_entries import twins
 from local_workers import LocalWorkersIterDataset, through_pickle
 from new_seed import SEED
 from refusing import assert_raises
@@ -168,6 +169,24 @@ def test_states_restore_at_every_position(entry):
             if it is used:
                 it.set_state(states[position])
                 assert run(it, 2)[0] == elements[position : position + 2]
+
+
+def without_records(state):
+    """Return a state without records of choices."""
+    if isinstance(state, dict):
+        return {key: without_records(value) for key, value in state.items() if key != "choices"}
+    return [*map(without_records, state)] if isinstance(state, list) else state
+
+
+def test_the_first_state_needs_no_records_of_choices():
+    """States of Grain have none. In a lane, an interleave begins with fewer datasets than in the whole pipeline."""
+    windows = twins().window_shuffle(3, seed=1)
+    for ds in (windows, windows.mp_prefetch(MultiprocessingOptions(num_lanes=2))):
+        elements, (start, *_), _ = record(ds)
+        it = iter(ds)
+        run(it, 2)
+        it.set_state(without_records(start))
+        assert run(it)[0] == elements
 
 
 def paths(state, path=()):

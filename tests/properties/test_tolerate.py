@@ -2,6 +2,7 @@
 often they are restored.
 """
 
+import collections
 import io
 import itertools
 import json
@@ -372,6 +373,47 @@ def test_a_fault_counts_once_whatever_computes_its_element_early(stage, then):
                 runs.append(([*found, *it], it.faults().total))
             assert runs == runs[:1] * 6
             assert runs[0][1] == num or then == "replace"
+
+
+WHAT_FOLLOWS = {
+    "nothing": lambda ds: ds,
+    "shuffle": lambda ds: ds.shuffle(seed=1)[::2],
+    "map": lambda ds: ds.map(abs),
+    "tolerate": lambda ds: ds.map(fails_at(7, 3)).tolerate(**ALL),
+    "two parents": lambda ds: MapDataset.zip(MapDataset.range(100, 145), ds).map(sum),
+    "component": lambda ds: MapDataset.mix([ds, MapDataset.range(100, 130)], [3, 1]),
+    "batch": lambda ds: ds.batch(4, batch_fn=sum),
+    "flat_map": lambda ds: ds.flat_map(UpToTwo()),
+    "block_shuffle": lambda ds: ds.block_shuffle(4, group_size=2, seed=8).map(abs),
+}
+
+
+@pytest.mark.parametrize("then", ["skip", "replace"])
+@pytest.mark.parametrize("name", WHAT_FOLLOWS)
+def test_each_element_is_tried_once(name, then):
+    """An error by chance would seldom be seen if it was tried again."""
+    calls = collections.Counter()
+
+    def fail(x):
+        calls[x] += 1
+        return fails_at(5, 2)(x)
+
+    tolerant = MapDataset.range(45).map(fail).tolerate(**ALL, then=then)
+    if then == "skip" and name in ("two parents", "batch"):  # which need an element at each index
+        return
+    of_map = WHAT_FOLLOWS[name](tolerant)
+    for i in range(len(of_map)):
+        of_map[i]
+    expected = dict(calls)
+    for options, kind, num_lanes in itertools.product((DIRECT, ReadOptions(2, 8)), ("", "window", "batch"), (0, 3)):
+        calls.clear()
+        ds = of_map.to_iter_dataset(options)
+        ds = ds.window_shuffle(8, seed=1) if kind == "window" else ds.batch(7, batch_fn=list) if kind == "batch" else ds
+        if num_lanes and name not in ("flat_map", "block_shuffle"):  # each lane has a part of each element, or block
+            ds = ds.mp_prefetch(MultiprocessingOptions(0, num_lanes=num_lanes))
+        it = iter(ds)
+        assert len([*it]) and it.faults().total > 3
+        assert dict(calls) == expected
 
 
 def test_the_budget_is_for_all_epochs():
