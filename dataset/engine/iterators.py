@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from gristmill.core.exiting import end_thread_at_exit
 from gristmill.dataset.bases.context import IteratorContext
@@ -20,6 +20,7 @@ from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, ite
 from gristmill.dataset.bases.next_index import may_have_gaps, move_to_index, next_index_of
 from gristmill.dataset.bases.observing import WorkAhead, Wrap
 from gristmill.dataset.bases.origins import Place, place_of
+from gristmill.dataset.bases.parameters import Parameters
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, pass_outputs
 from gristmill.dataset.states.values import copied
 from gristmill.dataset.telling.failures import deliver, instead_of_stop
@@ -41,6 +42,15 @@ def open_stage(stage: Any, make: Callable[..., Stream], kind: type[StreamIterato
     return (kind or StreamIterator)(stage, [iterate(parent) for parent in stage._parents], make)
 
 
+class Given:
+    """The definition of an iterator that is of no dataset."""
+
+    _work_options: Sequence[Any] = ()
+
+    def __init__(self, parameters: Parameters) -> None:
+        self._parameters = parameters
+
+
 class StreamIterator(BlockIterator[T_co]):
     """A stream and its position.
 
@@ -48,6 +58,7 @@ class StreamIterator(BlockIterator[T_co]):
     that the same element comes again.
     """
 
+    _is_shared: ClassVar = False  # several may draw from it, and each of them goes on where it is
     _part_of: tuple[weakref.ref[StreamIterator[Any]], int] | None = None  # its consumer, as which parent
 
     def __init__(self, stage: Any, parents: Sequence[DatasetIterator[Any]], make: Callable[..., Stream]) -> None:
@@ -65,10 +76,7 @@ class StreamIterator(BlockIterator[T_co]):
         if engine.numbers is not None:
             self._ctx.numbers = engine.numbers
         self._counts_faults = self._counts_faults or engine.counts_faults
-        owner = weakref.ref(self)
-        for i, parent in enumerate(parents):
-            if isinstance(parent, StreamIterator):
-                parent._part_of = owner, i
+        adopt(self, parents)
         if engine.counts_faults:
             engine.tell_faults = tell_faults_of(self)
         self._has_failed = False  # ``next`` has, with an error: its output can be skipped
@@ -290,6 +298,14 @@ class StreamIterator(BlockIterator[T_co]):
         return str(self._engine)
 
 
+def adopt(it: StreamIterator[Any], parents: Sequence[DatasetIterator[Any]]) -> None:
+    """Let the iterators of the parents of a stream be where the position of its iterator says."""
+    owner = weakref.ref(it)
+    for i, parent in enumerate(parents):
+        if isinstance(parent, StreamIterator) and not parent._is_shared:
+            parent._part_of = owner, i
+
+
 def tell_faults_of(it: StreamIterator[Any]) -> Callable[[str, int], None]:
     """Return what tells the observer of ``it`` of skipped elements."""
     return partial(_tell_faults, weakref.ref(it))
@@ -307,7 +323,7 @@ def adds_no_state(it: Any) -> bool:
 
 def stream_of(it: DatasetIterator[Any]) -> Stream:
     """Return the stream of an iterator, or one over it."""
-    return it._engine if isinstance(it, StreamIterator) else IteratorStream(it)
+    return it._engine if isinstance(it, StreamIterator) and not it._is_shared else IteratorStream(it)
 
 
 class Within(NamedTuple):

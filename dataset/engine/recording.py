@@ -8,14 +8,13 @@ made elsewhere, in a thread or a worker, so they come with the states: executors
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 from gristmill.dataset.bases.iterator import DatasetIterator
-from gristmill.dataset.bases.parameters import Parameters
+from gristmill.dataset.bases.parameters import NONE
 from gristmill.dataset.engine.choices import Choices, Records, number_choosers
-from gristmill.dataset.engine.iterators import StreamIterator, stream_of
+from gristmill.dataset.engine.iterators import Given, StreamIterator, stream_of
 from gristmill.dataset.engine.stream import Cell, Layer, Pos, Stream
 
 
@@ -138,14 +137,6 @@ class RecordChoices(Layer):
         return (self.parent.start() if own is None else self.parent.load(own)), state.choices
 
 
-@dataclass
-class _NoDefinition:
-    """What the iterator is made with, which is of no dataset."""
-
-    _parameters: Parameters = field(default_factory=Parameters)
-    _work_options: tuple[Any, ...] = ()
-
-
 class RecordingIterator(StreamIterator[Any]):
     """The iterator of a shard that records choices."""
 
@@ -154,4 +145,4 @@ class RecordingIterator(StreamIterator[Any]):
     _counts_faults = True  # the state at the end has choices
 
     def __init__(self, it: DatasetIterator[Any]) -> None:
-        super().__init__(_NoDefinition(), [it], RecordChoices)
+        super().__init__(Given(NONE), [it], RecordChoices)
