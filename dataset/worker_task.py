@@ -8,7 +8,6 @@ from typing import Any
 
 from gristmill.core.node_types import register_expected
 from gristmill.core.options import DatasetOptions
-from gristmill.dataset.ahead.blocks import Growing, StatedBlocks, blocks_of
 from gristmill.dataset.ahead.budget import Budget
 from gristmill.dataset.ahead.memory import Holding
 from gristmill.dataset.ahead.reader import Reader
@@ -17,8 +16,9 @@ from gristmill.dataset.bases.context import IteratorContext, Numbers
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, are_taken_again, iterate, snapshot
 from gristmill.dataset.bases.observing import running_upstream
+from gristmill.dataset.engine.blocks import Growing, StreamBlocks
 from gristmill.dataset.engine.iterators import StreamIterator
-from gristmill.dataset.engine.recording import RecordingIterator, number_shard, state_in
+from gristmill.dataset.engine.recording import number_shard, shard_iterator, state_in
 from gristmill.dataset.slicing import numbers_of, slice_pipeline
 from gristmill.transforms.batching import Allocate
 from gristmill.workers.logbook import Logbook, who_reads
@@ -56,8 +56,8 @@ class _Lane:
 
     def __init__(self, ds: IterDataset[Any]) -> None:
         self.ds = ds
-        self.iterator: DatasetIterator[Any] | None = None
-        self.blocks: StatedBlocks | None = None
+        self.iterator: StreamIterator[Any] | None = None
+        self.blocks: StreamBlocks | None = None
         self.logs: list[RootLog] = []  # of what it reads
 
     def close(self) -> None:
@@ -74,7 +74,7 @@ class PipelineProducer:
         self._count = count
         self._allocate = allocate
         self._lanes: dict[int, _Lane] = {}
-        self._blocks: StatedBlocks | None = None  # of the lane that ``take`` is at
+        self._blocks: StreamBlocks | None = None  # of the lane that ``take`` is at
         self._lender: IteratorContext | None = None
         self._outputs = Holding()  # that wait to be taken
         self.place = ""  # where this is, if that is not on the consumer's machine
@@ -126,13 +126,12 @@ class PipelineProducer:
         it = lane.iterator
         if it is None or state_in(state) is None:
             lane.close()
-            it = iterate(lane.ds)
+            share = iterate(lane.ds)
             if self._task.is_taken_again:
-                are_taken_again([it])
+                are_taken_again([share])
             if self._task.key:
-                number_shard(it, self._task.key, number)
-                it = RecordingIterator(it)
-            lane.iterator = it
+                number_shard(share, self._task.key, number)
+            lane.iterator = it = shard_iterator(share, records=bool(self._task.key))
             it._ctx.joined = None  # it is no pipeline of its own, although it was made like one
             it._ctx.belong_to(number, self._task.num_lanes, self._ctx)
             share_threads(it, num_lanes if self._task.budget is None else self._task.num_lanes)
@@ -147,7 +146,7 @@ class PipelineProducer:
             it.set_state(state)
         if skip:
             it._skip()
-        lane.blocks = blocks_of(it)
+        lane.blocks = StreamBlocks(it)
         return snapshot(it)
 
     def affords(self, num_bytes: int) -> bool:
