@@ -136,7 +136,7 @@ class PipelineProducer:
             it._ctx.belong_to(number, self._task.num_lanes, self._ctx)
             share_threads(it, num_lanes if self._task.budget is None else self._task.num_lanes)
             if self._allocate is not None:
-                it._allocate_with(self._allocate)
+                it._engine.allocate_with(self._allocate)
         if self.log is not None:
             lane.logs = []
             for root, reader in enumerate(readers(it)):
@@ -220,7 +220,7 @@ def share_threads(it: DatasetIterator[Any], num_lanes: int) -> None:
 
 def roots(it: Any) -> list[StreamIterator[Any]]:
     """The iterators that everything upstream begins with, as far as they read map datasets, always in the same order."""
-    if isinstance(it, StreamIterator) and it.stream_and_cell[0].draws_from:
+    if isinstance(it, StreamIterator) and it._engine.draws_from:
         return [it]
     upstream = {id(inner): inner for inner in running_upstream(it)}
     return [root for inner in upstream.values() for root in roots(inner)]
@@ -228,7 +228,7 @@ def roots(it: Any) -> list[StreamIterator[Any]]:
 
 def readers(it: Any) -> list[Reader]:
     """Return the readers of ``roots(it)``."""
-    return [root.stream_and_cell[0].reader for root in roots(it)]
+    return [root._engine.reader for root in roots(it)]
 
 
 def place(state: Any, numbers: Numbers | None, *, exact: bool = False) -> str:

@@ -72,7 +72,7 @@ class StreamBlocks:
 
     def __init__(self, it: StreamIterator[Any]) -> None:
         self._it = it
-        self._stream, self._cell = it.stream_and_cell
+        self._stream, self._cell = it._engine, it._own_cell
         # The consumer of several lanes keeps the counts of faults in the states that it gets.
         self._saves_anywhere = self._stream.saves_anywhere() and not it._counts_faults
         self.growing = Growing()

@@ -9,7 +9,7 @@ from itertools import islice, repeat
 from types import TracebackType
 from typing import Any
 
-from gristmill.dataset.bases.iterator import skip_one, snapshot
+from gristmill.dataset.bases.iterator import snapshot
 from gristmill.dataset.bases.observing import WorkAhead
 from gristmill.dataset.engine.blocks import StreamBlocks
 from gristmill.dataset.engine.iterators import StreamIterator
@@ -113,7 +113,7 @@ class LocalShard(Shard):
             raise stop
 
     def skip(self, state: Any) -> Any:
-        skip_one(self._iterator)
+        self._iterator._skip()
         self._begin()
         return copied(snapshot(self._iterator))
 

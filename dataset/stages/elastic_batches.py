@@ -244,7 +244,7 @@ class SparseBatches(Batches):
     def _pass(self, cell: Cell) -> None:
         index, faults = cell.pos
         it = self._steps(index).__iter__()
-        steps = it.stream_and_cell[0]
+        steps = it._engine
         assert isinstance(steps, Steps)
         here = Cell(steps.start())
         if self.faults:

@@ -15,7 +15,7 @@ from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import spec_of_first_parent
 from gristmill.dataset.bases.parameters import Parameters, aside
 from gristmill.dataset.bases.traced import Tracing
-from gristmill.dataset.engine.iterators import Given, StreamIterator
+from gristmill.dataset.engine.iterators import Given, StreamIterator, unusable
 from gristmill.dataset.engine.prefetch import Prefetch
 
 T = TypeVar("T")
@@ -116,7 +116,7 @@ class ThreadPrefetchDatasetIterator(StreamIterator[T]):
 
     def start_prefetch(self) -> None:
         if self._closed and self._engine.size:
-            raise self._unusable()
+            raise unusable(self)
         super().start_prefetch()
 
     def close(self) -> None:
