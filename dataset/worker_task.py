@@ -10,7 +10,6 @@ from typing import Any
 
 from gristmill.core.node_types import register_expected
 from gristmill.core.options import DatasetOptions
-from gristmill.dataset.ahead.blocks import Growing, StatedBlocks, blocks_of
 from gristmill.dataset.ahead.budget import Budget
 from gristmill.dataset.ahead.memory import Holding
 from gristmill.dataset.ahead.reader import Reader
@@ -19,8 +18,9 @@ from gristmill.dataset.bases.context import IteratorContext, Numbers
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, are_taken_again, iterate, snapshot
 from gristmill.dataset.bases.observing import running_upstream
+from gristmill.dataset.engine.blocks import Growing, StreamBlocks
 from gristmill.dataset.engine.iterators import StreamIterator
-from gristmill.dataset.engine.recording import RecordingIterator, number_shard, state_in
+from gristmill.dataset.engine.recording import number_shard, shard_iterator, state_in
 from gristmill.dataset.slicing import numbers_of, slice_pipeline
 from gristmill.transforms.batching import Allocate
 from gristmill.workers.logbook import Logbook, who_reads
@@ -58,8 +58,8 @@ class _Lane:
 
     def __init__(self, ds: IterDataset[Any]) -> None:
         self.ds = ds
-        self.iterator: DatasetIterator[Any] | None = None
-        self.blocks: StatedBlocks | None = None
+        self.iterator: StreamIterator[Any] | None = None
+        self.blocks: StreamBlocks | None = None
         self.logs: list[RootLog] = []  # of what it reads
 
     def close(self) -> None:
@@ -76,7 +76,7 @@ class PipelineProducer:
         self._count = count
         self._allocate = allocate
         self._lanes: dict[int, _Lane] = {}
-        self._blocks: StatedBlocks | None = None  # of the lane that ``take`` is at
+        self._blocks: StreamBlocks | None = None  # of the lane that ``take`` is at
         self._lender: IteratorContext | None = None
         self._outputs = Holding()  # that wait to be taken
         self.place = ""  # where this is, if that is not on the consumer's machine
@@ -131,18 +131,17 @@ class PipelineProducer:
         it = lane.iterator
         if it is None or state_in(state) is None:
             lane.close()
-            it = iterate(lane.ds)
+            share = iterate(lane.ds)
             if self._task.is_taken_again:
-                are_taken_again([it])
+                are_taken_again([share])
             if self._task.key:
-                number_shard(it, self._task.key, number)
-                it = RecordingIterator(it)
-            lane.iterator = it
+                number_shard(share, self._task.key, number)
+            lane.iterator = it = shard_iterator(share, records=bool(self._task.key))
             it._ctx.joined = None  # it is no pipeline of its own, although it was made like one
             it._ctx.belong_to(number, self._task.num_lanes, self._ctx)
             share_threads(it, num_lanes if self._task.budget is None else self._task.num_lanes)
             if self._allocate is not None:
-                it._allocate_with(self._allocate)
+                it._engine.allocate_with(self._allocate)
         if self.log is not None:
             lane.logs = []
             for root, reader in enumerate(readers(it)):
@@ -152,7 +151,7 @@ class PipelineProducer:
             it.set_state(state)
         if skip:
             it._skip()
-        lane.blocks = blocks_of(it)
+        lane.blocks = StreamBlocks(it)
         return snapshot(it)
 
     def affords(self, num_bytes: int) -> bool:
@@ -230,7 +229,7 @@ def roots(it: Any) -> list[StreamIterator[Any]]:
     """The iterators at the beginning of everything upstream that read map datasets, always in the
     same order.
     """
-    if isinstance(it, StreamIterator) and it.stream_and_cell[0].draws_from:
+    if isinstance(it, StreamIterator) and it._engine.draws_from:
         return [it]
     upstream = {id(inner): inner for inner in running_upstream(it)}
     return [root for inner in upstream.values() for root in roots(inner)]
@@ -238,7 +237,7 @@ def roots(it: Any) -> list[StreamIterator[Any]]:
 
 def readers(it: Any) -> list[Reader]:
     """Return the readers of ``roots(it)``."""
-    return [root.stream_and_cell[0].reader for root in roots(it)]
+    return [root._engine.reader for root in roots(it)]
 
 
 def place(state: Any, numbers: Numbers | None, *, exact: bool = False) -> str:

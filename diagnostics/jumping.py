@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gristmill.dataset.bases.next_index import may_have_gaps, set_next_index
+from gristmill.dataset.bases.next_index import set_next_index
 from gristmill.diagnostics.view import dataset_iterator
 
 
@@ -12,7 +12,7 @@ def jumped(it: Any, index: int) -> bool:
     """True if ``it`` could continue at an index without the elements before it; where elements are
     left out, one has to count.
     """
-    if may_have_gaps(dataset_iterator(it)):
+    if dataset_iterator(it)._has_gaps():
         return False
     try:
         set_next_index(it, index)

@@ -27,7 +27,6 @@ from typing import Any, TypeAlias
 
 from gristmill.core.locks import Lock
 from gristmill.dataset.ahead.waits import BudgetWaits
-from gristmill.dataset.bases.iterator import BlockIterator
 from gristmill.dataset.bases.node import DatasetNode, ancestors, parents_of
 from gristmill.dataset.bases.observing import Computed, Instrument, Method
 from gristmill.dataset.engine.iterators import StreamIterator
@@ -500,9 +499,9 @@ def take_anew(it: Any, n: int, original: Method) -> list[Any]:
         original: the method that the instrument is of.
     """
     if isinstance(it, StreamIterator):
-        wrap = it.stream_and_cell[0].wrap
+        wrap = it._engine.wrap
         return original(it, n) if wrap is None else wrap(original)(n)
-    return it._take(n) if isinstance(it, BlockIterator) else [next(it)]
+    return [next(it)]
 
 
 def _number_of(elements: list[Any]) -> int:

@@ -10,7 +10,7 @@ from gristmill.core.cached import cached
 from gristmill.core.errors import StateIndexError, StateKeyError, StateMismatchError
 from gristmill.core.naming import one_line, stable_repr
 from gristmill.core.state import plain_int, shown, state_count, state_field, state_from_text, state_to_text
-from gristmill.dataset.bases.iterator import alone, iterate, write_when_created
+from gristmill.dataset.bases.iterator import iterate, write_when_created
 from gristmill.dataset.bases.next_index import get_next_index, set_next_index
 from gristmill.dataset.faults.budget import FaultCounts
 from gristmill.dataset.states.mixtures import as_names, without_components
@@ -244,7 +244,7 @@ class DataLoaderIterator(Iterator[Any]):
         """Takes the state now; awaiting the result writes it (the protocol of Orbax's
         ``StatefulCheckpointable``).
         """
-        state = alone(self._iterator, self.get_state)
+        state = self._iterator._alone(self.get_state)
         return write_when_created(directory, state.decode(), self._describe())
 
     async def load(self, directory: Any) -> Awaitable[None]:

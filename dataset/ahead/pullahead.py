@@ -47,7 +47,7 @@ from gristmill.core.pacing import BlockSize
 from gristmill.dataset.ahead.budget import Budget, PullingClient
 from gristmill.dataset.ahead.sizes import Sampling, spread
 from gristmill.dataset.ahead.waits import BudgetWaits, Missing
-from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator
+from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.node import parents_of
 from gristmill.workers.turns import waiting
 
@@ -366,7 +366,7 @@ class PullAhead(PullingClient):
 
 def end_waits(it: DatasetIterator[Any]) -> None:
     """Closes the iterators upstream that another thread may wait in."""
-    if isinstance(it, BlockIterator) and it._closes_anytime:
+    if it._closes_anytime:
         it.close()
     else:
         for parent in parents_of(it):

@@ -160,7 +160,7 @@ class DividedPart:
         for step in self._steps[self._first_marked :]:
             if needs_of(step) != "nothing":
                 it: Any = iterate(step)
-                steps.append(_Step(it._function, needs_of(step) == "choice", str(it)))
+                steps.append(_Step(it._engine.function, needs_of(step) == "choice", str(it)))
         return steps
 
     def guards(self, whole: Stream) -> list[tuple[Stream, FilterGuard]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -17,7 +15,7 @@ from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import spec_of_first_parent
 from gristmill.dataset.bases.parameters import Parameters, aside
 from gristmill.dataset.bases.traced import Tracing
-from gristmill.dataset.engine.iterators import StreamIterator
+from gristmill.dataset.engine.iterators import Given, StreamIterator, unusable
 from gristmill.dataset.engine.prefetch import Prefetch
 
 T = TypeVar("T")
@@ -113,8 +111,8 @@ class ThreadPrefetchDatasetIterator(StreamIterator[T]):
 
     def __init__(self, parent: CheckpointableIterator[T], prefetch_buffer_size: int) -> None:
         it = parent if isinstance(parent, DatasetIterator) else ForeignIterator(parent)
-        given = _Given(ThreadPrefetchParameters(prefetch_buffer_size))
-        super().__init__(given, [it], partial(Prefetch, size=given._parameters.prefetch_buffer_size, it=it))
+        parameters = ThreadPrefetchParameters(prefetch_buffer_size)
+        super().__init__(Given(parameters), [it], partial(Prefetch, size=parameters.prefetch_buffer_size, it=it))
 
     @property
     def _ahead(self) -> PullAhead | None:
@@ -122,7 +120,7 @@ class ThreadPrefetchDatasetIterator(StreamIterator[T]):
 
     def start_prefetch(self) -> None:
         if self._closed and self._engine.size:
-            raise self._unusable()
+            raise unusable(self)
         super().start_prefetch()
 
     def close(self) -> None:
@@ -133,14 +131,6 @@ class ThreadPrefetchDatasetIterator(StreamIterator[T]):
         self._closed, self._advance = True, None
         if "_engine" in vars(self):
             self._engine.close_within(seconds)
-
-
-@dataclass
-class _Given:
-    """The arguments of an iterator that belongs to no dataset."""
-
-    _parameters: ThreadPrefetchParameters
-    _work_options: Sequence[Any] = ()
 
 
 class ForeignIterator(DatasetIterator[T]):

@@ -43,10 +43,14 @@ def counts_of(it: Any) -> dict[str, dict[str, int]]:
 
 
 def _counts_of_map_datasets(it: Any) -> dict[str, dict[str, int]] | None:
-    reading = _nearest(it, lambda node: getattr(node, "_counts_at", None) is not None)
+    reading = _nearest(it, lambda node: _counts_at(node) is not None)
     places = [*_places_in(it.get_state())]
-    counts: dict[str, dict[str, int]] | None = reading._counts_at(places[0]) if reading and len(places) == 1 else None
+    counts: dict[str, dict[str, int]] | None = _counts_at(reading)(places[0]) if reading and len(places) == 1 else None
     return counts
+
+
+def _counts_at(it: Any) -> Any:
+    return getattr(getattr(it, "_engine", None), "counts_at", None)
 
 
 def _places_in(state: Any) -> Iterator[int]:

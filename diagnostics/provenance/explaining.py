@@ -13,7 +13,7 @@ from gristmill.dataset.bases.cells import Rows
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate
 from gristmill.dataset.bases.map import MapDataset
-from gristmill.dataset.bases.next_index import may_have_gaps, set_next_index
+from gristmill.dataset.bases.next_index import set_next_index
 from gristmill.dataset.bases.node import ancestors, dropping_steps
 from gristmill.dataset.bases.traced import Traced, Tracing, rows_at, unexplained
 from gristmill.dataset.stages.prefetch import deciding_part
@@ -151,7 +151,7 @@ class _Subject:
         stream, tracing = _stream_of(ds), Tracing(False)
         with _twin(stream, tracing) as it:
             try:
-                if may_have_gaps(it):
+                if it._has_gaps():
                     raise NotImplementedError(f"{_holes_of(stream)} leaves out elements, so that steps are no indices")
                 set_next_index(it, step)
             except NotImplementedError as error:

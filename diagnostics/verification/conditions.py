@@ -19,7 +19,8 @@ from functools import partial
 from typing import Any, Literal
 
 from gristmill.core.state import state_from_text
-from gristmill.dataset.bases.iterator import iterate, marked, pull, return_to
+from gristmill.dataset.bases.iterator import iterate
+from gristmill.dataset.engine.iterators import StreamIterator
 from gristmill.diagnostics.verification.fresh import Surroundings, run_fresh
 from gristmill.diagnostics.verification.outcomes import (
     Clock,
@@ -370,15 +371,11 @@ def _block(it: Any, size: int) -> tuple[list[Any], Outcome | None]:
     """Up to ``size`` next elements, taken at once; and what came in place of the next one, if
     anything did.
     """
-    before = marked(it)
-    try:
-        block = pull(it, size)
-        return block, None if len(block) == size else end_outcome()
-    except Exception as error:
-        if before is None:
-            return [], error_outcome(error)
-    return_to(it, before)
-    block = []
+    block: list[Any] = []
+    if isinstance(it, StreamIterator) and not it._reads_once:
+        with contextlib.suppress(Exception):  # which the elements before it come before
+            block = it._take(size)
+            return block, None if len(block) == size else end_outcome()
     while len(block) < size:
         try:
             block.append(next(it))

@@ -237,7 +237,7 @@ def _downstream(steps: list[Any], stages: list[Stage], branch: str) -> Story:
             return Story(stages)
         if works_on == "elements":
             try:
-                element = iterate(step)._function(element)  # type: ignore[attr-defined]
+                element = iterate(step)._engine.function(element)  # type: ignore[attr-defined]
             except Exception as error:
                 filter_traceback(error)
                 return Story([*stages, Stage(name, error=error, branch=branch)])

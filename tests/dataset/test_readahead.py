@@ -27,13 +27,12 @@ from waiting import PATIENCE_SECONDS, wait_until
 
 from gristmill import MapDataset, MultiprocessingOptions, ReadOptions
 from gristmill.core.locks import Signal
-from gristmill.dataset.ahead import blocks as stated_blocks
 from gristmill.dataset.ahead import budget, readahead
-from gristmill.dataset.ahead.blocks import StatedBlocks
 from gristmill.dataset.ahead.budget import Budget
 from gristmill.dataset.ahead.readahead import ReadAhead, _Block
 from gristmill.dataset.engine import blocks as stream_blocks
 from gristmill.dataset.engine.blocks import StreamBlocks
+from gristmill.dataset.engine.recording import shard_iterator
 from gristmill.experimental import ConcatThenSplitIterDataset
 
 
@@ -249,7 +248,6 @@ def test_slow_elements_do_not_wait_for_each_other(monkeypatch):
     """Quick ones are handed over in large blocks, a slow one as soon as it is computed."""
     clock = computing_ahead.Clock()
     monkeypatch.setattr(stream_blocks, "time", clock)
-    monkeypatch.setattr(stated_blocks, "time", clock)
 
     def slow(x):
         clock.now += 0.002 if x >= 3990 else 0.0
@@ -260,9 +258,9 @@ def test_slow_elements_do_not_wait_for_each_other(monkeypatch):
         elements, states, stop = blocks.take(n)
         assert elements == [*range(first, first + num)] and stop is None
         assert states[num - 1] == {"next_index": first + num}
-    of_user = StatedBlocks(BareIterator(9))
+    of_user = StreamBlocks(shard_iterator(BareIterator(9), records=False))
     assert of_user.take(4) == ([0, 1, 2, 3], [{"position": i} for i in range(1, 5)], None)
-    monkeypatch.setattr(stated_blocks, "_BLOCK_SECONDS", -1.0)
+    monkeypatch.setattr(stream_blocks, "_BLOCK_SECONDS", -1.0)
     assert of_user.take(4) == ([4], [{"position": 5}], None)
 
 

@@ -293,7 +293,7 @@ def test_other_objects_of_a_users_class_are_not_counted_and_the_class_is_as_befo
         assert BareIterator.__next__.__name__ == "__next__" and "_items" not in vars(ds) and type(ds) is Squares
     gc.collect()
     assert (vars(BareIterator)["__next__"], vars(Squares)["__getitem__"]) == own
-    assert not read.stream_and_cell[0].reader.is_observed
+    assert not read._engine.reader.is_observed
     assert [next(observed), next(other), next(read)] == [2, 3, 4]
     assert produced(view.summary()) == [2] and produced(read_view.summary()) == [2, 2, 2]
     its = [BareIterator(3), BareIterator(3)]

@@ -5,6 +5,7 @@ iterators.
 import itertools
 import json
 from functools import partial
+from itertools import islice
 
 import cloudpickle
 import list_model
@@ -18,7 +19,7 @@ from refusing import assert_raises
 from stream_model import TROUBLE, Endless, Interrupt, Transient, build, failing_trees, frozen, names, outcomes, spoil, trees
 
 from gristmill import experimental as gx
-from gristmill.dataset.bases.iterator import go_to, pull
+from gristmill.dataset.engine.iterators import StreamIterator
 from gristmill.dataset.telling.description import describe
 
 ELSEWHERE = ["local_workers", "workers", "lanes", "local_lanes", "threads", "prefetch"]
@@ -100,10 +101,13 @@ class Run:
     def take(self, n):
         n = min(n, LIMIT - self.position)
         before = self.it.get_state()
+        is_ours = isinstance(self.it, StreamIterator)
         try:
-            elements = pull(self.it, n)
+            elements = self.it._take(n) if is_ours else list(islice(self.it, n))
         except (Boom, ValueError, Transient, Interrupt):
-            twice_if_transient(partial(go_to, self.it, before))
+            if not is_ours:
+                twice_if_transient(partial(self.it.set_state, before))
+            assert self.states_vary or self.it.get_state() == before
             self.is_failed = False
             return
         assert len(elements) == n or self.position + len(elements) == len(self.outcomes)
