@@ -12,6 +12,7 @@ from gristmill.core.state import shown
 from gristmill.dataset.bases.cells import Rows
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate
+from gristmill.dataset.bases.length import Exact, dataset_length
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.next_index import may_have_gaps, set_next_index
 from gristmill.dataset.bases.node import ancestors, dropping_steps
@@ -154,6 +155,10 @@ class _Subject:
                 if may_have_gaps(it):
                     raise NotImplementedError(f"{_holes_of(stream)} leaves out elements, so that steps are no indices")
                 set_next_index(it, step)
+            except IndexError:
+                length = dataset_length(ds)
+                num = f"{length.num:,} outputs" if isinstance(length, Exact) else "no more outputs"
+                raise IndexError(f"there is no output {step}: the stream has {num}") from None
             except NotImplementedError as error:
                 raise NotImplementedError(
                     f"output {step} does not follow from its number: {error}. Pass state=... (--state), or record a Ledger while "

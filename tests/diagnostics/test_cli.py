@@ -139,6 +139,21 @@ def test_names_of_pipelines_and_wrong_ones(folder, call):
         assert text.count("\n") == 1 and all([part in text for part in parts]), text
 
 
+def test_messages_name_options(folder, call):
+    (folder / "written").mkdir()
+    for command, words in (
+        ("shuffle @numbers --batch-size 0", ": --batch-size must be a positive integer, got 0"),
+        ("shuffle @numbers --batch-size 99", "choose a smaller --batch-size"),
+        ("shuffle @images --batch-size 2", "pass --key, the name of the entry"),
+        ("write @numbers written/a --codec x", ": --codec must be one of 'bytes'"),
+        ("write @numbers written/a --option x=1", "x is no option of --format array_record;"),
+    ):
+        text = call(command, 2)
+        assert words in text and not re.search(r"\b(key|codec|batch_size|format)=(?!8)", text), text
+    assert call("write @numbers written/a --quiet --workers 0").startswith("wrote ")
+    assert "or --overwrite to remove" in call("write @odd written/a --quiet --workers 0", 2)
+
+
 def test_errors_of_users_code_are_shown_from_its_first_line_on(folder, call):
     for source, message in (
         ("import gristmill\nraise KeyError('in my module')\n", "KeyError: 'in my module'"),
@@ -254,7 +269,7 @@ def test_state(saved, folder, call):
     for other, last in (("make", "PrefetchDatasetIterator"), ("loader", "Batch")):
         text = call(f"state {directory} --pipeline @{other}", 1)
         assert f"cli_pipelines:{other} would refuse to go on: " in text
-        assert f"stage of {last} (the last stage) was 'BatchDatasetIterator'" in text
+        assert f"the last stage was 'BatchDatasetIterator' when it was saved, and is '{last}' here. Build" in text
     for end, position, after in (("drop", 4, ""), ("pad", 2, ", 2 elements after")):
         shard = gristmill.ShardOptions(1, 2)
         it = iter(gristmill.MapDataset.range(40).global_batch(8, num_lanes=4, shard_options=shard, end=end))

@@ -545,6 +545,8 @@ def test_show_and_trace(tmp_path, capsys, monkeypatch):
     from provenance_pipelines import stream
 
     list(Ledger(tmp_path / "ledger", every=3).follow(iter(stream)))
+    batches = MapDataset.range(10).to_iter_dataset().batch(4)
+    assert_raises(IndexError, "there is no output 9: the stream has 3 outputs", explain, batches, step=9)
     assert "no output 9 " in call(f"show @stream --step 9 --ledger {tmp_path / 'ledger'}", 1)
     assert "n.i: int64[4]  [ 9 11 13 15]" in call(f"show @stream --step 1 --ledger {tmp_path / 'ledger'} --field n.i")
     del sys.modules["provenance_pipelines"]
