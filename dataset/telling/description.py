@@ -12,6 +12,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -88,6 +89,21 @@ def short_source_text(source: Any) -> str:
         return _text(source)
     text = repr(source) if len(source) <= _MAX_RECORDS and getattr(source, "ndim", 1) == 1 else ""
     return text if 0 < len(text) <= _MAX_LIST else f"{type(source).__name__} of {len(source)} records"
+
+
+def source_name(source: Any) -> str:
+    """The class of a source and, if it reads files, the name of the first one and their number."""
+    kind, paths = type(source).__name__, file_paths(source)
+    if not paths:
+        return kind
+    more = f", … {len(paths)} files" if len(paths) > 1 else ""
+    return f"{kind}({PurePath(paths[0]).name!r}{more})"
+
+
+def file_paths(source: Any) -> Sequence[str]:
+    """The files of a source, in their order; empty if it has none."""
+    paths = getattr(source, "paths", None) or getattr(getattr(source, "_files", None), "paths", None)
+    return paths if isinstance(paths, list | tuple) and all([isinstance(path, str) for path in paths[:1]]) else ()
 
 
 def source_files(source: Any) -> list[str] | None:
