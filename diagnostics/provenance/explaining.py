@@ -18,6 +18,7 @@ from gristmill.dataset.bases.next_index import may_have_gaps, set_next_index
 from gristmill.dataset.bases.node import ancestors, dropping_steps
 from gristmill.dataset.bases.traced import Traced, Tracing, rows_at, unexplained
 from gristmill.dataset.stages.prefetch import deciding_part
+from gristmill.diagnostics.provenance.places import with_places
 from gristmill.diagnostics.provenance.records import Provenance, Row, record_of
 from gristmill.diagnostics.view import dataset_iterator
 from gristmill.loader import DataLoader, DataLoaderIterator
@@ -84,10 +85,12 @@ def explain(it_or_ds: Any, *, state: Any = None, step: int | None = None, ledger
 
         if step is None:
             raise ValueError("step must be given with ledger: it says which output is meant")
-        return subject.at_recorded_step(_step(step), as_ledger(ledger))
-    if step is not None:
-        return subject.at_step(_step(step))
-    return subject.after(state) if state is not None else subject.last()
+        found = subject.at_recorded_step(_step(step), as_ledger(ledger))
+    elif step is not None:
+        found = subject.at_step(_step(step))
+    else:
+        found = subject.after(state) if state is not None else subject.last()
+    return with_places(found, subject.definition)
 
 
 def _step(step: Any) -> int:
