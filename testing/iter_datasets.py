@@ -107,8 +107,7 @@ def assert_iter_dataset_conforms(
         >>> assert_iter_dataset_conforms(Letters())  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        AssertionError: broken law: iter(ds) is a DatasetIterator, and iter(it) is it. Found:
-        iter(ds) is a str_...
+        AssertionError: broken law: iter(ds) is a DatasetIterator, and iter(it) is it. Found: iter(ds) is a str_...
     """
     for name, value in (("ds", ds), ("failing", failing)):
         if not isinstance(value, IterDataset) and value is not None:

@@ -63,8 +63,7 @@ def assert_transform_conforms(
         >>> assert_transform_conforms(lambda x: x.pop(), [[1], [2, 3]])  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        AssertionError: broken law: a transformation leaves its input as it is. Found: element 0 was
-        [1] before and [] after...
+        AssertionError: broken law: a transformation leaves its input as it is. Found: element 0 was [1] before and [] after...
     """
     if kind is None:
         kind = next((kind for kind in _METHODS if isinstance(transform, kind)), Map)

@@ -139,6 +139,21 @@ def test_names_of_pipelines_and_wrong_ones(folder, call):
         assert text.count("\n") == 1 and all([part in text for part in parts]), text
 
 
+def test_messages_name_options(folder, call):
+    (folder / "written").mkdir()
+    for command, words in (
+        ("shuffle @numbers --batch-size 0", ": --batch-size must be a positive integer, got 0"),
+        ("shuffle @numbers --batch-size 99", "choose a smaller --batch-size"),
+        ("shuffle @images --batch-size 2", "pass --key, the name of the entry"),
+        ("write @numbers written/a --codec x", ": --codec must be one of 'bytes'"),
+        ("write @numbers written/a --option x=1", "x is no option of --format array_record;"),
+    ):
+        text = call(command, 2)
+        assert words in text and not re.search(r"\b(key|codec|batch_size|format)=(?!8)", text), text
+    assert call("write @numbers written/a --quiet --workers 0").startswith("wrote ")
+    assert "or --overwrite to remove" in call("write @odd written/a --quiet --workers 0", 2)
+
+
 def test_errors_of_users_code_are_shown_from_its_first_line_on(folder, call):
     for source, message in (
         ("import gristmill\nraise KeyError('in my module')\n", "KeyError: 'in my module'"),
@@ -161,15 +176,15 @@ def test_errors_of_users_code_are_shown_from_its_first_line_on(folder, call):
 
 def test_inspect(folder, call):
     text = call("inspect @unread")
-    assert "RepeatMapDataset" in text and "source:   SourceMapDataset(source=Untouchable)  12 elements\n" in text
+    assert "RepeatMapDataset" in text and "SourceMapDataset(source=Untouchable)  12 elements\n" in text
     assert text.endswith("element:  not known before the first one: --run reads it\n")
-    source = "RangeMapDataset(start=0, stop=20, step=1)  20 elements"
-    assert call("inspect @make").endswith(f"\n\nlength:   20 elements\nsource:   {source}\nelement:  int64[]\n")
+    source = "RangeMapDataset(start=0, stop=20, step=1)  20 elements  int64[]\n"
+    text = call("inspect @make")
+    assert text.startswith(source) and text.endswith("\n\nlength:   20 elements\nelement:  int64[]\n")
     text, spec = call("inspect @images --run"), "{'image': 'uint8[8, 4, 4]', 'label': 'int64[8]'}"
     # in the graph, and below it
     assert text.count(spec) == 2 and text.endswith(f"element:  {spec}\n")
-    # after the map, and after reading ahead
-    assert text.count("{'image': 'uint8[4, 4]', 'label': 'int[]'}") == 2
+    assert text.count("{'image': 'uint8[4, 4]', 'label': 'int[]'}") == 1  # after the map, where it changes
     text += call("inspect @workers --run --output graph.txt") + (folder / "graph.txt").read_text()
     assert "before the first" not in text and "not seen" not in text
     assert call("inspect @empty --run").endswith("element:  there is none\n")
@@ -254,7 +269,7 @@ def test_state(saved, folder, call):
     for other, last in (("make", "PrefetchDatasetIterator"), ("loader", "Batch")):
         text = call(f"state {directory} --pipeline @{other}", 1)
         assert f"cli_pipelines:{other} would refuse to go on: " in text
-        assert f"stage of {last} (the last stage) was 'BatchDatasetIterator'" in text
+        assert f"the last stage was 'BatchDatasetIterator' when it was saved, and is '{last}' here. Build" in text
     for end, position, after in (("drop", 4, ""), ("pad", 2, ", 2 elements after")):
         shard = gristmill.ShardOptions(1, 2)
         it = iter(gristmill.MapDataset.range(40).global_batch(8, num_lanes=4, shard_options=shard, end=end))

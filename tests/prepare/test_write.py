@@ -232,7 +232,11 @@ def test_another_pipeline_or_other_arguments_are_refused_with_what_differs(tmp_p
             {},
             "code or the data of SourceMapDataset",
         ),
-        (scaled(7)[:20], {}, "stage of SliceMapDataset .* was 'MapMapDataset'"),
+        (
+            scaled(7)[:20],
+            {},
+            "the last stage was 'MapMapDataset' .* is 'SliceMapDataset' here. Use another",
+        ),
         (scaled(7), {"compression": "zstd"}, "options was"),
         (scaled(7), {"records_per_file": 11}, "records_per_file was 10, and is 11"),
         (scaled(7), {"format": "jsonl"}, "format was 'array_record', and is 'jsonl'"),
