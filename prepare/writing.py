@@ -71,7 +71,8 @@ def write(
         format: ``"array_record"`` (the default), ``"parquet"``, ``"jsonl"``, ``"tar"``,
             ``"megatron"``, ``"npy"``, ``"tfrecord"`` or ``"bagz"``.
         records_per_file: positions of a map dataset, or elements of a stream, of one file.
-        bytes_per_file: about how many bytes a file has before compression, 256 MiB by default.
+        bytes_per_file: about how many bytes a file has before compression. By default 256 MiB,
+            and at most 2**20 records.
         codec: for records of bytes: ``"msgpack"`` (the default for elements that are no bytes),
             ``"json"``, ``"example"``, or a pair of functions ``(encode, decode)``.
         workers: the number of worker processes, or their options; 0, as ``None``, is this process.
