@@ -32,7 +32,7 @@ from gristmill.prepare.planning import Plan, num_files_of, planned
 from gristmill.prepare.ranges import NO_FAULTS, RangeJob, Ranges, added_faults
 from gristmill.prepare.reading import folder_at, manifest_in, note_codec, verify_manifest
 from gristmill.prepare.report import ProgressBar, WriteReport
-from gristmill.prepare.stream import finished_files, write_stream
+from gristmill.prepare.stream import StreamJob
 
 _log = logging.getLogger("gristmill")
 
@@ -77,7 +77,7 @@ def write(
             ``"json"``, ``"example"``, or a pair of functions ``(encode, decode)``.
         workers: the number of worker processes, or their options; 0, as ``None``, is this process.
         shard: which of the files this host writes. The manifest is complete when all hosts have
-            written theirs.
+            written theirs. Of a stream that packs or batches, each host computes all elements.
         compression: the format's own; ``None`` for its default.
         overwrite: remove what was written there first, also by an earlier call that is repeated.
         append: write after the records of a complete folder, a pipeline only once in a row.
@@ -148,12 +148,6 @@ class _Call:
             **sizes,
         }
         self.has_ranges = Ranges.has_ranges(ds)
-        if self.shard.shard_count > 1 and not self.has_ranges:
-            raise ValueError(
-                f"shard: {ds!s:.100} is a stream whose elements follow from those before, so that "
-                "hosts cannot share it: write a MapDataset, or a stream of to_iter_dataset(), map "
-                "and filter; or write a folder on each host"
-            )
         if self.codec is not None and self.codec.name == "functions":
             note_codec(self.folder, self.codec)
 
@@ -187,13 +181,9 @@ class _Call:
             self.folder.remove_unfinished()
             verify_manifest(self.folder, manifest)
             return self._report(writer.format, manifest, [], time.monotonic() - start)
-        if self.has_ranges:
-            new = self._written_ranges(writer, part, workers, progress)
-            manifest = self._completed(writer, manifest)
-        else:
-            with self.folder.lock("stream"):  # who waits for it finds a complete manifest
-                new = self._written_stream(writer, part, workers, progress)
-                manifest = self._completed(writer, manifest)
+        written = self._written_ranges if self.has_ranges else self._written_stream
+        new = written(writer, part, workers, progress)
+        manifest = self._completed(writer, manifest)
         return self._report(writer.format, manifest, new, time.monotonic() - start)
 
     def _functions(self) -> Any:
@@ -268,14 +258,12 @@ class _Call:
         self, writer: FileWriter, part: Part, workers: Any, progress: bool | None
     ) -> list[Finished]:
         """Writes the files of a stream. Returns those that this call has written."""
-        now = manifest_in(self.folder)
-        if now is not None and now.complete:  # by another process, while this one waited
-            return []
-        num_done = len(finished_files(writer, part.first_file))
         ds = _in_stream_order(self.ds, workers)
         with ProgressBar(progress, None, 0) as bar:
-            first, size = part.first_file, part.records_per_file
-            return write_stream(writer, ds, first, size, lambda file: _count(bar, file))[num_done:]
+            return self._stream_job(writer, part).write(ds, lambda file: _count(bar, file))
+
+    def _stream_job(self, writer: FileWriter, part: Part) -> StreamJob:
+        return StreamJob(writer, part.first_file, part.records_per_file, self.shard)
 
     def _written_ranges(
         self, writer: FileWriter, part: Part, workers: Any, progress: bool | None
@@ -306,7 +294,7 @@ class _Call:
         """The manifest with all files that are finished; stored, if these are all."""
         part = manifest.parts[-1]
         if part.num_files is None:
-            done: list[Finished | None] = [*finished_files(writer, part.first_file)]
+            done: list[Finished | None] = [*self._stream_job(writer, part).finished()]
             is_complete = bool(done) and cast("Finished", done[-1]).is_last
             faults = done[-1].faults if done and done[-1] is not None else NO_FAULTS
         else:
