@@ -29,7 +29,7 @@ import zlib
 from collections import ChainMap
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -266,7 +266,7 @@ def _read(descriptor: int, offset: int, length: int) -> memoryview:
     if length < _BUFFER_BYTES:
         return memoryview(os.pread(descriptor, length, offset))
     memory = np.empty(length + _ALIGNMENT, np.uint8)
-    start = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % _ALIGNMENT
+    start = -ctypes.addressof(ctypes.c_char.from_buffer(memory.data)) % _ALIGNMENT
     view = memory.data[start : start + length]
     return view[: os.preadv(descriptor, [view], offset)]
 
@@ -294,7 +294,9 @@ def _array_as_call(array: Any) -> Any:
 
 
 class _Pickler(pickle.Pickler):
-    dispatch_table = ChainMap({np.ndarray: _array_as_call}, copyreg.dispatch_table)
+    dispatch_table: ClassVar[Any] = ChainMap[Any, Any](
+        {np.ndarray: _array_as_call}, copyreg.dispatch_table
+    )
 
 
 def _write_all(descriptor: int, part: Any) -> None:

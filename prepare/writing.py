@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
@@ -15,6 +16,7 @@ from gristmill.core.ray_options import RayOptions
 from gristmill.core.sharding import NoSharding, ShardOptions
 from gristmill.core.state import shown
 from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.length import Exact, dataset_length
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.telling.code import described_pipeline, pipeline_difference
 from gristmill.prepare.codecs import codec_of
@@ -31,7 +33,7 @@ from gristmill.prepare.manifest import NAME, Manifest, ManifestError, Part
 from gristmill.prepare.planning import Plan, num_files_of, planned
 from gristmill.prepare.ranges import NO_FAULTS, RangeJob, Ranges, added_faults
 from gristmill.prepare.reading import folder_at, manifest_in, note_codec, verify_manifest
-from gristmill.prepare.report import ProgressBar, WriteReport
+from gristmill.prepare.report import ProgressBar, WriteReport, is_shown
 from gristmill.prepare.stream import StreamJob
 
 _log = logging.getLogger("gristmill")
@@ -81,7 +83,8 @@ def write(
         compression: the format's own; ``None`` for its default.
         overwrite: remove what was written there first, also by an earlier call that is repeated.
         append: write after the records of a complete folder, a pipeline only once in a row.
-        progress: show a progress bar; by default if stderr is a terminal.
+        progress: show a progress bar, and the report as the last line, on stderr; by default if
+            that is a terminal.
         format_options: such as ``group_size`` of ArrayRecord and ``row_group_size`` of Parquet.
 
     Raises:
@@ -180,11 +183,15 @@ class _Call:
         if manifest.complete:
             self.folder.remove_unfinished()
             verify_manifest(self.folder, manifest)
-            return self._report(writer.format, manifest, [], time.monotonic() - start)
-        written = self._written_ranges if self.has_ranges else self._written_stream
-        new = written(writer, part, workers, progress)
-        manifest = self._completed(writer, manifest)
-        return self._report(writer.format, manifest, new, time.monotonic() - start)
+            new = []
+        else:
+            written = self._written_ranges if self.has_ranges else self._written_stream
+            new = written(writer, part, workers, progress)
+            manifest = self._completed(writer, manifest)
+        report = self._report(writer.format, manifest, new, time.monotonic() - start)
+        if is_shown(progress):
+            print(report, file=sys.stderr)
+        return report
 
     def _functions(self) -> Any:
         return self.codec if self.codec is not None and self.codec.name == "functions" else None
@@ -259,8 +266,12 @@ class _Call:
     ) -> list[Finished]:
         """Writes the files of a stream. Returns those that this call has written."""
         ds = _in_stream_order(self.ds, workers)
-        with ProgressBar(progress, None, 0) as bar:
-            return self._stream_job(writer, part).write(ds, lambda file: _count(bar, file))
+        length = dataset_length(self.ds)
+        num_files = -(-length.num // part.records_per_file) if isinstance(length, Exact) else None
+        job = self._stream_job(writer, part)
+        num_done = len(job.finished())
+        with ProgressBar(progress, self.folder, part, num_files, num_done) as bar:
+            return job.write(ds, bar.add)
 
     def _stream_job(self, writer: FileWriter, part: Part) -> StreamJob:
         return StreamJob(writer, part.first_file, part.records_per_file, self.shard)
@@ -273,12 +284,12 @@ class _Call:
         num_all = len([*self._units(part)])
         job = RangeJob(writer, Ranges(self.ds), part.record_bytes)
         with (
-            ProgressBar(progress, num_all, num_all - len(units)) as bar,
+            ProgressBar(progress, self.folder, part, num_all, num_all - len(units)) as bar,
             _computed(job, units, workers) as results,
         ):
             new = []
             for _, is_new, file in results:
-                _count(bar, file)
+                bar.add(file)
                 new += [file] if is_new else []
             return new
 
@@ -336,11 +347,6 @@ class _Call:
             seconds,
             manifest.parts[-1].faults,
         )
-
-
-def _count(bar: ProgressBar, file: Finished) -> None:
-    for one in file.files:
-        bar.add(one)
 
 
 @contextlib.contextmanager
