@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from workload import Measured, Run
 
-MODULES = {"gristmill": "gristmill", "grain": "grain", "torch": "torch", "tf.data": "tensorflow"}  # others get NumPy
+MODULES = {"gristmill": "gristmill", "grain": "grain", "torch": "torch", "tf.data": "tensorflow"}
+MODULES |= {"LitData": "litdata", "MDSWriter": "streaming", "datasets.map": "datasets"}  # others get NumPy
 PAUSE_SECONDS = 0.1  # for the read-ahead of the run before, which may be another process's, to die down
 
 

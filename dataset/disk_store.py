@@ -29,7 +29,7 @@ import zlib
 from collections import ChainMap
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -282,7 +282,9 @@ def pickled(value: Any) -> tuple[bytes, list[memoryview]]:
         return raw.nbytes < _BUFFER_BYTES
 
     file = io.BytesIO()
-    _Pickler(file, 5, buffer_callback=is_within).dump(value)
+    pickler = pickle.Pickler(file, 5, buffer_callback=is_within)
+    pickler.dispatch_table = _REDUCE
+    pickler.dump(value)
     return file.getvalue(), buffers
 
 
@@ -293,10 +295,7 @@ def _array_as_call(array: Any) -> Any:
     return np.ndarray, (array.shape, array.dtype.str, pickle.PickleBuffer(array))
 
 
-class _Pickler(pickle.Pickler):
-    dispatch_table: ClassVar[Any] = ChainMap[Any, Any](
-        {np.ndarray: _array_as_call}, copyreg.dispatch_table
-    )
+_REDUCE: Any = ChainMap[Any, Any]({np.ndarray: _array_as_call}, copyreg.dispatch_table)
 
 
 def _write_all(descriptor: int, part: Any) -> None:
