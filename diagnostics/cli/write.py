@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,8 @@ def write(args: Namespace) -> Lines:
         if _is_of_arguments(error):
             raise CommandError(in_options(str(error), *_OPTIONS)) from error
         raise
-    yield str(report)
+    if args.quiet or not (sys.stderr.isatty() and sys.stdout.isatty()):  # else it is there
+        yield str(report)
     return 0
 
 
