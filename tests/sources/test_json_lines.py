@@ -192,7 +192,7 @@ def test_repr_tells_the_data_wherever_they_lie(shards, tmp_path):
     assert repr(JsonlSource(shards, parse=len)) == text[:-1] + ", parse=len)"
 
 
-def test_parse_gets_lines_without_their_ends_and_its_errors_say_where(tmp_path):
+def test_parse_gets_lines_without_ends_and_errors_name_them(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b" 1 \r\n\n{x}\n3")
     source = JsonlSource(path, parse=bytes)
@@ -353,7 +353,7 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-def test_a_file_of_another_format_or_a_damaged_one_is_refused_at_once(tmp_path, name):
+def test_foreign_and_damaged_files_are_refused_at_once(tmp_path, name):
     data, error, match = FOREIGN[name]
     path = tmp_path / "a.jsonl"
     path.write_bytes(data)
@@ -512,7 +512,7 @@ def test_bgzip_blocks_are_parts(tmp_path):
     assert list(JsonlSource(tmp_path / "a.jsonl.gz")) == naive(LINES)
 
 
-def test_files_of_a_server_need_an_index_beside_them_or_a_folder_for_it(tmp_path):
+def test_files_of_a_server_need_an_index_or_a_folder_for_it(tmp_path):
     """The index is made once; a block of records is few requests."""
     pytest.importorskip("gristmill.sources.storage.remote", reason="files of servers are not read yet")
     pytest.importorskip("obstore", reason="obstore is not installed")

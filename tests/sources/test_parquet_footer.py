@@ -13,7 +13,7 @@ from gristmill.sources.parquet_footer import NullCounts
 
 pa = pytest.importorskip("pyarrow", minversion="26", reason="older ones may read this damage")
 pq = pytest.importorskip("pyarrow.parquet")
-PROGRAM = Path(__file__).with_name("footer_program.py")
+PROGRAM = Path(__file__).with_name("read_footer.py")
 
 
 @pytest.fixture
