@@ -44,6 +44,9 @@ class Cache(Refilling):
         state = {"parent": self.parent.save(parent), "position": num, "cache_filled": is_filled}
         return {**state, "skipped": [*skipped]} if skipped else state
 
+    def faults_in(self, pos: Pos) -> Any:
+        return pos  # the parent's position may be after the choices
+
     def load_layer(self, state: Any) -> Pos:
         num = state_count(state, "position", self)
         is_filled = state_flag(state, "cache_filled", self)

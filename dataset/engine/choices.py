@@ -297,6 +297,9 @@ class Refilling(Layer):
         records = {record.key: _saved(record) for record in pos[-1]}
         return {**self.save_layer(pos[:-1]), **({} if self.choices is None else {"choices": records})}
 
+    def faults_in(self, pos: Pos) -> Any:
+        return super().faults_in(pos), pos[-1]
+
     def load(self, state: Any) -> Pos:
         is_mapping = isinstance(state, Mapping)
         records = self._load_records(state) if is_mapping else ()

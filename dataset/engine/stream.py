@@ -218,6 +218,10 @@ class Stream:
         """Return true if ``save`` may be called by any thread at any time."""
         return all([parent.saves_anywhere() for parent in self.parents])
 
+    def faults_in(self, pos: Pos) -> Any:
+        """Return a value that is equal for two positions only if the states of both have as many faults."""
+        return self.parent.faults_in(self.pos_of_parent(pos, 0)) if len(self.parents) == 1 else pos
+
     def load(self, state: Any) -> Pos:
         """Return the position of a state. Nothing is moved.
 

@@ -18,7 +18,7 @@ from gristmill.dataset.bases.node import DatasetNode, ancestors, spec_of_first_p
 from gristmill.dataset.bases.observing import Wrap
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.engine.read import Read
-from gristmill.dataset.engine.stream import Cell, Pos, cannot_merge
+from gristmill.dataset.engine.stream import Cell, Pos
 from gristmill.dataset.faults.attempts import Event, Outcome, Reports, current, noted_events
 from gristmill.dataset.faults.attempts import Known as KnownAt
 from gristmill.dataset.faults.budget import refuse
@@ -353,6 +353,9 @@ class ReadOutcomes(Read):
         state["faults"] = [self._counts(slot, place, *both) for slot, both in enumerate(zip(counts, known, strict=True))]
         return state
 
+    def faults_in(self, pos: Pos) -> Any:
+        return pos[2]
+
     def _counts(self, slot: int, place: int, count: Count, known: Known | None) -> Faults:
         values = {"total": count.total, **passed_in(known, place)}
         length = max(1, self.length)
@@ -402,9 +405,6 @@ class ReadOutcomes(Read):
     def at_index(self, index: int) -> Pos:
         start: _At = self.start()
         return start._replace(next_index=super().load({"next_index": index}))
-
-    def merge(self, states: Any) -> Any:
-        raise cannot_merge(self)
 
 
 def num_drawn(ds: Any, stage: Any, num: int) -> int:

@@ -235,6 +235,9 @@ class SkipFailed(Stream):
         faults = Faults(counts, self.tolerance.limits, count.recent, self.log, self.key)
         return {"parent": self.parent.save(inner), "tried": tried, "faults": [faults]}
 
+    def faults_in(self, pos: Pos) -> Any:
+        return super().faults_in(pos), pos[2]
+
     def load(self, state: Any) -> Pos:
         tried, found = state_count(state, "tried", self), state_field(state, "faults", self)
         total, known = parse_counts(found[0] if isinstance(found, list) and len(found) == 1 else found, self)
