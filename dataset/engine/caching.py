@@ -36,7 +36,7 @@ class Cache(Refilling):
     def start(self) -> Pos:
         return self.parent.start(), 0, False, (), ()
 
-    def next_epoch(self, end: Pos) -> Pos:
+    def next_epoch(self, end: Pos, records: Records = ()) -> Pos:
         return self.parent.start(), 0, *end[2:]
 
     def save_layer(self, pos: Pos) -> Any:

@@ -12,7 +12,7 @@ from gristmill.core.errors import FaultBudgetError, StateMismatchError
 from gristmill.core.state import shown, state_count, state_field
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.bases.traced import Tracing
-from gristmill.dataset.engine.choices import NEW, USUAL
+from gristmill.dataset.engine.choices import NEW, USUAL, Records
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, cannot_merge
 from gristmill.dataset.faults.budget import Fault, Tolerance, failed_again, refuse, refused_by
 from gristmill.dataset.faults.counts import Choice, Count, Faults, Skipped
@@ -222,9 +222,13 @@ class SkipFailed(Stream):
     def start(self) -> Pos:
         return self.parent.start(), 0, Count(), None
 
-    def next_epoch(self, end: Pos) -> Pos:
+    def next_epoch(self, end: Pos, records: Records = ()) -> Pos:
         inner, tried, count, _ = end
-        return self.parent.next_epoch(inner), tried, count, None
+        for record in [record for record in records if record.key == self.key]:
+            for i, choice in record.unusual:
+                count = count.added(tried + i, 1, getattr(choice, "skipped", ()))
+            tried += record.num
+        return self.parent.next_epoch(inner, records), tried, count, None
 
     def pos_of_parent(self, pos: Pos, i: int) -> Pos:
         return pos[0]
