@@ -1,4 +1,6 @@
-"""The task of a worker of ``mp_prefetch``, a process or a thread: it runs its share of the pipeline."""
+"""The task of a worker of ``mp_prefetch``, a process or a thread: it runs its share of the
+pipeline.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,6 @@ from typing import Any
 
 from gristmill.core.node_types import register_expected
 from gristmill.core.options import DatasetOptions
-from gristmill.dataset.ahead.blocks import Growing, StatedBlocks, blocks_of
 from gristmill.dataset.ahead.budget import Budget
 from gristmill.dataset.ahead.memory import Holding
 from gristmill.dataset.ahead.reader import Reader
@@ -17,8 +18,9 @@ from gristmill.dataset.bases.context import IteratorContext, Numbers
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, are_taken_again, iterate, snapshot
 from gristmill.dataset.bases.observing import running_upstream
+from gristmill.dataset.engine.blocks import Growing, StreamBlocks
 from gristmill.dataset.engine.iterators import StreamIterator
-from gristmill.dataset.engine.recording import RecordingIterator, number_shard, state_in
+from gristmill.dataset.engine.recording import number_shard, shard_iterator, state_in
 from gristmill.dataset.slicing import numbers_of, slice_pipeline
 from gristmill.transforms.batching import Allocate
 from gristmill.workers.logbook import Logbook, who_reads
@@ -56,8 +58,8 @@ class _Lane:
 
     def __init__(self, ds: IterDataset[Any]) -> None:
         self.ds = ds
-        self.iterator: DatasetIterator[Any] | None = None
-        self.blocks: StatedBlocks | None = None
+        self.iterator: StreamIterator[Any] | None = None
+        self.blocks: StreamBlocks | None = None
         self.logs: list[RootLog] = []  # of what it reads
 
     def close(self) -> None:
@@ -74,7 +76,7 @@ class PipelineProducer:
         self._count = count
         self._allocate = allocate
         self._lanes: dict[int, _Lane] = {}
-        self._blocks: StatedBlocks | None = None  # of the lane that ``take`` is at
+        self._blocks: StreamBlocks | None = None  # of the lane that ``take`` is at
         self._lender: IteratorContext | None = None
         self._outputs = Holding()  # that wait to be taken
         self.place = ""  # where this is, if that is not on the consumer's machine
@@ -88,7 +90,9 @@ class PipelineProducer:
         return [lane.iterator for lane in self._lanes.values() if lane.iterator is not None]
 
     def renew(self, task: PipelineTask) -> None:
-        """For another iterator: sources and transforms are as they were sent, whatever the last one has left in them."""
+        """For another iterator: sources and transforms are as they were sent, whatever the last one
+        has left in them.
+        """
         self.close()
         self._task = task
         self._lanes = {}
@@ -113,7 +117,8 @@ class PipelineProducer:
 
     def start(self, states: Mapping[int, Any], *, skip: bool) -> dict[int, Any]:
         if self.care is not None:
-            self.care = replace(self.care, until={**self.care.until})  # of which those that are behind it go
+            # of which those that are behind it go
+            self.care = replace(self.care, until={**self.care.until})
         for number in self._lanes.keys() - states:
             self._lanes[number].close()
         num = len(states)
@@ -126,18 +131,17 @@ class PipelineProducer:
         it = lane.iterator
         if it is None or state_in(state) is None:
             lane.close()
-            it = iterate(lane.ds)
+            share = iterate(lane.ds)
             if self._task.is_taken_again:
-                are_taken_again([it])
+                are_taken_again([share])
             if self._task.key:
-                number_shard(it, self._task.key, number)
-                it = RecordingIterator(it)
-            lane.iterator = it
+                number_shard(share, self._task.key, number)
+            lane.iterator = it = shard_iterator(share, records=bool(self._task.key))
             it._ctx.joined = None  # it is no pipeline of its own, although it was made like one
             it._ctx.belong_to(number, self._task.num_lanes, self._ctx)
             share_threads(it, num_lanes if self._task.budget is None else self._task.num_lanes)
             if self._allocate is not None:
-                it._allocate_with(self._allocate)
+                it._engine.allocate_with(self._allocate)
         if self.log is not None:
             lane.logs = []
             for root, reader in enumerate(readers(it)):
@@ -147,7 +151,7 @@ class PipelineProducer:
             it.set_state(state)
         if skip:
             it._skip()
-        lane.blocks = blocks_of(it)
+        lane.blocks = StreamBlocks(it)
         return snapshot(it)
 
     def affords(self, num_bytes: int) -> bool:
@@ -208,20 +212,24 @@ class PipelineProducer:
 
 
 def worker_name(index: int, count: int, lane: int, num_lanes: int) -> str:
-    """What a worker is called when something happens in one of its lanes."""
+    """The name of a worker in messages about one of its lanes."""
     worker = f"worker {index} of {count}"
     return worker if count == num_lanes else f"{worker}, lane {lane} of {num_lanes}"
 
 
 def share_threads(it: DatasetIterator[Any], num_lanes: int) -> None:
-    """Has all that reads by index upstream use its part of the threads and of what may be ahead, which lanes share."""
+    """Has all that reads by index upstream use its part of the threads and of what may be ahead,
+    which lanes share.
+    """
     for reader in readers(it):
         reader.share(num_lanes)
 
 
 def roots(it: Any) -> list[StreamIterator[Any]]:
-    """The iterators that everything upstream begins with, as far as they read map datasets, always in the same order."""
-    if isinstance(it, StreamIterator) and it.stream_and_cell[0].draws_from:
+    """The iterators at the beginning of everything upstream that read map datasets, always in the
+    same order.
+    """
+    if isinstance(it, StreamIterator) and it._engine.draws_from:
         return [it]
     upstream = {id(inner): inner for inner in running_upstream(it)}
     return [root for inner in upstream.values() for root in roots(inner)]
@@ -229,15 +237,16 @@ def roots(it: Any) -> list[StreamIterator[Any]]:
 
 def readers(it: Any) -> list[Reader]:
     """Return the readers of ``roots(it)``."""
-    return [root.stream_and_cell[0].reader for root in roots(it)]
+    return [root._engine.reader for root in roots(it)]
 
 
 def place(state: Any, numbers: Numbers | None, *, exact: bool = False) -> str:
-    """Where a worker is, in words.
+    """The description of the location of a worker.
 
     Args:
         state: its state.
-        numbers: which of the elements of the whole pipeline are its own; ``None`` if that is not known.
+        numbers: which of the elements of the whole pipeline are its own; ``None`` if that is not
+            known.
         exact: it is at the very next element.
     """
     around = "in what is made of it" if exact else "soon after it"

@@ -14,6 +14,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from gristmill.core.cached import cached
@@ -29,10 +30,9 @@ from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.bases.tolerating import Tolerating
 from gristmill.dataset.states.mixtures import as_names, without_components
 from gristmill.dataset.states.values import copied
-from gristmill.dataset.telling.failures import deliver, instead_of_stop, tell
+from gristmill.dataset.telling.failures import deliver, instead_of_stop
 from gristmill.dataset.telling.tracebacks import filter_traceback
 from gristmill.dataset.watching import watcher
-from gristmill.transforms.batching import Allocate
 
 R = TypeVar("R")
 T_co = TypeVar("T_co", covariant=True)
@@ -59,10 +59,7 @@ class DatasetIterator(Node, Observable, Tolerating, Iterator[T_co], abc.ABC):
     _parents: tuple[DatasetIterator[Any], ...] = ()
     _is_taken_again = False  # whether a step behind it may
     _closed = False
-    _failed_state: Any = None  # the state at which ``next`` last failed
-    # False after an interrupt, until it is restored: iterators upstream may be at other positions
-    # than its state says.
-    _is_consistent = True
+    _closes_anytime = False  # ``close`` may be called while another thread is in ``next``, which it ends if that waits
     _own_ctx: IteratorContext | None = None
     _definition: Any = None  # the dataset that it is of
 
@@ -188,7 +185,7 @@ class DatasetIterator(Node, Observable, Tolerating, Iterator[T_co], abc.ABC):
         Raises:
             ValueError: the last ``next`` did not fail.
         """
-        alone(self, partial(_skip_failed, self))
+        raise ValueError(f"there is nothing to skip: the last next() of {self} did not fail")
 
     async def save(self, directory: Any) -> Awaitable[None]:
         """Takes the state now; awaiting the result writes it to this process's file in ``directory``.
@@ -200,7 +197,7 @@ class DatasetIterator(Node, Observable, Tolerating, Iterator[T_co], abc.ABC):
         """
         from gristmill.dataset.telling.description import describe
 
-        state = alone(self, self.get_state)
+        state = self._alone(self.get_state)
         return write_when_created(directory, state_to_text(state), describe(self))
 
     async def load(self, directory: Any) -> Awaitable[None]:
@@ -220,35 +217,9 @@ class DatasetIterator(Node, Observable, Tolerating, Iterator[T_co], abc.ABC):
 
         return restore()
 
-    def _take(self, n: int) -> list[Any]:
-        """The next ``n`` elements, fewer only at the end; leaves the iterator where ``n`` calls of ``next`` would.
-
-        If it raises, the iterator may be anywhere: whoever asks for several elements does so with ``pull``.
-        """
-        elements: list[Any] = []
-        while len(elements) < n:
-            try:
-                elements.append(self.__next__())
-            except StopIteration:
-                break
-            except Exception as error:
-                tell(error, self)
-                raise
-        return elements
-
-    def _restore(self, state: Any) -> None:
-        """``set_state`` without a way back."""
-        self.set_state(state)
-
-    def _mark(self) -> Any:
-        """What ``_return_to`` needs to come back to this place after a step that failed: the state, or something quicker."""
-        return self.get_state()
-
-    def _return_to(self, mark: Any) -> None:
-        self._restore(mark)
-
-    def _state_at(self, mark: Any) -> Any:
-        return mark
+    def _alone(self, use: Callable[[], R]) -> R:
+        """Return ``use()``, during which other threads may not use this. Users' iterators look after that themselves."""
+        return use()
 
     def _before_last(self) -> Any:
         """A state from which the next output is the one that ``next`` gave last; ``None`` if there was none. Optional."""
@@ -281,14 +252,92 @@ class DatasetIterator(Node, Observable, Tolerating, Iterator[T_co], abc.ABC):
         """Whether there may be no element at some of the indices of ``_get_next_index``."""
         return any([parent._has_gaps() for parent in self._parents])
 
-    def _allocate_with(self, allocate: Allocate) -> None:
-        """Lets new arrays in the outputs be made by ``allocate``, which knows where they are wanted. Optional."""
-
     def _skip(self) -> None:
         """Advances past the next output, although computing it fails."""
         raise NotImplementedError(f"{self} cannot move past a failed element: it does not define _skip")
 
 
+class PlainIterator(DatasetIterator[T_co]):
+    """Wraps a plain Python iterator, which has no state to save, so that our stages can draw from it.
+
+    Args:
+        iterator: the plain one.
+        ds: the dataset that it is of.
+    """
+
+    def __init__(self, iterator: Iterator[T_co], ds: Any) -> None:
+        super().__init__()
+        self._iterator = iterator
+        name = str(getattr(iterator, "__qualname__", type(iterator).__qualname__))
+        self._name = type(ds).__name__ if name.endswith(f"{type(ds).__qualname__}.__iter__") else name
+
+    def __str__(self) -> str:
+        return self._name
+
+    def __next__(self) -> T_co:
+        return next(self._iterator)
+
+    def get_state(self) -> Any:
+        raise NotImplementedError(
+            f"a plain {type(self._iterator).__name__} has no state: return a DatasetIterator from __iter__ to save its position"
+        )
+
+    def set_state(self, state: Any) -> None:
+        self.get_state()
+
+
+def merged_contexts(iterators: Sequence[DatasetIterator[Any]]) -> IteratorContext:
+    """What several iterators are to share from now on."""
+    shared = iterators[0]._ctx
+    contexts = {id(ctx): ctx for ctx in [it._own_ctx or _UNUSED for it in iterators]}.values()
+    if len({ctx.numbers for ctx in contexts}) > 1:
+        raise ValueError("the parents of an iterator must belong to the same worker")
+    for ctx in contexts:
+        shared.options = shared.options.merge(ctx.options)
+    return shared
+
+
+def share_context(iterators: Iterable[DatasetIterator[Any]], ctx: IteratorContext) -> None:
+    """Lets ``iterators``, and those upstream, be of the pipeline that has ``ctx``."""
+    for it in iterators:
+        it._share_context(ctx)
+
+
+def are_taken_again(iterators: Iterable[DatasetIterator[Any]]) -> None:
+    for it in iterators:
+        it._is_taken_again = True
+        are_taken_again(it._parents)
+
+
+def iterate(ds: Any) -> DatasetIterator[Any]:
+    """An iterator of ``ds``, a plain one wrapped."""
+    it = ds.__iter__()
+    if isinstance(it, DatasetIterator):
+        return it
+    if isinstance(it, Iterator):
+        return PlainIterator(it, ds)
+    raise TypeError(f"{type(ds).__name__}.__iter__ must return an iterator, got {type(it).__name__}")
+
+
+def snapshot(it: DatasetIterator[Any]) -> Any:
+    """The state to return to if something fails; ``None`` for an iterator that has none."""
+    try:
+        return it.get_state()
+    except NotImplementedError:
+        return None
+
+
+async def write_when_created(directory: Any, state: str, description: dict[str, Any] | None) -> None:
+    """Writes a checkpoint as soon as Orbax has made the directory."""
+    import asyncio  # 10 ms that only programs with an event loop should pay
+
+    from gristmill.dataset.states.files import write_checkpoint
+
+    path = await directory.await_creation()
+    await asyncio.to_thread(write_checkpoint, path, state, description)
+
+
+# For the iterators that are of no stream yet.
 class BlockIterator(DatasetIterator[T_co]):
     """The base of our own iterators: whole blocks are taken, ``next`` is a block of one."""
 
@@ -296,8 +345,6 @@ class BlockIterator(DatasetIterator[T_co]):
     _flow: ClassVar[Literal["one_to_one", "dropping", "stateful"]]
     # Whether a failing ``_take(1)`` leaves the iterator and its parents where they were.
     _stays_on_error: ClassVar[bool] = False
-    # Whether ``close`` may be called while another thread is in ``next``, which it ends if that waits for something.
-    _closes_anytime: bool = False
     # Whether ``_restore`` drops what is in memory or at work: going back after an error is left to ``_return_to`` then.
     _is_costly_to_restore: ClassVar = False
 
@@ -309,8 +356,20 @@ class BlockIterator(DatasetIterator[T_co]):
     @abc.abstractmethod
     def _restore(self, state: Any) -> None: ...
 
+    _failed_state: Any = None
+    _is_consistent = True
+
+    def _mark(self) -> Any:
+        return self.get_state()
+
+    def _state_at(self, mark: Any) -> Any:
+        return mark
+
     def _return_to(self, mark: Any) -> None:
         go_to(self, mark)
+
+    def skip_failed(self) -> None:
+        self._alone(partial(_skip_failed, self))
 
     @abc.abstractmethod
     def _skip(self) -> None: ...
@@ -406,41 +465,12 @@ class BlockIterator(DatasetIterator[T_co]):
         return self._stage_text()
 
 
-class PlainIterator(DatasetIterator[T_co]):
-    """Wraps a plain Python iterator, which has no state to save, so that our stages can draw from it.
-
-    Args:
-        iterator: the plain one.
-        ds: the dataset that it is of.
-    """
-
-    def __init__(self, iterator: Iterator[T_co], ds: Any) -> None:
-        super().__init__()
-        self._iterator = iterator
-        name = str(getattr(iterator, "__qualname__", type(iterator).__qualname__))
-        self._name = type(ds).__name__ if name.endswith(f"{type(ds).__qualname__}.__iter__") else name
-
-    def __str__(self) -> str:
-        return self._name
-
-    def __next__(self) -> T_co:
-        return next(self._iterator)
-
-    def get_state(self) -> Any:
-        raise NotImplementedError(
-            f"a plain {type(self._iterator).__name__} has no state: return a DatasetIterator from __iter__ to save its position"
-        )
-
-    def set_state(self, state: Any) -> None:
-        self.get_state()
-
-
 def alone(it: DatasetIterator[Any], use: Callable[[], R]) -> R:
     """Return ``use()``, during which other threads may not use ``it``."""
     return it._alone(use) if isinstance(it, BlockIterator) else use()
 
 
-def _skip_failed(it: DatasetIterator[Any]) -> None:
+def _skip_failed(it: Any) -> None:
     if it._failed_state is None or it._failed_state != it.get_state():
         raise ValueError(f"there is nothing to skip: the last next() of {it} did not fail")
     before = marked(it)
@@ -453,64 +483,17 @@ def _skip_failed(it: DatasetIterator[Any]) -> None:
     it._failed_state = None
 
 
-def merged_contexts(iterators: Sequence[DatasetIterator[Any]]) -> IteratorContext:
-    """What several iterators are to share from now on."""
-    shared = iterators[0]._ctx
-    contexts = {id(ctx): ctx for ctx in [it._own_ctx or _UNUSED for it in iterators]}.values()
-    if len({ctx.numbers for ctx in contexts}) > 1:
-        raise ValueError("the parents of an iterator must belong to the same worker")
-    for ctx in contexts:
-        shared.options = shared.options.merge(ctx.options)
-    return shared
+def marked(it: Any) -> Any:
+    return it._mark() if hasattr(it, "_mark") else snapshot(it)
 
 
-def share_context(iterators: Iterable[DatasetIterator[Any]], ctx: IteratorContext) -> None:
-    """Lets ``iterators``, and those upstream, be of the pipeline that has ``ctx``."""
-    for it in iterators:
-        it._share_context(ctx)
+def state_at(it: Any, mark: Any) -> Any:
+    return it._state_at(mark) if hasattr(it, "_state_at") else mark
 
 
-def are_taken_again(iterators: Iterable[DatasetIterator[Any]]) -> None:
-    for it in iterators:
-        it._is_taken_again = True
-        are_taken_again(it._parents)
-
-
-def iterate(ds: Any) -> DatasetIterator[Any]:
-    """An iterator of ``ds``, a plain one wrapped."""
-    it = ds.__iter__()
-    if isinstance(it, DatasetIterator):
-        return it
-    if isinstance(it, Iterator):
-        return PlainIterator(it, ds)
-    raise TypeError(f"{type(ds).__name__}.__iter__ must return an iterator, got {type(it).__name__}")
-
-
-def snapshot(it: DatasetIterator[Any]) -> Any:
-    """The state to return to if something fails; ``None`` for an iterator that has none."""
-    try:
-        return it.get_state()
-    except NotImplementedError:
-        return None
-
-
-def marked(it: DatasetIterator[Any]) -> Any:
-    """Where ``it`` is, for ``return_to``; ``None`` for an iterator that has no state."""
-    try:
-        return it._mark()
-    except NotImplementedError:
-        return None
-
-
-def state_at(it: DatasetIterator[Any], mark: Any) -> Any:
-    """The state in which ``it`` was ``marked``."""
-    return it._state_at(mark)
-
-
-def return_to(it: DatasetIterator[Any], mark: Any) -> None:
-    """Takes ``it`` back, after a step that failed or went too far, to where it was ``marked``, if it can go back."""
+def return_to(it: Any, mark: Any) -> None:
     if mark is not None:
-        it._return_to(mark)
+        it._return_to(mark) if hasattr(it, "_return_to") else it.set_state(mark)
 
 
 def state_to_refill(it: DatasetIterator[Any], before: Any, now: Callable[[], Any]) -> Any:
@@ -523,7 +506,7 @@ def state_to_refill(it: DatasetIterator[Any], before: Any, now: Callable[[], Any
     return with_passed(before, now())
 
 
-def note_interrupt(it: DatasetIterator[Any], error: BaseException) -> None:
+def note_interrupt(it: Any, error: BaseException) -> None:
     """If ``error`` is an interrupt, note in ``it`` and upstream that they may be inconsistent."""
     if not isinstance(error, Exception):
         it._is_consistent = False
@@ -531,13 +514,13 @@ def note_interrupt(it: DatasetIterator[Any], error: BaseException) -> None:
             note_interrupt(upstream, error)
 
 
-def go_to(it: DatasetIterator[Any], state: Any) -> None:
+def go_to(it: Any, state: Any) -> None:
     """Takes ``it`` back to ``state``, if that is known. An iterator of ours that is there keeps errors and what is in memory."""
     if state is None:
         return
-    if isinstance(it, BlockIterator) and it._is_consistent and state == snapshot(it):
+    if it._is_consistent and state == snapshot(it):
         return
-    it._restore(state)
+    it.set_state(state)
     it._is_consistent = True
 
 
@@ -550,13 +533,13 @@ def pull(it: DatasetIterator[Any], n: int) -> list[Any]:
     if not it._reads_once:  # else nothing may be taken again
         before = marked(it) if n > 1 else None
         if before is None:
-            return it._take(n)
+            return it._take(n) if hasattr(it, "_take") else list(islice(it, n))
         try:
-            return it._take(n)
+            return it._take(n) if hasattr(it, "_take") else list(islice(it, n))
         except Exception:
             return_to(it, before)
     while len(elements) < n:
-        element = it._take(1)
+        element = list(islice(it, 1))
         if not element:
             break
         elements += element
@@ -567,23 +550,8 @@ def skip_one(it: DatasetIterator[Any]) -> bool:
     """Advances ``it`` by one output, failing or not; whether there was one."""
     before = marked(it)
     try:
-        return bool(it._take(1))
+        return bool(list(islice(it, 1)))
     except Exception:
         return_to(it, before)
         it._skip()
         return True
-
-
-async def write_when_created(directory: Any, state: str, description: dict[str, Any] | None) -> None:
-    """Writes a checkpoint as soon as Orbax has made the directory."""
-    import asyncio  # 10 ms that only programs with an event loop should pay
-
-    from gristmill.dataset.states.files import write_checkpoint
-
-    path = await directory.await_creation()
-    await asyncio.to_thread(write_checkpoint, path, state, description)
-
-
-def is_of_blocks(it: DatasetIterator[Any]) -> bool:
-    """Whether no user's iterator is among ``it`` and those upstream."""
-    return isinstance(it, BlockIterator) and all([is_of_blocks(parent) for parent in it._parents])

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from gristmill.core.errors import StateIndexError, as_int
 from gristmill.core.state import shown
-from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, alone, marked, return_to
 
 
 def get_next_index(ds_iter: Any) -> int:
@@ -32,8 +30,7 @@ def get_next_index(ds_iter: Any) -> int:
         >>> get_next_index(it)
         1
     """
-    it = _checked(ds_iter)
-    index: int = alone(it, it._get_next_index)
+    index: int = _checked(ds_iter)._get_next_index()
     return index
 
 
@@ -62,42 +59,15 @@ def set_next_index(ds_iter: Any, index: int) -> None:
     number = as_int("index", index)
     if number < 0:
         raise StateIndexError(f"index must not be negative, got {number}")
-    alone(it, partial(_set_next_index, it, number))
-
-
-def _set_next_index(it: Any, number: int) -> None:
-    before = marked(it) if isinstance(it, DatasetIterator) else None
     try:
         it._set_next_index(number)
-    except BaseException as error:
-        if before is not None:
-            return_to(it, before)
-            if isinstance(error, IndexError):  # about the index of something upstream, which the caller does not know
-                raise StateIndexError(f"index {number} is out of range: {error}") from error
-        raise
-    it._failed_state = None
-    if isinstance(it, BlockIterator):
-        it._forget_last()
-
-
-def next_index_of(it: DatasetIterator[Any]) -> int:
-    """``get_next_index`` within a pipeline."""
-    return it._get_next_index()
-
-
-def move_to_index(it: DatasetIterator[Any], index: int) -> None:
-    """``set_next_index`` within a pipeline, without a way back."""
-    it._set_next_index(index)
-
-
-def may_have_gaps(it: DatasetIterator[Any]) -> bool:
-    """Whether there may be no element at some index."""
-    return it._has_gaps()
+    except IndexError as error:  # about the index of something upstream, which the caller does not know
+        raise StateIndexError(f"index {number} is out of range: {error}") from error
 
 
 def check_no_gaps(stage: Any) -> None:
     """Refuses to count, for ``stage``, elements before it by their indices if there may be none at some index."""
-    if stage.has_gaps() if hasattr(stage, "has_gaps") else may_have_gaps(stage):
+    if stage.has_gaps() if hasattr(stage, "has_gaps") else stage._has_gaps():
         raise NotImplementedError(
             f"{stage} has no index for its elements: a step of the MapDataset before it may leave out elements, so that how many "
             "come before one does not follow from its index. Use get_state and set_state"
@@ -111,3 +81,15 @@ def _checked(ds_iter: Any) -> Any:
             "make one with iter(ds)"
         )
     return ds_iter
+
+
+def next_index_of(it: Any) -> Any:
+    return it._get_next_index()
+
+
+def move_to_index(it: Any, index: int) -> None:
+    it._set_next_index(index)
+
+
+def may_have_gaps(it: Any) -> bool:
+    return bool(it._has_gaps())

@@ -49,7 +49,3 @@ class Tolerating:
     def _share_faults(self, parents: Iterable[Tolerating]) -> None:
         if any([parent._counts_faults for parent in parents]):
             self._counts_faults = True
-
-    def _pass_failed(self) -> bool:
-        """Goes past what ``_take(1)`` has just failed with, from where that is left; false if it cannot, and nothing is done."""
-        return False

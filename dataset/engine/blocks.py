@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from gristmill.dataset.ahead.blocks import Growing, Sink
+from gristmill.dataset.bases.iterator import snapshot
 from gristmill.dataset.engine.iterators import StreamIterator
 from gristmill.dataset.engine.stream import Pos, Stream
 from gristmill.dataset.states.values import Fetched, LinearStates
@@ -15,6 +16,14 @@ from gristmill.dataset.telling.failures import has_arrived
 
 _BLOCK_SECONDS = 0.001  # elements that there are after this time are handed over
 _MOST_IN_LIST = 64  # positions that are kept together
+
+
+class Growing:
+    """A block that others may look at while it grows: as many of its elements as there are states are finished."""
+
+    def __init__(self) -> None:
+        self.elements: list[Any] = []
+        self.states: Sequence[Any] = ()
 
 
 class SavedPositions(Sequence[Any]):
@@ -58,7 +67,7 @@ class SavedPositions(Sequence[Any]):
 
 
 class StreamBlocks:
-    """Takes elements from the iterator of a stream, and knows the state after each. Interface: ``StatedBlocks``.
+    """Takes elements from the iterator of a stream, and knows the state after each.
 
     Args:
         it: the iterator, which is moved by this alone from the first ``take`` on.
@@ -66,31 +75,34 @@ class StreamBlocks:
 
     def __init__(self, it: StreamIterator[Any]) -> None:
         self._it = it
-        self._stream, self._cell = it.stream_and_cell
+        self._stream, self._cell = it._engine, it._own_cell
         self._saves_anywhere = self._stream.saves_anywhere()
         self.growing = Growing()
         self.stopped: BaseException | None = None
 
     def take(self, n: int) -> tuple[list[Any], Sequence[Any], BaseException | None]:
-        """Return up to ``n`` elements, the states after them, and what came instead of the next one."""
-        block = self.growing = Growing()
-        stop = self.fill(block, n)
-        self.growing = Growing()  # what is delivered belongs to the consumer alone
-        return block.elements, block.states[: block.num], stop
+        """Return up to ``n`` elements, the states after them, and what came instead of the next one.
 
-    def fill(self, sink: Sink, n: int) -> BaseException | None:
-        """Put up to ``n`` elements into ``sink``, each when it is computed; return what came instead of the next one."""
-        it, first = self._it, sink.num
+        That is an error, or ``StopIteration`` at the end, with the state there if that counts faults.
+        """
         after: list[Any] = []  # positions, or states where these cannot be had later
-        states = SavedPositions(self._stream, it.pos, after) if self._saves_anywhere else after
+        block = self.growing = Growing()
+        block.states = SavedPositions(self._stream, self._it.pos, after) if self._saves_anywhere else after
+        stop = self._fill(block, after, n)
+        self.growing = Growing()  # what is delivered belongs to the consumer alone
+        return block.elements, block.states[: len(block.elements)], stop
+
+    def _fill(self, block: Growing, after: list[Any], n: int) -> BaseException | None:
+        """Put up to ``n`` elements into ``block``, each when it is computed; return what came instead of the next one."""
         is_at_end = [False]
         try:
-            sink.put(self._until_late(after, n, is_at_end), states, 0)
+            # Without the GIL, ``extend`` would hold the lock of the list until the last element.
+            deque(map(block.elements.append, self._until_late(after, n, is_at_end)), maxlen=0)
         except Exception as error:
             return self._arrived(error)
         except BaseException as error:
             return error
-        return self._end() if is_at_end[0] and sink.num == first else None
+        return self._end() if is_at_end[0] and not block.elements else None
 
     def _end(self) -> StopIteration:
         return StopIteration(self._it.get_state()) if self._it._counts_faults else StopIteration()
@@ -102,7 +114,7 @@ class StreamBlocks:
             self._cell.wanted = n
         for x in islice(run, n):
             pos = it.commit()
-            after.append(pos if self._saves_anywhere else it.get_state())
+            after.append(pos if self._saves_anywhere else snapshot(it))
             yield (x, x := None)[0]
             if time.perf_counter() > deadline:
                 return
@@ -110,7 +122,7 @@ class StreamBlocks:
         if is_at_end[0]:
             it.commit()
 
-    def each(self, most: int) -> Generator[Fetched, None, None]:
+    def each(self) -> Generator[Fetched, None, None]:
         """Return the next elements, each computed when it is requested, as long as nothing else comes.
 
         Afterwards ``stopped`` is what came instead of the next one.
@@ -131,7 +143,7 @@ class StreamBlocks:
                 if is_new:
                     num, after = 0, []
                     states = SavedPositions(self._stream, before, after, have_same_faults=True) if self._saves_anywhere else after
-                after.append(pos if self._saves_anywhere else it.get_state())
+                after.append(pos if self._saves_anywhere else snapshot(it))
                 yield (x, x := None)[0], states, num
             it.commit()  # otherwise a window would be filled again to find its end
             self.stopped = self._end()
@@ -144,9 +156,6 @@ class StreamBlocks:
         """Take note that the next ``num`` elements of ``each`` will surely be taken."""
         if self._saves_anywhere and num > 1:
             self._cell.wanted = num
-
-    def go_back(self) -> None:
-        """Do nothing: the stream is after the last element that was taken."""
 
     def _arrived(self, error: BaseException) -> BaseException:
         has_arrived(error)

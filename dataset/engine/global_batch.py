@@ -12,7 +12,7 @@ import numpy as np
 
 from gristmill.core.errors import StateIndexError, StateMismatchError, as_int
 from gristmill.dataset.bases.context import collected_options
-from gristmill.dataset.bases.iterator import DatasetIterator, iterate
+from gristmill.dataset.bases.iterator import iterate
 from gristmill.dataset.bases.length import Exact, Infinite
 from gristmill.dataset.bases.node import ancestors, tolerances
 from gristmill.dataset.bases.origins import Place
@@ -56,7 +56,7 @@ class GlobalBatch(Stream):
     # The position at which it was last found out how many steps follow, and the one with the answer.
     _extended: tuple[Pos, Position] = _UNKNOWN, Position()
 
-    def __init__(self, stage: GlobalBatchIterDataset[Any], parent: Stream, rows: DatasetIterator[Part]) -> None:
+    def __init__(self, stage: GlobalBatchIterDataset[Any], parent: Stream, rows: Any) -> None:
         super().__init__(stage, parent)
         self._ds, self._rows = stage, rows
         given: Any = self.parameters
@@ -296,7 +296,7 @@ class GlobalBatchIterator(StreamIterator[T]):
         rows: the iterator of the parts of its workers.
     """
 
-    def __init__(self, stage: GlobalBatchIterDataset[T], rows: DatasetIterator[Part]) -> None:
+    def __init__(self, stage: GlobalBatchIterDataset[T], rows: Any) -> None:
         if isinstance(rows, RoundRobinIterator):
             rows.judge_by([])  # this stage does so
         super().__init__(stage, [rows], partial(GlobalBatch, rows=rows))

@@ -1,32 +1,28 @@
-"""The iterator of a stream, and streams over iterators.
-
-A pipeline may have stages of both kinds: those that open a ``Stream``, and those with an iterator
-of their own. ``StreamIterator`` gives a stream the methods of an iterator, ``IteratorStream`` an
-iterator those of a stream.
-"""
+"""The iterator of a stream, and the stream of an iterator that a user has written."""
 
 from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from gristmill.core.exiting import end_thread_at_exit
 from gristmill.dataset.bases.context import IteratorContext
-from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, marked, pull, return_to, skip_one, state_at
-from gristmill.dataset.bases.next_index import may_have_gaps, move_to_index, next_index_of
+from gristmill.dataset.bases.iterator import DatasetIterator, iterate, snapshot
 from gristmill.dataset.bases.observing import WorkAhead, Wrap
-from gristmill.dataset.bases.origins import Place, place_of
+from gristmill.dataset.bases.origins import Place
+from gristmill.dataset.bases.parameters import Parameters
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, pass_outputs
+from gristmill.dataset.states.mixtures import as_names, without_components
 from gristmill.dataset.states.values import copied
-from gristmill.dataset.telling.failures import deliver, instead_of_stop
+from gristmill.dataset.telling.failures import deliver, tell
 from gristmill.dataset.telling.tracebacks import filter_traceback
 from gristmill.dataset.watching import tell_of_faults
-from gristmill.transforms.batching import Allocate
 
+R = TypeVar("R")
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -41,13 +37,25 @@ def open_stage(stage: Any, make: Callable[..., Stream], kind: type[StreamIterato
     return (kind or StreamIterator)(stage, [iterate(parent) for parent in stage._parents], make)
 
 
-class StreamIterator(BlockIterator[T_co]):
+class Given:
+    """The definition of an iterator that is of no dataset."""
+
+    _work_options: Sequence[Any] = ()
+
+    def __init__(self, parameters: Parameters) -> None:
+        self._parameters = parameters
+
+
+class StreamIterator(DatasetIterator[T_co]):
     """A stream and its position.
 
     After a failure or an interrupt the cell returns to the position that was last committed, so
     that the same element comes again.
     """
 
+    _flow: str  # of the stream
+    _last: Pos = None  # the position before the output that was delivered last
+    _is_shared: ClassVar = False  # several may draw from it, and each of them goes on where it is
     _part_of: tuple[weakref.ref[StreamIterator[Any]], int] | None = None  # its consumer, as which parent
 
     def __init__(self, stage: Any, parents: Sequence[DatasetIterator[Any]], make: Callable[..., Stream]) -> None:
@@ -55,7 +63,7 @@ class StreamIterator(BlockIterator[T_co]):
         self._stage = stage
         self._engine = engine = make(stage, *[stream_of(parent) for parent in parents])
         self._parameters = engine.parameters
-        self._flow = engine.flow  # type: ignore[assignment,misc]
+        self._flow = engine.flow
         self._work_category = engine.work_category  # type: ignore[assignment,misc]
         self._closes_anytime = engine.closes_anytime
         self._own_cell = Cell(engine.start())
@@ -65,10 +73,7 @@ class StreamIterator(BlockIterator[T_co]):
         if engine.numbers is not None:
             self._ctx.numbers = engine.numbers
         self._counts_faults = self._counts_faults or engine.counts_faults
-        owner = weakref.ref(self)
-        for i, parent in enumerate(parents):
-            if isinstance(parent, StreamIterator):
-                parent._part_of = owner, i
+        adopt(self, parents)
         if engine.counts_faults:
             engine.tell_faults = tell_faults_of(self)
         self._has_failed = False  # ``next`` has, with an error: its output can be skipped
@@ -86,7 +91,7 @@ class StreamIterator(BlockIterator[T_co]):
             del claim.is_free
         except AttributeError:
             end_thread_at_exit()
-            raise self._unusable() from None
+            raise unusable(self) from None
         try:
             before, advance = self._base, self._advance
             try:
@@ -104,7 +109,7 @@ class StreamIterator(BlockIterator[T_co]):
     def _begin(self) -> Any:
         """Return the next element after a move, or the first one."""
         if self._closed:
-            raise self._unusable()
+            raise unusable(self)
         self._advance = self.run().__next__
         return self._advance()
 
@@ -124,6 +129,18 @@ class StreamIterator(BlockIterator[T_co]):
         if cell.past_failed is not None or cell.settle() is not pos:
             cell.go_to(pos)
 
+    def _alone(self, use: Callable[[], R]) -> R:
+        """Return ``use()``, during which other threads get an error."""
+        claim = self._claim
+        try:
+            del claim.is_free
+        except AttributeError:
+            raise unusable(self) from None
+        try:
+            return use()
+        finally:
+            claim.is_free = True
+
     def skip_failed(self) -> None:
         self._alone(self._skip_failed)
 
@@ -141,8 +158,21 @@ class StreamIterator(BlockIterator[T_co]):
     def get_state(self) -> Any:
         return self._engine.save(self.pos)
 
-    def _move_to(self, state: Any) -> None:
-        self._go_to(self._engine.load(state))
+    def set_state(self, state: Any, *, drop: Collection[str] = ()) -> None:
+        """Continues from ``state``, backwards or forwards, also after the end or an error.
+
+        Args:
+            state: from ``get_state`` of an iterator of an equal pipeline; of mixtures with names, weights and components may be
+                other.
+            drop: names of components of mixtures whose positions are to be forgotten, as the mixture does not have them any more.
+        """
+        if drop:
+            state = without_components(state, as_names(drop))
+        self._alone(lambda: self.jump(self._engine.load(state)))
+
+    def jump(self, pos: Pos) -> None:
+        """Continue from ``pos``, with no last output."""
+        self._go_to(pos)
         self._last = None
 
     def close(self) -> None:
@@ -164,11 +194,7 @@ class StreamIterator(BlockIterator[T_co]):
         if not self._closed:
             self._engine.expect(rate, due)
 
-    # For stages with iterators of their own.
-
-    @property
-    def stream_and_cell(self) -> tuple[Stream, Cell]:
-        return self._engine, self._own_cell
+    # For what runs the stream in this place.
 
     def run(self) -> Iterator[Any]:
         """Return the elements after the last one that was committed."""
@@ -182,7 +208,7 @@ class StreamIterator(BlockIterator[T_co]):
 
     def _take(self, n: int) -> list[Any]:
         if self._closed:
-            raise self._unusable()
+            raise unusable(self)
         before = self._base
         try:
             run = self.run()
@@ -194,9 +220,6 @@ class StreamIterator(BlockIterator[T_co]):
             self._base = before  # wherever it was interrupted
             raise
 
-    def _restore(self, state: Any) -> None:
-        self._go_to(self._engine.load(state))
-
     @property
     def pos(self) -> Pos:
         """The position after the element that was delivered last, here or to the consumer."""
@@ -206,23 +229,13 @@ class StreamIterator(BlockIterator[T_co]):
                 return consumer._engine.pos_of_parent(consumer.pos, i)
         return self._base
 
-    def _mark(self) -> Any:
-        return self.pos
-
-    _return_to = _go_to  # type: ignore[assignment]
-
-    def _state_at(self, mark: Any) -> Any:
-        return self._engine.save(mark)
-
     def _skip(self) -> None:
         self._go_to(self._base)
         pass_outputs(self._engine, self._own_cell, 1)
         self._base = self._own_cell.settle()
 
-    def _pass_failed(self) -> bool:
-        self._own_cell.pass_failed()
-        self._base = self._own_cell.pos
-        return True
+    def _before_last(self) -> Any:
+        return None if self._last is None else copied(self._engine.save(self._last))
 
     def _place(self) -> Place | None:
         return self._engine.place(self.pos)
@@ -234,10 +247,10 @@ class StreamIterator(BlockIterator[T_co]):
         return self._engine.merge(states)
 
     def _get_next_index(self) -> int:
-        return self._engine.index_of(self.pos)
+        return self._alone(lambda: self._engine.index_of(self.pos))
 
     def _set_next_index(self, index: int) -> None:
-        self._go_to(self._engine.at_index(index))
+        self._alone(lambda: self.jump(self._engine.at_index(index)))
 
     # What the engine says of itself.
 
@@ -262,23 +275,12 @@ class StreamIterator(BlockIterator[T_co]):
         self._engine.observe_reads(replace)
 
     @property
-    def _counts_at(self) -> Any:
-        return self._engine.counts_at
-
-    @property
     def _reads_once(self) -> bool:
         return self._engine.reads_once()
-
-    @property
-    def _function(self) -> Any:
-        return self._engine.function
 
     def _set_instrument(self, wrap: Wrap | None) -> None:
         self._engine.observe(wrap)
         self._advance = None
-
-    def _allocate_with(self, allocate: Allocate) -> None:
-        self._engine.allocate_with(allocate)
 
     @property
     def _stage_name(self) -> str:
@@ -286,8 +288,29 @@ class StreamIterator(BlockIterator[T_co]):
 
     _class_name = _stage_name
 
-    def _stage_text(self) -> str:
+    def __str__(self) -> str:
         return str(self._engine)
+
+    _stage_text = __str__
+
+
+def unusable(it: StreamIterator[Any]) -> Exception:
+    """Return the error of ``next`` of an iterator that is closed or in use."""
+    if it._closed:
+        return ValueError(f"{it} is closed")
+    return RuntimeError(
+        f"{it} is in next() already, called by another thread or by a function of its own pipeline: an iterator is used "
+        "by one thread at a time. Give each thread an iterator of its own (over a shard of the dataset, for other elements), "
+        "hold a lock around next(), or let the pipeline use threads: to_iter_dataset(ReadOptions(...)), multithread_prefetch"
+    )
+
+
+def adopt(it: StreamIterator[Any], parents: Sequence[DatasetIterator[Any]]) -> None:
+    """Let the iterators of the parents of a stream be where the position of its iterator says."""
+    owner = weakref.ref(it)
+    for i, parent in enumerate(parents):
+        if isinstance(parent, StreamIterator) and not parent._is_shared:
+            parent._part_of = owner, i
 
 
 def tell_faults_of(it: StreamIterator[Any]) -> Callable[[str, int], None]:
@@ -307,54 +330,50 @@ def adds_no_state(it: Any) -> bool:
 
 def stream_of(it: DatasetIterator[Any]) -> Stream:
     """Return the stream of an iterator, or one over it."""
-    return it._engine if isinstance(it, StreamIterator) else IteratorStream(it)
+    if not isinstance(it, StreamIterator):
+        return IteratorStream(it)
+    return SharedStream(it) if it._is_shared else it._engine
 
 
-class Within(NamedTuple):
-    """A position of an ``IteratorStream`` inside of a block of elements that were taken at once."""
+def is_of_streams(it: DatasetIterator[Any]) -> bool:
+    """Return true if no user's iterator is among ``it`` and those upstream."""
+    return isinstance(it, StreamIterator) and all([is_of_streams(parent) for parent in it._parents])
 
-    mark: Any  # before the block
-    num: int  # elements of it before the position
-    rest: int  # elements of it after the position
+
+def marked(it: DatasetIterator[Any]) -> Any:
+    """Return where ``it`` is, for ``return_to``; ``None`` for an iterator that has no state."""
+    return it.pos if isinstance(it, StreamIterator) else snapshot(it)
+
+
+def return_to(it: DatasetIterator[Any], mark: Any) -> None:
+    """Move ``it`` to where it was ``marked``, if it can go back."""
+    if isinstance(it, StreamIterator):
+        it.jump(mark)
+    elif mark is not None:
+        it.set_state(mark)
 
 
 class IteratorStream(Stream):
-    """An iterator as a stream. Its position is the iterator's mark."""
+    """A user's iterator as a stream. Its position is the iterator's state, ``None`` at the start of one without states."""
 
     def __init__(self, it: DatasetIterator[Any]) -> None:
         super().__init__(it)
         self.it = it
-        self.flow = getattr(it, "_flow", "stateful")  # type: ignore[misc]
         self._at: Any = _UNKNOWN  # where the iterator is
         self._start: Any = _UNKNOWN
-        self._is_users = self._takes_singly = not isinstance(it, BlockIterator)
 
     def start(self) -> Pos:
         if self._start is _UNKNOWN:
-            self._at = self._start = self._mark()
+            self._at = self._start = self._here()
         return self._start
 
     def save(self, pos: Pos) -> Any:
         if pos is None or pos is _GONE:
             return self.it.get_state()  # raises, as it has no state
-        if self._is_users:
-            return copied(pos)
-        if self._at is pos:
-            return self.it.get_state()
-        if type(pos) is not Within:
-            return state_at(self.it, pos)
-        at, mark = self._at, self._mark()
-        self._return_to(pos)
-        state = copied(self.it.get_state())
-        return_to(self.it, mark)
-        self._at = at
-        return state
+        return copied(pos)
 
     def saves_anywhere(self) -> bool:
         return False
-
-    def take_singly(self) -> None:
-        self._takes_singly = True
 
     def load(self, state: Any) -> Pos:
         # The next run finds the iterator there, or takes it back.
@@ -362,70 +381,53 @@ class IteratorStream(Stream):
         try:
             self.it.set_state(state)
         except Exception:
-            if at is not _UNKNOWN and (not self._is_users or self._mark() == at):  # it is where it was
+            if at is not _UNKNOWN and self._here() == at:  # it is where it was
                 self._at = at
             raise
-        self._at = self._mark()
+        self._at = self._here()
         return self._at
 
     def place(self, pos: Pos) -> Place | None:
-        place = place_of(self.it)
-        if place is None or type(pos) is not Within:
-            return place
-        return place.replaced(last=place.last - pos.rest * place.size) if self.flow == "one_to_one" else None
+        return None
 
-    def _mark(self) -> Any:
-        mark = marked(self.it)
-        if mark is None and self._start is not _UNKNOWN:
-            return _GONE
-        return copied(mark) if self._is_users else mark
+    def _here(self) -> Pos:
+        """Return the position of the iterator, which may change its state later."""
+        state = snapshot(self.it)
+        return _GONE if state is None and self._start is not _UNKNOWN else copied(state)
 
-    def _return_to(self, pos: Pos) -> None:
+    def _move(self, pos: Pos) -> None:
         at, self._at = self._at, _UNKNOWN  # until the iterator is there, in case of an interrupt
-        if type(pos) is Within:
-            return_to(self.it, pos.mark)
-            pull(self.it, pos.num)
-        elif pos is None:
+        if pos is None:
             if at is _GONE:
                 self.it.get_state()  # raises
         elif pos is not _GONE:
-            return_to(self.it, copied(pos) if self._is_users else pos)
+            self.it.set_state(copied(pos))
 
     def _run(self, cell: Cell) -> Iterator[Any]:
         it = self.it
         while True:
             if self._at is not cell.pos:  # also after ``load``
-                self._return_to(cell.pos)
-                self._at = cell.pos
-            start, num = cell.pos, cell.take_wanted()
-            if self._takes_singly or it._reads_once:
-                num = 1
-            self._at = _UNKNOWN  # until all is done, in case of an interrupt
+                self._move(cell.pos)
+            start, self._at = cell.pos, _UNKNOWN  # until all is done, in case of an interrupt
             try:
-                elements = it._take(num)
+                elements = [*islice(it, 1)]
             except Exception as error:
-                if num > 1:  # those before the one that fails come first
-                    continue
+                tell(error, it)
                 cell.past_failed = partial(self._pass, cell, start)
-                if isinstance(error, StopIteration):
-                    raise instead_of_stop(error, str(it)) from error
                 raise
-            num = len(elements)
-            elements.reverse()
-            self._at = self._mark()
-            for i in range(1, num):
-                cell.pos = Within(start, i, num - i)
-                yield elements.pop()
-            cell.pos = self._at
+            cell.pos = self._at = self._here()
             if not elements:
                 return
             yield elements.pop()
 
     def _pass(self, cell: Cell, start: Pos) -> None:
-        if not self.it._pass_failed():
-            self._return_to(start)
-            skip_one(self.it)
-        cell.pos = self._at = self._mark()
+        self._move(start)
+        try:
+            next(self.it, None)
+        except Exception:
+            self._move(start)
+            self.it._skip()
+        cell.pos = self._at = self._here()
 
     def start_prefetch(self) -> None:
         self.it.start_prefetch()
@@ -441,17 +443,17 @@ class IteratorStream(Stream):
         return self.it._reads_once
 
     def has_gaps(self) -> bool:
-        return may_have_gaps(self.it)
+        return self.it._has_gaps()
 
     def merge(self, states: Any) -> Any:
         return self.it._merged_state(states)
 
     def index_of(self, pos: Pos) -> int:
-        return next_index_of(self.it)
+        return self.it._get_next_index()
 
     def at_index(self, index: int) -> Pos:
-        move_to_index(self.it, index)
-        self._at = self._mark()
+        self.it._set_next_index(index)
+        self._at = self._here()
         return self._at
 
     def __str__(self) -> str:
@@ -460,3 +462,62 @@ class IteratorStream(Stream):
 
 _UNKNOWN: Any = object()
 _GONE: Any = object()  # where an iterator without a state is that has moved: it cannot go back
+
+
+class SharedStream(Stream):
+    """The stream of an iterator that others may move, too: it begins where that is, and moves it.
+
+    No choices are recorded.
+    """
+
+    def __init__(self, it: StreamIterator[Any]) -> None:
+        super().__init__(it)
+        self.it = it
+        self._stream, self._cell = it._engine, it._own_cell
+        self._first = it.pos
+
+    def start(self) -> Pos:
+        return self._first
+
+    def save(self, pos: Pos) -> Any:
+        return self._stream.save(pos)
+
+    def saves_anywhere(self) -> bool:
+        return self._stream.saves_anywhere()
+
+    def load(self, state: Any) -> Pos:
+        return self._stream.load(state)
+
+    def place(self, pos: Pos) -> Place | None:
+        return None
+
+    def _run(self, cell: Cell) -> Iterator[Any]:
+        it = self.it
+        if it.pos is not cell.pos:
+            it.jump(cell.pos)
+        while True:
+            try:
+                found = [*islice(it.run(), 1)]
+            except Exception:
+                cell.past_failed = partial(self._pass, cell)
+                raise
+            cell.pos = it.commit()
+            if not found:
+                return
+            yield found.pop()
+
+    def _pass(self, cell: Cell) -> None:
+        self._cell.pass_failed()
+        cell.pos = self.it.commit()
+
+    def start_prefetch(self) -> None:
+        self.it.start_prefetch()
+
+    def reads_once(self) -> bool:
+        return self._stream.reads_once()
+
+    def merge(self, states: Any) -> Any:
+        return self._stream.merge(states)
+
+    def __str__(self) -> str:
+        return str(self.it)

@@ -7,15 +7,14 @@ made elsewhere, in a thread or a worker, so they come with the states: executors
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 from gristmill.dataset.bases.iterator import DatasetIterator
-from gristmill.dataset.bases.parameters import Parameters
+from gristmill.dataset.bases.parameters import NONE
 from gristmill.dataset.engine.choices import Choices, Records, number_choosers
-from gristmill.dataset.engine.iterators import StreamIterator, stream_of
+from gristmill.dataset.engine.iterators import Given, StreamIterator, stream_of
 from gristmill.dataset.engine.stream import Cell, Layer, Pos, Stream
 
 
@@ -138,20 +137,29 @@ class RecordChoices(Layer):
         return (self.parent.start() if own is None else self.parent.load(own)), state.choices
 
 
-@dataclass
-class _NoDefinition:
-    """What the iterator is made with, which is of no dataset."""
+class ShardIterator(StreamIterator[Any]):
+    """The iterator of a shard that records choices, or that ends in an iterator of a user.
 
-    _parameters: Parameters = field(default_factory=Parameters)
-    _work_options: tuple[Any, ...] = ()
+    Args:
+        it: the iterator of what the shard delivers.
+        make: makes the stream over that of ``it``; by default, it is that.
+    """
 
-
-class RecordingIterator(StreamIterator[Any]):
-    """The iterator of a shard that records choices."""
-
-    _flow = "one_to_one"
     _stage_name: ClassVar = None  # type: ignore[assignment]  # it does nothing to elements
-    _counts_faults = True  # the state at the end has choices
 
-    def __init__(self, it: DatasetIterator[Any]) -> None:
-        super().__init__(_NoDefinition(), [it], RecordChoices)
+    def __init__(self, it: DatasetIterator[Any], make: Callable[[Any, Stream], Stream] = lambda _, stream: stream) -> None:
+        super().__init__(Given(NONE), [it], make)
+
+
+def shard_iterator(it: DatasetIterator[Any], *, records: bool) -> StreamIterator[Any]:
+    """Return an iterator of a shard, for an executor.
+
+    Args:
+        it: the iterator of what the shard delivers.
+        records: choices are recorded; then the state at the end is needed, too.
+    """
+    if not records:
+        return it if isinstance(it, StreamIterator) else ShardIterator(it)
+    recording = ShardIterator(it, RecordChoices)
+    recording._counts_faults = True
+    return recording

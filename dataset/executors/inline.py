@@ -9,25 +9,23 @@ from itertools import islice, repeat
 from types import TracebackType
 from typing import Any
 
-from gristmill.dataset.ahead.blocks import blocks_of
-from gristmill.dataset.bases.iterator import DatasetIterator, skip_one, snapshot
+from gristmill.dataset.bases.iterator import snapshot
 from gristmill.dataset.bases.observing import WorkAhead
-from gristmill.dataset.engine.recording import RecordingIterator
+from gristmill.dataset.engine.blocks import StreamBlocks
+from gristmill.dataset.engine.iterators import StreamIterator
+from gristmill.dataset.engine.recording import shard_iterator
 from gristmill.dataset.executors.protocol import Executor, Shard, open_shards
 from gristmill.dataset.states.values import copied
 from gristmill.dataset.worker_task import share_threads
-
-_MAX_BLOCK = 64  # elements
 
 
 class InProcessExecutor(Executor):
     """The base of those whose shards have iterators in this process."""
 
-    def opened(self) -> list[DatasetIterator[Any]]:
+    def opened(self) -> list[StreamIterator[Any]]:
         """Return new iterators of all shards, of which observers are told."""
-        iterators, tell = open_shards(self._task, self.ctx), self._tell_opened
-        if self._task.key:
-            iterators = [RecordingIterator(it) for it in iterators]
+        opened, tell = open_shards(self._task, self.ctx), self._tell_opened
+        iterators = [shard_iterator(it, records=bool(self._task.key)) for it in opened]
         if tell is not None:
             for it in iterators:
                 it._ctx.joined = None  # it is no pipeline of its own, although it was made like one
@@ -72,7 +70,7 @@ class LocalShard(Shard):
 
     computes_here = True
 
-    def __init__(self, it: DatasetIterator[Any], num_lanes: int) -> None:
+    def __init__(self, it: StreamIterator[Any], num_lanes: int) -> None:
         super().__init__()
         share_threads(it, num_lanes)
         self._iterator = it
@@ -80,8 +78,8 @@ class LocalShard(Shard):
         self._begin()
 
     def _begin(self) -> None:
-        self._blocks = blocks_of(self._iterator)
-        self._each: Any = self._blocks.each(_MAX_BLOCK)
+        self._blocks = StreamBlocks(self._iterator)
+        self._each: Any = self._blocks.each()
 
     def start(self, state: Any) -> None:
         if state is not None:
@@ -115,7 +113,7 @@ class LocalShard(Shard):
             raise stop
 
     def skip(self, state: Any) -> Any:
-        skip_one(self._iterator)
+        self._iterator._skip()
         self._begin()
         return copied(snapshot(self._iterator))
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from gristmill.dataset.bases.context import IteratorContext
-from gristmill.dataset.bases.iterator import DatasetIterator, is_of_blocks, iterate, snapshot
+from gristmill.dataset.bases.iterator import DatasetIterator, iterate, snapshot
 from gristmill.dataset.bases.length import Exact, num_elements
-from gristmill.dataset.bases.next_index import may_have_gaps, move_to_index, next_index_of
 from gristmill.dataset.bases.node import ancestors, changes_in_lanes
 from gristmill.dataset.bases.observing import opens_pipelines
+from gristmill.dataset.engine.iterators import is_of_streams
 from gristmill.dataset.engine.recording import state_in
 from gristmill.dataset.executors.protocol import open_shards
 from gristmill.dataset.states.shards import indices_of_shards, uneven
@@ -109,7 +109,7 @@ class KnownShards:
         """
         found = [*states]
         for i, (it, state) in enumerate(zip(self.opened()[0], states, strict=True)):
-            if state is not None and i not in unused and is_of_blocks(it):
+            if state is not None and i not in unused and is_of_streams(it):
                 it.set_state(state)
                 if self.counts_faults:
                     found[i] = snapshot(it)
@@ -121,20 +121,20 @@ class KnownShards:
         for it, part, state in zip(iterators, now, self.states(now), strict=True):
             if state is not None and len(part) > 1:
                 it.set_state(state)
-        indices = [next_index_of(it) for it in iterators]
+        indices = [it._get_next_index() for it in iterators]
         index = sum(indices)
-        if count > 1 and (indices != indices_of_shards(index, count) or any(map(may_have_gaps, iterators))):
+        if count > 1 and (indices != indices_of_shards(index, count) or any([it._has_gaps() for it in iterators])):
             raise uneven(self._owner, count)
         return index
 
     def states_at(self, index: int) -> list[Any]:
         """Return the states after the first ``index`` elements, if they follow from that."""
         iterators, count = self.new(), self._task.num_lanes
-        if count > 1 and any(map(may_have_gaps, iterators)):
+        if count > 1 and any([it._has_gaps() for it in iterators]):
             raise uneven(self._owner, count)
         try:
             for it, own_index in zip(iterators, indices_of_shards(index, count), strict=True):
-                move_to_index(it, own_index)
+                it._set_next_index(own_index)
         except IndexError:
             lengths = [num_elements(self._task.share(i)) for i in range(count)]
             nums = [length.num for length in lengths if isinstance(length, Exact)]
@@ -145,4 +145,4 @@ class KnownShards:
 
     def have_gaps(self) -> bool:
         """Return true if there may be no element at some index."""
-        return any(map(may_have_gaps, self.new()))
+        return any([it._has_gaps() for it in self.new()])

@@ -35,11 +35,13 @@ class BlockShuffleParameters(Parameters):
 
 
 class BlockShuffleMapDataset(ReindexMapDataset[T]):
-    """The parent's elements: blocks of them in a pseudo-random order, all elements of a group of blocks in another.
+    """The parent's elements: blocks of them in a pseudo-random order, all elements of a group of
+    blocks in another.
 
-    Order: in epoch ``e``, whole blocks are permuted by ``index_shuffle`` with seed ``seed + e``; a shorter last block has a place
-    among them that follows from seed and epoch. Group ``g`` of the ``n`` of an epoch is permuted with a seed derived from it
-    plus ``e * n + g``. Cost: about 0.2 µs per element in blocks, 5 µs for a single one.
+    Order: in epoch ``e``, whole blocks are permuted by ``index_shuffle`` with seed ``seed + e``; a
+    shorter last block has a place among them that follows from seed and epoch. Group ``g`` of the
+    ``n`` of an epoch is permuted with a seed derived from it plus ``e * n + g``. Cost: about 0.2 µs
+    per element in blocks, 5 µs for a single one.
     """
 
     _parameters: BlockShuffleParameters
@@ -125,10 +127,13 @@ class _Order:
         self._groups: dict[int, Permutation] = {}  # by their length: there are no more than four
 
     def position(self, epoch: Any, index: Any) -> Any:
-        """Where the element ``index`` of ``epoch`` is in the parent: of ``int``s, or of arrays of them."""
+        """The index in the parent of element ``index`` of ``epoch``, for ``int``s or arrays of
+        them.
+        """
         group, start, length, place = self.group(epoch, index)
         offset = self._permuted(epoch * self.num_groups + group, index - start, length)
-        first = group * self.group_size  # block of the group; the short one, if it is here, is followed by what it lacks
+        # block of the group; the short one, if it is here, is followed by what it lacks
+        first = group * self.group_size
         end_of_short = (place - first + 1) * self.block_size - self.missing
         has_short = (first <= place) & (place < first + self.group_size)
         offset = offset + self.missing * (has_short & (offset >= end_of_short))
@@ -136,7 +141,9 @@ class _Order:
         return self._block_at(epoch, block, place) * self.block_size + offset % self.block_size
 
     def group(self, epoch: Any, index: Any) -> tuple[Any, Any, Any, Any]:
-        """The group that an element is in, its first index and its length; and the place of the short block among all."""
+        """The group that an element is in, its first index and its length; and the place of the
+        short block among all.
+        """
         place = self._place(epoch)
         shorter = place // self.group_size  # the group that lacks something
         is_after = index >= _least((shorter + 1) * self.most, self.num_blocks * self.block_size) - self.missing

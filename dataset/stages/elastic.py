@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from gristmill.core.claim import Claim
 from gristmill.core.errors import as_int
 from gristmill.core.options import MultiprocessingOptions, ReadOptions
 from gristmill.core.sharding import ShardOptions
@@ -14,16 +13,16 @@ from gristmill.core.state import shown
 from gristmill.dataset.bases.context import IteratorContext
 from gristmill.dataset.bases.element_spec import batched_spec
 from gristmill.dataset.bases.iter import IterDataset
-from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, marked, return_to, share_context, state_at
+from gristmill.dataset.bases.iterator import DatasetIterator, iterate, share_context
 from gristmill.dataset.bases.length import AtMost, Exact, Infinite, Length, Unknown, num_elements, scaled
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import spec_of
 from gristmill.dataset.bases.parameters import Parameters, aside
 from gristmill.dataset.bases.traced import Tracing, grouped
-from gristmill.dataset.engine.iterators import StreamIterator
+from gristmill.dataset.engine.iterators import Given, StreamIterator, adopt
 from gristmill.dataset.mixtures.shares import warn_if_one_sided
 from gristmill.dataset.stages.batch import batch_function
-from gristmill.dataset.stages.elastic_batches import BatchesIterator
+from gristmill.dataset.stages.elastic_batches import Batches, batches_of
 from gristmill.dataset.stages.elastic_files import ElasticFiles, open_files
 from gristmill.dataset.stages.prefetch import TracedMapDataset
 
@@ -37,14 +36,7 @@ class ElasticParameters(Parameters):
     multiprocessing_options: MultiprocessingOptions | None = aside()
 
 
-class _Shard:
-    """The definition of the iterator of a shard, which is of no dataset."""
-
-    _parameters = Parameters()
-    _work_options: Sequence[Any] = ()
-
-
-class ElasticIterator(BlockIterator[T], IterDataset[T]):
+class ElasticIterator(StreamIterator[T], IterDataset[T]):
     """Iterates over one shard of ``ds`` in batches; a checkpoint of any number of shards restores with any other number.
 
     Law, for a ``MapDataset``: in step ``t`` the ``n`` shards together deliver the next ``global_batch_size`` elements of
@@ -97,9 +89,8 @@ class ElasticIterator(BlockIterator[T], IterDataset[T]):
         array([11, 15])
     """
 
-    _flow = "stateful"
-    _parameters: ElasticParameters
-    _iterator: StreamIterator[T]
+    _is_shared = True
+    _engine: Batches | ElasticFiles
 
     def __init__(
         self,
@@ -126,12 +117,10 @@ class ElasticIterator(BlockIterator[T], IterDataset[T]):
             raise ValueError(
                 f"global_batch_size must be divisible by the number of shards, {shard_options.shard_count}, got {size}"
             )
-        self._claim = Claim()
         self._ds = ds
         self._global_batch_size = size
         self._shard = shard_options
-        self._parameters = ElasticParameters(size, shard_options, read_options, multiprocessing_options)
-        self._closes_anytime = isinstance(ds, MapDataset)
+        self._given = ElasticParameters(size, shard_options, read_options, multiprocessing_options)
         if isinstance(ds, MapDataset):
             warn_if_one_sided(ds, shard_options.shard_count, "ElasticIterator", "shard")
         elif multiprocessing_options is not None:
@@ -140,15 +129,18 @@ class ElasticIterator(BlockIterator[T], IterDataset[T]):
 
     def _open(self, batch_fn: Any) -> None:
         """Begin, with batches that ``batch_fn`` makes."""
-        ds, given, shard = self._ds, self._parameters, self._shard
+        ds, given, shard = self._ds, self._given, self._shard
+        make: Callable[[Any], Batches | ElasticFiles]
         if isinstance(ds, MapDataset):
             options = given.read_options or ReadOptions(), given.multiprocessing_options or MultiprocessingOptions()
-            size = self._global_batch_size
-            self._iterator = BatchesIterator(_Shard(), ds, size=size, shard=shard, options=options, batch_fn=batch_fn)
+            make = batches_of(ds, size=self._global_batch_size, shard=shard, options=options, batch_fn=batch_fn)
         else:
-            self._iterator = open_files(_Shard(), ds, self._batch_size, shard, batch_fn)
-        self._ctx.options = self._iterator._ctx.options
-        share_context([self._iterator], self._ctx)
+            make = open_files(ds, self._batch_size, shard, batch_fn)
+        super().__init__(Given(given), [], make)
+        if (running := self._engine.running) is not None:
+            self._ctx.options = running._ctx.options
+            adopt(self, [running])
+        share_context(self._inner_iterators(), self._ctx)
 
     def _traced(self, tracing: Tracing) -> Any:
         ds: Any = self._ds
@@ -166,8 +158,8 @@ class ElasticIterator(BlockIterator[T], IterDataset[T]):
 
     @property
     def base_iterator(self) -> DatasetIterator[T]:
-        """The iterator of this shard alone, whose state belongs to this number of shards."""
-        return self._iterator
+        """The iterator of this shard alone, which is this one."""
+        return self
 
     def _num_elements(self) -> Length:
         length = num_elements(self._ds)
@@ -232,63 +224,16 @@ class ElasticIterator(BlockIterator[T], IterDataset[T]):
 
     @property
     def _files(self) -> ElasticFiles:
-        stream, _ = self._iterator.stream_and_cell
-        if not isinstance(stream, ElasticFiles):
+        if not isinstance(self._engine, ElasticFiles):
             raise NotImplementedError(
                 "the shards of a MapDataset have no states of their own: get_state() of any shard restores in all"
             )
-        return stream
+        return self._engine
 
-    def _inner_iterators(self) -> Iterable[DatasetIterator[Any]]:
-        return (self._iterator,) if "_iterator" in vars(self) else ()
+    def _inner_iterators(self) -> Sequence[DatasetIterator[Any]]:
+        running = self._engine.running
+        return () if running is None else (running,)
 
     def _share_context(self, ctx: IteratorContext) -> None:
         super()._share_context(ctx)
         share_context(self._inner_iterators(), ctx)
-
-    def __next__(self) -> T:
-        return super().__next__() if "_take" in vars(self) else next(self._iterator)  # unless it is observed
-
-    def skip_failed(self) -> None:
-        if "_take" in vars(self):
-            super().skip_failed()
-        else:
-            self._iterator.skip_failed()
-
-    def _before_last(self) -> Any:
-        return super()._before_last() if "_take" in vars(self) else self._iterator._before_last()
-
-    def _take(self, n: int) -> list[Any]:
-        return self._iterator._take(n)
-
-    def _skip(self) -> None:
-        self._iterator._skip()
-
-    def get_state(self) -> Any:
-        return self._iterator.get_state()
-
-    def _restore(self, state: Any) -> None:
-        self._iterator.set_state(state)
-
-    def _mark(self) -> Any:
-        return marked(self._iterator)
-
-    def _state_at(self, mark: Any) -> Any:
-        return state_at(self._iterator, mark)
-
-    def _return_to(self, mark: Any) -> None:
-        return_to(self._iterator, mark)
-
-    def _merged_state(self, states: Any) -> Any:
-        return self._iterator._merged_state(states)
-
-    def start_prefetch(self) -> None:
-        if not self._closed:
-            self._iterator.start_prefetch()
-
-    def close(self) -> None:
-        super().close()
-        self._iterator.close()
-
-    def __del__(self) -> None:
-        pass  # what works in the background ends with the iterator that it works for

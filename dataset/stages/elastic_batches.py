@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import islice
 from typing import Any, ClassVar
@@ -14,9 +14,8 @@ from gristmill.core.indices import Indices
 from gristmill.core.options import MultiprocessingOptions, ReadOptions
 from gristmill.core.sharding import ShardOptions
 from gristmill.core.state import plain_int, shown, state_count, state_field
-from gristmill.dataset.bases.context import IteratorContext
 from gristmill.dataset.bases.iter import IterDataset
-from gristmill.dataset.bases.iterator import DatasetIterator, iterate, share_context
+from gristmill.dataset.bases.iterator import DatasetIterator, iterate
 from gristmill.dataset.bases.length import Length, Unknown
 from gristmill.dataset.bases.map import BlockMapDataset, MapDataset
 from gristmill.dataset.bases.node import dropping_steps, only_parent, tolerances
@@ -51,6 +50,7 @@ class Batches(Stream):
         batch_fn: makes a batch; by default as ``ds.batch`` does.
     """
 
+    name = "ElasticIterator"
     is_common: ClassVar = False  # every shard reads all elements
     running: DatasetIterator[Any] | None = None  # the pipeline
     _stream: Stream
@@ -212,9 +212,6 @@ class Batches(Stream):
         self.forget_run()
         self.running = None
 
-    def __str__(self) -> str:
-        return f"ElasticIterator(global_batch_size={self.size}, shard_options={self.shard})"
-
 
 class SparseBatches(Batches):
     """The batches of one shard of a map dataset that leaves out elements."""
@@ -247,7 +244,7 @@ class SparseBatches(Batches):
     def _pass(self, cell: Cell) -> None:
         index, faults = cell.pos
         it = self._steps(index).__iter__()
-        steps = it.stream_and_cell[0]
+        steps = it._engine
         assert isinstance(steps, Steps)
         here = Cell(steps.start())
         if self.faults:
@@ -258,28 +255,9 @@ class SparseBatches(Batches):
         cell.pos = steps.index_in_dataset(here.pos), found
 
 
-class BatchesIterator(StreamIterator[Any]):
-    """The iterator of ``Batches``, whose pipeline observers are told of.
-
-    Args:
-        stage: the definition.
-        ds: the dataset.
-        given: the other arguments of ``Batches``.
-    """
-
-    _engine: Batches
-
-    def __init__(self, stage: Any, ds: MapDataset[Any], **given: Any) -> None:
-        kind = SparseBatches if dropping_steps(ds) else Batches
-        super().__init__(stage, [], partial(kind, ds=ds, **given))
-
-    def _inner_iterators(self) -> Sequence[DatasetIterator[Any]]:
-        running = self._engine.running
-        return () if running is None else (running,)
-
-    def _share_context(self, ctx: IteratorContext) -> None:
-        super()._share_context(ctx)
-        share_context(self._inner_iterators(), ctx)
+def batches_of(ds: MapDataset[Any], **given: Any) -> Callable[[Any], Batches]:
+    """Return what makes the stream of the batches of ``ds``, with these other arguments of ``Batches``."""
+    return partial(SparseBatches if dropping_steps(ds) else Batches, ds=ds, **given)
 
 
 class StepsIterDataset(IterDataset[tuple[int, list[int]]]):

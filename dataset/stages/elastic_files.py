@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -10,11 +10,11 @@ from gristmill.core.errors import StateMismatchError
 from gristmill.core.sharding import ShardOptions
 from gristmill.core.state import shown, state_count, state_field
 from gristmill.dataset.bases.iter import IterDataset
-from gristmill.dataset.bases.iterator import iterate
+from gristmill.dataset.bases.iterator import DatasetIterator, iterate
 from gristmill.dataset.bases.node import ancestors, only_parent
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.bases.parameters import parameters_of
-from gristmill.dataset.engine.iterators import StreamIterator, adds_no_state
+from gristmill.dataset.engine.iterators import adds_no_state, stream_of
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, observed
 from gristmill.dataset.slicing import slice_pipeline
 from gristmill.dataset.stages.interleave import InterleaveDatasetIterator, InterleaveIterDataset
@@ -27,19 +27,22 @@ class ElasticFiles(Stream):
 
     Args:
         stage: the definition.
-        parent: the elements, or batches, of the share.
+        running: gives the elements, or batches, of the share.
         num_datasets: of all shards.
         cycle_length: of the interleave of all.
         shard: the shard.
     """
 
-    def __init__(self, stage: Any, parent: Stream, num_datasets: int, cycle_length: int, shard: ShardOptions) -> None:
-        super().__init__(stage, parent)
+    name = "ElasticIterator"
+    running: DatasetIterator[Any] | None
+
+    def __init__(
+        self, stage: Any, running: DatasetIterator[Any], num_datasets: int, cycle_length: int, shard: ShardOptions
+    ) -> None:
+        super().__init__(stage, stream_of(running))
+        self.running = running
         self._num_datasets, self._wanted_cycle_length = num_datasets, cycle_length
         self._shard = shard
-
-    def __str__(self) -> str:
-        return f"ElasticIterator(shard_options={self._shard})"
 
     def run(self, cell: Cell) -> Iterator[Any]:
         run = self.parent.run(cell)
@@ -114,15 +117,22 @@ class ElasticFiles(Stream):
             )
         return self.state_from({number: x for state in states for number, x in self.states_in(state).items()})
 
+    def close(self) -> None:
+        if self.running is not None:
+            self.running.close()
 
-def open_files(stage: Any, ds: IterDataset[Any], batch_size: int, shard: ShardOptions, batch_fn: Any) -> StreamIterator[Any]:
-    """Return an iterator of the share of one shard."""
+    def drop(self) -> None:
+        self.forget_run()
+        self.running = None
+
+
+def open_files(ds: IterDataset[Any], batch_size: int, shard: ShardOptions, batch_fn: Any) -> Callable[[Any], ElasticFiles]:
+    """Return what makes the stream of the share of one shard."""
     interleave = _interleave_of(ds)
     share = slice_pipeline(ds, shard.shard_index, shard.shard_count)
     it = iterate(share.batch(batch_size, batch_fn=batch_fn) if batch_size else share)
     length = parameters_of(interleave).cycle_length
-    make = partial(ElasticFiles, num_datasets=len(interleave.datasets), cycle_length=length, shard=shard)
-    return StreamIterator(stage, [it], make)
+    return partial(ElasticFiles, running=it, num_datasets=len(interleave.datasets), cycle_length=length, shard=shard)
 
 
 def _interleave_of(ds: IterDataset[Any]) -> InterleaveIterDataset[Any]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -17,7 +15,7 @@ from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import spec_of_first_parent
 from gristmill.dataset.bases.parameters import Parameters, aside
 from gristmill.dataset.bases.traced import Tracing
-from gristmill.dataset.engine.iterators import StreamIterator
+from gristmill.dataset.engine.iterators import Given, StreamIterator, unusable
 from gristmill.dataset.engine.prefetch import Prefetch
 
 T = TypeVar("T")
@@ -27,7 +25,9 @@ _CLOSE_SECONDS = 0.2  # how long ``close`` waits for the thread to come out of t
 
 
 class CheckpointableIterator(Protocol[T_co]):
-    """What a thread can prefetch from; it may also have ``start_prefetch()`` and ``close()``."""
+    """Interface of iterators from which a thread can prefetch; they may also have
+    ``start_prefetch()`` and ``close()``.
+    """
 
     def __next__(self) -> T_co: ...
 
@@ -46,11 +46,12 @@ class ThreadPrefetchParameters(Parameters):
 class ThreadPrefetchIterDataset(IterDataset[T]):
     """Returns the parent's elements, computed ahead by one thread.
 
-    Order: the parent's. State: the parent's, after the last delivered element; so this stage can be put in and taken out without
-    effect on checkpoints. Cost: handing over a block of small elements, or one large one, from thread to thread.
+    Order: the parent's. State: the parent's, after the last delivered element; so this stage can be
+    put in and taken out without effect on checkpoints. Cost: handing over a block of small
+    elements, or one large one, from thread to thread.
 
-    The thread starts with the first element or with ``start_prefetch()``. Errors come in order, behind the elements before them;
-    the following ``next`` tries the same element again.
+    The thread starts with the first element or with ``start_prefetch()``. Errors come in order,
+    behind the elements before them; the following ``next`` tries the same element again.
 
     Args:
         parent: the dataset.
@@ -86,11 +87,12 @@ class ThreadPrefetchIterDataset(IterDataset[T]):
 class ThreadPrefetchDatasetIterator(StreamIterator[T]):
     """The elements of an iterator, computed ahead by one thread.
 
-    Nobody else may use ``parent`` from then on. ``close`` waits for the thread for a moment; if it is stuck in the parent, the
-    parent is closed as soon as it comes out.
+    The caller must not use ``parent`` from then on. ``close`` waits for the thread for a moment; if
+    it is stuck in the parent, the parent is closed as soon as it comes out.
 
     Args:
-        parent: a ``DatasetIterator``, or any object with ``__next__``, ``get_state`` and ``set_state``.
+        parent: a ``DatasetIterator``, or any object with ``__next__``, ``get_state`` and
+            ``set_state``.
         prefetch_buffer_size: the most elements to be ahead; 0 computes in the calling thread.
 
     Raises:
@@ -109,8 +111,8 @@ class ThreadPrefetchDatasetIterator(StreamIterator[T]):
 
     def __init__(self, parent: CheckpointableIterator[T], prefetch_buffer_size: int) -> None:
         it = parent if isinstance(parent, DatasetIterator) else ForeignIterator(parent)
-        given = _Given(ThreadPrefetchParameters(prefetch_buffer_size))
-        super().__init__(given, [it], partial(Prefetch, size=given._parameters.prefetch_buffer_size, it=it))
+        parameters = ThreadPrefetchParameters(prefetch_buffer_size)
+        super().__init__(Given(parameters), [it], partial(Prefetch, size=parameters.prefetch_buffer_size, it=it))
 
     @property
     def _ahead(self) -> PullAhead | None:
@@ -118,7 +120,7 @@ class ThreadPrefetchDatasetIterator(StreamIterator[T]):
 
     def start_prefetch(self) -> None:
         if self._closed and self._engine.size:
-            raise self._unusable()
+            raise unusable(self)
         super().start_prefetch()
 
     def close(self) -> None:
@@ -129,14 +131,6 @@ class ThreadPrefetchDatasetIterator(StreamIterator[T]):
         self._closed, self._advance = True, None
         if "_engine" in vars(self):
             self._engine.close_within(seconds)
-
-
-@dataclass
-class _Given:
-    """What an iterator is made with that is of no dataset."""
-
-    _parameters: ThreadPrefetchParameters
-    _work_options: Sequence[Any] = ()
 
 
 class ForeignIterator(DatasetIterator[T]):
@@ -174,7 +168,7 @@ class ForeignIterator(DatasetIterator[T]):
         getattr(self._iterator, "close", _do_nothing)()
 
     def __del__(self) -> None:
-        pass  # the iterator is somebody else's
+        pass  # another object owns the iterator
 
 
 def _do_nothing() -> None: ...

@@ -13,7 +13,7 @@ from gristmill.dataset.bases.cells import Rows
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate
 from gristmill.dataset.bases.map import MapDataset
-from gristmill.dataset.bases.next_index import may_have_gaps, set_next_index
+from gristmill.dataset.bases.next_index import set_next_index
 from gristmill.dataset.bases.node import ancestors, dropping_steps
 from gristmill.dataset.bases.traced import Traced, Tracing, rows_at, unexplained
 from gristmill.dataset.stages.prefetch import deciding_part
@@ -56,7 +56,7 @@ def explain(it_or_ds: Any, *, state: Any = None, step: int | None = None, ledger
         ledger: a ``Ledger``, or its path. With it ``step`` may be any step that it has recorded.
 
     Raises:
-        TypeError: ``it_or_ds`` is none of these.
+        TypeError: ``it_or_ds`` is of another type.
         ValueError: there was no output yet, there is none after ``state``, or the arguments exclude
             each other.
         IndexError: there is no output ``step``, or the ledger has not recorded it.
@@ -151,7 +151,7 @@ class _Subject:
         stream, tracing = _stream_of(ds), Tracing(False)
         with _twin(stream, tracing) as it:
             try:
-                if may_have_gaps(it):
+                if it._has_gaps():
                     raise NotImplementedError(f"{_holes_of(stream)} leaves out elements, so that steps are no indices")
                 set_next_index(it, step)
             except NotImplementedError as error:
@@ -253,7 +253,7 @@ def _state_after(ds: Any, state: Any, num: int) -> Any:
 
 
 def _tells_place(ds: Any) -> bool:
-    """Whether a state says which elements have been read for the outputs before it."""
+    """True if a state says which elements have been read for the outputs before it."""
     return all([node._tells_place or node._works_on is not None for node in ancestors(ds) if isinstance(node, IterDataset)])
 
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from gristmill.core.errors import as_int
 from gristmill.core.state import shown
-from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, marked, return_to
-from gristmill.dataset.bases.next_index import get_next_index, may_have_gaps, move_to_index
+from gristmill.dataset.bases.iterator import DatasetIterator, iterate
+from gristmill.dataset.bases.next_index import get_next_index
 from gristmill.dataset.bases.traced import Tracing
+from gristmill.dataset.engine.iterators import marked, return_to
 from gristmill.diagnostics.provenance.explaining import definition_of
 from gristmill.diagnostics.view import dataset_iterator
 from gristmill.loader import DataLoaderIterator
@@ -63,7 +64,7 @@ class Followed(abc.ABC):
                 ledger.forget(step)
         except BaseException:
             if element:
-                _undo(self._dataset_iterator, before)
+                return_to(self._dataset_iterator, before)
             raise
         if not element:
             raise StopIteration
@@ -93,7 +94,7 @@ class Followed(abc.ABC):
         self._move(lambda: self.followed_iterator.set_state(state, **given), step)
 
     def _set_next_index(self, index: int) -> None:
-        self._move(lambda: move_to_index(self._dataset_iterator, index), None)
+        self._move(lambda: self._dataset_iterator._set_next_index(index), None)
 
     def skip_failed(self) -> None:
         """Moves past the output whose ``next`` failed, which has no step."""
@@ -157,13 +158,6 @@ class FollowedIterator(Followed, DatasetIterator[Any]):
     def _stage_text(self) -> str:
         return str(self._ledger)
 
-    def _mark(self) -> Any:
-        return marked(self._parents[0]), self._number
-
-    def _return_to(self, mark: Any) -> None:
-        before, self._number = mark
-        return_to(self._parents[0], before)
-
     def _before_last(self) -> Any:
         return self._parents[0]._before_last()
 
@@ -206,24 +200,17 @@ def followed(ledger: Ledger, iterator: Any, step: int | None) -> FollowedIterato
     )
 
 
-def _undo(it: DatasetIterator[Any], before: Any) -> None:
-    """Moves ``it`` back to ``before``, by an output that was not returned."""
-    return_to(it, before)
-    if isinstance(it, BlockIterator):
-        it._forget_last()
-
-
 def _num_outputs(it: Any) -> int | None:
     """Returns the number of outputs before the position of ``it``; ``None`` if not known."""
     inner = dataset_iterator(it)
     ds, tracing = definition_of(inner), Tracing(False)
     if ds is None:
         return None
-    # A stage that cannot be explained raises here, and so does an iterator whose index is not known:
-    # then the caller asks the user for the step.
+    # A stage that cannot be explained raises here, and so does an iterator whose index is not
+    # known: then the caller asks the user for the step.
     with contextlib.suppress(NotImplementedError, ValueError):
         tracing.of(ds)
-        if not tracing.assumes and not may_have_gaps(inner):  # else elements may have been left out
+        if not tracing.assumes and not inner._has_gaps():  # else elements may have been left out
             return get_next_index(inner)
     return 0 if it.get_state() == _first_state(it, ds) else None
 

@@ -1,7 +1,9 @@
-"""The conditions under which a pipeline must give the same: what each of them runs, and what that is compared with.
+"""The conditions under which a pipeline must give the same: what each of them runs, and what that
+is compared with.
 
-A condition gives outcomes with the steps that they are of, in any order. What is the same under it is promised by the guides:
-with lanes the stream of any number of workers, for instance, and not the stream without lanes.
+A condition gives outcomes with the steps that they are of, in any order. What is the same under it
+is promised by the guides: with lanes the stream of any number of workers, for instance, and not the
+stream without lanes.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from functools import partial
 from typing import Any, Literal
 
 from gristmill.core.state import state_from_text
-from gristmill.dataset.bases.iterator import iterate, marked, pull, return_to
+from gristmill.dataset.bases.iterator import iterate
+from gristmill.dataset.engine.iterators import StreamIterator
 from gristmill.diagnostics.verification.fresh import Surroundings, run_fresh
 from gristmill.diagnostics.verification.outcomes import (
     Clock,
@@ -78,7 +81,7 @@ class Condition(abc.ABC):
         """
 
     def open(self, subject: Subject) -> Callable[[], Any]:
-        """What makes iterators that read the states of this condition."""
+        """A factory of iterators that read the states of this condition."""
         return subject.open
 
 
@@ -365,16 +368,14 @@ def _made(make: Callable[[], Any]) -> Any:
 
 
 def _block(it: Any, size: int) -> tuple[list[Any], Outcome | None]:
-    """Up to ``size`` next elements, taken at once; and what came in place of the next one, if anything did."""
-    before = marked(it)
-    try:
-        block = pull(it, size)
-        return block, None if len(block) == size else end_outcome()
-    except Exception as error:
-        if before is None:
-            return [], error_outcome(error)
-    return_to(it, before)
-    block = []
+    """Up to ``size`` next elements, taken at once; and what came in place of the next one, if
+    anything did.
+    """
+    block: list[Any] = []
+    if isinstance(it, StreamIterator) and not it._reads_once:
+        with contextlib.suppress(Exception):  # which the elements before it come before
+            block = it._take(size)
+            return block, None if len(block) == size else end_outcome()
     while len(block) < size:
         try:
             block.append(next(it))
@@ -386,7 +387,7 @@ def _block(it: Any, size: int) -> tuple[list[Any], Outcome | None]:
 
 
 def through_text(state: Any, it: Any) -> Any:
-    """What becomes of a state in a checkpoint."""
+    """Returns a state as it is after being written to and read from a checkpoint."""
     if isinstance(state, bytes):
         return state
     try:

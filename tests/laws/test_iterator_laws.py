@@ -1,4 +1,6 @@
-"""Laws of iterator stages: blocks are not observable, states restore anywhere, wrong ones change nothing, nor does a worker."""
+"""Laws of iterator stages: blocks are not observable, states restore anywhere, wrong ones change
+nothing, nor does a worker.
+"""
 
 import contextlib
 import copy
@@ -28,7 +30,9 @@ each_entry = pytest.mark.parametrize("entry", STREAMS, ids=lambda entry: entry.n
 
 
 def record(ds):
-    """All elements, the states before, between and after them, and the state of the exhausted iterator."""
+    """All elements, the states before, between and after them, and the state of the exhausted
+    iterator.
+    """
     it = iter(ds)
     first = it.get_state()
     elements, states = run(it)
@@ -63,12 +67,15 @@ def test_the_budget_is_not_observable(entry):
         assert entry.states_vary or states == [*expected[1:]]
 
 
-CONFORMING = [entry for entry in STREAMS if len(entry.expected)]  # of those without elements there is little to say
+# of those without elements there is little to say
+CONFORMING = [entry for entry in STREAMS if len(entry.expected)]
 
 
 @pytest.mark.parametrize("entry", [x for x in CONFORMING if x.name not in WITH_PROCESSES], ids=lambda entry: entry.name)
 def test_it_conforms(entry):
-    """Ends, threads and copies; states that are JSON, aliases and wrong; restoring, closing, reading ahead, batches."""
+    """Ends, threads and copies; states that are JSON, aliases and wrong; restoring, closing,
+    reading ahead, batches.
+    """
     assert_iter_dataset_conforms(entry.make(), max_elements=24, states_vary=bool(entry.states_vary))
 
 
@@ -270,7 +277,8 @@ def has_workers(entry):
     return any(ds._starts_workers or isinstance(ds, LocalWorkersIterDataset) for ds in ancestors(ds))
 
 
-ENTRIES = [entry for entry in ITER_ENTRIES if not has_workers(entry)]  # workers do not start workers
+# workers do not start workers
+ENTRIES = [entry for entry in ITER_ENTRIES if not has_workers(entry)]
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
@@ -324,7 +332,7 @@ def test_who_computes_the_lanes_is_not_observable(entry):
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 def test_what_is_skipped_does_not_depend_on_how_an_iterator_came_there(entry):
-    """A worker is told to leave out the next output by its state alone, or as the first of all."""
+    """A worker is asked to skip the next output by its state alone, or as its first output."""
     ds = entry.make()
     states = [iter(ds).get_state(), *run(iter(ds))[1]]
     for position, state in enumerate(states[:-1]):

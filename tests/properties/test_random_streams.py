@@ -1,8 +1,11 @@
-"""Random trees of stream stages deliver what plain generators say, whatever is done to their iterators in between."""
+"""Random trees of stream stages deliver what plain generators say, after any operations on their
+iterators.
+"""
 
 import itertools
 import json
 from functools import partial
+from itertools import islice
 
 import cloudpickle
 import list_model
@@ -16,7 +19,7 @@ from refusing import assert_raises
 from stream_model import TROUBLE, Endless, Interrupt, Transient, build, failing_trees, frozen, names, outcomes, spoil, trees
 
 from gristmill import experimental as gx
-from gristmill.dataset.bases.iterator import go_to, pull
+from gristmill.dataset.engine.iterators import StreamIterator
 from gristmill.dataset.telling.description import describe
 
 ELSEWHERE = ["local_workers", "workers", "lanes", "local_lanes", "threads", "prefetch"]
@@ -25,7 +28,8 @@ BUDGETS = [gx.DatasetOptions(), *[gx.DatasetOptions(max_threads=num, max_bytes_a
 ANYHOW = {
     "deadline": None,
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
-    "phases": [Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],  # explaining takes minutes
+    # explaining takes minutes
+    "phases": [Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
 }
 QUICK = settings(max_examples=200, derandomize=True, **ANYHOW)
 THOROUGH = settings(max_examples=200, print_blob=True, **ANYHOW)  # with other examples every time
@@ -41,10 +45,13 @@ class Run:
             assume(False)
         self.is_whole = len(self.outcomes) <= LIMIT
         self.names = names(tree)
-        if {"zip", "fail"} <= self.names and not self.names.isdisjoint(ELSEWHERE):  # a zip that is not strict and has ended
-            assume(False)  # asks those again that had not, where its place is restored behind what failed
+        # a zip that is not strict and has ended
+        if {"zip", "fail"} <= self.names and not self.names.isdisjoint(ELSEWHERE):
+            # asks those again that had not, where its place is restored behind what failed
+            assume(False)
         self.has_gaps = has_gaps(tree)
-        # A cache leaves out what was skipped in later epochs, a user's iterator does not know how to skip.
+        # A cache leaves out what was skipped in later epochs, a user's iterator does not know how
+        # to skip.
         self.can_skip = self.names.isdisjoint(["cache", "user"])
         self.states_vary = has_lazy_interleave(tree)  # with which datasets could be opened so far
         self.ds = gx.WithOptionsIterDataset(build(tree), BUDGETS[len(repr(tree)) % len(BUDGETS)])
@@ -94,10 +101,13 @@ class Run:
     def take(self, n):
         n = min(n, LIMIT - self.position)
         before = self.it.get_state()
+        is_ours = isinstance(self.it, StreamIterator)
         try:
-            elements = pull(self.it, n)
+            elements = self.it._take(n) if is_ours else list(islice(self.it, n))
         except (Boom, ValueError, Transient, Interrupt):
-            twice_if_transient(partial(go_to, self.it, before))
+            if not is_ours:
+                twice_if_transient(partial(self.it.set_state, before))
+            assert self.states_vary or self.it.get_state() == before
             self.is_failed = False
             return
         assert len(elements) == n or self.position + len(elements) == len(self.outcomes)
@@ -201,7 +211,8 @@ class Run:
             assert self.position == len(self.outcomes)
             for _ in range(2):
                 assert_raises(StopIteration, None, next, self.it)
-            if not ({"zip", "fail"} <= self.names):  # a zip that is not strict asks those again that had not ended
+            # a zip that is not strict asks those again that had not ended
+            if not ({"zip", "fail"} <= self.names):
                 it = iter(self.ds)
                 it.set_state(json.loads(json.dumps(self.it.get_state())))
                 assert_raises(StopIteration, None, next, it)
@@ -223,7 +234,7 @@ def has_lazy_interleave(tree):
 
 
 def has_gaps(tree):
-    """Whether a source leaves out elements, at indices that nobody can know beforehand."""
+    """True if a source has missing elements, at indices that cannot be known beforehand."""
     return (tree[0] == "source" and any(step[0] in ("remove", "filter") for step in tree[1][1])) or any(map(has_gaps, tree[2]))
 
 
@@ -273,7 +284,8 @@ LISTED = ("interleave", (1, 0, 0, 0, True), (("source", (12, [], (0, 0), False),
 
 @pytest.mark.timeout(300)
 @QUICK
-@example(LISTED, 2, [("arm", 1, Transient), ("restore", 0)])  # the beginning, while nothing can be opened
+# the beginning, while nothing can be opened
+@example(LISTED, 2, [("arm", 1, Transient), ("restore", 0)])
 @given(trees | failing_trees, st.sampled_from([0, 0, 0, 1]), operations)
 def test_streams(tree, num_workers, script):
     check(tree, num_workers, script)

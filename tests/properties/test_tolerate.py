@@ -1,4 +1,6 @@
-"""``tolerate``: streams are those of what does not fail, wherever they are computed and however often they are restored."""
+"""``tolerate``: streams are those of what does not fail, wherever they are computed and however
+often they are restored.
+"""
 
 import collections
 import io
@@ -51,7 +53,8 @@ def through_json(state):
 @some
 @given(failing_trees, st.integers(0, LIMIT), st.integers(1, 7))
 def test_random_streams_are_those_of_what_does_not_fail(tree, position, n):
-    assume(names(tree).isdisjoint(["user", "workers", "local_workers", "cache", "zip"]))  # which do not go past all failures
+    # which do not go past all failures
+    assume(names(tree).isdisjoint(["user", "workers", "local_workers", "cache", "zip"]))
     try:
         expected = [x for x in itertools.islice(outcomes(tree), LIMIT) if x is not FAILED]
     except Endless:
@@ -110,7 +113,8 @@ def test_streams_are_equal_whoever_computes_them(name, ds):
     assert expected[1] == 3 and expected[3] == sorted(BROKEN) and expected[2] in (667, 668, 1000, 1001)
     for num_workers in (1, 2, 3):
         assert trace(LocalWorkersIterDataset(ds, num_workers, num_lanes=3)) == expected
-    if name != "component":  # a lane of a mixture is a mixture of lanes; threads share out the order of the mixture
+    # a lane of a mixture is a mixture of lanes; threads share out the order of the mixture
+    if name != "component":
         assert trace(ds.multithread_prefetch(3, 4)) == expected
     with iter(ds) as alone:
         assert sum(1 for _ in alone) and [alone.faults().total, alone.faults().tried] == [3, min(expected[2], 1000)]
@@ -219,11 +223,14 @@ def threes(x):
 @pytest.mark.parametrize("seed", [0, *[pytest.param(i, marks=pytest.mark.slow) for i in range(1, 2)]])
 @pytest.mark.parametrize("name", restored_streams(Coin(0)))
 def test_after_any_number_of_restarts_every_record_came_once_or_was_passed_over(name, seed):
-    """A window, a bin or a batch that is filled again has what it had, or ``next`` says that it cannot."""
+    """A window, a bin or a batch that is filled again has what it had, or ``next`` says that it
+    cannot.
+    """
     coin = Coin(f"{name}{seed}")
     ds, num_each = restored_streams(coin)[name]
     it, found, num_restarts = iter(ds), [], 0
-    coin.chance, restarts = 0.06, random.Random(seed + 1)  # the coin is thrown by threads, too, nobody knows how often
+    # the coin is thrown by threads, too, an unknown number of times
+    coin.chance, restarts = 0.06, random.Random(seed + 1)
     while True:
         if restarts.random() < 0.2:
             state, counts = through_json(it.get_state()), it.faults()
@@ -314,7 +321,7 @@ def test_a_budget_is_exceeded_at_the_same_place(limit):
         assert sum(1 for _ in it) == 996 - places[-1]
         assert keys_in(log) == [5, 17, 900]
     assert len(set(places)) == 1
-    # Counts go on after a restart.
+    # Counts continue after a restart.
     it = iter(ds)
     for _ in range(500):
         next(it)
