@@ -51,7 +51,10 @@ class SavedPositions(Sequence[Any]):
             start, stop, _ = i.indices(len(self))
             before = self._positions[start - 1] if start else self._before
             return SavedPositions(self._stream, before, self._positions[start:stop])
-        return self._stream.save(self._positions[i])
+        try:
+            return self._stream.save(self._positions[i])
+        except NotImplementedError:  # as of a plain iterator
+            return None
 
     def without_stream(self) -> Sequence[Any]:
         """Return the states themselves, as few numbers where all counts grow by one with each element."""
@@ -105,7 +108,7 @@ class StreamBlocks:
         return self._end() if is_at_end[0] and not block.elements else None
 
     def _end(self) -> StopIteration:
-        return StopIteration(self._it.get_state()) if self._it._counts_faults else StopIteration()
+        return StopIteration(snapshot(self._it)) if self._it._counts_faults else StopIteration()
 
     def _until_late(self, after: list[Any], n: int, is_at_end: list[bool]) -> Iterator[Any]:
         it, deadline = self._it, time.perf_counter() + _BLOCK_SECONDS

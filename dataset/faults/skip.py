@@ -8,7 +8,7 @@ from itertools import compress, islice, repeat
 from operator import length_hint
 from typing import Any, ClassVar
 
-from gristmill.core.errors import FaultBudgetError, StateMismatchError
+from gristmill.core.errors import FaultBudgetError, StateMismatchError, add_note
 from gristmill.core.state import shown, state_count, state_field
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.bases.traced import Tracing
@@ -132,6 +132,7 @@ class SkipFailed(Stream):
                 failed_again(error, self, limits)
                 raise error
             self._check_budget(tried, count, error)
+            self._check_state(before, error)
         except Exception as refused:
             cause = refused.__cause__ if isinstance(refused, FaultBudgetError) else None
             # A stage upstream counts what it has let through.
@@ -159,6 +160,16 @@ class SkipFailed(Stream):
         if excess is not None:
             refuse(excess, limits)
             raise excess from error
+
+    def _check_state(self, pos: Pos, error: Exception) -> None:
+        """Raise ``error`` if the parent has no state: it may be a plain iterator, which ends or goes on after an error."""
+        try:
+            self.parent.save(pos)
+            return
+        except NotImplementedError as stateless:
+            reason = str(stateless)
+        add_note(error, f"{self} does not skip the element: {reason}")
+        raise error
 
     def _skip(self, cell: Cell, fault: Fault, counts: Mapping[str, int] | None) -> None:
         """Move past the output that failed, and count it."""
