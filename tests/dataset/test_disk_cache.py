@@ -105,7 +105,7 @@ def test_elements_that_were_skipped_stay_so_with_the_cache_and_without(tmp_path,
 
 
 def fails_for_some(x):
-    return 1 // (x not in (3, 4, 17)) and x
+    return 1 // (x not in (3, 4, 17, 19)) and x
 
 
 def replaced():
@@ -118,6 +118,8 @@ FAULTY = {
     "batches": lambda: replaced().batch(3).to_iter_dataset(),
     "components": lambda: grain.IterDataset.mix({"a": FAULTY["stream"](), "b": FAULTY["batches"]()}),
     "part": lambda: FAULTY["batches"]().limit(5),
+    "windows": lambda: FAULTY["map"]().window_shuffle(3, seed=1).window_shuffle(5, seed=2),
+    "items": lambda: FAULTY["stream"]().batch(3).rebatch(5).flat_map(list),
 }
 
 
