@@ -24,7 +24,7 @@ _METHODS: dict[type, str] = {
 _INPUT = Law(
     "a transformation leaves its input as it is",
     "Sources and caches hand out what they keep, so a change in place is there again in the next epoch: make a new element "
-    "(x = x + 1, not x += 1; {**x, 'key': value}). If every element is always made anew, say may_change_input=True.",
+    "(x = x + 1, not x += 1; {**x, 'key': value}). If every element is always a new one, say may_change_input=True.",
 )
 
 

@@ -214,7 +214,9 @@ class _Endless:
                 take()
             except StopIteration:
                 if num_at_end == len(delays):
-                    raise CommandError("the pipeline has elements only once: it gives none when it begins anew", code=1) from None
+                    raise CommandError(
+                        "the pipeline has elements only once: it gives none when it starts again", code=1
+                    ) from None
                 num_at_end = len(delays)
                 self._begin()
                 take = self.it.__next__
