@@ -94,7 +94,8 @@ def frames_of(files: Files, number: int) -> Iterator[Frame]:
     """The frames of a compressed file that hold something, from front to back.
 
     Raises:
-        DamagedFileError: a frame is cut off or cannot be decoded, or something else lies between frames.
+        DamagedFileError: a frame is cut off or cannot be decoded, or between frames is something
+            else.
         ImportError: it is a zstd file, and zstandard is not installed.
     """
     reader = _Reader(files, number)
@@ -118,12 +119,12 @@ def frames_of(files: Files, number: int) -> Iterator[Frame]:
 
 
 def streamed(files: Files, number: int, start: int) -> Iterator[bytes]:
-    """Yield the texts of all streamed frames that begin at byte ``start``. Raises: as ``frames_of``."""
+    """Yield the texts of the streamed frames with this ``start``. Raises: as ``frames_of``."""
     return _cut(_texts(_Reader(files, number, start)), itertools.repeat(_STREAMED_BYTES))
 
 
 def decode(path: str, start: int, compressed: bytes) -> bytes:
-    """Return the text of a whole frame, which begins at byte ``start`` of ``path``. Raises: as ``frames_of``."""
+    """Return the text of a whole frame at byte ``start`` of ``path``. Raises: as ``frames_of``."""
     if compressed.startswith(_ZSTD):
         return _zstd_decoder(path, start)(compressed)
     decoder = zlib.decompressobj(wbits=31)
@@ -136,7 +137,14 @@ def decode(path: str, start: int, compressed: bytes) -> bytes:
     return text
 
 
-def decode_from_bit(path: str, start: int, bit: int, compressed: bytes, window: bytes, num_bytes: int) -> bytes:
+def decode_from_bit(
+    path: str,
+    start: int,
+    bit: int,
+    compressed: bytes,
+    window: bytes,
+    num_bytes: int,
+) -> bytes:
     """Return the text of a frame that is decoded from a bit.
 
     Args:
@@ -144,7 +152,7 @@ def decode_from_bit(path: str, start: int, bit: int, compressed: bytes, window: 
         start: the byte that the frame begins in.
         bit: the first bit of it, of 8 from the lowest on.
         compressed: the bytes from ``start`` on.
-        window: the text in front of the frame, as far as deflate may refer to it.
+        window: the last 32 KiB of text in front of the frame, to which deflate may refer.
         num_bytes: the number of bytes of text.
 
     Raises:
@@ -197,7 +205,7 @@ def _points(files: Files, number: int, start: int) -> list[_Point] | None:
 
 
 def _parsed(index: memoryview) -> list[_Point]:
-    """Return the points of an index of ``indexed_gzip``, the last of which is the end of the text."""
+    """Return the points of an index of ``indexed_gzip``, and last the end of the text."""
     *_, text_size, _, window_size, num_points = _INDEX_HEADER.unpack_from(index)
     windows = _INDEX_HEADER.size + num_points * _INDEX_POINT.size
     fields = _INDEX_POINT.iter_unpack(index[_INDEX_HEADER.size : windows])
@@ -211,8 +219,14 @@ def _parsed(index: memoryview) -> list[_Point]:
     return points
 
 
-def _frames_from_points(files: Files, number: int, points: list[_Point], texts: Iterator[bytes]) -> Iterator[Frame]:
+def _frames_from_points(
+    files: Files,
+    number: int,
+    points: list[_Point],
+    texts: Iterator[bytes],
+) -> Iterator[Frame]:
     """Yield a frame for each of the points, with its text, cut from ``texts``."""
+    path = files.paths[number]
     sizes = [after.text_start - point.text_start for point, after in itertools.pairwise(points)]
     # A point may begin within the byte at which the frame in front of it ends.
     stops = [*[point.start + 1 for point in points[1:-1]], files.sizes[number]]
@@ -221,10 +235,10 @@ def _frames_from_points(files: Files, number: int, points: list[_Point], texts: 
     for point, stop, size in frames:
         text = next(found, b"")
         if len(text) != size:
-            raise _undecodable(files.paths[number], point.start, "part of a gzip member", "it has another length")
+            raise _undecodable(path, point.start, "part of a gzip member", "it has another length")
         yield Frame(point.start, stop, text, point.bit, point.window)
     if any(texts):  # which also reads the checksum behind the text
-        raise _undecodable(files.paths[number], points[-1].start, "end of a gzip member", "it has another length")
+        raise _undecodable(path, points[-1].start, "end of a gzip member", "it has another length")
 
 
 def _cut(texts: Iterable[bytes], sizes: Iterable[int]) -> Iterator[bytes]:
@@ -260,7 +274,7 @@ class _Reader:
         return self._buffer[here : here + num_bytes]
 
     def take(self, num_bytes: int) -> bytes:
-        """The next bytes, fewer only at the end, and goes on after them."""
+        """Return the next bytes, fewer only at the end, and move behind them."""
         pieces = []
         while num_bytes and (piece := self.peek(min(num_bytes, _READ_BYTES))):
             self.position += len(piece)
@@ -270,7 +284,7 @@ class _Reader:
 
 
 def _texts(reader: _Reader) -> Iterator[bytes]:
-    """Yield the text of the frame that begins here, piece by piece; the reader is behind it then."""
+    """Yield the text of the frame that begins here in pieces, and move the reader behind it."""
     return _texts_of_member(reader) if reader.is_gzip else _texts_of_frame(reader)
 
 
@@ -295,7 +309,8 @@ def _texts_of_member(reader: _Reader) -> Iterator[bytes]:
             text = decoder.decompress(piece, _READ_BYTES)
         except zlib.error as error:
             raise _undecodable(path, start, "gzip member", error) from error
-        reader.position += len(piece) - len(decoder.unused_data if decoder.eof else decoder.unconsumed_tail)
+        rest = decoder.unused_data if decoder.eof else decoder.unconsumed_tail
+        reader.position += len(piece) - len(rest)
         yield text
 
 
@@ -327,7 +342,7 @@ def _texts_of_frame(reader: _Reader) -> Iterator[bytes]:
 
 
 def _zstd_decoder(path: str, start: int) -> Callable[[bytes], bytes]:
-    """Return a function of the next bytes of a zstd frame that returns the text that they complete."""
+    """Return a function that decodes the next bytes of a zstd frame."""
     try:
         import zstandard
     except ImportError as error:
@@ -353,4 +368,9 @@ def _cut_off(path: str, start: int, what: str) -> ValueError:
 
 
 def _undecodable(path: str, start: int, what: str, error: Exception | str) -> ValueError:
-    return damaged(path, start, f"the {what} that begins here cannot be decoded ({error})", "Copy or write the file anew")
+    return damaged(
+        path,
+        start,
+        f"the {what} that begins here cannot be decoded ({error})",
+        "Copy or write the file anew",
+    )

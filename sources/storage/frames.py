@@ -74,7 +74,7 @@ class _Stream:
 
 
 class Frames(PerProcess):
-    """Text of compressed files by places. The frames that were used last are kept, in each process its own.
+    """Text of compressed files by places. See the guarantees above.
 
     Args:
         files: the data.
@@ -103,7 +103,7 @@ class Frames(PerProcess):
             self._num_bytes = 0
 
     def read(self, ranges: Sequence[tuple[int, int, int]]) -> list[bytes]:
-        """The text of file ``number`` from place ``start`` up to ``stop``, for each ``(number, start, stop)``, in this order.
+        """Return the text between two places for each ``(number, start, stop)``, in this order.
 
         Each frame is decoded once, if a few of them have room.
 
@@ -116,15 +116,19 @@ class Frames(PerProcess):
         texts = [b""] * len(ranges)
         order = sorted(range(len(ranges)), key=ranges.__getitem__)
         frames = {place: _frames_in(*ranges[place]) for place in order}
-        bounds = self._bounds({frame for theirs in frames.values() for frame in theirs if frame not in self._kept})
+        bounds = self._bounds(self._missing(order, frames))
         for group in _groups(frames, bounds):
-            missing = {frame for place in group for frame in frames[place] if frame not in self._kept}
-            wanted = sorted([frame for frame in missing if frame in bounds and bounds[frame].way != STREAMED])
-            found = self._files.read([(key[0], bounds[key].start, bounds[key].stop) for key in wanted])
+            missing = sorted(self._missing(group, frames) & bounds.keys())
+            wanted = [key for key in missing if bounds[key].way != STREAMED]
+            found = self._files.read([(key[0], *bounds[key][:2]) for key in wanted])
             read = dict(zip(wanted, found, strict=True))
             for place in group:
                 texts[place] = self._text(ranges[place], frames[place], read, bounds)
         return texts
+
+    def _missing(self, places: list[int], frames: dict[int, list[FrameKey]]) -> set[FrameKey]:
+        """Return the frames of these places that are not kept."""
+        return {key for place in places for key in frames[place] if key not in self._kept}
 
     def _bounds(self, frames: set[FrameKey]) -> dict[FrameKey, _Bounds]:
         by_file: dict[int, list[int]] = {}
@@ -134,11 +138,13 @@ class Frames(PerProcess):
         for number, theirs in by_file.items():
             sidecar = self._sidecars[number]
             found = sidecar.read_many("frames", [2 * frame for frame in theirs], 2).tolist()
-            has_ways = "ways" in sidecar.names()
-            ways = sidecar.read_many("ways", theirs)[:, 0].tolist() if has_ways else [WHOLE] * len(theirs)
+            ways = [WHOLE] * len(theirs)
+            if "ways" in sidecar.names():
+                ways = sidecar.read_many("ways", theirs)[:, 0].tolist()
             for frame, (start, stop), way in zip(theirs, found, ways, strict=True):
-                if not 0 <= start < stop <= self._files.sizes[number]:
-                    raise damaged(sidecar.path, 0, f"it has frame {frame} from byte {start} to {stop}", REMEDY)
+                if not 0 <= start < stop <= self._files.sizes[number] or way > STREAMED:
+                    what = f"it has frame {frame} from byte {start} to {stop} of kind {way}"
+                    raise damaged(sidecar.path, 0, what, REMEDY)
                 bounds[number, frame] = _Bounds(start, stop, way)
         return bounds
 
@@ -161,7 +167,12 @@ class Frames(PerProcess):
             pieces.append(text[low:high])
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def _decoded(self, key: FrameKey, read: dict[FrameKey, bytes], bounds: dict[FrameKey, _Bounds]) -> bytes:
+    def _decoded(
+        self,
+        key: FrameKey,
+        read: dict[FrameKey, bytes],
+        bounds: dict[FrameKey, _Bounds],
+    ) -> bytes:
         text = self._kept_text(key)
         if text is not None:
             return text
@@ -178,7 +189,8 @@ class Frames(PerProcess):
             text = compressed.decode(path, start, content)
         else:
             window = _window(self._sidecars[number], frame)
-            text = compressed.decode_from_bit(path, start, way, content, window, self._num_bytes_of(key))
+            num_bytes = self._num_bytes_of(key)
+            text = compressed.decode_from_bit(path, start, way, content, window, num_bytes)
         self._keep(key, text, start, way)
         return text
 
@@ -226,8 +238,9 @@ class Frames(PerProcess):
             path, index = self._files.paths[number], self._sidecars[number].path
             is_gzip = compressed.compression_of(self._files, number) == "gzip"
             _log.warning(
-                "%s: what is compressed from byte %d on is decoded from there for each record that does not follow the one read "
-                "last. Read the records in order, or %swrite the file anew in small parts: %s",
+                "%s: the part that begins at byte %d is decoded from there for each record that "
+                "does not follow the one read last. Read the records in order, or %swrite the file "
+                "again in small parts: %s",
                 path,
                 start,
                 f"install gristmill[gzip] and delete {index}, or " if is_gzip else "",
@@ -243,12 +256,14 @@ class Frames(PerProcess):
 
     def _keep(self, key: FrameKey, text: bytes, start: int, way: int) -> None:
         number, frame = key
-        num_bytes = self._num_bytes_of(key)
+        path, num_bytes = self._files.paths[number], self._num_bytes_of(key)
         if len(text) != num_bytes:
-            what = f"the part that begins at byte {start} had {num_bytes} bytes of text and has {len(text)}"
-            raise changed(self._files.paths[number], what)
-        if way != WHOLE and zlib.crc32(text) != self._sidecars[number].read("checksums", frame, frame + 1)[0]:
-            raise changed(self._files.paths[number], f"the part that begins at byte {start} has another text")
+            what = f"had {num_bytes} bytes of text and has {len(text)}"
+            raise changed(path, f"the part that begins at byte {start} {what}")
+        if way != WHOLE:
+            (checksum,) = self._sidecars[number].read("checksums", frame, frame + 1)
+            if zlib.crc32(text) != checksum:
+                raise changed(path, f"the part that begins at byte {start} has another text")
         with self._lock:
             if key not in self._kept:
                 self._kept[key] = text
@@ -258,7 +273,7 @@ class Frames(PerProcess):
 
 
 def _window(sidecar: Sidecar, frame: int) -> bytes:
-    """Return the text in front of a frame that is decoded from a bit, as far as it is needed."""
+    """Return the last 32 KiB of text in front of a frame that is decoded from a bit."""
     start, stop = [0, *sidecar.read("window_stops", max(frame - 1, 0), frame + 1).tolist()][-2:]
     if not 0 <= start <= stop <= sidecar.length("windows"):
         raise damaged(sidecar.path, 0, f"it has a window from byte {start} to {stop}", REMEDY)
@@ -266,17 +281,21 @@ def _window(sidecar: Sidecar, frame: int) -> bytes:
 
 
 def small_parts(command: str) -> str:
-    """Return the command that writes a file anew, in parts of a megabyte that are decoded alone."""
+    """Return the command that writes a file again in parts of a megabyte."""
     return f"{command} -dc OLD | split -C 1M --filter={command} - > NEW"
 
 
-def _groups(frames: dict[int, list[FrameKey]], bounds: dict[FrameKey, _Bounds]) -> Iterator[list[int]]:
+def _groups(
+    frames: dict[int, list[FrameKey]],
+    bounds: dict[FrameKey, _Bounds],
+) -> Iterator[list[int]]:
     """The places of ranges, in order, in groups whose frames are read at once."""
     group: list[int] = []
     seen: set[FrameKey] = set()
     num_bytes = 0
     for place, theirs in frames.items():
-        more = sum([bounds[frame].num_bytes_to_read for frame in theirs if frame in bounds and frame not in seen])
+        new = [frame for frame in theirs if frame in bounds and frame not in seen]
+        more = sum([bounds[frame].num_bytes_to_read for frame in new])
         if group and num_bytes + more > _GROUP_BYTES:
             yield group
             group, seen, num_bytes = [], set(), 0

@@ -37,9 +37,9 @@ def scan_lines(files: Files, number: int, progress: Callable[[int], None]) -> Ma
     Returns:
         ``records``: where each begins, and where the text ends; bytes, or places if the file is compressed (see ``frames.py``).
         Then also ``frames``, for each its first byte and the byte after it, and ``texts``, how many bytes of text are in front of
-        each, and in all. If a frame is not ``WHOLE`` (see ``compressed.py``), also ``ways``, that of each frame, and ``windows``
-        and ``window_stops``, the windows of all frames and where each of them ends, and ``checksums``, the CRC-32 of the text of
-        each frame, or 0 for a whole one.
+        each, and in all. If a frame is not ``WHOLE`` (see ``compressed.py``), also ``ways``, that of
+        each frame, ``windows`` and ``window_stops``, the windows of all frames and where each of
+        them ends, and ``checksums``, the CRC-32 of the text of each frame, or 0 for a whole one.
 
     Raises:
         DamagedFileError: a compressed file is, or the file is not text.

@@ -30,7 +30,8 @@ def lines(num_records, num_bytes):
 
 def random_lines(num_records):
     rng = random.Random(0)
-    return b"".join([b'[%d, "%s"]\n' % (i, rng.randbytes(150).hex().encode()) for i in range(num_records)])
+    texts = [rng.randbytes(150).hex().encode() for _ in range(num_records)]
+    return b"".join([b'[%d, "%s"]\n' % (i, text) for i, text in enumerate(texts)])
 
 
 def gzipped(*texts):
@@ -38,17 +39,20 @@ def gzipped(*texts):
 
 
 def with_zstd(*texts):
-    return b"".join([zstandard.ZstdCompressor(write_checksum=True).compress(text) for text in texts])
+    compressor = zstandard.ZstdCompressor(write_checksum=True)
+    return b"".join([compressor.compress(text) for text in texts])
 
 
 def check(source, expected):
     """Assert that the records are those expected, in order, at random, and read by threads."""
     assert len(source) == len(expected)
-    assert [record[0] for record in source.__getitems__(range(0, len(source), 20))] == expected[::20]
+    in_order = source.__getitems__(range(0, len(source), 20))
+    assert [record[0] for record in in_order] == expected[::20]
     copy = pickle.loads(pickle.dumps(source))
     keys = random.Random(1).choices(range(len(expected)), k=20)
     assert [copy[key][0] for key in keys] == [expected[key] for key in keys]
-    blocks = [range(start, min(start + 30, len(expected))) for start in range(0, len(expected), 300)]
+    keys = range(len(expected))
+    blocks = [keys[start : start + 30] for start in keys[::300]]
     with ThreadPoolExecutor(4) as pool:
         found = [[record[0] for record in block] for block in pool.map(copy.__getitems__, blocks)]
     assert found == [[expected[key] for key in block] for block in blocks]
@@ -89,7 +93,7 @@ def test_a_large_zstd_frame_is_read(tmp_path, large_text):
 
 @pytest.fixture
 def small_limits(monkeypatch):
-    """What is large begins at 512 KiB. ``indexed_gzip`` wants more than 32 KiB between its points."""
+    """Parts are large from 512 KiB on. ``indexed_gzip`` wants points at least 32 KiB apart."""
     monkeypatch.setattr(compressed, "MAX_FRAME_BYTES", 1 << 19)
     monkeypatch.setattr(compressed, "_SPACING_BYTES", 1 << 16)
     monkeypatch.setattr(compressed, "_STREAMED_BYTES", 1 << 16)
@@ -106,7 +110,7 @@ def with_name(text, level):
 
 
 @pytest.mark.usefixtures("small_limits", "package")
-@pytest.mark.parametrize("level", [pytest.param(level, id=f"level {level}") for level in (0, 1, 6, 9)])
+@pytest.mark.parametrize("level", [0, 1, 6, 9])
 def test_members_of_any_kind_are_read(tmp_path, level):
     rng = random.Random(level)
     texts = [lines(rng.choice([3, 2000, 4000]), 400) for _ in range(5)]
@@ -157,7 +161,11 @@ def of_gzip(text):
     ("compress", "remedy"),
     [
         pytest.param(of_gzip, r"install gristmill\[gzip\] and delete .*gmidx, or write", id="gzip"),
-        pytest.param(with_zstd, r"in order, or write the file anew in small parts: zstd -dc OLD \| split", id="zstd"),
+        pytest.param(
+            with_zstd,
+            r"in order, or write the file again in small parts: zstd -dc OLD \| split",
+            id="zstd",
+        ),
     ],
 )
 def test_reading_out_of_order_warns_once(tmp_path, monkeypatch, caplog, compress, remedy):
