@@ -25,8 +25,7 @@ from gristmill.core.instruments import shadow
 from gristmill.core.state import shown, state_from_text, state_to_text
 from gristmill.dataset.bases.context import IteratorContext
 from gristmill.dataset.bases.node import Node, as_parents
-from gristmill.dataset.bases.observing import Observable, Wrap, divert_next, running_upstream
-from gristmill.dataset.bases.origins import Place
+from gristmill.dataset.bases.observing import Instrument, Observable, Wrap, divert_next, running_upstream
 from gristmill.dataset.bases.tolerating import Tolerating
 from gristmill.dataset.states.mixtures import as_names, without_components
 from gristmill.dataset.states.values import copied
@@ -40,7 +39,7 @@ T_co = TypeVar("T_co", covariant=True)
 _UNUSED = IteratorContext(joined=None)  # that of an iterator which has none yet
 
 
-class DatasetIterator(Node, Observable, Tolerating, Iterator[T_co], abc.ABC):
+class DatasetIterator(Node, Tolerating, Iterator[T_co], abc.ABC):
     """An iterator that knows its position: ``get_state`` is small, ``set_state`` continues exactly from there.
 
     Law: after ``it.set_state(s)`` with ``s`` from ``get_state`` of an iterator of an equal pipeline, ``it`` delivers the
@@ -62,6 +61,9 @@ class DatasetIterator(Node, Observable, Tolerating, Iterator[T_co], abc.ABC):
     _closes_anytime = False  # ``close`` may be called while another thread is in ``next``, which it ends if that waits
     _own_ctx: IteratorContext | None = None
     _definition: Any = None  # the dataset that it is of
+    _engine: Observable = Observable()  # its stream, if it is of one
+    _observed: Any = None  # who observes it, and as what (see ``gristmill.dataset.watching``)
+    _current_instrument: Instrument | None = None  # of an object of a user's class
 
     def __init__(self, parents: DatasetIterator[Any] | Iterable[DatasetIterator[Any]] = ()) -> None:
         self._claim = Claim()
@@ -93,6 +95,7 @@ class DatasetIterator(Node, Observable, Tolerating, Iterator[T_co], abc.ABC):
             share_context(self._parents, ctx)
 
     def _set_instrument(self, wrap: Wrap | None) -> None:
+        """Let elements be taken through what ``wrap`` makes of the method that takes them; ``None``: as without it."""
         divert_next(self, wrap)
 
     def __iter__(self) -> DatasetIterator[T_co]:
@@ -225,10 +228,6 @@ class DatasetIterator(Node, Observable, Tolerating, Iterator[T_co], abc.ABC):
         """A state from which the next output is the one that ``next`` gave last; ``None`` if there was none. Optional."""
         raise NotImplementedError(f"{self} does not know where it was before its last output: save the state before it")
 
-    def _place(self) -> Place | None:
-        """Where the element that was delivered last comes from, if that follows from what the stages upstream say. Optional."""
-        return None
-
     def _merged_state(self, states: Any) -> Any:
         """The state that goes on where all of several shards stopped, whose number was another one. Optional.
 
@@ -338,6 +337,10 @@ async def write_when_created(directory: Any, state: str, description: dict[str, 
 
 
 # For the iterators that are of no stream yet.
+class _Engine(Observable):
+    def open_iterators(self) -> Any: ...
+
+
 class BlockIterator(DatasetIterator[T_co]):
     """The base of our own iterators: whole blocks are taken, ``next`` is a block of one."""
 
@@ -347,6 +350,17 @@ class BlockIterator(DatasetIterator[T_co]):
     _stays_on_error: ClassVar[bool] = False
     # Whether ``_restore`` drops what is in memory or at work: going back after an error is left to ``_return_to`` then.
     _is_costly_to_restore: ClassVar = False
+
+    def _inner_iterators(self) -> Any:
+        return ()
+
+    def _tell_opened(self, tell: Any) -> None: ...
+
+    @property
+    def _engine(self) -> Any:  # type: ignore[override]
+        engine: Any = _Engine()
+        engine.open_iterators, engine.tell_opened = self._inner_iterators, self._tell_opened
+        return engine
 
     _last: Any = None  # the mark before the last output of ``next``; who stays on an error notes it by itself
 

@@ -271,6 +271,9 @@ class Prefetch(Stream):
     def place(self, pos: Pos) -> Place | None:
         return None if type(pos) is Saved else self.parent.place(pos)
 
+    def merge(self, states: Any) -> Any:
+        return self.parent.merge(states)
+
     def pos_of_parent(self, pos: Pos, i: int) -> Pos:
         return pos.pos if type(pos) is Saved else pos
 

@@ -20,7 +20,7 @@ from gristmill.dataset.bases.node import DatasetNode, ancestors, spec_of_first_p
 from gristmill.dataset.bases.observing import Wrap
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.engine.read import Read
-from gristmill.dataset.engine.stream import Cell, Pos, cannot_merge
+from gristmill.dataset.engine.stream import Cell, Pos
 from gristmill.dataset.faults.attempts import Event, current, noted_events
 from gristmill.dataset.faults.attempts import Known as KnownAt
 from gristmill.dataset.faults.budget import refuse
@@ -416,9 +416,6 @@ class ReadOutcomes(Read):
     def at_index(self, index: int) -> Pos:
         start: _At = self.start()
         return start._replace(next_index=super().load({"next_index": index}))
-
-    def merge(self, states: Any) -> Any:
-        raise cannot_merge(self)
 
 
 def num_drawn(ds: Any, stage: Any, num: int) -> int:
