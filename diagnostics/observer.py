@@ -312,7 +312,8 @@ def _try(callback: Callable[..., None], *args: Any) -> None:
 
 
 def _category(stage: Any) -> str:
-    category: str | None = stage._work_category
+    stream = getattr(stage, "_engine", None)
+    category: str | None = stream and stream.work_category
     return category or ("preprocessing" if upstream_for_observers(stage) else "read")
 
 

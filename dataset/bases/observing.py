@@ -18,13 +18,14 @@ import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from gristmill.core.indices import Indices, as_ints
 from gristmill.core.locks import Lock
 from gristmill.dataset.ahead.budget import Budget
 from gristmill.dataset.ahead.waits import BudgetWaits
 
+Flow: TypeAlias = Literal["one_to_one", "dropping", "stateful"]  # what becomes of an element of the parent
 Method: TypeAlias = Callable[[Any, Any], list[Any]]  # elements of a stage: as many as the number says, or at the indices
 Instrument: TypeAlias = Callable[[Any], list[Any]]  # the same of one stage, which it does not keep alive
 Wrap: TypeAlias = Callable[[Method], Instrument]
@@ -98,6 +99,9 @@ class WorkAhead(NamedTuple):
 class Observable:
     """What the stream of an iterator lets observers do, and tells them. By default there is nothing to tell."""
 
+    flow: Flow = "stateful"
+    # What its time is spent for; by default that follows from whether it has parents.
+    work_category: Literal["read", "preprocessing", "prefetch"] | None = None
     budget_waits: BudgetWaits | None = None  # of a stage that computes ahead with threads of the pipeline
 
     def tell_opened(self, tell: Callable[[Any], None] | None) -> None:

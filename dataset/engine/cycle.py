@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import shown
@@ -58,7 +58,7 @@ class Interleave(Stream):
     """
 
     makes_choices = True  # members may, and their keys begin with that of this stage
-    work_category: ClassVar = "preprocessing"
+    work_category = "preprocessing"
     _cell: Cell | None = None  # of the last run
     _pos: Pos = None  # of the next one, without a cell
 

@@ -62,8 +62,6 @@ class StreamIterator(DatasetIterator[T_co]):
         self._stage = stage
         self._engine = engine = make(stage, *[stream_of(parent) for parent in parents])
         self._parameters = engine.parameters
-        self._flow = engine.flow
-        self._work_category = engine.work_category  # type: ignore[assignment,misc]
         self._closes_anytime = engine.closes_anytime
         self._own_cell = Cell(engine.start())
         self._base = self._own_cell.pos  # the position after the output that was delivered last

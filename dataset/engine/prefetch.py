@@ -6,7 +6,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from gristmill.dataset.ahead.pullahead import End, Failure, Fetched, PullAhead, end_waits
 from gristmill.dataset.ahead.waits import BudgetWaits
@@ -102,7 +102,7 @@ class Prefetch(Stream):
     """
 
     flow = "one_to_one"
-    work_category: ClassVar = "prefetch"
+    work_category = "prefetch"
     ahead: PullAhead | None = None
     is_closed = False
     _at: Pos = None  # the position after which the elements that are ready come, if that is known

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from gristmill.dataset.bases.context import IteratorContext, collected_options
 from gristmill.dataset.bases.iterator import iterate
@@ -55,7 +55,7 @@ class RoundRobin(Stream):
         executor: which no other stream uses.
     """
 
-    work_category: ClassVar = "prefetch"
+    work_category = "prefetch"
     is_one_stream = False  # the first end of a shard is that of all
     _budgets: LaneBudgets | None = None  # of what stages upstream tolerate
     _judged: Pos = None  # the position that the budgets are at

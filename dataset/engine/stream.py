@@ -144,7 +144,6 @@ class Stream(Observable):
         parents: the streams that it draws from.
     """
 
-    flow: ClassVar[str] = "stateful"  # as in ``BlockIterator._flow``
     makes_choices: ClassVar[bool] = False  # see ``engine.choices``
     counts_faults: ClassVar[bool] = False  # its position counts faults that ``tolerate`` has skipped
     key = ""  # of a stage that chooses
@@ -286,7 +285,6 @@ class Stream(Observable):
     # Resources, and what observers ask.
 
     draws_from: Sequence[Any] = ()  # a map dataset, of a stream that reads one
-    work_category: ClassVar[str | None] = None
     closes_anytime: ClassVar[bool] = False  # ``close`` may be called while another thread is in a run
     reader: Any = None
     numbers: Numbers | None = None  # which of the elements of a whole stream it reads

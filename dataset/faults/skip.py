@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import compress, islice, repeat
 from operator import length_hint
-from typing import Any, ClassVar
+from typing import Any
 
 from gristmill.core.errors import FaultBudgetError, StateMismatchError
 from gristmill.core.state import shown, state_count, state_field
@@ -35,7 +35,7 @@ class SkipFailed(Stream):
         tracing: is told what is skipped, of a pipeline that is explained.
     """
 
-    flow: ClassVar[str] = "dropping"
+    flow = "dropping"
     makes_choices = counts_faults = True
 
     def __init__(self, stage: Any, parent: Stream, tolerance: Tolerance, tracing: Tracing | None = None) -> None:
