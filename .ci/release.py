@@ -1,7 +1,8 @@
-"""Builds a release twice, compares, checks and tests it, and says how to upload it. Uploads nothing.
+"""Builds a release twice, compares, checks and tests it, and says how to upload it. Uploads
+nothing.
 
-``make release`` runs it. Environment variables: ``TESTS`` are arguments for pytest instead of all tests, for a quick try;
-``PYTHONS`` are the interpreters to test with instead of all that are found.
+``make release`` runs it. Environment variables: ``TESTS`` are arguments for pytest instead of all
+tests, for a quick try; ``PYTHONS`` are the interpreters to test with instead of all that are found.
 """
 
 import configparser
@@ -74,7 +75,9 @@ def is_unreleased(root: Path, version: str) -> bool:
 
 
 def build(source: Path, dist: Path, epoch: int) -> None:
-    """Makes an sdist of a folder, and a wheel of the sdist; their bytes depend on the files and ``epoch`` only."""
+    """Makes an sdist of a folder, and a wheel of the sdist; their bytes depend on the files and
+    ``epoch`` only.
+    """
     environment = {**os.environ, "SOURCE_DATE_EPOCH": str(epoch)}
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(dist)]
     run(*command, "--sdist", folder=source, environment=environment)
@@ -90,7 +93,9 @@ def unpack(sdist: Path, folder: str) -> Path:
 
 
 def normalise(sdist: Path, epoch: int) -> None:
-    """Writes an archive anew, its members in order of their names, with one time, owner and permission: setuptools does not."""
+    """Writes an archive again, its members in order of their names, with one time, owner and
+    permission: setuptools does not.
+    """
     old = sdist.rename(sdist.with_suffix(".old"))
     with (
         tarfile.open(old) as members,
@@ -130,7 +135,8 @@ def test(python: str, version: str, sdist: Path, wheel: Path) -> None:
 
 def run(*command: str | Path, folder: Path = ROOT, environment: dict[str, str] | None = None) -> None:
     try:
-        subprocess.run(command, cwd=folder, env=environment, check=True, umask=0o022)  # permissions are in the archives
+        # permissions are in the archives
+        subprocess.run(command, cwd=folder, env=environment, check=True, umask=0o022)
     except subprocess.CalledProcessError as error:
         sys.exit(f"release: {error}")
 

@@ -1,7 +1,7 @@
 """gristmill: deterministic, checkpointable data loading, with the names and meanings of Grain.
 
-Everything is imported when first used. ``import gristmill as grain`` is the whole migration; see ``install_as_grain`` for
-code that imports ``grain`` itself.
+Everything is imported when first used. ``import gristmill as grain`` is the whole migration; see
+``install_as_grain`` for code that imports ``grain`` itself.
 """
 
 from __future__ import annotations
@@ -128,7 +128,9 @@ _NAMES = {
 
 
 class _ForKeras:
-    """Finds ``grain`` for Keras alone: for its utilities, and when it is given a dataset of ours. Not if Grain is loaded."""
+    """Finds ``grain`` for Keras alone: for its utilities, and when it is given a dataset of ours.
+    Not if Grain is loaded.
+    """
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> Any:

@@ -1,4 +1,4 @@
-"""What Grain calls experimental, as far as it exists here."""
+"""Experimental names of Grain that exist here."""
 
 from gristmill.core.element_spec import ShapeDtypeStruct, ShapeDtypeStructProtocol
 from gristmill.core.options import DatasetOptions, ExecutionTrackingMode

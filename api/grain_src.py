@@ -1,4 +1,5 @@
-"""Those of Grain's private names that programs use, below ``grain._src`` after ``install_as_grain()``.
+"""Those of Grain's private names that programs use, below ``grain._src`` after
+``install_as_grain()``.
 
 Each leads to an object of ours; the import of a path warns once, and says what is public.
 """
@@ -134,7 +135,7 @@ def find_private(fullname: str) -> importlib.machinery.ModuleSpec:
     """The spec of ``grain._src`` or a module below it, for the import system.
 
     Raises:
-        ModuleNotFoundError: it is none of those that are here.
+        ModuleNotFoundError: the module does not exist here.
     """
     path = _below_root(fullname)
     if path not in _NAMES and path not in _FOLDERS:

@@ -1,4 +1,5 @@
-"""Grain's private classes of TFRecord files, as far as programs derive from them to open files in their own way.
+"""Grain's private classes of TFRecord filesfor programs that derive from them to open files in
+their own way.
 
 The public way is ``TFRecordIterDataset(path, open=...)``.
 """
@@ -20,7 +21,8 @@ from gristmill.sources.tfrecord import TFRecordFile
 
 
 class _TFRecordReader:
-    """A file that is open. Subclasses open it in ``__init__``, which sets ``_reader``, a binary file object that can seek.
+    """A file that is open. Subclasses open it in ``__init__``, which sets ``_reader``, a binary
+    file object that can seek.
 
     ``check_crc`` says whether checksums are compared.
     """
@@ -37,7 +39,8 @@ class _TFRecordReader:
 
 
 class _TFRecordDatasetIterator(StreamIterator[bytes]):
-    """The records of a ``_TFRecordReader``, which a subclass makes in ``__init__``: it sets ``_reader``.
+    """The records of a ``_TFRecordReader``, which a subclass makes in ``__init__``: it sets
+    ``_reader``.
 
     The reader stays open until ``close``: only the subclass knows how to open it again.
     """
@@ -45,7 +48,8 @@ class _TFRecordDatasetIterator(StreamIterator[bytes]):
     _reader: _TFRecordReader | None = None
 
     def __new__(cls, path: Any = "", *args: Any, **kwargs: Any) -> Self:
-        self = super().__new__(cls)  # subclasses may call no other constructor than that of ``DatasetIterator``
+        # subclasses may call no other constructor than that of ``DatasetIterator``
+        self = super().__new__(cls)
         stage = TFRecordIterDataset(path if isinstance(path, str | os.PathLike) else str(path))
         StreamIterator.__init__(self, stage, [], partial(_ReaderRecords, it=weakref.ref(self), name=cls.__name__))
         return self

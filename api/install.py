@@ -50,7 +50,9 @@ class _Grain(ModuleType):
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds ``grain`` and its public modules; each of these *is* the module of the same name of ours."""
+    """Finds ``grain`` and its public modules; each of these *is* the module of the same name of
+    ours.
+    """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -78,7 +80,9 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Only takes back what the import system has written over: the module has been executed under its own name."""
+        """Only takes back what the import system has written over: the module has been executed
+        under its own name.
+        """
         alias = module.__spec__
         if not isinstance(module, _Grain) and alias is not None and isinstance(alias.loader, _Finder):
             module.__spec__ = alias.loader_state
@@ -106,11 +110,13 @@ def _define_flags() -> None:
 
 
 def install_as_grain() -> None:
-    """Makes ``import grain``, and its public modules, give gristmill for the rest of the process and in its workers.
+    """Makes ``import grain``, and its public modules, give gristmill for the rest of the process
+    and in its workers.
 
-    ``grain.__version__`` is that of the Grain that is matched. Of Grain's private modules (``grain._src``) those that programs
-    are known to use are there, and warn. May be called again. Call it before anything imports Grain itself. For programs that
-    cannot be edited: ``python -m gristmill run-as-grain program.py``.
+    ``grain.__version__`` is that of the Grain that is matched. Of Grain's private modules
+    (``grain._src``) those that programs are known to use are there, and warn. May be called again.
+    Call it before anything imports Grain itself. For programs that cannot be edited: ``python -m
+    gristmill run-as-grain program.py``.
 
     Raises:
         RuntimeError: the real Grain has been imported already.
@@ -130,11 +136,14 @@ def install_as_grain() -> None:
     if not any([isinstance(finder, _Finder) for finder in sys.meta_path]):
         sys.meta_path.insert(0, _Finder())
         run_in_workers(install_as_grain)
-        grain_names.MapDataset.__module__ = "grain._src.python.dataset.dataset"  # from where it can be imported now
+        # from where it can be imported now
+        grain_names.MapDataset.__module__ = "grain._src.python.dataset.dataset"
 
 
 def run_as_grain(arguments: Sequence[str]) -> None:
-    """Runs a program, ``["script.py", …]`` or ``["-m", "module", …]``, that gets gristmill where it imports Grain."""
+    """Runs a program, ``["script.py", …]`` or ``["-m", "module", …]``, that gets gristmill where it
+    imports Grain.
+    """
     install_as_grain()
     if arguments[0] == "-m":
         sys.argv = list(arguments[1:])

@@ -1,4 +1,4 @@
-"""How many elements a dataset has: what ``gristmill.dataset_length`` returns."""
+"""The number of elements of a dataset, as ``gristmill.dataset_length`` returns it."""
 
 from gristmill.dataset.bases.length import AtMost, Exact, Infinite, Unknown, dataset_length
 

@@ -1,4 +1,6 @@
-"""The names of ``grain.monitoring``, without effect: ``gristmill.observe`` and the telemetry measure here."""
+"""The names of ``grain.monitoring``, without effect: ``gristmill.observe`` and the telemetry
+measure here.
+"""
 
 from gristmill.core.inert import INERT
 

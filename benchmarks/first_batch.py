@@ -1,7 +1,9 @@
-"""Makes a DataLoader and prints the seconds from ``iter`` to its first batch: ``first_batch.py MODULE [WORKERS]``.
+"""Makes a DataLoader and prints the seconds from ``iter`` to its first batch: ``first_batch.py
+MODULE [WORKERS]``.
 
-To be run in a process of its own for each figure. Prints also the sums of the first two batches. With a number of workers, it is
-a loader of integers instead of images with two, and the sum is that of all: workers have other batches in each library.
+To be run in a process of its own for each figure. Prints also the sums of the first two batches.
+With a number of workers, it is a loader of integers instead of images with two, and the sum is that
+of all: workers have other batches in each library.
 """
 
 import importlib

@@ -1,8 +1,11 @@
-"""Measures gristmill with several Pythons side by side: ``python benchmarks/interpreters.py [--publish] COMMAND COMMAND …``.
+"""Measures gristmill with several Pythons side by side: ``python benchmarks/interpreters.py
+[--publish] COMMAND COMMAND …``.
 
-Each argument is a command that starts a Python in which gristmill is installed, such as ``python3.13`` or ``"env PYTHON_GIL=0
-.venv/bin/python"``. As in ``run.py``, each does the work once, and all must have done the same; then they run in turn. Samples
-go into ``out/interpreters.json``. With ``--publish`` they also go into ``docs/benchmarks.json``, and the table into the page.
+Each argument is a command that starts a Python in which gristmill is installed, such as
+``python3.13`` or ``"env PYTHON_GIL=0 .venv/bin/python"``. As in ``run.py``, each does the work
+once, and all must have done the same; then they run in turn. Samples go into
+``out/interpreters.json``. With ``--publish`` they also go into ``docs/benchmarks.json``, and the
+table into the page.
 """
 
 from __future__ import annotations
@@ -59,7 +62,7 @@ class Tokenizer:
 
 
 def tokenizer(num_workers: int, **options: Any) -> Any:
-    """The loop in a stream, by so many workers."""
+    """The loop in a stream, by ``num_workers`` workers."""
 
     def candidate(gristmill: Any) -> Any:
         texts = gristmill.MapDataset.source(TEXTS).repeat()

@@ -1,6 +1,8 @@
-"""Runs one candidate of one workload in the environment this is started in: ``measure.py MODULE WORKLOAD CANDIDATE``.
+"""Runs one candidate of one workload in the environment this is started in: ``measure.py MODULE
+WORKLOAD CANDIDATE``.
 
-Prints one JSON line with a digest of the results, then, for each line on standard input, one with the figure of a run.
+Prints one JSON line with a digest of the results, then, for each line on standard input, one with
+the figure of a run.
 """
 
 from __future__ import annotations
@@ -15,8 +17,10 @@ from typing import Any
 import numpy as np
 from workload import Measured, Run
 
-MODULES = {"gristmill": "gristmill", "grain": "grain", "torch": "torch", "tf.data": "tensorflow"}  # others get NumPy
-PAUSE_SECONDS = 0.1  # for the read-ahead of the run before, which may be another process's, to die down
+# others get NumPy
+MODULES = {"gristmill": "gristmill", "grain": "grain", "torch": "torch", "tf.data": "tensorflow"}
+# for the read-ahead of the run before, which may be another process's, to die down
+PAUSE_SECONDS = 0.1
 
 
 def digest(run: Run) -> dict[str, Any]:
@@ -39,7 +43,7 @@ def digest(run: Run) -> dict[str, Any]:
 
 
 def figure(run: Run) -> float:
-    """What one run measures: seconds, unless it says otherwise."""
+    """The measurement of one run: seconds, unless it says otherwise."""
     start = time.perf_counter()
     results = run()
     if isinstance(results, Measured):
@@ -52,7 +56,9 @@ def figure(run: Run) -> float:
 
 
 def close(results: Any) -> None:
-    """Stops the threads of iterators that have some, so that they cannot disturb what is measured next."""
+    """Stops the threads of iterators that have some, so that they cannot disturb what is measured
+    next.
+    """
     if hasattr(results, "close"):
         results.close()
 

@@ -1,11 +1,12 @@
-"""Puts the figures of a whole run into the documentation: ``python benchmarks/publish.py``, at the end of ``make bench``.
+"""Puts the figures of a whole run into the documentation: ``python benchmarks/publish.py``, at the
+end of ``make bench``.
 
-``docs/benchmarks.json`` becomes a copy of ``out/benchmarks.json``. In ``docs/benchmarks.md`` the part between
-``<!-- table: QUESTION … -->`` and ``<!-- end of table -->`` becomes the table of these questions, the paragraph after
-``<!-- machine -->`` says where, when and how steadily it was measured, and the list after ``<!-- missed -->`` which goals were
-missed. The sentence after ``<!-- headline -->`` and the rows after ``<!-- claims -->`` in the
-README are some of the same figures. What is after ``<!-- pythons -->`` stays as ``interpreters.py``
-has published it.
+``docs/benchmarks.json`` becomes a copy of ``out/benchmarks.json``. In ``docs/benchmarks.md`` the
+part between ``<!-- table: QUESTION … -->`` and ``<!-- end of table -->`` becomes the table of these
+questions, the paragraph after ``<!-- machine -->`` says where, when and how steadily it was
+measured, and the list after ``<!-- missed -->`` which goals were missed. The sentence after ``<!--
+headline -->`` and the rows after ``<!-- claims -->`` in the README are some of the same figures.
+What is after ``<!-- pythons -->`` stays as ``interpreters.py`` has published it.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ def headline(report: dict[str, Any]) -> str:
     )
 
 
-# Six columns, as many as the site shows beside each other: the unit stands with the workload, ratios in parentheses.
+# Six columns, as many as the site shows beside each other: the unit is beside the workload, ratios
+# in parentheses.
 HEAD = ["workload", "gristmill", "Grain", "PyTorch", "bound", "goal"]
 
 
@@ -118,7 +120,7 @@ def machine_text(report: dict[str, Any]) -> str:
 
 
 def missed_text(report: dict[str, Any]) -> str:
-    """How many goals there are, and which of them were missed by which figures."""
+    """A sentence with the number of goals and the figures that missed them."""
     goals = [(result, text, verdict) for result in report["results"] for text, verdict in result["goals"].items()]
     missed = [
         f"- {result['workload']}: {figure(result['medians']['gristmill'])} {result['unit']}, and the goal is {text}."

@@ -1,9 +1,11 @@
-"""Measures gristmill, its peers and the bound side by side, and prints a table of figures and ratios.
+"""Measures gristmill, its peers and the bound side by side, and prints a table of figures and
+ratios.
 
-Each file in ``questions/`` asks one question. For every candidate of a workload a process is started in the environment
-where it is installed (``make peers`` makes those of Grain and torch; without them their columns say so). First each
-does the work once, which warms it up and shows that all did the same. Then they run in turn, A B C A B C …, so that a
-machine that slows down slows all of them; the table has the medians. Quote ratios: absolute figures are the machine's.
+Each file in ``questions/`` asks one question. For every candidate of a workload a process is
+started in the environment where it is installed (``make peers`` makes those of Grain and torch;
+without them their columns say so). First each does the work once, which warms it up and shows that
+all did the same. Then they run in turn, A B C A B C …, so that a machine that slows down slows all
+of them; the table has the medians. Quote ratios: absolute figures are the machine's.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ PYTHONS = {
     "torch": HERE.parent / ".peers/torch/bin/python",
     "tf.data": HERE.parent / ".peers/clients/bin/python",  # which has TensorFlow
 }
-# Installed packages are compiled; a checkout is to be as well, by its first run.
+# Installed packages are compiled; a checkout is compiled by its first run.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 LIMIT_SECONDS = 300  # for one answer
 EXIT_SECONDS = 10
@@ -53,7 +55,8 @@ class Candidate:
         name: that of the candidate.
         errors: the file for what the process says of errors.
         environment: variables to set.
-        command: what starts Python; by default that of the environment where the candidate is installed.
+        command: what starts Python; by default that of the environment where the candidate is
+            installed.
     """
 
     def __init__(
@@ -85,7 +88,7 @@ class Candidate:
             raise
 
     def figure(self) -> float:
-        """What one run measures."""
+        """The measurement of one run."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # the answer says more
             self._process.stdin.write("\n")
@@ -118,7 +121,9 @@ class Candidate:
         self._end()
 
     def _end(self) -> int:
-        """Waits for the process, for a while, and ends what it leaves behind; returns its exit code."""
+        """Waits for the process, for a while, and ends what it leaves behind; returns its exit
+        code.
+        """
         process = self._process
         if process.returncode is None:
             watchdog = threading.Timer(EXIT_SECONDS, os.kill, [process.pid, signal.SIGKILL])
@@ -127,12 +132,15 @@ class Candidate:
             watchdog.cancel()
             watchdog.join()
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)  # not yet waited for, so that no other group can have this id
+                # not yet waited for, so that no other group can have this id
+                os.killpg(process.pid, signal.SIGKILL)
         return process.wait()
 
 
 def code_digest() -> str:
-    """A checksum of the package and the benchmarks: figures of a run during which it changes are of no one version."""
+    """A checksum of the package and the benchmarks: figures of a run during which it changes are of
+    no one version.
+    """
     setup = configparser.ConfigParser()
     setup.read(HERE.parent / "setup.cfg")
     folders = [line.split("=")[1].strip() for line in setup["options"]["package_dir"].strip().splitlines()]
@@ -143,7 +151,9 @@ def code_digest() -> str:
 
 
 def differences(workload: Workload, digests: dict[str, dict[str, Any]]) -> list[str]:
-    """What shows that candidates did not do the same work. Of a bound without results nothing is known."""
+    """Describes results that show that candidates did different work. A bound without results is
+    not compared.
+    """
     digests = {name: digest for name, digest in digests.items() if digest["number"] or name in ("gristmill", *PYTHONS)}
     if not workload.compare or not digests:
         return []
@@ -160,7 +170,9 @@ def differences(workload: Workload, digests: dict[str, dict[str, Any]]) -> list[
 
 
 def measure(question: str, workload: Workload, rounds: int, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Runs all candidates of a workload in turn, with these variables; the result goes into the JSON file."""
+    """Runs all candidates of a workload in turn, with these variables; the result goes into the
+    JSON file.
+    """
     failures: dict[str, str] = {}
     running: dict[str, Candidate] = {}
     samples: dict[str, list[float]] = {}
@@ -188,7 +200,7 @@ def measure(question: str, workload: Workload, rounds: int, environment: Mapping
     for text, reached in workload.goals.items():
         try:
             goals[text] = "reached" if reached(medians) else "MISSED"
-        except KeyError:  # somebody to compare with is absent
+        except KeyError:  # a peer to compare with is absent
             goals[text] = "not measured"
     return {
         "question": question,
@@ -243,12 +255,14 @@ HEAD = ["workload", "unit", "gristmill", "Grain", "torch", "bound", "Grain/grist
 
 
 def is_asked_for(name: str, only: Sequence[str]) -> bool:
-    """Whether a part of the name is among ``only``, or nothing is."""
+    """True if a part of the name is among ``only``, or ``only`` is empty."""
     return not only or any(part in name for part in only)
 
 
 def surroundings_of(question: Any) -> contextlib.AbstractContextManager[Mapping[str, str]]:
-    """What a question has started for all of its candidates, if anything, and the variables that tell them of it."""
+    """Starts the service that a question needs for all of its candidates, if any, and yields the
+    environment variables that describe it.
+    """
     return getattr(question, "surroundings", lambda: contextlib.nullcontext({}))()
 
 

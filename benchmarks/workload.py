@@ -1,4 +1,6 @@
-"""What a question in ``questions/`` consists of. Imports the standard library alone: every environment loads it."""
+"""The parts of a question in ``questions/``. Imports the standard library alone: every environment
+loads it.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from typing import Any
 
 @dataclasses.dataclass
 class Measured:
-    """Results together with the seconds they took (or another figure), from a run that knows better than the clock around it."""
+    """Results together with the seconds they took (or another figure), from a run that knows better
+    than the clock around it.
+    """
 
     figure: float
     results: Iterable[Any]
@@ -27,13 +31,14 @@ class Workload:
         unit: what the table counts in.
         scale: how many units a second has (or whatever a run measures).
         count: how many elements (records, calls) a run handles; figures are per element.
-        candidates: from a candidate's name to a function that takes a module and returns a run. ``gristmill``,
-            ``grain`` and ``torch`` get the module of that name in the environment it is installed in, ``tf.data`` gets
-            TensorFlow. Any other candidate is the bound, and gets numpy. A run is called again and again; what is timed is the
-            call and the iteration over what it returns (or the run returns ``Measured``). An iterator with ``close`` is closed.
+        candidates: from a candidate's name to a function that takes a module and returns a run.
+            ``gristmill``, ``grain`` and ``torch`` get the module of that name in the environment it
+            is installed in, ``tf.data`` gets TensorFlow. Any other candidate is the bound, and gets
+            numpy. A run is called again and again; what is timed is the call and the iteration over
+            what it returns (or the run returns ``Measured``). An iterator with ``close`` is closed.
         goals: from a text for the table to a test of the medians (by candidate, in units).
-        compare: whether the results show that all did the same work: equal number and sum of elements, and for
-            gristmill and Grain the same elements in the same order.
+        compare: whether the results show that all did the same work: equal number and sum of
+            elements, and for gristmill and Grain the same elements in the same order.
     """
 
     name: str

@@ -1,4 +1,6 @@
-"""Saving and restoring iterators with Orbax; what the hosts of a run agree on, and one state of theirs."""
+"""Saving and restoring iterators with Orbax; what the hosts of a run agree on, and one state of
+theirs.
+"""
 
 from __future__ import annotations
 

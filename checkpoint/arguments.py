@@ -1,4 +1,4 @@
-"""What to pass to Orbax. Importing this module imports Orbax."""
+"""Arguments to pass to Orbax. Importing this module imports Orbax."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ class CheckpointRestore(ocp.args.CheckpointArgs):
     """Restores an iterator in place: ``manager.restore(step, args=CheckpointRestore(iterator))``.
 
     Args:
-        item: an iterator of an equal pipeline; of mixtures with names, weights and components may be other.
-        drop: names of components whose positions are to be forgotten, as a mixture does not have them any more.
+        item: an iterator of an equal pipeline; of mixtures with names, weights and components may
+            be other.
+        drop: names of components that the mixture no longer has; their positions are dropped.
     """
 
     item: Any

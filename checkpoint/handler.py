@@ -14,10 +14,12 @@ from gristmill.dataset.telling.description import describe
 
 
 class CheckpointHandler:
-    """Saves and restores the position of iterators: one small JSON file per process, ``process_<i>-of-<n>.json``.
+    """Saves and restores the position of iterators: one small JSON file per process,
+    ``process_<i>-of-<n>.json``.
 
-    Works with Orbax's ``CheckpointManager``, ``Composite``, ``Checkpointer`` and ``AsyncCheckpointer``. The state is taken before
-    ``save`` returns, so the iterator may go on while Orbax finishes the checkpoint.
+    Works with Orbax's ``CheckpointManager``, ``Composite``, ``Checkpointer`` and
+    ``AsyncCheckpointer``. The state is taken before ``save`` returns, so the iterator may continue
+    while Orbax finishes the checkpoint.
     """
 
     def save(self, directory: Any, item: Any = None, args: Any = None) -> None:
@@ -25,16 +27,21 @@ class CheckpointHandler:
         write_checkpoint(directory, *_position(item, args))
 
     async def async_save(self, directory: Any, item: Any = None, args: Any = None) -> list[Any]:
-        """Takes the position of ``item`` (or ``args.item``) now; what it returns writes it, as soon as there is ``directory``."""
+        """Takes the position of ``item`` (or ``args.item``) now; what it returns writes it, as soon
+        as there is ``directory``.
+        """
         return [_Pending(functools.partial(write_checkpoint, directory, *_position(item, args)))]
 
     def restore(self, directory: Any, item: Any = None, args: Any = None) -> Any:
-        """Sets ``item`` (or ``args.item``) to the position in ``directory``, starts its read-ahead and returns it.
+        """Sets ``item`` (or ``args.item``) to the position in ``directory``, starts its read-ahead
+        and returns it.
 
-        Of components of mixtures that ``args.drop`` names, and that the mixtures do not have any more, positions are forgotten.
+        Of components of mixtures that ``args.drop`` names, and that the mixtures do not have any
+        more, positions are forgotten.
 
         Raises:
-            ValueError: there is no file of this process, or it belongs to another pipeline; the iterator is unchanged.
+            ValueError: there is no file of this process, or it belongs to another pipeline; the
+                iterator is unchanged.
         """
         iterator = _iterator(item, args)
         if isinstance(iterator, DatasetIterator):
@@ -65,7 +72,7 @@ class CheckpointHandler:
 
 
 class _Pending:
-    """What Orbax waits for in the background, as for a future."""
+    """The background operation that Orbax waits for, as for a future."""
 
     def __init__(self, write: Callable[[], None]) -> None:
         self._write = functools.cache(write)
@@ -94,5 +101,6 @@ def _iterator(item: Any, args: Any) -> Any:
 def _describe(iterator: Any) -> Any:
     if isinstance(iterator, DatasetIterator):
         return describe(iterator)
-    describe_itself = getattr(iterator, "_describe", None)  # a DataLoader's iterator; others have the same three methods only
+    # a DataLoader's iterator; others have the same three methods only
+    describe_itself = getattr(iterator, "_describe", None)
     return None if describe_itself is None else describe_itself()

@@ -1,4 +1,6 @@
-"""What the hosts of a run do together: they agree on the number of steps, and their states become one."""
+"""Operations that the hosts of a run do together: they agree on the number of steps, and merge
+their states.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,11 @@ __all__ = ["agree_jax", "agree_torch", "merge_states"]
 
 
 def agree_jax(num_steps: int, *, largest: bool = False) -> int:
-    """Returns the smallest of the numbers that all JAX processes call this with: an ``agree`` for ``global_batch``.
+    """Returns the smallest of the numbers that all JAX processes call this with: an ``agree`` for
+    ``global_batch``.
 
-    Waits until all processes have called it, by ``multihost_utils.process_allgather``; alone, it returns ``num_steps``.
+    Waits until all processes have called it, by ``multihost_utils.process_allgather``; alone, it
+    returns ``num_steps``.
 
     Args:
         num_steps: this process's number, at least 0.
@@ -37,10 +41,12 @@ def agree_jax(num_steps: int, *, largest: bool = False) -> int:
 
 
 def agree_torch(num_steps: int, *, largest: bool = False) -> int:
-    """Returns the smallest of the numbers that all ranks call this with: an ``agree`` for ``global_batch``.
+    """Returns the smallest of the numbers that all ranks call this with: an ``agree`` for
+    ``global_batch``.
 
-    Waits until all ranks of the default process group of ``torch.distributed`` have called it, by ``all_reduce`` on the device
-    that its backend works on; without a process group it returns ``num_steps``.
+    Waits until all ranks of the default process group of ``torch.distributed`` have called it, by
+    ``all_reduce`` on the device that its backend works on; without a process group it returns
+    ``num_steps``.
 
     Args:
         num_steps: this rank's number, at least 0.

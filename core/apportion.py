@@ -1,8 +1,9 @@
 """Positions ``0 … length-1`` shared out among parts of exact sizes, each in order, without memory.
 
-One part after the other is taken out of what is left. Of the part and the rest, the smaller one has one position in each of
-as many runs of nearly equal lengths, which a keyed hash of the run chooses; the larger one has the others. So every stretch has
-its share of each part, every position is as likely as any other to be in a part, and parts are in the order of positions.
+One part after the other is taken out of what is left. Of the part and the rest, the smaller one has
+one position in each of as many runs of nearly equal lengths, which a keyed hash of the run chooses;
+the larger one has the others. So every stretch has its share of each part, every position is as
+likely as any other to be in a part, and parts are in the order of positions.
 
 Source: stratified sampling; the sizes are those of largest remainders (Hamilton's method).
 """
@@ -19,7 +20,8 @@ from gristmill.core.keyed_hash import mixed
 
 
 def largest_remainders(length: int, shares: Sequence[Fraction]) -> list[int]:
-    """``length`` divided in proportion to ``shares``, which sum to 1: rounded down, and one more where most was lost.
+    """``length`` divided in proportion to ``shares``, which sum to 1: rounded down, and one more
+    where most was lost.
 
     Example:
         >>> largest_remainders(10, [Fraction(2, 3), Fraction(1, 6), Fraction(1, 6)])
@@ -56,17 +58,21 @@ class Apportionment:
 
     @property
     def fits_int64(self) -> bool:
-        """Whether all arithmetic of ``position`` does."""
+        """True if all arithmetic of ``position`` fits into int64."""
         return self.length < 2**31
 
     def position(self, part: int, index: Any) -> Any:
-        """Where element ``index`` of a part is: of an ``int``, or of each of an array."""
+        """The position of element ``index`` of a part: of an ``int``, or of each entry of an
+        array.
+        """
         for level in range(part, -1, -1):
             index = self._among(level, index, in_part=level == part)
         return index
 
     def _among(self, level: int, index: Any, *, in_part: bool) -> Any:
-        """Where element ``index`` of part ``level``, or of what is left without it, is among both."""
+        """The position, in the union of both, of element ``index`` of part ``level`` or of the rest
+        without it.
+        """
         length, size, rest = self._left[level], self.sizes[level], self._left[level + 1]
         if not (rest if in_part else size):  # the other is empty
             return index

@@ -13,8 +13,8 @@ class cached(Generic[T]):
 
     Threads at the same time may each compute the value; all get that of the first.
 
-    The lock of 3.11 is one for all objects: it lets their threads wait for each other, and stays locked for ever if an interrupt
-    comes where it is about to be released.
+    The lock of 3.11 is one for all objects: it lets their threads wait for each other, and stays
+    locked forever if an interrupt comes where it is about to be released.
 
     Example:
         >>> class Circle:

@@ -1,6 +1,8 @@
-"""How much of the machine this process may use, as its control groups (which containers set) and its affinity limit it.
+"""The share of the machine that this process may use, as limited by its control groups (which
+containers set) and its affinity.
 
-Source: the kernel's documentation of cgroup v2 (cpu.max, memory.max) and v1 (cpu.cfs_quota_us, memory.limit_in_bytes).
+Source: the kernel's documentation of cgroup v2 (cpu.max, memory.max) and v1 (cpu.cfs_quota_us,
+memory.limit_in_bytes).
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ def usable_cpus(root: Path = _ROOT) -> int:
             (_number(group / "cpu.max"), _number(group / "cpu.max", 1)),
             (_number(group / "cpu.cfs_quota_us"), _number(group / "cpu.cfs_period_us")),
         ):
-            if quota and period and quota > 0:  # microseconds of CPU time in each period; -1 is no limit
+            # microseconds of CPU time in each period; -1 is no limit
+            if quota and period and quota > 0:
                 num = min(num, quota // period)
     return max(1, num)
 
@@ -58,7 +61,8 @@ def available_memory(root: Path = _ROOT) -> float:
 
 
 def usable_memory(root: Path = _ROOT) -> int:
-    """The bytes of memory that this process may use at most, by its control groups and by what the machine has.
+    """The bytes of memory that this process may use at most, by its control groups and by what the
+    machine has.
 
     Args:
         root: the folder that has ``proc`` and ``sys``.
@@ -72,7 +76,7 @@ def usable_memory(root: Path = _ROOT) -> int:
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:
-    """The folders of this process's control group and of those that it is in, as far as they can be seen."""
+    """The folders of this process's control group and of those that it is inthat are visible."""
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers:  # version 2

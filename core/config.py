@@ -3,12 +3,14 @@
 An option's value is the first of
 
 1. what ``config.update`` or ``config.override`` was given;
-2. the absl flag ``--grain_<option>``, if the program uses absl, defines that flag and has parsed its flags;
-3. the environment variable ``GRISTMILL_<OPTION>``, unless empty (``1``/``0``, ``true``/``false``, ``yes``/``no`` or
-   ``on``/``off`` for booleans);
+2. the absl flag ``--grain_<option>``, if the program uses absl, defines that flag and has parsed
+   its flags;
+3. the environment variable ``GRISTMILL_<OPTION>``, unless empty (``1``/``0``, ``true``/``false``,
+   ``yes``/``no`` or ``on``/``off`` for booleans);
 4. the default.
 
-absl is looked for, never imported: a plain script or a notebook needs neither absl nor parsed flags.
+absl is looked for, never imported: a plain script or a notebook needs neither absl nor parsed
+flags.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ _NOT_SET = object()  # None is a value
 
 
 class ConfigOptionError(AttributeError, ValueError):
-    """There is no such option. ``hasattr`` needs an ``AttributeError``, Grain raises ``ValueError``."""
+    """There is no such option. ``hasattr`` needs an ``AttributeError``, Grain raises
+    ``ValueError``.
+    """
 
 
 class _Option(NamedTuple):
@@ -84,7 +88,8 @@ _OPTIONS = {
     "enable_multiprocess_worker_profiling": _Option(bool, False),
     "num_threads_computing_num_records": _Option(int, 64, minimum=1),
     "num_threads_fetching_records": _Option(int, 64, minimum=1),
-    # Options of Grain's TensorFlow backend, which neither package has: accepted, and without effect.
+    # Options of Grain's TensorFlow backend, which neither package has: accepted, and without
+    # effect.
     "tf_interleaved_shuffle": _Option(bool, False),
     "tf_interleaved_shuffle_block_size": _Option(int, 10),
     "tf_interleaved_shuffle_parallel_blocks": _Option(int, 10),
@@ -106,8 +111,8 @@ def _option(name: str) -> _Option:
 class Config:
     """The one object ``gristmill.config``; options are read as its attributes.
 
-    All threads see the same values, and an update takes effect at the next read. Copies and pickles are references
-    to the object of the process they end up in.
+    All threads see the same values, and an update takes effect at the next read. Copies and pickles
+    are references to the object of the process they end up in.
 
     Example:
         >>> config.py_debug_mode
@@ -121,7 +126,8 @@ class Config:
         ValueError: num_threads_fetching_records must be a positive integer, got 0
     """
 
-    _updates: dict[str, Any]  # every access is a single dictionary operation, so threads need no lock
+    # every access is a single dictionary operation, so threads need no lock
+    _updates: dict[str, Any]
 
     def __init__(self) -> None:
         vars(self)["_updates"] = {}
@@ -149,7 +155,8 @@ class Config:
         return "config"
 
     def update(self, name: str, value: Any) -> None:
-        """Sets an option for the whole process; from now on neither flags nor the environment matter to it.
+        """Sets an option for the whole process; from now on neither flags nor the environment
+        matter to it.
 
         Args:
             name: the option.
@@ -163,7 +170,8 @@ class Config:
         self._updates[name] = _option(name).check(name, value)
 
     def get_or_default(self, name: str) -> Any:
-        """Returns the option's value, as reading the attribute does (Grain's attributes fail before flags are parsed).
+        """Returns the option's value, as reading the attribute does (Grain's attributes fail before
+        flags are parsed).
 
         Raises:
             ConfigOptionError: there is no such option.
@@ -172,7 +180,9 @@ class Config:
         return getattr(self, name)
 
     def are_unset(self, names: Sequence[str]) -> bool:
-        """Returns whether nobody has set any of these options, in whatever way: quicker than reading them."""
+        """Returns whether none of these options is set in any way; this is faster than reading
+        them.
+        """
         flags = getattr(sys.modules.get("absl.flags"), "FLAGS", None)
         return (
             self._updates.keys().isdisjoint(names)
@@ -181,7 +191,9 @@ class Config:
         )
 
     def explicit_values(self) -> dict[str, Any]:
-        """Returns the options that were set by ``update``, ``override`` or flags: workers are to have them too."""
+        """Returns the options that were set by ``update``, ``override`` or flags: workers are to
+        have them too.
+        """
         flags = getattr(sys.modules.get("absl.flags"), "FLAGS", None)
         by_flag = [name for name in _OPTIONS if flags is not None and flags.is_parsed() and f"grain_{name}" in flags]
         return {name: getattr(self, name) for name in [*by_flag, *self._updates]}

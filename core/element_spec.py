@@ -1,4 +1,4 @@
-"""What elements look like, without the elements."""
+"""Descriptions of elements without the elements."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from gristmill.core.errors import as_int
 
 @runtime_checkable
 class ShapeDtypeStructProtocol(Protocol):
-    """Anything with a ``shape`` and a ``dtype``: NumPy and JAX arrays, ``jax.ShapeDtypeStruct``, ours.
+    """Anything with a ``shape`` and a ``dtype``: NumPy and JAX arrays, ``jax.ShapeDtypeStruct``,
+    ours.
 
     Example:
         >>> isinstance(np.zeros(3), ShapeDtypeStructProtocol)
@@ -30,12 +31,13 @@ class ShapeDtypeStructProtocol(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShapeDtypeStruct:
-    """The shape and dtype of an array, as a value: hashable, and equal to another of the same shape and an equivalent dtype.
+    """The shape and dtype of an array, as a value: hashable, and equal to another of the same shape
+    and an equivalent dtype.
 
     Args:
         shape: the length of every axis; ``None`` where it is not known.
-        dtype: what ``numpy.dtype`` takes, or a dtype of another library. Kept as given; ``numpy.float32`` and
-            ``numpy.dtype("float32")`` are equivalent.
+        dtype: what ``numpy.dtype`` takes, or a dtype of another library. Kept as given;
+            ``numpy.float32`` and ``numpy.dtype("float32")`` are equivalent.
 
     Raises:
         TypeError: ``shape`` is not a sequence of integers and ``None``, or ``dtype`` is ``None``.

@@ -1,6 +1,7 @@
 """Errors that teach, and the checks that raise them.
 
-A message says which parameter is wrong, what it got, what is allowed and, where it is not obvious, what to do.
+A message says which parameter is wrong, what it got, what is allowed and, where it is not obvious,
+what to do.
 """
 
 from __future__ import annotations
@@ -49,7 +50,14 @@ class FaultBudgetError(RuntimeError):
 
 
 class KeyRangeError(IndexError, ValueError):
-    """A record key outside a source. Grain raises ``ValueError`` for it, Python's protocols expect ``IndexError``."""
+    """A record key outside a source. Grain raises ``ValueError`` for it, Python's protocols expect
+    ``IndexError``.
+    """
+
+
+def key_out_of_range(key: int, length: int) -> KeyRangeError:
+    """Return the error for a key outside a source of ``length`` records."""
+    return KeyRangeError(f"record key must be in [0, {length}), the number of records, got {key}")
 
 
 class SliceTypeError(TypeError, ValueError):
@@ -89,10 +97,10 @@ def as_int(name: str, value: Any, *, minimum: int | None = None, maximum: int | 
 
 
 def check_word(name: str, value: Any, *words: str | None) -> None:
-    """Refuses ``value`` if it is none of ``words``, also if it is an array that is equal to one.
+    """Refuses ``value`` if it is not one of ``words``, also if it is an array that is equal to one.
 
     Raises:
-        ValueError: it is none of them.
+        ValueError: it is not one of them.
 
     Example:
         >>> check_word("then", ["skip"], "skip", "replace")
@@ -130,7 +138,8 @@ def as_seconds(name: str, value: Any, *, minimum: float = 0.0) -> float:
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Adds ``note`` to ``error``, as ``error.add_note`` does, also where that raises: at a frozen dataclass.
+    """Adds ``note`` to ``error``, as ``error.add_note`` does, also where that raises: at a frozen
+    dataclass.
 
     Example:
         >>> error = ValueError("bad record")
@@ -146,8 +155,8 @@ def add_note(error: BaseException, note: str) -> None:
 def drop_notes_of_serializing(error: BaseException) -> None:
     """Drops the notes that pickle and json add from Python 3.14 on, except the last one.
 
-    They add one for each enclosing object. If these are nested too deeply, cloudpickle raises another
-    error, whose cause has the notes.
+    They add one for each enclosing object. If these are nested too deeply, cloudpickle raises
+    another error, whose cause has the notes.
     """
     for each in (error, error.__cause__):
         notes = None if each is None else vars(each).get("__notes__")
@@ -162,17 +171,22 @@ def missing_package(package: str, extra: str, purpose: str) -> ImportError:
 
     Example:
         >>> str(missing_package("jax", "jax", "ShardByJaxProcess"))
-        "ShardByJaxProcess needs the package jax, which is not installed; run: pip install 'gristmill[jax]'"
+        "ShardByJaxProcess needs the package jax, which is not installed; run: pip install
+        'gristmill[jax]'"
     """
     return ImportError(f"{purpose} needs the package {package}, which is not installed; run: pip install 'gristmill[{extra}]'")
 
 
 class SourceEnded(Exception):
-    """A source has raised ``StopIteration``: there is nothing at this key nor after it, and streams end here."""
+    """A source has raised ``StopIteration``: there is nothing at this key nor after it, and streams
+    end here.
+    """
 
 
 def stop_iteration_error(source: str) -> RuntimeError:
-    """What becomes of a ``StopIteration`` that escapes from a function of a user: it must not end the stream (as in PEP 479)."""
+    """The error raised in place of a ``StopIteration`` that escapes from a user's function: it must
+    not end the stream (as in PEP 479).
+    """
     return RuntimeError(
         f"user code in {source} raised StopIteration, which would have ended the data silently; "
         "raise another exception, or catch it where it happens"

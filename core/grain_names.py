@@ -1,6 +1,7 @@
-"""Names by which other libraries know what comes from Grain.
+"""Names by which other libraries recognise objects of Grain.
 
-Keras takes an object for a dataset of Grain if one of its classes has one of these names, in a module with "grain" in its path.
+Keras takes an object for a dataset of Grain if one of its classes has one of these names, in a
+module with "grain" in its path.
 """
 
 

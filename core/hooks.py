@@ -1,4 +1,6 @@
-"""What packages above do for those below, which must not import them: the facade, which knows all, is asked."""
+"""Functions of higher packages that lower ones, which must not import them, get through the
+facade.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,20 @@ from typing import Any
 
 
 def new_observer() -> Any:
-    """An observer of a new pipeline, as options and environment want it (see ``gristmill.diagnostics.automatic``)."""
+    """An observer of a new pipeline, as options and environment want it (see
+    ``gristmill.diagnostics.automatic``).
+    """
     return sys.modules["gristmill"]._new_observer()
 
 
+def explained(it: Any) -> Any:
+    """Return what the last output of an iterator is made of (see ``gristmill.explain``)."""
+    return sys.modules["gristmill"].explain(it)
+
+
 def pipeline_html(pipeline: Any) -> str:
-    """What a notebook shows of a dataset or loader (see ``gristmill.diagnostics.notebook``)."""
+    """The HTML that a notebook shows of a dataset or loader (see
+    ``gristmill.diagnostics.notebook``).
+    """
     html: str = sys.modules["gristmill"]._pipeline_html(pipeline)
     return html

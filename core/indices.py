@@ -1,7 +1,8 @@
 """Blocks of indices.
 
-A block is a ``range`` or a 1-d NumPy array of integers: int64, or object (Python's own integers) where int64 could
-overflow. Arithmetic on it is written once, with operators that mean the same for an ``int`` and for an array.
+A block is a ``range`` or a 1-d NumPy array of integers: int64, or object (Python's own integers)
+where int64 could overflow. Arithmetic on it is written once, with operators that mean the same for
+an ``int`` and for an array.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ _INT64_MAX = 2**63 - 1
 
 
 def as_array(indices: Indices, limit: int) -> NDArray[Any]:
-    """``indices`` as an int64 array [n] if none exceeds ``limit`` in magnitude, else as an object array [n].
+    """``indices`` as an int64 array [n] if none exceeds ``limit`` in magnitude, else as an object
+    array [n].
 
     Args:
         indices: the block; not empty.
-        limit: largest magnitude for which the caller's arithmetic stays within int64; ``2**63 - 1`` takes every int64.
+        limit: largest magnitude for which the caller's arithmetic stays within int64; ``2**63 - 1``
+            takes every int64.
     """
     if isinstance(indices, np.ndarray):
         if indices.dtype == object or limit >= _INT64_MAX or (-limit <= indices.min() and indices.max() <= limit):

@@ -1,4 +1,4 @@
-"""Stand-ins for what others measure with Grain's private parts: they take every call and do nothing."""
+"""No-op stubs of Grain's private instruments: they accept every call and do nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 
 class InertStats:
-    """``_stats`` of datasets and iterators, to which users' own datasets report in Grain. Nothing is recorded.
+    """``_stats`` of datasets and iterators, to which users' own datasets report in Grain. Nothing
+    is recorded.
 
     See ``gristmill.observe`` for what measures here.
     """

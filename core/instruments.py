@@ -1,6 +1,8 @@
-"""Puts a function between an object of ours and those who call one of its methods. No other object of its class is changed.
+"""Puts a function between an object of ours and those who call one of its methods. No other object
+of its class is changed.
 
-Who lets itself be observed that way says so by a method that takes what is to be put between (``set_instruments``, say).
+An object that can be observed that way has a method that takes the hooks, such as
+``set_instruments``.
 """
 
 from __future__ import annotations
@@ -10,12 +12,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeAlias
 
-# Makes what is called in place of a method of what the class has, which is to be called with the object and the same arguments.
+# Makes a replacement of a method from the method of the class, which it calls with the object and
+# the same arguments.
 Wrap: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def shadow(owner: Any, name: str, wrap: Wrap | None) -> None:
-    """Puts what ``wrap`` makes of a method in its place; ``None``: nothing is in its place any more.
+    """Puts what ``wrap`` makes of a method in its place; ``None``: nothing is in its place any
+    more.
 
     What is put there should not keep ``owner`` alive.
     """
@@ -27,5 +31,7 @@ def shadow(owner: Any, name: str, wrap: Wrap | None) -> None:
 
 
 def shadow_for_good(owner: Any, name: str, wrap: Wrap | None) -> None:
-    """The same for an object that lives as long as its process: what ``wrap`` is given is the bound method."""
+    """The same for an object that lives as long as its process: what ``wrap`` is given is the bound
+    method.
+    """
     shadow(owner, name, None if wrap is None else lambda method: wrap(partial(method, owner)))

@@ -1,6 +1,8 @@
-"""Keyed hashes of plain keys and of numbers: the same on every machine, in every process and version of Python.
+"""Keyed hashes of plain keys and of numbers: the same on every machine, in every process and
+version of Python.
 
-Keys are written down unambiguously (a letter for the type, lengths before what has one), then hashed.
+Keys are written down unambiguously (a letter for the type, lengths before what has one), then
+hashed.
 
 Source: J.-P. Aumasson et al., "BLAKE2: simpler, smaller, fast as MD5", 2013; S. Vigna's SplitMix64.
 """
@@ -19,8 +21,8 @@ _MASK = 2**64 - 1
 class KeyedHash:
     """A function of keys into ``[0, 2**64)``, another one for every seed.
 
-    Keys are ``str``, ``bytes``, integers (NumPy's too; ``True`` is 1) and tuples of these. Equal keys have equal hashes; text is
-    never equal to bytes.
+    Keys are ``str``, ``bytes``, integers (NumPy's too; ``True`` is 1) and tuples of these. Equal
+    keys have equal hashes; text is never equal to bytes.
 
     Args:
         seed: a non-negative integer of any size.
@@ -60,7 +62,9 @@ def _encoded(key: Any) -> bytes:
 
 
 def mixed(value: Any, seed: int) -> Any:
-    """A hash of 64 bits: of an ``int``, or of each of an array of integers; ``seed`` is one below ``2**64``."""
+    """A hash of 64 bits: of an ``int``, or of each of an array of integers; ``seed`` is one below
+    ``2**64``.
+    """
     if isinstance(value, np.ndarray) and value.dtype != object:
         value = value.astype(np.uint64)
     value = (value * 0x9E3779B97F4A7C15 & _MASK) ^ seed

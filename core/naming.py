@@ -21,7 +21,8 @@ _FUNCTIONS = (
 
 
 def transform_name(transform: Any) -> str:
-    """The name of a user's transformation: a class name, its own ``str``, or a function's name and place.
+    """The name of a user's transformation: a class name, its own ``str``, or a function's name and
+    place.
 
     Example:
         >>> transform_name(len)
@@ -35,15 +36,18 @@ def transform_name(transform: Any) -> str:
 
 
 def without_addresses(text: str) -> str:
-    """``text`` without the memory addresses in Python's default ``repr``, which differ in every run."""
+    """``text`` without the memory addresses in Python's default ``repr``, which differ in every
+    run.
+    """
     return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
 
 
 def stable_repr(value: Any) -> str:
-    """``repr(value)`` for a state or a description, which an interrupt must not spoil for later ones.
+    """``repr(value)`` for a state or a description, which an interrupt must not spoil for later
+    ones.
 
-    Dataclasses guard their ``repr`` against recursion: whoever interrupts it at the wrong moment finds ``...`` in its place from
-    then on. Here it is made without that guard.
+    Dataclasses guard their ``repr`` against recursion: after an interrupt at the wrong moment there
+    is ``...`` in its place from then on. Here it is made without that guard.
 
     Example:
         >>> from gristmill.core.sharding import ShardOptions
@@ -72,14 +76,15 @@ def _unguarded_repr(value: Any) -> str:
 
 
 def _has_generated_repr(kind: type) -> bool:
-    """Whether the ``__repr__`` of a class was made by ``dataclass``."""
+    """True if ``dataclass`` generated the ``__repr__`` of a class."""
     function = getattr(vars(kind)["__repr__"], "__wrapped__", None)
     code = getattr(function, "__code__", None)
     return dataclasses.is_dataclass(kind) and code is not None and code.co_filename == "<string>"
 
 
 def one_line(text: str, limit: int) -> str:
-    """``text`` for a terminal or a log: its lines joined, control characters made visible, cut to ``limit`` characters.
+    """``text`` for a terminal or a log: its lines joined, control characters made visible, cut to
+    ``limit`` characters.
 
     Example:
         >>> one_line("two\\nlines, \\x1b[31mred", 40)
@@ -91,7 +96,9 @@ def one_line(text: str, limit: int) -> str:
 
 
 def visible(text: str) -> str:
-    """``text``, with escapes for what is not printable: it must neither command a terminal nor change how text looks."""
+    """``text``, with escapes for what is not printable: it must neither command a terminal nor
+    change how text looks.
+    """
     return text if text.isprintable() else "".join([c if c.isprintable() else _escaped(c) for c in text])
 
 

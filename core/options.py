@@ -18,11 +18,12 @@ MAX_LANES = 1 << 16  # as many as a message between processes can tell apart
 
 @dataclass(slots=True)
 class ReadOptions:
-    """How records are read ahead by threads.
+    """Options of threads that read records ahead.
 
     Args:
         num_threads: threads that read and transform; 0 reads in the calling thread.
-        prefetch_buffer_size: elements that may be in flight or ready ahead of the consumer; 0 reads on demand.
+        prefetch_buffer_size: elements that may be in flight or ready ahead of the consumer; 0 reads
+            on demand.
 
     Raises:
         TypeError: a value is not an integer.
@@ -54,24 +55,29 @@ class MultiprocessingOptions:
 
     Args:
         num_workers: number of workers; 0 runs in the calling thread.
-        per_worker_buffer_size: outputs that each worker may keep ready, at least 1 with workers; of small outputs, as many as
-            fit in 1 MB.
+        per_worker_buffer_size: outputs that each worker may keep ready, at least 1 with workers; of
+            small outputs, as many as fit in 1 MB.
         enable_profiling: accepted for compatibility, without effect.
-        worker_env: environment variables of worker processes that differ from this process's; ``None`` as a value removes one.
-            By default ``JAX_PLATFORMS`` is ``cpu`` and no GPU is visible there.
-        num_lanes: into how many lanes the stream is divided, at least as many as workers and at most 65 536. Elements, their
-            order and states follow from this number alone, whatever ``num_workers`` is: with 8 lanes, 0, 1, 3 or 8 workers give
-            what 8 workers give without it, and read each other's states. A worker computes whole lanes. ``None``: one for each
-            worker. Every lane has its own copy of what stateful steps keep: a window shuffle of 10 000 elements of 1 kB takes
-            10 MB in each, 80 MB in 8 lanes, wherever these are computed. Sources are shared by the lanes of a process, and so
-            are the threads and the read-ahead of ``ReadOptions``, of which each lane uses its part.
-        executor: ``"processes"``, ``"threads"`` of this process, or ``None``: threads if Python runs without the GIL when
-            iteration begins (``sys._is_gil_enabled()`` returns ``False``), otherwise processes. Elements, order, errors and
-            states are the same. Threads start at once and hand outputs over without pickling. Each has its own copy of the
-            functions, as a process has; threads share sources, modules, classes, and functions that cannot be pickled, which
-            must be safe to use from several threads. ``worker_init_fn`` runs in each thread with the same arguments, and
-            ``worker_env`` is refused. A crash in C code ends the program, and a function that never returns keeps its thread.
-            With the GIL, threads help if functions release it or wait.
+        worker_env: environment variables of worker processes that differ from this process's;
+            ``None`` as a value removes one. By default ``JAX_PLATFORMS`` is ``cpu`` and no GPU is
+            visible there.
+        num_lanes: into how many lanes the stream is divided, at least as many as workers and at
+            most 65 536. Elements, their order and states follow from this number alone, whatever
+            ``num_workers`` is: with 8 lanes, 0, 1, 3 or 8 workers give what 8 workers give without
+            it, and read each other's states. A worker computes whole lanes. ``None``: one for each
+            worker. Every lane has its own copy of what stateful steps keep: a window shuffle of 10
+            000 elements of 1 kB takes 10 MB in each, 80 MB in 8 lanes, wherever these are computed.
+            Sources are shared by the lanes of a process, and so are the threads and the read-ahead
+            of ``ReadOptions``, of which each lane uses its part.
+        executor: ``"processes"``, ``"threads"`` of this process, or ``None``: threads if Python
+            runs without the GIL when iteration begins (``sys._is_gil_enabled()`` returns
+            ``False``), otherwise processes. Elements, order, errors and states are the same.
+            Threads start at once and hand outputs over without pickling. Each has its own copy of
+            the functions, as a process has; threads share sources, modules, classes, and functions
+            that cannot be pickled, which must be safe to use from several threads.
+            ``worker_init_fn`` runs in each thread with the same arguments, and ``worker_env`` is
+            refused. A crash in C code ends the program, and a function that never returns keeps its
+            thread. With the GIL, threads help if functions release it or wait.
 
     Raises:
         TypeError: a value is of the wrong type.
@@ -154,7 +160,7 @@ def _check_environment(variables: Any) -> None:
 
 
 class ExecutionTrackingMode(enum.Enum):
-    """What is recorded about a pipeline while it runs."""
+    """The kind of measurements recorded about a pipeline while it runs."""
 
     DISABLED = 1
     STAGE_TIMING = 2
@@ -172,18 +178,20 @@ class DatasetOptions:
     """Settings of a whole pipeline; remembers which were given, so that several can be merged.
 
     Args:
-        filter_warn_threshold_ratio: warn when at least this share of 1000 consecutive elements was filtered out; ``None``
-            or 0 never warns.
+        filter_warn_threshold_ratio: warn when at least this share of 1000 consecutive elements was
+            filtered out; ``None`` or 0 never warns.
         filter_raise_threshold_ratio: raise ``ValueError`` instead; ``None`` or 0 never raises.
         execution_tracking_mode: what to record about the run.
-        min_shm_size: arrays of fewer bytes are copied between processes instead of going through shared memory.
-        max_threads: the most threads that read or pull ahead below one iterator, at least 1. Worker processes share them, at
-            least one for each. ``None``: in each process 16, twice the number of CPUs, or the ``num_threads`` of one of the
-            steps, whatever is most.
-        max_bytes_ahead: the most bytes that elements which threads have ready or compute ahead, and outputs of workers that
-            wait to be taken, take below one iterator, in all of its processes, as far as their sizes can be known beforehand; at
-            least 1. ``None``: an eighth of the memory that the process may use. What the consumer waits for is computed
-            whatever it takes, and each worker may have an output waiting and one that it makes.
+        min_shm_size: arrays of fewer bytes are copied between processes instead of going through
+            shared memory.
+        max_threads: the most threads that read or pull ahead below one iterator, at least 1. Worker
+            processes share them, at least one for each. ``None``: in each process 16, twice the
+            number of CPUs, or the ``num_threads`` of one of the steps, the largest of these.
+        max_bytes_ahead: the most bytes that elements which threads have ready or compute ahead, and
+            outputs of workers that wait to be taken, take below one iterator, in all of its
+            processes, if their sizes are known beforehand; at least 1. ``None``: an eighth of the
+            memory that the process may use. What the consumer waits for is computed whatever it
+            takes, and each worker may have an output waiting and one that it makes.
 
     Raises:
         TypeError, ValueError: a value is of the wrong type or out of range.

@@ -1,4 +1,4 @@
-"""How many elements to compute in one go, for whoever computes ahead of a consumer."""
+"""The number of elements that a prefetching stage computes in one call."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ _SLOW_SECONDS = 0.002  # and shrink when one takes more
 
 
 class BlockSize:
-    """The size of the next block: it grows 1, 2, 4, … while a block takes less than about a millisecond.
+    """The size of the next block: it grows 1, 2, 4, … while a block takes less than about a
+    millisecond.
 
-    So small elements cost little more than they do without anybody in between, and none waits long for others.
+    So small elements cost little more than they do without anybody in between, and none waits long
+    for others.
     """
 
     def __init__(self) -> None:

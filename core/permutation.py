@@ -1,12 +1,14 @@
 """The index shuffle: a pseudo-random permutation of ``[0, max_index]`` that needs no memory.
 
-A small block cipher over at least 16 bits (a Feistel network whose round function is the one of Simon) is walked until
-the value falls into the range again ("cycle walking"), so the image of any index is known without knowing the others.
-Bit-exact with Grain 0.2.18, except that an index too large for the cipher's block is mapped to itself, which makes the
-function a permutation at every length (Grain loses one record at lengths ``2**k + 1``).
+A small block cipher over at least 16 bits (a Feistel network whose round function is the one of
+Simon) is walked until the value falls into the range again ("cycle walking"), so the image of any
+index is known without knowing the others. Bit-exact with Grain 0.2.18, except that an index too
+large for the cipher's block is mapped to itself, which makes the function a permutation at every
+length (Grain loses one record at lengths ``2**k + 1``).
 
-Source: R. Beaulieu et al., "The SIMON and SPECK Families of Lightweight Block Ciphers", 2013; J. Black and P. Rogaway,
-"Ciphers with Arbitrary Finite Domains", 2002; the round keys are those of C++'s ``std::seed_seq``.
+Source: R. Beaulieu et al., "The SIMON and SPECK Families of Lightweight Block Ciphers", 2013; J.
+Black and P. Rogaway, "Ciphers with Arbitrary Finite Domains", 2002; the round keys are those of
+C++'s ``std::seed_seq``.
 """
 
 from __future__ import annotations
@@ -63,14 +65,18 @@ def round_keys(seed: int, rounds: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=256)
 def _half_bits(max_index: int) -> int:
-    """Half the cipher's block, in bits: the block is even, at least 16 bits, and Grain's (through a double) elsewhere."""
+    """Half the cipher's block, in bits: the block is even, at least 16 bits, and Grain's (through a
+    double) elsewhere.
+    """
     bits = math.ceil(math.log2(max_index))
     return max(bits + bits % 2, 16) // 2
 
 
 @lru_cache(maxsize=17)
 def _round_array(half: int) -> NDArray[np.uint32]:
-    """The round function of every ``half``-bit word, for ``half <= 16``: one look-up is far cheaper than the rotations."""
+    """The round function of every ``half``-bit word, for ``half <= 16``: one look-up is far cheaper
+    than the rotations.
+    """
     return _round(np.arange(1 << half, dtype=np.uint64), half).astype(np.uint32)
 
 
@@ -121,7 +127,9 @@ def _permute_one(index: int, max_index: int, seed: int, rounds: int) -> int:
 
 
 def _encrypt(values: NDArray[Any], half: int, keys: tuple[int, ...]) -> NDArray[Any]:
-    """One encryption of each of ``values``, uint32 if the block has at most 32 bits, uint64 otherwise."""
+    """One encryption of each of ``values``, uint32 if the block has at most 32 bits, uint64
+    otherwise.
+    """
     mask = (1 << half) - 1
     left, right = values >> half, values & mask
     if half <= 16:
@@ -141,7 +149,9 @@ def _encrypt(values: NDArray[Any], half: int, keys: tuple[int, ...]) -> NDArray[
 
 
 def _encrypt_16_bits(keys: tuple[int, ...]) -> NDArray[np.uint16]:
-    """One encryption of every value of the smallest block, uint16 [2**16]: in bytes, which is twice as fast."""
+    """One encryption of every value of the smallest block, uint16 [2**16]: in bytes, which is twice
+    as fast.
+    """
     keys_8 = [np.uint8(key & 0xFF) for key in keys]
     table, byte = _round_array(8).astype(np.uint8), np.arange(256, dtype=np.uint8)
     left = byte[:, None] ^ (table ^ keys_8[0])  # [left half, right half], also below
@@ -158,13 +168,15 @@ def _encrypt_16_bits(keys: tuple[int, ...]) -> NDArray[np.uint16]:
 
 
 def _first_returns(step: NDArray[Any], length: int) -> NDArray[Any]:
-    """Where the walk ``i, step[i], step[step[i]], …`` first comes back below ``length``, for each ``i`` below it.
+    """The first value below ``length`` on the walk ``i, step[i], step[step[i]], …``, for each ``i``
+    below it.
 
     Args:
         step: a permutation of ``range(len(step))``, whose length is a power of two.
         length: may be more than ``len(step)``.
     """
-    # A walk from all ends up everywhere, so it pays to forget the upper half as long as it is large: few walk far to leave it.
+    # A walk from all ends up everywhere, so it pays to forget the upper half as long as it is
+    # large: few walk far to leave it.
     while len(step) > _SMALL and len(step) >= 2 * length:
         half = len(step) // 2
         lower = step[:half].copy()
@@ -190,7 +202,8 @@ def _permute_range(start: int, stop: int, max_index: int, seed: int) -> NDArray[
     """The images of ``start … stop-1``, as int64 [stop - start]."""
     half = _half_bits(max_index)
     keys = round_keys(seed, _ROUNDS)
-    fit = min(stop, 1 << 2 * half)  # indices from here on do not fit the block: see the module's docstring
+    # indices from here on do not fit the block: see the module's docstring
+    fit = min(stop, 1 << 2 * half)
     dtype = np.uint32 if half <= 16 else np.uint64
     if half == 8:
         values: NDArray[Any] = _first_returns(_encrypt_16_bits(keys), max_index + 1)[start:fit]
@@ -207,8 +220,9 @@ def _permute_range(start: int, stop: int, max_index: int, seed: int) -> NDArray[
 def index_shuffle(index: int, max_index: int, seed: int, rounds: int) -> int:
     """Returns the image of ``index`` under a pseudo-random permutation of ``[0, max_index]``.
 
-    For fixed ``max_index``, ``seed`` and ``rounds`` the function is a bijection of ``[0, max_index]``. It is the
-    permutation that ``IndexSampler`` and ``MapDataset.shuffle`` use, with 4 rounds and ``seed + epoch`` as seed.
+    For fixed ``max_index``, ``seed`` and ``rounds`` the function is a bijection of ``[0,
+    max_index]``. It is the permutation that ``IndexSampler`` and ``MapDataset.shuffle`` use, with 4
+    rounds and ``seed + epoch`` as seed.
 
     Args:
         index: position to look up, in ``[0, max_index]``.
@@ -237,15 +251,18 @@ def index_shuffle(index: int, max_index: int, seed: int, rounds: int) -> int:
 
 
 def shuffled_order(length: int, seed: int) -> NDArray[np.int64]:
-    """``index_shuffle`` of all of ``0 … length-1``, int64 [length], with ``seed`` modulo ``2**32``; ``length >= 1``."""
+    """``index_shuffle`` of all of ``0 … length-1``, int64 [length], with ``seed`` modulo ``2**32``;
+    ``length >= 1``.
+    """
     return np.zeros(1, np.int64) if length == 1 else _permute_range(0, length, length - 1, seed & _UINT32)
 
 
 class Permutation:
-    """The shuffled order of ``length`` records, another one in every epoch (seed ``seed + epoch``, modulo ``2**32``).
+    """The shuffled order of ``length`` records, another one in every epoch (seed ``seed + epoch``,
+    modulo ``2**32``).
 
-    Thread-safe and cheap to pickle: the windows it keeps are only a cache. Looking up a block near other recent ones
-    costs about 20 ns per index, a single index of a long epoch about 1 µs.
+    Thread-safe and cheap to pickle: the windows it keeps are only a cache. Looking up a block near
+    other recent ones costs about 20 ns per index, a single index of a long epoch about 1 µs.
     """
 
     __slots__ = ("_lock", "_windows", "length", "seed")
@@ -275,7 +292,9 @@ class Permutation:
         return _permute_one(position, self.length - 1, (self.seed + epoch) & _UINT32, _ROUNDS)
 
     def many(self, epochs: NDArray[Any], positions: NDArray[Any]) -> NDArray[np.int64]:
-        """The records at ``positions`` of ``epochs``, arrays of the same shape [n], n >= 1; int64 [n]."""
+        """The records at ``positions`` of ``epochs``, arrays of the same shape [n], n >= 1; int64
+        [n].
+        """
         if self.length == 1:
             return np.zeros(len(positions), np.int64)
         positions = positions.astype(np.int64, copy=False)
@@ -289,7 +308,9 @@ class Permutation:
         return result
 
     def run(self, epoch: int, start: int, num: int) -> NDArray[np.int64] | None:
-        """The records at ``start, start + 1, …`` of one epoch, read-only int64 [num], or ``None`` if that is no quicker."""
+        """The records at ``start, start + 1, …`` of one epoch, read-only int64 [num], or ``None``
+        if that is no quicker.
+        """
         size = self._window_size
         window, offset = divmod(start, size)
         if offset + num <= min(size, self.length - window * size):
@@ -306,7 +327,8 @@ class Permutation:
         if first == last:
             return self._window(epoch, first)[positions - first * _WINDOW]
         used = range(first, last + 1) if last - first == 1 else np.unique(windows).tolist()
-        if len(used) * _WINDOW > 64 * len(positions):  # far apart: most of what the windows hold would go to waste
+        # far apart: most of what the windows hold would go to waste
+        if len(used) * _WINDOW > 64 * len(positions):
             seed, top = (self.seed + epoch) & _UINT32, self.length - 1
             return np.array([_permute_one(p, top, seed, _ROUNDS) for p in positions.tolist()], np.int64)
         result = np.empty_like(positions)
@@ -328,7 +350,8 @@ class Permutation:
                 seed = (self.seed + epoch) & _UINT32
                 found = _permute_range(start, min(start + size, self.length), self.length - 1, seed)
                 found.flags.writeable = False  # views of it are handed out
-                windows = dict(list(self._windows.items())[1 - _NUM_WINDOWS :])  # oldest first; replaced, never changed
+                # oldest first; replaced, never changed
+                windows = dict(list(self._windows.items())[1 - _NUM_WINDOWS :])
                 windows[epoch, window] = found
                 self._windows = windows
         return found

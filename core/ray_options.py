@@ -15,28 +15,36 @@ _MAX_BYTES_AHEAD = 1 << 28
 
 @dataclass(slots=True, repr=False)
 class RayOptions:
-    """How many Ray actors run a pipeline, on which machines of a cluster, and how far they may run ahead.
+    """Options of Ray actors that run a pipeline: their number, their machines, and how far they may
+    run ahead.
 
-    To be given wherever ``MultiprocessingOptions`` is: elements, their order and states are the same, and a state that was taken
-    with one goes on with the other. Needs the extra ``ray``. The actors are in the cluster that this program is connected to
-    (``ray.init(address=...)``, ``RAY_ADDRESS``). Where it is connected to none, a local one is started for it, which can be
+    To be given wherever ``MultiprocessingOptions`` is: elements, their order and states are the
+    same, and a state that was taken with one continues with the other. Needs the extra ``ray``. The
+    actors are in the cluster that this program is connected to (``ray.init(address=...)``,
+    ``RAY_ADDRESS``). Where it is connected to none, a local one is started for it, which can be
     reached from this machine alone.
 
     Args:
-        num_workers: number of actors, at least 1. If the cluster has no room for all of them, those that have some do the work;
-            others join them as soon as there is room.
-        num_lanes: into how many lanes the stream is divided (see ``MultiprocessingOptions``), at least as many as actors: it
-            can be resized up to this number. ``None``: one for each actor.
-        pool: the name of a set of actors that several programs of the cluster share. Each has lanes of its own. The actors are
-            those of the first program that asks for them; when it ends, another one starts new ones.
-        resources: custom resources of Ray that an actor needs, by name, to choose machines: ``{"loader": 1}``.
+        num_workers: number of actors, at least 1. If the cluster has no room for all of them, those
+            that have some do the work; others join them as soon as there is room.
+        num_lanes: into how many lanes the stream is divided (see ``MultiprocessingOptions``), at
+            least as many as actors: it can be resized up to this number. ``None``: one for each
+            actor.
+        pool: the name of a set of actors that several programs of the cluster share. Each has lanes
+            of its own. The actors are those of the first program that asks for them; when it ends,
+            another one starts new ones.
+        resources: custom resources of Ray that an actor needs, by name, to choose machines:
+            ``{"loader": 1}``.
         num_cpus: CPUs that an actor counts for where Ray chooses its machine.
-        max_bytes_ahead: bytes of elements that all actors together may have ready ahead of the consumer, in Ray's object store:
-            never more than half of the smallest one in the cluster, whatever this is, so that nothing is spilled to disk. A
-            single element that is larger comes alone. What ``ReadOptions`` read ahead inside of an actor is not counted.
-        writable: whether arrays can be written to, at the cost of one copy; else they are read-only views of the object store.
-        runtime_env: the environment of the actors (``env_vars``, ``pip``, …), as Ray takes it for actors: folders of this
-            machine (``working_dir``) are for ``ray.init``. By default ``JAX_PLATFORMS`` is ``cpu`` there.
+        max_bytes_ahead: bytes of elements that all actors together may have ready ahead of the
+            consumer, in Ray's object store: never more than half of the smallest one in the
+            cluster, whatever this is, so that nothing is spilled to disk. A single element that is
+            larger comes alone. What ``ReadOptions`` read ahead inside of an actor is not counted.
+        writable: whether arrays can be written to, at the cost of one copy; else they are read-only
+            views of the object store.
+        runtime_env: the environment of the actors (``env_vars``, ``pip``, …), as Ray takes it for
+            actors: folders of this machine (``working_dir``) are for ``ray.init``. By default
+            ``JAX_PLATFORMS`` is ``cpu`` there.
 
     Raises:
         TypeError: a value is of the wrong type.
@@ -81,7 +89,8 @@ class RayOptions:
             _check_mapping("runtime_env", self.runtime_env)
 
     def __repr__(self) -> str:
-        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "runtime_env"}  # which may have secrets
+        # which may have secrets
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "runtime_env"}
         given = [f"{f.name}={values[f.name]!r}" for f in fields(self) if f.name in values and values[f.name] != f.default]
         return f"{type(self).__qualname__}({', '.join(given)})"
 

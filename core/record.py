@@ -1,4 +1,4 @@
-"""A record and where it stands in the stream."""
+"""A record and its position in the stream."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class _LazyRng:
-    """Stands in for a generator that nobody has drawn from yet: making one costs 2 µs, most records never need it."""
+    """Placeholder of an unused generator: making one costs 2 µs, and most records never need it."""
 
     __slots__ = ("key", "stream")
 
@@ -24,7 +24,7 @@ class _LazyRng:
 
 @dataclass(slots=True)
 class RecordMetadata:
-    """Where a record stands in the sampled stream, where to find it, and its private random generator.
+    """The position of a record in the sampled stream, its key, and its private random generator.
 
     Args:
         index: position in the (conceptually endless) stream over all shards; unique and increasing.
@@ -44,7 +44,9 @@ class RecordMetadata:
         return f"RecordMetadata(index={self.index}, record_key={self.record_key}, rng={self.rng!s})"
 
     def remove_record_key(self) -> RecordMetadata:
-        """The same metadata without its key: what stands for several records has no key of its own."""
+        """The same metadata without its key: an element made from several records has no key of its
+        own.
+        """
         return self if self.record_key is None else replace(self, record_key=None)
 
 
@@ -63,7 +65,9 @@ setattr(RecordMetadata, "rng", property(_get_rng, _rng_slot.__set__))  # noqa: B
 
 
 def sampled(index: int, record_key: int | None, rng_key: int | None, stream: int = 0) -> RecordMetadata:
-    """Metadata whose generator, ``Philox(key=rng_key, counter=[0, 0, 0, stream])``, is made when first asked for."""
+    """Metadata whose generator, ``Philox(key=rng_key, counter=[0, 0, 0, stream])``, is made when
+    first asked for.
+    """
     rng: Any = None if rng_key is None else _LazyRng(rng_key, stream)
     return RecordMetadata(index, record_key, rng)
 

@@ -1,6 +1,8 @@
-"""Random streams: a counter-based generator for every element, and how seeds are derived from one another.
+"""Random streams: a counter-based generator for every element, and how seeds are derived from one
+another.
 
-Source: J. Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", 2011 (Philox); NumPy's ``SeedSequence``.
+Source: J. Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", 2011 (Philox); NumPy's
+``SeedSequence``.
 """
 
 from __future__ import annotations
@@ -18,9 +20,11 @@ _UINT64 = 0xFFFFFFFFFFFFFFFF
 
 
 class _Origin(ISpawnableSeedSequence):
-    """Where a generator comes from: gives Philox the key that ``Philox(key=...)`` would have, and ``rng.spawn`` its children.
+    """The origin of a generator: gives Philox the key that ``Philox(key=...)`` would have, and
+    ``rng.spawn`` its children.
 
-    Without it Philox would ask the system for entropy, which takes 4 µs and makes children differ in every run.
+    Without it Philox would ask the system for entropy, which takes 4 µs and makes children differ
+    in every run.
     """
 
     def __init__(self, *entropy: int) -> None:
@@ -50,7 +54,9 @@ def keyed_rng(key: int, stream: int = 0) -> np.random.Generator:
 
 
 def check_seed(seed: int, *, name: str = "seed", bits: int | None = None) -> int:
-    """``seed`` as a non-negative built-in ``int``, below ``2**bits`` if given; ``TypeError``/``ValueError`` otherwise."""
+    """``seed`` as a non-negative built-in ``int``, below ``2**bits`` if given;
+    ``TypeError``/``ValueError`` otherwise.
+    """
     return as_int(name, seed, minimum=0, maximum=None if bits is None else 2**bits - 1)
 
 
@@ -60,11 +66,12 @@ def derive_seed(entropy: Sequence[int]) -> int:
 
 
 class RngPool:
-    """Generators of the stream of one ``seed``: element ``index`` has its own, whatever was drawn for the others.
+    """Generators of the stream of one ``seed``: element ``index`` has its own, whatever was drawn
+    for the others.
 
-    ``acquire_rng(i)`` behaves as ``Generator(Philox(counter=[0, 0, op_seed, i], key=key))`` with the key that
-    ``Philox(seed)`` would use. Generator objects are reused after ``release_rng``, which is ten times cheaper than making
-    one. Thread-safe; pickles to a pool of the same seed.
+    ``acquire_rng(i)`` behaves as ``Generator(Philox(counter=[0, 0, op_seed, i], key=key))`` with
+    the key that ``Philox(seed)`` would use. Generator objects are reused after ``release_rng``,
+    which is ten times cheaper than making one. Thread-safe; pickles to a pool of the same seed.
 
     Args:
         seed: non-negative integer of any size.

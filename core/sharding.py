@@ -17,8 +17,8 @@ class ShardOptions:
     Args:
         shard_index: this part, in ``[0, shard_count)``.
         shard_count: how many parts there are, at least 1.
-        drop_remainder: if the data cannot be split evenly, drop the records left over (every shard has the same number);
-            otherwise the first shards have one record more.
+        drop_remainder: if the data cannot be split evenly, drop the records left over (every shard
+            has the same number); otherwise the first shards have one record more.
 
     Raises:
         TypeError: an index or count is not an integer.
@@ -40,9 +40,11 @@ class ShardOptions:
             raise ValueError(f"shard_index must be in [0, shard_count) = [0, {count}), got {index}")
         object.__setattr__(self, "shard_count", count)
         object.__setattr__(self, "shard_index", index)
-        object.__setattr__(self, "drop_remainder", bool(self.drop_remainder))  # the repr is part of states
+        # the repr is part of states
+        object.__setattr__(self, "drop_remainder", bool(self.drop_remainder))
 
-    def __repr__(self) -> str:  # not a dataclass's, which an interrupt can spoil for good (see ``stable_repr``)
+    # not a dataclass's, which an interrupt can spoil for good (see ``stable_repr``)
+    def __repr__(self) -> str:
         name, index, count = type(self).__qualname__, self.shard_index, self.shard_count
         return f"{name}(shard_index={index}, shard_count={count}, drop_remainder={self.drop_remainder})"
 
@@ -64,7 +66,8 @@ class NoSharding(ShardOptions):
 class ShardByJaxProcess(ShardOptions):
     """One part for every JAX process; part 0 of 1 where JAX is not installed.
 
-    Asks ``jax.process_index()`` and ``jax.process_count()`` at construction, which initialises JAX's backend.
+    Asks ``jax.process_index()`` and ``jax.process_count()`` at construction, which initialises
+    JAX's backend.
 
     Args:
         drop_remainder: as for ``ShardOptions``.
@@ -80,7 +83,9 @@ class ShardByJaxProcess(ShardOptions):
 
 
 def process_index_and_count() -> tuple[int, int]:
-    """This JAX process's index and the number of processes; ``(0, 1)`` where JAX is not installed."""
+    """This JAX process's index and the number of processes; ``(0, 1)`` where JAX is not
+    installed.
+    """
     try:
         import jax
     except ImportError:
@@ -91,8 +96,9 @@ def process_index_and_count() -> tuple[int, int]:
 def even_split(num_examples: int, options: ShardOptions) -> tuple[int, int]:
     """Returns the half-open interval of records that belong to one shard.
 
-    The intervals of all shards follow one another; their lengths differ by at most one, the longer ones come first. With
-    ``drop_remainder`` all have length ``num_examples // shard_count`` (and a warning is logged if records are lost).
+    The intervals of all shards follow one another; their lengths differ by at most one, the longer
+    ones come first. With ``drop_remainder`` all have length ``num_examples // shard_count`` (and a
+    warning is logged if records are lost).
 
     Args:
         num_examples: number of records, at least 0.

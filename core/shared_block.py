@@ -1,17 +1,21 @@
 """A named block of shared memory that leaves nothing behind.
 
-1. A process that creates a block, or calls ``answer_for`` its name, answers for it: when it ends, the name is freed, if
-   nobody has done so before. When it is killed, Python's resource tracker frees what it had created.
-2. A child of ``multiprocessing`` may ``leave`` a block, which then outlives it. What is still there when the main process
-   ends is freed by that on Linux, which can list blocks; elsewhere by the tracker that they share, which says so.
-3. The tracker never complains of a name that was freed by us, whoever else has told it of that name or has not.
-4. ``free`` may be called from anywhere (a finalizer in the middle of a garbage collection, under somebody's lock): it
-   takes no lock, starts nothing and never raises.
-5. What is mapped stays mapped as long as anything uses it: ``close`` lets go of the memory, it does not pull it away.
+1. A process that creates a block, or calls ``answer_for`` its name, answers for it: when it ends,
+   the name is freed, if it was not freed before. When it is killed, Python's resource tracker frees
+   what it had created.
+2. A child of ``multiprocessing`` may ``leave`` a block, which then outlives it. What is still there
+   when the main process ends is freed by that on Linux, which can list blocks; elsewhere by the
+   tracker that they share, which says so.
+3. The tracker never complains of a name that was freed by us, no matter which other processes
+   registered it.
+4. ``free`` may be called from anywhere (a finalizer in the middle of a garbage collection, while a
+   lock is held): it takes no lock, starts nothing and never raises.
+5. What is mapped stays mapped as long as anything uses it: ``close`` lets go of the memory, it does
+   not pull it away.
 6. A fork answers for nothing that its parent made.
 
-Windows has no names to free: there, a block goes when the last process that has it open closes it or ends, and (1), (2) and
-``FileNotFoundError`` of ``unlink`` mean nothing.
+Windows has no names to free: there, a block goes when the last process that has it open closes it
+or ends, and (1), (2) and ``FileNotFoundError`` of ``unlink`` mean nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +33,8 @@ from pathlib import Path
 from typing import Any
 
 try:
-    _posixshmem: Any = importlib.import_module("_posixshmem")  # part of CPython, but not of the type checkers' stubs
+    # part of CPython, but not of the type checkers' stubs
+    _posixshmem: Any = importlib.import_module("_posixshmem")
 except ModuleNotFoundError:
     _posixshmem = None  # Windows
 _tracker = vars(resource_tracker)["_resource_tracker"]
@@ -38,7 +43,8 @@ _LISTING = Path("/dev/shm")
 
 
 class SharedBlock(SharedMemory):
-    """Creates a block of ``size`` bytes; with a ``size`` of 0, attaches to the block that has the name.
+    """Creates a block of ``size`` bytes; with a ``size`` of 0, attaches to the block that has the
+    name.
 
     Args:
         name: the block's name. ``None`` chooses a free one when creating.
@@ -59,10 +65,12 @@ class SharedBlock(SharedMemory):
         if size == 0:
             self._attach(name)
             return
-        free_name = _family() + secrets.token_urlsafe(6)  # at most 31 characters, with the slash (macOS)
+        # at most 31 characters, with the slash (macOS)
+        free_name = _family() + secrets.token_urlsafe(6)
         super().__init__(name or free_name, create=True, size=size)
         answer_for(self.name)
-        if hasattr(os, "posix_fallocate"):  # Linux: without it, writing to memory that is not there is a SIGBUS
+        # Linux: without it, writing to memory that is not there is a SIGBUS
+        if hasattr(os, "posix_fallocate"):
             try:
                 os.posix_fallocate(self._fd, 0, size)
             except OSError as error:
@@ -81,7 +89,8 @@ class SharedBlock(SharedMemory):
             if _posixshmem is None:
                 super().__init__(name)
                 return
-            # SharedMemory.__init__ would register the block with the resource tracker, which would free it.
+            # SharedMemory.__init__ would register the block with the resource tracker, which would
+            # free it.
             self._name = f"/{name}"
             self._fd = _posixshmem.shm_open(self._name, os.O_RDWR, mode=0o600)
             self._size = os.fstat(self._fd).st_size
@@ -98,7 +107,9 @@ class SharedBlock(SharedMemory):
         return self._mmap
 
     def close(self) -> None:
-        """Lets go of the memory, which stays mapped as long as an array or a ``memoryview`` uses it."""
+        """Lets go of the memory, which stays mapped as long as an array or a ``memoryview`` uses
+        it.
+        """
         self._buf = self._mmap = None
         super().close()
 
@@ -106,7 +117,7 @@ class SharedBlock(SharedMemory):
         """Frees the name; the memory goes when the last process has closed it.
 
         Raises:
-            FileNotFoundError: somebody has done so already.
+            FileNotFoundError: it was unlinked already.
         """
         unlink(self.name)
 
@@ -124,7 +135,7 @@ def unlink(name: str) -> None:
     """Frees the name of a block.
 
     Raises:
-        FileNotFoundError: somebody has done so already.
+        FileNotFoundError: it was unlinked already.
     """
     _free_name(name)
     _names.discard(name)
@@ -138,7 +149,9 @@ def free(name: str) -> None:
     except KeyError:
         return
     if _shares_tracker():
-        _tell_tracker(name)  # If it is terminated now, as workers of a pool are, it has left the block to the main process.
+        # If it is terminated now, as workers of a pool are, it has left the block to the main
+        # process.
+        _tell_tracker(name)
     with contextlib.suppress(OSError):  # another process has unlinked it, or it is another user's
         _free_name(name)
     _tell_tracker(name)
@@ -156,34 +169,43 @@ def answer_for(name: str) -> None:
 
 
 def leave(name: str) -> None:
-    """This process will not free the name when it ends, if it is a child whose main process will (2)."""
+    """This process will not free the name when it ends, if it is a child whose main process will
+    (2).
+    """
     if _shares_tracker():
         _names.discard(name)
 
 
 def _tell_tracker(name: str) -> None:
-    """Makes the tracker forget a name (3), which it only does without complaint if it knows the name."""
+    """Makes the tracker forget a name (3), which it only does without complaint if it knows the
+    name.
+    """
     message = f"REGISTER:/{name}:shared_memory\nUNREGISTER:/{name}:shared_memory\n"
     if _tracker._fd is not None:  # otherwise there is none, and it knows nothing
-        # In one write, which cannot be interrupted, and not by its methods, which hold a lock and may start a process (4).
+        # In one write, which cannot be interrupted, and not by its methods, which hold a lock and
+        # may start a process (4).
         with contextlib.suppress(OSError):
             os.write(_tracker._fd, message.encode("ascii", "replace"))
 
 
 def _shares_tracker() -> bool:
-    """Whether this is a child whose resource tracker is its parent's and lives on after it."""
+    """True if this is a child whose resource tracker is its parent's and outlives it."""
     global _sharing
     if parent_process() is None:  # which it also is while a child imports the main program
         return False
-    if _sharing is None:  # asked for the first time before there is a block: later, the tracker may be our own
+    # asked for the first time before there is a block: later, the tracker may be our own
+    if _sharing is None:
         _sharing = _tracker._fd is not None
     return _sharing
 
 
 def _family() -> str:
-    """Returns how the names begin that the main process of this one frees: of its own blocks, and of what children left."""
+    """Returns how the names begin that the main process of this one frees: of its own blocks, and
+    of what children left.
+    """
     main = (_shares_tracker() and parent_process()) or current_process()
-    # Different in all processes and in all containers that share their memory; and it does not give the key away.
+    # Different in all processes and in all containers that share their memory; and it does not give
+    # the key away.
     digest = hashlib.sha256(current_process().authkey + str(main.pid).encode()).hexdigest()
     return f"gristmill_{digest[:10]}_"
 
@@ -191,8 +213,8 @@ def _family() -> str:
 def _watch_exit(_: object = None) -> None:
     global _exit_call
     if _exit_call is None or not _exit_call.still_active():
-        # Unlike atexit this also runs in children of multiprocessing. The priority is that of what comes after all children,
-        # and the threads that feed queues, were waited for.
+        # Unlike atexit this also runs in children of multiprocessing. The priority is lower than
+        # that of ending all children, and the threads that feed queues, were waited for.
         _exit_call = util.Finalize(None, _at_exit, exitpriority=-100)
 
 
@@ -210,6 +232,7 @@ def _forget_all() -> None:
 
 
 _watch_exit()
-util.register_after_fork(_at_exit, _watch_exit)  # multiprocessing's children forget what was to be done at exit, and call this
+# multiprocessing's children forget the registered exit functions, and call this
+util.register_after_fork(_at_exit, _watch_exit)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_all)

@@ -1,6 +1,7 @@
 """States as values and as text, what checks them, and the file of a process.
 
-What is checked here is refused with the iterator that expected something else, what it expects and what it got.
+What is checked here is refused with the iterator that expected something else, what it expects and
+what it got.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ _MAX_SHOWN = 200
 
 
 def shown(value: Any, limit: int = _MAX_SHOWN) -> str:
-    """A part of a state, or an argument, in an error message: its ``repr``, on one line and shortened, whatever it is.
+    """A part of a state, or an argument, in an error message: its ``repr``, on one line and
+    shortened, whatever it is.
 
     Example:
         >>> shown({"next_index": [1, 10**5000], "text": "a" * 1000}, 60)
@@ -42,7 +44,9 @@ def shown(value: Any, limit: int = _MAX_SHOWN) -> str:
 
 
 def _pieces(value: Any, limit: int) -> Iterator[str]:
-    """The ``repr`` of a value of JSON, in pieces as they are asked for; of texts, no more than ``limit`` characters count."""
+    """The ``repr`` of a value of JSON, in pieces as they are asked for; of texts, no more than
+    ``limit`` characters count.
+    """
     kind = type(value)
     if kind is dict:
         yield "{"
@@ -70,7 +74,9 @@ def _leaf_text(value: Any) -> str:
 
 
 def plain_int(value: Any) -> int | None:
-    """``value`` as a built-in ``int`` (NumPy integers are accepted), or ``None``: of a float, a truth value, a text."""
+    """``value`` as a built-in ``int`` (NumPy integers are accepted), or ``None``: of a float, a
+    truth value, a text.
+    """
     if type(value) is int:
         return value
     if isinstance(value, bool):
@@ -128,7 +134,9 @@ def state_flag(state: Any, key: str, owner: object) -> bool:
 
 
 def state_list(state: Any, key: str, owner: object, length: int, meaning: str) -> list[Any]:
-    """``state[key]`` as a list of ``length`` values; ``meaning`` says what decides how many there are."""
+    """``state[key]`` as a list of ``length`` values; ``meaning`` says what decides how many there
+    are.
+    """
     values = state_field(state, key, owner)
     if not isinstance(values, list | tuple):
         raise StateMismatchError(f"{key} in the state of {owner} must be a list of {length}, {meaning}, got {shown(values)}")
@@ -170,12 +178,15 @@ def state_from_text(text: str | bytes | bytearray, owner: object) -> Any:
         reason, document, position = error.msg, error.doc, error.pos
     except UnicodeDecodeError as error:
         reason, document, position = f"its bytes are no {error.encoding.upper()}", "", 0
-    except (RecursionError, ValueError) as error:  # nested too deeply, or a number of thousands of digits
+    except (RecursionError, ValueError) as error:
+        # nested too deeply, or a number of thousands of digits
         reason, document, position = str(error), "", 0
     raise StateTextError(f"the state of {owner} must be JSON text, got {shown(text[:_MAX_SHOWN])}: {reason}", document, position)
 
 
 def process_file_name() -> str:
-    """The name of this process's file in a checkpoint directory: ``process_<index>-of-<count>.json``."""
+    """The name of this process's file in a checkpoint directory:
+    ``process_<index>-of-<count>.json``.
+    """
     index, count = process_index_and_count()
     return f"process_{index}-of-{count}.json"

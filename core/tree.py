@@ -1,8 +1,9 @@
 """Pytrees by JAX's rules, whether or not JAX is installed.
 
-Nodes are ``dict`` and ``defaultdict`` (keys sorted), ``OrderedDict`` (keys in order), ``list``, ``tuple``, namedtuples and
-``None`` (a node without children); everything else is a leaf. Once a program has imported JAX, its own functions are used, so
-that types registered there are traversed too.
+Nodes are ``dict`` and ``defaultdict`` (keys sorted), ``OrderedDict`` (keys in order), ``list``,
+``tuple``, namedtuples and ``None`` (a node without children); everything else is a leaf. Once a
+program has imported JAX, its own functions are used, so that types registered there are traversed
+too.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ Structure: TypeAlias = Any  # hashable and comparable; what it is depends on who
 
 
 def flatten(tree: Any) -> tuple[list[Any], Structure]:
-    """The leaves of ``tree`` in order, and its structure: two trees of equal structure differ only in their leaves.
+    """The leaves of ``tree`` in order, and its structure: two trees of equal structure differ only
+    in their leaves.
 
     Example:
         >>> leaves, structure = flatten({"b": [1, None], "a": 2})
@@ -31,7 +33,9 @@ def flatten(tree: Any) -> tuple[list[Any], Structure]:
 
 
 def flattener() -> Callable[[Any], tuple[list[Any], Structure]]:
-    """``flatten`` for trees that are to be compared: its rules do not change when another thread imports JAX meanwhile."""
+    """``flatten`` for trees that will be compared: its rules do not change when another thread
+    imports JAX meanwhile.
+    """
     register_expected()
     jax = _jax_tree_util()
     return _flatten_ours if jax is None else jax.tree_flatten
@@ -45,7 +49,9 @@ def unflatten(structure: Structure, leaves: Sequence[Any]) -> Any:
 
 
 def leaf_paths(tree: Any) -> list[str]:
-    """Where each leaf of ``tree`` is, in the order of ``flatten``, as one would write it: ``['a'][0]``."""
+    """The path of each leaf of ``tree``, in the order of ``flatten``, in Python's notation:
+    ``['a'][0]``.
+    """
     jax = _jax_tree_util()
     if jax is not None:
         return [jax.keystr(path) for path, _ in jax.tree_flatten_with_path(tree)[0]]
@@ -103,7 +109,7 @@ _LEAF = _Leaf()
 
 
 def _children(tree: Any) -> tuple[Any, list[Any]] | None:
-    """What is needed to rebuild a node, and its children; ``None`` for a leaf."""
+    """The data needed to rebuild a node, and its children; ``None`` for a leaf."""
     kind = type(tree)
     if tree is None:
         return None, []

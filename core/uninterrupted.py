@@ -16,7 +16,7 @@ from __future__ import annotations
 import _thread
 import contextvars
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
@@ -96,3 +96,18 @@ def computed_by(pool: Executor, function: Callable[[T], R], items: Sequence[T]) 
         return _taken(outcome)
     finally:
         is_over = True
+
+
+def in_threads(function: Callable[[T], R], items: Iterable[T], max_threads: int) -> list[R]:
+    """Return ``[function(item) for item in items]``, computed by threads that end with this call.
+
+    Raises:
+        Exception: the error of the first item that has one.
+    """
+    items = list(items)
+    if len(items) < 2:
+        return [function(item) for item in items]
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(min(len(items), max_threads)) as pool:
+        return computed_by(pool, function, items)

@@ -1,4 +1,6 @@
-"""Small immutable records: as frozen dataclasses, but without the time that making one takes when a module is imported."""
+"""Small immutable records: as frozen dataclasses, but without the time that making one takes when a
+module is imported.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,8 @@ from typing import Any, ClassVar, Self, dataclass_transform
 
 @dataclass_transform(frozen_default=True)
 class Value:
-    """The base of records: annotated fields, given by position or name; what stands behind ``=`` is the default.
+    """The base of records: annotated fields, given by position or name, with the default after
+    ``=``.
 
     Equal if of one class with equal fields.
 

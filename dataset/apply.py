@@ -18,7 +18,7 @@ def apply_transformations(ds: Any, transformations: Any) -> Any:
         transformations: instances of the transformation classes.
 
     Raises:
-        NotImplementedError: an object is none of the transformation classes.
+        NotImplementedError: an object is of no transformation class.
     """
     for transform in transformations if isinstance(transformations, Sequence) else (transformations,):
         match transform:

@@ -2,12 +2,14 @@
 
 The guarantees:
 
-1. Batch ``k`` of a bucket in an epoch has the elements ``k * rows`` to ``(k + 1) * rows - 1`` of that bucket, counted in the
-   order of the epoch. So what is left of a window goes on into the next one, and nothing needs to be carried there.
-2. A batch belongs to the window that has its last element; what is left at the end of the epoch, to the last window. The batches
-   of a window are permuted by seed, epoch and window.
-3. All that is kept are counts: of the elements of each bucket up to each window, for the epochs used last; and some windows.
-   They are a cache. Everything follows from the lengths, the order of the elements, the seed and the epoch.
+1. Batch ``k`` of a bucket in an epoch has the elements ``k * rows`` to ``(k + 1) * rows - 1`` of
+   that bucket, counted in the order of the epoch. So what is left of a window continues into the
+   next one, and nothing needs to be carried there.
+2. A batch belongs to the window that has its last element; what is left at the end of the epoch, to
+   the last window. The batches of a window are permuted by seed, epoch and window.
+3. All that is kept are counts: of the elements of each bucket up to each window, for the epochs
+   used last; and some windows. They are a cache. Everything follows from the lengths, the order of
+   the elements, the seed and the epoch.
 4. May be asked by several threads at a time.
 """
 
@@ -47,7 +49,9 @@ class Members(NamedTuple):
 
 
 class _Window(NamedTuple):
-    """The elements of a window by bucket; those of bucket ``b`` are at ``starts[b]`` to ``starts[b + 1]``."""
+    """The elements of a window by bucket; those of bucket ``b`` are at ``starts[b]`` to ``starts[b
+    + 1]``.
+    """
 
     positions: NDArray[np.int64]  # in the epoch
     lengths: NDArray[np.int64]
@@ -55,7 +59,9 @@ class _Window(NamedTuple):
 
 
 class _Epoch:
-    """How many elements of each bucket come before each window, and how many batches, as far as that was counted."""
+    """The cumulative number of elements of each bucket and of batches before each window, for the
+    windows counted so far.
+    """
 
     def __init__(self, num_buckets: int) -> None:
         self.counts = [np.zeros(num_buckets, np.int64)]
@@ -98,7 +104,8 @@ class BucketPlan:
         self._num_elements = len(ds)
         self._num_windows = -(-self._num_elements // window)
         self._begin()
-        # Of an epoch: the elements of each bucket, how many are longer than the last boundary, and the batches.
+        # Of an epoch: the elements of each bucket, how many are longer than the last boundary, and
+        # the batches.
         self.counts, self.num_long = self._count()
         self.num_batches = int(self._num_cut(self.counts, is_end=True).sum())
 
@@ -170,7 +177,7 @@ class BucketPlan:
             raise _epochs_differ(self._ds, f"{epoch.counts[-1].tolist()} in the buckets, not {self.counts.tolist()}")
 
     def _num_cut(self, counts: NDArray[np.int64], is_end: bool = False) -> NDArray[np.int64]:
-        """How many batches are cut of so many elements."""
+        """The number of batches that are cut from the given numbers of elements."""
         rest = self._rows - 1 if is_end and not self._drop else 0
         cut: NDArray[np.int64] = (counts + rest) // self._rows
         return cut
@@ -207,13 +214,15 @@ class BucketPlan:
         return _Window(by_bucket[: starts[-1]] + start, lengths[by_bucket[: starts[-1]]], starts)
 
     def _keys(self, indices: Indices) -> NDArray[np.int64]:
-        """Where the lengths of the elements at ``indices`` are."""
+        """The keys under which the lengths of the elements at ``indices`` are stored."""
         _, found = farthest_behind(self._ds, indices)
         keys = as_array(found, 2**63 - 1) % len(self._lengths)
         return keys.astype(np.int64, copy=False)
 
     def _count(self) -> tuple[NDArray[np.int64], int]:
-        """How many elements of an epoch are in each bucket, and how many are too long."""
+        """The number of elements of an epoch in each bucket, and the number of elements that are
+        too long.
+        """
         times, rest = divmod(self._num_elements, len(self._lengths)) if len(self._lengths) else (0, 0)
         if not rest:  # in whatever order
             *counts, num_long = (self._lengths.per_bucket(self._boundaries) * times).tolist()
@@ -234,7 +243,8 @@ class BucketPlan:
 
 
 def base_of(ds: MapDataset[Any]) -> MapDataset[Any]:
-    """The dataset whose elements' lengths are to be known: the source, if every element of ``ds`` is one of its records.
+    """The dataset whose elements are measured: the source, if every element of ``ds`` is one of its
+    records.
 
     Raises:
         ValueError: that has other elements in other epochs, as a mixture has.

@@ -1,4 +1,6 @@
-"""A later epoch of a pipeline: what is shuffled by index is shuffled anew, as ``repeat`` does it."""
+"""A later epoch of a pipeline: what is shuffled by index is shuffled again, as ``repeat`` does
+it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ T = TypeVar("T")
 
 
 def in_epoch(ds: Any, epoch: int) -> Any:
-    """``ds`` with the elements of a later epoch of every map dataset in it; streams without one are the same again."""
+    """``ds`` with the elements of a later epoch of every map dataset in it; streams without one are
+    the same again.
+    """
     return ds if epoch == 0 else _InEpoch(epoch).replaced(ds)
 
 

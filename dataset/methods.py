@@ -1,7 +1,8 @@
 """The fluent methods of datasets, and their factories.
 
-This is the one file that knows all stages; each is imported when its method is called. ``MapDataset`` and ``IterDataset`` are
-these methods and what the files of that name in ``bases`` say of datasets.
+This is the one file that knows all stages; each is imported when its method is called.
+``MapDataset`` and ``IterDataset`` are these methods and what the files of that name in ``bases``
+say of datasets.
 """
 
 from __future__ import annotations
@@ -95,18 +96,22 @@ class MapDatasetMeta(_DatasetMeta):
     """The factories of ``MapDataset``: methods of the class, not of its instances."""
 
     def source(cls, source: Any) -> MapDataset[Any]:
-        """Returns a dataset of the records of ``source``: anything with ``__getitem__`` and ``__len__``.
+        """Returns a dataset of the records of ``source``: anything with ``__getitem__`` and
+        ``__len__``.
 
         Element ``i`` is ``source[i % len(source)]``. Nothing is read at construction.
 
-        A ``dict`` whose keys are all ``str`` is columns: arrays, lists or sources of one length, or dicts of such again. Element
-        ``i`` is a ``dict`` of the entries ``i`` then, those of NumPy arrays being copies.
+        A ``dict`` whose keys are all ``str`` is columns: arrays, lists or sources of one length, or
+        dicts of such again. Element ``i`` is a ``dict`` of the entries ``i`` then, those of NumPy
+        arrays being copies.
 
         Args:
-            source: a list, array, data source, other dataset or dict of columns; must be safe to read from several threads.
+            source: a list, array, data source, other dataset or dict of columns; must be safe to
+                read from several threads.
 
         Raises:
-            TypeError: ``source`` has no ``__getitem__``, or is text or bytes, or one of its columns is no sequence.
+            TypeError: ``source`` has no ``__getitem__``, or is text or bytes, or one of its columns
+                is no sequence.
             ValueError: the lengths of columns differ, or there are none.
 
         Example:
@@ -140,7 +145,8 @@ class MapDatasetMeta(_DatasetMeta):
         return RangeMapDataset(start, stop, step)
 
     def concatenate(cls, datasets: Sequence[MapDataset[Any]]) -> MapDataset[Any]:
-        """Returns a dataset of the elements of each of ``datasets`` after those of the one before it.
+        """Returns a dataset of the elements of each of ``datasets`` after those of the one before
+        it.
 
         Epoch ``e`` is made of the epochs ``e`` of all of them.
 
@@ -160,25 +166,29 @@ class MapDatasetMeta(_DatasetMeta):
         return concatenate(datasets)
 
     def mix(cls, datasets: Any, weights: Any = None, *, by: Any = "elements", stop: str = "first") -> MapDataset[Any]:
-        """Returns a dataset that draws from ``datasets`` in turn, as often as ``weights`` say, in a fixed pattern.
+        """Returns a dataset that draws from ``datasets`` in turn, as often as ``weights`` say, in a
+        fixed pattern.
 
-        Each component is read in its own order. The mixture ends before it would need more than an epoch of a component; at
-        indices past its end it goes on with their next epochs. Proportions are exact to about 1 % of the smallest weight:
-        weights are scaled so that the smallest is 100, and truncated to integers. A ``Schedule`` is exact: every prefix is within
+        Each component is read in its own order. The mixture ends before it would need more than an
+        epoch of a component; at indices past its end it continues with their next epochs.
+        Proportions are exact to about 1 % of the smallest weight: weights are scaled so that the
+        smallest is 100, and truncated to integers. A ``Schedule`` is exact: every prefix is within
         one element of the integral of the weights.
 
         Args:
-            datasets: a sequence of map datasets, none of them empty, or a mapping of names to such; components of a mapping
-                stand in the order of their sorted names.
-            weights: a positive number for each, in the same form, or a ``Schedule``; equal by default.
+            datasets: a sequence of map datasets, none of them empty, or a mapping of names to such;
+                components of a mapping stand in the order of their sorted names.
+            weights: a positive number for each, in the same form, or a ``Schedule``; equal by
+                default.
             by: ``"elements"``; for lengths, mix streams.
-            stop: ``"first"`` ends with the first component that is exhausted; ``"all"`` leaves that out and goes on with the
-                others, until all are; ``"never"`` goes on with the next epoch of each, at its own pace.
+            stop: ``"first"`` ends with the first component that is exhausted; ``"all"`` leaves that
+                out and continues with the others, until all are; ``"never"`` continues with the
+                next epoch of each, at its own pace.
 
         Raises:
             TypeError: ``datasets`` is neither.
-            ValueError: there are no datasets, one is empty, the weights are not one positive finite number for each, or another
-                argument is none of these.
+            ValueError: there are no datasets, one is empty, the weights are not one positive finite
+                number for each, or an argument has a wrong type.
 
         Example:
             >>> list(MapDataset.mix([MapDataset.range(4), MapDataset.range(10, 18)], weights=[1, 2]))
@@ -191,7 +201,8 @@ class MapDatasetMeta(_DatasetMeta):
     def select_from_datasets(
         cls, datasets: Sequence[MapDataset[Any]], selection_map: DatasetSelectionMap | Sequence[tuple[int, int]]
     ) -> MapDataset[Any]:
-        """Returns a dataset whose element ``i`` is ``datasets[j][k]`` with ``(j, k) = selection_map[i]``.
+        """Returns a dataset whose element ``i`` is ``datasets[j][k]`` with ``(j, k) =
+        selection_map[i]``.
 
         Args:
             datasets: a sequence of map datasets.
@@ -213,16 +224,17 @@ class MapDatasetMeta(_DatasetMeta):
 
 
 class MapElementMethods(Generic[T_co]):
-    """What becomes of each element."""
+    """Methods that transform each element."""
 
     def apply(self, transformations: Transformation | Transformations) -> MapDataset[Any]:
         """Returns a dataset with the given transformations applied in order.
 
         Args:
-            transformations: one transformation or a sequence of them; random maps take their seed from ``ds.seed``.
+            transformations: one transformation or a sequence of them; random maps take their seed
+                from ``ds.seed``.
 
         Raises:
-            NotImplementedError: an object is none of the transformation classes.
+            NotImplementedError: an object is of no transformation class.
 
         Example:
             >>> from gristmill.transforms import Batch
@@ -245,27 +257,33 @@ class MapElementMethods(Generic[T_co]):
         then: Literal["skip", "replace"] = "skip",
         log: Any = None,
     ) -> MapDataset[T_co | None]:
-        """Returns a dataset in which elements that fail are ``None``, or another element, within a budget.
+        """Returns a dataset in which elements that fail are ``None``, or another element, within a
+        budget.
 
-        ``it.faults()`` counts them. It covers the steps between it and the ``tolerate`` before, or the source. What is passed
-        over follows from the elements alone: streams are the same for any number of threads, workers and hosts; and a state says
-        what it was, so that a restored iterator passes over the same. What is wrong with the program is never tolerated:
-        ``NameError``, ``SyntaxError``, ``MemoryError``, ``StateMismatchError``, interrupts, workers that die. Iterators count,
-        and judge by the limits; ``ds[i]`` does not.
+        ``it.faults()`` counts them. It covers the steps between it and the ``tolerate`` before, or
+        the source. What is passed over follows from the elements alone: streams are the same for
+        any number of threads, workers and hosts; and a state says what it was, so that a restored
+        iterator passes over the same. What is wrong with the program is never tolerated:
+        ``NameError``, ``SyntaxError``, ``MemoryError``, ``StateMismatchError``, interrupts, workers
+        that die. Iterators count, and apply the limits; ``ds[i]`` does not.
 
         Args:
             errors: the exceptions that count as faults.
-            max_rate: the most faults, as a fraction of the elements tried so far, or of 1 000 if these are fewer, in this run and
-                those that it continues; ``None``: no limit.
+            max_rate: the most faults, as a fraction of the elements tried so far, or of 1 000 if
+                these are fewer, in this run and those that it continues; ``None``: no limit.
             max_total: the most faults; ``None``: no limit.
             max_consecutive: the most in a row, in a lane if there are lanes; ``None``: no limit.
-            retries: how often to try an element again before that is a fault, for what is transient. Of several elements that
-                are computed at once nobody knows which has failed: each is computed again alone, which is its first try.
-            backoff_seconds: to wait before the first of them; twice as long before each further one.
-            then: ``"skip"``: there is no element at the index, as behind a filter. ``"replace"``: the element at another index of
-                the epoch, and of the same component of a mixture, takes its place; which one follows from the seed that a random
-                step would have here (0 if there is none) and the index. So lengths hold, and map batches can follow.
-            log: a path, or a file open for text, to which a line of JSON is added for every fault when it is passed.
+            retries: how often to try an element again before that is a fault, for what is
+                transient. Of several elements that are computed at once it is unknown which has
+                failed: each is computed again alone, which is its first try.
+            backoff_seconds: to wait before the first of them; twice as long before each further
+                one.
+            then: ``"skip"``: there is no element at the index, as behind a filter. ``"replace"``:
+                the element at another index of the epoch, and of the same component of a mixture,
+                takes its place; which one follows from the seed that a random step would have here
+                (0 if there is none) and the index. So lengths hold, and map batches can follow.
+            log: a path, or a file open for text, to which a line of JSON is added for every fault
+                when it is passed.
 
         Raises:
             TypeError, ValueError: an argument is of the wrong type, or out of range.
@@ -282,10 +300,12 @@ class MapElementMethods(Generic[T_co]):
         return TolerateMapDataset(self, *given)
 
     def filter(self, transform: Filter | Callable[[Any], bool]) -> MapDataset[T_co | None]:
-        """Returns a dataset in which the elements that ``transform`` rejects are ``None``; its length is unchanged.
+        """Returns a dataset in which the elements that ``transform`` rejects are ``None``; its
+        length is unchanged.
 
         Args:
-            transform: a ``Filter`` or a callable of an element; called only for elements that are there.
+            transform: a ``Filter`` or a callable of an element; called only for elements that are
+                there.
 
         Raises:
             TypeError: ``transform`` is not callable.
@@ -306,8 +326,8 @@ class MapElementMethods(Generic[T_co]):
     def flat_map(self, transform: FlatMap | Callable[[Any], Iterable[Any]], *, max_fan_out: int | None = None) -> MapDataset[Any]:
         """Returns a dataset of the items that ``transform`` makes of each element.
 
-        Every element has ``max_fan_out`` indices, so the length is multiplied by it; those without an item are ``None``.
-        An addition to Grain's methods: it stands for ``FlatMapMapDataset``.
+        Every element has ``max_fan_out`` indices, so the length is multiplied by it; those without
+        an item are ``None``. An addition to Grain's methods: it stands for ``FlatMapMapDataset``.
 
         Args:
             transform: a ``FlatMap``, or a callable that makes an iterable of items of an element.
@@ -330,7 +350,8 @@ class MapElementMethods(Generic[T_co]):
     @overload
     def map(self, transform: Callable[[Any], S]) -> MapDataset[S]: ...
     def map(self, transform: Map | Callable[[Any], Any]) -> MapDataset[Any]:
-        """Returns a dataset of the elements transformed by ``transform``; a result of ``None`` removes the element.
+        """Returns a dataset of the elements transformed by ``transform``; a result of ``None``
+        removes the element.
 
         Args:
             transform: a ``Map`` or a callable of an element; must be thread-safe.
@@ -351,9 +372,11 @@ class MapElementMethods(Generic[T_co]):
     @overload
     def map_with_index(self, transform: Callable[[int, Any], S]) -> MapDataset[S]: ...
     def map_with_index(self, transform: MapWithIndex | Callable[[int, Any], Any]) -> MapDataset[Any]:
-        """Returns a dataset of the elements transformed by ``transform``, which is also given their index.
+        """Returns a dataset of the elements transformed by ``transform``, which is also given their
+        index.
 
-        The index goes on growing in later epochs: it is the one of ``ds[index]``, not the position in the epoch.
+        The index keeps growing in later epochs: it is the one of ``ds[index]``, not the position in
+        the epoch.
 
         Args:
             transform: a ``MapWithIndex`` or a callable of index and element.
@@ -376,18 +399,21 @@ class MapElementMethods(Generic[T_co]):
     def random_map(
         self, transform: RandomMap | Callable[[Any, np.random.Generator], Any], *, seed: int | None = None
     ) -> MapDataset[Any]:
-        """Returns a dataset of the elements transformed by ``transform``, which is also given a random generator.
+        """Returns a dataset of the elements transformed by ``transform``, which is also given a
+        random generator.
 
-        Every index has its own random stream, so the draws do not depend on the order of reading; later epochs draw anew.
-        The generator must not be kept after the call.
+        Every index has its own random stream, so the draws do not depend on the order of reading;
+        later epochs draw again. The generator must not be kept after the call.
 
         Args:
             transform: a ``RandomMap`` or a callable of element and generator.
-            seed: seed of the streams, a non-negative integer; by default derived from ``ds.seed(...)``.
+            seed: seed of the streams, a non-negative integer; by default derived from
+                ``ds.seed(...)``.
 
         Raises:
             TypeError: an argument has the wrong type.
-            ValueError: there is neither ``seed`` nor a ``ds.seed(...)`` upstream, or ``seed`` is negative.
+            ValueError: there is neither ``seed`` nor a ``ds.seed(...)`` upstream, or ``seed`` is
+                negative.
 
         Example:
             >>> list(MapDataset.range(3).random_map(lambda x, rng: int(rng.integers(100)), seed=0))
@@ -400,8 +426,9 @@ class MapElementMethods(Generic[T_co]):
     def seed(self, seed: int | None) -> MapDataset[T_co]:
         """Returns the same dataset, from whose ``seed`` later random steps derive their own.
 
-        Each later ``shuffle`` or ``random_map`` without a seed of its own gets one that depends on ``seed`` and on how many
-        steps lie between. A later ``seed`` replaces this one for the steps after it.
+        Each later ``shuffle`` or ``random_map`` without a seed of its own gets one that depends on
+        ``seed`` and on how many steps lie between. A later ``seed`` replaces this one for the steps
+        after it.
 
         Args:
             seed: a non-negative integer of any size; ``None`` leaves everything as it is.
@@ -427,8 +454,8 @@ class MapSequenceMethods(Generic[T_co]):
     ) -> MapDataset[Any]:
         """Returns a dataset of batches of consecutive elements.
 
-        A batch never reaches from one epoch into the next. By default the leaves of the elements, which must be pytrees of
-        one structure, are stacked along a new first axis.
+        A batch never reaches from one epoch into the next. By default the leaves of the elements,
+        which must be pytrees of one structure, are stacked along a new first axis.
 
         Args:
             batch_size: elements per batch, at least 1.
@@ -437,8 +464,8 @@ class MapSequenceMethods(Generic[T_co]):
 
         Raises:
             TypeError: an argument has the wrong type.
-            ValueError: ``batch_size`` is not positive, or elements may have been filtered out before (convert with
-                ``to_iter_dataset()`` first).
+            ValueError: ``batch_size`` is not positive, or elements may have been filtered out
+                before (convert with ``to_iter_dataset()`` first).
 
         Example:
             >>> list(MapDataset.range(3).batch(2))
@@ -461,9 +488,11 @@ class MapSequenceMethods(Generic[T_co]):
         agree_every: int = 16,
         batch_fn: Callable[[list[Any]], Any] | None = None,
     ) -> IterDataset[Any]:
-        """Returns ``self.to_iter_dataset().global_batch(...)``: this host's rows of batches that all hosts share.
+        """Returns ``self.to_iter_dataset().global_batch(...)``: this host's rows of batches that
+        all hosts share.
 
-        An addition to Grain's methods; see ``IterDataset.global_batch``, also for ``len``, states and what is raised.
+        An addition to Grain's methods; see ``IterDataset.global_batch``, also for ``len``, states
+        and what is raised.
 
         Example:
             >>> list(MapDataset.range(7).global_batch(4, num_lanes=2))
@@ -482,12 +511,15 @@ class MapSequenceMethods(Generic[T_co]):
         )
 
     def interleave(self, make_dataset: Callable[[Any], Any] | None = None, *, cycle_length: int) -> IterDataset[Any]:
-        """Returns the elements of several datasets in turn, one dataset for every element of this one.
+        """Returns the elements of several datasets in turn, one dataset for every element of this
+        one.
 
-        An addition to Grain's methods: it stands for ``InterleaveIterDataset(self.map(make_dataset), ...)``.
+        An addition to Grain's methods: it stands for
+        ``InterleaveIterDataset(self.map(make_dataset), ...)``.
 
         Args:
-            make_dataset: makes a dataset of an element, when its turn comes; ``None`` if the elements are datasets already.
+            make_dataset: makes a dataset of an element, when its turn comes; ``None`` if the
+                elements are datasets already.
             cycle_length: the number of datasets that are read at a time, at least 1.
 
         Raises:
@@ -506,7 +538,8 @@ class MapSequenceMethods(Generic[T_co]):
         return InterleaveIterDataset(datasets, cycle_length=cycle_length)
 
     def shuffle(self, seed: int | None = None) -> MapDataset[T_co]:
-        """Returns a dataset of the same elements in a globally shuffled order, another one in every epoch.
+        """Returns a dataset of the same elements in a globally shuffled order, another one in every
+        epoch.
 
         Costs no memory that grows with the data and no time at construction.
 
@@ -515,7 +548,8 @@ class MapSequenceMethods(Generic[T_co]):
 
         Raises:
             TypeError: ``seed`` is not an integer.
-            ValueError: there is neither ``seed`` nor a ``ds.seed(...)`` upstream, or ``seed`` is out of range.
+            ValueError: there is neither ``seed`` nor a ``ds.seed(...)`` upstream, or ``seed`` is
+                out of range.
 
         Example:
             >>> list(MapDataset.range(5).shuffle(seed=0))
@@ -526,18 +560,21 @@ class MapSequenceMethods(Generic[T_co]):
         return ShuffleMapDataset(self, seed=seed)
 
     def window_shuffle(self, window_size: int, *, seed: int | None = None) -> MapDataset[T_co]:
-        """Returns a dataset in which each window of consecutive elements is shuffled, differently in every window and epoch.
+        """Returns a dataset in which each window of consecutive elements is shuffled, differently
+        in every window and epoch.
 
-        Reads stay near one another, as slow storage wants it. An addition to Grain's methods: it stands for
-        ``WindowShuffleMapDataset``.
+        Reads stay near one another, as slow storage wants it. An addition to Grain's methods: it
+        stands for ``WindowShuffleMapDataset``.
 
         Args:
-            window_size: elements per window, at least 1; the last window of an epoch may be shorter.
+            window_size: elements per window, at least 1; the last window of an epoch may be
+                shorter.
             seed: an unsigned 32-bit integer; by default derived from ``ds.seed(...)``.
 
         Raises:
             TypeError: an argument is not an integer.
-            ValueError: there is neither ``seed`` nor a ``ds.seed(...)`` upstream, or a number is out of range.
+            ValueError: there is neither ``seed`` nor a ``ds.seed(...)`` upstream, or a number is
+                out of range.
 
         Example:
             >>> sorted(MapDataset.range(6).window_shuffle(3, seed=1)[:3])
@@ -554,7 +591,8 @@ class MapSequenceMethods(Generic[T_co]):
 
         Args:
             others: datasets of the same length.
-            drop_missing: give no element where one of the datasets has none; by default ``None`` stands in the tuple.
+            drop_missing: give no element where one of the datasets has none; by default the tuple
+                contains ``None``.
 
         Raises:
             TypeError: one of them is not a map dataset.
@@ -580,8 +618,10 @@ class MapSequenceMethods(Generic[T_co]):
         Elements are computed ahead by threads, in blocks, and come out in order.
 
         Args:
-            read_options: number of threads and elements ahead; default ``ReadOptions()`` (none for a bare range).
-            allow_nones: keep ``None`` where there is no element; by default such indices are left out.
+            read_options: number of threads and elements ahead; default ``ReadOptions()`` (none for
+                a bare range).
+            allow_nones: keep ``None`` where there is no element; by default such indices are left
+                out.
 
         Example:
             >>> list(MapDataset.range(3).to_iter_dataset())
@@ -598,22 +638,26 @@ class MapPartMethods(Generic[T_co]):
     def block_shuffle(self, block_size: int = 256, *, group_size: int = 512, seed: int | None = None) -> MapDataset[T_co]:
         """Returns a dataset of the same elements, shuffled so that storage is read in blocks.
 
-        An addition to Grain's methods: elements are nearly as well mixed as by ``shuffle``. Blocks of ``block_size`` consecutive
-        elements are permuted; ``group_size`` of them in a row make a group, all elements of which are permuted; every epoch has
-        another order. Iteration reads each block once, in one call of a source's ``__getitems__``, and keeps what is still to
-        come: up to ``block_size * group_size`` elements of this step's input, as far as there is memory for what is ahead
-        (``DatasetOptions(max_bytes_ahead=...)``). So call it right behind the source.
+        An addition to Grain's methods: elements are nearly as well mixed as by ``shuffle``. Blocks
+        of ``block_size`` consecutive elements are permuted; ``group_size`` of them in a row make a
+        group, all elements of which are permuted; every epoch has another order. Iteration reads
+        each block once, in one call of a source's ``__getitems__``, and keeps what is still to
+        come: up to ``block_size * group_size`` elements of this step's input, if there is memory
+        for them (``DatasetOptions(max_bytes_ahead=...)``). So call it right behind the source.
 
         Costs no time at construction, and no memory that grows with the data.
 
         Args:
-            block_size: elements per block, at least 1; as many as storage reads well at once. The last block may be shorter.
-            group_size: blocks per group, at least 1. A group should have many times the elements of a batch.
+            block_size: elements per block, at least 1; as many as storage reads well at once. The
+                last block may be shorter.
+            group_size: blocks per group, at least 1. A group should have many times the elements of
+                a batch.
             seed: an unsigned 32-bit integer; by default derived from ``ds.seed(...)``.
 
         Raises:
             TypeError: an argument is not an integer.
-            ValueError: there is neither ``seed`` nor a ``ds.seed(...)`` upstream, or a number is out of range.
+            ValueError: there is neither ``seed`` nor a ``ds.seed(...)`` upstream, or a number is
+                out of range.
 
         Example:
             >>> list(MapDataset.range(12).block_shuffle(3, group_size=2, seed=1))
@@ -626,15 +670,19 @@ class MapPartMethods(Generic[T_co]):
     def cache(
         self, path: str | os.PathLike[str] | None = None, *, max_bytes: int | None = None, freeze: bool = False
     ) -> MapDataset[T_co]:
-        """Returns the same elements, kept on disk when they are first computed, and read from there afterwards.
+        """Returns the same elements, kept on disk when they are first computed, and read from there
+        afterwards.
 
-        An addition to Grain's methods, for steps that take long and do not change: decoding, tokenising. Elements are kept by
-        their index, whichever worker, process or host of a shared file system computes them, and found by all with the same
-        pipeline. The pipeline is told by its description and the code of its functions; a changed one begins another cache in
-        ``path``, which the logger ``gristmill`` reports. Elements are pickled: only you should have the right to write there.
+        An addition to Grain's methods, for steps that take long and do not change: decoding,
+        tokenising. Elements are kept by their index, whichever worker, process or host of a shared
+        file system computes them, and found by all with the same pipeline. The pipeline is
+        identified by its description and the code of its functions; a changed one begins another
+        cache in ``path``, which the logger ``gristmill`` reports. Elements are pickled: only you
+        should have the right to write there.
 
-        What a process has kept before it was killed stays. If ``max_bytes`` is reached, caches of other pipelines in ``path``
-        are removed, the one that was opened longest ago first; after that nothing more is kept.
+        What a process has kept before it was killed stays. If ``max_bytes`` is reached, caches of
+        other pipelines in ``path`` are removed, the one that was opened longest ago first; after
+        that nothing more is kept.
 
         Args:
             path: a folder.
@@ -642,8 +690,9 @@ class MapPartMethods(Generic[T_co]):
             freeze: allow random steps upstream: all epochs have the elements of the first one.
 
         Raises:
-            TypeError, ValueError: an argument is wrong; or an element may change from epoch to epoch, by ``random_map``,
-                ``shuffle`` or ``mix`` upstream: call ``cache`` before them.
+            TypeError, ValueError: an argument is wrong; or an element may change from epoch to
+                epoch, by ``random_map``, ``shuffle`` or ``mix`` upstream: call ``cache`` before
+                them.
 
         Example:
             >>> import tempfile
@@ -661,8 +710,8 @@ class MapPartMethods(Generic[T_co]):
     def slice(self, sl: builtins.slice | Sequence[int]) -> MapDataset[T_co]:
         """Returns a dataset of some of the elements; ``ds[a:b:c]`` is ``ds.slice(slice(a, b, c))``.
 
-        Epochs stay aligned: epoch ``e`` of the slice takes from epoch ``e`` of this dataset. ``ds[i::n]`` is shard ``i`` of
-        ``n``.
+        Epochs stay aligned: epoch ``e`` of the slice takes from epoch ``e`` of this dataset.
+        ``ds[i::n]`` is shard ``i`` of ``n``.
 
         Args:
             sl: a slice, or a sequence of indices to take.
@@ -685,8 +734,10 @@ class MapPartMethods(Generic[T_co]):
         Since indices past the end reach later epochs anyway, this changes only the length.
 
         Args:
-            num_epochs: number of epochs, at least 1; ``None`` repeats for ever (``len(ds)`` is ``sys.maxsize``).
-            reseed_each_epoch: whether the epochs differ in what is random; if not, the first one is repeated.
+            num_epochs: number of epochs, at least 1; ``None`` repeats forever (``len(ds)`` is
+                ``sys.maxsize``).
+            reseed_each_epoch: whether the epochs differ in what is random; if not, the first one is
+                repeated.
 
         Raises:
             TypeError: ``num_epochs`` is not an integer.
@@ -712,34 +763,40 @@ class MapPartMethods(Generic[T_co]):
     def split(
         self, weights: Mapping[str, float], seed: int = 0, by: Callable[[T_co], Any] | None = None
     ) -> dict[str, MapDataset[T_co]]:
-        """Returns parts of this dataset, by their names, that have no record in common, whatever is done with them later.
+        """Returns parts of this dataset, by their names, that have no record in common, in all
+        later uses.
 
-        An addition to Grain's methods. A part has its records in every epoch, in the order of this dataset, with the index that
-        they have here: what is random in steps before goes on differing between epochs.
+        An addition to Grain's methods. A part has its records in every epoch, in the order of this
+        dataset, with the index that they have here: what is random in steps before continues
+        differing between epochs.
 
-        Without ``by`` the sizes are exact (those of largest remainders), every record is as likely as any other to be in a part,
-        and every stretch of the dataset has its share of each. Costs no memory and no time at construction.
+        Without ``by`` the sizes are exact (those of largest remainders), every record is as likely
+        as any other to be in a part, and every stretch of the dataset has its share of each. Costs
+        no memory and no time at construction.
 
-        With ``by``, records of one key are in one part, which a hash of the key and ``seed`` decides, and nothing else: sizes are
-        as exact as the number of keys allows, and records added later move none. All elements of an epoch are read once, by
-        threads, when the first length or element is asked for; four bytes (eight beyond ``2**32``) are kept of each, which worker
-        processes get. Elements that are ``None`` are in no part.
+        With ``by``, records of one key are in one part, which a hash of the key and ``seed``
+        decides, and nothing else: sizes are as exact as the number of keys allows, and records
+        added later move none. All elements of an epoch are read once, by threads, when the first
+        length or element is asked for; four bytes (eight beyond ``2**32``) are kept of each, which
+        worker processes get. Elements that are ``None`` are in no part.
 
-        *What is split.* Elements are, where each position has the same records in every epoch. ``shuffle``, ``repeat`` and
-        mixtures do not keep them there: what they are made of is split, each component of a mixture by itself, and the parts are
-        shuffled, repeated and mixed with the same seeds and weights; components of which a part has nothing are left out of it.
-        Of what cannot be made of parts, as a slice of a shuffled dataset, the elements of the first epoch are split, and are
-        what the parts have in every epoch.
+        *What is split.* Elements are, where each position has the same records in every epoch.
+        ``shuffle``, ``repeat`` and mixtures do not keep them there: what they are made of is split,
+        each component of a mixture by itself, and the parts are shuffled, repeated and mixed with
+        the same seeds and weights; components of which a part has nothing are left out of it. Of
+        what cannot be made of parts, as a slice of a shuffled dataset, the elements of the first
+        epoch are split, and are what the parts have in every epoch.
 
         Args:
             weights: the share of each part by its name: positive numbers whose sum is 1.
             seed: a non-negative integer.
-            by: the key of an element: a ``str``, ``bytes``, integer or a tuple of these. For a mixture, of its elements.
+            by: the key of an element: a ``str``, ``bytes``, integer or a tuple of these. For a
+                mixture, of its elements.
 
         Raises:
             TypeError: an argument has the wrong type. When elements are read: a key has.
-            ValueError: weights are not positive or their sum is not 1, ``seed`` is negative, or without ``by`` a record may be at
-                several positions.
+            ValueError: weights are not positive or their sum is not 1, ``seed`` is negative, or
+                without ``by`` a record may be at several positions.
 
         Example:
             >>> parts = MapDataset.range(10).split({"train": 0.8, "test": 0.2})
@@ -758,27 +815,34 @@ class IterDatasetMeta(_DatasetMeta):
     """The factories of ``IterDataset``: methods of the class, not of its instances."""
 
     def mix(cls, datasets: Any, weights: Any = None, *, by: Any = "elements", stop: Any = "first") -> IterDataset[Any]:
-        """Returns a dataset that draws from ``datasets`` in turn, as often as ``weights`` say, in a fixed pattern.
+        """Returns a dataset that draws from ``datasets`` in turn, as often as ``weights`` say, in a
+        fixed pattern.
 
-        Ends for good when the dataset whose turn it is has no element left. Proportions are exact to about 1 % of the smallest
-        weight (see ``MapDataset.mix``), and exact with a ``Schedule`` or ``by``. With mappings the components stand in the
-        order of their sorted keys, and states hold their positions by key: components may be added, weights may change, and
-        components may be removed that are dropped by name (``it.set_state(state, drop={"name"})``), between saving and
-        restoring. What steps behind hold comes again as it was; what is drawn after that is drawn as it is now.
+        Ends for good when the dataset whose turn it is has no element left. Proportions are exact
+        to about 1 % of the smallest weight (see ``MapDataset.mix``), and exact with a ``Schedule``
+        or ``by``. With mappings the components stand in the order of their sorted keys, and states
+        hold their positions by key: components may be added, weights may change, and components may
+        be removed that are dropped by name (``it.set_state(state, drop={"name"})``), between saving
+        and restoring. What steps behind hold comes again as it was; what is drawn after that is
+        drawn as it is now.
 
         Args:
             datasets: a sequence of datasets, or a mapping of names to datasets.
-            weights: a positive number for each, in the same form, or a ``Schedule``; equal by default.
-            by: ``"elements"``, or a function that gives the length of an element, an integer (tokens, say): next is the component
-                whose lengths so far are furthest behind its share of all, so that the shares of lengths are those of the weights,
-                within one longest element for each component. Ties go to the first component.
-            stop: ``"first"`` as above; ``"all"``: a component that has ended is left out, and the others go on with their
-                weights, until all have; ``"never"``: each begins anew when it has ended, reshuffled.
+            weights: a positive number for each, in the same form, or a ``Schedule``; equal by
+                default.
+            by: ``"elements"``, or a function that gives the length of an element, an integer
+                (tokens, say): next is the component whose lengths so far are furthest behind its
+                share of all, so that the shares of lengths are those of the weights, within one
+                longest element for each component. Ties go to the first component.
+            stop: ``"first"`` as above; ``"all"``: a component that has ended is left out, and the
+                others continue with their weights, until all have; ``"never"``: each starts again
+                when it has ended, reshuffled.
 
         Raises:
             TypeError: ``datasets`` is neither, or has something else in it; ``by`` is no function.
-            ValueError: there are no datasets, the weights are not one positive finite number for each, or ``stop`` is none of
-                these. When iterating: an epoch without elements, with ``stop="never"``.
+            ValueError: there are no datasets, the weights are not one positive finite number for
+                each, or ``stop`` is not one of these. When iterating: an epoch without elements,
+                with ``stop="never"``.
 
         Example:
             >>> ds = IterDataset.mix([MapDataset.range(5).to_iter_dataset(), MapDataset.range(7, 10).to_iter_dataset()])
@@ -809,37 +873,51 @@ class MapBucketMethods(Generic[T_co]):
         with_lengths: bool = False,
         shard_options: ShardOptions | None = None,
     ) -> MapDataset[Any]:
-        """Returns batches of elements of similar lengths, padded to a few shapes. Only lengths are read to plan them.
+        """Returns batches of elements of similar lengths, padded to a few shapes. Only lengths are
+        read to plan them.
 
-        An addition to Grain's methods. Within each window of the order of ``self`` elements go into buckets, and these are cut
-        into batches, which are permuted; what is left goes on into the next window. Laws: every element is in one batch of its
-        epoch; which are in batch ``i`` follows from ``i``; batch ``i`` of every shard is of the same bucket and has the same
+        An addition to Grain's methods. Within each window of the order of ``self`` elements go into
+        buckets, and these are cut into batches, which are permuted; what is left continues into the
+        next window. Laws: every element is in one batch of its epoch; which are in batch ``i``
+        follows from ``i``; batch ``i`` of every shard is of the same bucket and has the same
         shapes, and the rows of all shards, one after the other, are the batch of one that has all.
 
         Args:
-            lengths: non-negative integers, an array or memory map; ``None``: the attribute ``lengths`` of the source. One for
-                each record of the source, wherever ``shuffle``, a slice and the like have it; of each element of a ``zip``.
-            boundaries: the greatest length of each bucket, increasing; or a number of buckets, whose boundaries are those that
-                leave the least padding (``bucket_boundaries``), up to the greatest length or ``max_tokens``.
-            max_tokens, batch_sizes: rows of a batch, of all shards together: as many as there are boundaries of its bucket in
-                ``max_tokens``, in multiples of the number of shards; or one number for each bucket, or for all.
+            lengths: non-negative integers, an array or memory map; ``None``: the attribute
+                ``lengths`` of the source. One for each record of the source, wherever ``shuffle``,
+                a slice and the like have it; of each element of a ``zip``.
+            boundaries: the greatest length of each bucket, increasing; or a number of buckets,
+                whose boundaries are those that leave the least padding (``bucket_boundaries``), up
+                to the greatest length or ``max_tokens``.
+            max_tokens, batch_sizes: rows of a batch, of all shards together: as many as there are
+                boundaries of its bucket in ``max_tokens``, in multiples of the number of shards; or
+                one number for each bucket, or for all.
             window: how many elements are looked at together, at least 1.
-            seed: of the order of batches, an unsigned 32-bit integer; by default derived from ``ds.seed(...)``, or 0.
-            pad_to: what the first axis of leaves is padded to: ``"boundary"``; ``"longest"``, the greatest length in the batch; a
-                number of cells; ``None`` for leaves of one shape. For all, or a pytree like the elements, with one for each leaf.
-                For the first two, that axis must have the length of the record. Leaves without axes are not padded.
-            pad_value: what unused cells are filled with, as for ``batch_and_pad``: for all leaves, or a pytree like the elements.
-            drop_remainder: leave out the batches with fewer rows at the end of an epoch, at most one for each bucket.
-            on_long: whether elements longer than the last boundary are an error when the dataset is made, or cut to it (leaves
-                that have their length), or left out. ``num_long`` of the dataset is how many there are.
-            with_lengths: return pairs, of the batch and an ``int32`` array of the length of each row. Batches with fewer rows are
-                filled up with rows of length 0, so that there is one shape for each bucket.
-            shard_options: this shard and how many there are; by default only one. Several need one of the two above.
+            seed: of the order of batches, an unsigned 32-bit integer; by default derived from
+                ``ds.seed(...)``, or 0.
+            pad_to: what the first axis of leaves is padded to: ``"boundary"``; ``"longest"``, the
+                greatest length in the batch; a number of cells; ``None`` for leaves of one shape.
+                For all, or a pytree like the elements, with one for each leaf. For the first two,
+                that axis must have the length of the record. Leaves without axes are not padded.
+            pad_value: what unused cells are filled with, as for ``batch_and_pad``: for all leaves,
+                or a pytree like the elements.
+            drop_remainder: leave out the batches with fewer rows at the end of an epoch, at most
+                one for each bucket.
+            on_long: whether elements longer than the last boundary are an error when the dataset is
+                made, or cut to it (leaves that have their length), or left out. ``num_long`` of the
+                dataset is how many there are.
+            with_lengths: return pairs, of the batch and an ``int32`` array of the length of each
+                row. Batches with fewer rows are filled up with rows of length 0, so that there is
+                one shape for each bucket.
+            shard_options: this shard and how many there are; by default only one. Several need one
+                of the two above.
 
         Raises:
-            TypeError: an argument has the wrong type, or not one of ``max_tokens`` and ``batch_sizes`` is given.
-            ValueError: a number is out of range or does not fit the others; elements are too long; or those of an epoch are not
-                those of others, as in a mixture. When an element is read: a leaf does not have the length of its record.
+            TypeError: an argument has the wrong type, or not one of ``max_tokens`` and
+                ``batch_sizes`` is given.
+            ValueError: a number is out of range or does not fit the others; elements are too long;
+                or those of an epoch are not those of others, as in a mixture. When an element is
+                read: a leaf does not have the length of its record.
 
         Example:
             >>> records = [np.arange(n) for n in (3, 1, 8, 2, 7)]
@@ -854,16 +932,17 @@ class MapBucketMethods(Generic[T_co]):
 
 
 class IterElementMethods(Generic[T_co]):
-    """What becomes of each element."""
+    """Methods that transform each element."""
 
     def apply(self, transformations: Transformation | Transformations) -> IterDataset[Any]:
         """Returns a dataset with the given transformations applied in order.
 
         Args:
-            transformations: one transformation or a sequence of them; random maps take their seed from ``ds.seed``.
+            transformations: one transformation or a sequence of them; random maps take their seed
+                from ``ds.seed``.
 
         Raises:
-            NotImplementedError: an object is none of the transformation classes.
+            NotImplementedError: an object is of no transformation class.
         """
         from gristmill.dataset.apply import apply_transformations
 
@@ -883,9 +962,9 @@ class IterElementMethods(Generic[T_co]):
     ) -> IterDataset[T_co]:
         """Returns a dataset of the elements that do not fail, within a budget.
 
-        ``it.faults()`` counts the others. It covers the steps between it and the ``tolerate`` before, or the source. What fails
-        is an output of the step before it, so behind ``batch`` a whole batch. See ``MapDataset.tolerate`` for what is never
-        tolerated, and for the arguments.
+        ``it.faults()`` counts the others. It covers the steps between it and the ``tolerate``
+        before, or the source. What fails is an output of the step before it, so behind ``batch`` a
+        whole batch. See ``MapDataset.tolerate`` for what is never tolerated, and for the arguments.
 
         Args:
             errors, max_rate, max_total, max_consecutive, retries, backoff_seconds, log: as there.
@@ -965,7 +1044,8 @@ class IterElementMethods(Generic[T_co]):
     @overload
     def map_with_index(self, transform: Callable[[int, Any], S]) -> IterDataset[S]: ...
     def map_with_index(self, transform: MapWithIndex | Callable[[int, Any], Any]) -> IterDataset[Any]:
-        """Returns a dataset of the elements transformed by ``transform``, which is also given their count from 0.
+        """Returns a dataset of the elements transformed by ``transform``, which is also given their
+        count from 0.
 
         Args:
             transform: a ``MapWithIndex`` or a callable of index and element.
@@ -988,24 +1068,29 @@ class IterElementMethods(Generic[T_co]):
     def random_map(
         self, transform: RandomMap | Callable[[Any, np.random.Generator], Any], *, seed: int | None = None
     ) -> IterDataset[Any]:
-        """Returns a dataset of the elements transformed by ``transform``, which is also given a random generator.
+        """Returns a dataset of the elements transformed by ``transform``, which is also given a
+        random generator.
 
-        The ``i``-th element that arrives here has stream ``i`` of the seed. The generator must not be kept after the call.
+        The ``i``-th element that arrives here has stream ``i`` of the seed. The generator must not
+        be kept after the call.
 
         Args:
             transform: a ``RandomMap`` or a callable of element and generator.
-            seed: seed of the streams, a non-negative integer; by default derived from ``ds.seed(...)``.
+            seed: seed of the streams, a non-negative integer; by default derived from
+                ``ds.seed(...)``.
 
         Raises:
             TypeError: an argument has the wrong type.
-            ValueError: there is neither ``seed`` nor a ``ds.seed(...)`` upstream, or ``seed`` is negative.
+            ValueError: there is neither ``seed`` nor a ``ds.seed(...)`` upstream, or ``seed`` is
+                negative.
         """
         from gristmill.dataset.stages.random_map import RandomMapIterDataset
 
         return RandomMapIterDataset(self, transform, seed=seed)
 
     def seed(self, seed: int | None) -> IterDataset[T_co]:
-        """Returns the same dataset, from whose ``seed`` later random steps derive their own (as ``MapDataset.seed``).
+        """Returns the same dataset, from whose ``seed`` later random steps derive their own (as
+        ``MapDataset.seed``).
 
         Args:
             seed: a non-negative integer of any size; ``None`` leaves everything as it is.
@@ -1026,17 +1111,19 @@ class IterElementMethods(Generic[T_co]):
         max_bytes: int | None = None,
         freeze: bool = False,
     ) -> IterDataset[T_co]:
-        """Returns the same elements, kept as they pass: ``ds.cache().repeat(n)`` computes them once.
+        """Returns the same elements, kept as they pass: ``ds.cache().repeat(n)`` computes them
+        once.
 
-        An addition to Grain's methods. Without ``path`` elements are kept in memory, by each iterator for itself
-        (``CacheIterDataset``). With ``path`` they are kept there on disk, for all later programs and workers with the same
-        pipeline (see ``MapDataset.cache``).
+        An addition to Grain's methods. Without ``path`` elements are kept in memory, by each
+        iterator for itself (``CacheIterDataset``). With ``path`` they are kept there on disk, for
+        all later programs and workers with the same pipeline (see ``MapDataset.cache``).
 
         Args:
             path: a folder.
-            copy_elements: hand out deep copies of what is in memory, so that elements may be changed in place. Those from disk
-                are copies.
-            max_bytes: how much may be kept in ``path``; above that, elements are computed each time.
+            copy_elements: hand out deep copies of what is in memory, so that elements may be
+                changed in place. Those from disk are copies.
+            max_bytes: how much may be kept in ``path``; above that, elements are computed each
+                time.
             freeze: allow ``random_map`` upstream, whose draws are then the same in all epochs.
 
         Raises:
@@ -1069,7 +1156,8 @@ class IterSequenceMethods(Generic[T_co]):
         Args:
             batch_size: elements per batch, at least 1.
             drop_remainder: drop the last batch if it is smaller.
-            batch_fn: makes a batch of a list of elements; by default their leaves are stacked along a new first axis.
+            batch_fn: makes a batch of a list of elements; by default their leaves are stacked along
+                a new first axis.
 
         Raises:
             TypeError: an argument has the wrong type.
@@ -1096,39 +1184,51 @@ class IterSequenceMethods(Generic[T_co]):
         agree_every: int = 16,
         batch_fn: Callable[[list[Any]], Any] | None = None,
     ) -> IterDataset[Any]:
-        """Returns this host's rows of batches that all hosts share, the same whatever the number of hosts and of workers.
+        """Returns this host's rows of batches that all hosts share, the same whatever the number of
+        hosts and of workers.
 
-        An addition to Grain's methods. The stream is divided into ``num_lanes`` fixed lanes: lane ``l`` is everything before this
-        point over every ``num_lanes``-th element of each ``MapDataset`` that it reads, of each component of a mixture. Every
-        step takes ``k = batch_size / num_lanes`` elements of each lane; row ``r`` comes from lane ``r // k``. Host ``h`` of ``H``
-        owns the lanes ``[h * num_lanes / H, (h + 1) * num_lanes / H)`` and gets their rows, in order.
+        An addition to Grain's methods. The stream is divided into ``num_lanes`` fixed lanes: lane
+        ``l`` is everything before this point over every ``num_lanes``-th element of each
+        ``MapDataset`` that it reads, of each component of a mixture. Every step takes ``k =
+        batch_size / num_lanes`` elements of each lane; row ``r`` comes from lane ``r // k``. Host
+        ``h`` of ``H`` owns the lanes ``[h * num_lanes / H, (h + 1) * num_lanes / H)`` and gets
+        their rows, in order.
 
-        Law: laid side by side, the rows of all hosts are the same for every ``H`` that divides ``num_lanes`` and all workers.
-        Filters, packing, shuffles and the like work inside of a lane; each has what they hold in memory.
+        Law: laid side by side, the rows of all hosts are the same for every ``H`` that divides
+        ``num_lanes`` and all workers. Filters, packing, shuffles and the like work inside of a
+        lane; each has what they hold in memory.
 
-        State: ``{"num_lanes", "batch_size", "step", "lanes": {number: state}}``, and what hosts have agreed on. Restored with any
-        number of workers, any ``batch_size`` that ``num_lanes`` divides, and any number of hosts (``CheckpointRestore`` reads the
-        files of all; see also ``gristmill.checkpoint.merge_states``), every lane goes on with its next element.
+        State: ``{"num_lanes", "batch_size", "step", "lanes": {number: state}}``, and what hosts
+        have agreed on. Restored with any number of workers, any ``batch_size`` that ``num_lanes``
+        divides, and any number of hosts (``CheckpointRestore`` reads the files of all; see also
+        ``gristmill.checkpoint.merge_states``), every lane continues with its next element.
 
         Args:
             batch_size: rows of a batch of all hosts together.
-            num_lanes: number of lanes, a divisor of ``batch_size``; by default the largest power of two up to 64 that is one.
-            shard_options: this host and the number of hosts, which divides ``num_lanes``; by default there is only one.
-            workers: computes the lanes of this host in worker processes, each of them several whole lanes.
-            end: ``"drop"``: all hosts end before the first step that some lane cannot fill. ``"pad"``: every element comes
-                exactly once, and elements are ``(batch, mask)``; where a lane has ended, its rows are copies of its last one
-                (zeros if it never had one), and ``mask``, a bool for each row, is false there. ``"repeat"``: a lane that has
-                ended begins anew, each at its own pace.
-            agree: for several hosts, where lengths are not known before: called by all hosts at the same steps, with how many of
-                the next ``agree_every`` steps this host has, it returns the smallest of all their numbers; with
-                ``largest=True``, for ``"pad"``, the largest. As ``gristmill.checkpoint.agree_jax`` and ``agree_torch``.
+            num_lanes: number of lanes, a divisor of ``batch_size``; by default the largest power of
+                two up to 64 that is one.
+            shard_options: this host and the number of hosts, which divides ``num_lanes``; by
+                default there is only one.
+            workers: computes the lanes of this host in worker processes, each of them several whole
+                lanes.
+            end: ``"drop"``: all hosts end before the first step that some lane cannot fill.
+                ``"pad"``: every element comes exactly once, and elements are ``(batch, mask)``;
+                where a lane has ended, its rows are copies of its last one (zeros if it never had
+                one), and ``mask``, a bool for each row, is false there. ``"repeat"``: a lane that
+                has ended starts again, each at its own pace.
+            agree: for several hosts, where lengths are not known before: called by all hosts at the
+                same steps, with how many of the next ``agree_every`` steps this host has, it
+                returns the smallest of all their numbers; with ``largest=True``, for ``"pad"``, the
+                largest. As ``gristmill.checkpoint.agree_jax`` and ``agree_torch``.
             agree_every: how many steps to take ahead for that, and keep in memory.
-            batch_fn: makes a batch of a list of rows; by default their leaves are stacked along a new first axis.
+            batch_fn: makes a batch of a list of rows; by default their leaves are stacked along a
+                new first axis.
 
         Raises:
             TypeError: an argument has the wrong type.
-            ValueError: numbers do not divide one another, a root is shorter than ``num_lanes``, workers are more than lanes,
-                or ``agree`` is needed. When iterating: ``map`` has left out elements, by ``None``, that lengths count.
+            ValueError: numbers do not divide one another, a root is shorter than ``num_lanes``,
+                workers are more than lanes, or ``agree`` is needed. When iterating: ``map`` has
+                left out elements, by ``None``, that lengths count.
 
         Example:
             >>> from gristmill import ShardOptions
@@ -1167,12 +1267,14 @@ class IterSequenceMethods(Generic[T_co]):
         return RebatchIterDataset(self, batch_size, drop_remainder)
 
     def repeat(self, num_epochs: int | None = None) -> IterDataset[T_co]:
-        """Returns a dataset of the same elements again and again; every epoch is identical, random steps included.
+        """Returns a dataset of the same elements again and again; every epoch is identical, random
+        steps included.
 
-        An addition to Grain's methods: it stands for ``RepeatIterDataset``. ``MapDataset.repeat`` shuffles anew in every epoch.
+        An addition to Grain's methods: it stands for ``RepeatIterDataset``. ``MapDataset.repeat``
+        shuffles again in every epoch.
 
         Args:
-            num_epochs: number of epochs, at least 1; ``None`` repeats for ever.
+            num_epochs: number of epochs, at least 1; ``None`` repeats forever.
 
         Raises:
             TypeError: ``num_epochs`` is not an integer.
@@ -1212,12 +1314,14 @@ class IterSequenceMethods(Generic[T_co]):
         An addition to Grain's methods: it stands for ``WindowShuffleIterDataset``.
 
         Args:
-            window_size: elements per window, at least 1, all held in memory; the last window may be shorter.
+            window_size: elements per window, at least 1, all held in memory; the last window may be
+                shorter.
             seed: an unsigned 32-bit integer; by default derived from ``ds.seed(...)``.
 
         Raises:
             TypeError: an argument is not an integer.
-            ValueError: there is neither ``seed`` nor a ``ds.seed(...)`` upstream, or a number is out of range.
+            ValueError: there is neither ``seed`` nor a ``ds.seed(...)`` upstream, or a number is
+                out of range.
 
         Example:
             >>> list(MapDataset.range(10).to_iter_dataset().window_shuffle(4, seed=3))
@@ -1234,7 +1338,8 @@ class IterSequenceMethods(Generic[T_co]):
 
         Args:
             others: datasets.
-            strict: raise ``ValueError`` when one ends before another; otherwise end with the first that ends.
+            strict: raise ``ValueError`` when one ends before another; otherwise end with the first
+                that ends.
 
         Raises:
             TypeError: one of them is not a dataset.
@@ -1266,27 +1371,33 @@ class IterBucketMethods(Generic[T_co]):
     ) -> IterDataset[Any]:
         """Returns a dataset of batches of elements of similar lengths, padded to a few shapes.
 
-        An addition to Grain's methods. Elements go into buckets as they come; a bucket is given out as a batch when it is full,
-        and at the end what is left in each. Under ``mp_prefetch`` and ``global_batch`` each lane has buckets of its own. Several
-        hosts do *not* meet the same bucket in the same step: that needs lengths that are known beforehand, see
+        An addition to Grain's methods. Elements go into buckets as they come; a bucket is given out
+        as a batch when it is full, and at the end what is left in each. Under ``mp_prefetch`` and
+        ``global_batch`` each lane has buckets of its own. Several hosts do *not* meet the same
+        bucket in the same step: that needs lengths that are known beforehand, see
         ``MapDataset.bucket_batch``.
 
-        State: the parent's before the oldest element that is held, how many were read since, and which of them are held. They are
-        read again when it is restored; a bucket that seldom gets full makes that long.
+        State: the parent's before the oldest element that is held, how many were read since, and
+        which of them are held. They are read again when it is restored; a bucket that seldom gets
+        full makes that long.
 
         Args:
-            length_fn: gives the length of an element, a non-negative integer. ``None`` is passed over, and is no element.
-            boundaries: the greatest length of each bucket, increasing. ``bucket_boundaries`` chooses them by some lengths.
+            length_fn: gives the length of an element, a non-negative integer. ``None`` is passed
+                over, and is no element.
+            boundaries: the greatest length of each bucket, increasing. ``bucket_boundaries``
+                chooses them by some lengths.
             max_tokens, batch_sizes: as for ``MapDataset.bucket_batch``, one of them.
             pad_to, pad_value, with_lengths: as for ``MapDataset.bucket_batch``.
             drop_remainder: leave out the batches with fewer rows at the end.
-            on_long: what becomes of elements that are longer than the last boundary: an error when one comes, or they are cut to
-                it, or left out. ``num_long`` of the iterator, and in its state, is how many have come.
+            on_long: the treatment of elements longer than the last boundary: an error when one
+                comes, or they are cut to it, or left out. ``num_long`` of the iterator, and in its
+                state, is how many have come.
 
         Raises:
-            TypeError: an argument has the wrong type, or neither or both of ``max_tokens`` and ``batch_sizes`` are given.
-            ValueError: a number is out of range or does not fit the others. When iterating, an element is too long, or has a leaf
-                that does not have its length.
+            TypeError: an argument has the wrong type, or neither or both of ``max_tokens`` and
+                ``batch_sizes`` are given.
+            ValueError: a number is out of range or does not fit the others. When iterating, an
+                element is too long, or has a leaf that does not have its length.
 
         Example:
             >>> records = MapDataset.source([np.arange(n) for n in (3, 1, 8, 2, 7)]).to_iter_dataset()
@@ -1310,33 +1421,42 @@ class IterAheadMethods(Generic[T_co]):
         *,
         order: Literal["workers", "stream"] = "workers",
     ) -> IterDataset[T_co]:
-        """Returns a dataset of the same elements, computed by workers: processes, or threads if Python runs without the GIL.
+        """Returns a dataset of the same elements, computed by workers: processes, or threads if
+        Python runs without the GIL.
 
-        Each worker runs the whole pipeline before this point on its share: worker ``i`` of ``n`` has the elements ``i``,
-        ``i + n``, … of the ``MapDataset`` that ``to_iter_dataset`` was called on. Outputs are taken from the workers in turn, so
-        for steps that make one element of one the order does not depend on ``n``; batches, filters and the like are made by
-        each worker for itself. Workers start with the first element; processes need no ``if __name__ == "__main__"``. An error
-        stays until the state is set: ``it.set_state(it.get_state())`` tries again.
+        Each worker runs the whole pipeline before this point on its share: worker ``i`` of ``n``
+        has the elements ``i``, ``i + n``, … of the ``MapDataset`` that ``to_iter_dataset`` was
+        called on. Outputs are taken from the workers in turn, so for steps that make one element of
+        one the order does not depend on ``n``; batches, filters and the like are made by each
+        worker for itself. Workers start with the first element; processes need no ``if __name__ ==
+        "__main__"``. An error stays until the state is set: ``it.set_state(it.get_state())`` tries
+        again.
 
-        With ``order="stream"`` elements, errors and states are those of the pipeline without workers, so that a state that was
-        taken with 7 workers goes on with 1, or with none. Workers compute the steps from ``to_iter_dataset`` on whose outputs
-        follow from an index: ``map``, ``random_map``, ``map_with_index``, ``filter``, ``batch``, and ``map`` and ``filter`` of
-        batches. This process computes the rest: what follows the first step of another kind, or the first that numbers or
-        batches what a ``filter`` has left. If ``MapDataset.map`` gives ``None`` before steps of workers that number or batch
-        elements, that is an error. Of an ``interleave`` workers compute whole datasets, and ``map`` behind it.
+        With ``order="stream"`` elements, errors and states are those of the pipeline without
+        workers, so that a state that was taken with 7 workers continues with 1, or with none.
+        Workers compute the steps from ``to_iter_dataset`` on whose outputs follow from an index:
+        ``map``, ``random_map``, ``map_with_index``, ``filter``, ``batch``, and ``map`` and
+        ``filter`` of batches. This process computes the rest: the first stage of another kind, or
+        the first that numbers or batches what a ``filter`` has left. If ``MapDataset.map`` gives
+        ``None`` before steps of workers that number or batch elements, that is an error. Of an
+        ``interleave`` workers compute whole datasets, and ``map`` behind it.
 
         Args:
-            options: number of workers, what they are, outputs that each keeps ready, and ``num_lanes``, with which the stream
-                does not depend on the number of workers at all; by default 10 workers. 0 workers without lanes return this
-                dataset itself.
-            worker_init_fn: called with worker index and number of workers in each worker before anything else.
-            sequential_slice: give each worker a contiguous part of the source instead of every ``n``-th element.
-            order: ``"workers"``: outputs of the workers' own streams in turn, as in Grain; ``"stream"``: see above.
+            options: number of workers, what they are, outputs that each keeps ready, and
+                ``num_lanes``, with which the stream does not depend on the number of workers at
+                all; by default 10 workers. 0 workers without lanes return this dataset itself.
+            worker_init_fn: called with worker index and number of workers in each worker before
+                anything else.
+            sequential_slice: give each worker a contiguous part of the source instead of every
+                ``n``-th element.
+            order: ``"workers"``: outputs of the workers' own streams in turn, as in Grain;
+                ``"stream"``: see above.
 
         Raises:
             TypeError: an argument has the wrong type.
-            ValueError: the pipeline cannot be shared out, or has workers already; or ``order`` is ``"stream"``, and there is
-                nothing in the pipeline whose elements follow from an index, or one of the arguments that divide the stream.
+            ValueError: the pipeline cannot be shared out, or has workers already; or ``order`` is
+                ``"stream"``, and there is nothing in the pipeline whose elements follow from an
+                index, or one of the arguments that divide the stream.
 
         Example:
             >>> ds = MapDataset.range(4).map(lambda x: x * x).to_iter_dataset()
@@ -1361,14 +1481,18 @@ class IterAheadMethods(Generic[T_co]):
         return in_stream_order(ds, partial(_in_lanes, options=options, worker_init_fn=worker_init_fn))
 
     def multithread_prefetch(self, num_threads: int, buffer_size: int, *, sequential_slice: bool = False) -> IterDataset[T_co]:
-        """Returns a dataset of the same elements, computed by threads: what ``mp_prefetch`` does with processes.
+        """Returns a dataset of the same elements, computed by threads: what ``mp_prefetch`` does
+        with processes.
 
-        An addition to Grain's methods: it stands for ``gristmill.experimental.multithread_prefetch``.
+        An addition to Grain's methods: it stands for
+        ``gristmill.experimental.multithread_prefetch``.
 
         Args:
             num_threads: number of threads; 0 returns this dataset itself.
-            buffer_size: the most outputs for each thread to be ahead; 0 computes in the calling thread.
-            sequential_slice: give each thread a contiguous part of the source instead of every ``num_threads``-th element.
+            buffer_size: the most outputs for each thread to be ahead; 0 computes in the calling
+                thread.
+            sequential_slice: give each thread a contiguous part of the source instead of every
+                ``num_threads``-th element.
 
         Raises:
             TypeError: an argument has the wrong type.

@@ -1,4 +1,6 @@
-"""``pick_performance_config``: numbers of workers and buffered elements from the size of some elements."""
+"""``pick_performance_config``: numbers of workers and buffered elements from the size of some
+elements.
+"""
 
 from __future__ import annotations
 
@@ -60,25 +62,28 @@ def pick_performance_config(
     max_buffer_size: int | None,
     samples_to_check: int = 5,
 ) -> PerformanceConfig:
-    """Returns settings with which elements that are ready ahead of their use fit into a memory budget.
+    """Returns settings with which elements that are ready ahead of their use fit into a memory
+    budget.
 
-    There are as many workers as outputs of ``ds`` fit into the budget, and buffers have as many elements as fit there of those
-    that ``to_iter_dataset`` reads (of all places where it is called together, but not within what is interleaved). The two
-    budgets are not combined: ``W`` workers have ``W`` buffers. Sizes are those of the first elements, which are read and
-    transformed in this process, one by one without anything ahead; side effects of that happen. If there are too few elements
-    to tell, the maxima decide.
+    There are as many workers as outputs of ``ds`` fit into the budget, and buffers have as many
+    elements as fit there of those that ``to_iter_dataset`` reads (of all places where it is called
+    together, but not within what is interleaved). The two budgets are not combined: ``W`` workers
+    have ``W`` buffers. Sizes are those of the first elements, which are read and transformed in
+    this process, one by one without anything ahead; side effects of that happen. If there are too
+    few elements to tell, the maxima decide.
 
     Args:
         ds: the dataset; a ``MapDataset`` stands for its ``to_iter_dataset()``.
-        ram_budget_mb: MiB that may be used. No more than what the process's control group (its container) has left counts, which
-            alone is the budget for ``None``.
-        max_workers: the most workers; by default the number of CPUs that this process may use (by affinity and control group).
+        ram_budget_mb: MiB that may be used. No more than what the process's control group (its
+            container) has left counts, which alone is the budget for ``None``.
+        max_workers: the most workers; by default the number of CPUs that this process may use (by
+            affinity and control group).
         max_buffer_size: the most elements in a buffer; 1000 by default.
         samples_to_check: number of elements to look at, at least 1.
 
     Returns:
-        A configuration of which 0 workers and buffers of 0 elements are possible, after a warning: one element is more than the
-        budget.
+        A configuration of which 0 workers and buffers of 0 elements are possible, after a warning:
+        one element is more than the budget.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -120,7 +125,9 @@ def _check_budget(megabytes: Any) -> float:
 
 
 def _num_fitting(name: str, datasets: Sequence[Any], budget: float, cap: int, samples: int) -> int:
-    """How many elements of each of ``datasets`` fit into ``budget`` bytes together, ``cap`` at most."""
+    """The number of elements of each of ``datasets`` that fit into ``budget`` bytes together, at
+    most ``cap``.
+    """
     sizes = [size for ds in datasets for size in _first_sizes(ds, math.ceil(samples / len(datasets)))]
     if len(sizes) < samples or not sum(sizes):
         _log.warning("%d elements of %d are too few to tell their size: %s is its maximum, %d", len(sizes), samples, name, cap)
@@ -161,5 +168,6 @@ class _Unbuffered(PipelineEditor):
 
 
 def _unbuffered_part(ds: Any) -> Any:
-    # By an editor of its own: it may be made anew whenever it is asked for, and an id then be that of another one.
+    # By an editor of its own: it may be made again whenever it is asked for, and an id then be that
+    # of another one.
     return _Unbuffered().replaced(PrefetchIterDataset(ds, _DIRECT) if isinstance(ds, MapDataset) else ds)

@@ -2,11 +2,13 @@
 
 Guarantees:
 
-1. An actor that is lost takes nothing along: what had arrived of its lanes stays, and others go on with them behind that. So
-   every element comes once, in order, however often that happens.
-2. Lanes are computed by the actors that are there, as many by each; one that comes later takes some over, and so does one that
-   is asked for by ``resize``. No lane changes its actor otherwise.
-3. A lane whose actors die again and again, without any of its elements coming in between, gets an error.
+1. An actor that is lost takes nothing along: what had arrived of its lanes stays, and others
+   continue with them behind that. So every element comes once, in order, however often that
+   happens.
+2. Lanes are computed by the actors that are there, as many by each; one that comes later takes some
+   over, and so does one that is asked for by ``resize``. No lane changes its actor otherwise.
+3. A lane whose actors die again and again, without any of its elements coming in between, gets an
+   error.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ class _Silent(Exception):
 
 
 class LanesOfActor(LanesOfWorker):
-    """What one actor computes."""
+    """The lanes that one actor computes."""
 
     def __init__(self, pool: Any, index: int, count: int, num_lanes: int, numbers: Numbers | None, budget: int) -> None:
         super().__init__(pool, index, count, num_lanes, numbers)
@@ -49,7 +51,9 @@ class LanesOfActor(LanesOfWorker):
         self._budget = budget  # bytes that all actors may be ahead
 
     def take_over(self, lanes: dict[int, WorkerLane], states: dict[int, Any], first: int | None) -> None:
-        """Computes these lanes and no others, from these states on; carefully if it is known which of them is dangerous."""
+        """Computes these lanes and no others, from these states on; carefully if it is known which
+        of them is dangerous.
+        """
         self.lanes = lanes
         if lanes:
             self._states, self._skipping = states, None
@@ -59,7 +63,7 @@ class LanesOfActor(LanesOfWorker):
             self._pool.let_go(self._index)
 
     def state_of(self, number: int) -> Any:
-        """Where a lane is behind the last element that has arrived."""
+        """The state of a lane after the last element that has arrived."""
         return self._states[number]
 
     def text(self, lane: WorkerLane) -> str:
@@ -74,7 +78,8 @@ class LanesOfActor(LanesOfWorker):
         while True:
             worker = self._pool.worker(self._index)
             try:
-                return worker.receive(_LOOK_SECONDS if self._skipping is None else None)  # to skip is not begun anew
+                # to skip is not begun again
+                return worker.receive(_LOOK_SECONDS if self._skipping is None else None)
             except WorkerBusy:
                 worker.usable = False
                 self._restart(self._skipping)
@@ -84,7 +89,7 @@ class LanesOfActor(LanesOfWorker):
                 raise _Lost(str(death)) from None
 
     def obituary(self, death: str, number: int) -> str:
-        """What is said of a lane at which actors die."""
+        """The error message for a lane at which actors die."""
         return (
             f"Ray actors were lost, one after the other, while lane {number} of {self._num_lanes} was computed, "
             f"{self._place(number)}: the last one {death}. Nothing is lost: it.set_state(it.get_state()) tries again"
@@ -97,7 +102,7 @@ class LanesOnRay:
     Args:
         pool: the actors.
         options: the options of the workers.
-        num_workers: how many actors are to be there.
+        num_workers: the number of actors to have.
         num_lanes: how many lanes there are.
         numbers: which elements are those of all lanes; ``None`` if that is not known.
     """
@@ -131,7 +136,9 @@ class LanesOnRay:
         self._divide(states)
 
     def resize(self, num: int) -> None:
-        """Has so many actors compute the lanes from now on, as far as there are so many. May be called by another thread."""
+        """Makes this many actors, or all that exist, compute the lanes from now on. May be called
+        by another thread.
+        """
         self._num_wanted, self._look_at = num, 0.0
 
     def fetch(self, lane: WorkerLane) -> None:
@@ -150,7 +157,7 @@ class LanesOnRay:
         return found[0]
 
     def _ask(self, lane: WorkerLane, question: Callable[[LanesOfActor], None]) -> None:
-        """Asks whoever computes a lane, who may not be able to answer."""
+        """Asks the actor that computes a lane; it may be unable to answer."""
         if time.monotonic() >= self._look_at:
             self._look()
         actor = self._actor_of[lane.number]
@@ -162,13 +169,13 @@ class LanesOnRay:
             self._lose(actor, lane, str(loss))
 
     def _states(self) -> dict[int, Any]:
-        """Where each lane is that has not ended, in the order in which they are needed."""
+        """The state of each lane that has not ended, in the order in which they are needed."""
         lanes = [lane for lane in self.lanes if lane.number in self._actor_of and not lane.has_ended]
         numbers = [lane.number for lane in sorted(lanes, key=lambda lane: len(lane.ready))]
         return {number: self._groups[self._actor_of[number]].state_of(number) for number in numbers}
 
     def _look(self) -> None:
-        """Divides the lanes anew if there are other actors."""
+        """Divides the lanes again if there are other actors."""
         self._look_at = time.monotonic() + _LOOK_SECONDS
         self._pool.resize(self._num_wanted)
         if self._pool.available() != sorted(self._groups):
@@ -188,7 +195,9 @@ class LanesOnRay:
             self._divide(self._states(), lost=actor)
 
     def _divide(self, states: dict[int, Any], *, lost: int | None = None) -> None:
-        """Has the actors that are there compute lanes from these states on; those whose lanes are the same go on."""
+        """Has the actors that are there compute lanes from these states on; those whose lanes are
+        the same continue.
+        """
         actors = self._pool.available() or self._pool.wait()
         before = {index: group.lanes.keys() & states for index, group in self._groups.items() if index != lost}
         shares = divided([*states], before, actors)
@@ -202,7 +211,8 @@ class LanesOnRay:
 
 
 def divided(lanes: Sequence[int], before: Mapping[int, Set[int]], actors: Sequence[int]) -> dict[int, list[int]]:
-    """Which lanes each actor computes: as many as others, up to one, and as many as may be of those that it had before.
+    """Which lanes each actor computes: as many as others, up to one, and as many as may be of those
+    that it had before.
 
     Example:
         >>> divided([0, 1, 2, 3, 4], {}, [0, 1])

@@ -22,12 +22,16 @@ T = TypeVar("T")
 
 
 def worker_slice(index: int, count: int) -> slice:
-    """Which elements are those of worker ``index`` of ``count``: this is the one place that says so."""
+    """Which elements are those of worker ``index`` of ``count``: this is the one place that says
+    so.
+    """
     return slice(index, None, count)
 
 
 def numbers_of(ds: Any) -> Numbers:
-    """Which numbers the elements of ``ds``, as far as it is made by steps that do not count them, have in the whole pipeline."""
+    """Which numbers the elements of ``ds`` (if made by stages that do not count) have in the whole
+    pipeline.
+    """
     return next((node.numbers for node in ancestors(ds) if isinstance(node, RunsMapDataset)), Numbers(0, 1))
 
 
@@ -41,25 +45,28 @@ def slice_pipeline(
 ) -> IterDataset[T]:
     """Returns the pipeline that worker ``index`` of ``count`` runs in place of ``ds``.
 
-    Where the pipeline goes over from random access to a stream, it keeps every ``count``-th element, from ``index`` on:
-    random streams and shuffles before that place are those of the whole. A dataset with a method
-    ``set_slice(sl, sequential_slice)`` slices itself: a copy of it does. Everything between these places and the output is
-    copied, everything before is shared; ``ds`` and what it is made of stay as they are.
+    Where the pipeline goes over from random access to a stream, it keeps every ``count``-th
+    element, from ``index`` on: random streams and shuffles before that place are those of the
+    whole. A dataset with a method ``set_slice(sl, sequential_slice)`` slices itself: a copy of it
+    does. Everything between these places and the output is copied, everything before is shared;
+    ``ds`` and what it is made of stay as they are.
 
-    Law: of a pipeline in which every element is made of one element of the random access part, by steps that do not count
-    elements or tell workers apart, the shares taken in turn give ``ds``. No element is in two shares.
+    Law: of a pipeline in which every element is made of one element of the random access part, by
+    steps that do not count elements or tell workers apart, the shares taken in turn give ``ds``. No
+    element is in two shares.
 
     Args:
         ds: the pipeline; ``count == 1`` gives it back.
         index: the worker, in ``[0, count)``.
         count: number of workers.
-        sequential: cut the sources themselves into ``count`` consecutive parts, and run all steps on one part.
-        by_lanes: return lane ``index`` of ``count``, in which a mixture has the proportions, and a schedule the positions, of
-            the whole (see ``mixtures.lanes``).
+        sequential: cut the sources themselves into ``count`` consecutive parts, and run all steps
+            on one part.
+        by_lanes: return lane ``index`` of ``count``, in which a mixture has the proportions, and a
+            schedule the positions, of the whole (see ``mixtures.lanes``).
 
     Raises:
-        ValueError: a source of the pipeline cannot be sliced; or, with ``sequential``, a source cannot be cut, or a step
-            has no meaning on a part of its source.
+        ValueError: a source of the pipeline cannot be sliced; or, with ``sequential``, a source
+            cannot be cut, or a step has no meaning on a part of its source.
 
     Example:
         >>> ds = MapDataset.range(5).to_iter_dataset().map(lambda x: x * 10)
@@ -73,7 +80,9 @@ def slice_pipeline(
 
 
 def num_elements_of_shares(ds: IterDataset[Any], count: int, sequential: bool, by_lanes: bool = False) -> Length:
-    """How many elements all shares of ``ds`` have together: batches and the like are made by each for itself."""
+    """The number of elements that all shards of ``ds`` have together: each shard makes its own
+    batches and the like.
+    """
     shares = [slice_pipeline(ds, i, count, sequential=sequential, by_lanes=by_lanes) for i in range(count)]
     return added([num_elements(share) for share in shares])
 
@@ -85,7 +94,7 @@ class PipelineEditor(abc.ABC):
         self._replaced: dict[int, Any] = {}  # by the id of the dataset
 
     def replaced(self, ds: Any) -> Any:
-        """What takes the place of ``ds``."""
+        """The replacement of ``ds``."""
         if id(ds) not in self._replaced:
             self._replaced[id(ds)] = self._replace(ds)
         return self._replaced[id(ds)]
@@ -104,7 +113,8 @@ class PipelineEditor(abc.ABC):
             return id(ds) not in upstream and not parents.isdisjoint(upstream)
 
         def replaced(value: Any) -> Any:
-            # Users keep parents, and what they make of them, under names of their own, several in a list or dictionary.
+            # Users keep parents, and what they make of them, under names of their own, several in a
+            # list or dictionary.
             if is_made_of_parents(value):
                 return self.replaced(value)
             if type(value) in (list, tuple) and any(map(is_made_of_parents, value)):
@@ -148,7 +158,8 @@ class _Slicer(PipelineEditor, Division):
         share = partial(_inserted_slice, sl=self._slice)
         if not self.by_lanes:
             return share(ds)
-        from gristmill.dataset.mixtures.lanes import lane_of  # other workers do without the modules of mixtures
+        # other workers do without the modules of mixtures
+        from gristmill.dataset.mixtures.lanes import lane_of
 
         return lane_of(ds, self.index, self.num_workers, share)
 
@@ -165,7 +176,8 @@ class _Slicer(PipelineEditor, Division):
 
 
 def _own_container(value: Any) -> Any:
-    return copy.copy(value) if type(value) in (list, dict, set) else value  # which ``set_slice`` may change in place
+    # which ``set_slice`` may change in place
+    return copy.copy(value) if type(value) in (list, dict, set) else value
 
 
 def _inserted_slice(ds: MapDataset[Any], sl: slice) -> MapDataset[Any]:

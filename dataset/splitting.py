@@ -1,8 +1,9 @@
-"""Where a pipeline is split, and how parts of it are made of that.
+"""Finds the stages at which a pipeline is split, and makes its parts.
 
-A dataset is split itself if its positions have the same records in all epochs. A step that moves records (a shuffle, a mixture, a
-repetition), and whatever follows it, is made anew over parts of its parents. Where it has no meaning over these, as a slice has
-none, its first epoch is split: a dataset whose positions keep their records.
+A dataset is split itself if its positions have the same records in all epochs. A step that moves
+records (a shuffle, a mixture, a repetition), and whatever follows it, is made again over parts of
+its parents. Where it has no meaning over these, as a slice has none, its first epoch is split: a
+dataset whose positions keep their records.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from gristmill.dataset.stages.repeat import RepeatMapDataset
 from gristmill.dataset.stages.split import Assignment, ExactAssignment, KeyAssignment, SplitMapDataset
 
 _TOLERANCE = Fraction(1, 10**6)  # of the sum of weights, which people round
-_MAX_KEYS = 2**40  # nobody has so many records: it is repeated for ever
+_MAX_KEYS = 2**40  # a dataset with more records is repeated forever
 
 
 def split(ds: Any, weights: Mapping[str, float], seed: int, by: Callable[[Any], Any] | None) -> dict[str, Any]:
@@ -51,8 +52,9 @@ def _shares(weights: Any) -> dict[str, Fraction]:
 
 def _share(name: str, weight: Any) -> Fraction:
     try:
-        share = weight if isinstance(weight, Fraction) else Fraction(str(float(weight)))  # 0.1 is a tenth
-    except (TypeError, ValueError, OverflowError):  # the two for infinite numbers and those that are none
+        # 0.1 is a tenth
+        share = weight if isinstance(weight, Fraction) else Fraction(str(float(weight)))
+    except (TypeError, ValueError, OverflowError):  # infinities and NaN
         share = Fraction(0)
         if isinstance(weight, str | bytes) or not hasattr(weight, "__float__"):
             raise TypeError(
@@ -70,7 +72,8 @@ class _Splitter:
         self._shares = shares
         self._seed = seed
         self._by = by
-        self._parts: dict[tuple[int, ...], dict[str, Any]] = {}  # by the dataset and the steps behind it
+        # by the dataset and the steps behind it
+        self._parts: dict[tuple[int, ...], dict[str, Any]] = {}
         self._split: list[Any] = []
 
     def split(self, ds: Any) -> dict[str, Any]:
@@ -84,7 +87,9 @@ class _Splitter:
         return parts
 
     def _parts_of(self, ds: Any, behind: tuple[Any, ...]) -> dict[str, Any]:
-        """Parts of ``ds``, whose elements become those that have keys by the steps ``behind`` it."""
+        """Parts of ``ds``, whose elements become those that have keys by the steps ``behind``
+        it.
+        """
         place = (id(ds), *map(id, behind))
         if place not in self._parts:
             self._parts[place] = self._made(ds, behind)
@@ -107,7 +112,9 @@ class _Splitter:
         raise ValueError(f"cannot split {ds!s:.200}: {reason}")
 
     def _steps_from_parents(self, ds: Any, behind: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """The steps by which elements of each parent become those that have keys; nothing if there is no such way."""
+        """The steps by which elements of each parent become those that have keys; nothing if there
+        is no such way.
+        """
         if self._by is None or ds._moves_records or isinstance(ds, ReindexMapDataset):
             return behind  # elements pass as they are
         is_one_of_one = len(ds._parents) == 1 and len(ds) == len(ds._parent) and not ds._shares_records

@@ -1,12 +1,14 @@
-"""The payload of worker threads: a task that each of them loads, so that it works on objects of its own.
+"""The payload of worker threads: a task that each of them loads, so that it works on objects of its
+own.
 
 Guarantees:
 
-1. Copied is what a worker process gets by value: stages, functions, transforms and all that these hold. An object that is used in
-   several places is copied once by each thread.
-2. Shared with the program are sources, classes, code, read-only arrays, shared memory and, as in one process, modules and what is
-   imported from them.
-3. A function that cannot be pickled stays shared, and so does such an attribute of a user's stage. All others are copied.
+1. Copied is what a worker process gets by value: stages, functions, transforms and all that these
+   hold. An object that is used in several places is copied once by each thread.
+2. Shared with the program are sources, classes, code, read-only arrays, shared memory and, as in
+   one process, modules and what is imported from them.
+3. A function that cannot be pickled stays shared, and so does such an attribute of a user's stage.
+   All others are copied.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from gristmill.dataset.worker_task import PipelineTask
 from gristmill.workers.pickling import CloudPickler
 from gristmill.workers.shared_array import SharedMemoryArray
 
-_PLAIN = frozenset({str, int, float, bool, bytes, type(None)})  # most of what is pickled, and not worth a look
+# most of what is pickled, and not worth a look
+_PLAIN = frozenset({str, int, float, bool, bytes, type(None)})
 
 
 class ThreadPayload:
@@ -35,7 +38,8 @@ class ThreadPayload:
 
     def __init__(self, task: PipelineTask) -> None:
         self._task = task
-        self._shared: dict[int, tuple[Any, Any]] = {}  # by id: an object, and what threads have in its place
+        # by id: an object, and what threads have in its place
+        self._shared: dict[int, tuple[Any, Any]] = {}
         self._pickled: bytes | None = None
         for pickler in (_Pickler(self._shared), _CarefulPickler(self._shared)):
             try:
@@ -73,7 +77,8 @@ class _Pickler(CloudPickler):
         elif issubclass(kind, type | SharedMemory | SharedMemoryArray) or kind is object or _is_read_only(obj):
             self._share(obj)
         elif kind is CodeType:
-            # Python 3.13 without the GIL never frees a function that is not nested, nor its globals.
+            # Python 3.13 without the GIL never frees a function that is not nested, nor its
+            # globals.
             self._shared[id(obj)] = obj, obj.replace(co_flags=obj.co_flags | inspect.CO_NESTED)
         return id(obj) if id(obj) in self._shared else None
 
@@ -92,7 +97,8 @@ class _CarefulPickler(_Pickler):
 
     def __init__(self, shared: dict[int, tuple[Any, Any]]) -> None:
         super().__init__(shared)
-        self._unpicklable: set[int] = set()  # ids; what holds one of these cannot be pickled, either
+        # ids; what holds one of these cannot be pickled, either
+        self._unpicklable: set[int] = set()
 
     def _enter(self, part: Any) -> None:
         super()._enter(part)

@@ -2,16 +2,19 @@
 
 Guarantees:
 
-1. A worker runs the same loop as a worker process (see ``workers.child``): order, states, errors, lanes and the limit of memory
-   are the same. It loads a payload, too (see ``thread_payload``), so that functions are its own. Elements and errors are handed
-   over as they are; they are neither pickled nor copied.
+1. A worker runs the same loop as a worker process (see ``workers.child``): order, states, errors,
+   lanes and the limit of memory are the same. It loads a payload, too (see ``thread_payload``), so
+   that functions are its own. Elements and errors are handed over as they are; they are neither
+   pickled nor copied.
 2. It is as far ahead as a process, where sizes of elements are estimated: see guarantee 3 there.
-3. Threads start with the first ``start`` of a worker and end soon after the pool was closed. One that is in a user's function
-   then ends when that returns. A worker that does not answer a new start within ``_ANSWER_SECONDS`` is replaced.
-4. The consumer waits in ``receive`` alone, which a signal handler may leave at any point: what was lost then is computed again
-   after the next ``start``. Neither side holds a lock while it waits for the other one.
-5. ``SystemExit`` of a function ends the worker, and is reported as its death. All other exceptions are
-   raised by the consumer.
+3. Threads start with the first ``start`` of a worker and end soon after the pool was closed. One
+   that is in a user's function then ends when that returns. A worker that does not answer a new
+   start within ``_ANSWER_SECONDS`` is replaced.
+4. The consumer waits in ``receive`` alone, which a signal handler may leave at any point: what was
+   lost then is computed again after the next ``start``. Neither side holds a lock while it waits
+   for the other one.
+5. ``SystemExit`` of a function ends the worker, and is reported as its death. All other exceptions
+   are raised by the consumer.
 6. In a forked process the pool is closed.
 """
 
@@ -49,7 +52,9 @@ _ANSWER_SECONDS = 0.5  # to a new start of a worker that runs
 
 
 class _Outputs:
-    """Elements and the states after them. Its length is the number of bytes of the elements, estimated."""
+    """Elements and the states after them. Its length is the number of bytes of the elements,
+    estimated.
+    """
 
     def __init__(self, elements: Sequence[Any], states: Sequence[Any], num_bytes: int) -> None:
         self.content = elements, states, None
@@ -88,13 +93,17 @@ class _HandsOver:
 
 
 class _Channel(BoundedConnection):
-    """Connection between a worker and its consumer. Queues may be used at any time, in finalizers, too."""
+    """Connection between a worker and its consumer. Queues may be used at any time, in finalizers,
+    too.
+    """
 
     def __init__(self, buffer_size: int) -> None:
         super().__init__(buffer_size)
-        self.messages: queue.SimpleQueue[tuple[int, int, int, Any]] = queue.SimpleQueue()  # kind, lane, generation, payload
+        # kind, lane, generation, payload
+        self.messages: queue.SimpleQueue[tuple[int, int, int, Any]] = queue.SimpleQueue()
         self.producer: Any = None
-        self._commands: queue.SimpleQueue[tuple[int, int, Any]] = queue.SimpleQueue()  # kind, generation, content
+        # kind, generation, content
+        self._commands: queue.SimpleQueue[tuple[int, int, Any]] = queue.SimpleQueue()
         self._unclaimed = [True]  # empty once a thread has claimed it
         self.is_closed = False
 
@@ -110,7 +119,9 @@ class _Channel(BoundedConnection):
         self._commands.put((kind, generation, content))
 
     def close(self, how: str = "was closed") -> None:
-        """End both sides: the worker at its next command, the consumer when it has received what was sent before."""
+        """End both sides: the worker at its next command, the consumer when it has received what
+        was sent before.
+        """
         self.is_closed = True
         self.tell(_CLOSE)
         self.messages.put((_DIED, 0, 0, how))
@@ -149,7 +160,9 @@ class _Channel(BoundedConnection):
 
 
 def _work(channel: _Channel, load_task: Callable[[], PipelineTask], index: int, count: int) -> None:
-    """Run a worker until its consumer closes the channel, or a function raises what is no ``Exception``."""
+    """Run a worker until its consumer closes the channel, or a function raises what is no
+    ``Exception``.
+    """
     if not channel.claim():  # the start of another thread was interrupted after that had begun
         return
     how, worker = "was closed", None
@@ -281,7 +294,7 @@ class ThreadWorker:
         """Called when this process is forked."""
 
     def hang_up(self) -> None:
-        """Tells the worker that it is not needed any more, without waiting."""
+        """Asks the worker to stop, without waiting."""
         self._death = self._death or "was closed"
         self._channel.close()
 

@@ -1,7 +1,8 @@
-"""Where a pipeline that is to be observed meets what observes it (``gristmill.diagnostics``).
+"""Connects pipelines that are observed with their observers (``gristmill.diagnostics``).
 
-Stages know nothing of it. The context that the iterators of a pipeline share tells it of every one that joins; whether there
-is anybody to tell is looked up when a context is made, once for each pipeline.
+Stages know nothing of it. The context that the iterators of a pipeline share notifies it of every
+one that joins; whether there is anybody to tell is looked up when a context is made, once for each
+pipeline.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from gristmill.core.config import config
 from gristmill.core.options import DatasetOptions, ExecutionTrackingMode
 from gristmill.workers.setup import is_worker
 
-# Told of the observer of every new pipeline when it is first used; pipelines are observed as long as there is somebody here.
+# Callbacks that get the observer of every new pipeline when it is first used; pipelines are
+# observed while there is a callback.
 exporters: list[Callable[[Any], None]] = []
 
 _OPTIONS = (
@@ -30,7 +32,9 @@ _look = threading.local()
 
 @contextlib.contextmanager
 def looking_once() -> Iterator[None]:
-    """Looks up now whether there is anybody, for all pipelines that are begun in this context, by this thread."""
+    """Looks up now whether there is anybody, for all pipelines that are begun in this context, by
+    this thread.
+    """
     before = getattr(_look, "finds_nobody", False)
     _look.finds_nobody = watcher() is None
     try:
@@ -40,9 +44,10 @@ def looking_once() -> Iterator[None]:
 
 
 def watcher() -> Callable[[Any], None] | None:
-    """What is to be told of the iterators of a new pipeline; ``None`` if nobody observes it.
+    """The function to call with the iterators of a new pipeline; ``None`` if it is not observed.
 
-    Worker processes observe what the process asks for that they work for, and nothing by themselves.
+    Worker processes observe what the process asks for that they work for, and nothing by
+    themselves.
     """
     if getattr(_look, "finds_nobody", False):
         return None
@@ -72,7 +77,9 @@ def _new_watcher() -> Callable[[Any], None]:
 
 
 def tell_of_joining(it: Any, tell: Callable[[Any], None]) -> bool:
-    """Has ``tell`` be called with every iterator that joins the pipeline of ``it`` from now on; false if it was so before."""
+    """Has ``tell`` be called with every iterator that joins the pipeline of ``it`` from now on;
+    false if it was so before.
+    """
     ctx = it._ctx
     before, ctx.joined = ctx.joined, tell
     return bool(before != tell)
@@ -84,7 +91,9 @@ def observe_as(it: Any, observer: Any, part: Any) -> None:
 
 
 def observed_as(it: Any) -> tuple[Any, Any]:
-    """Who observes an iterator, and as which part of its pipeline; nobody and nothing if there is none."""
+    """The observer of an iterator and the part of its pipeline that the iterator is; ``None`` for
+    both if it is not observed.
+    """
     return getattr(it, "_observed", None) or (None, None)
 
 
@@ -94,14 +103,16 @@ def observed_by(it: Any) -> Any:
 
 
 def tell_of_faults(it: Any, step: str, num: int) -> None:
-    """Tells the observer of an iterator, if there is one, that this has passed over ``num`` more faults of a step."""
+    """Reports to the observer of an iterator, if any, that the iterator has skipped ``num`` more
+    faults of a step.
+    """
     observer = observed_by(it)
     if observer is not None:
         observer.add_faults(step, num)
 
 
 def unobserve(it: Any) -> None:
-    """Nobody observes an iterator any more, nor is told of what joins its pipeline."""
+    """Ends the observation of an iterator and of its pipeline."""
     del it._observed
     if it._own_ctx is not None:
         it._own_ctx.joined = None

@@ -45,13 +45,15 @@ class WorkerLane(Shard):
 
 
 class LanesOfWorker:
-    """What one worker process computes.
+    """The lanes that one worker process computes.
 
-    A worker that dies is replaced. The new one goes on from the last elements that arrived, and carefully, as long as it is
-    where the dead one was at work: it computes one output at a time and nothing ahead, so that all before a record that kills
-    is delivered, and notes which it reads. If the record is known at which a worker died, an error that names it takes its place;
-    to skip that means to try the record once more, which leaves it out if it kills again. If it is not, and nothing kills the
-    new worker, the death is reported behind what the dead one was at, or as soon as the next element is slow.
+    A worker that dies is replaced. The new one continues from the last elements that arrived, and
+    carefully, as long as it is where the dead one was at work: it computes one output at a time and
+    nothing ahead, so that all before a record that kills is delivered, and notes which it reads. If
+    the record is known at which a worker died, an error that names it takes its place; to skip that
+    means to try the record once more, which leaves it out if it kills again. If it is not, and
+    nothing kills the new worker, the death is reported behind what the dead one was at, or as soon
+    as the next element is slow.
     """
 
     def __init__(self, pool: Any, index: int, count: int, num_lanes: int, numbers: Numbers | None) -> None:
@@ -60,13 +62,16 @@ class LanesOfWorker:
         self._index = index
         self._count = count
         self._num_lanes = num_lanes
-        self._numbers_of_all = numbers  # of which those of the lanes are parts; ``None`` if that is not known
-        self._states: dict[int, Any] = {}  # of lanes that were started: after the last element that was fetched
-        self._skipping: int | None = None  # the lane whose next element is to be left out
+        # of which those of the lanes are parts; ``None`` if that is not known
+        self._numbers_of_all = numbers
+        # of lanes that were started: after the last element that was fetched
+        self._states: dict[int, Any] = {}
+        self._skipping: int | None = None  # the lane whose next element will be skipped
         self._care: Care | None = None
         self._num_careful = 0  # outputs to go carefully
         self._unexplained = ""  # a death that may be no element's fault
-        self._died: Any = None  # the worker that died so, if it was in a process with those of others
+        # the worker that died so, if it was in a process with those of others
+        self._died: Any = None
         self._is_suspected = False  # so were others, and it has died again since, with them
         self._accused: tuple[int, int] | None = None  # what the last worker that died was reading
         self._held: tuple[int, int, Any] | None = None  # a message that has been received ahead
@@ -90,7 +95,9 @@ class LanesOfWorker:
         self._restart()
 
     def _restart(self, first: int | None = None) -> None:
-        """Has the worker go on with all lanes that are running, from where their last element was fetched."""
+        """Has the worker continue with all lanes that are running, from where their last element
+        was fetched.
+        """
         self._held = None
         running = sorted(
             [n for n in self._states if self.lanes[n].is_running], key=lambda n: (n != first, len(self.lanes[n].ready))
@@ -100,7 +107,7 @@ class LanesOfWorker:
             self._pool.worker(self._index).start(states, skip=self._skipping is not None, care=self._care)
 
     def fetch(self, lane: WorkerLane) -> None:
-        """Waits until ``lane`` has something; what comes for the others is theirs."""
+        """Waits until ``lane`` has something; messages for other lanes are stored for them."""
         while lane.is_running and not lane.ready:
             if self._care is not None and self._num_careful <= 0:
                 if self._is_to_be_told():
@@ -118,12 +125,12 @@ class LanesOfWorker:
     def _give(self, lane: WorkerLane, kind: int, content: Any) -> None:
         """Gives a lane what has come for it."""
         if not lane.is_running:
-            return  # it stands behind something that could not be unpickled
+            return  # it follows something that could not be unpickled
         if kind in (END, PASSED):
             lane.failure = partial(of_no_element, self._unexplained) if self._is_to_be_told() else None
             lane.has_ended = lane.failure is None and kind == END
             lane.final = content if lane.has_ended else None
-            if kind == PASSED and lane.failure is None:  # it is told elsewhere
+            if kind == PASSED and lane.failure is None:  # it is reported elsewhere
                 self._care = None
                 self._restart()
         elif kind == ERROR:
@@ -167,7 +174,7 @@ class LanesOfWorker:
                 self._restart(self._skipping)
 
     def _goes_on(self, death: WorkerDied, worker: Any) -> bool:
-        """Whether another worker goes on where one has died; false if it would do the same."""
+        """True if another worker continues where one has died; false if it would do the same."""
         incident = worker.incident()
         if incident is None:
             return self._takes_care(death, worker.unfinished())
@@ -181,14 +188,18 @@ class LanesOfWorker:
         return is_careful
 
     def _is_to_be_told(self) -> bool:
-        """Whether there was a death that may be no element's fault, and nobody else is to say so."""
+        """True if there was a death that no element need have caused, and no other lane reports
+        it.
+        """
         if self._unexplained and self._died is not None and not self._died.incident().is_for(self._died):
             self._unexplained = ""
         self._died = None
         return bool(self._unexplained)
 
     def _takes_care(self, death: WorkerDied, entries: list[Entry], *, is_sure: bool = True) -> bool:
-        """Decides how another worker goes on where one has died; false if it would do the same."""
+        """Decides how another worker continues where one has died; false if it would do the
+        same.
+        """
         num = max([entry.stop for entry in entries if entry.who == OUTPUTS_MADE], default=0)
         reading = [entry for entry in entries if entry.who != OUTPUTS_MADE]
         is_known = is_sure and len(reading) == 1 and reading[0].stop - reading[0].start == 1
@@ -233,7 +244,9 @@ class LanesOfWorker:
         return self._states[lane.number]
 
     def _is_innocent(self, lane: WorkerLane, accused: tuple[int, int]) -> bool:
-        """Whether the next output comes when a record at which a worker died is read once more."""
+        """True if the next output arrives when a record at which a worker died is read once
+        more.
+        """
         self._accused = None
         assert self._care is not None
         self._care = Care({key: text for key, text in self._care.refused.items() if key != accused})

@@ -1,4 +1,6 @@
-"""The task of a worker of ``mp_prefetch``, a process or a thread: it runs its share of the pipeline."""
+"""The task of a worker of ``mp_prefetch``, a process or a thread: it runs its share of the
+pipeline.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,9 @@ class PipelineProducer:
         return [lane.iterator for lane in self._lanes.values() if lane.iterator is not None]
 
     def renew(self, task: PipelineTask) -> None:
-        """For another iterator: sources and transforms are as they were sent, whatever the last one has left in them."""
+        """For another iterator: sources and transforms are as they were sent, whatever the last one
+        has left in them.
+        """
         self.close()
         self._task = task
         self._lanes = {}
@@ -113,7 +117,8 @@ class PipelineProducer:
 
     def start(self, states: Mapping[int, Any], *, skip: bool) -> dict[int, Any]:
         if self.care is not None:
-            self.care = replace(self.care, until={**self.care.until})  # of which those that are behind it go
+            # of which those that are behind it go
+            self.care = replace(self.care, until={**self.care.until})
         for number in self._lanes.keys() - states:
             self._lanes[number].close()
         num = len(states)
@@ -207,19 +212,23 @@ class PipelineProducer:
 
 
 def worker_name(index: int, count: int, lane: int, num_lanes: int) -> str:
-    """What a worker is called when something happens in one of its lanes."""
+    """The name of a worker in messages about one of its lanes."""
     worker = f"worker {index} of {count}"
     return worker if count == num_lanes else f"{worker}, lane {lane} of {num_lanes}"
 
 
 def share_threads(it: DatasetIterator[Any], num_lanes: int) -> None:
-    """Has all that reads by index upstream use its part of the threads and of what may be ahead, which lanes share."""
+    """Has all that reads by index upstream use its part of the threads and of what may be ahead,
+    which lanes share.
+    """
     for reader in readers(it):
         reader.share(num_lanes)
 
 
 def roots(it: Any) -> list[StreamIterator[Any]]:
-    """The iterators that everything upstream begins with, as far as they read map datasets, always in the same order."""
+    """The iterators at the beginning of everything upstream that read map datasets, always in the
+    same order.
+    """
     if isinstance(it, StreamIterator) and it._engine.draws_from:
         return [it]
     upstream = {id(inner): inner for inner in running_upstream(it)}
@@ -232,11 +241,12 @@ def readers(it: Any) -> list[Reader]:
 
 
 def place(state: Any, numbers: Numbers | None, *, exact: bool = False) -> str:
-    """Where a worker is, in words.
+    """The description of the location of a worker.
 
     Args:
         state: its state.
-        numbers: which of the elements of the whole pipeline are its own; ``None`` if that is not known.
+        numbers: which of the elements of the whole pipeline are its own; ``None`` if that is not
+            known.
         exact: it is at the very next element.
     """
     around = "in what is made of it" if exact else "soon after it"

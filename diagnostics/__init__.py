@@ -1,4 +1,6 @@
-"""Where a pipeline's time goes: summaries, verdicts, reports, traces and metrics of pipelines that are observed from outside."""
+"""Summaries, verdicts, reports, traces and metrics of pipelines, which are observed from
+outside.
+"""
 
 from gristmill.diagnostics.ahead import BudgetUse
 from gristmill.diagnostics.graph_files import visualize

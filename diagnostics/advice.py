@@ -1,6 +1,7 @@
-"""What to change about a pipeline, with what that would gain.
+"""Suggested changes to a pipeline, with the expected gain.
 
-Every change is what it makes of the stations of the pipeline (see ``capacity``). Those that gain next to nothing are not advised.
+Every change is what it makes of the stations of the pipeline (see ``capacity``). Those that gain
+next to nothing are not advised.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from gristmill.workers.process import missing_calls
 
 _IN_TIME = 0.1  # of the time may be waited without anything to gain from it
 _BUSY = 0.85  # of what CPUs could do: there is nothing left
-_WAITS = 0.5  # CPUs that are wanted, below which whoever works waits more than he computes
-_SAME = 1.02  # times within this factor are not told apart: the simpler change comes first
+_WAITS = 0.5  # requested CPUs, below which a thread waits more than it computes
+_SAME = 1.02  # times within this factor are treated as equal: the simpler change comes first
 _NEW = -2  # a station that there is not yet
 _MORE_THREADS = 4  # times as many
 _NUM_THREADS = 16  # to begin with
@@ -30,13 +31,13 @@ _MEMORY_SHARE = 0.5  # of the free memory that buffers should not exceed
 
 @dataclass(frozen=True)
 class Settings:
-    """What can be changed about a pipeline: how much runs at once, and how far ahead."""
+    """The settings of a pipeline that can be changed: concurrency and prefetching."""
 
     read_options: ReadOptions | None
     multiprocessing_options: WorkerOptions | None
 
     def num_threads(self, prefetch: StageSummary) -> int:
-        """How many threads may do the work of a stage that reads ahead."""
+        """The number of threads that may do the work of a stage that reads ahead."""
         if prefetch.num_threads is not None:
             return max(1, prefetch.num_threads)
         return max(1, self.read_options.num_threads) if self.read_options is not None else 1
@@ -44,7 +45,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Machine:
-    """What this process may use, and what it did use; or what Ray actors may, and did."""
+    """The resources that this process, or Ray actors, may use, and those that were used."""
 
     cpus: int
     memory: float  # bytes that are free
@@ -61,7 +62,7 @@ class Machine:
 
 
 class Advisor:
-    """What helps a pipeline."""
+    """Finds changes that speed up a pipeline."""
 
     def __init__(
         self, snapshot: Snapshot, capacity: Capacity, settings: Settings, machine: Machine, cluster: Machine | None
@@ -188,7 +189,7 @@ class Advisor:
         return all([self._summary[part].place == "threads" for part in self._capacity.stations[key].parts])
 
     def _capacity_is_read(self, key: int) -> bool:
-        """Whether the threads are those that ``ReadOptions`` say."""
+        """True if the number of threads is that of ``ReadOptions``."""
         return self._summary[key].num_threads in (None, self._threads_of_options())
 
     def _threads_of_options(self) -> int:
@@ -203,7 +204,9 @@ class Advisor:
         return self._capacity.with_stations({key: station.times(station.width / width)})
 
     def _ahead(self, reads: ReadOptions) -> Iterator[Change]:
-        """Threads for what the consumer's thread reads itself, and does before the first step of an iterator."""
+        """Threads for what the consumer's thread reads itself, and does before the first step of an
+        iterator.
+        """
         own, machine = self._capacity.stations[None], self._machine
         if reads.num_threads and reads.prefetch_buffer_size:
             return
@@ -251,7 +254,9 @@ class Advisor:
         yield Change(text, self._capacity.with_stations(changed))
 
     def _more_waiting(self) -> float:
-        """How many times as much could wait at once, in threads; processes, which need as much memory, do no better."""
+        """The factor by which more threads could wait at once; processes, which need as much
+        memory, do no better.
+        """
         if self._reads is None or not self._threads_of_options():
             return _MORE_THREADS
         return _more_threads(self._reads, max(self._summary.values(), key=_size), self._machine)[0] / self._reads.num_threads
@@ -274,9 +279,10 @@ class Advisor:
             yield Change(text, self._with(key, station, num) if key is not None else None)
 
     def _worker_text(self, num: int) -> tuple[int, str]:
-        """How many workers fit, and what they take."""
+        """The number of workers that fit, and a text on the resources that they take."""
         kind = MultiprocessingOptions if self._workers is None else type(self._workers)
-        output, memory = self._summary[0], math.inf if kind is RayOptions else self._machine.memory  # Ray has a limit of its own
+        # Ray has a limit of its own
+        output, memory = self._summary[0], math.inf if kind is RayOptions else self._machine.memory
         size = _size(output)
         ahead = 1 + getattr(self._workers, "per_worker_buffer_size", 1)
         if size and num * ahead * size > _MEMORY_SHARE * memory:
@@ -319,7 +325,7 @@ def _size(stage: StageSummary) -> float:
 
 
 def _step(left: float) -> int:
-    """A number that is the same for times that are not told apart."""
+    """A number that is the same for times that are treated as equal."""
     return round(math.log(max(left, 1.0), _SAME))
 
 

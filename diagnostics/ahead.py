@@ -1,4 +1,4 @@
-"""What a pipeline uses of the threads and the memory that all share there who compute ahead."""
+"""The threads and the memory that prefetching stages of a pipeline share and use."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ _MIN_SHARE = 0.01  # of the time, that is worth a word
 
 @dataclass(frozen=True)
 class BudgetUse:
-    """How much of what all stages of one process share that compute ahead is in use at the moment.
+    """The part of the shared threads and memory that the prefetching stages of one process use at
+    the moment.
 
     Args:
         process: ``"main"``, or ``"worker 0"`` and so on, behind its node if it is on Ray.
         num_threads: that read or pull ahead.
         max_threads: the most that there may be.
-        num_bytes: what elements take that are ready or being computed, as far as their sizes are known.
+        num_bytes: what elements take that are ready or being computed, if their sizes are known.
         max_bytes: the most that they may take.
-        is_fixed: whether the options of the pipeline say how many threads; else a step that may use more gets them.
+        is_fixed: whether the options of the pipeline say how many threads; else a step that may use
+            more gets them.
     """
 
     process: str
@@ -37,7 +39,9 @@ class BudgetUse:
 
 
 def budgets_of(observer: Any, process: str) -> list[BudgetUse]:
-    """Of what an observer observes in this process: one, or none as long as nothing was computed ahead."""
+    """Of what an observer observes in this process: one, or none as long as nothing was computed
+    ahead.
+    """
     budgets = {id(budget): budget for budget in map(shared_budget, observer.alive()) if budget is not None}
     return [
         BudgetUse(process, x.num_threads, x.max_threads, x.memory.num_bytes, x.memory.max_bytes, not x.is_flexible)
@@ -46,7 +50,9 @@ def budgets_of(observer: Any, process: str) -> list[BudgetUse]:
 
 
 def ahead_text(summary: ExecutionSummary) -> str:
-    """All of it in one line, with those stages for which others waited longest; empty if nothing is computed ahead."""
+    """All of it in one line, with those stages for which others waited longest; empty if nothing is
+    computed ahead.
+    """
     budgets = summary.budgets
     if not budgets:
         return ""
@@ -70,5 +76,5 @@ def ahead_text(summary: ExecutionSummary) -> str:
 
 
 def short_name(stage: StageSummary) -> str:
-    """What a stage is, and its number in the table."""
+    """The name of a stage, and its number in the table."""
     return f"{stage.name.partition('(')[0].partition('[')[0]} ({stage.id})"

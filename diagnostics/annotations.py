@@ -8,13 +8,15 @@ from typing import Any
 
 
 def annotate_while_profiling(observer: Any) -> None:
-    """Has ``observer`` mark the calls of stages while JAX records a profile; looked at once for each output."""
+    """Has ``observer`` mark the calls of stages while JAX records a profile; looked at once for
+    each output.
+    """
     observer.output.is_profiling = _is_profiling
     observer.output.switch = observer.annotate
 
 
 def _is_profiling() -> bool:
-    profiler = _modules.get("jax.profiler")  # nobody takes a profile who has not imported it
+    profiler = _modules.get("jax.profiler")  # no profile is taken without importing it
     return profiler is not None and profiler.TraceAnnotation.is_enabled() is True
 
 
@@ -24,7 +26,9 @@ _modules: Any = sys.modules
 def annotated(
     original: Callable[[Any, Any], list[Any]], probe: Any, method: str, *, is_read_ahead: bool = False
 ) -> Callable[[Any, Any], list[Any]]:
-    """``original``, whose calls appear in the profile under the names that tools for input pipelines look for."""
+    """``original``, whose calls appear in the profile under the names that tools for input
+    pipelines look for.
+    """
     from jax.profiler import TraceAnnotation
 
     labels = {"_ipl_stage_name": probe.name, "_ipl_stage_id": probe.number, "_ipl_stage_cat": probe.category}

@@ -1,14 +1,15 @@
-"""Uses a pipeline that may be stuck: in a thread of its own, so that whoever waits for it can stop waiting.
+"""Uses a pipeline that may be stuck: in a thread of its own, so that the caller can stop waiting
+for it.
 
 Guarantees:
 
-1. ``call`` returns what it was given to do, or raises what that raises; or ``PipelineStalledError`` soon after nothing has
-   happened for the time that is allowed, with what the pipeline waits for. An interrupt from the keyboard ends it at once,
-   wherever the pipeline is.
+1. ``call`` returns what it was given to do, or raises what that raises; or ``PipelineStalledError``
+   soon after nothing has happened for the time that is allowed, with what the pipeline waits for.
+   An interrupt from the keyboard ends it at once, wherever the pipeline is.
 2. All calls are made by one thread, one after the other, with the context variables of the caller.
-3. At the end of the ``with`` block the iterator is closed, if that is asked for. One that is still stuck then is closed as far as
-   another thread can: its threads end as soon as they come back, its worker processes end. The thread is left behind; it does
-   not keep the program from ending.
+3. At the end of the ``with`` block the iterator is closed, if that is asked for. One that is still
+   stuck then is closed if another thread can: its threads end as soon as they come back, its worker
+   processes end. The thread is left behind; it does not keep the program from ending.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ T = TypeVar("T")
 _LOOK_SECONDS = 0.25
 _LEAVE_SECONDS = 0.5  # for a thread to come back from what it does at the end
 
-START_SECONDS = 20.0  # for the first element, unless something else is asked for: workers import what they need,
-NEXT_SECONDS = 5.0  # and for others: enough for a pause, too little for somebody who waits
+# for the first element, unless something else is asked for: workers import what they need,
+START_SECONDS = 20.0
+NEXT_SECONDS = 5.0  # and for others: enough for a pause, too little for a person who waits
 
 
 class PipelineStalledError(TimeoutError):
@@ -75,13 +77,13 @@ class _Call(Generic[T]):
 
 
 class Attended:
-    """A thread that uses an iterator for somebody who will not wait for ever. A context manager.
+    """A thread that uses an iterator for a caller that will not wait forever. A context manager.
 
     Args:
         it: gives the iterator of a dataset that is in use.
-        seconds: how long nothing may happen; 0 is for ever.
-        hint: what the error says besides, to somebody whose pipeline is only slow.
-        close: what closes the iterator in the end, if that is to be done.
+        seconds: how long nothing may happen; 0 is forever.
+        hint: a further sentence of the error, for a pipeline that is only slow.
+        close: the function that closes the iterator in the end, if it must be closed.
     """
 
     def __init__(self, it: Callable[[], Any], seconds: float, hint: str, *, close: Callable[[], None] | None) -> None:
@@ -135,7 +137,8 @@ class Attended:
                 self._thread.start()
 
     def _stall_text(self, num: int, seconds: float) -> str:
-        observer = observed_by(self._it())  # since the last call only: threads may be stuck in what began before
+        # since the last call only: threads may be stuck in what began before
+        observer = observed_by(self._it())
         return waiting_text(self._it(), self._thread.ident, num if observer is None else observer.output.elements, seconds)
 
     @property

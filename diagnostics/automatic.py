@@ -1,4 +1,4 @@
-"""What is set up for a pipeline that is observed because an option says so."""
+"""Sets up the observation of a pipeline that an option requests."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ def automatic_observer() -> Observer:
 
 
 class _DebugReports:
-    """Logs the summary of a pipeline from time to time, when it has ended, and when its iterator is gone."""
+    """Logs the summary of a pipeline from time to time, when it has ended, and when its iterator is
+    gone.
+    """
 
     def __init__(self, observer: Observer) -> None:
         self._period = config.debug_report_seconds * 1e9

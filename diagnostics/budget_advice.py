@@ -1,4 +1,4 @@
-"""What more threads or more memory for all that is computed ahead would gain."""
+"""The gain from more threads or more memory for all prefetching stages."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 _MIN_THREADS, _MAX_THREADS = 16, 256  # to advise
 _MORE = 4  # times as many threads, or as much memory
-_FEW = 2  # so many times as many threads could be used
+_FEW = 2  # this many times as many threads could be used
 _MEMORY_SHARE = 0.5  # of the free memory that more elements ahead should not exceed
 
 
 class BudgetAdvisor:
-    """What helps a pipeline whose stages have too little of what they share."""
+    """Finds changes that speed up a pipeline whose stages share too few resources."""
 
     def __init__(self, summary: ExecutionSummary, capacity: Capacity, machine: Machine) -> None:
         self._summary = summary
@@ -31,7 +31,7 @@ class BudgetAdvisor:
 
     @property
     def is_divided(self) -> bool:
-        """Whether more worker processes have no more threads together."""
+        """True if more worker processes have no more threads in total."""
         return any([x is not None and x.is_fixed for x in (self._here, self._in_worker)])
 
     def changes(self) -> Iterator[Change]:
@@ -49,24 +49,32 @@ class BudgetAdvisor:
             yield Change(f"{text}{self._waited('memory', 'it')}", capacity.with_memory(), is_most=True)
 
     def lacks(self, station: Station) -> bool:
-        """Whether it is the threads of all stages that are too few, by far, rather than those of one."""
+        """True if the threads of all stages together, rather than those of one, are too few by
+        far.
+        """
         shared = self._capacity.stations.get(SHARED, station)
         return shared.period > (1 + MIN_GAIN) * station.period and self._capacity.wanted_threads >= _FEW * shared.width
 
     def with_threads(self, num_threads: int) -> dict[int | None, Station]:
-        """What changes if all stages together may use so many, or more as now."""
+        """The stations that change if all stages together may use ``num_threads``, or more than
+        now.
+        """
         shared = self._capacity.stations.get(SHARED)
         return {} if shared is None else {SHARED: shared.times(min(1.0, shared.width / num_threads))}
 
     def allowing(self, num_threads: int, num_workers: int = 0) -> str:
-        """What else it takes that a stage may use so many here, or in each worker."""
+        """The further settings needed so that a stage may use ``num_threads`` here, or in each
+        worker.
+        """
         budget = self._in_worker if num_workers else self._here
         if budget is None or not budget.is_fixed or num_threads <= budget.max_threads:
             return ""
         return f" Allow as many: {_options('max_threads', num_threads * max(1, num_workers))}."
 
     def _max_bytes(self) -> int:
-        """What elements ahead may take, in the processes where others waited for memory."""
+        """The largest number of bytes of prefetched elements, in the processes where others waited
+        for memory.
+        """
         places = {x.place == "workers" for x in self._summary.values() if x.memory_wait_ns}
         return sum([x.max_bytes for x in self._summary.budgets if (x.process != "main") in places])
 

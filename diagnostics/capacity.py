@@ -1,11 +1,12 @@
-"""What a pipeline would give if one of its parts took no time, or less.
+"""The throughput that a pipeline would have if one of its parts took no or less time.
 
-Whatever runs at the same time is a station: the consumer's own thread, the threads behind a stage that reads ahead, the workers
-of a stage. A pipeline gives an output as often as its slowest station can. What an output takes beyond that (hand-overs, reads of
-unequal length) is the rest; it is due to whom the consumer has waited for.
+Whatever runs at the same time is a station: the consumer's own thread, the threads behind a stage
+that reads ahead, the workers of a stage. A pipeline gives an output as often as its slowest station
+can. What an output takes beyond that (hand-overs, reads of unequal length) is the rest; it is due
+to whom the consumer has waited for.
 
-Threads that compute ahead belong to all stages together: where these could use more than there are, all threads are one more
-station.
+Threads that compute ahead belong to all stages together: where these could use more than there are,
+all threads are one more station.
 
 All times are nanoseconds for one output of the pipeline.
 """
@@ -33,11 +34,11 @@ SHARED = -3  # as a station: all threads of the consumer's process that compute 
 
 @dataclass(frozen=True)
 class Station:
-    """What runs at the same time as everything else.
+    """A part of a pipeline that runs concurrently with all others.
 
     Args:
-        parts: how long an output takes there because of each part: a stage by its id (of workers: what it takes to hand elements
-            over), or the consumer.
+        parts: how long an output takes there because of each part: a stage by its id (of workers:
+            what it takes to hand elements over), or the consumer.
         width: how many do it at once.
     """
 
@@ -77,7 +78,9 @@ class Computing:
 
 @dataclass(frozen=True)
 class Change:
-    """Something to do, and how long an output would take then, in nanoseconds; ``None``: it is only told."""
+    """Something to do, and how long an output would take then, in nanoseconds; ``None``: it is only
+    reported.
+    """
 
     text: str
     left: float | None
@@ -89,7 +92,8 @@ class Capacity:
 
     Args:
         snapshot: of at least one output.
-        num_threads: how many threads may do the work of a stage that reads ahead, by its number of threads or ``None``.
+        num_threads: how many threads may do the work of a stage that reads ahead, by its number of
+            threads or ``None``.
         cpus: that the process may use.
         waits: whether what threads do is waiting rather than computing.
         alone: the times of stages in one thread, if they were measured.
@@ -143,7 +147,9 @@ class Capacity:
         cpus: int,
         waits: bool,
     ) -> Station:
-        """Those behind a stage that reads ahead; what is still ready there has not become an output."""
+        """Those behind a stage that reads ahead; what is still ready there has not become an
+        output.
+        """
         computed = sum([summary[i].num_produced_elements for i in prefetch.inputs])
         used = min(1.0, prefetch.num_produced_elements / computed) if computed else 1.0
         work = _at_work(stages)
@@ -163,7 +169,9 @@ class Capacity:
                 self.stations[SHARED] = Station(work, budget.max_threads)
 
     def _held(self, snapshot: Snapshot) -> float:
-        """How long an output waited because what is ahead took all the memory that it may; others may wait for who waits."""
+        """The time that an output waited because prefetched elements used all allowed memory; other
+        stages may wait for the waiting one.
+        """
         waits = {"consumer": 0.0, "threads": 0.0, "workers": 0.0}
         for x in snapshot.summary.values():
             waits[x.place] += x.memory_wait_ns / self._num
@@ -171,7 +179,9 @@ class Capacity:
         return min(self.now, max(waits.values()))
 
     def _add_workers(self, summary: ExecutionSummary, load: WorkerLoad) -> None:
-        """Their time is shared out as the waiting for them is; unless nobody waits, then as their work is."""
+        """Their time is shared out as the waiting for them is; if no thread waits, in proportion to
+        their work.
+        """
         num = max(1, load.num_workers)
         behind = [x for x in summary.values() if x.place == "workers"]
         times = {x.id: x.wait_time_ratio for x in [*behind, summary[load.stage]]}
@@ -231,19 +241,23 @@ class Capacity:
         return math.fsum([x.parts.get(i, 0.0) for x in self.stations.values() for i in parts])
 
     def with_stations(self, changed: dict[int | None, Station]) -> float:
-        """How long an output would take with other stations in place of some."""
+        """The time of an output with other stations in place of some."""
         parts = {part for key in changed if key in self.stations for part in self.stations[key].parts}
         share = math.fsum([self._shares.get(part, 0.0) for part in parts])
         left = self._longest({**self.stations, **changed}) + self.rest * max(0.0, 1 - share)
         return max(left, self.held)  # neither threads nor processes have more memory
 
     def with_memory(self) -> float:
-        """How long an output would take if there were memory for all that is computed ahead; no less than that."""
+        """The time of an output if there were memory for all prefetched elements; at least the
+        present limit.
+        """
         return max(self._longest(self.stations), self.now - self.held)
 
 
 def spread(snapshot: Snapshot) -> float | None:
-    """The relative standard error of the time that an output takes, from slices of the run; ``None`` if there are too few."""
+    """The relative standard error of the time that an output takes, from slices of the run;
+    ``None`` if there are too few.
+    """
     marks = snapshot.marks
     step = max(1, math.ceil((len(marks) - 1) / _MAX_SLICES))
     slices = [(b[0] - a[0]) / (b[1] - a[1]) for a, b in pairwise(marks[::step]) if b[1] > a[1]]
@@ -266,7 +280,9 @@ def _at_work(stages: list[StageSummary]) -> list[StageSummary]:
 
 
 def _segments(summary: ExecutionSummary) -> dict[int | None, list[StageSummary]]:
-    """What runs together, by the prefetching stage that waits for it; ``None`` is the consumer's thread."""
+    """The stages that run in one thread, by the prefetching stage that waits for them; ``None`` is
+    the consumer's thread.
+    """
     segments: dict[int | None, list[StageSummary]] = {None: [x for x in summary.values() if x.place == "consumer"]}
     for node in summary.values():
         behind = [summary[i] for i in node.inputs]

@@ -1,6 +1,7 @@
 """Pictures of pipelines: SVG, made here and needing nothing, and a page around it.
 
-The sources are at the top, the output is at the bottom. Colours follow the reader's choice of light or dark.
+The sources are at the top, the output is at the bottom. Colours follow the reader's choice of light
+or dark.
 """
 
 from __future__ import annotations
@@ -85,7 +86,9 @@ td:nth-child(1),td:nth-child(3),td:nth-child(4){{white-space:nowrap}}
 
 @dataclass
 class _Box:
-    """A stage as it is drawn; ``x`` is its middle, ``y`` its top, ``space`` the width of all that is drawn above it."""
+    """A stage as it is drawn; ``x`` is its middle, ``y`` its top, ``space`` the width of all that
+    is drawn above it.
+    """
 
     title: str
     tooltip: str = ""
@@ -95,7 +98,8 @@ class _Box:
     spec: list[str] = field(default_factory=list)
     weight: float | None = None
     inputs: list[_Box] = field(default_factory=list)
-    above: list[_Box] = field(default_factory=list)  # those of the inputs that are not drawn above another box
+    # those of the inputs that are not drawn above another box
+    above: list[_Box] = field(default_factory=list)
     x: float = 0
     y: float = 0
     space: float = 0
@@ -158,7 +162,7 @@ def svg_picture(width: float, height: float, label: str, parts: Sequence[str]) -
 
 
 def _boxes(graph: Graph, notes: Mapping[int, Sequence[str]], weights: Mapping[int, float]) -> list[_Box]:
-    """What is drawn, the output first, then depth first."""
+    """The boxes of the drawing, the output first, then depth first."""
     boxes: list[_Box] = []
     drawn: dict[int | str, _Box] = {}  # of stages
     stages = graph.by_id

@@ -1,6 +1,8 @@
-"""A pipeline as a graph: its stages, what each draws from, and what the elements look like after it.
+"""A pipeline as a graph: its stages, what each draws from, and what the elements look like after
+it.
 
-Nothing is run for it. What it becomes is in ``graph_texts`` and ``drawing``, and where that goes in ``graph_files``.
+Nothing is run for it. What it becomes is in ``graph_texts`` and ``drawing``, and where that goes in
+``graph_files``.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ class Stage:
         id: its number: 0 for the output, then depth first, the first input first.
         name: what it is, with its parameters.
         inputs: the numbers of the stages that it draws from.
-        spec: what the elements after it look like, as ``spec_text`` says it; ``None`` if that is not known.
+        spec: what the elements after it look like, as ``spec_text`` says it; ``None`` if that is
+            not known.
         length: number of its elements, if it has one.
     """
 
@@ -58,13 +61,15 @@ class Graph:
 
 
 def graph_of(pipeline: Any) -> Graph:
-    """Returns the graph of a dataset, an iterator, a ``DataLoader`` or its iterator. Nothing is run, and no iterator made.
+    """Returns the graph of a dataset, an iterator, a ``DataLoader`` or its iterator. Nothing is
+    run, and no iterator made.
 
-    A dataset that several stages draw from is one stage. What runs in worker threads and processes belongs to it, and so do
-    the datasets of an interleave, and a dataset that is the source of another one.
+    A dataset that several stages draw from is one stage. What runs in worker threads and processes
+    belongs to it, and so do the datasets of an interleave, and a dataset that is the source of
+    another one.
 
     Raises:
-        TypeError: ``pipeline`` is none of these.
+        TypeError: ``pipeline`` is of another type.
 
     Example:
         >>> for stage in graph_of(MapDataset.range(4).batch(2, drop_remainder=True)).stages:
@@ -104,7 +109,9 @@ def graph_of(pipeline: Any) -> Graph:
 
 
 def _made_by_running(nodes: list[Any], inputs: list[tuple[int, ...]]) -> set[int]:
-    """The stages after an interleave of datasets that a ``MapDataset`` makes: to describe them, one would have to be made."""
+    """The stages after an interleave of datasets that a ``MapDataset`` makes: to describe them, one
+    would have to be made.
+    """
     found = {i for i, node in enumerate(nodes) if isinstance(vars(node).get("_datasets"), MapDataset)}
     is_growing = bool(found)
     while is_growing:

@@ -1,4 +1,4 @@
-"""Where the graph of a pipeline goes: to whoever asks for a text, to files, to the log."""
+"""Destinations of the graph of a pipeline: a returned text, files, the log."""
 
 from __future__ import annotations
 
@@ -27,17 +27,20 @@ _FORMS: dict[str, Callable[[Graph], str]] = {  # what writes a graph, by the end
 
 
 def visualize(ds: Any, path: str | os.PathLike[str] | None = None) -> str:
-    """Returns the graph of a pipeline as a text, from the sources down, with what elements look like after each stage.
+    """Returns the graph of a pipeline as a text, from the sources down, with what elements look
+    like after each stage.
 
-    Nothing is run: what elements look like is shown as far as sources and transformations say it (see ``get_element_spec``).
+    Nothing is run: what elements look like is shown if sources and transformations declare it (see
+    ``get_element_spec``).
 
     Args:
         ds: a dataset, an iterator, a ``DataLoader`` or its iterator.
-        path: a file to write the graph to as well, as its ending says: ``.txt``, ``.svg`` or ``.html`` (a picture),
-            ``.dot`` (for Graphviz) or ``.json``. An existing file is replaced.
+        path: a file to write the graph to as well, as its ending says: ``.txt``, ``.svg`` or
+            ``.html`` (a picture), ``.dot`` (for Graphviz) or ``.json``. An existing file is
+            replaced.
 
     Raises:
-        TypeError: ``ds`` is none of these.
+        TypeError: ``ds`` is of another type.
         ValueError: ``path`` has another ending; nothing is written then.
 
     Example:
@@ -77,13 +80,15 @@ def write_graph(graph: Graph, path: str | os.PathLike[str]) -> None:
 
 
 def emit_graph(graph: Graph, specs: Mapping[int, str], destination: str) -> None:
-    """Shows the graph of a pipeline whose first element has passed. A failure is logged, never raised.
+    """Shows the graph of a pipeline whose first element has passed. A failure is logged, never
+    raised.
 
     Args:
         graph: of ``graph_of``.
         specs: what was seen of the elements, by the numbers of the stages.
-        destination: empty: the text is logged at level INFO. Otherwise a directory, which is made if need be: the graph is
-            written there as ``pipeline-<k>.txt``, ``.svg``, ``.html`` and ``.json``, with a ``k`` that is not in use.
+        destination: empty: the text is logged at level INFO. Otherwise a directory, which is made
+            if need be: the graph is written there as ``pipeline-<k>.txt``, ``.svg``, ``.html`` and
+            ``.json``, with a ``k`` that is not in use.
     """
     graph = graph.with_specs(specs)
     text = _FORMS[".txt"](graph)

@@ -13,9 +13,11 @@ _UNKNOWN = "(not known before the first element)"
 
 
 def graph_text(graph: Graph, specs: Mapping[int, str] | None = None) -> str:
-    """Returns the graph as a text that is read from the sources down, with the look of the elements after every stage.
+    """Returns the graph as a text that is read from the sources down, with the look of the elements
+    after every stage.
 
-    What several branches lead to stands below them; a stage with several consumers is drawn once.
+    The stage that joins several branches is below them; a stage with several consumers is drawn
+    once.
 
     Args:
         graph: of ``graph_of``.
@@ -89,7 +91,8 @@ def graph_dot(graph: Graph, notes: Notes = None, weights: Weights = None) -> str
 
 
 def graph_json(graph: Graph, notes: Notes = None, weights: Weights = None) -> str:
-    """Returns the graph as JSON: ``{"stages": [{"id": 0, "name": …, "inputs": […], "spec": …, "length": …}, …]}``.
+    """Returns the graph as JSON: ``{"stages": [{"id": 0, "name": …, "inputs": […], "spec": …,
+    "length": …}, …]}``.
 
     Args:
         graph: of ``graph_of``.

@@ -9,11 +9,14 @@ from gristmill.diagnostics.view import dataset_iterator
 
 
 def jumped(it: Any, index: int) -> bool:
-    """Whether ``it`` could go on at an index without what comes before; where elements are left out, one has to count."""
+    """True if ``it`` could continue at an index without the elements before it; where elements are
+    left out, one has to count.
+    """
     if dataset_iterator(it)._has_gaps():
         return False
     try:
         set_next_index(it, index)
-    except (NotImplementedError, ValueError):  # it cannot, or there are fewer, which are counted then
+    except (NotImplementedError, ValueError):
+        # it cannot, or there are fewer, which are counted then
         return False
     return True

@@ -1,4 +1,4 @@
-"""How much of the machine processes want and get."""
+"""The CPU time that processes request and get."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from pathlib import Path
 
 from gristmill.core.cgroup import available_memory
 
-# A thread that computes waits for a CPU this many times as long as it runs, at most; one that wakes up to do next to nothing
-# may wait much longer on a busy machine, without wanting a CPU.
+# A thread that computes waits for a CPU this many times as long as it runs, at most; one that wakes
+# up to do next to nothing may wait much longer on a busy machine, without wanting a CPU.
 _MAX_WAITED = 2
 
 
 def cpu_demand_ns() -> int:
-    """The CPU time that this process has had or has waited for so far, with all threads that are still there.
+    """The CPU time that this process has had or has waited for so far, with all threads that are
+    still there.
 
-    What it has waited for, because other processes had the CPUs, only Linux tells.
+    Only Linux reports the time that it waited because other processes had the CPUs.
     """
     times = os.times()
     return int((times.user + times.system) * 1e9) + _waited_ns()
@@ -45,7 +46,9 @@ def thread_demand_ns() -> tuple[int, int]:
 
 
 def free_memory() -> float:
-    """The bytes that this process may still take, by its control group and by what the machine has; infinite if unknown."""
+    """The bytes that this process may still take, by its control group and by what the machine has;
+    infinite if unknown.
+    """
     free = available_memory()
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/meminfo").read_text().splitlines():

@@ -29,8 +29,8 @@ class MixtureShares(Value):
     Args:
         mixture: the mixture, as text.
         whole: what part of all elements each component has, by name.
-        groups: the smallest and the largest part of each component in the batches, lanes and hosts: by what these are, such as
-            ``"4 lanes"``.
+        groups: the smallest and the largest part of each component in the batches, lanes and hosts:
+            by what these are, such as ``"4 lanes"``.
     """
 
     mixture: str
@@ -49,10 +49,11 @@ class MixtureShares(Value):
 
 
 def mixture_shares(ds: Any, batch_size: int | None = None) -> list[MixtureShares]:
-    """Return the proportions of the components of every mixture of a pipeline. No element is computed.
+    """Return the proportions of the components of every mixture of a pipeline. No element is
+    computed.
 
-    Looked at are the first elements of the mixtures nearest to the sources, without what ``filter`` leaves out. Mixtures that
-    are shuffled, and those with ``by=``, are left out.
+    Looked at are the first elements of the mixtures nearest to the sources, without what ``filter``
+    leaves out. Mixtures that are shuffled, and those with ``by=``, are left out.
 
     Args:
         ds: a ``MapDataset`` or ``IterDataset``.
@@ -124,7 +125,9 @@ def _is_in_lanes(ds: Any, divided: Any) -> bool:
 
 
 def _mixtures(ds: Any) -> Iterator[Any]:
-    """Yield mixtures of streams, and the datasets that streams are made from, in the order of the graph."""
+    """Yield mixtures of streams, and the datasets that streams are made from, in the order of the
+    graph.
+    """
     if isinstance(ds, MapDataset) or (isinstance(ds, MixedIterDataset) and ds.counts_elements):
         yield ds
     if not isinstance(ds, MapDataset):

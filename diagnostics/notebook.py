@@ -1,7 +1,9 @@
-"""What notebooks show of pipelines and of what was found out about them: small pieces of HTML that refer to nothing else.
+"""The HTML that notebooks show for pipelines and for results about them: small pieces that refer to
+nothing else.
 
-Their text has the colour of the page around them and their lines are half transparent, so that they can be read on light and on
-dark pages, whoever decides which it is. All that comes from users is escaped.
+Their text has the colour of the page around them and their lines are half transparent, so that they
+can be read on light and on dark pages, by the system's or the notebook's setting. All that comes
+from users is escaped.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ _SOFT = "opacity:.75"
 
 
 def pipeline_html(pipeline: Any) -> str:
-    """Returns the stages of a dataset or ``DataLoader``, from the sources down, with what is known without reading anything."""
+    """Returns the stages of a dataset or ``DataLoader``, from the sources down, with what is known
+    without reading anything.
+    """
     output = pipeline._dataset if isinstance(pipeline, DataLoader) else pipeline
     text = repr(pipeline)
     if not _is_small(output):
@@ -45,7 +49,9 @@ def pipeline_html(pipeline: Any) -> str:
 
 
 def diagnosis_html(diagnosis: Diagnosis) -> str:
-    """Returns a diagnosis: the verdict, what to do, and the stages, that with the largest share of waiting first."""
+    """Returns a diagnosis: the verdict, what to do, and the stages, that with the largest share of
+    waiting first.
+    """
     advice = "".join([f"<li>{safe(text)}</li>" for text in diagnosis.recommendations])
     delays = ", ".join([f"p{percent} {time_text(delay)}" for percent, delay in diagnosis.delay_ns.items()])
     facts = (
@@ -86,7 +92,9 @@ def _stage(node: StageSummary) -> list[str]:
 
 
 def _rows(graph: Graph) -> list[tuple[str, str, str, str]]:
-    """The bars before the name of a stage, the name, its length and its elements, from the sources down."""
+    """The bars before the name of a stage, the name, its length and its elements, from the sources
+    down.
+    """
     texts: dict[str, tuple[str, str, str]] = {}
     rows = []
     for line in _lines(graph.by_id, graph.stages[0].id, texts):
@@ -96,7 +104,9 @@ def _rows(graph: Graph) -> list[tuple[str, str, str, str]]:
 
 
 def _lines(stages: Mapping[int, Stage], output: int, texts: dict[str, tuple[str, str, str]]) -> list[str]:
-    """A line for each stage, with a key in place of its name; one that several draw from has one line, and others refer to it."""
+    """A line for each stage, with a key in place of its name; one that several draw from has one
+    line, and others refer to it.
+    """
     chain: list[Stage] = []
     above: Sequence[int] = (output,)
     while len(above) == 1 and f"{above[0]}" not in texts:

@@ -1,4 +1,6 @@
-"""Observes the datasets that an iterator reads by index: in copies that count, since pipelines share the datasets themselves."""
+"""Observes the datasets that an iterator reads by index: in copies that count, since pipelines
+share the datasets themselves.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,8 @@ class ObservedMaps(PipelineEditor):
             self._gather(parent, parent_probe)
 
     def _copied(self, ds: Any, replaced: Callable[[Any], Any]) -> Any:
-        return DatasetNode._over(ds, replaced)  # over parents of the same lengths, so a copy will do for all
+        # over parents of the same lengths, so a copy will do for all
+        return DatasetNode._over(ds, replaced)
 
     def _replace(self, ds: Any) -> Any:
         if id(ds) not in self._probes:

@@ -2,12 +2,14 @@
 
 Guarantees:
 
-1. Elements, errors, order and states are those of the pipeline that is not observed. What cannot be observed runs as it is.
-2. Only the objects of this pipeline are changed, and ``stop`` changes them back. Map datasets, which pipelines share, are
-   observed in copies.
+1. Elements, errors, order and states are those of the pipeline that is not observed. What cannot be
+   observed runs as it is.
+2. Only the objects of this pipeline are changed, and ``stop`` changes them back. Map datasets,
+   which pipelines share, are observed in copies.
 3. Iterators are not kept alive by being observed.
-4. Pipelines that a stage opens by itself (the data sets of an interleave, the shares of threads and workers) are counted
-   together where they are of the same form, so that memory does not grow with their number.
+4. Pipelines that a stage opens by itself (the data sets of an interleave, the shares of threads and
+   workers) are counted together where they are of the same form, so that memory does not grow with
+   their number.
 """
 
 from __future__ import annotations
@@ -67,8 +69,10 @@ class Observer:
         self.times_threads = False  # if it also measures CPU times (see ``alone``)
         self.name: str | None = None  # in metrics
         self.on_use: list[Callable[[Observer], None]] = []  # called at the first use of an iterator
-        self.on_attend: list[Callable[[int], None]] = []  # called now and then, by the thread that takes outputs
-        self.on_end: list[Callable[[], None]] = []  # called at the end of the data, and when the last iterator is gone
+        # called now and then, by the thread that takes outputs
+        self.on_attend: list[Callable[[int], None]] = []
+        # called at the end of the data, and when the last iterator is gone
+        self.on_end: list[Callable[[], None]] = []
         self.root: Probe | None = None
         self._local = Lanes(self.lanes, lambda: self.max_events)
         self._adopted: list[weakref.ref[DatasetIterator[Any]]] = []
@@ -84,7 +88,7 @@ class Observer:
             if self._is_stopped or self.probe_of(it) is not None:
                 return
             if self.root is not None and not any(self.probe_of(parent) for parent in parents_of(it)):
-                # It was made by a stage that is at work, which nobody can tell.
+                # It was made by a stage that is at work, which is unknown.
                 self._adopt_component(self._last_opener(), it)
                 return
             for parent in parents_of(it):
@@ -163,12 +167,16 @@ class Observer:
         return [it for it in [ref() for ref in self._adopted] if it is not None]
 
     def add_faults(self, step: str, num: int) -> None:
-        """Counts elements that a step that tolerates faults, in this process or workers, has passed over."""
+        """Counts elements that a step that tolerates faults, in this process or workers, has passed
+        over.
+        """
         with self._lock:
             self.faults[step] = self.faults.get(step, 0) + num
 
     def components(self) -> dict[int, dict[str, dict[str, int]]]:
-        """What was drawn of each component of mixtures of streams, by the number of their probe."""
+        """The draw counts of the components of mixtures of streams, by the number of their
+        probe.
+        """
         found: dict[int, dict[str, dict[str, int]]] = {}
         for it in self.alive():
             probe, drawn = self.probe_of(it), it._engine.drawn(it.pos) if isinstance(it, StreamIterator) else None
@@ -218,7 +226,8 @@ class Observer:
                 if before is None and self.root is not None:
                     for callback in self.on_use:
                         _try(callback, self)
-                if before is not None and before is not self.root:  # there is another stage behind it now
+                # there is another stage behind it now
+                if before is not None and before is not self.root:
                     waiting += [it for it in self.alive() if self.probe_of(it) is before]
             for it in waiting:
                 probe = self.probe_of(it)
@@ -292,7 +301,7 @@ class Observer:
             _try(callback)
 
     def cell(self, probe: Probe) -> Cell:
-        """What all threads have counted of a stage."""
+        """The sum of the counts of all threads for a stage."""
         total = Cell()
         with merging:
             for lane in [*self.lanes]:
@@ -307,7 +316,7 @@ class Observer:
 def _try(callback: Callable[..., None], *args: Any) -> None:
     try:
         callback(*args)
-    except Exception:  # nobody's training ends because of a report
+    except Exception:  # training must not end because of a report
         _log.warning("an observer of a pipeline failed", exc_info=True)
 
 
@@ -318,7 +327,7 @@ def _category(stage: Any) -> str:
 
 
 def _fits(probe: Probe, stage: Any) -> bool:
-    """Whether a stage and everything upstream have the same form as those of a probe."""
+    """True if a stage and everything upstream have the same form as those of a probe."""
     inputs = upstream_for_observers(stage)
     return (
         probe.has_shape_of(stage, _category(stage)) and len(inputs) == len(probe.inputs) and all(map(_fits, probe.inputs, inputs))
@@ -326,7 +335,7 @@ def _fits(probe: Probe, stage: Any) -> bool:
 
 
 def _num_ready(owner: Callable[[], Any]) -> int | None:
-    """How many elements a prefetching stage could deliver at once."""
+    """The number of elements that a prefetching stage could deliver at once."""
     it = owner()
     work = None if it is None else it._engine.work_ahead()
     return None if work is None else work.num_ready

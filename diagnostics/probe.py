@@ -1,14 +1,19 @@
-"""What is counted while an observed pipeline runs, and the functions that count it.
+"""The counts taken while an observed pipeline runs, and the functions that take them.
 
-A stage's method (``_take`` of an iterator, ``_items`` of a map dataset) is shadowed, on the one object that is observed, by a
-function that calls it and adds up. Nothing here grows with the length of a run:
+A stage's method (``_take`` of an iterator, ``_items`` of a map dataset) is shadowed, on the one
+object that is observed, by a function that calls it and adds up. Nothing here grows with the length
+of a run:
 
-1. Every thread has a ``Lane`` of its own, so nothing is locked and nothing is lost, however many threads read. A lane has one
-   ``Cell`` for each stage, and a timeline whose resolution halves whenever it is full.
-2. ``lane.inner`` is how long the calls took that the call in progress has made: what is left of its own time is the stage's.
-3. One call in some is timed where calls take less than 0.4 ms and are not for blocks, and stands for those before it, which
-   are only counted. So the cost stays below a few per cent. Where that misses long calls after all, all are timed from then on.
-4. What is dear (how large an element is, what it looks like, the timeline) is looked at now and then, when ``attend_at`` says so.
+1. Every thread has a ``Lane`` of its own, so nothing is locked and nothing is lost, however many
+   threads read. A lane has one ``Cell`` for each stage, and a timeline whose resolution halves
+   whenever it is full.
+2. ``lane.inner`` is how long the calls took that the call in progress has made: what is left of its
+   own time is the stage's.
+3. One call in some is timed where calls take less than 0.4 ms and are not for blocks, and stands
+   for those before it, which are only counted. So the cost stays below a few per cent. Where that
+   misses long calls after all, all are timed from then on.
+4. What is dear (how large an element is, what it looks like, the timeline) is looked at now and
+   then, when ``attend_at`` says so.
 """
 
 from __future__ import annotations
@@ -46,7 +51,7 @@ _TIMING = 2  # or timed as well; None: no call is in progress
 
 
 class Cell:
-    """What one thread has counted of one stage. Times in nanoseconds."""
+    """The counts of one thread for one stage. Times in nanoseconds."""
 
     __slots__ = (
         *("attend_at", "bytes_read", "cpu", "elements", "errors", "histogram"),
@@ -62,7 +67,8 @@ class Cell:
         self.sampled = self.sampled_bytes = 0
         self.attend_at = 0
         self.bytes_read = 0  # if reads are measured,
-        self.histogram: Histogram | None = None  # and their times, or whatever else is measured of the stage
+        # and their times, or whatever else is measured of the stage
+        self.histogram: Histogram | None = None
 
     def add(self, other: Cell) -> None:
         self.elements += other.elements
@@ -80,7 +86,7 @@ class Cell:
 
 
 class Lane:
-    """What happens in one thread."""
+    """The events of one thread."""
 
     def __init__(self, name: str, thread: threading.Thread) -> None:
         self.name = name
@@ -106,7 +112,7 @@ class Lane:
         return thread is None or not thread.is_alive()
 
     def plan(self, spent: int) -> None:
-        """After a call that took this long: how many of the next ones are to be counted alone."""
+        """After a call that took this long: the number of following calls that are only counted."""
         if self._untimed_after:
             self._untimed_after -= 1
         elif self.events is None and spent < _DEAR_NS:
@@ -153,7 +159,8 @@ class Lane:
                     cell.sampled += 1
                     cell.sampled_bytes += element_nbytes(element)
                     break
-        if self.events is None and probe.spec:  # before there was any element, the next call may give one
+        # before there was any element, the next call may give one
+        if self.events is None and probe.spec:
             cell.attend_at = ended + _ATTEND_NS
         if ended >= self.mark_at:
             self.mark(ended)
@@ -203,16 +210,20 @@ def _merge_ended(known: list[Lane]) -> None:
 
 
 class Probe:
-    """One stage of an observed pipeline; stages in the same place of several equal components have one probe."""
+    """One stage of an observed pipeline; stages in the same place of several equal components have
+    one probe.
+    """
 
     def __init__(self, number: int, stage: Any, category: str, inputs: list[Probe]) -> None:
         self.number = number
         self.name = name_of(stage)
         self.kind = stage._class_name
-        self.source = _source_name(stage) if category == "read" else None  # the class of what is read
+        # the class of what is read
+        self.source = _source_name(stage) if category == "read" else None
         self.category = category  # "read", "preprocessing" or "prefetch"
         self.inputs = inputs
-        self.components: list[Probe] = []  # the outputs of pipelines that this stage opens by itself
+        # the outputs of pipelines that this stage opens by itself
+        self.components: list[Probe] = []
         self.waits = False  # for elements that other threads or processes compute
         self.reads_ahead = False  # by threads, a dataset by index
         self.takes_indices = not hasattr(stage, "__next__")
@@ -252,10 +263,10 @@ def name_of(stage: Any) -> str:
 
 
 class Output:
-    """What the consumer sees: how long it waits for each output."""
+    """The outputs as the consumer sees them: the wait for each."""
 
     def __init__(self, on_attend: Callable[[int], None], on_end: Callable[[], None]) -> None:
-        self.began = 0  # of the call in progress; 0: there is none
+        self.began = 0  # of the call in progress; 0: no call
         self.thread: int | None = None  # that is in it
         self.first: int | None = None  # when the first call began,
         self.last = 0  # and the last one ended
@@ -263,9 +274,11 @@ class Output:
         self.waited_in_vain = 0  # of that, in calls that gave nothing
         self.elements = 0
         self.waited_itself = 0  # of that, in the last stage, in calls that were only counted
-        self.missed = 0  # in calls that took long, and were only counted, so that nobody knows in which stage
+        # in calls that took long, and were only counted, so that the stage is unknown
+        self.missed = 0
         self.unrecorded = 0  # delays, which the next one of their kind stands for
-        self.delays = [0] * (65 << 3)  # [8 * k + i]: those of more than 2**(k-1) and at most 2**k, in eighths of that
+        # [8 * k + i]: those of more than 2**(k-1) and at most 2**k, in eighths of that
+        self.delays = [0] * (65 << 3)
         self.attend_at = 0
         self.marks: list[tuple[int, int]] = []  # times, and how many elements there were until then
         self._mark_at, self._mark_ns = 0, _ATTEND_NS
@@ -287,12 +300,16 @@ class Output:
         self.settle()
 
     def settle(self) -> None:
-        """Where there may be no next one: the delays that are not recorded count as what most are like."""
+        """Records pending delays. Where there may be no next output, delays not yet recorded count
+        as the most frequent ones.
+        """
         self.delays[self.delays.index(max(self.delays))] += self.unrecorded
         self.unrecorded = 0
 
     def record(self, delay: int) -> None:
-        """Counts a delay among its like; one of which there are many stands for those that were not recorded, too."""
+        """Counts a delay among its like; one of which there are many stands for those that were not
+        recorded, too.
+        """
         bits = (delay - 1).bit_length()
         times = 1
         if delay < _DEAR_NS:
@@ -324,7 +341,9 @@ class Output:
         self._mark_at = now + self._mark_ns
 
     def percentile(self, share: float) -> float:
-        """The delay in nanoseconds that this share of the outputs did not exceed, to about 6 %; 0 if there were none."""
+        """The delay in nanoseconds that this share of the outputs did not exceed, to about 6 %; 0
+        if there were none.
+        """
         left = share * sum(self.delays)
         for place, num in enumerate(self.delays):
             left -= num
@@ -334,7 +353,8 @@ class Output:
         return 0.0
 
 
-_Timed: TypeAlias = Callable[[Lane, Any, int], list[Any]]  # of a lane, what the method is called with, and how many that are
+# of a lane, what the method is called with, and how many that are
+_Timed: TypeAlias = Callable[[Lane, Any, int], list[Any]]
 
 
 def _never() -> bool:
@@ -360,12 +380,14 @@ def counting(
 
     Args:
         original: a stage's method.
-        owner: gives the stage; it does not keep an iterator alive, which would then be closed later than it is now.
+        owner: gives the stage; it does not keep an iterator alive, which would then be closed later
+            than it is now.
         probe: the stage's.
         lanes: the observer's.
         timed_original: ``original``, or what measures more, where calls are timed.
         is_sparse: ``None`` in a block is no element.
-        unobserved: what to call instead where calls are not timed, of a map dataset from which an iterator reads.
+        unobserved: what to call instead where calls are not timed, of a map dataset from which an
+            iterator reads.
         output: for the last stage.
     """
     number, waits, takes_number = probe.number, probe.waits, not probe.takes_indices
@@ -400,7 +422,8 @@ def _timing(
 ) -> _Timed:
     """Returns what times ``original``, or has ``count`` only count it where that will do."""
     number = probe.number
-    is_prefetch = probe.category == "prefetch"  # all of its time is that of what it waits for, be it computed here or elsewhere
+    # all of its time is that of what it waits for, be it computed here or elsewhere
+    is_prefetch = probe.category == "prefetch"
     waits = probe.waits  # few calls do for long
 
     def timed(lane: Lane, argument: Any, size: int) -> list[Any]:
@@ -469,7 +492,8 @@ def timing_thread(original: Method, number: int, lanes: Lanes) -> Method:
 
 
 def take_anew(it: Any, n: int, original: Method) -> list[Any]:
-    """The next elements of an iterator, through the instrument that it has by now; of a user's one of them.
+    """The next elements of an iterator, through the instrument that it has by now; of a user's one
+    of them.
 
     Args:
         it: the iterator.
@@ -495,7 +519,8 @@ def _taking(
     def take(n: int) -> list[Any]:
         lane = lanes.lane
         if is_profiling() is not output.annotates:
-            output.switch(not output.annotates)  # which puts another function in the place of this one
+            # which puts another function in the place of this one
+            output.switch(not output.annotates)
             return take_anew(owner(), n, original)
         output.began = began = clock()
         is_counted = lane.left and n < _MIN_BLOCK

@@ -1,7 +1,8 @@
 """Observing what happens in workers, processes or threads.
 
-A worker that is told to observes its own share of the pipeline as the consumer observes the rest, and sends what it has counted
-along with its outputs: as often as costs it 2 % of its time, and before what comes last. Nobody waits for the numbers.
+A worker, on request, observes its own share of the pipeline as the consumer observes the rest, and
+sends what it has counted along with its outputs: as often as costs it 2 % of its time, and before
+its last message. No thread waits for the numbers.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _SHARE = 50  # a report may take this fraction of the time between two of them
 
 @dataclass
 class StageRecord:
-    """What was counted of one stage, in one process or several."""
+    """The counts of one stage, in one process or several."""
 
     name: str
     kind: str
@@ -53,7 +54,7 @@ class StageRecord:
 
 @dataclass
 class LaneRecord:
-    """What happened in one thread."""
+    """The events of one thread."""
 
     process: str
     name: str
@@ -64,7 +65,7 @@ class LaneRecord:
 
 @dataclass
 class WorkerReport:
-    """What a worker says of itself. Times in nanoseconds."""
+    """The report of a worker about itself. Times in nanoseconds."""
 
     index: int
     process_id: int
@@ -86,7 +87,7 @@ class WorkerReport:
 
 
 def records_of(observer: Any) -> list[StageRecord]:
-    """What an observer has counted in this process, by the numbers of its probes."""
+    """The counts of an observer in this process, by the numbers of its probes."""
     probes = [*observer.probes]
     cells = [observer.cell(probe) for probe in probes]
     for probe in probes:
@@ -111,7 +112,9 @@ def records_of(observer: Any) -> list[StageRecord]:
 
 
 def _complete(cells: list[Cell], top: Probe) -> None:
-    """Adds what is still to be stood for, in proportion: all elements were counted where an iterator reads, not before that."""
+    """Adds what is still to be stood for, in proportion: all elements were counted where an
+    iterator reads, not before that.
+    """
     whole, part = cells[top.number].elements, cells[top.number].stood_for
     if whole == part or not part:
         return
@@ -142,12 +145,13 @@ class WorkerGroup:
 
     def __init__(self, observer: Any) -> None:
         self._observer = weakref.ref(observer)
-        self._token = os.urandom(8)  # workers that had others to report to begin anew
+        self._token = os.urandom(8)  # workers that had others to report to start again
         self._pool: Any = None
         self._workers: list[Any] = []
         self._profiled = ProfiledWorkers()
         self._latest: dict[int, bytes] = {}  # what each worker said last
-        self._past: dict[tuple[int, str], WorkerReport] = {}  # of processes that are gone, by worker and node, the last one last
+        # of processes that are gone, by worker and node, the last one last
+        self._past: dict[tuple[int, str], WorkerReport] = {}
         self._waited: Counter[str] = Counter()  # for messages, by node
         self._received: Counter[str] = Counter()  # waited, and made elements of them
         self.num_restarts: Counter[str] = Counter()  # by node
@@ -164,7 +168,7 @@ class WorkerGroup:
             self._watch(worker)
 
     def update(self) -> None:
-        """Tells the workers what is wanted of them now."""
+        """Sends the workers the current requests."""
         for worker in self._workers:
             if worker.is_alive():
                 worker.call(self._start(worker))
@@ -172,7 +176,8 @@ class WorkerGroup:
     def _start(self, worker: Any) -> bytes:
         observer = self._observer()
         max_events, measures = (0, False) if observer is None else (observer.max_events, observer.measures)
-        serves_profiles = config.enable_multiprocess_worker_profiling and not _node(worker)  # which nobody else could reach
+        # which no other object could reach
+        serves_profiles = config.enable_multiprocess_worker_profiling and not _node(worker)
         return pickle.dumps(_Start(self._token, max_events, measures, serves_profiles))
 
     def update_profiler(self) -> None:
@@ -194,7 +199,7 @@ class WorkerGroup:
     def _watch(self, worker: Any) -> None:
         for other in [*self._workers]:
             if other.index == worker.index:
-                self._workers.remove(other)  # first: nobody is to count it twice
+                self._workers.remove(other)  # first, so that it is not counted twice
                 self._keep(other)
                 self.num_restarts[_node(worker)] += other.process_id != worker.process_id
         self._workers.append(worker)
@@ -233,11 +238,13 @@ class WorkerGroup:
             self._past[key] = _added(self._past.pop(key, None), report)
 
     def decoding(self, node: str) -> int:
-        """How long the consumer took to make elements of messages from a node."""
+        """The time that the consumer took to decode messages from a node."""
         return max(0, self._received[node] - self._waited[node])
 
     def reports(self) -> list[WorkerReport]:
-        """One of every worker on each node where it was, what those before it in its place there have counted included."""
+        """One of every worker on each node where it was, what those before it in its place there
+        have counted included.
+        """
         reports = {key: replace(report, records=deepcopy(report.records)) for key, report in [*self._past.items()]}
         for worker in [*self._workers]:
             report = self._report_of(worker)
@@ -273,12 +280,14 @@ def _node(worker: Any) -> str:
 
 
 def _wall() -> int:
-    """What the clock of this machine is behind the time of day, which is the same for all machines, nearly."""
+    """The difference between the time of day, which is nearly the same on all machines, and the
+    clock of this machine.
+    """
     return time.time_ns() - clock()
 
 
 def _on_node(lane: LaneRecord, node: str, shift: int) -> LaneRecord:
-    """As this machine's clock tells it."""
+    """By this machine's clock."""
     marks = [(t + shift, own) for t, own in lane.marks]
     events = [(began + shift, ended + shift, stage, num) for began, ended, stage, num in lane.events]
     return LaneRecord(f"node {node}, {lane.process}", lane.name, lane.began + shift, marks, events)
@@ -297,7 +306,9 @@ def _added(before: WorkerReport | None, report: WorkerReport) -> WorkerReport:
 
 
 def merge(records: list[StageRecord], others: list[StageRecord]) -> None:
-    """Adds what was counted of the same stages elsewhere; stages that are not the same are left out."""
+    """Adds what was counted of the same stages elsewhere; stages that are not the same are left
+    out.
+    """
     for record, other in zip(records, others, strict=False):
         if record.form == other.form:
             record.cell.add(other.cell)
@@ -329,7 +340,9 @@ class _Start:
 
 
 def _cpu_demand_ns() -> int:
-    """Return the CPU demand of a worker process; 0 in the consumer's process, which counts that of its threads itself."""
+    """Return the CPU demand of a worker process; 0 in the consumer's process, which counts that of
+    its threads itself.
+    """
     return cpu_demand_ns() if is_worker() else 0
 
 
@@ -359,7 +372,7 @@ class _Reporter:
         self._waited_before = worker.waited_ns  # for other workers of this process
         self._next = 0
         self._encoding = self._waiting = self._storing = 0
-        self._is_at_work = True  # or has nothing to do before it is started anew
+        self._is_at_work = True  # or has nothing to do before it is started again
         worker.set_instruments(
             lambda original: partial(self._start, original),
             lambda original: partial(self._encode, original),
@@ -373,7 +386,8 @@ class _Reporter:
         self._observer.stop()
 
     def _join(self) -> None:
-        for it in getattr(self._producer, "iterators", ()):  # those of several lanes are one pipeline
+        # those of several lanes are one pipeline
+        for it in getattr(self._producer, "iterators", ()):
             if tell_of_joining(it, self._observer.adopt):
                 if self._observer.root is None:
                     self._observer.adopt(it)
@@ -418,7 +432,7 @@ class _Reporter:
         if began < self._next and not is_last:
             return None
         before, self._cpu_now = self._cpu_now, _cpu_demand_ns()
-        self._cpu += (self._cpu_now - before) // self._worker.num_workers  # nobody knows whose it was
+        self._cpu += (self._cpu_now - before) // self._worker.num_workers  # its owner is unknown
         observer = self._observer
         root = observer.root
         index = getattr(self._producer, "index", 0)
@@ -428,7 +442,8 @@ class _Reporter:
             records_of(observer),
             None if root is None else root.number,
             lanes_of(observer, f"worker {index}"),
-            self._began + self._worker.waited_ns - self._waited_before,  # as if it had not been there
+            # as if it had not been there
+            self._began + self._worker.waited_ns - self._waited_before,
             began,
             self._encoding,
             self._waiting,

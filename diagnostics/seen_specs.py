@@ -1,7 +1,8 @@
-"""What was seen of the elements of a pipeline that ran, at the stages of the graph of its datasets.
+"""Specs of elements seen while a pipeline ran, for the stages of the graph of its datasets.
 
-What runs is not drawn one to one: a stage of a dataset may have no iterator of its own, workers read slices, equal datasets of an
-interleave are counted together. So the two are laid side by side from the output upwards, by what kind of stage each is.
+What runs is not drawn one to one: a stage of a dataset may have no iterator of its own, workers
+read slices, equal datasets of an interleave are counted together. So the two are laid side by side
+from the output upwards, by what kind of stage each is.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ _MAX_SKIPPED = 8  # stages in a row of which the other side knows nothing
 
 
 def seen_specs(graph: Graph, summary: ExecutionSummary) -> dict[int, str]:
-    """Returns how the elements after each stage of ``graph`` looked, by its number, as far as ``summary`` has seen them.
+    """Returns how the elements after each stage of ``graph`` looked, by its number that ``summary``
+    has seen.
 
     Args:
         graph: of a dataset or a ``DataLoader``.
@@ -47,19 +49,22 @@ def _lay(stages: Mapping[int, Stage], summary: ExecutionSummary, number: int, se
         for i, stage in enumerate(above):
             if i < len(inputs):
                 _lay(stages, summary, stage, inputs[i], specs)
-            elif _branch(stages, stage) == _branch(stages, above[len(inputs) - 1]):  # counted together with that one
+            elif _branch(stages, stage) == _branch(stages, above[len(inputs) - 1]):
+                # counted together with that one
                 _lay(stages, summary, stage, inputs[-1], specs)
 
 
 def _branch(stages: Mapping[int, Stage], number: int) -> list[str]:
-    """The steps of a branch, and what kind of source it has: where these are the same, so are its elements."""
+    """The steps of a branch, and what kind of source it has: where these are the same, so are its
+    elements.
+    """
     stage = stages[number]
     name = stage.name if stage.inputs else _kind(stage.name)
     return [name, *[text for above in stage.inputs for text in _branch(stages, above)]]
 
 
 def _makes_datasets(stage: Stage) -> bool:
-    """Whether what a stage draws from are datasets that are made as it goes, which the graph does not show."""
+    """True if the inputs of a stage are datasets made as it runs, which the graph does not show."""
     number = re.search(r"\[(\d+) datasets]", stage.name)
     return number is not None and int(number[1]) != len(stage.inputs)
 
@@ -73,5 +78,5 @@ def _chain(stages: Mapping[int, Stage] | Mapping[int, StageSummary], number: int
 
 
 def _kind(name: str) -> str:
-    """What a dataset and its iterator have in common."""
+    """The name that a dataset and its iterator share."""
     return re.sub(r"(Iter)?Dataset|Iterator", "", re.split(r"[(\[]", name)[0])

@@ -1,4 +1,6 @@
-"""How well a pipeline mixes: what batches lack of the whole, what neighbours have in common, and what a batch costs storage."""
+"""Measures how well a pipeline mixes: how batches differ from the whole, what neighbours share, and
+what a batch costs storage.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,17 @@ _WIDTH, _HEIGHT, _MARGIN, _HEAD = 640, 240, 16, 44
 
 @dataclass(frozen=True)
 class ShuffleQuality:
-    """What ``shuffle_quality`` has found.
+    """The result of ``shuffle_quality``.
 
     Args:
-        distance: of batches from all elements, from 0 to 1: half the sum of the differences of shares of classes, on average.
-        ideal: the distance if the same elements were mixed completely; not 0, since batches are small.
-        correlation: of the classes of neighbours, from -1 to 1; about 0 where they tell nothing of one another.
-        blocks_per_batch: the mean number of blocks of storage that a batch touches; ``None`` where records have no positions.
+        distance: of batches from all elements, from 0 to 1: half the sum of the differences of
+            shares of classes, on average.
+        ideal: the distance if the same elements were mixed completely; not 0, since batches are
+            small.
+        correlation: of the classes of neighbours, from -1 to 1; about 0 where they tell nothing of
+            one another.
+        blocks_per_batch: the mean number of blocks of storage that a batch touches; ``None`` where
+            records have no positions.
         batch_size: elements of a batch.
         num_batches: that were looked at.
         num_classes: of keys.
@@ -64,7 +70,9 @@ class ShuffleQuality:
         )
 
     def svg(self) -> str:
-        """A picture: elements from left to right, their classes from top to bottom. A complete shuffle is an even cloud."""
+        """A picture: elements from left to right, their classes from top to bottom. A complete
+        shuffle is an even cloud.
+        """
         dots = [
             f'<circle class="gm-arrow" cx="{_MARGIN + x * (_WIDTH - 2 * _MARGIN):.1f}" '
             f'cy="{_HEAD + y * (_HEIGHT - _HEAD - _MARGIN):.1f}" r="1.4"/>'
@@ -85,22 +93,26 @@ class ShuffleQuality:
 def shuffle_quality(
     ds: Any, key: Callable[[Any], Any] | None = None, batch_size: int = 256, *, block_size: int = 256, max_batches: int = 256
 ) -> ShuffleQuality:
-    """Returns how well the elements of ``ds`` are mixed, judged by batches from all parts of an epoch.
+    """Returns how well the elements of ``ds`` are mixed, measured with batches from all parts of an
+    epoch.
 
-    Keys are classes; of more than 64 different ones, 64 ranges of about as many elements are the classes. What batches are
-    compared with is all elements that were looked at. A complete shuffle has a distance above 0 too, which is reported beside it.
+    Keys are classes; of more than 64 different ones, 64 ranges of about as many elements are the
+    classes. What batches are compared with is all elements that were looked at. A complete shuffle
+    has a distance above 0 too, which is reported beside it.
 
     Args:
-        ds: a ``MapDataset``, of whose epoch batches in equal distances are read, or an ``IterDataset``, read from its start.
-        key: the class of an element, such as its label or the file it comes from; by default where its record is in the source,
-            which needs a ``MapDataset`` that knows.
+        ds: a ``MapDataset``, of whose epoch batches in equal distances are read, or an
+            ``IterDataset``, read from its start.
+        key: the class of an element, such as its label or the file it comes from; by default where
+            its record is in the source, which needs a ``MapDataset`` that knows.
         batch_size: elements of a batch, at least 1.
         block_size: consecutive records of a source that count as one block.
         max_batches: the most batches to look at.
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: a number is not positive, there is not a whole batch, or records have no positions to be keys.
+        ValueError: a number is not positive, there is not a whole batch, or records have no
+            positions to be keys.
 
     Example:
         >>> from gristmill.dataset import MapDataset
@@ -145,7 +157,7 @@ def shuffle_quality(
 
 
 def _batches(ds: Any, size: int, most: int, needs_elements: bool) -> Iterator[tuple[list[Any], list[int]]]:
-    """Elements that are there, and the positions of their records in the source as far as these are known."""
+    """Elements that are there, and the positions of their records in the source where known."""
     if isinstance(ds, MapDataset):
         num = len(ds) // size
         for i in range(min(num, most)):
@@ -167,7 +179,9 @@ def _record_keys(ds: MapDataset[Any], indices: range) -> list[int]:
 
 
 def _classes(keys: list[Any]) -> tuple[NDArray[np.int64], int]:
-    """The class of each key, numbered, and how many there are; in the order of keys where they have one."""
+    """The class of each key, numbered, and how many there are; in the order of keys where they have
+    one.
+    """
     try:
         different = sorted(set(keys))
     except TypeError:

@@ -1,4 +1,4 @@
-"""How an element looks, in a few words, and how large it is."""
+"""A short text for the structure and the size of an element."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ _PLAIN = frozenset({int, float, complex, bool, type(None), np.bool_})
 def spec_text(element: Any) -> str:
     """Returns how ``element`` looks: a tree whose leaves are ``dtype[shape]``.
 
-    Python values stand there with the names of their types, lists and tuples of items that look the same as
-    ``list<int>[2]``. What ``get_element_spec`` returns looks like the elements that it describes; a length that is not known
-    is ``?``. The text is short however large the element is, and never fails.
+    Python values stand there with the names of their types, lists and tuples of items that look the
+    same as ``list<int>[2]``. What ``get_element_spec`` returns looks like the elements that it
+    describes; a length that is not known is ``?``. The text is short however large the element is,
+    and never fails.
 
     Args:
         element: anything.
@@ -32,21 +33,26 @@ def spec_text(element: Any) -> str:
     """
     try:
         text = _text(element)
-    except Exception:  # of an object of the user's that does not answer, or a tree nested without end
+    except Exception:
+        # of an object of the user's that does not answer, or a tree nested without end
         text = f"{type(element).__name__}[]"
     return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…"
 
 
 def static_spec_text(ds: Any) -> str | None:
-    """Returns how the elements of a dataset look, if that is known without reading any; else ``None``."""
+    """Returns how the elements of a dataset look, if that is known without reading any; else
+    ``None``.
+    """
     try:
         return spec_text(ds._element_spec)
-    except Exception:  # a source or a function does not say, or the user's code that would is broken
+    except Exception:
+        # a source or a function does not say, or the user's code that would is broken
         return None
 
 
 def element_nbytes(element: Any) -> int:
-    """Returns the bytes of the arrays, texts and byte strings in ``element``; whatever else is in it counts nothing.
+    """Returns the bytes of the arrays, texts and byte strings in ``element``; whatever else is in
+    it counts nothing.
 
     Example:
         >>> element_nbytes({"a": np.zeros(3, np.int32), "b": ["ab", 5]})
@@ -131,7 +137,7 @@ def _sequence_text(items: Sequence[Any]) -> str:
 
 
 def _quoted(part: Any) -> str:
-    """A part of a container as it stands there: containers as they are, leaves in quotes."""
+    """A part of a container unchanged: containers as they are, leaves in quotes."""
     text = _text(part)
     is_tree = part is None or (not hasattr(part, "dtype") and (text[0] in "{[(" or text[-1] == ")"))
     return text if is_tree else repr(text)

@@ -1,7 +1,8 @@
-"""Where threads are, in this process and in workers that do not answer.
+"""Stacks of threads, in this process and in workers that do not answer.
 
-A worker that is stuck, perhaps in C code, cannot be asked; but the interpreter's own signal handler can still write down the
-stacks of its threads, into a file in memory that the consumer finds among the worker's open files. That needs Linux.
+A worker that is stuck, perhaps in C code, cannot be asked; but the interpreter's own signal handler
+can still write down the stacks of its threads, into a file in memory that the consumer finds among
+the worker's open files. That needs Linux.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def _memory_files(process_id: int) -> list[tuple[Path, str]]:
 
 
 def _catches(process_id: int) -> bool:
-    """Whether the signal would reach the handler: to others it is deadly."""
+    """True if the signal would reach the handler: other processes would die of it."""
     try:
         status = Path(f"/proc/{process_id}/status").read_text()
     except OSError:

@@ -1,7 +1,8 @@
 """A watchdog: says what ``next`` waits for when it waits for long.
 
-One thread looks after all pipelines that are watched, as long as there are some. A ``next`` that takes longer than its limit is
-logged, as a warning of the logger ``gristmill``, and again each time it has taken twice as long.
+One thread looks after all pipelines that are watched, as long as there are some. A ``next`` that
+takes longer than its limit is logged, as a warning of the logger ``gristmill``, and again each time
+it has taken twice as long.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ def _look(watched: _Watch) -> None:
 
 
 def stall_text(observer: Any, seconds: float) -> str:
-    """What an observed pipeline waits for at the moment."""
+    """A text on what an observed pipeline waits for at the moment."""
     output, root = observer.output, observer.root
     threads = [(lane.name, lane.ident) for lane in [*observer.lanes] if not lane.is_over]
     workers = [worker for group in observer.groups.values() for worker in group.processes]
@@ -123,7 +124,8 @@ def stall_text(observer: Any, seconds: float) -> str:
 
 
 def waiting_text(it: Any, thread: int | None, num: int, seconds: float) -> str:
-    """What a thread that uses an iterator, which need not be observed, waits for at the moment.
+    """A text on what a thread that uses an iterator, which need not be observed, waits for at the
+    moment.
 
     Args:
         it: the iterator.
@@ -167,7 +169,7 @@ def _stacks_of(worker: Any) -> str:
 
 
 def _frame_of(thread: int | None) -> FrameType | None:
-    """Where a thread is."""
+    """The current frame of a thread."""
     return sys._current_frames().get(thread or 0)
 
 
@@ -183,7 +185,7 @@ def _awaited_worker(frame: FrameType | None) -> str:
 
 
 def library_folders() -> tuple[str, ...]:
-    """Where the files of this package lie."""
+    """The folders of the files of this package."""
     names = [name for name in sys.modules if name.startswith("gristmill.")]
     files = [getattr(sys.modules[name], "__file__", None) for name in names]
     return tuple({f"{Path(file).parent}{os.sep}" for file in files if file} | {threading.__file__})

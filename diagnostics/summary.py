@@ -1,4 +1,4 @@
-"""Where the time of a pipeline went, stage by stage."""
+"""The time that each stage of a pipeline took."""
 
 from __future__ import annotations
 
@@ -21,20 +21,23 @@ _HEADING_WIDTH = 10
 
 @dataclass(frozen=True)
 class StageSummary:
-    """What one stage did. Times are in nanoseconds, and those of all threads and worker processes together.
+    """The counts and times of one stage. Times are in nanoseconds, and those of all threads and
+    worker processes together.
 
     Args:
         id: its number; the last stage is 0, parents are numbered depth first.
         name: the stage as text.
         inputs: the numbers of its parents.
-        wait_time_ratio: which share of the time that the consumer waited is due to it; in [0, 1], 1 for all stages together.
+        wait_time_ratio: which share of the time that the consumer waited is due to it; in [0, 1], 1
+            for all stages together.
         total_processing_time_ns: the time spent in it, without that of its parents.
         min_processing_time_ns: the least of that for one element; 0 without elements.
         max_processing_time_ns: the most.
         num_produced_elements: its outputs so far; computed, where they are computed ahead.
         output_spec: what its output looks like.
         is_output: whether it is the last stage.
-        is_prefetch: whether others compute its elements ahead: then the time in it is mostly waiting for them.
+        is_prefetch: whether others compute its elements ahead: then the time in it is mostly
+            waiting for them.
         bytes_consumed: size of its inputs, estimated.
         bytes_produced: size of its outputs, estimated.
         category: ``"read"``, ``"preprocessing"`` or ``"prefetch"``.
@@ -43,12 +46,14 @@ class StageSummary:
         buffered: elements that are ready at the moment, of a prefetching stage; else ``None``.
         num_errors: calls that raised.
         num_threads: that may compute its elements ahead, of a prefetching stage; else ``None``.
-        thread_wait_ns: how long others waited for a stage that computes ahead because all threads of the pipeline were busy.
+        thread_wait_ns: how long others waited for a stage that computes ahead because all threads
+            of the pipeline were busy.
         memory_wait_ns: the same, because elements ahead took all the memory that they may.
-        components: of a mixture of streams in this process: what was drawn of each component (``elements``, ``lengths``,
-            ``epochs``).
-        num_long: of a stage that makes batches of a stream by length, in this process: how many elements were longer than the
-            last boundary, since the beginning of the stream; else ``None``.
+        components: of a mixture of streams in this process: what was drawn of each component
+            (``elements``, ``lengths``, ``epochs``).
+        num_long: of a stage that makes batches of a stream by length, in this process: how many
+            elements were longer than the last boundary, since the beginning of the stream; else
+            ``None``.
         cpu_time_ns: CPU time within ``total_processing_time_ns``; ``None`` unless ``diagnose`` has
             measured it.
     """
@@ -85,7 +90,9 @@ class StageSummary:
 
     @property
     def memory_bytes(self) -> int:
-        """What a prefetching stage holds, as far as its inputs and outputs tell."""
+        """The number of bytes that a prefetching stage buffers, estimated from its inputs and
+        outputs.
+        """
         return max(0, self.bytes_consumed - self.bytes_produced)
 
 
@@ -106,15 +113,17 @@ def _drawn_text(components: dict[str, dict[str, int]]) -> str:
 
 @dataclass(frozen=True)
 class ExecutionSummary(Mapping[int, StageSummary]):
-    """The stages of a pipeline by their ids; ``str`` is a table, the stage with the largest share of waiting first.
+    """The stages of a pipeline by their ids; ``str`` is a table, the stage with the largest share
+    of waiting first.
 
     Args:
         nodes: the stages.
         elapsed_ns: time since the first ``next``, of which
         waited_ns: the consumer has waited so long.
-        budgets: what is in use of the threads and the memory for what is computed ahead, in each process that does so.
-        faults: how many elements each step that tolerates them has passed over since it is observed, by its name; only those
-            that have.
+        budgets: what is in use of the threads and the memory for what is computed ahead, in each
+            process that does so.
+        faults: how many elements each step that tolerates them has passed over since it is
+            observed, by its name; only those that have.
     """
 
     nodes: dict[int, StageSummary]
@@ -149,30 +158,36 @@ class ExecutionSummary(Mapping[int, StageSummary]):
 
     @property
     def read_ahead(self) -> str:
-        """What is in use of the threads and the memory for what is computed ahead, and who waited for them; may be empty."""
+        """The threads and the memory in use for prefetching, and the stages that waited for them;
+        may be empty.
+        """
         return ahead_text(self)
 
     @property
     def passed_over(self) -> str:
-        """How many faults were passed over, and by which steps; empty without any."""
+        """The number of faults that were skipped, by stage; empty if there were none."""
         parts = ", ".join([f"{num:,} by {step}" for step, num in self.faults.items()])
         return f"faults passed over: {parts}" if parts else ""
 
     @property
     def drawn(self) -> str:
-        """What mixtures of streams have drawn of their components, those with the most first; empty without a mixture."""
+        """The draw counts of the components of mixtures of streams, the largest first; empty
+        without a mixture.
+        """
         mixtures = [node for node in self.nodes.values() if node.components]
         return "; ".join([f"drawn by {node.id}: {_drawn_text(node.components)}" for node in mixtures])
 
     @property
     def too_long(self) -> str:
-        """How many elements were longer than the last boundary, and in which stages; empty without any."""
+        """The number of elements longer than the last boundary, by stage; empty if there were
+        none.
+        """
         parts = ", ".join([f"{node.num_long:,} in {node.name}" for node in self.nodes.values() if node.num_long])
         return f"longer than the last boundary: {parts}" if parts else ""
 
     @property
     def remarks(self) -> list[str]:
-        """What stands below the table."""
+        """The remarks below the table."""
         return [line for line in (self.read_ahead, self.drawn, self.passed_over, self.too_long) if line]
 
     def to_dict(self) -> dict[str, Any]:
@@ -241,13 +256,14 @@ def _wrapped(text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class ThreadTimeline:
-    """What one thread did when.
+    """The activity of one thread over time.
 
     Args:
         process: ``"main"``, or ``"worker 0"`` and so on, behind its node if it is on Ray.
         thread: its name.
-        began_ns: when it was first seen (``time.perf_counter_ns``, which counts alike in all processes on Linux); on another node
-            as exactly as its time of day is that of this machine.
+        began_ns: when it was first seen (``time.perf_counter_ns``, which counts alike in all
+            processes on Linux); on another node as exactly as its time of day is that of this
+            machine.
         marks: times, and the time that each stage (by its id) has taken in this thread until then.
         events: single calls, if they are recorded: begin, end, id of the stage, number of elements.
     """
@@ -261,15 +277,17 @@ class ThreadTimeline:
 
 @dataclass(frozen=True)
 class WorkerLoad:
-    """How the workers of one stage, on one node, spent their time, added up, in nanoseconds.
+    """The times of the workers of one stage on one node, added up, in nanoseconds.
 
     Args:
         stage: the id of the stage.
-        num_workers: how many of those that have reported are there: on Ray, on the node at the moment.
+        num_workers: how many of those that have reported are there: on Ray, on the node at the
+            moment.
         num_restarts: how many processes have taken the place of others.
-        lifetime_ns: since they are observed, as far as they had something to do.
+        lifetime_ns: since they are observed, idle time excluded.
         encoding_ns: making messages of outputs.
-        room_ns: waiting until there was room for more outputs, because the consumer had not taken those before.
+        room_ns: waiting until there was room for more outputs, because the consumer had not taken
+            those before.
         cpu_ns: of CPUs.
         decoding_ns: making outputs of messages, in the consumer.
         storing_ns: putting messages into Ray's object store.
@@ -289,7 +307,9 @@ class WorkerLoad:
 
     @property
     def shares(self) -> tuple[float, float, float, float]:
-        """Of the workers' time, for computing (or waiting for threads that do), messages, the object store, waiting for room."""
+        """Of the workers' time, for computing (or waiting for threads that do), messages, the
+        object store, waiting for room.
+        """
         others = self.encoding_ns, self.storing_ns, self.room_ns
         encoding, storing, room = [x / max(self.lifetime_ns, 1) for x in others]
         return max(0.0, 1.0 - encoding - storing - room), encoding, storing, room
@@ -314,7 +334,8 @@ class Snapshot:
     Args:
         summary: its stages.
         num_elements: outputs that the consumer has got.
-        delay_ns: how long it waited for them: those that 50, 95 and 99 % of the outputs did not exceed.
+        delay_ns: how long it waited for them: those that 50, 95 and 99 % of the outputs did not
+            exceed.
         threads: all threads of all processes.
         workers: of each stage that has some, by node.
         marks: times, and how many outputs the consumer had got until then.
@@ -341,7 +362,7 @@ class Snapshot:
 
 
 def take_snapshot(observer: Any) -> Snapshot:
-    """What an observer has counted so far, its workers included."""
+    """The counts of an observer so far, its workers included."""
     records = records_of(observer)
     places: dict[int, str] = {}
     transport: dict[int, int] = {}
@@ -444,7 +465,9 @@ def _summary(
 
 
 def _num_long(observer: Any) -> dict[int, int]:
-    """How many elements were longer than the last boundary of steps that make batches by length, by number of the probe."""
+    """The number of elements longer than the last boundary of stages that batch by length, by the
+    number of the probe.
+    """
     found: dict[int, int] = {}
     for it in observer.alive():
         probe, num = observer.probe_of(it), it._engine.num_long(it.pos) if isinstance(it, StreamIterator) else None
@@ -488,7 +511,9 @@ def _ids(records: list[StageRecord], root: int) -> dict[int, int]:
 
 
 def _place(records: list[StageRecord], order: Mapping[int, int], number: int) -> str:
-    """Whether a stage runs in the thread of the consumer: what is behind a stage that waits does not."""
+    """The thread of a stage, in words: a stage upstream of one that waits does not run in the
+    consumer's thread.
+    """
     behind: set[int] = set()
     for other in order:
         if records[other].waits:
@@ -497,7 +522,8 @@ def _place(records: list[StageRecord], order: Mapping[int, int], number: int) ->
 
 
 def _ratios(records: list[StageRecord], root: int, transport: Mapping[int, int]) -> dict[int, float]:
-    """Each stage's share of waiting: a prefetching stage hands its own on to what it waits for, in proportion to their times.
+    """Each stage's share of waiting: a prefetching stage hands its own on to what it waits for, in
+    proportion to their times.
 
     What workers and their consumer need to hand elements over stays with the stage that does so.
     """

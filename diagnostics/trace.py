@@ -1,7 +1,7 @@
 """Traces of single calls, in the format of Chrome and Perfetto.
 
-Source: "Trace Event Format", Google 2016: complete events (``ph: X``) with times in microseconds, and names of processes and
-threads as metadata (``ph: M``).
+Source: "Trace Event Format", Google 2016: complete events (``ph: X``) with times in microseconds,
+and names of processes and threads as metadata (``ph: M``).
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from gristmill.diagnostics.summary import Snapshot
 
 
 def trace_json(snapshot: Snapshot) -> str:
-    """The recorded calls of a snapshot: a row for each thread, stages that call one another nested."""
+    """The recorded calls of a snapshot: a row for each thread, stages that call one another
+    nested.
+    """
     events: list[dict[str, Any]] = []
     processes = dict.fromkeys([line.process for line in snapshot.threads])
     numbers = {name: i for i, name in enumerate(processes)}

@@ -1,4 +1,4 @@
-"""What binds a pipeline, in words."""
+"""The bottleneck of a pipeline, in words."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from gristmill.diagnostics.units import rate_text, time_text
 from gristmill.workers.ray_cluster import cluster_cpus
 
 _MIN_ELEMENTS = 2
-_MIN_NOISE = 0.05  # of the time that an output takes: smaller differences are not told apart
+_MIN_NOISE = 0.05  # of the time that an output takes: smaller differences are ignored
 COMPETING = 0.7  # wanted CPUs above which threads do not only wait for data
-IN_TIME = 0.2  # the share of waiting below which the stages need not be told apart
+IN_TIME = 0.2  # the share of waiting below which the stages need not be distinguished
 _MAX_RANGE = 2.25  # the largest ratio of two ceilings that is reported as one number
 _KINDS = {"read": "source", "preprocessing": "transform", "prefetch": "transport"}
 _MAX_REPR = 300  # characters
@@ -30,12 +30,13 @@ _MAX_REPR = 300  # characters
 
 @dataclass(frozen=True)
 class Part:
-    """What takes time in a pipeline, and what there would be without it.
+    """A part of a pipeline that takes time, and the throughput without it.
 
     Args:
         kind: ``"source"``, ``"transform"``, ``"transport"`` or ``"consumer"``.
         stage: the name of the stage, of the consumer ``None``.
-        ceiling_per_second: about how many elements a second there would be if it took no time; ``None`` if that is not known.
+        ceiling_per_second: about how many elements a second there would be if it took no time;
+            ``None`` if that is not known.
     """
 
     kind: str
@@ -48,8 +49,9 @@ class Diagnosis:
     """Why a pipeline is not faster; ``str`` says it in a few lines.
 
     Args:
-        bound_by: ``"source"``, ``"transform"``, ``"transport"`` (from workers to the consumer), ``"consumer"``, or
-            ``"unknown"`` as long as there is too little to tell: what would gain most if it took no time.
+        bound_by: ``"source"``, ``"transform"``, ``"transport"`` (from workers to the consumer),
+            ``"consumer"``, or ``"unknown"`` as long as there is too little to tell: what would gain
+            most if it took no time.
         stage: the name of the stage that binds it, if one does.
         sentence: all of that in one sentence, or two if it is not certain.
         elements_per_second: what the consumer gets.
@@ -60,7 +62,8 @@ class Diagnosis:
         recommendations: what to change, the most effective first, within what this process may use.
         snapshot: what it follows from.
         parts: what there would be without each part of the pipeline, that which gains most first.
-        is_certain: whether the first of ``parts`` gains more than the second by more than the measurement varies.
+        is_certain: whether the first of ``parts`` gains more than the second by more than the
+            measurement varies.
     """
 
     bound_by: str
@@ -120,7 +123,7 @@ def settings_of(it: Any) -> Settings:
 
 
 def diagnosis_of(snapshot: Snapshot, settings: Settings, cpu_ns: int, alone: Alone | None = None) -> Diagnosis:
-    """What a snapshot says about what binds the pipeline.
+    """The diagnosis that follows from a snapshot.
 
     Args:
         snapshot: the numbers.
@@ -196,7 +199,7 @@ def _too_little(snapshot: Snapshot) -> Diagnosis:
 
 
 class _Finding:
-    """What gains most if it took no time."""
+    """The part whose removal would gain most."""
 
     def __init__(self, snapshot: Snapshot, capacity: Capacity, threads_wait: bool) -> None:
         self._snapshot = snapshot
@@ -212,7 +215,8 @@ class _Finding:
         work = {part: capacity.work(part) for part in stages}
         order = sorted(stages, key=lambda part: (left[part], -work[part]))
         if left[order[0]] * (1 + MIN_GAIN) > self._now and snapshot.starved_ratio < 0.5:
-            order.sort(key=lambda part: part != CONSUMER)  # nothing gains: the data is there as soon as it is wanted
+            # nothing gains: the data is there as soon as it is wanted
+            order.sort(key=lambda part: part != CONSUMER)
         self.stage = stages[order[0]]
         self.parts = [_part_of(stages[part], left[part]) for part in order]
         error = spread(snapshot)

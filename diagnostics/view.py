@@ -33,17 +33,18 @@ _MAX_EVENTS = 200_000
 
 
 def observe(it: Any, *, trace: bool = False, stall_seconds: float | None = None) -> View:
-    """Returns a view of an iterator that is in use: a context manager, which counts what its stages do as long as it is entered.
+    """Returns a view of an iterator that is in use: a context manager, which counts what its stages
+    do as long as it is entered.
 
-    Outputs, their order and states stay the same. It costs about 0.5 µs for each output and 0.1 µs or more for a call of a stage,
-    which takes a block of elements wherever it can; afterwards nothing of it is left. An iterator that is observed already (by an
-    option, say) stays so.
+    Outputs, their order and states stay the same. It costs about 0.5 µs for each output and 0.1 µs
+    or more for a call of a stage, which takes a block of elements wherever it can; afterwards
+    nothing of it is left. An iterator that is observed already (by an option, say) stays so.
 
     Args:
         it: an iterator of a dataset or of a ``DataLoader``.
         trace: remember single calls of stages, for ``save_trace``: the last 200 000 of each thread.
-        stall_seconds: log what ``next`` waits for when it takes longer than this; by default ``config.stall_seconds``, where 0
-            is never.
+        stall_seconds: log what ``next`` waits for when it takes longer than this; by default
+            ``config.stall_seconds``, where 0 is never.
 
     Raises:
         TypeError: ``it`` is no such iterator, or ``stall_seconds`` no number.
@@ -63,24 +64,27 @@ def observe(it: Any, *, trace: bool = False, stall_seconds: float | None = None)
 def diagnose(
     pipeline: Any, seconds: float = 5.0, *, consumer: Callable[[Any], Any] | None = None, stall_seconds: float | None = None
 ) -> Diagnosis:
-    """Runs a pipeline for a while and returns what binds it: source, a transform, transport between processes, or the consumer.
+    """Runs a pipeline for a while and returns what binds it: source, a transform, transport between
+    processes, or the consumer.
 
-    A short dataset is read several times. The pipeline and ``consumer`` run in a thread of their own, with the context variables
-    of the caller, so that a pipeline that is stuck, or an interrupt from the keyboard, ends the diagnosis.
+    A short dataset is read several times. The pipeline and ``consumer`` run in a thread of their
+    own, with the context variables of the caller, so that a pipeline that is stuck, or an interrupt
+    from the keyboard, ends the diagnosis.
 
     Args:
         pipeline: a dataset or a ``DataLoader``; or an iterator, which is set back afterwards.
         seconds: how long to run it.
-        consumer: called with every element, in place of the training step; by default elements are dropped, so that the pipeline
-            is as fast as it can be.
-        stall_seconds: how long one element may take before the pipeline is taken to be stuck; by default 5 seconds, the first one
-            20, but not less than ``seconds``. 0 is for ever.
+        consumer: called with every element, in place of the training step; by default elements are
+            dropped, so that the pipeline is as fast as it can be.
+        stall_seconds: how long one element may take before the pipeline is taken to be stuck; by
+            default 5 seconds, the first one 20, but not less than ``seconds``. 0 is forever.
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: ``seconds`` is less than a millisecond, ``stall_seconds`` negative, or the pipeline has no elements.
-        TimeoutError: the pipeline is stuck: it says at which stage and element, and in which line of which thread or worker. An
-            iterator that was given is closed then.
+        ValueError: ``seconds`` is less than a millisecond, ``stall_seconds`` negative, or the
+            pipeline has no elements.
+        TimeoutError: the pipeline is stuck: it says at which stage and element, and in which line
+            of which thread or worker. An iterator that was given is closed then.
 
     Example:
         >>> ds = MapDataset.range(1000).map(lambda x: sum(range(5000))).to_iter_dataset()
@@ -122,7 +126,8 @@ _END = object()
 def _observed(it: Any, seconds: float, consumer: Callable[[Any], Any] | None, attended: Attended, start_seconds: float) -> View:
     start = it.get_state()
     with observe(it):  # for what there is to say if it is stuck
-        if attended.call(lambda: next(it, _END), seconds=start_seconds) is _END:  # what starting takes is not what is asked for
+        # what starting takes is not what is asked for
+        if attended.call(lambda: next(it, _END), seconds=start_seconds) is _END:
             raise ValueError(f"the pipeline has no elements to diagnose: {it!s:.200}")
     with observe(it) as view:
         if not attended.call(lambda: run(it, seconds, consumer, attended), progress=lambda: progress_of(view)):
@@ -153,7 +158,9 @@ def _run_alone(pipeline: Any, view: View, seconds: float) -> OneThread | None:
 
 
 def run(it: Any, seconds: float, consumer: Callable[[Any], Any] | None, attended: Any) -> int:
-    """Takes elements for a time, beginning anew at the end, unless ``attended`` is ending; returns how many there were."""
+    """Takes elements for a time, starting again at the end, unless ``attended`` is ending; returns
+    how many there were.
+    """
     num, start, deadline = 0, it.get_state(), time.perf_counter() + seconds
     while time.perf_counter() < deadline and not attended.is_ending:
         try:
@@ -173,7 +180,8 @@ def get_execution_summary(iterator: Any) -> ExecutionSummary:
     """Returns where the time of an observed pipeline went so far, stage by stage.
 
     Args:
-        iterator: of a pipeline whose options ask for it, of any pipeline in debug mode, or one that is given to ``observe``.
+        iterator: of a pipeline whose options ask for it, of any pipeline in debug mode, or one that
+            is given to ``observe``.
 
     Raises:
         TypeError: ``iterator`` is no iterator of a dataset or of a ``DataLoader``.
@@ -217,7 +225,9 @@ def progress_of(view: View) -> int:
 
 
 class View:
-    """What ``observe`` returns. May be read at any time, by other threads too, and after the ``with`` block."""
+    """The result of ``observe``. May be read at any time, by other threads too, and after the
+    ``with`` block.
+    """
 
     def __init__(self, it: Any, *, trace: bool = False, stall_seconds: float | None = None) -> None:
         self._it = dataset_iterator(it)
@@ -269,11 +279,11 @@ class View:
         return take_snapshot(self._observer)
 
     def summary(self) -> ExecutionSummary:
-        """Where the time went, stage by stage."""
+        """The time of each stage."""
         return self.snapshot().summary
 
     def diagnosis(self) -> Diagnosis:
-        """What binds the pipeline, and what to do about it."""
+        """The bottleneck of the pipeline, and suggested changes."""
         return self._diagnosis()
 
     def _diagnosis(self, run: OneThread | None = None, *, is_step_alike: bool = False) -> Diagnosis:
@@ -292,7 +302,8 @@ class View:
 
     @property
     def postfix(self) -> dict[str, str]:
-        """A few numbers for a progress bar: ``bar.set_postfix(view.postfix, refresh=False)``. Costs some µs.
+        """A few numbers for a progress bar: ``bar.set_postfix(view.postfix, refresh=False)``. Costs
+        some µs.
 
         Example:
             >>> with observe(iter(MapDataset.range(3))) as view:
@@ -305,13 +316,16 @@ class View:
         return {"starved": f"{starved:.0%}", "p99": time_text(output.percentile(0.99))}
 
     def save_html(self, path: str | PathLike[str]) -> None:
-        """Writes a report with drawings, one file that needs nothing else, to look at in a browser."""
+        """Writes a report with drawings, one file that needs nothing else, to look at in a
+        browser.
+        """
         from gristmill.diagnostics.report import report_html
 
         write_text(path, report_html(self.diagnosis()))
 
     def save_trace(self, path: str | PathLike[str]) -> None:
-        """Writes the calls of all stages, in all threads and workers, for https://ui.perfetto.dev or ``chrome://tracing``.
+        """Writes the calls of all stages, in all threads and workers, for https://ui.perfetto.dev
+        or ``chrome://tracing``.
 
         Raises:
             ValueError: no calls were recorded: say ``observe(it, trace=True)``.

@@ -1,4 +1,6 @@
-"""Worker processes in profiles of JAX: each has a profiler server of its own, which the main process knows of."""
+"""Worker processes in profiles of JAX: each has a profiler server of its own, which the main
+process knows of.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ _known_to_all: set[int] = set()  # processes that some stage has made known
 
 @functools.cache
 def serve_profiles() -> int | None:
-    """Called in a worker: starts a server on a free port and returns the port; ``None`` if that is impossible.
+    """Called in a worker: starts a server on a free port and returns the port; ``None`` if that is
+    impossible.
 
     Workers in one process have one server.
     """
@@ -39,7 +42,8 @@ class ProfiledWorkers:
     """The workers of a stage, as the profiler of this process knows them."""
 
     def __init__(self) -> None:
-        self._known: dict[int, Callable[[], None]] = {}  # by process id: what makes the profiler forget the process
+        # by process id: what makes the profiler forget the process
+        self._known: dict[int, Callable[[], None]] = {}
         self._attempts: dict[int, int] = {}
 
     def __len__(self) -> int:
@@ -50,7 +54,7 @@ class ProfiledWorkers:
         for process_id in self._known.keys() - ports.keys():
             self._known.pop(process_id)()
             _known_to_all.discard(process_id)
-        profiler: Any = sys.modules.get("jax.profiler")  # nobody takes a profile who has not imported it
+        profiler: Any = sys.modules.get("jax.profiler")  # no profile is taken without importing it
         if profiler is None:
             return
         for process_id in ports.keys() - self._known.keys() - _known_to_all:

@@ -67,7 +67,9 @@ def _link_notebook(app: Any, docname: str, source: list[str]) -> None:
 
 
 def _add_files(app: Any, exception: Exception | None) -> None:
-    """Adds what pages refer to from within HTML, which Sphinx does not follow: pictures, notebooks."""
+    """Adds what pages refer to from within HTML, which Sphinx does not follow: pictures,
+    notebooks.
+    """
     if exception is None and app.builder.format == "html":
         for folder in ("pictures", "guides/pictures"):
             shutil.copytree(

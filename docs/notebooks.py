@@ -1,7 +1,8 @@
-"""Pages as notebooks: ``python docs/notebooks.py out/notebooks`` writes one for every page that has code.
+"""Pages as notebooks: ``python docs/notebooks.py out/notebooks`` writes one for every page that has
+code.
 
-A fenced ``python`` or ``sh`` block becomes a cell; the text between blocks, and blocks after ``<!-- not run: why -->``, are
-Markdown. The tests run the same blocks (``tests/guides/pages.py``).
+A fenced ``python`` or ``sh`` block becomes a cell; the text between blocks, and blocks after ``<!--
+not run: why -->``, are Markdown. The tests run the same blocks (``tests/guides/pages.py``).
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ _ENVIRONMENT = re.compile(r"<!-- environment: (\w+) -->")
 
 
 class Block(NamedTuple):
-    """A fenced block: its language, its code, why it is not run (or ``None``), and where in the page it begins and ends."""
+    """A fenced block: its language, its code, why it is not run (or ``None``), and where in the
+    page it begins and ends.
+    """
 
     language: str
     code: str
@@ -54,8 +57,8 @@ def has_code(page: Path) -> bool:
 
 
 def environment_of(page: Path) -> Path | None:
-    """The folder of the virtual environment that a page asks for, if it asks for one: ``make peers`` makes them; ``own`` is
-    this one, in a process of the page's own.
+    """The folder of the virtual environment that a page asks for, if it asks for one: ``make
+    peers`` makes them; ``own`` is this one, in a process of the page's own.
     """
     name = _ENVIRONMENT.match(page.read_text())
     if name is None:

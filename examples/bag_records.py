@@ -1,9 +1,11 @@
-"""Pack token sequences of a Hugging Face data set into Bagz files, and train from batches of similar lengths, exactly resumed.
+"""Pack token sequences of a Hugging Face data set into Bagz files, and train from batches of
+similar lengths, exactly resumed.
 
     python examples/bag_records.py   # writes into out/bag_records, prints the shapes of an epoch
 
-`HuggingFaceSource` gives the rows of the data set in blocks, `BagDataSource` the records of the files in any order; the index of
-the files tells lengths without reading records, so batches are planned from it alone.
+`HuggingFaceSource` gives the rows of the data set in blocks, `BagDataSource` the records of the
+files in any order; the index of the files has the lengths of records, so batches are planned from
+it alone.
 """
 
 import argparse
@@ -28,7 +30,9 @@ def make_rows() -> datasets.Dataset:
 
 
 def write_bags(folder: Path) -> None:
-    """Writes the rows, in a shuffled order, as 16-bit tokens; `.bag` files are not compressed, so their index tells lengths."""
+    """Writes the rows, in a shuffled order, as 16-bit tokens; `.bag` files are not compressed, so
+    their index has the lengths.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     rows = grain.MapDataset.source(grain.sources.HuggingFaceSource(make_rows())).shuffle(seed=7)

@@ -1,8 +1,10 @@
-"""Train on 4 hosts, kill them, continue with 2, then with 1, then with 4 again, and end with the bits of a run on one host.
+"""Train on 4 hosts, kill them, continue with 2, then with 1, then with 4 again, and end with the
+bits of a run on one host.
 
     python examples/change_hosts.py     # the whole story, in half a minute
 
-Each process represents a host. Lanes divide the stream, hosts do not, so the global batches are those of one undisturbed host.
+Each process represents a host. Lanes divide the stream, hosts do not, so the global batches are
+those of one undisturbed host.
 """
 
 import argparse
@@ -32,7 +34,9 @@ def wave(label: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
 
 
 def make_batches() -> gristmill.IterDataset[dict[str, np.ndarray]]:
-    """Returns this host's rows of endless global batches. Nothing in it but the last line knows of hosts."""
+    """Returns this host's rows of endless global batches. Nothing in it but the last line knows of
+    hosts.
+    """
     parts = [gristmill.MapDataset.range(num).seed(num).shuffle().repeat().random_map(wave) for num in (1001, 333)]
     filtered = [part.to_iter_dataset().filter(lambda record: record["x"][0] > -0.5) for part in parts]
     ds = gristmill.IterDataset.mix(filtered, weights=[0.7, 0.3]).window_shuffle(50, seed=1)
@@ -45,13 +49,17 @@ def loss_and_gradient(weights: jax.Array, batch: dict[str, jax.Array]) -> jax.Ar
 
 
 def device_step(weights: jax.Array, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
-    """What every device does. It adds up the gradients of all in one order, so that no bit depends on which are of one host."""
+    """Computes a step on every device. It adds up the gradients of all devices in one order, so
+    that no bit depends on the division among hosts.
+    """
     loss, gradient = jax.lax.all_gather(loss_and_gradient(weights, batch), "data")
     return weights - 0.1 * gradient.mean(axis=0), loss.mean()
 
 
 def train(args: argparse.Namespace) -> None:
-    """Trains one host from the last checkpoint on. It logs the loss and a digest of the global batch of every step."""
+    """Trains one host from the last checkpoint on. It logs the loss and a digest of the global
+    batch of every step.
+    """
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", NUM_DEVICES // args.processes)
     jax.distributed.initialize(args.coordinator, args.processes, args.index, initialization_timeout=60)
@@ -64,7 +72,8 @@ def train(args: argparse.Namespace) -> None:
             restore = {"model": ocp.args.StandardRestore([weights]), "data": gristmill.checkpoint.CheckpointRestore(it)}
             [weights] = manager.restore(start, args=ocp.args.Composite(**restore))["model"]
         print(f"host {args.index} of {args.processes}: {'resuming' if start else 'beginning'} after step {start}", flush=True)
-        log = (args.run / f"log-{args.index}.txt").open("a", buffering=1)  # line by line: SIGKILL must lose none
+        # line by line: SIGKILL must lose none
+        log = (args.run / f"log-{args.index}.txt").open("a", buffering=1)
         for step in range(start + 1, args.steps + 1):
             batch = jax.make_array_from_process_local_data(jax.NamedSharding(mesh, jax.P("data")), next(it))
             weights, loss = train_step(weights, batch)
@@ -72,14 +81,17 @@ def train(args: argparse.Namespace) -> None:
             log.write(f"{step} {float(loss)} {hashlib.sha256(whole).hexdigest()}\n")
             if step % (args.steps // 8) == 0:
                 save = {"model": ocp.args.StandardSave([weights]), "data": gristmill.checkpoint.CheckpointSave(it)}
-                manager.save(step, args=ocp.args.Composite(**save))  # returns before everything is on the disk
+                # returns before everything is on the disk
+                manager.save(step, args=ocp.args.Composite(**save))
             if step == args.kill_at:
                 os.kill(os.getpid(), signal.SIGKILL)
         log.write(f"final {hashlib.sha256(np.asarray(weights).tobytes()).hexdigest()}\n")
 
 
 def launch(args: argparse.Namespace, run: Path, processes: int, kill_at: int = 0) -> set[str]:
-    """Runs all hosts until they end, or one fails and the others are killed. Returns the lines that they have logged."""
+    """Runs all hosts until they end, or one fails and the others are killed. Returns the lines that
+    they have logged.
+    """
     run.mkdir(parents=True, exist_ok=True)
     with socket.create_server(("localhost", 0)) as free:
         options = [f"--run={run}", f"--kill-at={kill_at}", f"--coordinator=localhost:{free.getsockname()[1]}"]
@@ -102,7 +114,8 @@ def main() -> None:
     for name, kind in {"processes": int, "index": int, "coordinator": str, "run": Path, "kill-at": int}.items():
         parser.add_argument(f"--{name}", type=kind, help="for one host of a run")
     args = parser.parse_args()
-    if args.index is not None:  # started by `launch`, which holds the other end of standard input: they end together
+    # started by `launch`, which holds the other end of standard input: they end together
+    if args.index is not None:
         threading.Thread(target=lambda: os._exit(os.read(0, 1) == b""), daemon=True).start()
         return train(args)
     shutil.rmtree(args.out, ignore_errors=True)

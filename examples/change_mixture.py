@@ -1,12 +1,14 @@
-"""Train a small language model, change the mixture of its corpora in the middle, and show that no token came twice or was lost.
+"""Train a small language model, change the mixture of its corpora in the middle, and show that no
+token came twice or was lost.
 
     python examples/change_mixture.py                # half a minute
 
-The corpora are the functions, the docstrings and the comments of Python's own standard library; a token is a character. Shares
-are shares of tokens, and follow a schedule. Packing holds many texts at a time. In the middle the program saves, and goes on as
-one that was started anew would, with other weights and a corpus more: what the bins held comes as it was, new weights act on
-what is drawn after that. The exit status is 0 only if every text that was drawn came once, with all its tokens, and none was
-left out.
+The corpora are the functions, the docstrings and the comments of Python's own standard library; a
+token is a character. Shares are shares of tokens, and follow a schedule. Packing holds many texts
+at a time. In the middle the program saves, and continues as one that was started again would, with
+other weights and a corpus more: what the bins held comes as it was, new weights act on what is
+drawn after that. The exit status is 0 only if every text that was drawn came once, with all its
+tokens, and none was left out.
 """
 
 import argparse
@@ -47,7 +49,9 @@ def read_corpora(num_files: int) -> dict[str, list[str]]:
 
 
 def encode(number: int, text: str) -> dict[str, Any]:
-    """A text as tokens, and beside each of them the number of the text, by which it is found again."""
+    """A text as tokens, and beside each of them the number of the text, by which it is found
+    again.
+    """
     tokens = np.array([ord(char) + OFFSET if ord(char) < 128 else RARE for char in text[:LENGTH]], np.int32)
     return {"tokens": tokens, "text": np.full(len(tokens), number, np.int32)}
 

@@ -1,7 +1,9 @@
-"""A source, a sampler and a stage of one's own, checked, and used in one pipeline that is stopped in the middle and resumed.
+"""A source, a sampler and a stage of one's own, checked, and used in one pipeline that is stopped
+in the middle and resumed.
 
-The source reads lines of text, the sampler takes short ones first, and the stage cuts them into frames of equal length, across
-their ends. To run it: python examples/custom_parts.py --file book.txt
+The source reads lines of text, the sampler takes short ones first, and the stage cuts them into
+frames of equal length, across their ends. To run it: python examples/custom_parts.py --file
+book.txt
 """
 
 import argparse
@@ -15,7 +17,9 @@ import gristmill as grain
 
 
 class Lines:
-    """The lines of a file as bytes. It is opened for every block: threads share nothing, and copies need nothing but the path."""
+    """The lines of a file as bytes. It is opened for every block: threads share nothing, and copies
+    need nothing but the path.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -64,16 +68,20 @@ class Frames(grain.IterDataset):
 
 
 class FrameIterator(grain.DatasetIterator):
-    """Its position: the parent's before the oldest line in the buffer, and how much of that one is delivered."""
+    """Its position: the parent's before the oldest line in the buffer, and how much of that one is
+    delivered.
+    """
 
     def __init__(self, parent: grain.DatasetIterator, size: int) -> None:
         super().__init__(parent)
         self._size, self._delivered = size, 0
-        self._buffer: list[tuple[dict, np.ndarray]] = []  # lines, each with the parent's state before it
+        # lines, each with the parent's state before it
+        self._buffer: list[tuple[dict, np.ndarray]] = []
 
     def __next__(self) -> np.ndarray:
         end = self._delivered + self._size
-        while sum([len(line) for _, line in self._buffer]) < end:  # an error here loses nothing: the buffer stays
+        # an error here loses nothing: the buffer stays
+        while sum([len(line) for _, line in self._buffer]) < end:
             self._buffer.append((self._parent.get_state(), next(self._parent)))
         frame = np.concatenate([line for _, line in self._buffer])[self._delivered : end]
         while self._buffer and end >= len(self._buffer[0][1]):
@@ -87,7 +95,8 @@ class FrameIterator(grain.DatasetIterator):
 
     def set_state(self, state: dict) -> None:
         delivered = int(state["delivered"])
-        self._parent.set_state(state["parent"])  # refuses what does not fit before anything has changed
+        # refuses what does not fit before anything has changed
+        self._parent.set_state(state["parent"])
         self._buffer, self._delivered = [], delivered
 
 

@@ -2,8 +2,9 @@
 
     python examples/decode_images.py  # --workers 8 in place of the advice
 
-Before, the process that trains decodes each JPEG file. The diagnosis names the slow stage and says how many workers to use;
-after that, the same batches come from those. `verdicts.png` shows one, and both verdicts. `tolerate` replaces a broken photo.
+Before, the process that trains decodes each JPEG file. The diagnosis names the slow stage and says
+how many workers to use; after that, the same batches come from those. `verdicts.png` shows one, and
+both verdicts. `tolerate` replaces a broken photo.
 """
 
 import argparse

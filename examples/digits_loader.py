@@ -1,11 +1,13 @@
-"""Write real images to ArrayRecord files, and read them with a `DataLoader`: shuffled, augmented, batched.
+"""Write real images to ArrayRecord files, and read them with a `DataLoader`: shuffled, augmented,
+batched.
 
     python examples/digits_loader.py   # draws ten scans as five epochs deliver them
 
-The 1,797 scans of handwritten digits that ship with scikit-learn are written once, and one of the files is damaged then, as a
-bad disk does it: the loader passes over the record that cannot be read, within a budget. Noise and shifts come from a random
-generator that each record has of its own, another one in every epoch: a loader that begins in the middle makes the same
-batches. `train_digits.py` trains on this one.
+The 1,797 scans of handwritten digits that ship with scikit-learn are written once, and one of the
+files is damaged then, as a bad disk does it: the loader passes over the record that cannot be read,
+within a budget. Noise and shifts come from a random generator that each record has of its own,
+another one in every epoch: a loader that begins in the middle makes the same batches.
+`train_digits.py` trains on this one.
 """
 
 import argparse
@@ -23,7 +25,9 @@ import gristmill as grain
 
 
 def write_records(folder: Path) -> Path:
-    """Writes both splits into `folder`, which appears only once they are complete. A record: the label, then 8x8 pixels."""
+    """Writes both splits into `folder`, which appears only once they are complete. A record: the
+    label, then 8x8 pixels.
+    """
     if folder.exists():
         return folder
     partial = folder.with_name(folder.name + ".partial")
@@ -51,7 +55,8 @@ class Decode(grain.transforms.Map):
 
 
 class Augment(grain.transforms.RandomMap):
-    def random_map(self, element: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:  # rng: the record's own
+    # rng: the record's own
+    def random_map(self, element: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
         row, column = rng.binomial(2, 0.5, size=2)
         image = np.pad(element["image"], 1)[row : row + 8, column : column + 8]
         return {**element, "image": np.clip(image + rng.normal(0, 0.1, image.shape).astype(np.float32), 0, 1)}
@@ -74,7 +79,8 @@ def plot_digits(path: Path, records: Path, seed: int) -> None:
     framed = np.pad(np.stack(list(rows.values())), [(0, 0), (0, 0), (1, 1), (1, 1)], constant_values=0.4)
     figure = Figure(figsize=(8, 4.8), layout="constrained")
     axis = figure.subplots()
-    axis.imshow(framed.swapaxes(1, 2).reshape(10 * len(rows), 100), cmap="gray_r")  # from (rows, 10, 10, 10)
+    # from (rows, 10, 10, 10)
+    axis.imshow(framed.swapaxes(1, 2).reshape(10 * len(rows), 100), cmap="gray_r")
     axis.set(xticks=[], yticks=np.arange(len(rows)) * 10 + 4.5, yticklabels=rows.keys())
     axis.tick_params(length=0)
     axis.set_title("Ten records: shifts and noise are drawn anew in every epoch")

@@ -1,8 +1,11 @@
-"""Train from a stream of Hugging Face's `datasets`: shuffled, by two workers, stopped in the middle and resumed exactly.
+"""Train from a stream of Hugging Face's `datasets`: shuffled, by two workers, stopped in the middle
+and resumed exactly.
 
-    python examples/hugging_face_stream.py   # writes 4 small files, streams them twice, and compares
+    python examples/hugging_face_stream.py   # writes 4 small files, streams them twice, and
+    compares
 
-Nothing is downloaded: the files are written here. `load_dataset` of a data set on the Hub gives the same kind of stream.
+Nothing is downloaded: the files are written here. `load_dataset` of a data set on the Hub gives the
+same kind of stream.
 """
 
 import json
@@ -38,7 +41,8 @@ def pipeline(pattern: str) -> grain.IterDataset[Any]:
     stream = datasets.load_dataset("json", data_files=pattern, split="train", streaming=True)
     # The library's part: which rows there are, and the order of the files.
     stream = stream.filter(lambda row: row["id"] % 10 != 3).shuffle(seed=1, buffer_size=1)
-    # Ours: the order of the rows, what is computed of them by the workers, batches. Restored at any step.
+    # Ours: the order of the rows, what is computed of them by the workers, batches. Restored at any
+    # step.
     ds = HuggingFaceIterDataset(stream).map(tokenize).window_shuffle(32, seed=2).batch(BATCH)
     return ds.mp_prefetch(grain.MultiprocessingOptions(num_workers=2))
 

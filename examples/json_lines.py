@@ -1,7 +1,8 @@
-"""Train from JSON lines as they are: a global shuffle of compressed shards, a damaged line, a stop and an exact resumption.
+"""Train from JSON lines as they are: a global shuffle of compressed shards, a damaged line, a stop
+and an exact resumption.
 
-Writes three shards of made-up reviews, compressed in parts, and reads them by workers, in an order that mixes all of them.
-To run it: python examples/json_lines.py --folder /tmp/reviews
+Writes three shards of made-up reviews, compressed in parts, and reads them by workers, in an order
+that mixes all of them. To run it: python examples/json_lines.py --folder /tmp/reviews
 """
 
 import argparse
@@ -18,7 +19,9 @@ WORDS = ["good", "bad", "slow", "quick", "red", "green", "large", "small", "warm
 
 
 def write_shards(folder: Path) -> None:
-    """Each part of a shard is a gzip member of its own, which is what makes any record readable at once."""
+    """Each part of a shard is a gzip member of its own, which is what makes any record readable at
+    once.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     rng = random.Random(0)
     for shard in range(SHARDS):
@@ -27,7 +30,7 @@ def write_shards(folder: Path) -> None:
             review = {"id": shard * RECORDS + i, "text": " ".join(rng.choices(WORDS, k=rng.randint(1, 12)))}
             lines.append(json.dumps(review) + "\n")
         if shard == 1:
-            lines[7] = lines[7][:20] + "\n"  # somebody's disk was full
+            lines[7] = lines[7][:20] + "\n"  # a disk was full
         with (folder / f"reviews-{shard}.jsonl.gz").open("wb") as file:
             for start in range(0, RECORDS, LINES_IN_A_PART):
                 file.write(gzip.compress("".join(lines[start : start + LINES_IN_A_PART]).encode(), mtime=0))
@@ -65,7 +68,8 @@ def main() -> None:
         half = [next(it) for _ in range(len(batches) // 2)]
         state = json.dumps(it.get_state())
         it.close()
-        (again := iter(make_pipeline(folder))).set_state(json.loads(state))  # as a new process would
+        # as a new process would
+        (again := iter(make_pipeline(folder))).set_state(json.loads(state))
         rest = [int(x) for batch in [*half, *again] for x in batch["id"]]
         print("resumed in the middle:", "the same records" if rest == ids else "OTHER RECORDS")
 

@@ -2,9 +2,9 @@
 
     python examples/language_model.py   # compares texts in one row with the same texts alone
 
-Attention is allowed where segment ids are equal, and only to what came before; positions count from the beginning of each
-text; and no loss is taken where a text begins. So the model learns the same from a packed row as from its texts one by one.
-`train_language_model.py` trains it.
+Attention is allowed where segment ids are equal, and only to what came before; positions count from
+the beginning of each text; and no loss is taken where a text begins. So the model learns the same
+from a packed row as from its texts one by one. `train_language_model.py` trains it.
 """
 
 import sys
@@ -52,7 +52,8 @@ def train_step(model: dict[str, Any], batch: dict[str, jax.Array]) -> tuple[dict
     def loss_of(params: dict[str, jax.Array]) -> jax.Array:
         logits = predict(params, tokens, batch["tokens_segment_ids"], positions)[:, :-1]
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:])
-        return losses.mean(where=positions[:, 1:] > 0)  # the first token of a text does not follow from the text before it
+        # the first token of a text does not follow from the text before it
+        return losses.mean(where=positions[:, 1:] > 0)
 
     loss, gradients = jax.value_and_grad(loss_of)(model["params"])
     updates, optimizer = OPTIMIZER.update(gradients, model["optimizer"])

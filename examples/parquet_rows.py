@@ -1,4 +1,5 @@
-"""Rows of Parquet files in a shuffled order, with a bound on memory; stopped in the middle and resumed.
+"""Rows of Parquet files in a shuffled order, with a bound on memory; stopped in the middle and
+resumed.
 
 It makes files of readings of sensors first. To run it: python examples/parquet_rows.py
 """
@@ -18,7 +19,9 @@ ROWS = 1000  # of a row group
 
 
 def write(folder: Path, num_files: int = 4) -> None:
-    """Files of some row groups each. Rows of the same sensor stand together: the worst order to train in."""
+    """Files of some row groups each. Rows of the same sensor stand together: the worst order to
+    train in.
+    """
     rng = np.random.default_rng(0)
     for number in range(num_files):
         size = 5 * ROWS
@@ -31,7 +34,9 @@ def write(folder: Path, num_files: int = 4) -> None:
 
 
 def pipeline(source: ParquetSource) -> grain.IterDataset:
-    """Batches. A block is a row group, so each of these is decoded once an epoch, and eight of them are mixed."""
+    """Batches. A block is a row group, so each of these is decoded once an epoch, and eight of them
+    are mixed.
+    """
     ds = grain.MapDataset.source(source).seed(7).block_shuffle(ROWS, group_size=8)
     return ds.repeat(2).to_iter_dataset().batch(500, drop_remainder=True)
 

@@ -1,7 +1,9 @@
-"""Write a pipeline to files, kill the program in the middle, and continue: the files are those of a run without a kill.
+"""Write a pipeline to files, kill the program in the middle, and continue: the files are those of a
+run without a kill.
 
-A process makes features of 600 documents and is killed after some files. The same call continues; another folder is written
-without a kill, by two workers. To run it: python examples/prepare_once.py --folder /tmp/prepared
+A process makes features of 600 documents and is killed after some files. The same call continues;
+another folder is written without a kill, by two workers. To run it: python examples/prepare_once.py
+--folder /tmp/prepared
 """
 
 import argparse

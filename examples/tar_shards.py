@@ -2,9 +2,10 @@
 
     python examples/tar_shards.py  # --workers 2
 
-Draws discs and squares, and writes them to shards as a crawler would: all discs first. `TarSource` finds each record by an
-index that it makes once, so the shuffle is global, and the state of an iterator is a few numbers. A nearest mean tells the
-shapes apart, trained without interruption and resumed in the middle: the same bits.
+Draws discs and squares, and writes them to shards as a crawler would: all discs first. `TarSource`
+finds each record by an index that it makes once, so the shuffle is global, and the state of an
+iterator is a few numbers. A nearest mean classifies the shapes apart, trained without interruption
+and resumed in the middle: the same bits.
 """
 
 import argparse
@@ -48,7 +49,9 @@ def write_shards(folder: Path, num_shards: int, num_records: int) -> None:
 
 
 class Decode(grain.transforms.Map):
-    """Contours of the image, as numbers: what tells shapes apart whatever their colours are."""
+    """Contours of the image, as numbers: features of the shape that are independent of its
+    colours.
+    """
 
     def map(self, record: dict) -> dict:
         image = np.asarray(Image.open(io.BytesIO(record["png"])).convert("L"), np.float32) / 255
@@ -57,7 +60,8 @@ class Decode(grain.transforms.Map):
 
 
 def make_batches(folder: Path, num_workers: int) -> grain.IterDataset:
-    source = grain.sources.TarSource(str(folder / "shapes-*.tar"), extensions=["png", "cls"])  # the JSON stays on disk
+    # the JSON stays on disk
+    source = grain.sources.TarSource(str(folder / "shapes-*.tar"), extensions=["png", "cls"])
     ds = grain.MapDataset.source(source).seed(0).shuffle().repeat().map(Decode()).batch(32)
     return ds.to_iter_dataset().mp_prefetch(grain.MultiprocessingOptions(num_workers))
 
@@ -89,7 +93,8 @@ def main() -> None:
         means, counts = np.zeros((2, *first["features"].shape[1:])), np.zeros(2)
         state, done = "", 0
         for stop in stops:
-            with iter(make_batches(args.out, args.workers)) as it:  # anew, as another process would
+            # again, as another process would
+            with iter(make_batches(args.out, args.workers)) as it:
                 if state:
                     it.set_state(json.loads(state))
                     print(f"resumed after step {done} with {len(state)} bytes of state")

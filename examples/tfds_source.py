@@ -2,10 +2,11 @@
 
     python examples/tfds_source.py
 
-TFDS stores a data set as ArrayRecord files beside a description of its features, and `tfds.data_source` reads them at
-random without TensorFlow. Such an object is a source like any other: here it feeds a `MapDataset` chain and a
-`DataLoader`. The data set is made on the spot, in TFDS's own format, from the digit scans that ship with scikit-learn;
-one that TFDS has downloaded and prepared with `file_format="array_record"` is read in the same way.
+TFDS stores a data set as ArrayRecord files beside a description of its features, and
+`tfds.data_source` reads them at random without TensorFlow. Such an object is a source like any
+other: here it feeds a `MapDataset` chain and a `DataLoader`. The data set is made on the spot, in
+TFDS's own format, from the digit scans that ship with scikit-learn; one that TFDS has downloaded
+and prepared with `file_format="array_record"` is read in the same way.
 """
 
 import argparse

@@ -1,9 +1,12 @@
-"""A language model's data from files of tokens: windows, shuffled and batched, saved in the middle and resumed.
+"""A language model's data from files of tokens: windows, shuffled and batched, saved in the middle
+and resumed.
 
-    python examples/tokens_from_files.py [--out FOLDER]   # writes two formats, reads them, shows that they are the same
+    python examples/tokens_from_files.py [--out FOLDER]   # writes two formats, reads them, shows
+    that they are the same
 
-The texts are those of Python's own documentation strings, and a token is a byte: any tokenizer would do. They are written as
-nanoGPT has them, all tokens one after the other, and as Megatron has them, with an index of the documents.
+The texts are those of Python's own documentation strings, and a token is a byte: any tokenizer
+would do. They are written as nanoGPT has them, all tokens one after the other, and as Megatron has
+them, with an index of the documents.
 """
 
 import argparse
@@ -19,7 +22,8 @@ import numpy as np
 import gristmill as grain
 
 MODULES = ("argparse", "asyncio", "collections", "json", "logging", "pathlib", "random", "statistics")
-END, LENGTH, BATCH = 256, 64, 8  # the token that ends a document, the inputs of a row, the rows of a batch
+# the token that ends a document, the inputs of a row, the rows of a batch
+END, LENGTH, BATCH = 256, 64, 8
 
 
 def documents() -> list[np.ndarray]:
@@ -38,9 +42,11 @@ def write_nanogpt(path: Path, docs: list[np.ndarray]) -> None:
 def write_megatron(prefix: Path, docs: list[np.ndarray]) -> None:
     np.concatenate(docs).tofile(prefix.with_suffix(".bin"))
     lengths = np.array([len(doc) for doc in docs], "<i4")
-    places = np.concatenate([[0], np.cumsum(lengths[:-1])]) * 2  # in bytes, of which a token has two
+    # in bytes, of which a token has two
+    places = np.concatenate([[0], np.cumsum(lengths[:-1])]) * 2
     with prefix.with_suffix(".idx").open("wb") as index:
-        index.write(struct.pack("<9sQBQQ", b"MMIDIDX", 1, 8, len(docs), len(docs) + 1))  # 8 is uint16
+        # 8 is uint16
+        index.write(struct.pack("<9sQBQQ", b"MMIDIDX", 1, 8, len(docs), len(docs) + 1))
         index.write(lengths.tobytes() + places.astype("<i8").tobytes() + np.arange(len(docs) + 1).astype("<i8").tobytes())
 
 

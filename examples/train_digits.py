@@ -1,11 +1,14 @@
-"""Train on handwritten digits in JAX, with checkpoints that hold the model and the position in the data.
+"""Train on handwritten digits in JAX, with checkpoints that hold the model and the position in the
+data.
 
-    python examples/train_digits.py --interrupt-at 200   # stops hard after step 200, as in a power cut
-    python examples/train_digits.py                      # goes on from the last checkpoint; --workers 2: a run with processes
+    python examples/train_digits.py --interrupt-at 200   # stops hard after step 200, as in a power
+    cut python examples/train_digits.py                      # continues from the last checkpoint;
+    --workers 2: a run with processes
 
-A small convolutional network learns from the loader of `digits_loader.py`; Orbax saves it together with the loader's iterator.
-`log.txt` gets a line for every step (number, loss, digest of the batch), at last the accuracy on held-out scans, a digest of the
-parameters and the number of unreadable records. `train_digits_story.py` shows that a run that was stopped ends with the same.
+A small convolutional network learns from the loader of `digits_loader.py`; Orbax saves it together
+with the loader's iterator. `log.txt` gets a line for every step (number, loss, digest of the
+batch), at last the accuracy on held-out scans, a digest of the parameters and the number of
+unreadable records. `train_digits_story.py` shows that a run that was stopped ends with the same.
 """
 
 import argparse
@@ -23,7 +26,8 @@ from tqdm import tqdm
 
 import gristmill as grain
 
-jax.config.update("jax_platforms", "cpu")  # enough for 8x8 images, and its arithmetic repeats bit by bit
+# enough for 8x8 images, and its arithmetic repeats bit by bit
+jax.config.update("jax_platforms", "cpu")
 OPTIMIZER = optax.adam(optax.exponential_decay(4e-3, transition_steps=150, decay_rate=0.5))
 INTERRUPTED = 3  # the exit status after --interrupt-at
 

@@ -3,9 +3,10 @@
     python examples/train_digits_story.py               # the whole story, in under a minute
     python examples/train_digits_story.py --workers 2   # the same with two worker processes
 
-Trains as `train_digits.py` does: once without interruption; again in a process that stops hard (`os._exit`) between two
-checkpoints; and from the last checkpoint to the end. Then every batch, every loss and the final parameters are compared.
-The exit status is 0 only if they are bit-identical.
+Trains as `train_digits.py` does: once without interruption; again in a process that stops hard
+(`os._exit`) between two checkpoints; and from the last checkpoint to the end. Then every batch,
+every loss and the final parameters are compared. The exit status is 0 only if they are
+bit-identical.
 """
 
 import shutil
@@ -19,7 +20,9 @@ from train_digits import INTERRUPTED, folder_of, make_parser, train
 
 
 def plot_loss(path: Path, uninterrupted: list[list[str]], resumed: list[list[str]]) -> None:
-    """The losses of both runs; the resumed one in two colours, before and after its interruption."""
+    """The losses of both runs; the resumed one in two colours, before and after its
+    interruption.
+    """
     steps = [int(step) for step, *_ in resumed]
     restart = next((i for i in range(1, len(steps)) if steps[i] <= steps[i - 1]), len(steps))
     figure = Figure(figsize=(8, 4.5), layout="constrained")
@@ -40,7 +43,7 @@ def main() -> None:
     args = make_parser(__doc__).parse_args()
     uninterrupted, resumed = folder_of(args, "uninterrupted"), folder_of(args, "resumed")
     if (resumed / "log.txt").exists() and "final" in (resumed / "log.txt").read_text():
-        shutil.rmtree(resumed)  # its story has been told: begin a new one
+        shutil.rmtree(resumed)  # its run is complete: begin a new one
     shutil.rmtree(uninterrupted, ignore_errors=True)
     train(uninterrupted, args)
     if not (resumed / "log.txt").exists():

@@ -1,12 +1,14 @@
-"""Train a small language model on two corpora, go back to a checkpoint, and get the same losses again, bit for bit.
+"""Train a small language model on two corpora, go back to a checkpoint, and get the same losses
+again, bit for bit.
 
     python examples/train_language_model.py                # a quarter of a minute
     python examples/train_language_model.py --steps 2000   # writes better Python
 
-The corpora are the functions and the docstrings of Python's own standard library; a token is a word. Both are shuffled and
-repeated without end, each at its own pace, and mixed 70 to 30. Packing puts them into rows of one length; `language_model.py`
-keeps the texts of a row apart. In the middle, model and position in the data are saved together. The training goes on to
-its end; then once more from the checkpoint. The exit status is 0 only if all losses are the same.
+The corpora are the functions and the docstrings of Python's own standard library; a token is a
+word. Both are shuffled and repeated without end, each at its own pace, and mixed 70 to 30. Packing
+puts them into rows of one length; `language_model.py` keeps the texts of a row apart. In the
+middle, model and position in the data are saved together. The training continues to its end; then
+once more from the checkpoint. The exit status is 0 only if all losses are the same.
 """
 
 import argparse
@@ -30,7 +32,8 @@ from matplotlib.figure import Figure
 import gristmill as grain
 
 WORD = re.compile(r" ?[A-Z]?[a-z]+| ?[A-Z]+|\s+|[^\w\s]+|.")
-CODE, PROSE, END, RARE = 1, 2, 3, 4  # the first tokens of texts, the last one, and rare words; 0 is padding
+# the first tokens of texts, the last one, and rare words; 0 is padding
+CODE, PROSE, END, RARE = 1, 2, 3, 4
 ROWS = 8  # of a batch
 
 

@@ -1,10 +1,13 @@
-"""Train with several JAX processes that share the data, kill them all, start them again, and end with the same bits.
+"""Train with several JAX processes that share the data, kill them all, start them again, and end
+with the same bits.
 
-    python examples/train_many_processes.py [--processes 4] [--dataset]   # the whole story, in under a minute
+    python examples/train_many_processes.py [--processes 4] [--dataset]   # the whole story, in
+    under a minute
 
-Every process stands for a host: it reads its own share of the records, and saves its own position into the checkpoint of all.
-SIGKILL ends them while one is being written. Batches, losses and parameters must be those of a run without interruption. On a
-cluster, start `--processes <n> --index <i> --coordinator <host>:<port> --run <shared folder>` on every host yourself.
+Every process stands for a host: it reads its own share of the records, and saves its own position
+into the checkpoint of all. SIGKILL ends them while one is being written. Batches, losses and
+parameters must be those of a run without interruption. On a cluster, start `--processes <n> --index
+<i> --coordinator <host>:<port> --run <shared folder>` on every host yourself.
 """
 
 import argparse
@@ -34,9 +37,13 @@ class MakeRecord(gristmill.transforms.RandomMap):
 
 
 def make_batches(as_dataset: bool, num_rows: int = 32) -> gristmill.IterDataset[object] | gristmill.DataLoader:
-    """Returns endless batches of this process's share of the records, which is as large as everybody's."""
+    """Returns endless batches of this process's share of the records, which is as large as
+    everybody's.
+    """
     source, index, count = gristmill.sources.RangeDataSource(0, 1001, 1), jax.process_index(), jax.process_count()
-    if as_dataset:  # random_map before slicing: it is computed for this process's elements only, and differs from everybody's
+    # random_map before slicing: it is computed for this process's elements only, and differs from
+    # everybody's
+    if as_dataset:
         ds = gristmill.MapDataset.source(source).seed(0).shuffle().random_map(MakeRecord())
         return ds[index : len(source) // count * count : count].repeat().to_iter_dataset().batch(num_rows)
     shard = gristmill.sharding.ShardByJaxProcess(drop_remainder=True)
@@ -50,7 +57,9 @@ def loss_and_gradient(weights: jax.Array, batch: dict[str, jax.Array]) -> jax.Ar
 
 
 def train(args: argparse.Namespace) -> None:
-    """What every process does, from the last checkpoint on. It logs the loss and a digest of its own rows of every step."""
+    """Trains in every process from the last checkpoint. It logs the loss and a digest of its own
+    rows of every step.
+    """
     jax.distributed.initialize(args.coordinator, args.processes, args.index, initialization_timeout=60)
     mesh = jax.sharding.Mesh(np.array(jax.devices()), "data")
     it = iter(make_batches(args.dataset))
@@ -60,7 +69,8 @@ def train(args: argparse.Namespace) -> None:
             restore = {"model": ocp.args.StandardRestore([weights]), "data": gristmill.checkpoint.CheckpointRestore(it)}
             [weights] = manager.restore(start, args=ocp.args.Composite(**restore))["model"]
         print(f"process {args.index} of {args.processes}: {'resuming' if start else 'beginning'} after step {start}", flush=True)
-        log = (args.run / f"log-{args.index}.txt").open("a", buffering=1)  # line by line: SIGKILL must lose none
+        # line by line: SIGKILL must lose none
+        log = (args.run / f"log-{args.index}.txt").open("a", buffering=1)
         for step in range(start + 1, args.steps + 1):
             rows = next(it)
             batch = jax.make_array_from_process_local_data(jax.NamedSharding(mesh, jax.P("data")), rows)
@@ -69,14 +79,17 @@ def train(args: argparse.Namespace) -> None:
             log.write(f"{step} {float(loss)} {hashlib.sha256(b''.join(map(bytes, rows.values()))).hexdigest()}\n")
             if step % (args.steps // 4) == 0:
                 save = {"model": ocp.args.StandardSave([weights]), "data": gristmill.checkpoint.CheckpointSave(it)}
-                manager.save(step, args=ocp.args.Composite(**save))  # returns before everything is on the disk
+                # returns before everything is on the disk
+                manager.save(step, args=ocp.args.Composite(**save))
             if step == args.kill_at:
                 os.kill(os.getpid(), signal.SIGKILL)
         log.write(f"final {hashlib.sha256(bytes(weights)).hexdigest()}\n")
 
 
 def launch(args: argparse.Namespace, run: Path, kill_at: int = 0) -> list[list[str]]:
-    """Runs all processes until they end, or one fails and the others are killed. Returns the lines that they have logged."""
+    """Runs all processes until they end, or one fails and the others are killed. Returns the lines
+    that they have logged.
+    """
     with socket.create_server(("localhost", 0)) as free:
         options = [f"--run={run}", f"--kill-at={kill_at}", f"--coordinator=localhost:{free.getsockname()[1]}"]
     command, indices = [sys.executable, __file__, *sys.argv[1:], *options], range(args.processes)
@@ -99,7 +112,8 @@ def main() -> None:
     for name, kind in {"index": int, "coordinator": str, "run": Path, "kill-at": int}.items():
         parser.add_argument(f"--{name}", type=kind, help="for one process of a run")
     args = parser.parse_args()
-    if args.kill_at is not None:  # started by `launch`, which holds the other end of standard input: they end together
+    # started by `launch`, which holds the other end of standard input: they end together
+    if args.kill_at is not None:
         threading.Thread(target=lambda: os._exit(os.read(0, 1) == b""), daemon=True).start()
     if args.index is not None:
         return train(args)
@@ -109,7 +123,8 @@ def main() -> None:
     launch(args, runs / "resumed", kill_at=args.steps // 2)
     print(f"{args.processes} processes trained {args.steps} steps, and again, killed after step {args.steps // 2}", flush=True)
     resumed = launch(args, runs / "resumed")
-    identical = all(set(a) == set(b) for a, b in zip(undisturbed, resumed, strict=True))  # some steps were trained twice
+    # some steps were trained twice
+    identical = all(set(a) == set(b) for a, b in zip(undisturbed, resumed, strict=True))
     print("final parameters", *(log[-1].split()[1][:16] for log in undisturbed + resumed))
     print(f"batches, losses and parameters: {'bit-identical' if identical else 'DIFFERENT'}")
     sys.exit(not identical)

@@ -1,10 +1,12 @@
-"""Train from workers on two machines while they are killed, and end with the same bits as a run that was left alone.
+"""Train from workers on two machines while they are killed, and end with the same bits as a run
+that was left alone.
 
     python examples/train_on_ray.py     # the whole story, in half a minute
 
-Two nodes of a Ray cluster are simulated on this machine, bound to the loopback address. Three actors on them compute the batches
-of a small model. The first run is left alone. In the second, SIGKILL ends actors one after the other, and others go on with their
-lanes: batches, losses and parameters must be the same. On a real cluster write `ray.init(address="auto")` for `two_nodes()`.
+Two nodes of a Ray cluster are simulated on this machine, bound to the loopback address. Three
+actors on them compute the batches of a small model. The first run is left alone. In the second,
+SIGKILL ends actors one after the other, and others continue with their lanes: batches, losses and
+parameters must be the same. On a real cluster write `ray.init(address="auto")` for `two_nodes()`.
 """
 
 import argparse
@@ -15,7 +17,8 @@ import signal
 import sys
 from collections.abc import Iterator
 
-os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # read when Ray is imported: with 0 it binds to 127.0.0.1 alone
+# read when Ray is imported: with 0 it binds to 127.0.0.1 alone
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 
 import jax
 import numpy as np
@@ -59,17 +62,21 @@ def loss_and_gradient(weights: jax.Array, batch: dict[str, jax.Array]) -> jax.Ar
 
 
 def train(num_steps: int, num_kills: int = 0) -> tuple[np.ndarray, str, set[int]]:
-    """Returns the parameters, a digest of all batches and losses, and the processes that were killed."""
+    """Returns the parameters, a digest of all batches and losses, and the processes that were
+    killed.
+    """
     weights, digest, killed = jax.numpy.zeros((64, 10)), hashlib.sha256(), set[int]()
     with iter(make_batches()) as it:
         for step in range(1, num_steps + 1):
             batch = next(it)
-            process = int(batch.pop("process")[0])  # of the actor that has made it: all else must be the same
+            # of the actor that has made it: all else must be the same
+            process = int(batch.pop("process")[0])
             loss, gradient = loss_and_gradient(weights, batch)
             weights -= 0.1 * gradient
             digest.update(batch["x"].tobytes() + batch["label"].tobytes() + np.asarray(loss).tobytes())
             is_due = len(killed) < num_kills and step * (num_kills + 1) >= num_steps * (len(killed) + 1)
-            if is_due and process not in killed:  # batches of one that is dead may still be on their way
+            # batches of one that is dead may still be on their way
+            if is_due and process not in killed:
                 os.kill(process, signal.SIGKILL)
                 killed.add(process)
                 print(f"step {step}: the actor in process {process} is killed, loss {float(loss):.3f}", flush=True)

@@ -3,10 +3,11 @@
     python examples/train_pytorch.py               # the whole story, in some seconds
     python examples/train_pytorch.py --workers 0   # without worker processes
 
-Points of three spiral arms are made and shifted at random in worker processes, and shuffled anew in every epoch. One
-`torch.save` keeps model, optimiser and the position in the data. The story: train; train again until SIGKILL ends the program
-between two checkpoints; go on from the last one; compare every batch, every loss and the final parameters. The exit status is
-0 only if they are bit-identical.
+Points of three spiral arms are made and shifted at random in worker processes, and shuffled again
+in every epoch. One `torch.save` keeps model, optimiser and the position in the data. The story:
+train; train again until SIGKILL ends the program between two checkpoints; continue from the last
+one; compare every batch, every loss and the final parameters. The exit status is 0 only if they are
+bit-identical.
 """
 
 import argparse
@@ -34,7 +35,9 @@ def make_point(index: int) -> dict[str, np.ndarray]:
 
 
 class Shift(grain.transforms.RandomMap):
-    """Moves a point a little, in every epoch elsewhere; the draws are the same in every run and any number of threads."""
+    """Moves a point a little, in every epoch elsewhere; the draws are the same in every run and any
+    number of threads.
+    """
 
     def random_map(self, element: dict[str, np.ndarray], rng: np.random.Generator) -> dict[str, np.ndarray]:
         return {**element, "point": element["point"] + rng.normal(scale=0.03, size=2).astype(np.float32)}
@@ -56,7 +59,9 @@ def digest(*arrays: np.ndarray) -> str:
 
 
 def train(run: Path, args: argparse.Namespace) -> torch.nn.Module:
-    """Trains from the checkpoint in the folder on, if there is one. Every step is a line of `log.txt`."""
+    """Trains from the checkpoint in the folder on, if there is one. Every step is a line of
+    `log.txt`.
+    """
     run.mkdir(parents=True, exist_ok=True)
     checkpoint, start = run / "checkpoint.pt", 0
     model = make_model()
@@ -71,7 +76,8 @@ def train(run: Path, args: argparse.Namespace) -> torch.nn.Module:
             print(f"resuming after step {start}", flush=True)
         for step in range(start + 1, args.steps + 1):
             batch = next(it)
-            points, arms = torch.from_numpy(batch["point"]), torch.from_numpy(batch["arm"])  # the same memory, not a copy
+            # the same memory, not a copy
+            points, arms = torch.from_numpy(batch["point"]), torch.from_numpy(batch["arm"])
             loss = torch.nn.functional.cross_entropy(model(points), arms)
             optimizer.zero_grad()
             loss.backward()
@@ -110,7 +116,8 @@ def main() -> None:
     status = subprocess.run([sys.executable, __file__, *sys.argv[1:], f"--kill-at={kill_at}"]).returncode
     print(f"trained again: ended by signal {-status} after step {kill_at}")
     train(killed, args)
-    first, second = (set((run / "log.txt").read_text().splitlines()) for run in (straight, killed))  # some steps came twice
+    # some steps came twice
+    first, second = (set((run / "log.txt").read_text().splitlines()) for run in (straight, killed))
     print(f"batches, losses and parameters: {'bit-identical' if first == second else 'DIFFERENT'}")
     sys.exit(first != second)
 

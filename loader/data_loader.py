@@ -43,37 +43,47 @@ _CALLER = 4  # of the constructor: as a level of the stack, seen from what it ca
 class DataLoader(grain_names.DataLoader):
     """Reads records in the order of a sampler and applies operations to them.
 
-    Each ``iter(loader)`` is an independent iterator from the beginning, whose position can be saved and restored. Order:
-    element ``k`` is record ``sampler[k * shard_count + shard_index].record_key`` of the source; operations are applied one
-    after the other, lazily, while threads read records ahead. With ``worker_count`` workers, worker ``w`` does all this for
-    the elements ``w``, ``w + worker_count``, …, and outputs are taken from the workers in turn; ``num_lanes`` makes that
-    independent of the number of workers. They are processes, or threads if Python runs without the GIL when iteration begins (see
-    ``MultiprocessingOptions``). Scripts need no ``if __name__ == "__main__"`` for that.
+    Each ``iter(loader)`` is an independent iterator from the beginning, whose position can be saved
+    and restored. Order: element ``k`` is record ``sampler[k * shard_count +
+    shard_index].record_key`` of the source; operations are applied one after the other, lazily,
+    while threads read records ahead. With ``worker_count`` workers, worker ``w`` does all this for
+    the elements ``w``, ``w + worker_count``, …, and outputs are taken from the workers in turn;
+    ``num_lanes`` makes that independent of the number of workers. They are processes, or threads if
+    Python runs without the GIL when iteration begins (see ``MultiprocessingOptions``). Scripts need
+    no ``if __name__ == "__main__"`` for that.
 
-    ``len(loader)`` is the number of elements of one iterator, for this shard and all workers, where it follows from sampler and
-    operations, and a ``TypeError`` that says why where it does not: without end, or with a ``Filter``, a ``FlatMap`` or a
-    function among the operations. A source that ends before its length says ends the elements earlier.
+    ``len(loader)`` is the number of elements of one iterator, for this shard and all workers, where
+    it follows from sampler and operations, and a ``TypeError`` that says why where it does not:
+    without end, or with a ``Filter``, a ``FlatMap`` or a function among the operations. A source
+    that ends before its length says ends the elements earlier.
 
     Args:
-        data_source: where to read records: anything with ``__getitem__``, safe to use from several threads.
+        data_source: where to read records: anything with ``__getitem__``, safe to use from several
+            threads.
         sampler: which records to read and in which order.
         operations: transformations (``gristmill.transforms``) in the order to apply them.
-        worker_count: number of workers; 0 does everything in the calling thread, ``None`` means one per CPU.
+        worker_count: number of workers; 0 does everything in the calling thread, ``None`` means one
+            per CPU.
         worker_buffer_size: outputs that each worker keeps ready.
-        shard_options: which part of the sampler's indices to read; by default the sampler's own sharding.
+        shard_options: which part of the sampler's indices to read; by default the sampler's own
+            sharding.
         read_options: how records are read ahead; ``ReadOptions()`` by default.
         enable_profiling: accepted for compatibility, without effect.
-        worker_init_fn: called with worker index and worker count in each worker before anything else.
+        worker_init_fn: called with worker index and worker count in each worker before anything
+            else.
         worker_env: environment variables of worker processes (see ``MultiprocessingOptions``).
-        num_lanes: into how many lanes the elements are divided, at least as many as workers. Elements and states are those of as
-            many workers then, whatever ``worker_count`` is: a state that was taken with 8 workers goes on with ``num_lanes=8``
-            and 0 to 8 workers. ``None``: one lane for each worker. See ``MultiprocessingOptions`` for what a lane costs.
-        order: ``"workers"``, as described above; or ``"stream"``: elements and states are those of ``worker_count=0``, whatever
-            their number is. Workers compute the operations up to the first ``FlatMap``, function, ``Batch`` behind a ``Filter``,
-            or second ``Batch``; these and what follows are computed in this process.
-        workers: which workers, in place of ``worker_count``, ``worker_buffer_size``, ``worker_env`` and ``num_lanes``: a
-            ``RayOptions``, which has them on other machines, or a ``MultiprocessingOptions``, whose ``executor`` chooses
-            between processes and threads.
+        num_lanes: into how many lanes the elements are divided, at least as many as workers.
+            Elements and states are those of as many workers then, whatever ``worker_count`` is: a
+            state that was taken with 8 workers continues with ``num_lanes=8`` and 0 to 8 workers.
+            ``None``: one lane for each worker. See ``MultiprocessingOptions`` for what a lane
+            costs.
+        order: ``"workers"``, as described above; or ``"stream"``: elements and states are those of
+            ``worker_count=0``, whatever their number is. Workers compute the operations up to the
+            first ``FlatMap``, function, ``Batch`` behind a ``Filter``, or second ``Batch``; these
+            and later operations are computed in this process.
+        workers: which workers, in place of ``worker_count``, ``worker_buffer_size``, ``worker_env``
+            and ``num_lanes``: a ``RayOptions``, which has them on other machines, or a
+            ``MultiprocessingOptions``, whose ``executor`` chooses between processes and threads.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -164,15 +174,17 @@ class DataLoader(grain_names.DataLoader):
         agree_every: int = 16,
         batch_fn: Callable[[list[Any]], Any] | None = None,
     ) -> IterDataset[Any]:
-        """Returns this host's rows of batches that all hosts share, made of what the operations give.
+        """Returns this host's rows of batches that all hosts share, made of what the operations
+        give.
 
-        See ``IterDataset.global_batch``. Its lanes are those of the sampler's indices, which must not be sharded. States are
-        those of the dataset, not of a ``DataLoaderIterator``.
+        See ``IterDataset.global_batch``. Its lanes are those of the sampler's indices, which must
+        not be sharded. States are those of the dataset, not of a ``DataLoaderIterator``.
 
         Args:
             batch_size, shard_options, end, agree, agree_every, batch_fn: as there.
             num_lanes: as there; by default the loader's own, if it has been given any.
-            workers: as there; by default as many as the loader has. Its ``worker_init_fn`` gets worker index and count.
+            workers: as there; by default as many as the loader has. Its ``worker_init_fn`` gets
+                worker index and count.
 
         Raises:
             TypeError, ValueError: as there. Or the sampler or the loader is sharded.
@@ -233,7 +245,7 @@ class DataLoader(grain_names.DataLoader):
         return Infinite() if is_endless and not may_stop else num_elements(self._dataset)
 
     def _first_unsteady(self) -> str:
-        """The first operation of whose elements nobody knows the number before."""
+        """The first operation whose number of elements is unknown beforehand."""
         for position, operation in enumerate(self._operations):
             if operation_kind(operation) in (None, Filter, FlatMap, Tolerate):
                 return f"operations[{position}], {transform_name(operation)},"
@@ -264,14 +276,15 @@ class DataLoader(grain_names.DataLoader):
 
     @property
     def _description(self) -> dict[str, Any]:
-        """What a checkpoint says about this loader, in the terms of its arguments."""
+        """The description of this loader in a checkpoint, in the terms of its arguments."""
         description: dict[str, Any] = {
             "stage": "DataLoader",
             "length": self._length,
             "worker_count": self._plan.num_lanes,
             "shard_options": stable_repr(self._shard_options),
             "sampler": without_addresses(stable_repr(self._sampler)),
-            "sampler_seed": as_json(getattr(self._sampler, "_seed", None)),  # not part of every sampler's repr
+            # not part of every sampler's repr
+            "sampler_seed": as_json(getattr(self._sampler, "_seed", None)),
             "source": source_text(self._data_source),
         }
         files = source_files(self._data_source)
@@ -391,12 +404,14 @@ def _check_length(sampler: Any, source: Any) -> None:
 
 
 def _is_unchanged(sampler: Any) -> bool:
-    """Whether it is one of ours, and no subclass has another lookup or length."""
+    """True if the object is of a class of this library, and no subclass overrides its lookup or
+    length.
+    """
     return answers_blocks(sampler) and type(sampler).__len__ in (IndexSampler.__len__, SequentialSampler.__len__)
 
 
 def _local_length(sampler: Any, shard: ShardOptions) -> int:
-    """How many elements this shard has."""
+    """The number of elements of this shard."""
     if (
         isinstance(sampler, IndexSampler)
         and _is_unchanged(sampler)

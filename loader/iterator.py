@@ -35,10 +35,12 @@ _KEYS = ("version", "last_seen_indices", "last_worker_index", *_ORIGIN)
 
 
 class DataLoaderIterator(Iterator[Any]):
-    """Iterates over the elements of a ``DataLoader``; saves and restores its position in a few bytes.
+    """Iterates over the elements of a ``DataLoader``; saves and restores its position in a few
+    bytes.
 
-    When ``next`` raises, nothing is lost: the state still says "after the last delivered element". The following ``next`` tries
-    it again; with worker processes it raises the same error until the state is set. Used by one thread; as a context, it closes.
+    When ``next`` raises, nothing is lost: the state still says "after the last delivered element".
+    The following ``next`` tries it again; with worker processes it raises the same error until the
+    state is set. Used by one thread; as a context, it closes.
 
     Args:
         data_loader: the loader.
@@ -53,7 +55,8 @@ class DataLoaderIterator(Iterator[Any]):
         self._plan = plan = data_loader._plan
         self._validate = validate_state
         self._iterator = iterate(plan.dataset)
-        self._frame: tuple[str, str] | None = None  # the text of a state before and after the position
+        # the text of a state before and after the position
+        self._frame: tuple[str, str] | None = None
         data_loader._iterators.add(self)
         if state is not None:
             self.set_state(state)
@@ -86,8 +89,11 @@ class DataLoaderIterator(Iterator[Any]):
         return f"PyGrainDatasetIterator(state={self.get_state().decode()})"
 
     def get_state(self) -> bytes:
-        """Returns the position after the last delivered element: JSON as UTF-8 bytes, without any data."""
-        if self._plan.keeps_whole_states:  # as of items of a record, which sampler indices cannot tell apart
+        """Returns the position after the last delivered element: JSON as UTF-8 bytes, without any
+        data.
+        """
+        # as of items of a record, which sampler indices cannot tell apart
+        if self._plan.keeps_whole_states:
             return state_to_text({**self._iterator.get_state(), **self._origin}).encode()
         self._frame = self._frame or self._text_around_position()
         before, after = self._frame
@@ -111,7 +117,9 @@ class DataLoaderIterator(Iterator[Any]):
         return shard.shard_index + worker * shard.shard_count
 
     def _position(self) -> tuple[int, list[int]]:
-        """The worker before the one that is next, and how many records each worker has read for what was delivered."""
+        """The worker before the one that is next, and how many records each worker has read for
+        what was delivered.
+        """
         state = self._iterator.get_state()
         if not self._plan.num_lanes:
             return -1, [state["next_index"]]
@@ -140,8 +148,10 @@ class DataLoaderIterator(Iterator[Any]):
             drop: names of components of mixtures to forget, as with ``DatasetIterator.set_state``.
 
         Raises:
-            StateTextError: (also a ``json.JSONDecodeError``) the text is not JSON; nothing has changed then, as with the others.
-            StateMismatchError: (a ``ValueError``) the state belongs to another loader, or is damaged.
+            StateTextError: (also a ``json.JSONDecodeError``) the text is not JSON; nothing has
+                changed then, as with the others.
+            StateMismatchError: (a ``ValueError``) the state belongs to another loader, or is
+                damaged.
             StateIndexError: (also an ``IndexError``) its position is outside the data.
         """
         if isinstance(state, bytes | bytearray | str):
@@ -151,7 +161,8 @@ class DataLoaderIterator(Iterator[Any]):
         state = without_components(state, as_names(drop)) if drop else state
         if self._plan.keeps_whole_states:
             if self._validate:
-                self._check_origin({**{key: self._origin[key] for key in _ORIGIN}, **state})  # Grain writes none in this case
+                # Grain writes none in this case
+                self._check_origin({**{key: self._origin[key] for key in _ORIGIN}, **state})
             self._iterator.set_state(state)
             return
         if missing := [key for key in _KEYS if key not in state]:
@@ -196,19 +207,25 @@ class DataLoaderIterator(Iterator[Any]):
         self._iterator.start_prefetch()
 
     def resize(self, num_workers: int) -> None:
-        """Has another number of Ray actors compute the elements from now on; see ``DatasetIterator.resize``."""
+        """Has another number of Ray actors compute the elements from now on; see
+        ``DatasetIterator.resize``.
+        """
         self._iterator.resize(num_workers)
 
     def faults(self) -> FaultCounts:
-        """What ``Tolerate`` has passed over up to here, as ``DatasetIterator.faults`` says it."""
+        """The faults that ``Tolerate`` has skipped so far, as in ``DatasetIterator.faults``."""
         return self._iterator.faults()
 
     def skip_failed(self) -> None:
-        """Moves past the output whose ``next`` failed: the element, or the whole batch. A ``ValueError`` if it did not fail."""
+        """Moves past the output whose ``next`` failed: the element, or the whole batch. A
+        ``ValueError`` if it did not fail.
+        """
         self._iterator.skip_failed()
 
     def counts(self) -> Any:
-        """Returns what was drawn of each component of a mixture that the loader reads (see ``DatasetIterator.counts``)."""
+        """Returns what was drawn of each component of a mixture that the loader reads (see
+        ``DatasetIterator.counts``).
+        """
         return self._iterator.counts()
 
     def _get_next_index(self) -> int:
@@ -218,16 +235,22 @@ class DataLoaderIterator(Iterator[Any]):
         set_next_index(self._iterator, index)
 
     def close(self) -> None:
-        """Releases threads and other resources; may be called again. ``next`` raises ``ValueError`` from then on."""
+        """Releases threads and other resources; may be called again. ``next`` raises ``ValueError``
+        from then on.
+        """
         self._iterator.close()
 
     async def save(self, directory: Any) -> Awaitable[None]:
-        """Takes the state now; awaiting the result writes it (the protocol of Orbax's ``StatefulCheckpointable``)."""
+        """Takes the state now; awaiting the result writes it (the protocol of Orbax's
+        ``StatefulCheckpointable``).
+        """
         state = self._iterator._alone(self.get_state)
         return write_when_created(directory, state.decode(), self._describe())
 
     async def load(self, directory: Any) -> Awaitable[None]:
-        """Awaiting the result reads this process's file in ``directory`` and continues from the state in it."""
+        """Awaiting the result reads this process's file in ``directory`` and continues from the
+        state in it.
+        """
         import asyncio
 
         from gristmill.dataset.states.files import read_checkpoint
@@ -252,7 +275,7 @@ class DataLoaderIterator(Iterator[Any]):
 
     @cached
     def _origin(self) -> dict[str, Any]:
-        """What a state says about the loader it belongs to."""
+        """The entries of a state that identify its loader."""
         plan = self._plan
         values = (plan.num_lanes, stable_repr(plan.sampler), plan.source_text)
         files = source_files(plan.source)
@@ -292,7 +315,7 @@ def loader_of(it: DataLoaderIterator) -> DataLoader:
 
 
 def _advice(value: Any) -> str:
-    """What the author of a class can do about its ``repr``; for a class of ours there is nothing to be done."""
+    """A hint for the author of a class about its ``repr``; empty for a class of this library."""
     is_ours = type(value).__module__.split(".")[0] in ("gristmill", "builtins", "numpy")
     return "" if is_ours else ". Implement __repr__ so that it says the same in every run, if they are equal"
 

@@ -1,4 +1,4 @@
-"""What a ``DataLoader`` reads, for its iterators."""
+"""The reads of a ``DataLoader``, for its iterators."""
 
 from __future__ import annotations
 
@@ -36,6 +36,6 @@ class Plan:
 
     @property
     def source_text(self) -> str:
-        """What stands for the source in a state."""
+        """The text of the source in a state."""
         source = self.source
         return str(type(source)) if isinstance(source, list | tuple | np.ndarray) else complete_repr(source)

@@ -1,4 +1,4 @@
-"""What to write in place of the arguments of PyTorch's ``DataLoader``."""
+"""Hints on replacing the arguments of PyTorch's ``DataLoader``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ _IN_WORDS = {
 
 
 def refusing_pytorch(init: Callable[P, None]) -> Callable[P, None]:
-    """``init``, a constructor whose arguments are all keywords, with advice for whoever passes those of PyTorch.
+    """``init``, a constructor whose arguments are all keywords, with advice for callers that pass
+    those of PyTorch.
 
     Names that neither library has are left to Python.
     """
@@ -42,26 +43,30 @@ def refusing_pytorch(init: Callable[P, None]) -> Callable[P, None]:
             raise TypeError(advice(args[1:], arguments))
         init(*args, **arguments)
 
-    vars(checked)["__signature__"] = inspect.signature(init)  # for those who do not look behind wrappers
+    # for those who do not look behind wrappers
+    vars(checked)["__signature__"] = inspect.signature(init)
     return checked
 
 
 def for_indices(sampler: Any) -> str:
-    """What to do with a sampler that gives indices alone, for the end of a message; nothing if ``sampler`` seems to be none."""
+    """A hint for a sampler that yields plain indices, as the end of a message; empty if ``sampler``
+    seems to be no sampler.
+    """
     gives_indices = isinstance(sampler, Sequence) or hasattr(sampler, "__array__") or not hasattr(sampler, "__getitem__")
     is_one = gives_indices and isinstance(sampler, Iterable)
     return ". For indices alone, as samplers of PyTorch give, write gristmill.samplers.IterableSampler(sampler)" if is_one else ""
 
 
 def advice(args: Sequence[Any], arguments: Mapping[str, Any]) -> str:
-    """What to write in place of ``DataLoader(*args, **arguments)``.
+    """The call to write in place of ``DataLoader(*args, **arguments)``.
 
     Example:
         >>> print(advice([range(9), 4], {"shuffle": True, "num_workers": 2}))
         DataLoader has none of PyTorch's parameters dataset, batch_size, shuffle, num_workers. Write
-            gristmill.load(dataset, num_epochs=1, shuffle=True, seed=0, batch_size=4, worker_count=2)
-        num_epochs: one iterator goes through all epochs, and a shuffle has another order in each; None never ends
-        worker_count: each worker makes batches of its own share of the records
+            gristmill.load(dataset, num_epochs=1, shuffle=True, seed=0, batch_size=4,
+            worker_count=2)
+        num_epochs: one iterator goes through all epochs, and a shuffle has another order in each;
+        None never ends worker_count: each worker makes batches of its own share of the records
     """
     if _THEIRS_ALONE.isdisjoint(arguments) and len(args) > 1 and not isinstance(args[1], int | None):
         return (
@@ -84,7 +89,9 @@ def advice(args: Sequence[Any], arguments: Mapping[str, Any]) -> str:
 
 
 def _call(given: Mapping[str, Any]) -> str:
-    """The call that does the same; values other than numbers are variables of the names of their parameters."""
+    """The call that does the same; values other than numbers are variables of the names of their
+    parameters.
+    """
     num_workers = _setting("", "num_workers", given)
     if "batch_sampler" in given:
         collate = "collate_fn" if "collate_fn" in given else "torch.utils.data.default_collate"
@@ -113,6 +120,8 @@ def _call(given: Mapping[str, Any]) -> str:
 
 
 def _setting(prefix: str, name: str, given: Mapping[str, Any]) -> list[str]:
-    """``prefix`` and a number as it is, anything else as a variable; nothing where it is not given, or is no workers."""
+    """``prefix`` and a number as it is, anything else as a variable; nothing where it is not given,
+    or is no workers.
+    """
     value = given.get(name, 0)
     return [] if isinstance(value, int) and value == 0 else [f"{prefix}{int(value) if isinstance(value, int) else name}"]

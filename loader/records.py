@@ -1,7 +1,9 @@
-"""What a ``DataLoader`` adds to the Dataset engine: reading by a sampler, and operations on records.
+"""The stages that a ``DataLoader`` adds to the Dataset engine: reading by a sampler, and operations
+on records.
 
-As long as no operation looks at a record's metadata (index, generator), the pipeline carries the bare data; otherwise it
-carries ``Record`` objects and these adaptors apply the user's function to their data.
+As long as no operation looks at a record's metadata (index, generator), the pipeline carries the
+bare data; otherwise it carries ``Record`` objects and these adaptors apply the user's function to
+their data.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ class SampledParameters(Parameters):
 
 
 class SampledMapDataset(BlockMapDataset[Any]):
-    """Element ``k`` is the record at ``sampler[k * shard_count + shard_index]``: its data, or a ``Record``.
+    """Element ``k`` is the record at ``sampler[k * shard_count + shard_index]``: its data, or a
+    ``Record``.
 
     Order: the sampler's. Cost: that of the source's reads; about 0.5 µs more for a ``Record``.
     """
@@ -76,7 +79,8 @@ class SampledMapDataset(BlockMapDataset[Any]):
     def _described_parameters(self) -> dict[str, Any]:
         return {
             "sampler": without_addresses(stable_repr(self._sampler)),
-            "sampler_seed": as_json(getattr(self._sampler, "_seed", None)),  # not part of every sampler's repr
+            # not part of every sampler's repr
+            "sampler_seed": as_json(getattr(self._sampler, "_seed", None)),
             "source": source_text(self._source),
         }
 
@@ -118,7 +122,7 @@ class SampledMapDataset(BlockMapDataset[Any]):
         return [RecordKey(key, epoch, sampled, () if seed is None else ((seed, sampled),))]
 
     def _sampled(self, indices: Indices) -> tuple[list[Any], list[Any] | None]:
-        """The keys of the records at ``indices`` and, if elements are to be records, their metadata."""
+        """The keys of the records at ``indices`` and, if elements are records, their metadata."""
         first, step = self._shard.shard_index, self._shard.shard_count
         sampled: Any
         if isinstance(indices, range):
@@ -156,7 +160,8 @@ class OperationParameters(Parameters):
 class LegacyOperationIterDataset(IterDataset[Any]):
     """The records that a legacy operation makes of the parent's.
 
-    State: the parent's, which counts what the operation has read; a restored operation begins anew.
+    State: the parent's, which counts what the operation has read; a restored operation starts
+    again.
     """
 
     def __init__(self, parent: Any, operation: Callable[[Iterator[Any]], Iterator[Any]]) -> None:
@@ -215,7 +220,9 @@ class LegacyOperation(Stream):
 
 
 def operation_kind(operation: Any) -> type | None:
-    """The class of transformations that ``operation`` is treated as; ``None`` for a legacy operation."""
+    """The class of transformations that ``operation`` is treated as; ``None`` for a legacy
+    operation.
+    """
     return next((kind for kind in TRANSFORMATION_CLASSES if isinstance(operation, kind)), None)
 
 
@@ -272,7 +279,9 @@ def apply_operation(ds: IterDataset[Any], operation: Any, *, as_records: bool, s
 
 
 def _splitter(operation: FlatMap, as_records: bool, seed: int | None) -> Callable[[Any], list[Any]]:
-    """What makes items of bare data, or of a record, whose index they continue and whose key they do not have."""
+    """A function that splits bare data, or a record: the items have the record's index and no
+    key.
+    """
     from gristmill.dataset.stages.flat_map import items_of
 
     most = check_max_fan_out(operation)

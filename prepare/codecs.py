@@ -25,6 +25,7 @@ from gristmill.core.state import shown
 _ARRAY, _COMPLEX, _SCALAR, _TUPLE = 1, 2, 3, 4
 _MORE_BYTES = 256  # of an array: its shape and the name of its dtype
 _KINDS = "?bcfiumMSUV"  # of dtypes, as NumPy abbreviates them
+_JSON_SCALARS = {bool, int, float, str, type(None)}
 
 
 class Codec(abc.ABC):
@@ -63,7 +64,7 @@ class BytesCodec(Codec):
     name = "bytes"
 
     def encode(self, element: Any) -> bytes:
-        if not isinstance(element, bytes):
+        if type(element) is not bytes:
             raise TypeError(
                 f"it must be bytes, as the elements before it are, got {_kind(element)}; or "
                 "choose a codec"
@@ -105,7 +106,9 @@ class MsgpackCodec(Codec):
             return self._packed(
                 element, default=self._extension, strict_types=True, use_bin_type=True
             )
-        except RecursionError as error:
+        except (RecursionError, ValueError) as error:
+            if isinstance(error, ValueError) and "recursion" not in str(error):
+                raise
             raise ValueError(
                 "it is nested too deeply for MessagePack, or part of itself"
             ) from error
@@ -127,7 +130,7 @@ class MsgpackCodec(Codec):
             )
         if isinstance(value, complex) and not isinstance(value, np.generic):
             return self._library.ExtType(_COMPLEX, self._packed((value.real, value.imag)))
-        if isinstance(value, np.ndarray | np.generic) or _is_jax_array(value):
+        if is_array(value) or _is_jax_array(value):
             array = np.asarray(value)
             code = _SCALAR if isinstance(value, np.generic) else _ARRAY
             content = (array.shape, _dtype_name(array.dtype), array.tobytes())
@@ -242,14 +245,9 @@ def json_text(element: Any) -> str:
     Raises:
         TypeError, ValueError: JSON cannot hold it; the text says what to do.
     """
+    _check_json(element)
     try:
-        text = json.dumps(
-            element,
-            ensure_ascii=False,
-            allow_nan=False,
-            separators=(",", ":"),
-            default=_refuse_in_json,
-        )
+        text = json.dumps(element, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         text.encode()
     except UnicodeEncodeError as error:
         raise ValueError(f"a text in it is not valid Unicode: {error}") from error
@@ -259,16 +257,36 @@ def json_text(element: Any) -> str:
                 "JSON has no NaN and no infinity: replace them by None, or write another format"
             ) from error
         raise
-    if json.loads(text) != element:
-        raise TypeError(
-            "JSON would change it: keys must be texts, and tuples become lists. Change it by a "
-            "map before"
-        )
     return text
 
 
-def _refuse_in_json(value: Any) -> Any:
-    raise TypeError(f"JSON cannot hold a value of {_kind(value)}: {_remedy(value)}")
+def is_array(value: Any) -> bool:
+    """Returns True for arrays and scalars of NumPy without a mask, which would be lost.
+
+    Example:
+        >>> is_array(np.ones(2)), is_array(np.float32(1)), is_array(np.ma.masked_array([1], [True]))
+        (True, True, False)
+    """
+    is_one = isinstance(value, np.ndarray | np.generic)
+    return is_one and not isinstance(value, np.ma.MaskedArray)
+
+
+def _check_json(value: Any) -> None:
+    """Refuses values that JSON would change, such as tuples, or does not have."""
+    if type(value) is list:
+        kinds = {*map(type, value)}
+        for item in value if kinds - _JSON_SCALARS else ():
+            _check_json(item)
+    elif type(value) is dict:
+        for key, item in value.items():
+            if type(key) is not str:
+                raise TypeError(
+                    f"JSON would change it: keys must be texts, got {shown(key)} of {_kind(key)}. "
+                    "Change it by a map before"
+                )
+            _check_json(item)
+    elif type(value) not in _JSON_SCALARS:
+        raise TypeError(f"JSON cannot hold a value of {_kind(value)}: {_remedy(value)}")
 
 
 @functools.cache
@@ -322,6 +340,8 @@ def _kind(value: Any) -> str:
 
 
 def _remedy(value: Any) -> str:
+    if isinstance(value, np.ma.MaskedArray):
+        return "write its data and its mask as two arrays, by a map before"
     if isinstance(value, np.ndarray | np.generic):
         return "write array_record, or call .tolist() in a map before"
     if hasattr(value, "numpy"):

@@ -16,7 +16,7 @@ import numpy as np
 
 from gristmill.core.errors import missing_package
 from gristmill.core.state import shown
-from gristmill.prepare.codecs import Codec
+from gristmill.prepare.codecs import Codec, is_array
 from gristmill.prepare.formats.columns import Columns
 
 _LISTS = {"bytes": "bytes_list", "float": "float_list", "int": "int64_list"}
@@ -87,7 +87,12 @@ class ExampleCodec(Codec):
 
 def _list_of(name: str, value: Any) -> dict[str, Any]:
     """Which list holds a value, and whether it is a text."""
-    if isinstance(value, np.ndarray | np.generic):
+    if is_array(value) and 0 in value.shape[1:]:
+        raise TypeError(
+            f"feature {name!r} has rows without values, of shape {value.shape}, so that reading "
+            "cannot tell how many: drop it by a map before, or choose codec='msgpack'"
+        )
+    if is_array(value):
         if value.dtype == np.float32 or (value.dtype.kind == "i" and value.dtype.itemsize <= 8):
             return {"list": "float" if value.dtype.kind == "f" else "int", "is_text": False}
         if value.dtype.kind in "bu" and value.dtype.itemsize < 8:

@@ -21,6 +21,10 @@ from gristmill.prepare.remote import RemoteFolder
 
 Folder = LocalFolder | RemoteFolder
 
+_NONE = (
+    "None means that an element is missing, so that it could not be read back: leave it out by a "
+    "filter, or make another value of it by a map before"
+)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FULL_TEXTS = ("No space left", "quota exceeded", "File too large")
 
@@ -158,13 +162,13 @@ class FileWriter:
                 if writer is None:
                     writer = self.format.open(path, number)
                 try:
+                    if element is None:
+                        raise TypeError(_NONE)
                     writer.write(encode(element))
                 except OSError:
                     raise
                 except Exception as error:
-                    raise ElementError(
-                        f"{where(place)} cannot be written as {self.format.name}: {error}"
-                    ) from error
+                    raise unwritable(where(place), self.format, error) from error
         except BaseException:
             if writer is not None:
                 _close_anyway(writer)
@@ -205,6 +209,13 @@ def number_of(name: str) -> int:
         7
     """
     return int(name.partition(".")[0].removeprefix("part-"))
+
+
+def unwritable(name: str, format: Format, error: Exception) -> ElementError:
+    """Returns the error for an element that a format or codec refuses."""
+    is_deep = isinstance(error, RecursionError)
+    reason = "it is nested too deeply: change it by a map before" if is_deep else error
+    return ElementError(f"{name} cannot be written as {format.name}: {reason}")
 
 
 def changed_file(folder: Any, file: WrittenFile, size: int | None) -> ManifestError:

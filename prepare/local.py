@@ -66,6 +66,14 @@ class LocalFolder:
         """Write a small file, in place of the one of this name."""
         self._place(name, content, os.replace)
 
+    def exchange(self, name: str, old: bytes, new: bytes) -> bool:
+        """Write a small file if the one of this name is ``old``. Return False if it is not."""
+        with self.lock(name):
+            if self.read(name) != old:
+                return False
+            self.replace(name, new)
+            return True
+
     def publish(self, path: Path, name: str) -> None:
         """Gives a file that is whole its name."""
         path.replace(self._at(name))
@@ -163,7 +171,14 @@ def _unless_removed(folder: Path) -> Iterator[None]:
     A process that completes the whole folder removes ``.unfinished`` while another one may
     still use it. The caller tries again.
     """
-    with contextlib.suppress(FileExistsError):  # exist_ok=True raises if it is just removed
+    try:
         folder.mkdir(parents=True)
+    except FileExistsError:  # exist_ok=True raises if it is just removed
+        pass
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"path must be a folder that can be written to, got {folder.parent}: {error.strerror}",
+        ) from error
     with contextlib.suppress(FileNotFoundError):
         yield

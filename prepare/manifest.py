@@ -122,8 +122,8 @@ class Manifest(Value):
                 )
         except (ValueError, TypeError, LookupError) as error:
             raise ManifestError(
-                f"{place}/{NAME} is damaged, or not from gristmill.write: {error}. Write the "
-                "folder again with overwrite=True"
+                f"{place}/{NAME} is damaged, or not from gristmill.write: {error}. Use "
+                "another folder, or remove this one"
             ) from error
         raise ManifestError(
             f"{place}/{NAME} must be of version {_VERSION}, got {shown(version)}: use a newer "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,9 +10,10 @@ from gristmill.core.options import ReadOptions
 from gristmill.core.value import Value
 from gristmill.dataset.bases.length import Infinite, dataset_length
 from gristmill.dataset.bases.map import MapDataset
-from gristmill.prepare.files import ElementError
+from gristmill.dataset.bases.node import tolerances
+from gristmill.prepare.files import unwritable
 from gristmill.prepare.formats.base import Format
-from gristmill.prepare.ranges import Ranges
+from gristmill.prepare.ranges import Ranges, records_at
 
 DEFAULT_BYTES = 1 << 28
 _NUM_SAMPLED = 32
@@ -56,16 +56,17 @@ def planned(
             f"slice, got {ds!s:.200}"
         )
     is_measured = request["records_per_file"] is None
-    elements = _sample(ds, _NUM_SAMPLED if is_measured else format.num_firsts, is_measured)
+    sample = _sample(ds, _NUM_SAMPLED if is_measured else format.num_firsts, is_measured)
+    elements = [element for _, element in sample]
     try:
         fitted = format if is_fitted else format.fitted(elements)
-    except (TypeError, ValueError) as error:
-        raise ElementError(
-            f"the first elements cannot be written as {format.name}: {error}"
-        ) from error
+    except (TypeError, ValueError, RecursionError) as error:
+        names = [_name(ds, place) for place, element in sample if not _fits(format, element)]
+        name = names[0] if names else "the first elements"
+        raise unwritable(name, format, error) from error
     try:
         sizes = [fitted.size(fitted.encode(element)) for element in elements]
-    except (TypeError, ValueError):  # the element is named when it is written
+    except Exception:  # of the user's codec, too; the element is named when it is written
         sizes = []
     record_bytes = sum(sizes) / len(sizes) if sizes else 0.0
     num_records = request["records_per_file"]
@@ -80,27 +81,43 @@ def num_files_of(ds: Any, records_per_file: int) -> int | None:
     return -(-len(Ranges(ds)) // records_per_file) if Ranges.has_ranges(ds) else None
 
 
-def _sample(ds: Any, num: int, is_measured: bool) -> list[Any]:
-    """The first ``num`` elements, up to one that fails.
+def _sample(ds: Any, num: int, is_measured: bool) -> list[tuple[int, Any]]:
+    """The first ``num`` elements with their places, up to one that fails.
 
     If their size is measured, there are as many from all over a map dataset.
 
     Raises:
         Exception: what the first element fails with.
     """
-    found: list[Any] = []
-    streams = [ds]
-    if is_measured and isinstance(ds, MapDataset) and len(ds) > num:
-        streams.append(ds[:: len(ds) // num])
+    found: list[tuple[int, Any]] = []
+    places, stream = [*range(num)], ds
+    if isinstance(ds, MapDataset):
+        spread = range(0, len(ds), len(ds) // num) if is_measured and len(ds) > num else ()
+        places = [*range(min(num, len(ds))), *spread[:num]]
+        options = ReadOptions(num_threads=0, prefetch_buffer_size=0)  # nothing is computed ahead
+        stream = ds.slice(places).to_iter_dataset(options, allow_nones=True)
     try:
-        for stream in streams:
-            if isinstance(stream, MapDataset):  # nothing is computed ahead
-                options = ReadOptions(num_threads=0, prefetch_buffer_size=0)
-                stream = stream.to_iter_dataset(options)
-            with contextlib.closing(iter(stream)) as it:
-                for element in itertools.islice(it, num):
-                    found += [] if element is None else [element]
+        with contextlib.closing(iter(stream)) as it:
+            for place, element in zip(places, it, strict=False):
+                found += [] if element is None else [(place, element)]
     except Exception:  # raised again where the element is written
         if not found:
             raise
     return found
+
+
+def _fits(format: Format, element: Any) -> bool:
+    try:
+        format.fitted([element])
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
+
+
+def _name(ds: Any, place: int) -> str:
+    """Names an element of the sample."""
+    if not isinstance(ds, MapDataset):
+        return f"element {place} of the stream"
+    if tolerances(ds):  # elements that were skipped are not counted
+        return "one of the first elements"
+    return f"element {place}{records_at(ds, place)}"

@@ -7,11 +7,11 @@ elements one by one. Any worker computes the elements of a range, and they are t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from itertools import chain
 from typing import Any
 
+from gristmill.core.hooks import explained
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import tolerances
@@ -70,18 +70,22 @@ class Ranges:
         self, writer: FileWriter, number: int, start: int, stop: int, record_bytes: int
     ) -> Finished:
         """Writes the elements at ``start`` to ``stop - 1`` as file ``number``."""
-        current = start  # the position of the last element, if positions are known
+        position, row = start - 1, 0  # of the last element; row: its place in its batch
 
         def elements() -> Iterator[Any]:
-            nonlocal current
-            for current, element in enumerate(chain.from_iterable(it), start):  # noqa: B007
-                if element is not None:
-                    yield element
+            nonlocal position, row
+            for batch in it:
+                for row, element in enumerate(batch):  # noqa: B007
+                    position += 1
+                    if element is not None or self._steps:  # of a stream, None is no hole
+                        yield element
 
         def where(place: int) -> str:
             if self._steps or (self._counts_faults and it.faults().total):  # which have no position
-                return f"element {place} of those at {start} to {stop - 1}"
-            return f"element {current}{_records_text(self._root, current)}"
+                return (
+                    f"element {place} of those at {start} to {stop - 1}{records_of_last(it, row)}"
+                )
+            return f"element {position}{records_at(self._root, position)}"
 
         # Small elements are taken together: one by one they take three times as long.
         together = max(1, min(_TOGETHER, _TOGETHER_BYTES // max(1, record_bytes)))
@@ -154,13 +158,30 @@ def _json_key(key: Any) -> Any:
     return key if isinstance(key, int | str | None) else str(key)
 
 
-def _records_text(ds: Any, index: int) -> str:
-    """Names the records that an element is made of."""
-    keys = [key for records in origin(ds, [index]) for key in records.keys]
-    if not keys:
+def records_at(ds: Any, index: int) -> str:
+    """Names the records that an element of a map dataset is made of, for messages."""
+    return _records_text([key for records in origin(ds, [index]) for key in records.keys])
+
+
+def records_of_last(it: Any, row: int | None = None) -> str:
+    """Names the records that the last output of an iterator is made of, for messages.
+
+    Args:
+        it: the iterator.
+        row: a row of the output; ``None`` for all of them.
+    """
+    try:
+        found = explained(it)
+    except Exception:  # a stage that cannot be explained, or a function that fails
         return ""
-    return (
-        f" (record {keys[0]})"
-        if len(keys) == 1
-        else f" (records {', '.join(map(str, keys[:8]))}{'…' * (len(keys) > 8)})"
-    )
+    skipped = {(record.source, record.record_key) for record in found.faults}
+    rows = [[(record.source, record.record_key) for record in each.records] for each in found.rows]
+    rows = [records for records in rows if skipped.isdisjoint(records)]
+    rows = rows if row is None else rows[row : row + 1]
+    return _records_text([key for records in rows for _, key in records])
+
+
+def _records_text(keys: Sequence[Any]) -> str:
+    if len(keys) < 2:
+        return f" (record {keys[0]})" if keys else ""
+    return f" (records {', '.join(map(str, keys[:8]))}{'…' * (len(keys) > 8)})"

@@ -95,12 +95,16 @@ def folder_at(path: Any) -> Folder:
 
     Raises:
         TypeError: it is no path.
+        ValueError: it is empty, or a file.
     """
     if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
         raise TypeError(
             f"path must be a folder or its URL, got {shown(path)} of type {type(path).__name__}"
         )
     text = os.fspath(path)
+    if not text or Path(text).is_file():
+        kind = "the file " if text else ""
+        raise ValueError(f"path must be a folder or its URL, got {kind}{shown(text)}")
     return RemoteFolder(text) if is_url(text) else LocalFolder(text)
 
 
@@ -239,7 +243,7 @@ def _complete_manifest(folder: Folder) -> Manifest:
     if not manifest.complete:
         raise ManifestError(
             f"{folder} is not complete: the call of gristmill.write that was interrupted "
-            "continues if it is repeated"
+            "continues if it is repeated; other hosts may not have written all of theirs"
         )
     return manifest
 

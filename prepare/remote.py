@@ -55,52 +55,63 @@ class RemoteFolder:
 
     def read(self, name: str) -> bytes | None:
         """Returns the bytes of a small object; ``None`` if there is none."""
-        try:
-            return bytes(self._call("get", name).bytes())
-        except FileNotFoundError:
-            return None
+        with contextlib.suppress(FileNotFoundError), self._explained(name):
+            return bytes(self._do("get", name).bytes())
+        return None
 
     def size(self, name: str) -> int | None:
         """Returns the size of an object; ``None`` if there is none."""
-        try:
-            return int(self._call("head", name)["size"])
-        except FileNotFoundError:
-            return None
+        with contextlib.suppress(FileNotFoundError), self._explained(name):
+            return int(self._do("head", name)["size"])
+        return None
 
     def create(self, name: str, content: bytes) -> bool:
         """Writes a small object unless one of this name exists. Returns False if it exists."""
-        try:
-            self._call("put", name, content, mode="create")
-        except FileExistsError:
-            return False
-        return True
+        with contextlib.suppress(FileExistsError), self._explained(name):
+            self._do("put", name, content, mode="create")
+            return True
+        return False
 
     def replace(self, name: str, content: bytes) -> None:
         """Writes a small object, in place of the one of this name."""
-        self._call("put", name, content)
+        with self._explained(name):
+            self._do("put", name, content)
+
+    def exchange(self, name: str, old: bytes, new: bytes) -> bool:
+        """Writes a small object if the one of this name is ``old``. Returns False if it is not."""
+        with contextlib.suppress(FileExistsError), self._explained(name):
+            found = self._do("get", name)
+            if bytes(found.bytes()) == old:
+                known = {name: found.meta[name] for name in ("e_tag", "version")}
+                version = {name: value for name, value in known.items() if value is not None}
+                self._do("put", name, new, mode=version)
+                return True
+        return False
 
     def publish(self, path: Path, name: str) -> None:
         """Uploads a file that is whole. If it is not large, another writer's object stays."""
         is_large = path.stat().st_size > _WHOLE_BYTES
-        with contextlib.suppress(FileExistsError):
-            self._call("put", name, path, mode="overwrite" if is_large else "create")
+        with contextlib.suppress(FileExistsError), self._explained(name):
+            self._do("put", name, path, mode="overwrite" if is_large else "create")
 
     def remove(self, name: str) -> None:
         """Removes an object, if there is one."""
-        with contextlib.suppress(FileNotFoundError):
-            self._call("delete", name)
+        with contextlib.suppress(FileNotFoundError), self._explained(name):
+            self._do("delete", name)
 
     def checksum(self, name: str) -> str:
         """Returns the checksum of an object, all of which is read."""
         checksum = 0
-        for piece in self._call("get", name).stream(min_chunk_size=_PIECE_BYTES):
-            checksum = zlib.crc32(piece, checksum)
+        with self._explained(name):
+            for piece in self._do("get", name).stream(min_chunk_size=_PIECE_BYTES):
+                checksum = zlib.crc32(piece, checksum)
         return as_checksum(checksum)
 
     def unfinished_names(self) -> list[str]:
         """Returns the names of the small objects that are left of writing."""
-        pages = self._call("list", UNFINISHED)
-        names = [found["path"].rpartition("/")[2] for page in pages for found in page]
+        with self._explained(UNFINISHED):
+            pages = self._do("list", UNFINISHED)
+            names = [found["path"].rpartition("/")[2] for page in pages for found in page]
         return [f"{UNFINISHED}/{name}" for name in names]
 
     def remove_unfinished(self) -> None:
@@ -119,18 +130,27 @@ class RemoteFolder:
         """Does nothing: two writers of one file upload the same bytes."""
         yield
 
-    def _call(self, function: str, name: str, *given: Any, **options: Any) -> Any:
-        """Calls a function of obstore for the object of a name.
+    def _do(self, function: str, name: str, *given: Any, **options: Any) -> Any:
+        """Calls a function of obstore for the object of a name, within ``_explained``."""
+        obstore = importlib.import_module("obstore")
+        return getattr(obstore, function)(self._bucket(), self._key(name), *given, **options)
+
+    @contextlib.contextmanager
+    def _explained(self, name: str) -> Iterator[None]:
+        """Raises errors of the store, also those while an answer is read, as kinds of ``OSError``.
 
         Raises:
             FileNotFoundError, FileExistsError: as the store says.
             OSError: it cannot be reached, or refuses; names the object.
         """
-        obstore = importlib.import_module("obstore")
         try:
-            return getattr(obstore, function)(self._bucket(), self._key(name), *given, **options)
+            yield
         except Exception as error:
-            kinds = {"NotFoundError": FileNotFoundError, "AlreadyExistsError": FileExistsError}
+            kinds = {
+                "NotFoundError": FileNotFoundError,
+                "AlreadyExistsError": FileExistsError,
+                "PreconditionError": FileExistsError,  # another object is there
+            }
             kind = kinds.get(type(error).__name__, OSError)
             if isinstance(error, FileNotFoundError):
                 kind = FileNotFoundError
@@ -140,8 +160,8 @@ class RemoteFolder:
                 raise
             text = " ".join(str(error).partition("\n\nDebug source")[0].split())[:500]
             raise kind(
-                f"{self.path}/{name}: {text}. Are the address and the credentials right, and "
-                "may they write there? Finished files stay: call write again to continue"
+                f"{self.path}/{name}: {text}. Check the address, the credentials and what they "
+                "may do there, and call again: finished files stay"
             ) from error
 
     def _key(self, name: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from gristmill.core.state import state_from_text, state_to_text
 from gristmill.prepare.files import FileWriter, Finished
-from gristmill.prepare.ranges import NO_FAULTS, faults_of
+from gristmill.prepare.ranges import NO_FAULTS, faults_of, records_of_last
 
 _END = object()
 
@@ -76,6 +76,6 @@ def _next_file(
         first_file + num_done,
         elements(),
         lambda: faults_of(it) if hasattr(it, "faults") else NO_FAULTS,
-        lambda place: f"element {num_done * size + place} of the stream",
+        lambda place: f"element {num_done * size + place} of the stream{records_of_last(it)}",
         lambda: (state[0], not head),
     )

@@ -37,6 +37,10 @@ from gristmill.prepare.stream import finished_files, write_stream
 _log = logging.getLogger("gristmill")
 
 _REMEDY = "Use another folder, or overwrite=True to remove what is there"
+_REMEDY_OF_APPEND = (
+    "An append is not finished: wait for it or, if it was interrupted, repeat it with append=True "
+    "and its pipeline and arguments; or use another folder"
+)
 
 
 def write(
@@ -70,11 +74,11 @@ def write(
         bytes_per_file: about how many bytes a file has before compression, 256 MiB by default.
         codec: for records of bytes: ``"msgpack"`` (the default for elements that are no bytes),
             ``"json"``, ``"example"``, or a pair of functions ``(encode, decode)``.
-        workers: the number of worker processes, or their options; 0 is this process.
+        workers: the number of worker processes, or their options; 0, as ``None``, is this process.
         shard: which of the files this host writes. The manifest is complete when all hosts have
             written theirs.
         compression: the format's own; ``None`` for its default.
-        overwrite: remove what was written there first.
+        overwrite: remove what was written there first, also by an earlier call that is repeated.
         append: write after the records of a complete folder, a pipeline only once in a row.
         progress: show a progress bar; by default if stderr is a terminal.
         format_options: such as ``group_size`` of ArrayRecord and ``row_group_size`` of Parquet.
@@ -95,6 +99,7 @@ def write(
     options = format_options | ({} if compression is None else {"compression": compression})
     files = (records_per_file, bytes_per_file)
     call = _Call(ds, path, format, files, codec, shard, append, options)
+    call.check_flags(overwrite, progress)
     return call.run(_worker_options(workers), overwrite, progress)
 
 
@@ -115,7 +120,8 @@ class _Call:
         if not isinstance(ds, MapDataset | IterDataset):
             raise TypeError(
                 f"ds must be a MapDataset or an IterDataset, got {shown(ds)} of type "
-                f"{type(ds).__name__}: make one by MapDataset.source(ds)"
+                f"{type(ds).__name__}: make one by MapDataset.source, from records by position, or "
+                "pass the dataset that a loader reads"
             )
         if not isinstance(shard, ShardOptions | None):
             raise TypeError(
@@ -149,6 +155,21 @@ class _Call:
             )
         if self.codec is not None and self.codec.name == "functions":
             note_codec(self.folder, self.codec)
+
+    def check_flags(self, overwrite: Any, progress: Any) -> None:
+        """Refuses flags that are no flags, or exclude each other."""
+        flags = {"overwrite": overwrite, "append": self.append, "progress": progress}
+        for name, value in flags.items():
+            if not isinstance(value, bool) and (value is not None or name != "progress"):
+                allowed = "True, False or None" if name == "progress" else "True or False"
+                raise TypeError(f"{name} must be {allowed}, got {shown(value)}")
+        if self.append and overwrite:
+            raise ValueError("append and overwrite cannot be given together: choose one of them")
+        if overwrite and self.shard.shard_count > 1:
+            raise ValueError(
+                "overwrite must be False with shard, since a host would remove what another one "
+                f"has just written: remove {self.folder} before the hosts start"
+            )
 
     def run(self, workers: Any, overwrite: bool, progress: bool | None) -> WriteReport:
         with full_disk_explained(self.folder):
@@ -200,26 +221,28 @@ class _Call:
 
     def _checked(self, found: Manifest) -> Manifest:
         if len(found.parts) > 1 and not self.append and not found.complete:
-            raise ManifestError(
-                f"{self.folder} is being appended to: call write with append=True and that "
-                "pipeline, to finish it"
-            )
+            raise ManifestError(f"{self.folder} is not complete. {_REMEDY_OF_APPEND}")
         self._check_part(found, found.parts[-1 if self.append else 0])
         return found
 
     def _check_part(self, found: Manifest, part: Part) -> None:
+        is_of_append = self.append and part is not found.parts[0] and not found.complete
+        remedy = _REMEDY_OF_APPEND if is_of_append else _REMEDY
         for name, now in self.request.items():
             if part.request.get(name) != now:
                 raise ManifestError(
                     f"{self.folder} was written with other arguments: {name} was "
-                    f"{shown(part.request.get(name))}, and is {shown(now)} here. {_REMEDY}"
+                    f"{shown(part.request.get(name))}, and is {shown(now)} here. {remedy}"
                 )
         difference = pipeline_difference(part.pipeline, described_pipeline(self.ds))
         if difference is not None:
-            raise ManifestError(f"{self.folder} is of another pipeline: {difference}. {_REMEDY}")
+            raise ManifestError(f"{self.folder} is of another pipeline: {difference}. {remedy}")
 
     def _extended(self, found: Manifest) -> Manifest:
         """The manifest with another part."""
+        text = self.folder.read(NAME)
+        if text is None or Manifest.from_bytes(text, str(self.folder)) != found:
+            return self._manifest()  # another process has begun to append
         verify_manifest(self.folder, found, checksums=False)
         last = found.parts[-1]
         for name in ("format", "options", "codec"):
@@ -232,8 +255,8 @@ class _Call:
         plan = planned(self.ds, format, self.request, is_fitted=True)
         first = 1 + max([number_of(file.name) for file in found.files], default=-1)
         new = found.replaced(complete=False, parts=[*found.parts, self._part(plan, first)])
-        self.folder.replace(NAME, new.to_bytes())
-        return new
+        is_first = self.folder.exchange(NAME, text, new.to_bytes())
+        return new if is_first else self._manifest()
 
     def _part(self, plan: Plan, first_file: int) -> Part:
         sizes = (plan.records_per_file, round(plan.record_bytes))

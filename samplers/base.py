@@ -1,4 +1,4 @@
-"""What a sampler is, and what ours have in common."""
+"""The interface of samplers, and code that the library's samplers share."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from gristmill.core.sharding import NoSharding, ShardOptions
 
 @runtime_checkable
 class Sampler(Protocol):
-    """Anything that answers ``sampler[index]`` with a ``RecordMetadata`` and raises ``IndexError`` past its end.
+    """Anything that answers ``sampler[index]`` with a ``RecordMetadata`` and raises ``IndexError``
+    past its end.
 
-    ``__len__`` is optional (``DataLoader`` finds the length by bisection otherwise), as is an attribute
-    ``_shard_options``, which ``DataLoader`` takes as its sharding by default.
+    ``__len__`` is optional (``DataLoader`` finds the length by bisection otherwise), as is an
+    attribute ``_shard_options``, which ``DataLoader`` takes as its sharding by default.
     """
 
     def __getitem__(self, index: int) -> RecordMetadata: ...
@@ -26,7 +27,8 @@ class Sampler(Protocol):
 class BlockSampler:
     """A sampler that answers whole blocks of indices with array arithmetic.
 
-    Not an ``abc.ABC``, as protocols are: classes that users derive from a sampler and something else may have a metaclass.
+    Not an ``abc.ABC``, as protocols are: classes that users derive from a sampler and something
+    else may have a metaclass.
     """
 
     _shard_options: ShardOptions
@@ -69,7 +71,7 @@ def seed_of(sampler: BlockSampler) -> int | None:
 
 
 def num_records_of(sampler: BlockSampler) -> int:
-    """How many records there are, in all shards together."""
+    """The number of records in all shards together."""
     return sampler._num_records
 
 
@@ -79,7 +81,9 @@ def epoch_of(sampler: BlockSampler, index: int) -> int:
 
 
 def answers_blocks(sampler: Any) -> bool:
-    """Whether ``sampler._block`` and ``_keys`` say what ``sampler[index]`` says: a subclass may have its own ``__getitem__``."""
+    """True if ``sampler._block`` and ``_keys`` agree with ``sampler[index]``: a subclass may have
+    its own ``__getitem__``.
+    """
     return isinstance(sampler, BlockSampler) and type(sampler).__getitem__ is BlockSampler.__getitem__
 
 
@@ -97,7 +101,9 @@ def check_num_records(num_records: int) -> int:
 
 
 def check_positive(name: str, value: int, in_grain: str) -> int:
-    """``value`` as a positive ``int``; the error of others begins with what Grain says, which programs look for."""
+    """``value`` as a positive ``int``; the error of others begins with what Grain says, which
+    programs look for.
+    """
     try:
         return as_int(name, value, minimum=1)
     except ValueError as error:

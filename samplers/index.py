@@ -13,23 +13,25 @@ from gristmill.samplers.base import BlockSampler, check_num_records, check_posit
 
 
 class IndexSampler(BlockSampler):
-    """Goes through the records of a shard for some epochs, each in another order if ``shuffle`` is set.
+    """Goes through the records of a shard for some epochs, each in another order if ``shuffle`` is
+    set.
 
-    The shard owns a contiguous piece of the records. The consumer asks for the indices ``i ≡ shard_index (mod
-    shard_count)``; ``i // shard_count`` counts through the epochs of that piece. Order: epoch ``e`` is permuted with seed
-    ``seed + e``; it depends on nothing else.
+    The shard owns a contiguous piece of the records. The consumer asks for the indices ``i ≡
+    shard_index (mod shard_count)``; ``i // shard_count`` counts through the epochs of that piece.
+    Order: epoch ``e`` is permuted with seed ``seed + e``; it depends on nothing else.
 
     Args:
         num_records: number of records of the whole source, at least 1.
         shard_options: the shard that this process reads.
         shuffle: whether to shuffle each epoch globally (within the shard's piece).
         num_epochs: how many epochs, at least 1; ``None`` never ends.
-        seed: seed of the shuffle and of the records' generators (``Philox(key=seed + index)``), an unsigned 32-bit
-            integer; needed for ``shuffle``.
+        seed: seed of the shuffle and of the records' generators (``Philox(key=seed + index)``), an
+            unsigned 32-bit integer; needed for ``shuffle``.
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: an argument is out of range, ``shuffle`` without ``seed``, or an endless sampler of an empty shard.
+        ValueError: an argument is out of range, ``shuffle`` without ``seed``, or an endless sampler
+            of an empty shard.
 
     Example:
         >>> sampler = IndexSampler(num_records=5, shuffle=True, num_epochs=2, seed=0)
@@ -91,5 +93,7 @@ class IndexSampler(BlockSampler):
         return index // self._shard_options.shard_count // self._size
 
     def _local_length(self) -> int | None:
-        """How many records the sampler's own shard has in all epochs together; ``None`` if they never end."""
+        """The number of records of the sampler's own shard in all epochs together; ``None`` if it
+        is infinite.
+        """
         return None if self._num_epochs is None else self._num_epochs * self._size

@@ -1,4 +1,4 @@
-"""Records in an order that somebody else has chosen."""
+"""Records in an order from elsewhere."""
 
 from __future__ import annotations
 
@@ -20,24 +20,30 @@ from gristmill.samplers.base import BlockSampler
 class IterableSampler(BlockSampler):
     """Goes through the indices of an iterable: a list, an array, a sampler of PyTorch.
 
-    The iterable is gone through at construction, once for each epoch, and the indices are kept (8 bytes each): nothing
-    depends on it later, in no process. Order: that in which the indices came. The ``repr``, and with it every state of a
-    ``DataLoader``, has a hash of them, so a state goes on with the same indices, or is refused. For a random sampler to give
-    the same ones in the next run it needs a generator of its own with a seed: in PyTorch
-    ``RandomSampler(dataset, generator=torch.Generator().manual_seed(0))``.
+    The iterable is gone through at construction, once for each epoch, and the indices are kept (8
+    bytes each): nothing depends on it later, in no process. Order: that in which the indices came.
+    The ``repr``, and with it every state of a ``DataLoader``, has a hash of them, so a state
+    continues with the same indices, or is refused. For a random sampler to give the same ones in
+    the next run it needs a generator of its own with a seed: in PyTorch ``RandomSampler(dataset,
+    generator=torch.Generator().manual_seed(0))``.
 
-    With the ``shard_options`` of a ``DataLoader``, the processes share the indices out among them, so all must be given the
-    same ones. A ``DistributedSampler`` shares them out itself: pass no ``shard_options``.
+    With the ``shard_options`` of a ``DataLoader``, the processes share the indices out among them,
+    so all must be given the same ones. A ``DistributedSampler`` shares them out itself: pass no
+    ``shard_options``.
 
     Args:
-        indices: positions of records in the source, from 0 on. A method ``set_epoch``, as a ``DistributedSampler`` has it, is
-            called before each epoch, with its number. Where it never ends, take ``itertools.islice(indices, n)``.
-        num_epochs: how many times to go through it, at least 1; an iterator gives its indices only once.
-        seed: seed of the records' generators (``Philox(key=seed + index)``), an unsigned 32-bit integer.
+        indices: positions of records in the source, from 0 on. A method ``set_epoch``, as a
+            ``DistributedSampler`` has it, is called before each epoch, with its number. Where it
+            never ends, take ``itertools.islice(indices, n)``.
+        num_epochs: how many times to go through it, at least 1; an iterator gives its indices only
+            once.
+        seed: seed of the records' generators (``Philox(key=seed + index)``), an unsigned 32-bit
+            integer.
 
     Raises:
         TypeError: ``indices`` is not an iterable of integers.
-        ValueError: an index is negative, an argument is out of range, or no indices came in a later epoch.
+        ValueError: an index is negative, an argument is out of range, or no indices came in a later
+            epoch.
 
     Example:
         >>> sampler = IterableSampler([3, 0, 2], num_epochs=2)
@@ -88,7 +94,8 @@ def _indices_of(iterable: Any, epoch: int) -> NDArray[Any]:
         )
     if hasattr(iterable, "set_epoch"):
         iterable.set_epoch(epoch)
-    if hasattr(iterable, "__array__"):  # also of JAX and PyTorch, where one element after the other takes long
+    # also of JAX and PyTorch, where one element after the other takes long
+    if hasattr(iterable, "__array__"):
         found = np.asarray(iterable)
         if found.ndim != 1 or found.dtype.kind not in "iu":
             raise TypeError(f"indices must be an array of integers [n], got one of shape {found.shape} and type {found.dtype}")

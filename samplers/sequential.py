@@ -14,14 +14,15 @@ from gristmill.samplers.base import BlockSampler, check_num_records, check_shard
 class SequentialSampler(BlockSampler):
     """Goes through the records once, in order.
 
-    ``sampler[i]`` is record ``i`` for every ``i < len(sampler)``; it is the consumer that asks only for the indices of its
-    shard, ``i ≡ shard_index (mod shard_count)``.
+    ``sampler[i]`` is record ``i`` for every ``i < len(sampler)``; it is the consumer that asks only
+    for the indices of its shard, ``i ≡ shard_index (mod shard_count)``.
 
     Args:
         num_records: number of records, at least 1.
-        shard_options: the shard; with ``drop_remainder`` the length is cut to a multiple of ``shard_count``.
-        seed: if given, record ``i`` comes with the generator ``Philox(key=seed + i)``, a key of 128 bits; a
-            non-negative integer.
+        shard_options: the shard; with ``drop_remainder`` the length is cut to a multiple of
+            ``shard_count``.
+        seed: if given, record ``i`` comes with the generator ``Philox(key=seed + i)``, a key of 128
+            bits; a non-negative integer.
 
     Raises:
         TypeError: an argument has the wrong type.

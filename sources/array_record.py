@@ -11,28 +11,22 @@ What holds when several threads use one source:
 
 from __future__ import annotations
 
-import itertools
 import logging
-import operator
 import os
 import re
 import sys
 import time
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
-from types import TracebackType
-from typing import Any, NamedTuple, Protocol, Self, SupportsIndex, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from gristmill.core.config import config
-from gristmill.core.errors import KeyRangeError, as_int
+from gristmill.core.errors import as_int
 from gristmill.core.locks import Lock
-from gristmill.core.uninterrupted import computed_by
+from gristmill.core.uninterrupted import in_threads
+from gristmill.sources.sharded import ShardedSource, ShardMap
 from gristmill.sources.storage.files import is_url
 from gristmill.sources.storage.local import starting_folder
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 _log = logging.getLogger("gristmill")
 
@@ -69,7 +63,7 @@ class _Part(NamedTuple):
     is_range: bool = False  # at the end of a path
 
 
-class ArrayRecordDataSource:
+class ArrayRecordDataSource(ShardedSource[bytes]):
     """The records of one or more ArrayRecord files, as ``bytes``; keys count through the files in the order given.
 
     Files are opened at the first read and shared by all threads. Only the record counts of files
@@ -110,6 +104,8 @@ class ArrayRecordDataSource:
         (8, b'b', b'd')
     """
 
+    _of_process = ("_readers", "_locks", "_file_texts")
+
     def __init__(
         self,
         paths: str | os.PathLike[str] | FileInstruction | Sequence[str | os.PathLike[str] | FileInstruction],
@@ -122,16 +118,16 @@ class ArrayRecordDataSource:
         parts = [_parse_path(path) for path in _as_sequence(paths)]
         whole_files = [part.filename for part in parts if part.stop is None]
         _check_ranges(parts)
-        counts = iter(_in_threads(_count_records, whole_files, config.num_threads_computing_num_records))
+        counts = iter(in_threads(_count_records, whole_files, config.num_threads_computing_num_records))
         stops = [next(counts) if part.stop is None else part.stop for part in parts]
 
         self._paths = [part.filename for part in parts]
         self._starting_folder = starting_folder([path for path in self._paths if not is_url(path)])
-        # Part i holds the keys below ends[i] that no part before it holds; position in its file = key + shifts[i].
-        self._ends = list(itertools.accumulate(stop - part.start for part, stop in zip(parts, stops, strict=True)))
-        self._shifts = [stop - end for stop, end in zip(stops, self._ends, strict=True)]
-        self._num_records = self._ends[-1]
-        self._min_records: dict[str, int] = {}  # what each file must have, to be checked when it is opened
+        self._starts = [part.start for part in parts]
+        self._stops = stops
+        self._shards = ShardMap([stop - start for start, stop in zip(self._starts, stops, strict=True)])
+        # The number of records that each file must have is checked when it is opened.
+        self._min_records: dict[str, int] = {}
         for filename, stop in zip(self._paths, stops, strict=True):
             self._min_records[filename] = max(stop, self._min_records.get(filename, 0))
         self._start_closed()
@@ -140,44 +136,25 @@ class ArrayRecordDataSource:
         self._readers: dict[str, Any] = {}
         self._locks = {filename: Lock() for filename in self._paths}
         self._file_texts: list[str] | None = None
+        super()._start_closed()
 
     @property
     def paths(self) -> list[str]:
         """The names of the files, one for each item the source was made of, without ranges."""
         return list(self._paths)
 
-    def __len__(self) -> int:
-        return self._num_records
-
-    def __getitem__(self, record_key: SupportsIndex, /) -> bytes:
-        """The record at the key.
-
-        Raises:
-            KeyRangeError: the key is negative or not below ``len(self)`` (an ``IndexError`` and a ``ValueError``).
-            RuntimeError: the record cannot be read; the text says which one of which file.
-        """
-        return self._read(record_key)
-
-    def __getitems__(self, record_keys: Sequence[SupportsIndex]) -> list[bytes]:
-        """The records at the keys, in this order; the same as, and faster than, reading them one by one.
-
-        Raises:
-            KeyRangeError, RuntimeError: as ``source[key]`` for the first key that has no record.
-        """
+    def _read_many(self, places: Sequence[tuple[int, int]]) -> list[bytes]:
         records: list[bytes] = []
-        deadline = time.perf_counter() + _POOLED_READ_SECONDS * len(record_keys)
-        for record_key in record_keys:
-            records.append(self._read(record_key))
+        deadline = time.perf_counter() + _POOLED_READ_SECONDS * len(places)
+        for number, position in places:
+            records.append(self._read_one(number, position))
             if time.perf_counter() > deadline:  # slow storage, large records, or a busy interpreter
                 break
-        rest = record_keys[len(records) :]
-        try:
-            return records + self._pooled_read(rest)
-        except (KeyRangeError, RuntimeError):
-            return records + [self._read(record_key) for record_key in rest]  # the error of the first key that has one
+        return records + self._pooled_read(places[len(records) :])
 
-    def _read(self, record_key: SupportsIndex) -> bytes:
-        filename, position = self._locate(record_key)
+    def _read_one(self, number: int, position: int) -> bytes:
+        filename = self._paths[number]
+        position += self._starts[number]
         reader = self._readers.get(filename) or self._open(filename)
         try:
             # A range of one: half the cost of a list of one, because the reader's threads are left out of it.
@@ -186,37 +163,25 @@ class ArrayRecordDataSource:
             raise RuntimeError(f"cannot read record {position} of {filename}: {error}") from error
         return record
 
-    def _pooled_read(self, record_keys: Sequence[SupportsIndex]) -> list[bytes]:
+    def _pooled_read(self, wanted: Sequence[tuple[int, int]]) -> list[bytes]:
         places: dict[str, list[int]] = {}
         positions: dict[str, list[int]] = {}
-        for place, record_key in enumerate(record_keys):
-            filename, position = self._locate(record_key)
+        for place, (number, position) in enumerate(wanted):
+            filename = self._paths[number]
             places.setdefault(filename, []).append(place)
-            positions.setdefault(filename, []).append(position)
+            positions.setdefault(filename, []).append(position + self._starts[number])
 
         def read(filename: str) -> list[bytes]:
             reader = self._readers.get(filename) or self._open(filename)
             answer: list[bytes] = reader.read(positions[filename])
             return answer
 
-        answers = _in_threads(read, list(places), config.num_threads_fetching_records)
-        records = [b""] * len(record_keys)
+        answers = in_threads(read, list(places), config.num_threads_fetching_records)
+        records = [b""] * len(wanted)
         for filename, answer in zip(places, answers, strict=True):
             for place, record in zip(places[filename], answer, strict=True):
                 records[place] = record
         return records
-
-    def __iter__(self) -> Iterator[bytes]:
-        for record_key in range(self._num_records):
-            yield self[record_key]
-
-    def _locate(self, record_key: SupportsIndex) -> tuple[str, int]:
-        """Returns the file of a record and its position there."""
-        key = operator.index(record_key)
-        if not 0 <= key < self._num_records:
-            raise KeyRangeError(f"record key must be in [0, {self._num_records}), the number of records, got {key}")
-        part = bisect_right(self._ends, key)
-        return self._paths[part], key + self._shifts[part]
 
     def _open(self, filename: str) -> Any:
         with self._locks[filename]:
@@ -234,31 +199,13 @@ class ArrayRecordDataSource:
     def _located(self, filename: str) -> str:
         return filename if is_url(filename) else os.path.join(self._starting_folder, filename)  # noqa: PTH118
 
-    def close(self) -> None:
-        """Closes all files. The next read opens them again."""
-        self._readers = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        self.close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_readers", "_locks", "_file_texts")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._start_closed()
-
     def described_files(self) -> list[str]:
         """What tells the files from others, wherever they lie: of each its name, the records read from it, and its size."""
         if self._file_texts is None:
-            sizes = _in_threads(_size_text, map(self._located, self._paths), config.num_threads_computing_num_records)
-            starts = [0, *self._ends[:-1]]
+            sizes = in_threads(_size_text, map(self._located, self._paths), config.num_threads_computing_num_records)
             self._file_texts = [
-                f"{PurePath(path).name}[{start + shift}:{end + shift}], {size}"
-                for path, start, end, shift, size in zip(self._paths, starts, self._ends, self._shifts, sizes, strict=True)
+                f"{PurePath(path).name}[{start}:{stop}], {size}"
+                for path, start, stop, size in zip(self._paths, self._starts, self._stops, sizes, strict=True)
             ]
         return self._file_texts
 
@@ -307,7 +254,7 @@ def _check_ranges(parts: Sequence[_Part]) -> None:
     """
     ranges = [part for part in parts if part.is_range]
     filenames = list(dict.fromkeys(part.filename for part in ranges))
-    counts = _in_threads(_count_if_readable, filenames, config.num_threads_computing_num_records)
+    counts = in_threads(_count_if_readable, filenames, config.num_threads_computing_num_records)
     num_records = dict(zip(filenames, counts, strict=True))
     for part in ranges:
         count = num_records[part.filename]
@@ -322,17 +269,6 @@ def _count_if_readable(filename: str) -> int | None:
         return _count_records(filename)
     except RuntimeError:
         return None
-
-
-def _in_threads(function: Callable[[T], R], arguments: Iterable[T], max_threads: int) -> list[R]:
-    """Returns ``[function(argument) for argument in arguments]``, computed in parallel."""
-    arguments = list(arguments)
-    if len(arguments) < 2:
-        return [function(argument) for argument in arguments]
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(min(len(arguments), max_threads)) as executor:
-        return computed_by(executor, function, arguments)
 
 
 def _reader_class() -> Any:

@@ -6,22 +6,20 @@ is so where the words begin. Records are compressed one by one in files called `
 
 from __future__ import annotations
 
-import operator
+import itertools
 import os
 import re
 import sys
 import time
-from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import accumulate
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, SupportsIndex
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gristmill.core.errors import KeyRangeError, missing_package
+from gristmill.core.errors import missing_package
+from gristmill.sources.sharded import ShardedSource, ShardMap
 from gristmill.sources.storage.errors import DamagedFileError, changed, damaged
 from gristmill.sources.storage.files import Files, is_url, list_files
 
@@ -34,7 +32,7 @@ _REMEDY = "Copy or write the file anew"
 _POOLED_READ_SECONDS = 50e-6
 
 
-class BagDataSource:
+class BagDataSource(ShardedSource[bytes]):
     """Returns the records of Bagz files, as ``bytes``: those of the first file, then those of the second, and so on.
 
     Files called ``.bagz`` have compressed records, others plain ones, as the library ``bagz`` has it. It reads them; each file is
@@ -71,18 +69,19 @@ class BagDataSource:
         (3, b'bb', [b'', b'a'])
     """
 
+    _of_process = ("_readers",)
+
     def __init__(self, paths: Any) -> None:
         _library()
         self._files = Files(_expanded(paths))
-        self._ends = list(accumulate(self._check(number) for number in range(len(self._files))))
+        self._shards = ShardMap([self._num_records_of(number) for number in range(len(self._files))])
         self._start_closed()
 
     def _start_closed(self) -> None:
         self._readers: dict[int, tuple[Any, tuple[int, int]]] = {}  # of open files, and what they were when they were opened
-        self._process = os.getpid()
+        super()._start_closed()
 
-    def _check(self, number: int) -> int:
-        """How many records a file has."""
+    def _num_records_of(self, number: int) -> int:
         path, size = self._files.paths[number], self._files.sizes[number]
         if not size:
             return 0
@@ -98,17 +97,11 @@ class BagDataSource:
             raise damaged(path, size - _WORD_BYTES, f"it is cut off, or no Bagz file: its last word is {begin}", _REMEDY)
         return num_records
 
-    def __len__(self) -> int:
-        return self._ends[-1]
-
-    def __getitem__(self, record_key: SupportsIndex) -> bytes:
-        number, position = self._locate(record_key)
+    def _read_one(self, number: int, position: int) -> bytes:
         self._check_unchanged([number])
         return self._read(number, position)
 
-    def __getitems__(self, record_keys: Sequence[SupportsIndex]) -> list[bytes]:
-        """Returns ``[self[key] for key in record_keys]``."""
-        places = [self._locate(record_key) for record_key in record_keys]
+    def _read_many(self, places: Sequence[tuple[int, int]]) -> list[bytes]:
         self._check_unchanged({number for number, _ in places})
         records: list[bytes] = []
         deadline = time.perf_counter() + _POOLED_READ_SECONDS * len(places)
@@ -118,20 +111,10 @@ class BagDataSource:
                 break
         return records + self._pooled_read(places[len(records) :])
 
-    def _locate(self, record_key: SupportsIndex) -> tuple[int, int]:
-        """Returns the number of the file of a record and its position there."""
-        key = operator.index(record_key)
-        if not 0 <= key < self._ends[-1]:
-            raise KeyRangeError(f"record key must be in [0, {self._ends[-1]}), the number of records, got {key}")
-        number = bisect_right(self._ends, key)
-        return number, key - (self._ends[number - 1] if number else 0)
-
     def _check_unchanged(self, numbers: Any) -> None:
         """Refuses to read on in files that were written to, or replaced: memory that is mapped to a file that was cut off must
         not be touched, or the system ends the process.
         """
-        if self._process != os.getpid():
-            self._start_closed()
         for number in numbers:
             _, opened_as = self._readers.get(number) or self._open(number)
             if _status(self._files.local_path(number)) != opened_as:
@@ -172,13 +155,14 @@ class BagDataSource:
 
     def _words(self, number: int, first: int, stop: int) -> NDArray[np.uint64]:
         """Where the records ``first`` to ``stop - 1`` of a file end; negative ones and 0 are counted from its end."""
-        num_records = self._ends[number] - (self._ends[number - 1] if number else 0)
+        bounds = self._shards.bounds
+        num_records = bounds[number + 1] - bounds[number]
         first, stop = (num_records + first, num_records + stop) if first < 0 else (first, stop)
         table = self._files.sizes[number] - _WORD_BYTES * num_records
         data = self._files.read([(number, table + _WORD_BYTES * first, table + _WORD_BYTES * stop)])[0]
         return np.frombuffer(data, "<u8")
 
-    def _pooled_read(self, places: list[tuple[int, int]]) -> list[bytes]:
+    def _pooled_read(self, places: Sequence[tuple[int, int]]) -> list[bytes]:
         """By the library's threads. Where a compressed record cannot be read, they give empty ones without a word."""
         found: dict[tuple[int, int], bytes] = {}
         for number in {number for number, _ in places}:
@@ -201,31 +185,17 @@ class BagDataSource:
         compressed = next((path for path in self._files.paths if path.endswith(".bagz")), None)
         if compressed is not None:
             raise AttributeError(f"lengths: the records of {compressed} are compressed: only reading them tells their sizes")
-        starts = [0, *self._ends[:-1]]
         parts = [
             np.diff(self._words(number, 0, end - start).astype(np.int64), prepend=0)
-            for number, (start, end) in enumerate(zip(starts, self._ends, strict=True))
+            for number, (start, end) in enumerate(itertools.pairwise(self._shards.bounds))
             if end > start
         ]
         return np.concatenate([np.zeros(0, np.int64), *parts])
 
     def close(self) -> None:
         """Closes all files. The next read opens them again."""
-        self._start_closed()
+        super().close()
         self._files.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        self.close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_readers", "_process")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._start_closed()
 
     def __repr__(self) -> str:
         return f"BagDataSource({self._files.described()})"

@@ -9,10 +9,11 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from gristmill.core.element_spec import ShapeDtypeStruct
-from gristmill.core.errors import KeyRangeError
+from gristmill.core.errors import key_out_of_range
 from gristmill.core.state import shown
 from gristmill.sources.base import check_no_table
 from gristmill.sources.reading import read_keys
+from gristmill.sources.sharded import read_in_order
 
 
 class SeriesDataSource:
@@ -84,7 +85,7 @@ class ColumnsDataSource:
         return self._length
 
     def __getitem__(self, index: SupportsIndex) -> dict[str, Any]:
-        return self.__getitems__([index])[0]
+        return self._rows_at([index])[0]
 
     def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[dict[str, Any]]:
         """The records at the indices, in this order.
@@ -93,10 +94,13 @@ class ColumnsDataSource:
             KeyRangeError: one of them is not in ``[0, len(self))``.
             TypeError: one of them is no integer.
         """
+        return read_in_order(self._rows_at, self.__getitem__, indices)
+
+    def _rows_at(self, indices: Sequence[SupportsIndex]) -> list[dict[str, Any]]:
         keys = [operator.index(index) for index in indices]
         if keys and not 0 <= min(keys) <= max(keys) < self._length:
             wrong = next(key for key in keys if not 0 <= key < self._length)
-            raise KeyRangeError(f"index {wrong} is out of range for {self!r}")
+            raise key_out_of_range(wrong, self._length)
         return _rows(self._columns, keys)
 
     @property

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any, SupportsIndex
 
-from gristmill.core.errors import KeyRangeError, missing_package
+from gristmill.core.errors import missing_package
 from gristmill.core.naming import transform_name
+from gristmill.sources.sharded import checked_key, read_in_order
 
 _NUM_SAMPLED = 8  # rows that tell data sets apart in the ``repr``
 
@@ -71,18 +71,15 @@ class HuggingFaceSource:
         return self._num_rows
 
     def __getitem__(self, record_key: SupportsIndex) -> Any:
-        return self._dataset[self._checked(record_key)]
+        return self._dataset[checked_key(record_key, self._num_rows)]
 
     def __getitems__(self, record_keys: Sequence[SupportsIndex]) -> list[Any]:
         """Returns ``[self[key] for key in record_keys]``, by one read where that gives the same."""
-        keys = [self._checked(record_key) for record_key in record_keys]
-        return self._read_block(keys) if len(keys) > 1 else self._single_rows(keys)
+        return read_in_order(self._checked_block, self.__getitem__, record_keys)
 
-    def _checked(self, record_key: SupportsIndex) -> int:
-        key = operator.index(record_key)
-        if not 0 <= key < self._num_rows:
-            raise KeyRangeError(f"record key must be in [0, {self._num_rows}), the number of rows, got {key}")
-        return key
+    def _checked_block(self, record_keys: Sequence[SupportsIndex]) -> list[Any]:
+        keys = [checked_key(record_key, self._num_rows) for record_key in record_keys]
+        return self._read_block(keys) if len(keys) > 1 else self._single_rows(keys)
 
     def _single_rows(self, keys: list[int]) -> list[Any]:
         return [self._dataset[key] for key in keys]

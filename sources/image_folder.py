@@ -12,17 +12,19 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from gristmill.core.cached import cached
-from gristmill.core.errors import KeyRangeError
 from gristmill.core.locks import Lock
 from gristmill.core.naming import transform_name
 from gristmill.core.state import shown
+from gristmill.sources.sharded import checked_key
+from gristmill.sources.storage import forks
 from gristmill.sources.storage.errors import DamagedFileError, damaged
 from gristmill.sources.storage.files import Files
+from gristmill.sources.storage.per_process import PerProcess
 
 EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
 
-class ImageFolderSource:
+class ImageFolderSource(PerProcess):
     """The pictures of a folder that has a folder for each class, or of a ``.zip`` or ``.tar`` archive of such a folder.
 
     An element is a dictionary: ``image``, the bytes of the file or what ``decode`` makes of them; ``label``, the number of the
@@ -55,6 +57,8 @@ class ImageFolderSource:
         (3, {'cat': 0, 'dog': 1}, {'image': b'...', 'label': 1, 'path': 'dog/1.JPG'})
     """
 
+    _of_process = ("_file",)
+
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -81,6 +85,7 @@ class ImageFolderSource:
         self._check(order, endings)
         self._names = order
         self.labels = np.array([self.class_to_idx[name.split("/")[0]] for name in order], np.int64)
+        self._start_closed()
 
     def __len__(self) -> int:
         return len(self._names)
@@ -93,9 +98,7 @@ class ImageFolderSource:
             OSError: the file cannot be read.
             Exception: what ``decode`` raises, with the name of the file.
         """
-        number = key.__index__()
-        if not 0 <= number < len(self):
-            raise KeyRangeError(f"key must be in [0, {len(self)}), the number of pictures, got {number}")
+        number = checked_key(key, len(self))
         name = self._names[number]
         data = self._read(name)
         try:
@@ -109,9 +112,6 @@ class ImageFolderSource:
         decode = "" if self._decode is None else f", decode={transform_name(self._decode).partition(' @ ')[0]}"
         return f"ImageFolderSource({Path(self._path).name!r}, {len(self)} pictures, {len(self.classes)} classes{decode})"
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_file"}
-
     @property
     def paths(self) -> list[str]:
         """The names of the files below the folder, one for each element."""
@@ -123,6 +123,10 @@ class ImageFolderSource:
         if file is not None:
             file.close()
 
+    def _start_closed(self) -> None:
+        vars(self).pop("_file", None)
+        super()._start_closed()
+
     @cached
     def _file(self) -> Any:
         return _ZipReader(self._path) if self._archive == "zip" else Files([self._path])
@@ -130,6 +134,8 @@ class ImageFolderSource:
     def _read(self, name: str) -> bytes:
         if self._archive is None:
             return Path(self._path, name).read_bytes()
+        if self._fork != forks.number:  # a process shares the position in an open file with its fork
+            self._start_closed()
         if self._archive == "zip":
             try:
                 data: bytes = self._file.read(self._members[name])

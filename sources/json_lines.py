@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import operator
 import os
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
-from types import TracebackType
-from typing import Any, Self, SupportsIndex
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
-from gristmill.core.errors import KeyRangeError, add_note, as_int
+from gristmill.core.errors import add_note, as_int
 from gristmill.core.naming import transform_name
+from gristmill.sources.sharded import ShardedSource, ShardMap
 from gristmill.sources.storage.errors import DamagedFileError, changed, damaged
 from gristmill.sources.storage.files import Files, list_files
 from gristmill.sources.storage.frames import OFFSET_BITS, Frames
@@ -27,7 +24,7 @@ _NEWLINE = 10
 _DECODER = json.JSONDecoder()
 
 
-class JsonlSource:
+class JsonlSource(ShardedSource[Any]):
     """What the lines of JSON files say, one record a line; keys count through the files in the order of ``patterns``.
 
     A record is what ``json.loads`` makes of a line, ``source[key]`` always of the same one. Lines end with ``\\n`` or ``\\r\\n``;
@@ -88,7 +85,8 @@ class JsonlSource:
         self._frames = Frames(self._files, self._sidecars, max_bytes)
         self._is_compressed = ["frames" in sidecar.names() for sidecar in self._sidecars]
         self._stops = [self._stop(number) for number in range(len(self._files))]
-        self._ends = list(accumulate(sidecar.length("records") - 1 for sidecar in self._sidecars))
+        self._shards = ShardMap([sidecar.length("records") - 1 for sidecar in self._sidecars])
+        self._start_closed()
 
     @property
     def paths(self) -> list[str]:
@@ -122,47 +120,10 @@ class JsonlSource:
             return self._sidecars[number].length("frames") // 2 << OFFSET_BITS
         return self._files.sizes[number]
 
-    def __len__(self) -> int:
-        return self._ends[-1]
-
-    def __getitem__(self, key: SupportsIndex, /) -> Any:
-        """The record at the key.
-
-        Raises:
-            KeyRangeError: the key is negative or not below ``len(self)``.
-            DamagedFileError: the line is not valid, or is ``null``; the error names its place.
-            ChangedFileError: the file is not the one that the index was made of.
-            OSError: the file cannot be read.
-        """
-        return self._records([key])[0]
-
-    def __getitems__(self, keys: Sequence[SupportsIndex]) -> list[Any]:
-        """The records at the keys, in this order; the same as, and faster than, reading them one by one.
-
-        Raises: as ``source[key]`` for the first key that has no record.
-        """
-        try:
-            return self._records(keys)
-        except Exception:
-            return [self[key] for key in keys]  # the error of the first key that has one
-
-    def __iter__(self) -> Iterator[Any]:
-        for key in range(len(self)):
-            yield self[key]
-
-    def _records(self, keys: Sequence[SupportsIndex]) -> list[Any]:
-        lines = [self._locate(key) for key in keys]
-        ranges, leads = self._ranges(lines)
+    def _read_many(self, places: Sequence[tuple[int, int]]) -> list[Any]:
+        ranges, leads = self._ranges(places)
         texts = self._texts(ranges)
-        return [self._record(*of_one) for of_one in zip(lines, leads, ranges, texts, strict=True)]
-
-    def _locate(self, key: SupportsIndex) -> tuple[int, int]:
-        """The number of a record's file, and the record's number there."""
-        index = operator.index(key)
-        if not 0 <= index < self._ends[-1]:
-            raise KeyRangeError(f"record key must be in [0, {len(self)}), the number of records, got {index}")
-        number = bisect_right(self._ends, index)
-        return number, index - (self._ends[number - 1] if number else 0)
+        return [self._record(*of_one) for of_one in zip(places, leads, ranges, texts, strict=True)]
 
     def _ranges(self, lines: Sequence[tuple[int, int]]) -> tuple[list[tuple[int, int, int]], list[int]]:
         """Return the range to read for each line, and the number of its bytes before the line.
@@ -262,17 +223,12 @@ class JsonlSource:
         return int(self._sidecars[number].read("frames", first, first + 1)[0])
 
     def close(self) -> None:
-        """Closes all files. The next read opens them again."""
+        """Closes all files, and frees decompressed text. The next read opens them again."""
+        super().close()
         self._files.close()
         self._frames.forget()
         for sidecar in self._sidecars:
             sidecar.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         parse = "" if self._parse is None else f", parse={transform_name(self._parse)}"

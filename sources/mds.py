@@ -7,23 +7,20 @@ samples. A sample has the sizes of those columns whose size is not fixed, and th
 from __future__ import annotations
 
 import bz2
-import itertools
 import json
-import operator
 import os
 import zlib
-from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, SupportsIndex
+from typing import Any
 
 import numpy as np
 
-from gristmill.core.cached import cached
-from gristmill.core.errors import KeyRangeError, as_int, missing_package
+from gristmill.core.errors import as_int, missing_package
 from gristmill.core.state import shown
 from gristmill.sources.kept import KeptValues
 from gristmill.sources.mds_encodings import PICKLE, decoder_of
+from gristmill.sources.sharded import ShardedSource, ShardMap
 from gristmill.sources.storage.errors import damaged
 from gristmill.sources.storage.files import Files, is_url
 
@@ -48,7 +45,7 @@ class _Shard:
         self.compression = None if is_raw else str(values["compression"]).partition(":")[0]
 
 
-class MDSSource:
+class MDSSource(ShardedSource[dict[str, Any]]):
     """The samples of a folder that MosaicML's ``MDSWriter`` has written: dictionaries of columns, in the order of ``index.json``.
 
     Values are those that their library gives: pictures are Pillow's, scalars NumPy's. A sample of a shard without compression is
@@ -81,6 +78,8 @@ class MDSSource:
         (2, {'n': 7})
     """
 
+    _of_process = ("_kept", "_offsets", "_decoders")
+
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -94,37 +93,32 @@ class MDSSource:
         self._decode_images = bool(decode_images)
         self._max_bytes = as_int("max_bytes", max_bytes, minimum=0)
         entries = _entries(self._folder)
-        self._shards = [_Shard(entry, self._is_raw(entry)) for entry in entries]
-        for shard in self._shards:
+        self._entries = [_Shard(entry, self._is_raw(entry)) for entry in entries]
+        for shard in self._entries:
             for name, encoding, _ in shard.columns:
                 decoder_of(encoding, self._decode_images)
                 if encoding == PICKLE and not allow_pickle:
                     raise ValueError(
                         f"column {name!r} has pickles, which can run any code: pass allow_pickle=True if you trust them"
                     )
-        self._files = Files([f"{self._folder}/{shard.name}" for shard in self._shards])
-        for shard, size, file in zip(self._shards, self._files.sizes, self._files.paths, strict=True):
+        self._files = Files([f"{self._folder}/{shard.name}" for shard in self._entries])
+        for shard, size, file in zip(self._entries, self._files.sizes, self._files.paths, strict=True):
             if size != shard.num_bytes:
                 raise damaged(file, min(size, shard.num_bytes), f"it has {size} bytes, {_INDEX} says {shard.num_bytes}", _REMEDY)
-        self._ends = [*itertools.accumulate([shard.num_samples for shard in self._shards])]
+        self._shards = ShardMap([entry.num_samples for entry in self._entries])
+        self._start_closed()
 
-    def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
+    def _start_closed(self) -> None:
+        self._kept: KeptValues[int, bytes] = KeptValues(self._max_bytes)
+        # For each shard that was read, where its samples begin and where the last one ends.
+        self._offsets: dict[int, Any] = {}
+        encodings = {encoding for entry in self._entries for _, encoding, _ in entry.columns}
+        self._decoders = {name: decoder_of(name, self._decode_images) for name in encodings}
+        super()._start_closed()
 
-    def __getitem__(self, key: SupportsIndex, /) -> dict[str, Any]:
-        """The sample at the key.
-
-        Raises:
-            KeyRangeError: the key is negative or not below ``len(self)``.
-            DamagedFileError: the shard is not as it should be.
-        """
-        return self.__getitems__([key])[0]
-
-    def __getitems__(self, keys: Sequence[SupportsIndex]) -> list[dict[str, Any]]:
-        """The samples at the keys, in this order."""
-        places = [self._located(operator.index(key)) for key in keys]
+    def _read_many(self, places: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
         ranges = [(number, *self._range(number, place)) for number, place in places]
-        raw = [place for place, (number, _, _) in enumerate(ranges) if self._shards[number].compression is None]
+        raw = [place for place, (number, _, _) in enumerate(ranges) if self._entries[number].compression is None]
         data = dict(zip(raw, self._files.read([ranges[place] for place in raw]), strict=True))
         samples = []
         for place, (number, start, stop) in enumerate(ranges):
@@ -135,43 +129,21 @@ class MDSSource:
     def __repr__(self) -> str:
         return f"MDSSource({len(self)} samples, {self._files.described()})"
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_kept", "_offsets", "_decoders")}
-
     @property
     def paths(self) -> list[str]:
         """The files of the shards."""
         return list(self._files.paths)
 
     def close(self) -> None:
-        """Closes all files. The next read opens them again."""
+        """Closes all files, and frees decompressed shards. The next read opens them again."""
+        super().close()
         self._files.close()
-
-    @cached
-    def _kept(self) -> KeptValues[int, bytes]:
-        return KeptValues(self._max_bytes)
-
-    @cached
-    def _offsets(self) -> dict[int, Any]:
-        """Of each shard that was read, where its samples begin, and the last one ends."""
-        return {}
-
-    @cached
-    def _decoders(self) -> dict[str, Any]:
-        encodings = {encoding for shard in self._shards for _, encoding, _ in shard.columns}
-        return {encoding: decoder_of(encoding, self._decode_images) for encoding in encodings}
 
     def _is_raw(self, entry: dict[str, Any]) -> bool:
         """Returns True if the file without compression is read: it is the only one, or it is local."""
         if not entry.get("zip_data"):
             return True
         return not is_url(self._folder) and Path(self._folder, entry["raw_data"]["basename"]).exists()
-
-    def _located(self, key: int) -> tuple[int, int]:
-        if not 0 <= key < len(self):
-            raise KeyRangeError(f"key must be in [0, {len(self)}), the number of samples, got {key}")
-        number = bisect_right(self._ends, key)
-        return number, key - (self._ends[number - 1] if number else 0)
 
     def _range(self, number: int, place: int) -> tuple[int, int]:
         offsets = self._offsets.get(number)
@@ -180,7 +152,7 @@ class MDSSource:
         return int(offsets[place]), int(offsets[place + 1])
 
     def _read_offsets(self, number: int) -> Any:
-        shard, path = self._shards[number], self._files.paths[number]
+        shard, path = self._entries[number], self._files.paths[number]
         size = 4 * (shard.num_samples + 2)
         if shard.compression is None:
             head = self._files.read_one(number, 0, min(size, shard.num_bytes))
@@ -193,7 +165,7 @@ class MDSSource:
         return words[1:]
 
     def _unpacked(self, number: int) -> bytes:
-        shard, path = self._shards[number], self._files.paths[number]
+        shard, path = self._entries[number], self._files.paths[number]
 
         def make() -> tuple[bytes, int]:
             packed = self._files.read_one(number, 0, shard.num_bytes)
@@ -208,7 +180,7 @@ class MDSSource:
         return self._kept.get(number, lambda: shard.raw_bytes, make)
 
     def _decoded(self, number: int, offset: int, data: bytes) -> dict[str, Any]:
-        columns = self._shards[number].columns
+        columns = self._entries[number].columns
         num_sizes = sum([not size for _, _, size in columns])
         try:
             sizes = iter(np.frombuffer(data, "<u4", num_sizes).tolist())

@@ -15,20 +15,21 @@ import itertools
 import zlib
 from array import array
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from gristmill.core.config import config
-from gristmill.core.uninterrupted import computed_by
+from gristmill.core.uninterrupted import in_threads
 from gristmill.sources.arrow_files import open_input, open_ranges
 from gristmill.sources.arrow_types import check_names_differ, common_type, type_of_values
 from gristmill.sources.arrow_values import DecodedRows
 from gristmill.sources.kept import KeptValues
 from gristmill.sources.parquet import explained
 from gristmill.sources.parquet_footer import read_footer
+from gristmill.sources.storage import forks
 from gristmill.sources.storage.errors import changed
 from gristmill.sources.storage.files import Files, is_url
+from gristmill.sources.storage.per_process import PerProcess
 
 _FOOTER_BYTES = 64 << 20  # of parsed footers that a process keeps
 _PARSED_RATIO = 10  # a footer takes about this many times as much memory as space in the file
@@ -43,7 +44,7 @@ class _Footer(NamedTuple):
     ends: array[int]  # for each row group, the rows of the file up to its end
 
 
-class RowGroups:
+class RowGroups(PerProcess):
     """The row groups of files, by the number of the file and their number in it. Any thread may read at any time.
 
     Args:
@@ -57,6 +58,8 @@ class RowGroups:
         DamagedFileError: a file is not a Parquet file, or is damaged.
         OSError: a file cannot be read.
     """
+
+    _of_process = ("_ends", "_statuses", "_footers", "_ratio")
 
     def __init__(self, files: Files, filesystem: Any, columns: Sequence[str] | None, verifies: bool) -> None:
         self._files, self._filesystem, self._columns, self._verifies = files, filesystem, columns, verifies
@@ -73,12 +76,11 @@ class RowGroups:
             return footer._replace(metadata=None), types
 
         footers, types = [first], self._types(0, schema)
-        with ThreadPoolExecutor(config.num_threads_computing_num_records) as pool:
-            found = computed_by(pool, read, range(1, len(files)))
-            for number, (footer, theirs) in enumerate(found, 1):
-                footers.append(footer)
-                if theirs is not None:
-                    types = self._common_types(number, types, theirs)
+        found = in_threads(read, range(1, len(files)), config.num_threads_computing_num_records)
+        for number, (footer, theirs) in enumerate(found, 1):
+            footers.append(footer)
+            if theirs is not None:
+                types = self._common_types(number, types, theirs)
         self._checksums = array("L", [footer.checksum for footer in footers])
         self.num_rows = [footer.ends[-1] for footer in footers]
 
@@ -87,6 +89,7 @@ class RowGroups:
         self._statuses: dict[int, Any] = {}  # of local files, when these were read
         self._footers: KeptValues[int, _Footer] = KeptValues(_FOOTER_BYTES)
         self._ratio = 1.0  # of decoded bytes to those in the last row group, which are encoded
+        super()._start_closed()
 
     def _checked_names(self, schema: Any) -> list[str]:
         names = list(dict.fromkeys(schema.names if self._columns is None else self._columns))
@@ -131,6 +134,8 @@ class RowGroups:
 
     def ends(self, number: int) -> array[int]:
         """For each row group of a file, the rows of the file up to its end."""
+        if self._fork != forks.number:
+            self._start_closed()
         return self._ends.get(number) or self._footer(number).ends
 
     def explained(self, number: int, group: int) -> contextlib.AbstractContextManager[None]:
@@ -225,12 +230,4 @@ class RowGroups:
     def close(self) -> None:
         """Lets go of footers, files and connections. What is read next opens them again."""
         self._files.close()
-        self._start_closed()
-
-    def __getstate__(self) -> dict[str, Any]:
-        names = ("_ends", "_statuses", "_footers", "_ratio")
-        return {name: value for name, value in vars(self).items() if name not in names}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
         self._start_closed()

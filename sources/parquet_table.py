@@ -8,25 +8,22 @@ What holds when several threads and processes use one source:
 
 from __future__ import annotations
 
-import itertools
-import operator
 import os
-from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Any, Self, SupportsIndex
+from typing import Any
 
-from gristmill.core.errors import KeyRangeError, as_int, missing_package
+from gristmill.core.errors import as_int, missing_package
 from gristmill.sources.arrow_values import DecodedRows
 from gristmill.sources.kept import KeptValues
 from gristmill.sources.parquet import checked_columns
 from gristmill.sources.parquet_groups import RowGroups
+from gristmill.sources.sharded import ShardedSource, ShardMap
 from gristmill.sources.storage.files import Files, list_files
 from gristmill.sources.storage.local import is_local, starting_folder
 
 
-class ParquetSource:
+class ParquetSource(ShardedSource[dict[str, Any]]):
     """The rows of one or more Parquet files, as dictionaries: the name of a column to a value.
 
     Keys count through the rows of the files in the order given. A value is what
@@ -71,6 +68,8 @@ class ParquetSource:
         (3, {'letter': 'c'}, [{'letter': 'b'}, {'letter': 'a'}])
     """
 
+    _of_process = ("_kept",)
+
     def __init__(
         self,
         paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
@@ -88,84 +87,36 @@ class ParquetSource:
         self._max_bytes = as_int("max_bytes", max_bytes, minimum=0)
         self._files = Files(list_files("paths", paths)) if filesystem is None else _without_sizes(paths, filesystem)
         self._groups = RowGroups(self._files, filesystem, self._columns, page_checksum_verification)
-        # File i holds the keys below ends[i] that no file before it holds.
-        self._ends = array("q", itertools.accumulate(self._groups.num_rows))
-        self._start_empty()
+        self._shards = ShardMap(self._groups.num_rows)
+        self._start_closed()
 
-    def _start_empty(self) -> None:
-        self._process = os.getpid()
+    def _start_closed(self) -> None:
         self._kept: KeptValues[tuple[int, int], DecodedRows] = KeptValues(self._max_bytes)
+        super()._start_closed()
 
-    def __len__(self) -> int:
-        return self._ends[-1]
-
-    def __getitem__(self, record_key: SupportsIndex, /) -> dict[str, Any]:
-        """The row at the key.
-
-        Raises:
-            KeyRangeError: the key is negative or not below ``len(self)`` (an ``IndexError`` and a ``ValueError``).
-            DamagedFileError: the row group cannot be decoded, or the file has changed (``ChangedFileError``).
-            OSError: the file cannot be read.
-        """
-        number, group, row = self._locate(record_key)
+    def _read_one(self, number: int, position: int) -> dict[str, Any]:
+        group, row = self._located(number, position)
         return self._rows(number, group, [row])[0]
 
-    def __getitems__(self, record_keys: Sequence[SupportsIndex]) -> list[dict[str, Any]]:
-        """The rows at the keys, in this order. Each row group is decoded at most once, whatever ``max_bytes`` is.
-
-        Raises:
-            KeyRangeError, DamagedFileError, OSError: as ``source[key]`` for the first key that has no row.
-        """
-        failure: tuple[int, Exception] | None = None  # the first of the keys, and its error
-        groups: dict[tuple[int, int], tuple[list[int], list[int]]] = {}  # of each: places of keys, and rows
-        for place, record_key in enumerate(record_keys):
-            try:
-                number, group, row = self._locate(record_key)
-            except Exception as error:
-                failure = place, error
-                break
-            places, rows = groups.setdefault((number, group), ([], []))
-            places.append(place)
+    def _read_many(self, places: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
+        """Return the rows. Each row group is decoded at most once, whatever ``max_bytes`` is."""
+        wanted: dict[tuple[int, int], tuple[list[int], list[int]]] = {}  # places and rows by group
+        for place, (number, position) in enumerate(places):
+            group, row = self._located(number, position)
+            into, rows = wanted.setdefault((number, group), ([], []))
+            into.append(place)
             rows.append(row)
-        found: list[dict[str, Any]] = [{}] * len(record_keys)
-        for (number, group), (places, rows) in groups.items():
-            if failure is not None and places[0] > failure[0]:
-                break
-            try:
-                for place, each in zip(places, self._rows(number, group, rows), strict=True):
-                    found[place] = each
-            except Exception as error:
-                failure = self._first_failure(number, group, places, rows, failure or (places[0], error))
-        if failure is not None:
-            raise failure[1]
+        found: list[dict[str, Any]] = [{}] * len(places)
+        for (number, group), (into, rows) in wanted.items():
+            for place, each in zip(into, self._rows(number, group, rows), strict=True):
+                found[place] = each
         return found
 
-    def _first_failure(
-        self, number: int, group: int, places: list[int], rows: list[int], failure: tuple[int, Exception]
-    ) -> tuple[int, Exception]:
-        """Which of the rows cannot be read, if it is one before ``failure``."""
-        for place, row in zip(places, rows, strict=True):
-            if place > failure[0]:
-                break
-            try:
-                self._rows(number, group, [row])
-            except Exception as error:
-                return place, error
-        return failure
-
-    def _locate(self, record_key: SupportsIndex) -> tuple[int, int, int]:
-        """The file, the row group and the row in it."""
-        key = operator.index(record_key)
-        if not 0 <= key < self._ends[-1]:
-            raise KeyRangeError(f"record key must be in [0, {self._ends[-1]}), the number of rows, got {key}")
-        if self._process != os.getpid():  # a fork: locks may be held by threads that are not here
-            self._groups.close()
-            self._start_empty()
-        number = bisect_right(self._ends, key)
-        row = key - (self._ends[number - 1] if number else 0)
+    def _located(self, number: int, position: int) -> tuple[int, int]:
+        """Return the row group of a row of a file, and the row in it."""
         ends = self._groups.ends(number)
-        group = bisect_right(ends, row)
-        return number, group, row - (ends[group - 1] if group else 0)
+        group = bisect_right(ends, position)
+        return group, position - (ends[group - 1] if group else 0)
 
     def _rows(self, number: int, group: int, rows: Sequence[int]) -> list[dict[str, Any]]:
         groups = self._groups
@@ -183,22 +134,9 @@ class ParquetSource:
         return self._kept.num_bytes
 
     def close(self) -> None:
-        """Lets go of all decoded row groups, files and connections. The next read opens them again."""
+        """Closes all files and connections, and frees decoded row groups. The next read opens them again."""
+        super().close()
         self._groups.close()
-        self._start_empty()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        self.close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_process", "_kept")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._start_empty()
 
     def __repr__(self) -> str:
         columns = "" if self._columns is None else f", columns={self._columns}"

@@ -9,7 +9,7 @@ from typing import SupportsIndex
 import numpy as np
 
 from gristmill.core.element_spec import ShapeDtypeStruct
-from gristmill.core.errors import KeyRangeError, as_int
+from gristmill.core.errors import as_int, key_out_of_range
 
 
 class InvalidRangeError(ValueError, AssertionError):
@@ -59,7 +59,7 @@ class RangeDataSource:
     def __getitem__(self, index: SupportsIndex, /) -> int:
         place = operator.index(index)
         if not 0 <= place < self._length:
-            raise KeyRangeError(f"index {place} is out of range for {self!r} of length {self._length}")
+            raise key_out_of_range(place, self._length)
         return self._start + place * self._step
 
     def __getitems__(self, indices: Sequence[SupportsIndex]) -> list[int]:

@@ -7,14 +7,12 @@ import itertools
 import logging
 import operator
 import os
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self, SupportsIndex
+from typing import Any
 
 import numpy as np
 
-from gristmill.core.errors import KeyRangeError
+from gristmill.sources.sharded import ShardedSource, ShardMap
 from gristmill.sources.storage.errors import DamagedFileError, changed, damaged
 from gristmill.sources.storage.files import Files, is_url, list_files
 from gristmill.sources.storage.sidecar import Sidecar, open_sidecars, without_sidecars
@@ -31,7 +29,7 @@ _COPIED_BYTES = 1 << 15  # longer parts are read by themselves, so that they nee
 _log = logging.getLogger("gristmill")
 
 
-class TarSource:
+class TarSource(ShardedSource[dict[str, Any]]):
     """The records of WebDataset shards, which are tar archives: files of one stem are a record.
 
     A record is a dictionary: its key under ``"__key__"``, and the bytes of each of its files under the file's extension, in the
@@ -100,8 +98,9 @@ class TarSource:
             index_dir=index_dir,
             filesystem=filesystem,
         )
-        self._ends = list(itertools.accumulate(index.length("lengths") for index in self._indices))
+        self._shards = ShardMap([index.length("lengths") for index in self._indices])
         self._lengths: np.ndarray | None = None
+        self._start_closed()
         self._warn_of_links()
 
     def _warn_of_links(self) -> None:
@@ -147,38 +146,7 @@ class TarSource:
         ]
         return np.array(found, np.int64)
 
-    def __len__(self) -> int:
-        return self._ends[-1]
-
-    def __getitem__(self, record_key: SupportsIndex, /) -> dict[str, Any]:
-        """The record at the key.
-
-        Raises:
-            KeyRangeError: the key is negative or not below ``len(self)`` (an ``IndexError`` and a ``ValueError``).
-            ChangedFileError, DamagedFileError: an archive is not what its index says; the text names it, the byte and what to do.
-            ValueError: the record has none of the files of ``extensions``.
-            OSError: an archive cannot be read.
-        """
-        (record,) = self._read([self._locate(record_key)])
-        return record
-
-    def __getitems__(self, record_keys: Sequence[SupportsIndex]) -> list[dict[str, Any]]:
-        """The records at the keys, in this order: the same as, and faster than, reading them one by one. Raises: as that does."""
-        try:
-            return self._read([self._locate(key) for key in record_keys])
-        except (TypeError, ValueError, OSError):
-            return [self[key] for key in record_keys]  # the error of the first key that has one
-
-    def _locate(self, record_key: SupportsIndex) -> tuple[int, int]:
-        """The archive of a record, and its number there."""
-        key = operator.index(record_key)
-        if not 0 <= key < len(self):
-            raise KeyRangeError(f"record key must be in [0, {len(self)}), the number of records, got {key}")
-        archive = bisect_right(self._ends, key)
-        return archive, key - (self._ends[archive - 1] if archive else 0)
-
-    def _read(self, places: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
-        """The records at these places, each an archive and a number there, by one read of all that is needed."""
+    def _read_many(self, places: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
         entries = self._entries(places)
         ranges: list[tuple[int, int, int]] = []
         planned = [self._plan(place, entries[place], ranges) for place in places]
@@ -257,18 +225,13 @@ class TarSource:
 
     def close(self) -> None:
         """Closes all archives and their indices. The next read opens them again."""
+        super().close()
         self._files.close()
         for index in self._indices:
             index.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        self.close()
-
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_lengths": None}
+        return {**super().__getstate__(), "_lengths": None}
 
     def __repr__(self) -> str:
         extensions = "" if self._extensions is None else f", extensions={sorted(self._extensions)}"

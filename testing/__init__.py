@@ -1,4 +1,6 @@
-"""Assertions for tests of pipelines, and of what users add to them: sources, samplers, datasets, iterators, transformations."""
+"""Assertions for tests of pipelines, and of what users add to them: sources, samplers, datasets,
+iterators, transformations.
+"""
 
 from gristmill.testing.checkpoints import assert_equal_output_after_checkpoint
 from gristmill.testing.determinism import assert_deterministic

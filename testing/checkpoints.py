@@ -1,4 +1,4 @@
-"""Whether a pipeline continues exactly where a checkpoint was taken."""
+"""Checks that a pipeline continues exactly where a checkpoint was taken."""
 
 from __future__ import annotations
 
@@ -30,26 +30,32 @@ def assert_equal_output_after_checkpoint(
     twice: bool = False,
     unchanged: bool = False,
 ) -> None:
-    """Asserts that ``ds``, restored from a state taken before any of its elements, continues with that element.
+    """Asserts that ``ds``, restored from a state taken before any of its elements, continues with
+    that element.
 
-    Iterates once to the end and takes the state before each element. Then restores each state in a new iterator, which must
-    give the same state back, and the elements that followed. The states must all have one structure, with leaves of the same
-    types and shapes; but for records of choices, such as of elements that ``tolerate`` has skipped.
+    Iterates once to the end and takes the state before each element. Then restores each state in a
+    new iterator, which must give the same state back, and the elements that followed. The states
+    must all have one structure, with leaves of the same types and shapes; but for records of
+    choices, such as of elements that ``tolerate`` has skipped.
 
-    The number of elements that are computed grows with the square of their number: meant for small datasets. One without an
-    end has to be limited first.
+    The number of elements that are computed grows with the square of their number: meant for small
+    datasets. One without an end has to be limited first.
 
     Args:
-        ds: anything whose ``iter()`` gives an iterator with ``get_state`` and ``set_state``: a dataset, a ``DataLoader``.
+        ds: anything whose ``iter()`` gives an iterator with ``get_state`` and ``set_state``: a
+            dataset, a ``DataLoader``.
         at_end: also restore the state after the last element, and the one after the end.
-        through_json: restore what becomes of a state in a checkpoint file: ``json.loads(json.dumps(state))``.
-        in_place: also restore each state in an iterator that has been used for the other ones before.
+        through_json: restore the state as read from a checkpoint file:
+            ``json.loads(json.dumps(state))``.
+        in_place: also restore each state in an iterator that has been used for the other ones
+            before.
         twice: set each state twice, one right after the other.
-        unchanged: assert that neither restoring a state nor iterating from there changes the object that was restored.
+        unchanged: assert that neither restoring a state nor iterating from there changes the object
+            that was restored.
 
     Raises:
-        AssertionError: something is not so; names the step, counted from 0, and what was expected. Also if ``ds`` has no
-            elements.
+        AssertionError: something is not so; names the step, counted from 0, and what was expected.
+            Also if ``ds`` has no elements.
         TypeError: the iterator of ``ds`` has no states.
 
     Example:
@@ -100,7 +106,9 @@ def _opened(ds: Any, stack: contextlib.ExitStack) -> Any:
 
 
 def _draws_from_an_iterator(ds: Any) -> bool:
-    """Whether all iterators of ``ds`` move one that is there already, as an ``ElasticIterator`` is: it is not ours to close."""
+    """True if all iterators of ``ds`` move one existing iterator, such as an ``ElasticIterator``,
+    which the caller must close.
+    """
     return isinstance(ds, DatasetNode) and any(isinstance(node, DatasetIterator) for node in ancestors(ds))
 
 
@@ -120,7 +128,9 @@ def _check_elements(it: Any, expected: list[Any], given: Any, step: int) -> None
 
 
 def _without_records(state: Any) -> Any:
-    """Return a state without the records of choices in it, which there are only where something was chosen."""
+    """Return a state without the records of choices in it, which there are only where something was
+    chosen.
+    """
     if type(state) is dict:
         return {key: _without_records(value) for key, value in state.items() if key not in ("choices", "from_choices")}
     return [_without_records(value) for value in state] if type(state) is list else state

@@ -1,4 +1,4 @@
-"""Whether a pipeline gives the same whenever and wherever it runs."""
+"""Checks that a pipeline gives the same elements whenever and wherever it runs."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 
 
 def assert_deterministic(ds: Any, *, steps: int = 200, seconds: float = 60) -> None:
-    """Asserts that ``ds`` gives the same elements and states in every run, process, thread and order of restoring.
+    """Asserts that ``ds`` gives the same elements and states in every run, process, thread and
+    order of restoring.
 
-    What is compared is said at ``gristmill.verify``, which tells the same without an assertion.
+    See ``gristmill.verify`` for the comparisons; it returns the same result without an assertion.
 
     Args:
         ds: a ``MapDataset``, ``IterDataset`` or ``DataLoader``.
@@ -17,7 +18,8 @@ def assert_deterministic(ds: Any, *, steps: int = 200, seconds: float = 60) -> N
         seconds: how long it may take, about.
 
     Raises:
-        AssertionError: there is a difference; names step, leaf, stage, both values and, where it can be told, the reason.
+        AssertionError: there is a difference; names step, leaf, stage, both values and, where it
+            can be determined, the reason.
         TypeError, ValueError: as ``gristmill.verify`` raises them.
 
     Example:

@@ -1,4 +1,4 @@
-"""Whether two elements, or two states, are the same, whatever they are made of."""
+"""Comparison of two elements or two states of any types."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _IDENTITY: Any = object.__eq__
 
 
 def are_equal(a: Any, b: Any) -> bool:
-    """Whether ``a`` and ``b`` have equal types, structures and values; NaN equals NaN here.
+    """True if ``a`` and ``b`` have equal types, structures and values; NaN equals NaN here.
 
-    Arrays, of whatever library, are compared by dtype, shape and values; generators by what they will draw; objects without an
-    ``==`` of their own by their attributes.
+    Arrays, of whatever library, are compared by dtype, shape and values; generators by what they
+    will draw; objects without an ``==`` of their own by their attributes.
 
     Example:
         >>> are_equal({"x": np.array([1.0, np.nan])}, {"x": np.array([1.0, np.nan])}), are_equal(1, 1.0)
@@ -25,7 +25,8 @@ def are_equal(a: Any, b: Any) -> bool:
     """
     try:
         return _are_equal(a, b)
-    except RecursionError:  # objects that refer to one another in a circle: nothing was found in which they differ
+    except RecursionError:
+        # objects that refer to one another in a circle: nothing was found in which they differ
         return True
 
 

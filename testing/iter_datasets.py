@@ -1,4 +1,6 @@
-"""Whether a user's ``IterDataset`` or ``DatasetIterator`` keeps the promises that the stages after it rely on."""
+"""Checks that a user's ``IterDataset`` or ``DatasetIterator`` keeps the promises on which
+downstream stages depend.
+"""
 
 from __future__ import annotations
 
@@ -72,22 +74,27 @@ def assert_iter_dataset_conforms(
     failing: IterDataset[Any] | None = None,
     workers: Iterable[int] = (),
 ) -> None:
-    """Asserts that ``ds`` is a stream as ``IterDataset`` describes it, on which any stage can build.
+    """Asserts that ``ds`` is a stream as ``IterDataset`` describes it, on which any stage can
+    build.
 
-    Checks its iterators as ``assert_iterator_conforms`` does; copies made by cloudpickle; and eight threads that iterate at the
-    same time. Whether the elements are the intended ones is for a test of your own.
+    Checks its iterators as ``assert_iterator_conforms`` does; copies made by cloudpickle; and eight
+    threads that iterate at the same time. Whether the elements are the intended ones is for a test
+    of your own.
 
     Args:
         ds: an instance of your class with at least one element.
         max_elements: how many elements to look at; about the square of it are computed.
         states_vary: as for ``assert_iterator_conforms``.
-        failing: the same dataset, but over a source that raises now and then, each time only once, and is read without
-            threads (``ReadOptions(num_threads=0)``): asserts that nothing is lost by it.
-        workers: numbers of worker processes, and of threads, with which the elements must be the same: ``(1,)`` for any
-            dataset, ``(1, 2)`` for one in which every element is made of one element of a map dataset.
+        failing: the same dataset, but over a source that raises now and then, each time only once,
+            and is read without threads (``ReadOptions(num_threads=0)``): asserts that nothing is
+            lost by it.
+        workers: numbers of worker processes, and of threads, with which the elements must be the
+            same: ``(1,)`` for any dataset, ``(1, 2)`` for one in which every element is made of one
+            element of a map dataset.
 
     Raises:
-        AssertionError: something is not so; says which law is broken, what was found, and what to do.
+        AssertionError: something is not so; says which law is broken, what was found, and what to
+            do.
         TypeError: ``ds`` or ``failing`` is not an ``IterDataset``.
         ValueError: ``failing`` raises nothing.
 
@@ -100,7 +107,8 @@ def assert_iter_dataset_conforms(
         >>> assert_iter_dataset_conforms(Letters())  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        AssertionError: broken law: iter(ds) is a DatasetIterator, and iter(it) is it. Found: iter(ds) is a str_...
+        AssertionError: broken law: iter(ds) is a DatasetIterator, and iter(it) is it. Found:
+        iter(ds) is a str_...
     """
     for name, value in (("ds", ds), ("failing", failing)):
         if not isinstance(value, IterDataset) and value is not None:
@@ -126,20 +134,23 @@ def assert_iter_dataset_conforms(
 def assert_iterator_conforms(
     make: Callable[[], DatasetIterator[Any]], *, max_elements: int = 20, states_vary: bool = False
 ) -> None:
-    """Asserts that the iterators that ``make`` makes know their position, as ``DatasetIterator`` describes it.
+    """Asserts that the iterators that ``make`` makes know their position, as ``DatasetIterator``
+    describes it.
 
-    Checked are the end, which stays; that iterators do not depend on one another, nor elements on what comes later; states:
-    JSON-able, of one shape, restored at every position, in new and used iterators, twice, and after the end; states that do
-    not fit; ``close``, ``start_prefetch``; and batches.
+    Checked are the end, which stays; that iterators do not depend on one another, nor elements on
+    later elements; states: JSON-able, of one shape, restored at every position, in new and used
+    iterators, twice, and after the end; states that do not fit; ``close``, ``start_prefetch``; and
+    batches.
 
     Args:
         make: makes a new iterator at the beginning, at each call the same one.
         max_elements: how many elements to look at; about the square of it are computed.
-        states_vary: whether states show what an iterator has in memory, as those of a cache: leaves out what compares states
-            of used iterators with those of new ones.
+        states_vary: whether states show what an iterator has in memory, as those of a cache: leaves
+            out what compares states of used iterators with those of new ones.
 
     Raises:
-        AssertionError: something is not so; says which law is broken, what was found, and what to do.
+        AssertionError: something is not so; says which law is broken, what was found, and what to
+            do.
 
     Example:
         >>> class Countdown(DatasetIterator):
@@ -172,7 +183,9 @@ class _Made(IterDataset[Any]):
 
 
 def _check_iterators(ds: IterDataset[Any], max_elements: int, states_vary: bool) -> tuple[list[Any], int]:
-    """The first elements of ``ds``, if its iterators obey their laws, and how many to ask for to get all of these."""
+    """The first elements of ``ds``, if its iterators obey their laws, and how many to ask for to
+    get all of these.
+    """
     it = _ITERATORS.run("iter(ds)", iter, ds)
     _ITERATORS.check(isinstance(it, DatasetIterator), f"iter(ds) is a {type(it).__name__}")
     with it:

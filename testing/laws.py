@@ -1,7 +1,8 @@
-"""What the conformance checks have in common: laws, how a broken one is told, and those of everything that is only read.
+"""Code shared by the conformance checks: laws, the report of a broken one, and the laws of
+everything that is only read.
 
-Sources, samplers, map datasets and transformations are all of one kind: an answer depends on the question alone, whoever
-asks, how often, in which order, thread or process.
+Sources, samplers, map datasets and transformations are all of one kind: an answer depends on the
+question alone, no matter who asks, how often, in which order, thread or process.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _NUM_THREADS = 8
 
 @dataclass(frozen=True)
 class Law:
-    """What has to be so, and what to do where it is not."""
+    """A requirement, and a hint on how to meet it."""
 
     text: str
     advice: str
@@ -106,7 +107,7 @@ def check_answers(
         subject: what is asked.
         questions: what to ask.
         answers: ``answers(subject, questions)`` asks one question, or many in one go.
-        name: what stands for a question in a message.
+        name: the text of a question in a message.
         with_repr: whether the ``repr`` has to be the same in every run, too.
         in_worker: whether to ask in a worker process, too.
     """
@@ -143,7 +144,9 @@ def check_answers(
 
 
 def kept(value: T) -> T:
-    """A copy of ``value`` that stays as it is when somebody changes ``value``; itself if it cannot be copied."""
+    """A copy of ``value`` that stays as it is when ``value`` is changed; itself if it cannot be
+    copied.
+    """
     try:
         return copy.deepcopy(value)
     except Exception:
@@ -151,7 +154,8 @@ def kept(value: T) -> T:
 
 
 def spread(length: int, count: int) -> list[int]:
-    """At most ``count`` of the integers below ``length``: all, or some that are spread evenly, the last one among them.
+    """At most ``count`` of the integers below ``length``: all, or some that are spread evenly, the
+    last one among them.
 
     Example:
         >>> spread(3, 10), spread(1000, 4)
@@ -162,7 +166,9 @@ def spread(length: int, count: int) -> list[int]:
 
 
 def in_threads(fn: Callable[[int], T]) -> list[T]:
-    """``fn(i)`` for each of eight threads that run at the same time and interrupt one another often."""
+    """``fn(i)`` for each of eight threads that run at the same time and interrupt one another
+    often.
+    """
     start = threading.Barrier(_NUM_THREADS)
 
     def run(i: int) -> T:
@@ -182,7 +188,8 @@ def _check_threads(
     answer: Callable[[Any], Any], questions: Sequence[Any], expected: list[Any], name: Callable[[Any], str]
 ) -> None:
     def ask(thread: int) -> None:
-        first = thread * len(questions) // _NUM_THREADS  # each begins somewhere else, and goes around
+        # each begins somewhere else, and goes around
+        first = thread * len(questions) // _NUM_THREADS
         for i in [*range(first, len(questions)), *range(first)]:
             what = f"{name(questions[i])} in one of {_NUM_THREADS} threads"
             THREADS.equal(what, expected[i], THREADS.run(what, answer, questions[i]))

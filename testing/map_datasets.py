@@ -1,4 +1,4 @@
-"""Whether a user's ``MapDataset`` keeps the promises that the stages after it rely on."""
+"""Checks that a user's ``MapDataset`` keeps the promises on which downstream stages depend."""
 
 from __future__ import annotations
 
@@ -27,20 +27,25 @@ _PAST_INT64 = 2**62  # so long an epoch has no next one that anybody could reach
 def assert_map_dataset_conforms(
     ds: MapDataset[Any], *, max_elements: int = 50, endless: bool = True, in_worker: bool = False
 ) -> None:
-    """Asserts that ``ds`` is a sequence with random access as ``MapDataset`` describes it, on which any stage can build.
+    """Asserts that ``ds`` is a sequence with random access as ``MapDataset`` describes it, on which
+    any stage can build.
 
-    Checked are the length; reading again, in other orders, in blocks, in eight threads at a time, and from copies made by
-    cloudpickle; indices of later and negative epochs; slices; iteration; and that the ``repr`` has no memory address and is
-    that of a copy. Whether the elements are the intended ones is for a test of your own.
+    Checked are the length; reading again, in other orders, in blocks, in eight threads at a time,
+    and from copies made by cloudpickle; indices of later and negative epochs; slices; iteration;
+    and that the ``repr`` has no memory address and is that of a copy. Whether the elements are the
+    intended ones is for a test of your own.
 
     Args:
         ds: an instance of your class with at least one element, or the checks say little.
-        max_elements: how many indices of the epoch to read, spread over all; each is read about 20 times.
-        endless: whether every integer is an index; without it, ``ds`` cannot be repeated or shuffled anew in each epoch.
+        max_elements: how many indices of the epoch to read, spread over all; each is read about 20
+            times.
+        endless: whether every integer is an index; without it, ``ds`` cannot be repeated or
+            shuffled again in each epoch.
         in_worker: also start a worker process and read there.
 
     Raises:
-        AssertionError: something is not so; says which law is broken, what was found, and what to do.
+        AssertionError: something is not so; says which law is broken, what was found, and what to
+            do.
         TypeError: ``ds`` is not a ``MapDataset``.
 
     Example:
@@ -60,7 +65,8 @@ def assert_map_dataset_conforms(
     if endless and 0 < length < _PAST_INT64:
         indices += [length, 2 * length - 1, 7 * length + length // 2, -1, -length, -length - 1]
     check_answers(ds, indices, _elements, "ds[{}]".format, with_repr=True, in_worker=in_worker)
-    for block in (np.array(indices), range(min(length, max_elements))) if length else ():  # what stages hand on beside lists
+    # what stages hand on beside lists
+    for block in (np.array(indices), range(min(length, max_elements))) if length else ():
         what = f"ds._items({block!r:.200})"
         BLOCKS.equal(what, [ds[int(i)] for i in block], BLOCKS.run(what, lambda indices: [*ds._items(indices)], block))
     for sl in (slice(None), slice(1, None, 2), slice(None, None, -1)):

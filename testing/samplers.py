@@ -1,4 +1,4 @@
-"""Whether a sampler keeps the promises that a ``DataLoader`` relies on."""
+"""Checks that a sampler keeps the promises on which a ``DataLoader`` depends."""
 
 from __future__ import annotations
 
@@ -39,22 +39,26 @@ def assert_sampler_conforms(
     make_shard: Callable[[ShardOptions], Any] | None = None,
     in_worker: bool = False,
 ) -> None:
-    """Asserts that ``sampler`` answers as a ``DataLoader`` expects it: by the index alone, until its end.
+    """Asserts that ``sampler`` answers as a ``DataLoader`` expects it: by the index alone, until
+    its end.
 
-    Checked are the same metadata and the same draws at every access, in any order, in eight threads at a time and from copies
-    made by cloudpickle; indices that grow, keys within the source, ``IndexError`` from the end on; and that the ``repr`` has
-    no memory address and is that of a copy. A sampler with ``_shard_options`` is asked for the indices of its shard.
+    Checked are the same metadata and the same draws at every access, in any order, in eight threads
+    at a time and from copies made by cloudpickle; indices that grow, keys within the source,
+    ``IndexError`` from the end on; and that the ``repr`` has no memory address and is that of a
+    copy. A sampler with ``_shard_options`` is asked for the indices of its shard.
 
     Args:
         sampler: the sampler.
         num_records: the number of records of the source; ``None`` if keys are no integers.
         max_indices: how many indices to ask for.
-        make_shard: makes the sampler of a shard, of one epoch in which every record occurs once: asserts that the shards
-            have all records, and none twice, for up to four shards. Needs ``num_records``, and asks for all of them.
+        make_shard: makes the sampler of a shard, of one epoch in which every record occurs once:
+            asserts that the shards have all records, and none twice, for up to four shards. Needs
+            ``num_records``, and asks for all of them.
         in_worker: also start a worker process and ask there.
 
     Raises:
-        AssertionError: something is not so; says which law is broken, what was found, and what to do.
+        AssertionError: something is not so; says which law is broken, what was found, and what to
+            do.
         TypeError: ``sampler`` has no ``__getitem__``, or an argument is of the wrong type.
 
     Example:
@@ -86,7 +90,9 @@ def _look_up(sampler: Any, indices: list[int]) -> list[Any]:
 
 
 def _length(sampler: Any, limit: int) -> int:
-    """The number of indices; without ``__len__``, ``sys.maxsize`` if the first ``limit`` are all there."""
+    """The number of indices; without ``__len__``, ``sys.maxsize`` if the first ``limit`` are all
+    there.
+    """
     if hasattr(sampler, "__len__"):
         return _END.run("len(sampler)", len, sampler)
     for index in range(limit):

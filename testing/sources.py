@@ -1,4 +1,4 @@
-"""Whether a data source keeps the promises that pipelines rely on."""
+"""Checks that a data source keeps the promises on which pipelines depend."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ _RANGE = Law(
 def assert_source_conforms(
     source: Any, *, max_records: int = 50, with_range: bool = True, with_repr: bool = True, in_worker: bool = False
 ) -> None:
-    """Asserts that ``source`` can be read as pipelines read it: any key, any time, from any thread and process.
+    """Asserts that ``source`` can be read as pipelines read it: any key, any time, from any thread
+    and process.
 
-    Checked are the length; reading again, in other orders, in blocks (``__getitems__``, if there is one), in eight threads at
-    a time, and from copies made by cloudpickle; keys beyond the end; and, except for lists, tuples and arrays, that the
-    ``repr`` has no memory address and is that of a copy. Keys are of the built-in ``int``, as in pipelines.
+    Checked are the length; reading again, in other orders, in blocks (``__getitems__``, if there is
+    one), in eight threads at a time, and from copies made by cloudpickle; keys beyond the end; and,
+    except for lists, tuples and arrays, that the ``repr`` has no memory address and is that of a
+    copy. Keys are of the built-in ``int``, as in pipelines.
 
     Args:
         source: a source with at least one record, or the checks say little.
@@ -37,7 +39,8 @@ def assert_source_conforms(
         in_worker: also start a worker process and read there.
 
     Raises:
-        AssertionError: something is not so; says which law is broken, what was found, and what to do.
+        AssertionError: something is not so; says which law is broken, what was found, and what to
+            do.
         TypeError: ``source`` has no ``__len__`` or no ``__getitem__``.
 
     Example:
@@ -52,7 +55,8 @@ def assert_source_conforms(
         >>> assert_source_conforms(Noise())  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        AssertionError: broken law: what comes back depends on what is asked for alone, ... Found: source[2] must...
+        AssertionError: broken law: what comes back depends on what is asked for alone, ... Found:
+        source[2] must...
     """
     if not isinstance(source, RandomAccessDataSource):
         raise TypeError(f"source must have __len__ and __getitem__, got {shown(source)} of type {type(source).__name__}")
@@ -63,7 +67,8 @@ def assert_source_conforms(
         spread(length, max_records),
         read_keys,
         "source[{}]".format,
-        with_repr=with_repr and not isinstance(source, list | tuple | np.ndarray),  # whose type is what states carry
+        # whose type is what states carry
+        with_repr=with_repr and not isinstance(source, list | tuple | np.ndarray),
         in_worker=in_worker,
     )
     if callable(vectored := getattr(source, "__getitems__", None)):

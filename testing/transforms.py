@@ -1,4 +1,4 @@
-"""Whether a transformation keeps the promises that pipelines rely on."""
+"""Checks that a transformation keeps the promises on which pipelines depend."""
 
 from __future__ import annotations
 
@@ -38,19 +38,22 @@ def assert_transform_conforms(
 ) -> None:
     """Asserts that ``transform`` depends on nothing but its arguments, and does not change them.
 
-    Checked are equal results for equal elements (and equal generators), whatever was transformed before, in eight threads at
-    a time, and by copies made by cloudpickle; that inputs stay as they are; that a ``Filter`` gives a truth value, and a
-    ``FlatMap`` no more than ``max_fan_out`` items.
+    Checked are equal results for equal elements (and equal generators), whatever was transformed
+    before, in eight threads at a time, and by copies made by cloudpickle; that inputs stay as they
+    are; that a ``Filter`` gives a truth value, and a ``FlatMap`` no more than ``max_fan_out``
+    items.
 
     Args:
-        transform: a ``Map``, ``RandomMap``, ``TfRandomMap``, ``MapWithIndex``, ``Filter`` or ``FlatMap``, or a function.
+        transform: a ``Map``, ``RandomMap``, ``TfRandomMap``, ``MapWithIndex``, ``Filter`` or
+            ``FlatMap``, or a function.
         elements: some elements for it; copies of them are transformed, about 20 times each.
-        kind: for a function, the class in whose place it stands; by default ``Map``.
+        kind: for a function, the class that it replaces; by default ``Map``.
         may_change_input: whether it may change its input in place.
         in_worker: also start a worker process and transform there.
 
     Raises:
-        AssertionError: something is not so; says which law is broken, what was found, and what to do.
+        AssertionError: something is not so; says which law is broken, what was found, and what to
+            do.
         TypeError: ``transform`` is neither callable nor of one of these classes.
         ValueError: there are no elements.
 
@@ -60,7 +63,8 @@ def assert_transform_conforms(
         >>> assert_transform_conforms(lambda x: x.pop(), [[1], [2, 3]])  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        AssertionError: broken law: a transformation leaves its input as it is. Found: element 0 was [1] before and [] after...
+        AssertionError: broken law: a transformation leaves its input as it is. Found: element 0 was
+        [1] before and [] after...
     """
     if kind is None:
         kind = next((kind for kind in _METHODS if isinstance(transform, kind)), Map)

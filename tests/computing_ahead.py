@@ -1,4 +1,4 @@
-"""What tests of threads and processes that compute ahead share."""
+"""Code shared by tests of threads and processes that compute ahead."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def numbers(*bounds: int, fn: Any = None, options: ReadOptions = DIRECT) -> Any:
 
 
 def fails(it: Any, error: type[BaseException], match: str | None = None, times: int = 1) -> None:
-    """``next`` raises that, so many times."""
+    """``next`` raises that error ``times`` times."""
     for _ in range(times):
         with pytest.raises(error, match=match):
             next(it)
@@ -91,7 +91,9 @@ class Failing:
 
 
 class Gate:
-    """A function of an element that notes what it was called with, and is held up: at all elements, or at ``stuck``."""
+    """A function of an element that notes what it was called with, and is held up: at all elements,
+    or at ``stuck``.
+    """
 
     def __init__(self, *stuck: Any, is_open: bool = False) -> None:
         self.seen: list[Any] = []
@@ -124,7 +126,9 @@ class Plain(IterDataset[Any]):
 
 
 class ClosingDataset(IterDataset[Any]):
-    """A user's, whose iterators have something to close, and must not be used by two threads at once."""
+    """A user's, whose iterators have something to close, and must not be used by two threads at
+    once.
+    """
 
     def __init__(self, parent: Any, fn: Any = lambda x: x) -> None:
         super().__init__(parent)
@@ -163,7 +167,9 @@ class Closing(DatasetIterator[Any]):
 
 
 class Count:
-    """Not one of ours: any object with three methods. Its state is an object that it goes on changing."""
+    """Not one of ours: any object with three methods. Its state is an object that it continues
+    changing.
+    """
 
     def __init__(self, n: int) -> None:
         self.state: Any = {"i": [0]}
@@ -199,11 +205,14 @@ class SharingDataset(IterDataset[Any]):
 
 
 class Watched:
-    """A source that says what it is asked for, and can be held up; ``before`` is called with the keys of every read."""
+    """A source that says what it is asked for, and can be held up; ``before`` is called with the
+    keys of every read.
+    """
 
     def __init__(self, length: int, before: Any = lambda keys: None) -> None:
         self.length, self.before, self.gate = length, before, Gate(is_open=True)
-        self.blocks: list[list[int]] = []  # the keys of every read, in the order in which the reads began
+        # the keys of every read, in the order in which the reads began
+        self.blocks: list[list[int]] = []
 
     def __len__(self) -> int:
         return self.length
@@ -254,7 +263,7 @@ def interrupted(when: Any) -> Iterator[None]:
 
 
 def scarce_threads(monkeypatch: pytest.MonkeyPatch, num: int) -> Any:
-    """Lets so many threads start; that many are left: ``num_left`` of what is returned."""
+    """Lets ``num`` threads start; as many are left: ``num_left`` of what is returned."""
 
     class Scarce(threading.Thread):
         num_left = num

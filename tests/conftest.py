@@ -1,4 +1,4 @@
-"""What all tests need."""
+"""Fixtures of all tests."""
 
 import _imp
 import contextlib
@@ -14,12 +14,15 @@ from itertools import groupby
 import new_seed
 import pytest
 
-# Where this is set, each of the hundreds of programs and workers that are started from here compiles what it imports anew.
-sys.dont_write_bytecode = os.environ.get("PYTHONDONTWRITEBYTECODE") == "mutants"  # of which the code changes within seconds
+# Where this is set, each of the hundreds of programs and workers that are started from here
+# compiles what it imports again.
+# of which the code changes within seconds
+sys.dont_write_bytecode = os.environ.get("PYTHONDONTWRITEBYTECODE") == "mutants"
 if not sys.dont_write_bytecode:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# Background jobs and nohup ignore these, and programs that are started from here would inherit it: some tests send them.
+# Background jobs and nohup ignore these, and programs that are started from here would inherit it:
+# some tests send them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
@@ -55,7 +58,9 @@ def pytest_report_header() -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Each process begins with its share of the tests that take long or wait, so that none has them all at the end."""
+    """Each process begins with its share of the tests that take long or wait, so that none has them
+    all at the end.
+    """
     num = getattr(config, "workerinput", {}).get("workercount", 1)
     takes_long = [
         item.get_closest_marker("slow") is not None or not _TAKE_LONG.isdisjoint((item.path.parent.name, item.path.name))
@@ -72,8 +77,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         del rest[:size]
 
 
-# Packages that some tests need and that have no wheels for free-threaded builds, or need others that
-# have none.
+# Packages that some tests need and that have no wheels for free-threaded builds, or need others
+# that have none.
 _WITHOUT_WHEELS = {
     *("array_record", "bagz", "basedpyright", "datasets", "ipykernel", "jupyter_client", "moto"),
     *("nbclient", "nbformat", "obstore", "orbax", "ray", "sphinx", "tensorflow_datasets", "zstandard"),

@@ -49,9 +49,11 @@ def chosen(proportions, k):
 
 
 def bucket_batches(epoch, lengths, boundaries, sizes, window, seed, drop=False):
-    """The batches of an epoch, one window after the other: the bucket of each, and the positions in the epoch of its elements.
+    """The batches of an epoch, one window after the other: the bucket of each, and the positions in
+    the epoch of its elements.
 
-    ``lengths`` are those of the elements in the order of the epoch; longer ones than the last boundary are left out.
+    ``lengths`` are those of the elements in the order of the epoch; longer ones than the last
+    boundary are left out.
     """
     held, batches = [[] for _ in boundaries], []
     num_windows = -(-len(lengths) // window)

@@ -24,7 +24,9 @@ class Interrupt(BaseException):
 
 
 def interrupted(operation, number, files=""):
-    """Whether an interrupt came: at the ``number``-th line that ``operation`` runs in files whose names end so."""
+    """True if an interrupt came: at the ``number``-th line that ``operation`` runs in files whose
+    names end so.
+    """
 
     def trace(frame, event, arg):
         nonlocal number

@@ -1,4 +1,6 @@
-"""Workers that run in this process: everything of ``mp_prefetch`` but the processes and how their messages are written."""
+"""Workers that run in this process: everything of ``mp_prefetch`` but the processes and how their
+messages are written.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +34,11 @@ def through_json(state: Any) -> Any:
 
 
 class LocalWorkersIterDataset(IterDataset[Any]):
-    """``parent.mp_prefetch(MultiprocessingOptions(num_workers, num_lanes))`` without processes: it costs no time to start.
+    """``parent.mp_prefetch(MultiprocessingOptions(num_workers, num_lanes))`` without processes: it
+    costs no time to start.
 
-    With ``care``, workers continue as they do after one that died. Each worker runs ``through(task)``, such as a copy.
+    With ``care``, workers continue as they do after one that died. Each worker runs
+    ``through(task)``, such as a copy.
     """
 
     _adds_step = False
@@ -88,7 +92,7 @@ class LocalWorker:
         producer.log = Logbook(bytearray(LOG_BYTES))
         self._begin: tuple[dict[int, Any], bool] | None = None
         self._num_sent: dict[int, int] = {}  # of lanes that have not come to an end
-        self._stops: dict[int, BaseException | None] = {}  # what comes next of a lane, if that is no element
+        self._stops: dict[int, BaseException | None] = {}  # the end or the error of a lane
 
     def start(self, states: dict[int, Any], *, skip: bool = False, care: Care | None = None) -> None:
         self._producer.care = self._care or care

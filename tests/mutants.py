@@ -1,11 +1,12 @@
-"""How much the tests notice: small changes of the library's code, one at a time, and whether a test fails.
+"""Mutation testing: small changes of the library's code, one at a time, and the tests that fail.
 
-    python tests/mutants.py map tests.json [tests ...]            which tests run which lines, and how long they take
-    python tests/mutants.py try tests.json --count 300 --seed 0   the mutants
+    python tests/mutants.py map tests.json [tests ...]            which tests run which lines, and
+    how long they take python tests/mutants.py try tests.json --count 300 --seed 0   the mutants
 
-The map takes twice as long as the tests and needs ``coverage``. Each mutant is made in a copy of the tree; the quickest tests
-that run its line are tried, until one fails (and does not without the mutant), of lines that run in worker processes alone
-tests of the module's name, of workers and of loaders. What survives is printed. ``--seed`` decides what is chosen.
+The map takes twice as long as the tests and needs ``coverage``. Each mutant is made in a copy of
+the tree; the quickest tests that run its line are tried, until one fails (and does not without the
+mutant), of lines that run in worker processes alone tests of the module's name, of workers and of
+loaders. What survives is printed. ``--seed`` decides what is chosen.
 """
 
 from __future__ import annotations
@@ -155,7 +156,9 @@ class Map:
 
 
 class Copy:
-    """A copy of the tree, in which mutants are tested, one at a time, by children of this process."""
+    """A copy of the tree, in which mutants are tested, one at a time, by children of this
+    process.
+    """
 
     def __init__(self, folder: Path, tests: dict[str, Any]) -> None:
         self.root = folder / "tree"
@@ -175,7 +178,9 @@ class Copy:
         self._path = str(package.parent)
 
     def first_to_fail(self, tests: list[str]) -> str | None:
-        """Which of ``tests`` fails, ``None`` if none does; each has 60 s, all together four times what the map says, and 60 s."""
+        """Which of ``tests`` fails, ``None`` if none does; each has 60 s, all together four times
+        what the map says, and 60 s.
+        """
         report = self.root.parent / "report.txt"
         report.write_text("")
         pid = os.fork()
@@ -195,13 +200,15 @@ class Copy:
         if ended[0] and os.waitstatus_to_exitcode(ended[1]) in (0, 5):
             return None
         last = report.read_text().splitlines()
-        return last[-1] if last else tests[0]  # it hangs or crashes before any test: nothing can be imported
+        # it hangs or crashes before any test: nothing can be imported
+        return last[-1] if last else tests[0]
 
     def _run(self, tests: list[str], report: Path) -> int:
         """Runs tests in this process, which is a child; its exit status."""
         os.setpgid(0, 0)
         os.chdir(self.root)
-        os.environ.update(PYTHONPATH=self._path, PYTHONDONTWRITEBYTECODE="mutants")  # see conftest.py
+        # see conftest.py
+        os.environ.update(PYTHONPATH=self._path, PYTHONDONTWRITEBYTECODE="mutants")
         sys.path.insert(0, self._path)
         with (self.root.parent / "output.txt").open("w") as output:
             os.dup2(output.fileno(), 1)

@@ -1,4 +1,4 @@
-"""Operations of loaders from functions, and what comes out."""
+"""Operations of loaders from functions, and their outputs."""
 
 from __future__ import annotations
 

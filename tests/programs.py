@@ -11,7 +11,7 @@ PATIENCE_SECONDS = 100.0
 
 
 def outcome(folder: Path, code: str, *arguments: object, python: Path | str = sys.executable) -> subprocess.CompletedProcess[str]:
-    """How a program, which may be indented, ends and what it prints."""
+    """The return code and the output of a program, which may be indented."""
     path = folder / "program.py"
     path.write_text(textwrap.dedent(code))
     command = [python, path, *map(str, arguments)]

@@ -1,4 +1,6 @@
-"""Every example in a docstring runs. (``pytest --doctest-modules`` would import the folders under their own names.)"""
+"""Every example in a docstring runs. (``pytest --doctest-modules`` would import the folders under
+their own names.)
+"""
 
 import configparser
 import doctest

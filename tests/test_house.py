@@ -1,4 +1,6 @@
-"""How the library is built: no circles of imports, few looks into other objects' private names, nothing too long to read."""
+"""Structure of the library: no import cycles, few uses of other objects' private names, nothing too
+long to read.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ ROOT = Path(__file__).parents[1]
 METHODS = "gristmill.dataset.methods"  # the one file that may know all stages
 _MAX_CIRCLE = 3  # files
 _MAX_REACHES = 12  # per 1000 lines of code
-_MAX_CLASS = 250  # lines
+# Lines without docstrings.
+_MAX_CLASS = 250
 _MAX_FUNCTION = 60
 
 
@@ -74,7 +77,8 @@ def circles(graph: dict[str, set[str]]) -> Iterator[set[str]]:
 def test_imports_make_no_circles():
     graph = {name: imported(name) - {METHODS} for name in modules() if name != METHODS}
     assert [sorted(circle) for circle in circles(graph) if len(circle) > _MAX_CIRCLE] == []
-    assert max(map(len, circles({name: imported(name) for name in modules()}))) > 20  # through the methods, there is one
+    # through the methods, there is one
+    assert max(map(len, circles({name: imported(name) for name in modules()}))) > 20
 
 
 def test_datasets_know_nothing_of_diagnostics():
@@ -100,12 +104,21 @@ def test_few_looks_into_other_objects():
     assert 1000 * len(reaches) <= _MAX_REACHES * num_lines, f"{len(reaches)} in {num_lines} lines"
 
 
+def num_documented(node: ast.AST) -> int:
+    """The number of lines of docstrings in a class or function."""
+    num = 0
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(inner):
+            num += (inner.body[0].end_lineno or 0) - inner.body[0].lineno + 1
+    return num
+
+
 def test_nothing_is_too_long_to_read():
     limits = {ast.ClassDef: _MAX_CLASS, ast.FunctionDef: _MAX_FUNCTION, ast.AsyncFunctionDef: _MAX_FUNCTION}
     for name in modules():
         for node in ast.walk(parsed(name)):
             if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                num = (node.end_lineno or 0) - node.lineno + 1
+                num = (node.end_lineno or 0) - node.lineno + 1 - num_documented(node)
                 assert num <= limits[type(node)], f"{name}.{node.name} has {num} lines"
 
 

@@ -1,7 +1,8 @@
-"""What works on macOS and Windows, tried on Linux: programs run where the calls that those systems lack are missing.
+"""macOS and Windows, simulated on Linux: programs run without the calls that those systems lack.
 
-The missing calls are taken away by a ``sitecustomize`` that Python imports at its start, in worker processes too. What cannot
-be taken away (paths with backslashes, the loader of programs) is not tried here.
+The missing calls are taken away by a ``sitecustomize`` that Python imports at its start, in worker
+processes too. What cannot be taken away (paths with backslashes, the loader of programs) is not
+tried here.
 """
 
 import ast
@@ -71,7 +72,8 @@ def small_socketpair(*args, make=socket.socketpair):
     return pair
 socket.socketpair = small_socketpair
 """,
-    # The standard library is imported as it is, and then has the shared memory of Windows: no descriptors, nothing to unlink.
+    # The standard library is imported as it is, and then has the shared memory of Windows: no
+    # descriptors, nothing to unlink.
     "Windows": """
 import asyncio, concurrent.futures.thread, faulthandler, logging, mmap, random, select, shutil, signal, socket
 import multiprocessing.resource_tracker, multiprocessing.shared_memory, ssl, subprocess, tempfile, weakref
@@ -184,7 +186,9 @@ class TestEverywhere:
         assert run(system, script) == [*chains, (["zero", b"one", 3],) * 2, [[0, 0, 0], [5, 5, 5]], "gone", True]
 
     def test_all_modules_and_looking_into_pipelines(self, run, system):
-        """But the modules for Orbax, which has no Windows, and those that import Ray, which asks the real system."""
+        """But the modules for Orbax, which has no Windows, and those that import Ray, which asks
+        the real system.
+        """
         names = [name for name in modules() if not re.search(r"checkpoint\.(arguments|handler)|ray_(actor|pool|worker)", name)]
         assert len(names) > 100
         (found,) = run(
@@ -254,7 +258,9 @@ class TestMacOS:
         assert file.read_one(0, 3500) == data
 
     def test_workers(self, run, environments):
-        """Small outputs, large ones in shared memory, and messages that do not fit into a socket."""
+        """Small outputs, large ones in shared memory, and messages that do not fit into a
+        socket.
+        """
         *found, text = run(
             "macOS",
             """
@@ -269,7 +275,8 @@ class TestMacOS:
             sampler, batch = grain.samplers.SequentialSampler(40), grain.transforms.Batch(5)
             loader = grain.DataLoader(data_source=range(40), sampler=sampler, operations=[batch], worker_count=2)
             print([batch.tolist() for batch in loader] == [[*range(i % 2 + i // 2 * 10, 40, 2)][:5] for i in range(8)])
-            # The consumer goes back while messages that do not fit into the socket are on their way: workers are started anew.
+            # The consumer goes back while messages that do not fit into the socket are on their
+            # way: workers are started again.
             it = iter(ds(lambda x: (x, "a" * 9000), 200, grain.MultiprocessingOptions(num_workers=2, per_worker_buffer_size=50)))
             state, seen = it.get_state(), []
             for _ in range(2):

@@ -1,4 +1,6 @@
-"""A release: one version, archives that are the same whenever they are built, and what is in them."""
+"""A release: one version, archives that are the same whenever they are built, and what is in
+them.
+"""
 
 import configparser
 import email
@@ -67,7 +69,9 @@ def test_the_version_is_that_of_setup_cfg_and_nothing_else_repeats_it():
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """Folders with an sdist and a wheel each, of files with other times and permissions, in folders of other names."""
+    """Folders with an sdist and a wheel each, of files with other times and permissions, in folders
+    of other names.
+    """
     dists, original = [], ROOT
     for number, umask in enumerate((0o022, 0o027)):
         place = tmp_path_factory.mktemp("release")
@@ -82,7 +86,7 @@ def built(tmp_path_factory):
         finally:
             os.umask(before)
         dists.append(place / "dist")
-        original = source  # somebody may be working on the files
+        original = source  # the files may be in use
     return dists
 
 
@@ -142,7 +146,8 @@ def test_array_record_is_required_only_where_every_interpreter_has_a_wheel():
     for machine in MACHINES:
         assert requires_array_record("3.11", *machine) and requires_array_record("3.12", *machine)
         assert not requires_array_record("3.11", *machine, "pypy")
-        for version in ("3.13", "3.14", "3.15"):  # with or without the GIL, which markers do not see
+        # with or without the GIL, which markers do not see
+        for version in ("3.13", "3.14", "3.15"):
             assert not requires_array_record(version, *machine)
     assert not any(requires_array_record("3.11", *machine) for machine in WITHOUT_WHEELS)
 

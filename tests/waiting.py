@@ -21,7 +21,7 @@ def wait_until(condition: Callable[[], object]) -> None:
 
 
 def running(name: str) -> list[threading.Thread]:
-    # Python goes on to list a thread whose start was interrupted, and that does not exist.
+    # Python continues to list a thread whose start was interrupted, and that does not exist.
     return [x for x in threading.enumerate() if x.name.startswith(name) and x.is_alive()]
 
 
@@ -32,7 +32,9 @@ def is_running(process_id: int) -> bool:
 
 
 def worker_processes() -> set[int]:
-    """The worker processes of this process, which have started directly or were forked from a template."""
+    """The worker processes of this process, which have started directly or were forked from a
+    template.
+    """
     found = templates(6)
     for process_id in templates():
         found |= _children_of(process_id)

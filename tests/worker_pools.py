@@ -12,7 +12,7 @@ from gristmill.workers.pool import unpark
 
 
 def is_shared(array: np.ndarray) -> bool:
-    """Whether it is in memory that its worker has, too."""
+    """True if the element is in memory that its worker has, too."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return not isinstance(array.base, bytearray)
@@ -23,7 +23,7 @@ def end_parked_pools() -> None:
 
 
 def parked_for_long(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Until this goes on, processes wait for as long as a busy machine may take."""
+    """Until this continues, processes wait for as long as a busy machine may take."""
     monkeypatch.setattr(pool_module, "_PARKED_SECONDS", 60.0)
     yield
     end_parked_pools()

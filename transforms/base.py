@@ -91,13 +91,14 @@ class FlatMap(abc.ABC):
 class Batch:
     """Combines consecutive elements into one.
 
-    After sharding (the usual case with ``IndexSampler``) ``batch_size`` is the size per process; before it, the global one.
-    The size is checked where the transformation is applied.
+    After sharding (the usual case with ``IndexSampler``) ``batch_size`` is the size per process;
+    before it, the global one. The size is checked where the transformation is applied.
 
     Args:
         batch_size: elements per batch, at least 1.
         drop_remainder: drop the last batch if it is smaller.
-        batch_fn: makes a batch of a list of elements; by default the leaves are stacked along a new first axis.
+        batch_fn: makes a batch of a list of elements; by default the leaves are stacked along a new
+            first axis.
 
     Example:
         >>> Batch(batch_size=2)
@@ -113,12 +114,14 @@ class Batch:
 class Tolerate:
     """Leaves out elements that fail, within a budget.
 
-    As ``IterDataset.tolerate`` does, for the operations between it and the ``Tolerate`` before, or the sampler: what is counted,
-    what is never tolerated and what a state has is said there. The arguments are checked where it is applied.
+    As ``IterDataset.tolerate`` does, for the operations between it and the ``Tolerate`` before, or
+    the sampler: what is counted, what is never tolerated and what a state has is said there. The
+    arguments are checked where it is applied.
 
     Args:
         errors: the exceptions that count as faults.
-        max_rate, max_total, max_consecutive, retries, backoff_seconds, log: see ``IterDataset.tolerate``.
+        max_rate, max_total, max_consecutive, retries, backoff_seconds, log: see
+            ``IterDataset.tolerate``.
 
     Example:
         >>> Tolerate(OSError, max_total=3).max_total
@@ -139,7 +142,7 @@ class Tolerate:
 
 
 class DatasetSelectionMap(abc.ABC):
-    """Which element of which data set stands at an index; stateless, picklable and deterministic."""
+    """Maps an index to an element of a data set; stateless, picklable and deterministic."""
 
     @abc.abstractmethod
     def __len__(self) -> int:
@@ -164,7 +167,8 @@ def _known_to_keras(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def transform_function(transform: Any, kind: type, method: str) -> Callable[..., Any]:
-    """The function to call for ``transform``: the ``method`` of an instance of ``kind``, or a callable itself.
+    """The function to call for ``transform``: the ``method`` of an instance of ``kind``, or a
+    callable itself.
 
     Raises:
         TypeError: ``transform`` is neither, or a class of transformations.
@@ -188,7 +192,7 @@ def is_transformation_class(transform: Any) -> bool:
 
 
 def for_a_class(transform: Any) -> str:
-    """What to do if ``transform`` is a class of transformations; nothing to say of anything else."""
+    """A hint if ``transform`` is a class of transformations; empty for anything else."""
     if not is_transformation_class(transform):
         return ""
     name = transform.__name__

@@ -14,14 +14,16 @@ import numpy as np
 
 from gristmill.core import tree
 
-_POOLED_BYTES = 1 << 20  # from here on a fresh allocation costs more (page faults) than the copy into it
+# from here on a fresh allocation costs more (page faults) than the copy into it
+_POOLED_BYTES = 1 << 20
 # Free buffers that a stage or iterator keeps. When it takes one, the others together keep no more
 # bytes than _MAX_OTHERS or three times as many as that one has.
 _MAX_BUFFERS = 4
 _MAX_OTHERS = 1 << 28
 _SCALARS: dict[type, Any] = {int: np.int64, float: np.float64, bool: np.bool_, complex: np.complex128}
 _ENDS_IN_NUL = {str: methodcaller("endswith", "\0"), bytes: methodcaller("endswith", b"\0")}
-_SAME_STRUCTURE = "Expected all input elements to have the same structure but"  # Grain's words, which programs look for
+# Grain's words, which programs look for
+_SAME_STRUCTURE = "Expected all input elements to have the same structure but"
 _AS_THEY_ARE = "batch_fn=list keeps elements as they are"
 LEAF_TYPES = frozenset({*_SCALARS, str, bytes, np.ndarray, *np.sctypeDict.values()})
 
@@ -85,19 +87,22 @@ class _Loan:
 def stack(values: Sequence[Any], allocate: Allocate = np.empty) -> Any:
     """Returns one element whose leaves are those of ``values``, stacked along a new first axis.
 
-    Every element must have the structure of the first (JAX's pytree rules; ``None`` is a node without leaves). The leaves at
-    one position must have equal shapes; their dtypes are promoted as ``numpy.stack`` does, but never numbers to text. Arrays in
-    the result are new and C-contiguous, containers keep their types.
+    Every element must have the structure of the first (JAX's pytree rules; ``None`` is a node
+    without leaves). The leaves at one position must have equal shapes; their dtypes are promoted as
+    ``numpy.stack`` does, but never numbers to text. Arrays in the result are new and C-contiguous,
+    containers keep their types.
 
-    Text and bytes become an array of their greatest length, whose unused cells are NUL: those that end so would lose it.
+    Text and bytes become an array of their greatest length, whose unused cells are NUL: those that
+    end so would lose it.
 
     Args:
         values: the elements, at least one.
-        allocate: gives uninitialised arrays of a shape and dtype, used where these are known beforehand.
+        allocate: gives uninitialised arrays of a shape and dtype, used where these are known
+            beforehand.
 
     Raises:
-        ValueError: no elements, or elements of different structure or shape, or text together with numbers or bytes; names the
-            first leaf that differs. Or text or bytes end in NUL.
+        ValueError: no elements, or elements of different structure or shape, or text together with
+            numbers or bytes; names the first leaf that differs. Or text or bytes end in NUL.
 
     Example:
         >>> stack([{"x": 1, "y": (2.5,)}, {"x": 3, "y": (4,)}])
@@ -285,7 +290,9 @@ def concatenate(batches: Sequence[Any], allocate: Allocate = np.empty) -> Any:
 
 
 def join_arrays(arrays: Sequence[Any], allocate: Allocate) -> Any:
-    """The rows of ``arrays`` one after the other, in an array that ``allocate`` makes if they are NumPy's."""
+    """The rows of ``arrays`` one after the other, in an array that ``allocate`` makes if they are
+    NumPy's.
+    """
     if any([type(array) is not np.ndarray for array in arrays]):
         jax = jax_of_keys(arrays)
         return (np if jax is None else jax.numpy).concatenate(arrays)
@@ -295,7 +302,8 @@ def join_arrays(arrays: Sequence[Any], allocate: Allocate) -> Any:
 
 
 def check_kinds(dtype: np.dtype[Any], parts: Iterable[Any]) -> None:
-    """Refuses to join ``parts`` in an array of ``dtype`` if that makes text of what is none.
+    """Refuses to join ``parts`` in an array of ``dtype`` if that would convert other values to
+    text.
 
     Raises:
         TypeError: there are text, bytes or numbers among them, of two kinds.
@@ -305,7 +313,7 @@ def check_kinds(dtype: np.dtype[Any], parts: Iterable[Any]) -> None:
 
 
 def ends_in_nul(value: Any) -> bool:
-    """Whether ``value`` is text or bytes that an array of them would cut short."""
+    """True if ``value`` is text or bytes that an array would truncate."""
     if isinstance(value, str):
         return value.endswith("\0")
     return isinstance(value, bytes) and value.endswith(b"\0")

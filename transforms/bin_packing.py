@@ -1,4 +1,6 @@
-"""Packing sequences into bins of fixed lengths: which bin each goes to, and what the bins hold in the end."""
+"""Packing sequences into bins of fixed lengths: which bin each goes to, and what the bins hold in
+the end.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,13 @@ import numpy as np
 
 from gristmill.transforms.sequences import Array, as_dtype_of
 
-Columns: TypeAlias = "tuple[Array, Array | None, Array | None]"  # values, segment ids and positions of a feature in all bins
+# values, segment ids and positions of a feature in all bins
+Columns: TypeAlias = "tuple[Array, Array | None, Array | None]"
 
 
 @dataclass(frozen=True)
 class Feature:
-    """How a feature is packed.
+    """The way a feature is packed.
 
     Args:
         name: for messages.
@@ -38,8 +41,8 @@ class Feature:
 class Placer(abc.ABC):
     """Chooses bins for sequences of given lengths, and remembers how full these are.
 
-    A bin is suited if every feature fits behind what it holds, and it holds fewer than ``max_sequences`` sequences. The bins in
-    use are always the first ones.
+    A bin is suited if every feature fits behind what it holds, and it holds fewer than
+    ``max_sequences`` sequences. The bins in use are always the first ones.
     """
 
     @abc.abstractmethod
@@ -51,16 +54,20 @@ class Placer(abc.ABC):
         """Counts a sequence into the bin that ``find`` has just chosen for it."""
 
 
-MakePlacer: TypeAlias = "Callable[[Sequence[Feature], int, int | None], Placer]"  # features, bins, sequences allowed in one
+# features, bins, sequences allowed in one
+MakePlacer: TypeAlias = "Callable[[Sequence[Feature], int, int | None], Placer]"
 
 
 class FirstFit(Placer):
-    """The first suited bin, for one feature: ``log2(num_bins)`` steps, through a tree of the largest free spaces."""
+    """The first suited bin, for one feature: ``log2(num_bins)`` steps, through a tree of the
+    largest free spaces.
+    """
 
     def __init__(self, feature: Feature, num_bins: int, max_sequences: int | None) -> None:
         self._length, self._alignment = feature.length, feature.alignment
         self._half = half = 1 << (num_bins - 1).bit_length()
-        # free[half + r] is the space in bin r, -1 if it takes nothing at all; free[i] the larger one of free[2i] and free[2i+1]
+        # free[half + r] is the space in bin r, -1 if it takes nothing at all; free[i] the larger
+        # one of free[2i] and free[2i+1]
         self._free = free = [-1] * half + [self._length] * num_bins + [-1] * (half - num_bins)
         for i in range(half - 1, 0, -1):
             free[i] = max(free[2 * i], free[2 * i + 1])
@@ -101,8 +108,8 @@ class FirstFit(Placer):
 class BestFit(Placer):
     """The fullest suited bin, the first of those that are equally full, for one feature.
 
-    Bins that are equally full are in a heap. So the cost grows with the logarithm of their number, and with that of the number of
-    different fillings.
+    Bins that are equally full are in a heap. So the cost grows with the logarithm of their number,
+    and with that of the number of different fillings.
     """
 
     def __init__(self, feature: Feature, num_bins: int, max_sequences: int | None) -> None:
@@ -134,7 +141,9 @@ class BestFit(Placer):
 
 
 class ManyFeaturesFit(Placer):
-    """The first or the fullest suited bin, for any number of features: array operations over all bins."""
+    """The first or the fullest suited bin, for any number of features: array operations over all
+    bins.
+    """
 
     def __init__(self, features: Sequence[Feature], num_bins: int, max_sequences: int | None, *, best: bool) -> None:
         self._lengths = [feature.length for feature in features]
@@ -170,14 +179,17 @@ def first_fit(features: Sequence[Feature], num_bins: int, max_sequences: int | N
 
 
 def best_fit(features: Sequence[Feature], num_bins: int, max_sequences: int | None) -> Placer:
-    """A placer that takes the suited bin that is fullest, summed over the features; of equally full ones the first."""
+    """A placer that takes the suited bin that is fullest, summed over the features; of equally full
+    ones the first.
+    """
     if len(features) == 1:
         return BestFit(features[0], num_bins, max_sequences)
     return ManyFeaturesFit(features, num_bins, max_sequences, best=True)
 
 
 class Bins:
-    """Bins that are being filled. What they hold is written when they are complete, once for all of them.
+    """Bins that are being filled. What they hold is written when they are complete, once for all of
+    them.
 
     Args:
         features: how each feature is packed.
@@ -190,18 +202,22 @@ class Bins:
         self._placer = placer
         self._likes = [(array.dtype, array.shape[1:]) for array in first]
         self._paddings = [_unused(feature, array) for feature, array in zip(features, first, strict=True)]
-        self._contents: list[list[list[Array]]] = []  # the sequences in each bin, an array for each feature
-        self.extras: list[list[Any]] = []  # for each bin, what was given along with the sequences in it
+        # the sequences in each bin, an array for each feature
+        self._contents: list[list[list[Array]]] = []
+        # for each bin, what was given along with the sequences in it
+        self.extras: list[list[Any]] = []
 
     def __len__(self) -> int:
         """The number of bins in use, the first ones."""
         return len(self._contents)
 
     def add(self, sequences: list[Array], extra: Any = None) -> bool:
-        """Puts ``sequences``, an array for each feature, into a bin, if one is suited. If this raises, nothing has changed.
+        """Puts ``sequences``, an array for each feature, into a bin, if one is suited. If this
+        raises, nothing has changed.
 
         Raises:
-            ValueError: a sequence is longer than a bin, or of a shape or dtype that does not suit the bin.
+            ValueError: a sequence is longer than a bin, or of a shape or dtype that does not suit
+                the bin.
         """
         lengths = [len(array) for array in sequences]
         chosen = self._placer.find(lengths)
@@ -223,14 +239,17 @@ class Bins:
         return True
 
     def num_bytes(self, num_bins: int) -> int:
-        """What arrays for ``num_bins`` bins take, and a number for each feature and bin that says how full it is."""
+        """The bytes of arrays for ``num_bins`` bins, and of one number for each feature and bin,
+        its fill.
+        """
         size = 0
         for feature, padding in zip(self._features, self._paddings, strict=True):
             size += num_bins * (padding.nbytes + 2 * 4 * feature.length + 8)
         return size
 
     def columns(self, num_rows: int | None = None) -> list[Columns]:
-        """Values, segment ids and positions of every feature, new arrays of shape ``(num_rows, length, …)``.
+        """Values, segment ids and positions of every feature, new arrays of shape ``(num_rows,
+        length, …)``.
 
         Args:
             num_rows: how many bins, unused ones at the end among them; by default those in use.
@@ -279,8 +298,9 @@ def emission_order(num_rows: int, seed: int, grouped_by: Array | None = None) ->
     Args:
         num_rows: how many bins.
         seed: of the shuffle.
-        grouped_by: values of one feature in every bin, of shape ``(num_rows, …)``: bins come in ascending order of the mean of
-            the different non-zero ones, shuffled where that is equal.
+        grouped_by: values of one feature in every bin, of shape ``(num_rows, …)``: bins come in
+            ascending order of the mean of the different non-zero ones, shuffled where that is
+            equal.
     """
     shuffled = np.random.default_rng(seed).permuted(range(num_rows)).tolist()
     if grouped_by is None:

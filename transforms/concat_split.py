@@ -18,7 +18,8 @@ class Target:
     Args:
         name: of the feature.
         length: cells in an output.
-        is_meta: never cut, but repeated with every part of its element; without segment ids and positions.
+        is_meta: never cut, but repeated with every part of its element; without segment ids and
+            positions.
         bos_id: overwrites the first token of every part; ``None`` to leave it.
     """
 
@@ -36,12 +37,14 @@ class Concatenation:
         sequences: an element that fits, an array for each feature, to begin with.
     """
 
-    limiting: Target | None = None  # the meta feature for whose sake the last element did not begin here
+    # the meta feature for whose sake the last element did not begin here
+    limiting: Target | None = None
 
     def __init__(self, targets: Sequence[Target], sequences: Sequence[Array] | None = None) -> None:
         self._targets = targets
         self._used = [0] * len(targets)
-        self._parts: list[list[Array]] = [[] for _ in targets]  # of each feature, an array for each part of an element
+        # of each feature, an array for each part of an element
+        self._parts: list[list[Array]] = [[] for _ in targets]
         self._likes: list[Any] = []  # dtypes and trailing shapes of the first parts
         self._bos: list[Array | None] = []
         if sequences is not None:
@@ -52,16 +55,19 @@ class Concatenation:
         return len(self._parts[0])
 
     def add(self, sequences: Sequence[Array], starts: Sequence[int]) -> list[int] | None:
-        """Adds what there is room for of an element; returns where its rest begins, ``None`` if nothing is left.
+        """Adds what there is room for of an element; returns where its rest begins, ``None`` if
+        nothing is left.
 
         If this raises, nothing has changed.
 
         Args:
             sequences: an array for each feature.
-            starts: where the rest begins that has not been added to outputs before; 0 for meta features.
+            starts: where the rest begins that has not been added to outputs before; 0 for meta
+                features.
 
         Raises:
-            ValueError: a meta feature is longer than an output, or a trailing shape or values do not suit the parts before.
+            ValueError: a meta feature is longer than an output, or a trailing shape or values do
+                not suit the parts before.
         """
         counts = []
         is_cut = False
@@ -96,7 +102,9 @@ class Concatenation:
         return [0 if target.is_meta else end for target, end in zip(self._targets, ends, strict=True)] if is_cut else None
 
     def output(self) -> dict[str, Array]:
-        """Values; and segment ids, which count the parts from 1, and positions, which count in each part. New arrays."""
+        """Values; and segment ids, which count the parts from 1, and positions, which count in each
+        part. New arrays.
+        """
         row: dict[str, Array] = {}
         for target, used, parts, bos in zip(self._targets, self._used, self._parts, self._bos, strict=True):
             row[target.name] = values = np.zeros((target.length, *parts[0].shape[1:]), parts[0].dtype)
@@ -122,6 +130,6 @@ def _bos(target: Target, like: Array) -> Array | None:
 
 
 def is_full_length(targets: Sequence[Target], sequences: Sequence[Array]) -> bool:
-    """Whether an element fits into an output, and fills it with one of its features at least."""
+    """True if an element fits into an output, and fills it with at least one of its features."""
     differences = [target.length - len(array) for target, array in zip(targets, sequences, strict=True)]
     return min(differences) == 0

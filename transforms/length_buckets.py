@@ -1,4 +1,6 @@
-"""Buckets for records of different lengths: which lengths there are, and the boundaries that leave the least padding."""
+"""Buckets for records of different lengths: which lengths there are, and the boundaries that leave
+the least padding.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ _MAX_CELLS = 1 << 16  # of a histogram
 
 
 class Lengths:
-    """The lengths of records, read where they are: an array, or a file that stays on disk and is not copied to workers.
+    """The lengths of records, read where they are: an array, or a file that stays on disk and is
+    not copied to workers.
 
     Args:
         values: a one-dimensional array, memory map or sequence of integers, none of them negative.
@@ -53,7 +56,9 @@ class Lengths:
         return found
 
     def per_bucket(self, boundaries: Sequence[int]) -> NDArray[np.int64]:
-        """How many records are in each bucket, and then how many are longer than the last boundary; int64 [buckets + 1]."""
+        """The number of records in each bucket, and last the number of those longer than the last
+        boundary; int64 [buckets + 1].
+        """
         total = np.zeros(len(boundaries) + 1, np.int64)
         for block in self.blocks():
             total += np.bincount(buckets_of(block, boundaries), minlength=len(total))
@@ -72,7 +77,8 @@ class Lengths:
     def __getstate__(self) -> Any:
         values: Any = self.values
         base: Any = values.base
-        if isinstance(base, mmap.mmap) and getattr(values, "filename", None):  # of a part of it, the offset would be wrong
+        # of a part of it, the offset would be wrong
+        if isinstance(base, mmap.mmap) and getattr(values, "filename", None):
             return self.longest, (values.filename, values.dtype, "r", values.offset, values.shape)
         return self.longest, values.astype(np.min_scalar_type(self.longest))
 
@@ -82,7 +88,9 @@ class Lengths:
 
 
 def buckets_of(lengths: NDArray[Any], boundaries: Sequence[int]) -> NDArray[np.intp]:
-    """In which bucket each length is: the first whose boundary is not smaller; their number for those that are too long."""
+    """In which bucket each length is: the first whose boundary is not smaller; their number for
+    those that are too long.
+    """
     if boundaries[-1] < _MAX_CELLS <= len(lengths) and lengths.dtype != np.uint64:
         return _bucket_table(tuple(boundaries)).take(lengths, mode="clip")
     return np.searchsorted(np.asarray(boundaries, lengths.dtype if _fits(boundaries, lengths) else np.int64), lengths)
@@ -90,7 +98,9 @@ def buckets_of(lengths: NDArray[Any], boundaries: Sequence[int]) -> NDArray[np.i
 
 @lru_cache(maxsize=8)
 def _bucket_table(boundaries: tuple[int, ...]) -> NDArray[np.intp]:
-    """The bucket of each length up to the first one that is too long: to look up many takes a tenth of searching."""
+    """The bucket of each length up to the first one that is too long: to look up many takes a tenth
+    of searching.
+    """
     return np.searchsorted(boundaries, np.arange(boundaries[-1] + 2))
 
 
@@ -116,11 +126,13 @@ def check_boundaries(boundaries: Any) -> tuple[int, ...]:
 def check_batch_sizes(
     boundaries: Sequence[int], max_tokens: int | None, batch_sizes: Any, *, num_shards: int = 1
 ) -> tuple[int, ...]:
-    """How many rows the batches of each bucket have, of all shards together, each of which has as many.
+    """The number of rows of the batches of each bucket, of all shards together, which have equally
+    many.
 
     Raises:
         TypeError: an argument is no integer, or neither or both of them are given.
-        ValueError: there are other numbers of batch sizes and of buckets, or the shards would not have as many rows each.
+        ValueError: there are other numbers of batch sizes and of buckets, or the shards would not
+            have as many rows each.
     """
     if (max_tokens is None) == (batch_sizes is None):
         raise TypeError("bucket_batch needs either max_tokens or batch_sizes, which say how many rows a batch has")
@@ -148,12 +160,14 @@ def check_batch_sizes(
 
 
 def bucket_boundaries(lengths: Any, num_buckets: int, *, longest: int | None = None) -> list[int]:
-    """Returns the boundaries of buckets that leave the least padding: no others leave less, with as many buckets or fewer.
+    """Returns the boundaries of buckets that leave the least padding: no others leave less, with as
+    many buckets or fewer.
 
-    Every record is padded to the first boundary that is not smaller than its length; the last boundary is the greatest length.
-    There are fewer than ``num_buckets`` if there are fewer different lengths. Found by dynamic programming over the histogram of
-    the lengths: some 10 ns for each, and 50 ms for 65 536 different ones and 8 buckets. Greater lengths are told apart in 65 536
-    steps.
+    Every record is padded to the first boundary that is not smaller than its length; the last
+    boundary is the greatest length. There are fewer than ``num_buckets`` if there are fewer
+    different lengths. Found by dynamic programming over the histogram of the lengths: some 10 ns
+    for each, and 50 ms for 65 536 different ones and 8 buckets. Greater lengths are distinguished
+    in 65 536 steps.
 
     Args:
         lengths: an array or memory map of integers, one for each record, none negative.
@@ -178,7 +192,9 @@ def bucket_boundaries(lengths: Any, num_buckets: int, *, longest: int | None = N
 
 
 def chosen_boundaries(lengths: Lengths, num_buckets: int, longest: int | None, keep_long: bool = True) -> list[int]:
-    """As ``bucket_boundaries``; without ``keep_long``, of the records that are not longer than ``longest``."""
+    """As ``bucket_boundaries``; without ``keep_long``, of the records that are not longer than
+    ``longest``.
+    """
     top = lengths.longest if longest is None else min(lengths.longest, longest)
     values, counts = _histogram(lengths, max(1, top), keep_long)
     return _least_padding(values, counts, num_buckets) if len(values) else [max(1, top)]
@@ -199,9 +215,10 @@ def _histogram(lengths: Lengths, longest: int, keep_long: bool) -> tuple[NDArray
 def _least_padding(values: NDArray[np.int64], counts: NDArray[np.int64], num_buckets: int) -> list[int]:
     """The greatest value of each bucket.
 
-    With ``v`` the values and ``n`` how many records there are up to each of them, ``k`` buckets of the first ``j`` values need
-    ``best[k][j] = min over i of best[k-1][i] + v[j-1] * (n[j] - n[i])`` cells. The ``i`` of the minimum does not decrease with
-    ``j`` (the cost has the quadrangle inequality), so that every second one is between those of its neighbours.
+    With ``v`` the values and ``n`` how many records there are up to each of them, ``k`` buckets of
+    the first ``j`` values need ``best[k][j] = min over i of best[k-1][i] + v[j-1] * (n[j] - n[i])``
+    cells. The ``i`` of the minimum does not decrease with ``j`` (the cost has the quadrangle
+    inequality), so that every second one is between those of its neighbours.
     """
     num_before = np.concatenate([[0], np.cumsum(counts)])
     best = np.concatenate([[0], values * num_before[1:]])
@@ -218,7 +235,9 @@ def _least_padding(values: NDArray[np.int64], counts: NDArray[np.int64], num_buc
 def _with_one_more(
     best: NDArray[np.int64], values: NDArray[np.int64], num_before: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The fewest cells for the first ``j`` values with one more bucket, and where that begins; int64 [values + 1] each."""
+    """The fewest cells for the first ``j`` values with one more bucket, and where that begins;
+    int64 [values + 1] each.
+    """
     num = len(values)
     fewest, first = best.copy(), np.zeros(num + 1, np.int64)
     step = 1 << num.bit_length()

@@ -1,7 +1,9 @@
-"""The legacy operations of a ``DataLoader``: callables from an iterator of records to an iterator of records.
+"""The legacy operations of a ``DataLoader``: callables from an iterator of records to an iterator
+of records.
 
-Deprecated; the classes in ``gristmill.transforms`` do the same, faster and with exact checkpoints. An operation that keeps
-records back (reads several before it yields) loses them when its iterator is restored.
+Deprecated; the classes in ``gristmill.transforms`` do the same, faster and with exact checkpoints.
+An operation that keeps records back (reads several before it yields) loses them when its iterator
+is restored.
 """
 
 from __future__ import annotations
@@ -89,12 +91,14 @@ class FilterOperation(Generic[IN]):
 
 @dataclass
 class BatchOperation(Generic[IN, OUT]):
-    """Combines consecutive records into one; in a ``DataLoader`` it is treated as ``gristmill.transforms.Batch``.
+    """Combines consecutive records into one; in a ``DataLoader`` it is treated as
+    ``gristmill.transforms.Batch``.
 
     Args:
         batch_size: records per batch, at least 1.
         drop_remainder: drop the last batch if it is smaller.
-        batch_fn: makes a batch of a list of data; by default leaves are stacked along a new first axis.
+        batch_fn: makes a batch of a list of data; by default leaves are stacked along a new first
+            axis.
 
     Raises:
         ValueError: ``batch_size`` is not positive.
@@ -146,22 +150,24 @@ class BatchOperation(Generic[IN, OUT]):
 class PackAndBatchOperation(Generic[IN]):
     """Packs sequences into the rows of batches: each goes into the first row that has room for it.
 
-    Data of a batch are a tuple of three pytrees like an element: values, shape ``(batch_size, length, …)``; segment ids, which
-    count the sequences in a row from 1, and positions, which count in each sequence from 0, both ``int32`` and 0 in unused cells.
-    A sequence that fits into no row begins the next batch. The last batch has all its rows too.
+    Data of a batch are a tuple of three pytrees like an element: values, shape ``(batch_size,
+    length, …)``; segment ids, which count the sequences in a row from 1, and positions, which count
+    in each sequence from 0, both ``int32`` and 0 in unused cells. A sequence that fits into no row
+    begins the next batch. The last batch has all its rows too.
 
     Deprecated: use ``gristmill.experimental.FirstFitPackIterDataset``.
 
     Args:
-        length_struct: the length of a row for every leaf of an element: a pytree of integers like the elements, whose leaves are
-            arrays with the axis of the sequence first, or scalars, sequences of length 1.
+        length_struct: the length of a row for every leaf of an element: a pytree of integers like
+            the elements, whose leaves are arrays with the axis of the sequence first, or scalars,
+            sequences of length 1.
         batch_size: rows per batch, at least 1.
         max_sequences_per_bin: sequences per row, at least 1; no limit by default.
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: a number is not positive. When iterating, an element has another structure, or a sequence is too long, or its
-            trailing shape or its values do not suit the batch.
+        ValueError: a number is not positive. When iterating, an element has another structure, or a
+            sequence is too long, or its trailing shape or its values do not suit the batch.
 
     Example:
         >>> import numpy as np, warnings

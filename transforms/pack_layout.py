@@ -18,8 +18,9 @@ Path: TypeAlias = tuple[Any, ...]  # the key of a feature, or the keys of a nest
 class PackLayout:
     """Which features of an element are packed into bins, and how.
 
-    The arguments are those of the datasets that pack. Features may be nested in dicts, and are so in a row. A meta feature with a
-    length is packed like the others, but without segment ids and positions; one without a length is carried along as it is.
+    The arguments are those of the datasets that pack. Features may be nested in dicts, and are so
+    in a row. A meta feature with a length is packed like the others, but without segment ids and
+    positions; one without a length is carried along as it is.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -66,7 +67,8 @@ class PackLayout:
         return self._paths.index((name,))
 
     def read(self, element: Any) -> tuple[list[Array], tuple[Any, ...]]:
-        """The sequences of an element, one for each of ``features``, and what it has to carry along.
+        """The sequences of an element, one for each of ``features``, and what it has to carry
+        along.
 
         Raises:
             TypeError: the element is not a dict, or not in the place of a dict of features.
@@ -90,7 +92,9 @@ class PackLayout:
         return values, carried
 
     def rows(self, columns: Sequence[Columns], carried: list[list[Any]], order: Sequence[int]) -> PackedRows:
-        """What bins hold, given as ``Bins.columns()`` and ``Bins.extras``, as elements in this order."""
+        """The contents of bins, given as ``Bins.columns()`` and ``Bins.extras``, as elements in
+        this order.
+        """
         named = [
             (path, array)
             for (path, feature), arrays in zip(self._packed(), columns, strict=True)
@@ -161,7 +165,7 @@ class PackedRows:
 
     @property
     def extras(self) -> list[list[Any]]:
-        """What was given along with the sequences of each row."""
+        """The extras given with the sequences of each row."""
         return [self._extras[r] for r in self._order]
 
     def __getitem__(self, i: int) -> dict[str, Any]:
@@ -175,7 +179,9 @@ class PackedRows:
 
 
 def spans_of(segment_ids: Array, num: int) -> list[tuple[int, int]]:
-    """The cells ``(start, stop)`` of segments 1 to ``num``; those of one without any are between those beside it."""
+    """The cells ``(start, stop)`` of segments 1 to ``num``; those of one without any are between
+    those beside it.
+    """
     present, first, counts = np.unique(segment_ids, return_index=True, return_counts=True)
     known = {int(i): (int(start), int(start + n)) for i, start, n in zip(present, first, counts, strict=True) if i > 0}
     spans: list[tuple[int, int]] = []
@@ -198,7 +204,7 @@ def _leaves(argument: str, struct: Any) -> dict[Path, Any]:
 
 
 def _outputs(path: Path, feature: Feature) -> list[Path]:
-    """Where values, segment ids and positions of a feature are in a row."""
+    """The paths of values, segment ids and positions of a feature in a row."""
     *outer, name = path
     return [path] if feature.is_meta else [path, (*outer, f"{name}_segment_ids"), (*outer, f"{name}_positions")]
 

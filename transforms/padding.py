@@ -15,22 +15,26 @@ from gristmill.transforms.batching import ends_in_nul, jax_of_keys, leaf_path, s
 
 
 def batch_and_pad(values: Sequence[Any], *, batch_size: int, pad_value: Any = 0, with_mask: bool = False) -> Any:
-    """Returns a batch of ``batch_size`` rows: those of ``values``, and as many rows of padding as are missing.
+    """Returns a batch of ``batch_size`` rows: those of ``values``, and as many rows of padding as
+    are missing.
 
     Law: the first ``len(values)`` rows are those of the default batching. Meant for
-    ``ds.batch(b, batch_fn=functools.partial(batch_and_pad, batch_size=b))``, whose last batch is then as large as the others.
+    ``ds.batch(b, batch_fn=functools.partial(batch_and_pad, batch_size=b))``, whose last batch is
+    then as large as the others.
 
     Args:
         values: the elements, pytrees of equal structure: at least one, at most ``batch_size``.
         batch_size: rows of the result.
-        pad_value: what the padding is filled with: one value for all leaves, or a pytree of the elements' structure with a
-            value for each. It is cast to the dtype of the first element's leaf, which must not change it by more than rounding.
-        with_mask: return a pair, of the batch and an array of ``batch_size`` booleans that are true for the rows of ``values``.
+        pad_value: what the padding is filled with: one value for all leaves, or a pytree of the
+            elements' structure with a value for each. It is cast to the dtype of the first
+            element's leaf, which must not change it by more than rounding.
+        with_mask: return a pair, of the batch and an array of ``batch_size`` booleans that are true
+            for the rows of ``values``.
 
     Raises:
         TypeError: ``batch_size`` is not an integer.
-        ValueError: there are no values, more than ``batch_size``, or values of different structure or shape; or ``pad_value``
-            has another structure, or a leaf cannot hold it.
+        ValueError: there are no values, more than ``batch_size``, or values of different structure
+            or shape; or ``pad_value`` has another structure, or a leaf cannot hold it.
         OverflowError: an integer in ``pad_value`` is out of the range of a leaf.
 
     Example:
@@ -49,7 +53,9 @@ def batch_and_pad(values: Sequence[Any], *, batch_size: int, pad_value: Any = 0,
 
 
 def _output_spec(input_spec: Any, batch_size: int, drop_remainder: bool, with_mask: bool = False) -> Any:
-    """What ``batch_and_pad`` makes of elements that look like ``input_spec``, for ``get_element_spec``."""
+    """The spec of the results of ``batch_and_pad`` for elements like ``input_spec``, for
+    ``get_element_spec``.
+    """
     spec = map_spec(lambda leaf: ShapeDtypeStruct((batch_size, *leaf.shape), leaf.dtype), input_spec)
     return (spec, ShapeDtypeStruct((batch_size,), np.bool_)) if with_mask else spec
 
@@ -69,7 +75,7 @@ def _padding(value: Any, pad_value: Any) -> Any:
 
 
 def pad_values(pad_value: Any, structure: Any, num: int, value: Any) -> list[Any]:
-    """What each of the ``num`` leaves of elements like ``value`` is padded with.
+    """The padding value of each of the ``num`` leaves of elements like ``value``.
 
     Raises:
         ValueError: ``pad_value`` is neither one value nor of the ``structure`` of the elements.
@@ -95,7 +101,8 @@ def filled(shape: tuple[int, ...], pad: Any, dtype: np.dtype[Any], path: Callabl
     """An array of ``pad``, for the leaf at ``path``.
 
     Raises:
-        ValueError: the dtype cannot hold it without changing it by more than rounding; names the leaf.
+        ValueError: the dtype cannot hold it without changing it by more than rounding; names the
+            leaf.
         OverflowError: it is an integer out of range.
     """
     jax = jax_of_keys([pad])

@@ -24,7 +24,7 @@ _ADVICE = (
 
 
 class Rows(NamedTuple):
-    """What a batch is to have.
+    """The required rows of a batch.
 
     Args:
         num: rows; those that have no element are filled.
@@ -44,11 +44,13 @@ class Rows(NamedTuple):
 
 
 class Padding:
-    """How leaves are padded.
+    """The way leaves are padded.
 
     Args:
-        pad_to: ``"boundary"``, ``"longest"``, a number of cells, or ``None``: for all leaves, or a pytree with one for each.
-        pad_value: what unused cells are filled with: one value for all leaves, or a pytree with a value for each.
+        pad_to: ``"boundary"``, ``"longest"``, a number of cells, or ``None``: for all leaves, or a
+            pytree with one for each.
+        pad_value: what unused cells are filled with: one value for all leaves, or a pytree with a
+            value for each.
         with_lengths: whether a batch comes with the lengths of its rows.
 
     Raises:
@@ -67,8 +69,8 @@ class Padding:
         """One batch of ``elements``, at least one, whose structures must be equal.
 
         Raises:
-            ValueError: structures or shapes do not agree, a leaf is longer than what it is padded to, or not of its record's
-                length; names the leaf.
+            ValueError: structures or shapes do not agree, a leaf is longer than what it is padded
+                to, or not of its record's length; names the leaf.
         """
         columns, structure = _columns(elements)
         targets = self._per_leaf(structure, len(columns), elements[0])
@@ -89,7 +91,7 @@ class Padding:
         return batch, lengths
 
     def spec(self, spec: Any, num_rows: int | None, boundary: int | None) -> Any:
-        """What batches look like of elements that look like ``spec``; ``None`` for numbers that differ."""
+        """The spec of batches of elements with spec ``spec``; ``None`` for numbers that differ."""
         leaves, structure = tree.flatten(spec)
         targets = self._per_leaf(structure, len(leaves), spec)
         cells = {"boundary": boundary, "longest": None}

@@ -1,4 +1,4 @@
-"""What can be packed as a sequence."""
+"""Values that can be packed as a sequence."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 
 
 def as_sequence(name: str, value: Any) -> Array:
-    """``value`` as an array whose first axis is that of the sequence; a scalar is a sequence of length 1.
+    """``value`` as an array whose first axis is that of the sequence; a scalar is a sequence of
+    length 1.
 
     Raises:
-        ValueError: ``value`` is nested, ragged, or nothing that NumPy has a dtype for, or text or bytes in it end in NUL, which
-            they would lose; names the feature.
+        ValueError: ``value`` is nested, ragged, or nothing that NumPy has a dtype for, or text or
+            bytes in it end in NUL, which they would lose; names the feature.
     """
     if type(value) is np.ndarray and value.ndim:
         return value
@@ -42,7 +43,8 @@ def as_dtype_of(name: str, array: Array, dtype: np.dtype[Any], trailing: tuple[i
     """``array`` in another dtype, without any loss but rounding from one float dtype to another.
 
     Raises:
-        ValueError: it has another trailing shape, or values that ``dtype`` cannot hold; names the feature.
+        ValueError: it has another trailing shape, or values that ``dtype`` cannot hold; names the
+            feature.
     """
     if array.shape[1:] != trailing:
         raise ValueError(
@@ -57,7 +59,8 @@ def as_dtype_of(name: str, array: Array, dtype: np.dtype[Any], trailing: tuple[i
         with np.errstate(all="ignore"):
             converted = array.astype(dtype)
             back = converted.real if kind != new_kind == "c" else converted
-            # Either comparison alone misses something: -1 becomes 2**64 - 1 and -1 again; 2**53 + 1 and 2.0**53 are equal floats.
+            # Either comparison alone misses something: -1 becomes 2**64 - 1 and -1 again; 2**53 + 1
+            # and 2.0**53 are equal floats.
             is_same = (converted == array) & (back.astype(array.dtype) == array)
             if kind == new_kind == "f":
                 is_same |= np.isfinite(array) & np.isfinite(converted)

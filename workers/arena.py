@@ -2,23 +2,26 @@
 
 Guarantees:
 
-1. The memory has no name: nothing is left when both processes are gone, however they end. It is not in ``/dev/shm`` and does
-   not depend on the size of that.
-2. A slot is the worker's from ``allocate`` until its message is sent; then it is the consumer's, until the last array that
-   looks at it has been collected and the worker has been told so. It never belongs to both, so nothing that is still seen
-   is overwritten.
-   A slot that a forked process may look at, too, is never used again.
+1. The memory has no name: nothing is left when both processes are gone, however they end. It is not
+   in ``/dev/shm`` and does not depend on the size of that.
+2. A slot is the worker's from ``allocate`` until its message is sent; then it is the consumer's,
+   until the last array that looks at it has been collected and the worker was notified. It never
+   belongs to both, so nothing that is still seen is overwritten. A slot that a forked process may
+   look at, too, is never used again.
 3. ``allocate`` never waits: a consumer that keeps everything makes the arena grow.
-4. That an array has been collected is noticed by a callback that may run anywhere, in the middle of a garbage collection or
-   under somebody's lock: it appends to a deque and does no more; when the worker is gone, it returns the memory.
+4. That an array has been collected is noticed by a callback that may run anywhere, in the middle of
+   a garbage collection or while a lock is held: it appends to a deque and does no more; when the
+   worker is gone, it returns the memory.
 5. Arrays hold no file descriptor: any number of them may outlive their pools.
-6. Beside the slots in use there is no more memory than ``MAX_FREE_BYTES`` or, if that is more, what slots in use had lately at
-   most: while there is more than the former, a 32nd of the latter is forgotten with every message. A slot is less than twice as
-   large as what is in it, or a page. Memory that outlives the worker returns to the system with the last array in it, on macOS
-   with the last array of this worker.
+6. Beside the slots in use there is no more memory than ``MAX_FREE_BYTES`` or, if that is more, what
+   slots in use had lately at most: while there is more than the former, a 32nd of the latter is
+   forgotten with every message. A slot is less than twice as large as what is in it, or a page.
+   Memory that outlives the worker returns to the system with the last array in it, on macOS with
+   the last array of this worker.
 
-The address of a slot is an offset into one sparse file, which both processes map in chunks; chunk ``k`` is 2**k times as long
-as the first. So the consumer finds a slot by its offset alone, and few mappings suffice for any amount of memory.
+The address of a slot is an offset into one sparse file, which both processes map in chunks; chunk
+``k`` is 2**k times as long as the first. So the consumer finds a slot by its offset alone, and few
+mappings suffice for any amount of memory.
 """
 
 from __future__ import annotations
@@ -41,7 +44,8 @@ _FIRST_CHUNK = 1 << 26
 _PAGE = mmap.PAGESIZE
 _MAP_FIXED = 0x10  # in place of what is there
 _F_PUNCHHOLE = 99  # of macOS; its argument is flags, padding, offset and length
-_MAX_WARM = 4  # free slots of a size that keep their memory; what is freed beyond that goes back to the system
+# free slots of a size that keep their memory; what is freed beyond that goes back to the system
+_MAX_WARM = 4
 MAX_FREE_BYTES = 1 << 27  # see guarantee 6
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -81,7 +85,9 @@ class Mapping:
         return np.frombuffer(chunk, np.uint8, slot.num_bytes, slot.offset - _chunk_start(index))
 
     def give_back(self, start: int, stop: int) -> None:
-        """Returns the memory between two offsets of one chunk to the system; what is there reads as zeros then."""
+        """Returns the memory between two offsets of one chunk to the system; what is there reads as
+        zeros then.
+        """
         index, holes = _chunk_of(start), self._holes
         if index in self._chunks and start < stop:
             _remove(self._chunks[index], start - _chunk_start(index), stop - start)
@@ -98,7 +104,9 @@ class Mapping:
             self.give_back(start, stop)
 
     def leave(self, array: Bytes, slot: Slot) -> None:
-        """Has the memory of a slot returned to the system when the ``array`` that looks at it is collected."""
+        """Has the memory of a slot returned to the system when the ``array`` that looks at it is
+        collected.
+        """
         index = _chunk_of(slot.offset)
         if index in self._chunks:
             left = _Left(array, _give_back_left)
@@ -140,9 +148,11 @@ class Arena:
         self._lock = Lock()  # two threads of a worker send
         self._num_chunks = 0
         self._end = 0  # no slot reaches beyond
-        self._free: dict[int, deque[int]] = {}  # offsets by size; those that keep their memory are at the right end
+        # offsets by size; those that keep their memory are at the right end
+        self._free: dict[int, deque[int]] = {}
         self._num_warm: dict[int, int] = {}  # how many of these there are, by size
-        self._warm: OrderedDict[int, int] = OrderedDict()  # their sizes by offset, what is longest unused first
+        # their sizes by offset, what is longest unused first
+        self._warm: OrderedDict[int, int] = OrderedDict()
         self._warm_bytes = 0
         self._used_bytes = 0
         self._recent_bytes = 0  # the most of these lately
@@ -175,7 +185,9 @@ class Arena:
         return self._mapping.view(slot)
 
     def store(self, array: np.ndarray[Any, Any], order: tuple[Any, ...]) -> Slot:
-        """Copies an array, whose order in memory ``order`` says as arguments of ``numpy.ndarray`` do."""
+        """Copies an array, whose order in memory ``order`` says as arguments of ``numpy.ndarray``
+        do.
+        """
         slot = self.allocate(array.nbytes)
         np.ndarray(array.shape, array.dtype, self.view(slot), *order)[...] = array
         return slot
@@ -200,7 +212,9 @@ class Arena:
             self._settle()
 
     def settle(self) -> None:
-        """Called for every message: forgets a little of how much memory was needed, and returns what is too much now."""
+        """Called for every message: forgets a little of how much memory was needed, and returns
+        what is too much now.
+        """
         if self._warm_bytes > MAX_FREE_BYTES:
             with self._lock:
                 self._settle()
@@ -208,7 +222,8 @@ class Arena:
     def _settle(self) -> None:
         self._recent_bytes = max(self._used_bytes, self._recent_bytes - (self._recent_bytes // 32))
         limit = max(MAX_FREE_BYTES, self._recent_bytes)
-        while self._warm_bytes > limit:  # the longest unused of all is the first one of its size, and stays where it is
+        # the longest unused of all is the first one of its size, and stays where it is
+        while self._warm_bytes > limit:
             offset = next(iter(self._warm))
             self._mapping.give_back(offset, offset + self._forget_warm(offset))
 
@@ -220,7 +235,8 @@ class Arena:
 
 
 class _Watched(weakref.ref["Bytes"]):
-    slot: Slot | None = None  # stays so where an interrupt came first, and then the worker is replaced
+    # stays so where an interrupt came first, and then the worker is replaced
+    slot: Slot | None = None
     is_shared = False  # whether another process sees it
 
 
@@ -233,7 +249,8 @@ class _Left(weakref.ref["Bytes"]):
 _left: dict[int, _Left] = {}  # by id
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_left.clear)  # the new process sees these arrays, too: they stay as they are
+    # the new process sees these arrays, too: they stay as they are
+    os.register_at_fork(before=_left.clear)
 
 
 def _give_back_left(left: _Left, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -242,7 +259,9 @@ def _give_back_left(left: _Left, is_finalizing: Callable[[], bool] = sys.is_fina
 
 
 class ArenaReader:
-    """The consumer's side: arrays that look at slots, and the slots that nobody looks at any more."""
+    """The consumer's side: arrays that look at slots, and the slots that are no longer
+    referenced.
+    """
 
     def __init__(self, fd: int) -> None:
         self._mapping = Mapping(fd)
@@ -250,7 +269,9 @@ class ArenaReader:
         self._unseen: deque[_Watched] = deque()
 
     def take(self, slot: Slot) -> Bytes:
-        """An array [num_bytes] of a slot; when it and all arrays made of it are gone, ``released`` gives the slot."""
+        """An array [num_bytes] of a slot; when it and all arrays that view it are gone,
+        ``released`` gives the slot.
+        """
         array = self._mapping.view(slot)
         watched = _Watched(array, self._unseen.append)
         watched.slot = slot
@@ -258,7 +279,9 @@ class ArenaReader:
         return array
 
     def look(self, slot: Slot) -> Bytes:
-        """An array [num_bytes] of a slot that nobody watches: the caller returns the slot when it has read it."""
+        """An array [num_bytes] of a slot that is not watched: the caller returns the slot when it
+        has read it.
+        """
         return self._mapping.view(slot)
 
     def released(self) -> list[Slot]:
@@ -273,7 +296,7 @@ class ArenaReader:
         return slots
 
     def share(self) -> None:
-        """Called when this process is forked: whatever somebody looks at now stays as it is."""
+        """Called when this process is forked: slots that are referenced now stay as they are."""
         for watched in [*self._watched.values()]:
             watched.is_shared = True
 
@@ -282,7 +305,9 @@ class ArenaReader:
         self._mapping.close()
 
     def close(self) -> None:
-        """Returns all memory to the system but what somebody still looks at, and that as soon as nobody does."""
+        """Returns all memory to the system except referenced slots, which follow when they are
+        released.
+        """
         self.released()
         self._mapping.give_back_all_but([*self._watched])
         for slot, watched in [*self._watched.items()]:
@@ -296,7 +321,8 @@ class ArenaReader:
 
 def _remove(chunk: mmap.mmap, start: int, num_bytes: int) -> None:
     if hasattr(mmap, "MADV_REMOVE"):
-        with contextlib.suppress(OSError):  # a file system without holes: the memory stays until the end
+        # a file system without holes: the memory stays until the end
+        with contextlib.suppress(OSError):
             chunk.madvise(mmap.MADV_REMOVE, start, num_bytes)
 
 
@@ -309,7 +335,8 @@ def _map(fd: int, start: int, size: int) -> mmap.mmap:
             memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             _put_over(memory, fd, start)
             return memory
-        except (ImportError, OSError):  # no ctypes, a system of 32 bits, or one that counts the memory that would lie below
+        except (ImportError, OSError):
+            # no ctypes, a system of 32 bits, or one that counts the memory that would lie below
             return mmap.mmap(fd, size, offset=start)
 
 

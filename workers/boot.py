@@ -1,7 +1,8 @@
-"""The program that workers and their template run; see ``process`` and ``template`` for who starts it with which arguments.
+"""The program that workers and their template run; ``process`` and ``template`` start it and
+document its arguments.
 
-Until ``sys.path`` is the consumer's, nothing is imported that is not built into the interpreter: a file of the user's
-could have the name of any other module.
+Until ``sys.path`` is the consumer's, nothing is imported that is not built into the interpreter: a
+file of the user's could have the name of any other module.
 """
 
 import sys

@@ -1,21 +1,24 @@
-"""What happens in a worker process.
+"""The main loop of a worker process.
 
 Guarantees:
 
-1. It ends when its connection does: at once if it is idle, otherwise when it next looks. If the consumer's process ends, by
-   whatever cause, the kernel kills it in that moment, even in the middle of C code (where the system can do that; elsewhere a
-   thread does it).
-2. Every element arrives, or an error in its place: elements are pickled here, in the loop that makes them.
-3. It is never more than ``buffer_size`` elements ahead, or ``_MAX_BYTES_AHEAD`` bytes of small ones, and one message; nor, if
-   the producer is ``Frugal``, by more than one message that it does not afford.
+1. It ends when its connection does: at once if it is idle, otherwise when it next looks. If the
+   consumer's process ends, by whatever cause, the kernel kills it in that moment, even in the
+   middle of C code (where the system can do that; elsewhere a thread does it).
+2. Every element arrives, or an error in its place: elements are pickled here, in the loop that
+   makes them.
+3. It is never more than ``buffer_size`` elements ahead, or ``_MAX_BYTES_AHEAD`` bytes of small
+   ones, and one message; nor, if the producer is ``Frugal``, by more than one message that it does
+   not afford.
 4. An interrupt from the keyboard is not for it, and it writes nothing to the standard streams.
-5. No element waits for one that comes after it: what is finished of a block that takes long is sent within twice
-   ``_LATE_SECONDS``, by another thread.
-6. It computes for several lanes, of whose elements the consumer needs one each in turn: always for the one of which the fewest
-   were sent. So none waits for more than a block of each of the others. What follows the elements of a lane, an error or the
-   end, leaves the others alone.
-7. Where an element takes longer than ``_STUCK_SECONDS``, or for ever, the other thread computes what the consumer needs of the
-   other lanes before it, one element at a time, and nothing that comes after it.
+5. No element waits for one that comes after it: what is finished of a block that takes long is sent
+   within twice ``_LATE_SECONDS``, by another thread.
+6. It computes for several lanes, of whose elements the consumer needs one each in turn: always for
+   the one of which the fewest were sent. So none waits for more than a block of each of the others.
+   The error after the elements of a lane, or the end, leaves the others alone.
+7. Where an element takes longer than ``_STUCK_SECONDS``, or forever, the other thread computes what
+   the consumer needs of the other lanes before it, one element at a time, and nothing that comes
+   after it.
 """
 
 from __future__ import annotations
@@ -71,7 +74,8 @@ from gristmill.workers.turns import Turns
 _log = logging.getLogger("gristmill")
 
 _MAX_BYTES_AHEAD = 1 << 20
-LARGE = _MAX_BYTES_AHEAD + 1  # what a message counts for of which ``buffer_size`` alone says how many may wait
+# what a message counts for of which ``buffer_size`` alone says how many may wait
+LARGE = _MAX_BYTES_AHEAD + 1
 MIN_BYTES = 128  # that an element counts for: no more than 8192 are ahead
 _MAX_BLOCK = 2048  # elements
 _MAX_BLOCK_BYTES = 1 << 17
@@ -84,20 +88,27 @@ Taken: TypeAlias = tuple[list[Any], Sequence[Any], BaseException | None]  # see 
 
 
 class Producer(Protocol):
-    """What a worker runs. May also have what ``Watched`` has, and ``renew(task)``: called before a start for another consumer."""
+    """Interface of the object that a worker runs. May also have the methods of ``Watched``, and
+    ``renew(task)``: called before a start for another consumer.
+    """
 
     def start(self, states: Mapping[int, Any], *, skip: bool) -> dict[int, Any]:
-        """Continues the lanes from these states (``None``: the beginning), the first one past its next element if ``skip``.
+        """Continues the lanes from these states (``None``: the beginning), the first one past its
+        next element if ``skip``.
 
         Returns:
             The states then.
         """
 
     def take(self, lane: int, n: int) -> tuple[list[Any], Sequence[Any], BaseException | None]:
-        """The lane's next elements, at most ``n``, the state after each, and what follows: error, ``StopIteration``, or more."""
+        """The lane's next elements, at most ``n``, the state after each, and the outcome: error,
+        ``StopIteration``, or more.
+        """
 
     def annotate(self, error: BaseException, lane: int, state: Any) -> None:
-        """Notes at an error where in the pipeline it came up; ``state`` is the lane's before the element that raised it."""
+        """Notes at an error where in the pipeline it came up; ``state`` is the lane's before the
+        element that raised it.
+        """
 
 
 class Watched(Producer, Protocol):
@@ -110,27 +121,35 @@ class Watched(Producer, Protocol):
         """Called before ``take(n)``: what was finished before is not to be shown any more."""
 
     def end(self) -> None:
-        """Called when what ``take`` has given is ready to be sent: nothing of it can fail any more."""
+        """Called when what ``take`` has given is ready to be sent: nothing of it can fail any
+        more.
+        """
 
     def take_beside(self, lane: int) -> Taken:
         """As ``take(lane, 1)``, while that is at another lane. Called by another thread."""
 
     def finished(self) -> tuple[Sequence[Any], Sequence[Any]]:
-        """The elements that ``take`` has finished, and the states; as many as there are of both. Called by another thread."""
+        """The elements that ``take`` has finished, and the states; as many as there are of both.
+        Called by another thread.
+        """
 
 
 class Frugal(Producer, Protocol):
-    """A producer that has a budget of memory for what is ahead of the consumer. Called by any thread that sends."""
+    """A producer that has a budget of memory for what is ahead of the consumer. Called by any
+    thread that sends.
+    """
 
     def affords(self, num_bytes: int) -> bool:
-        """Whether there is memory for one more output of so many bytes that waits to be taken."""
+        """True if there is memory for one more pending output of this many bytes."""
 
     def hold(self, num_bytes: int) -> None:
-        """Notes that outputs that wait take so many bytes more, or less."""
+        """Records that pending outputs take this many bytes more, or fewer."""
 
 
 class Encodes(Protocol):
-    """Interface of what makes the payloads of messages. An ``Encoder`` pickles; threads hand the objects over."""
+    """Interface of what makes the payloads of messages. An ``Encoder`` pickles; threads hand the
+    objects over.
+    """
 
     def encode(self, elements: Sequence[Any], states: Any) -> Encoded:
         """See ``Encoder``."""
@@ -150,11 +169,12 @@ class Disconnected(Exception):
 
 
 class Connection(Protocol):
-    """What a worker uses of the way to its consumer."""
+    """Interface of a worker's connection to its consumer."""
 
-    start: tuple[dict[int, Any], bool, Care | None] | None  # states, whether to skip an element, how to go on
+    # states, whether to skip an element, how to continue
+    start: tuple[dict[int, Any], bool, Care | None] | None
     is_for_another: bool  # the start, than the ones before were
-    calls: list[bytes]  # functions that nobody has called yet
+    calls: list[bytes]  # functions not called yet
 
     def receive(self, *, wait: bool) -> None:
         """Obeys the commands that are there.
@@ -164,7 +184,9 @@ class Connection(Protocol):
         """
 
     def send(self, kind: int, payload: Any, slots: list[Any], num_elements: int = 0, lane: int = 0) -> None:
-        """Sends a message as soon as the consumer lets it, unless it wants a new start meanwhile."""
+        """Sends a message as soon as the consumer lets it, unless it wants a new start
+        meanwhile.
+        """
 
 
 class BoundedConnection(abc.ABC):
@@ -177,7 +199,8 @@ class BoundedConnection(abc.ABC):
     def __init__(self, buffer_size: int) -> None:
         self._buffer_size = buffer_size
         self.frugal: Frugal | None = None
-        # Of the messages that were not taken yet: elements, the bytes that they count for, and those that they take.
+        # Of the messages that were not taken yet: elements, the bytes that they count for, and
+        # those that they take.
         self._ahead: deque[tuple[int, int, int]] = deque()
         self._num_ahead = 0
         self._bytes_ahead = 0
@@ -188,7 +211,7 @@ class BoundedConnection(abc.ABC):
 
     @property
     def num_ahead(self) -> int:
-        """How many messages the consumer has not taken yet."""
+        """The number of messages that the consumer has not taken yet."""
         return len(self._ahead)
 
     @abc.abstractmethod
@@ -202,7 +225,8 @@ class BoundedConnection(abc.ABC):
         self.take_all_off()
 
     def _wait_for_room(self, num_elements: int, num_bytes: int, held_bytes: int) -> bool:
-        """Wait until a message may be sent; return False if there is a new start, so that it is not needed.
+        """Wait until a message may be sent; return False if there is a new start, so that it is not
+        needed.
 
         Args:
             num_elements: the elements in the message.
@@ -324,10 +348,11 @@ class _Lane:
 
 
 class Outbox:
-    """Sends what comes of lanes. Whoever uses it has the worker's lock."""
+    """Sends the outputs of lanes. The caller has the worker's lock."""
 
     def __init__(self, connection: Connection, encoder: Encodes, producer: Producer) -> None:
-        self.report: Callable[[bool], bytes | None] | None = None  # asked what to send along; true: there is nothing after it
+        # asked what to send along; true: there is nothing after it
+        self.report: Callable[[bool], bytes | None] | None = None
         self.lanes: list[_Lane] = []  # that have not ended, in their turns
         self._connection = connection
         self._encoder = encoder
@@ -347,7 +372,7 @@ class Outbox:
         lane.state = states[num - 1]
 
     def end_lane(self, lane: _Lane, stop: BaseException) -> None:
-        """Sends what follows the elements of ``lane``."""
+        """Sends the outcome after the elements of ``lane``."""
         self.lanes = [] if isinstance(stop, Passed) else [x for x in self.lanes if x is not lane]
         if isinstance(stop, StopIteration | Passed):
             self._send_report(not self.lanes)
@@ -372,7 +397,8 @@ class Outbox:
 
 
 class Worker:
-    """Runs a producer. Others may watch it from outside: see ``WorkerProcess.call``, ``Outbox.report`` and ``set_instruments``.
+    """Runs a producer. Others may watch it from outside: see ``WorkerProcess.call``,
+    ``Outbox.report`` and ``set_instruments``.
 
     With ``turns``, it is one of several in this process.
     """
@@ -393,7 +419,8 @@ class Worker:
         self.waited_ns = 0  # for its turns
         self.producer = producer
         self._watched: Any = producer if hasattr(producer, "finished") else None
-        self._lock = Lock()  # its holder may send: the thread that computes elements, but while it does
+        # its holder may send: the thread that computes elements, but while it does
+        self._lock = Lock()
         self._lane = _Lane(0, None)  # of the block that is being computed
         self._num_taken = 0  # blocks
         self._num_sent = 0  # elements of that block
@@ -406,8 +433,8 @@ class Worker:
         self._is_over = False
 
     def set_instruments(self, starting: Wrap | None, encoding: Wrap | None, receiving: Wrap | None, storing: Wrap | None) -> None:
-        """Lets somebody see when the producer is started, and time how long outputs are encoded, messages waited for, and stored
-        where the connection has a store.
+        """Lets an observer see when the producer is started, and time how long outputs are encoded,
+        messages waited for, and stored where the connection has a store.
         """
         shadow_for_good(self.producer, "start", starting)
         shadow_for_good(self._encoder, "encode", encoding)
@@ -438,18 +465,20 @@ class Worker:
 
     @property
     def num_workers(self) -> int:
-        """How many there are in this process."""
+        """The number of workers in this process."""
         return 1 if self._turns is None else len(self._turns.threads)
 
     def end(self) -> None:
-        """Called when ``run`` has ended, and its connection, where the process goes on."""
+        """Called when ``run`` has ended, and its connection, where the process continues."""
         self._is_over = self._has_several = True
         self._changed.set()
         if self._watcher is not None:
             self._watcher.join()
 
     def _in_turn(self, function: Callable[[], T]) -> list[T]:
-        """What ``function()`` returns, as the only item; none if there is a new start before it is called."""
+        """The result of ``function()`` as the only item; an empty list if there is a new start
+        before the call.
+        """
         if self._turns is None:
             return [function()]
         connection: Any = self._connection
@@ -481,7 +510,8 @@ class Worker:
     def _produce(self, lanes: list[_Lane], *, is_careful: bool) -> None:
         """Sends elements until all lanes are at their ends or errors, or there is a new start.
 
-        The consumer needs elements of the lanes in turn: next comes a block of the one of which the fewest were sent.
+        The consumer needs elements of the lanes in turn: next comes a block of the one of which the
+        fewest were sent.
         """
         connection, self.outbox.lanes = self._connection, lanes
         while self.outbox.lanes and connection.start is None:
@@ -496,7 +526,9 @@ class Worker:
             self._watched.end()
 
     def _send_block(self, lane: _Lane, is_careful: bool) -> BaseException | None:
-        """Sends the next elements of ``lane``; returns what follows them, if that is no element."""
+        """Sends the next elements of ``lane``; returns the outcome after them, if that is no
+        element.
+        """
         self._encoder.forget_allocated()
         size = lane.block_size.now
         taken = self._take(lane, size)
@@ -523,7 +555,7 @@ class Worker:
         return stop
 
     def _take(self, lane: _Lane, n: int) -> list[Taken]:
-        """What the producer gives, as the only item, or none (see ``_in_turn``)."""
+        """The next output of the producer as the only item, or an empty list (see ``_in_turn``)."""
         try:
             return self._in_turn(partial(self._compute, lane, n))
         finally:
@@ -532,7 +564,7 @@ class Worker:
                 self._is_unlocked = False
 
     def _compute(self, lane: _Lane, n: int) -> Taken:
-        """What the producer gives; the other thread may send some of it meanwhile."""
+        """The next output of the producer; the other thread may send a part of it meanwhile."""
         self._began = time.perf_counter()
         self._lane = lane
         self._num_taken += 1
@@ -583,7 +615,7 @@ class Worker:
                         self._go_on_beside()
 
     def _go_on_beside(self) -> None:
-        """Sends what comes of other lanes before an element that takes long."""
+        """Sends the outputs of other lanes before an element that takes long."""
         stuck, connection = self._lane, self._connection
         while self._is_computing and connection.start is None and time.perf_counter() > self._began + _STUCK_SECONDS:
             place = self.outbox.lanes.index(stuck)
@@ -616,7 +648,7 @@ def _num_sent(lane: _Lane) -> int:
 
 
 class Failed:
-    """What a task that could not be made produces."""
+    """The producer in place of one whose task could not be unpickled."""
 
     def __init__(self, error: BaseException) -> None:
         self._error = error
@@ -751,7 +783,9 @@ def _wait_for_end(lifeline: int) -> None:
 
 
 def end_with(error: SystemExit) -> None:
-    """Ends the process: what users have registered is done, what the interpreter would take apart is left to the system."""
+    """Ends the process: what users have registered is done, what the interpreter would take apart
+    is left to the system.
+    """
     with contextlib.suppress(BaseException):
         atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

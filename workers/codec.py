@@ -1,11 +1,13 @@
-"""What travels between a worker and the consumer: elements in bytes, large arrays in shared memory.
+"""The messages between a worker and the consumer: elements in bytes, large arrays in shared memory.
 
-An element is pickled as a whole, whatever it is. Arrays in it, wherever they are, are replaced by a call of ``numpy.ndarray``
-on a buffer: a slot of the arena if they are large, bytes in the message if not. So every array arrives as a plain writable
-``numpy.ndarray``, and everything else as pickling gives it.
+An element is pickled as a whole, whatever it is. Arrays in it, wherever they are, are replaced by a
+call of ``numpy.ndarray`` on a buffer: a slot of the arena if they are large, bytes in the message
+if not. So every array arrives as a plain writable ``numpy.ndarray``, and everything else as
+pickling gives it.
 
-How many elements a message has must not be seen, neither by one who changes an element nor by the elements before one that
-cannot be pickled or unpickled. So each is pickled by itself, and shares nothing with the next.
+How many elements a message has must not be seen, neither by one who changes an element nor by the
+elements before one that cannot be pickled or unpickled. So each is pickled by itself, and shares
+nothing with the next.
 """
 
 from __future__ import annotations
@@ -26,13 +28,14 @@ from gristmill.workers.messages import ERROR
 from gristmill.workers.pickling import CloudPickler, dumps
 from gristmill.workers.remote_errors import decode_error, encode_error
 
-MIN_SHARED_BYTES = 1 << 15  # smaller arrays are copied with the message: that is quicker than looking after a slot
+# smaller arrays are copied with the message: that is quicker than looking after a slot
+MIN_SHARED_BYTES = 1 << 15
 
 _ARRAY_TYPES = (np.ndarray, np.memmap)
 
 
 def _is_plain_array(obj: Any) -> bool:
-    """Whether ``obj`` arrives as a plain array."""
+    """True if ``obj`` arrives as a plain array."""
     kind = type(obj)
     return kind in _ARRAY_TYPES or getattr(kind, "_travels_as_ndarray", False)
 
@@ -52,7 +55,8 @@ class Encoder:
     Args:
         arena: where large arrays go.
         min_shared_bytes: how large these are at least.
-        writable: whether smaller ones arrive so that they can be written to. Of large ones the memory decides.
+        writable: whether smaller ones arrive so that they can be written to. Of large ones the
+            memory decides.
     """
 
     _file: io.BytesIO  # the message being encoded
@@ -69,7 +73,9 @@ class Encoder:
         self._pickler_class: type[_PlainPickler | _ByValuePickler] = _PlainPickler
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-        """An uninitialised array, as ``numpy.empty`` gives; a large one is in the arena and need not be copied to be sent."""
+        """An uninitialised array, as ``numpy.empty`` gives; a large one is in the arena and need
+        not be copied to be sent.
+        """
         num_bytes = dtype.itemsize * int(np.prod(shape, dtype=object))
         if num_bytes < self._min_shared_bytes or dtype.hasobject:
             return np.empty(shape, dtype)
@@ -79,7 +85,9 @@ class Encoder:
         return array
 
     def encode(self, elements: Sequence[Any], states: Any) -> Encoded:
-        """``elements`` in a message, as many as can be sent, and ``states``, which must be sendable."""
+        """``elements`` in a message, as many as can be sent, and ``states``, which must be
+        sendable.
+        """
         self._file, self._slots, self._sent = io.BytesIO(), [], []
         self._pickler = self._pickler_class(self._file, self)
         self._dump(states)
@@ -102,7 +110,9 @@ class Encoder:
         return Encoded(payload, self._slots, len(ends) - 1, failure)
 
     def encode_state(self, state: Any) -> bytes:
-        """A state, or ``None``, as the payload of a message without elements (see ``decode_other``)."""
+        """A state, or ``None``, as the payload of a message without elements (see
+        ``decode_other``).
+        """
         return b"" if state is None else dumps(state)
 
     def encode_error(self, error: BaseException) -> bytes:
@@ -110,7 +120,7 @@ class Encoder:
         return encode_error(error)
 
     def forget_allocated(self) -> None:
-        """Frees what was allocated and not sent. To be called when nobody refers to it any more."""
+        """Frees what was allocated and not sent. Call it when no object refers to it any more."""
         for _, slot in self._granted.values():
             self._arena.free(slot)
         self._granted.clear()
@@ -129,7 +139,7 @@ class Encoder:
                 raise
         else:
             return
-        # It may take cloudpickle, which costs more; what comes next will be of the same kind.
+        # It may take cloudpickle, which costs more; the next outputs will be of the same kind.
         self._pickler = _ByValuePickler(self._file, self)
         self._dump(value)
         self._pickler_class = _ByValuePickler
@@ -187,7 +197,8 @@ class _ByValuePickler(CloudPickler):
 
 
 def decode(payload: Any, slots: list[Slot], reader: ArenaReader) -> tuple[list[Any], Any, Exception | None]:
-    """The elements of a message, as many as can be unpickled; the states; and what the next element raised.
+    """The elements of a message, as many as can be unpickled; the states; and what the next element
+    raised.
 
     Large arrays look at the slots.
     """
@@ -207,7 +218,9 @@ def decode(payload: Any, slots: list[Slot], reader: ArenaReader) -> tuple[list[A
 
 
 def decode_other(kind: int, payload: bytes) -> Any:
-    """Return the content of a message other than ``OUTPUTS``: for ``ERROR`` what makes the error, else a state or ``None``."""
+    """Return the content of a message other than ``OUTPUTS``: for ``ERROR`` what makes the error,
+    else a state or ``None``.
+    """
     if kind == ERROR:
         return partial(decode_error, payload)
     return pickle.loads(payload) if payload else None

@@ -2,15 +2,18 @@
 
 Guarantees:
 
-1. A crew has at most as many processes as the CPUs that this program may use, or as its pool of the most workers has workers,
-   if that are more; and never more than all workers together. Workers of one pool are in different processes.
-2. What a pool does with its workers is what it would do with processes of its own: each is a ``Session``, with a connection and
-   memory of its own, so that none waits for what another pool has not taken, and each is started anew without the others.
-3. If a process dies, every pool learns it from its own session. If it was ended since a session of it was stuck, the other ones
-   hear that it is busy, and go on in another process.
-4. A process ends with the last of its sessions. Workers that run in other surroundings (environment, paths, flags) are in other
-   processes.
-5. Which entry of whose work log may be why a process died is known once for all sessions of it (``Incident``).
+1. A set of processes has at most as many processes as the CPUs that this program may use, or as its
+   pool of the most workers has workers, if that are more; and never more than all workers together.
+   Workers of one pool are in different processes.
+2. What a pool does with its workers is what it would do with processes of its own: each is a
+   ``Session``, with a connection and memory of its own, so that none waits for what another pool
+   has not taken, and each is started again without the others.
+3. If a process dies, every pool learns it from its own session. If it was ended since a session of
+   it was stuck, the other ones hear that it is busy, and continue in another process.
+4. A process ends with the last of its sessions. Workers that run in other surroundings
+   (environment, paths, flags) are in other processes.
+5. Which entry of whose work log may be why a process died is known once for all sessions of it
+   (``Incident``).
 """
 
 from __future__ import annotations
@@ -46,14 +49,16 @@ class Incident:
 
     def __init__(self, suspects: set[Session]) -> None:
         self.suspects = suspects
-        self.is_told = False  # somebody has said, or knows, why
+        self.is_told = False  # the reason is known or was reported
 
     def concerns(self, session: Session) -> bool:
-        """Whether what ``session`` was at may be the reason."""
+        """True if the work of ``session`` may be the reason."""
         return session in self.suspects or not (self.suspects or self.is_told)
 
     def is_for(self, session: Session) -> bool:
-        """Whether ``session``, which has done again what it was at, is the one to say that a process died. It is asked once."""
+        """True if ``session``, which has repeated its work, reports the death of the process. It is
+        asked once.
+        """
         self.suspects.discard(session)
         is_last, self.is_told = not (self.suspects or self.is_told), self.is_told or not self.suspects
         return is_last
@@ -80,7 +85,7 @@ class SharedProcess(WorkerProcess):
             os.close(fd)
         self.surroundings = pool.surroundings
         self.sessions: list[Session] = []
-        self.is_closed = False  # there are to be no more sessions
+        self.is_closed = False  # no more sessions are accepted
         self.is_dismissed = False  # it was killed by this program
         self._failure = b""
 
@@ -112,7 +117,7 @@ class SharedProcess(WorkerProcess):
                 return
 
     def how_it_failed(self) -> str:
-        """What it said when it could not start; empty if it did not."""
+        """The error message of a failed start; empty if it did not fail."""
         with contextlib.suppress(OSError):
             while data := self._socket.recv(1 << 16, socket.MSG_DONTWAIT):
                 self._failure += data
@@ -120,7 +125,7 @@ class SharedProcess(WorkerProcess):
         return f"could not start:\n{self._failure[1:].decode(errors='replace')}" if is_failure else ""
 
     def incident(self) -> Incident:
-        """What is known of its death, the same for all."""
+        """The incident of its death, the same object for all."""
         suspects = {session for session in [*self.sessions] if session.unfinished()}
         found: Incident = vars(self).setdefault("_incident", Incident(suspects))
         return found
@@ -139,7 +144,7 @@ class SharedProcess(WorkerProcess):
     def end_if_unused(self, deadline: float) -> None:
         if not self.sessions:
             self.is_closed = True
-            if not self.sessions:  # nobody has come in that moment
+            if not self.sessions:  # no session has joined meanwhile
                 self.stop(deadline)
 
 
@@ -149,7 +154,7 @@ class Session(WorkerProcess):
     Args:
         shared: the process.
         index, count: which worker it is, of how many.
-        luggage: file descriptor of what it loads.
+        luggage: file descriptor of the payload.
     """
 
     def __init__(self, shared: SharedProcess, index: int, count: int, luggage: int) -> None:
@@ -215,7 +220,7 @@ class Session(WorkerProcess):
 
 
 class CrewPool(WorkerPool):
-    """A pool whose workers are sessions of a crew's processes."""
+    """A pool whose workers are sessions of shared processes."""
 
     def __init__(self, crew: Crew, luggage: Luggage, count: int) -> None:
         self.crew = crew
@@ -227,11 +232,11 @@ class CrewPool(WorkerPool):
         return self.crew.open(self, index, self._count, self._luggage, template)
 
     def runs(self, luggage: Luggage, count: int) -> bool:
-        """Not for who wants processes of his own."""
+        """Always False: a shared pool is never reused for an exclusive request."""
         return False
 
     def fits(self, luggage: Luggage, count: int) -> bool:
-        """Whether it runs just this task."""
+        """True if it runs exactly this task."""
         return super().runs(luggage, count)
 
     @property
@@ -268,7 +273,9 @@ class Crew:
         return self._lock
 
     def open(self, pool: CrewPool, index: int, count: int, luggage: int, template: Template | None) -> Session:
-        """A worker, in a new process if there may be one more, which is forked from ``template`` if there is one."""
+        """A worker, in a new process if there may be one more, which is forked from ``template`` if
+        there is one.
+        """
         with self._own_lock():
             self._most_workers = max(self._most_workers, count)
             while True:
@@ -281,7 +288,8 @@ class Crew:
                 shared.sessions.append(session)
                 if not shared.is_closed:
                     return session
-                session.stop(time.monotonic())  # its last session has ended just now, or it was dismissed
+                # its last session has ended just now, or it was dismissed
+                session.stop(time.monotonic())
 
     def _process_for(self, pool: CrewPool, template: Template | None) -> SharedProcess:
         self._processes = [process for process in self._processes if not process.is_closed and process.is_alive()]

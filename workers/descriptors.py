@@ -17,7 +17,9 @@ def close_all(fds: list[int]) -> None:
 
 
 def above_standard(fd: int, stack: contextlib.ExitStack) -> int:
-    """The descriptor or, in a program whose standard streams are closed, a copy that is not in their place."""
+    """The descriptor or, in a program whose standard streams are closed, a copy that is not in
+    their place.
+    """
     if fd > 2:
         return fd
     import fcntl

@@ -1,12 +1,14 @@
-"""How a process ended, found out without a lock.
+"""The end of a process, found without a lock.
 
-``Popen.poll`` and ``Popen.wait`` take one, which a signal handler that raises in their middle leaves held for ever.
+``Popen.poll`` and ``Popen.wait`` take one, which a signal handler that raises in their middle
+leaves held forever.
 
 Guarantees:
 
-1. No call waits longer than it says, whatever has interrupted calls before it, in this thread or another one.
-2. How the process ended is not lost by an interrupt: it is asked for and kept in one call of a function of C, in the middle
-   of which no handler runs.
+1. No call waits longer than it says, whatever has interrupted calls before it, in this thread or
+   another one.
+2. How the process ended is not lost by an interrupt: it is asked for and kept in one call of a
+   function of C, in the middle of which no handler runs.
 3. A process that has ended is sent no signal: another one may have its number by now.
 """
 
@@ -28,16 +30,16 @@ _process_id_of = itemgetter(0)  # 0 while the process runs
 
 
 class Process(ABC):
-    """A process that somebody waits for."""
+    """A process with its exit watched."""
 
     @property
     def was_born(self) -> bool:
-        """Whether it exists, or existed."""
+        """True if the process exists, or existed."""
         return True
 
     @property
     def was_lost(self) -> bool:
-        """Whether it has ended, or was not born, by no doing of its own."""
+        """True if the process ended, or was never created, without being stopped by this one."""
         return False
 
     @property
@@ -46,12 +48,14 @@ class Process(ABC):
 
     @abstractmethod
     def has_ended(self) -> bool:
-        """Whether it has; does not wait for that."""
+        """True if the process has ended; does not wait."""
 
     @property
     @abstractmethod
     def exit_code(self) -> int | None:
-        """Of a process that has ended: its exit code, or the number of the signal that ended it times -1; ``None``: unknown."""
+        """Of a process that has ended: its exit code, or the number of the signal that ended it
+        times -1; ``None``: unknown.
+        """
 
     @abstractmethod
     def kill(self) -> None:
@@ -66,7 +70,7 @@ class Process(ABC):
         return self.has_ended()
 
     def wait(self, seconds: float) -> bool:
-        """Whether it ends within this time."""
+        """True if the process ends within this time."""
         return _becomes_true(self.has_ended, seconds)
 
     def wait_until_gone(self, seconds: float) -> bool:
@@ -105,20 +109,24 @@ class ChildProcess(Process):
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process_id = process.pid
         self._ends: list[tuple[int, int]] = []  # its id and status, when it has ended
-        self._is_lost = False  # somebody else has waited for it
-        process.returncode = 0  # so that it does not wait for it too, or warn that nobody has
+        self._is_lost = False  # another thread has waited for it
+        # so that it does not wait for it too, or warn that it was not waited for
+        process.returncode = 0
 
     @property
     def process_id(self) -> int:
         return self._process_id
 
     def has_ended(self) -> bool:
-        """Whether it has; does not wait for that."""
+        """True if the process has ended; does not wait."""
         if self._ends or self._is_lost:
             return True
         try:
-            self._ends.extend(filter(_process_id_of, map(os.waitpid, [self._process_id], [os.WNOHANG])))  # one call (2)
-        except ChildProcessError:  # the program ignores SIGCHLD or waits for all its children; or another thread is just here:
+            # one call (2)
+            self._ends.extend(filter(_process_id_of, map(os.waitpid, [self._process_id], [os.WNOHANG])))
+        except ChildProcessError:
+            # the program ignores SIGCHLD or waits for all its children; or another thread is just
+            # here:
             time.sleep(SHORTEST_SECONDS)  # let it finish
             self._is_lost = True
         return bool(self._ends) or self._is_lost
@@ -131,7 +139,8 @@ class ChildProcess(Process):
     def kill(self) -> None:
         """See ``Process``."""
         if not self.has_ended():
-            with contextlib.suppress(ProcessLookupError):  # somebody else waits for it, and did so just now
+            # another thread is waiting for it right now
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process_id, signal.SIGKILL)
 
     def disown(self) -> None:

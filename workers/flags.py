@@ -1,4 +1,5 @@
-"""The absl flags of a program, for its workers: they have the same values there, and none needs to be parsed again.
+"""The absl flags of a program, for its workers: they have the same values there, and none needs to
+be parsed again.
 
 absl is looked for, never imported, unless the task of the worker refers to it.
 """
@@ -15,7 +16,9 @@ def is_absl_flags(obj: Any) -> bool:
 
 
 def flag_values() -> dict[str, Any]:
-    """The flags of this process that do not have their default value, if it uses absl and has parsed its flags."""
+    """The flags of this process that do not have their default value, if it uses absl and has
+    parsed its flags.
+    """
     flags = getattr(sys.modules.get("absl.flags"), "FLAGS", None)
     if flags is None or not flags.is_parsed():
         return {}
@@ -28,7 +31,7 @@ def set_flags(values: dict[str, Any], own: dict[str, Any]) -> None:
     """Gives the flags of this process, if it uses absl, these values.
 
     Args:
-        values: values of flags, as far as something here defines them.
+        values: values of flags, if a module here defines them.
         own: the flags that the main module of the program defines, which nothing does here.
     """
     if "absl.flags" in sys.modules:
@@ -47,7 +50,9 @@ def own_flags() -> dict[str, Any]:
 
 
 def reduce_flags(flags: Any) -> Any:
-    """How ``FLAGS`` itself is pickled, to which functions of ``__main__`` may refer: a worker does not run that module."""
+    """Pickles ``FLAGS`` itself, to which functions of ``__main__`` may refer: a worker does not run
+    that module.
+    """
     return _flags_with, (own_flags(),)
 
 

@@ -1,10 +1,12 @@
-"""What happens in a process that works for several pools: a worker for each, in a thread of its own.
+"""The main loop of a process that works for several pools: one worker for each, in a separate
+thread.
 
 Guarantees:
 
-1. Workers compute in turns (see ``turns``). Everything else, connection, memory, how far it may be ahead, a new start, is its
-   own: none waits for another one but for its turn.
-2. A worker ends when its connection does, at the latest when what it computes is done, and leaves the others alone.
+1. Workers compute in turns (see ``turns``). Everything else, connection, memory, how far it may be
+   ahead, a new start, is its own: none waits for another one but for its turn.
+2. A worker ends when its connection does, at the latest when what it computes is done, and leaves
+   the others alone.
 3. The process ends with its own connection, or where a worker would end a process of its own.
 """
 
@@ -24,7 +26,8 @@ from gristmill.workers.child import Disconnected, SocketConnection, end_with, ma
 from gristmill.workers.logs import log_like
 from gristmill.workers.turns import Turns
 
-JOIN = struct.Struct("<II")  # the consumer sends this, which worker of how many, and three file descriptors
+# the consumer sends this, which worker of how many, and three file descriptors
+JOIN = struct.Struct("<II")
 NUM_FDS = 3  # connection, arena, luggage
 
 
@@ -62,7 +65,8 @@ def _work(fds: list[int], index: int, count: int, turns: Turns) -> None:
         channel.close()
         producer: Any = worker.producer
         if hasattr(producer, "close"):
-            with turns.turn(), contextlib.suppress(Exception):  # of users' iterators; there is nobody to be told of it
+            # of users' iterators; no consumer is left to report it to
+            with turns.turn(), contextlib.suppress(Exception):
                 producer.close()
     except SystemExit as error:
         end_with(error)

@@ -1,7 +1,9 @@
-"""What a worker is at, in memory that outlives it: if it dies, the consumer learns which elements that may have been due to.
+"""The current work of a worker, in memory that outlives it: if it dies, the consumer learns which
+elements may be the cause.
 
-The first page of a worker's arena is a table of entries: who is at work, and the range of what it works on. Threads of the worker
-write, each its own entry; the consumer reads when the worker has died.
+The first page of a worker's arena is a table of entries: who is at work, and the range of what it
+works on. Threads of the worker write, each its own entry; the consumer reads when the worker has
+died.
 """
 
 from __future__ import annotations
@@ -11,17 +13,18 @@ import os
 import struct
 from typing import NamedTuple
 
-_ENTRY = struct.Struct("<qqq")  # who, plus 2, so that 0 is nobody; start; stop
+_ENTRY = struct.Struct("<qqq")  # who, plus 2, so that 0 means no reader; start; stop
 _NUM_ENTRIES = 128
 LOG_BYTES = _NUM_ENTRIES * _ENTRY.size
 _NUM_OWN = 32  # of the thread that the worker runs in; the others are for threads that work ahead
 
-OUTPUTS = -1  # who computes the next outputs: their range counts from the one after the last that was sent
+# who computes the next outputs: their range counts from the one after the last that was sent
+OUTPUTS = -1
 _MAX_ROOTS = 1 << 16  # of a lane
 
 
 def who_reads(lane: int, root: int) -> int:
-    """Who reads for a lane, where several may."""
+    """The index of the reader of a lane, if there may be several."""
     return lane * _MAX_ROOTS + root
 
 
@@ -30,7 +33,9 @@ def lane_and_root(who: int) -> tuple[int, int]:
 
 
 class Entry(NamedTuple):
-    """Work that has begun and not ended: ``who`` is at the numbers from ``start`` to before ``stop``."""
+    """Work that has begun and not ended: ``who`` is at the numbers from ``start`` to before
+    ``stop``.
+    """
 
     who: int
     start: int
@@ -61,7 +66,9 @@ class Logbook:
             _ENTRY.pack_into(self._memory, (root + 1) * _ENTRY.size, who + 2, start, stop)
 
     def note_alone(self, who: int, index: int) -> None:
-        """Notes that the next output is being made of what ``who`` has at ``index``, and of nothing else any more."""
+        """Notes that the next output is being made of what ``who`` has at ``index``, and of nothing
+        else any more.
+        """
         self.begin(1)
         self.note(who, index, index + 1)
 
@@ -81,7 +88,7 @@ class Logbook:
 
 
 def read_entries(fd: int) -> list[Entry]:
-    """What a worker that has died was at.
+    """The entries of a worker that has died.
 
     Args:
         fd: file descriptor of its arena.

@@ -1,4 +1,6 @@
-"""Log messages of workers look like those of the main program, and say which worker they are from."""
+"""Log messages of workers look like those of the main program, and say which worker they are
+from.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from typing import Any
 
 
 def log_settings() -> dict[str, Any] | None:
-    """How this program logs to the terminal: format and levels; ``None`` if it does not. Plain data."""
+    """The settings with which this program logs to the terminal: format and levels; ``None`` if it
+    does not. Plain data.
+    """
     root = logging.getLogger()
     streams = (sys.stderr, sys.stdout)
     handler = next((handler for handler in root.handlers if getattr(handler, "stream", None) in streams), None)
@@ -27,7 +31,8 @@ def log_settings() -> dict[str, Any] | None:
 
 
 def log_like(settings: dict[str, Any] | None, index: int, count: int) -> None:
-    """Called in a worker, after the user's own function: lets it log so, unless somebody has set up something else.
+    """Called in a worker, after the user's own function: lets it log so, unless logging was set up
+    differently.
 
     Args:
         settings: what ``log_settings`` gave in the main program.

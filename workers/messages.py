@@ -1,9 +1,10 @@
 """The messages between a worker and the consumer.
 
-A worker sends ``HEADER`` (kind, lane, generation, number of slots, bytes in the message), the slots, and the bytes. Bytes beyond
-``MAX_INLINE`` are in the last of the slots, so that a message fits into the socket and nobody waits in the middle of one.
-The consumer sends ``COMMAND`` (kind, generation, bytes that follow). The generation counts the starts of a worker: what it
-sent before the last one is of no interest any more.
+A worker sends ``HEADER`` (kind, lane, generation, number of slots, bytes in the message), the
+slots, and the bytes. Bytes beyond ``MAX_INLINE`` are in the last of the slots, so that a message
+fits into the socket and no thread waits in the middle of one. The consumer sends ``COMMAND`` (kind,
+generation, bytes that follow). The generation counts the starts of a worker: what it sent before
+the last one is of no interest any more.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ END = 2  # there are no more elements in the lane
 ERROR = 3  # what the next element of the lane raises
 SKIPPED = 4  # the state of the lane after an element that was skipped
 STARTED = 5  # the last start has been noticed
-REPORT = 6  # whatever somebody who watches the worker has it say
-PASSED = 7  # what the worker was told to be careful about is behind it
+REPORT = 6  # the report for the worker's observer
+PASSED = 7  # the worker is past the quarantined elements
 NOT_STARTED = 0xFF  # and a text, instead of a header: the process could not import what it needs
 
-HEADER = struct.Struct("<BBHIIQ")  # kind, whether the bytes are in the last slot, lane, generation, slots, bytes
+# kind, whether the bytes are in the last slot, lane, generation, slots, bytes
+HEADER = struct.Struct("<BBHIIQ")
 SLOT = struct.Struct("<QQ")
 
 START = 1  # from a pickled state on
@@ -31,11 +33,14 @@ TAKEN = 2  # the consumer has taken a message; slots follow that may be used aga
 CALL = 3  # a pickled function follows, to be called with what runs in the worker
 COMMAND = struct.Struct("<BxxxII")  # kind, generation, bytes
 
-FORK_REQUEST = 1  # to a template: descriptors come along, connection, arena, luggage, lifeline, directory and open streams
+# to a template: descriptors come along, connection, arena, luggage, lifeline, directory and open
+# streams
+FORK_REQUEST = 1
 KILL_REQUEST = 2
-FORK = struct.Struct("<BIII??")  # which of the two, slot, index, count, whether standard output and errors are open
-# What a template writes of the worker in a slot: its id (0: not born yet; -1: it never will be), and 1 more than its status (0:
-# it runs). In slot 0, the id is 1 when the template is ready.
+# which of the two, slot, index, count, whether standard output and errors are open
+FORK = struct.Struct("<BIII??")
+# What a template writes of the worker in a slot: its id (0: not born yet; -1: it never will be),
+# and 1 more than its status (0: it runs). In slot 0, the id is 1 when the template is ready.
 RECORD = struct.Struct("<qq")
 
 MAX_INLINE = 1 << 14
@@ -43,12 +48,14 @@ MAX_INLINE = 1 << 14
 
 @dataclass(frozen=True)
 class Care:
-    """How a worker goes on after one that died there: it computes one output at a time, and nothing ahead.
+    """The mode of a worker after one that died: it computes one output at a time, and nothing
+    ahead.
 
     Args:
-        refused: what is not to be computed again, by who would and at which number (see ``logbook``), and the text of the error
-            to raise in its place.
-        until: where, by who, that is over: what the dead worker was at lies before it.
+        refused: the elements not to compute again, by reader and number (see ``logbook``), and the
+            text of the error to raise in its place.
+        until: the number, by reader, at which the quarantine ends: the work of the dead worker is
+            before it.
     """
 
     refused: dict[tuple[int, int], str] = field(default_factory=dict)

@@ -1,8 +1,9 @@
 """Pickling between a process and its workers.
 
-Plain pickling is tried first: it is quick. What it cannot do, ``cloudpickle`` can: lambdas, closures, and functions and
-classes of ``__main__``, which travel by value. A class that a worker has received so goes back as a reference, so that an
-instance that returns is an instance of the very class of the program.
+Plain pickling is tried first: it is quick. What it cannot do, ``cloudpickle`` can: lambdas,
+closures, and functions and classes of ``__main__``, which travel by value. A class that a worker
+has received so goes back as a reference, so that an instance that returns is an instance of the
+very class of the program.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ from gristmill.workers.reductions import (
     reduce_single_dispatch,
 )
 
-# The classes that this process has received by value, and the names under which their owner finds them.
+# The classes that this process has received by value, and the names under which their owner finds
+# them.
 _received: dict[type, str] = {}
 
 
@@ -57,7 +59,8 @@ class CloudPickler(cloudpickle.Pickler):
                 return reduce_single_dispatch(obj)
             return super().reducer_override(obj)
         if kind is np.ndarray and not obj.dtype.isnative and not obj.dtype.hasobject:
-            # NumPy itself sometimes changes the byte order to that of the machine, and the dtype with it.
+            # NumPy itself sometimes changes the byte order to that of the machine, and the dtype
+            # with it.
             return np.ndarray, (obj.shape, obj.dtype, bytearray(obj.tobytes()))
         if kind is io.TextIOWrapper and obj not in (sys.stdout, sys.stderr):
             # cloudpickle would send the text, in which the positions are other ones.
@@ -93,7 +96,9 @@ def _class_named(name: str) -> type:
 
 
 def dumps(value: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any] | None = None) -> bytes:
-    """``value`` pickled, by value what cannot be imported; raises whatever makes that impossible."""
+    """``value`` pickled, by value what cannot be imported; raises whatever makes that
+    impossible.
+    """
     file = io.BytesIO()
     try:
         CloudPickler(file, pickle.HIGHEST_PROTOCOL, buffer_callback).dump(value)

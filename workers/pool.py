@@ -2,19 +2,22 @@
 
 Guarantees:
 
-1. Processes exist only between ``hire`` and the end of the pool. A pool ends by ``close``, at the exit of the interpreter,
-   ``_PARKED_SECONDS`` after it was parked, or when ``_MAX_PARKED`` others were; then its processes, file descriptors and memory
-   are gone within ``_GRACE_SECONDS``, also if a worker is stuck in user code. If this process dies, the kernel kills the workers
-   in the same moment. The template that workers are forked from stays for a moment longer than the last pool that uses it.
-2. ``park`` may be called anywhere, by a finalizer in the middle of a garbage collection or under somebody's lock: it appends to
-   a list and wakes a thread up with a queue that is made for that.
-3. A parked pool serves the next one who wants to run the same, unchanged task in equal surroundings, so that the next epoch
-   does not wait for processes to start. It loads the task anew: what the last one has left in its objects is gone.
-4. There is one thread, and only while there are pools. Nothing of this is alive in a process that was forked from this one;
-   arrays that it has inherited keep their content.
-5. An interrupt at any point (a signal handler that raises) loses no process, descriptor or lock: processes are started by a
-   thread that it does not reach and belong to a pool that is parked before anybody has it; and one that is being closed is
-   parked for as long as that takes.
+1. Processes exist only between ``hire`` and the end of the pool. A pool ends by ``close``, at the
+   exit of the interpreter, ``_PARKED_SECONDS`` after it was parked, or when ``_MAX_PARKED`` others
+   were; then its processes, file descriptors and memory are gone within ``_GRACE_SECONDS``, also if
+   a worker is stuck in user code. If this process dies, the kernel kills the workers in the same
+   moment. The template that workers are forked from stays for a moment longer than the last pool
+   that uses it.
+2. ``park`` may be called anywhere, by a finalizer in the middle of a garbage collection or while a
+   lock is held: it appends to a list and wakes a thread up with a queue that is made for that.
+3. A parked pool serves the next one who wants to run the same, unchanged task in equal
+   surroundings, so that the next epoch does not wait for processes to start. It loads the task
+   again: what the last one has left in its objects is gone.
+4. There is one thread, and only while there are pools. Nothing of this is alive in a process that
+   was forked from this one; arrays that it has inherited keep their content.
+5. An interrupt at any point (a signal handler that raises) loses no process, descriptor or lock:
+   processes are started by a thread that it does not reach and belong to a pool that is parked
+   before anybody has it; and one that is being closed is parked for as long as that takes.
 6. Parked pools have at most a quarter of the descriptors that this process may have, except for the
    pool that was parked last. If descriptors run out for a pool, for a worker that replaces another
    one, or for a file, all parked pools are ended and the call is made again.
@@ -56,13 +59,15 @@ _PARKED_SECONDS = 1.0
 _MAX_PARKED = 8  # pools
 _SHARE_OF_DESCRIPTORS = 4  # parked pools have 1 / 4 of those that this process may have
 _GRACE_SECONDS = 0.3
-_MIN_BUFFER_BYTES = 1 << 16  # from here on the arrays of a task are shared by its workers instead of copied
+# from here on the arrays of a task are shared by its workers instead of copied
+_MIN_BUFFER_BYTES = 1 << 16
 _CHUNK = 1 << 20
 
-# Workers never take accelerator memory unless told to.
+# Workers never take accelerator memory unless asked to.
 _ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "ROCR_VISIBLE_DEVICES": ""}
 
-# Settings of JAX that change results. As environment variables they reach a worker whether or not it will import JAX.
+# Settings of JAX that change results. As environment variables they reach a worker whether or not
+# it will import JAX.
 _JAX_SETTINGS = (
     "jax_enable_x64",
     "jax_default_prng_impl",
@@ -75,12 +80,14 @@ _JAX_SETTINGS = (
 
 
 class Luggage:
-    """What the workers of a pool load: a task by value, and the surroundings it is to run in.
+    """The payload of the workers of a pool: a task by value, and the environment that it needs.
 
     Args:
-        task: called in each worker with its index, the number of workers and a function that allocates arrays.
+        task: called in each worker with its index, the number of workers and a function that
+            allocates arrays.
         options: what the worker's own loop needs to know.
-        environment: variables to set, or with ``None`` to remove, in the environment of the workers.
+        environment: variables to set, or with ``None`` to remove, in the environment of the
+            workers.
 
     Raises:
         Exception: what pickling ``task`` raised.
@@ -133,7 +140,7 @@ class Luggage:
         return fd
 
     def is_in(self, fd: int) -> bool:
-        """Whether memory that was packed before holds just this."""
+        """True if earlier packed memory contains exactly this payload."""
         for start, part in zip(self._starts, self.parts, strict=True):
             view = memoryview(part)
             for i in range(0, len(view), _CHUNK):
@@ -144,7 +151,9 @@ class Luggage:
 
 
 def accelerator_free() -> dict[str, str]:
-    """Environment variables of workers: no accelerators, and the settings that JAX has in this process, if it is in use here."""
+    """Environment variables of workers: no accelerators, and the settings that JAX has in this
+    process, if it is in use here.
+    """
     config = getattr(sys.modules.get("jax"), "config", None)
     values = {name.upper(): getattr(config, name, None) for name in _JAX_SETTINGS}
     return {**_ENVIRONMENT, **{name: str(value) for name, value in values.items() if value is not None}}
@@ -168,7 +177,8 @@ class WorkerPool:
         self.parked_until = 0.0
         self.owner: Callable[[], object] = lambda: None
         self.workers: list[WorkerProcess] = []
-        self.on_start: Callable[[WorkerProcess], None] | None = None  # told of every process that takes another one's place
+        # called for every process that replaces another one
+        self.on_start: Callable[[WorkerProcess], None] | None = None
         self._count = count
         self._is_closed = False
         self._replacing = Lock()
@@ -203,7 +213,9 @@ class WorkerPool:
         return 1 + NUM_DESCRIPTORS * self._count
 
     def worker(self, index: int) -> WorkerProcess:
-        """The worker, or a new process in its place if it has died or its connection was interrupted."""
+        """The worker, or a new process in its place if it has died or its connection was
+        interrupted.
+        """
         if not self.workers[index].is_alive():
             uninterrupted(partial(self._replace, index))
         return self.workers[index]
@@ -211,7 +223,7 @@ class WorkerPool:
     def _replace(self, index: int) -> None:
         with self._replacing:
             if self.workers[index].is_alive():
-                return  # whoever asked for it before was interrupted
+                return  # the previous caller was interrupted
             self.workers[index].stop(time.monotonic())
             template = self._template() if self.workers[index].was_born else None
             worker = with_descriptors(partial(self._new_worker, index, template))
@@ -224,7 +236,7 @@ class WorkerPool:
                     worker.stop(time.monotonic())
 
     def runs(self, luggage: Luggage, count: int) -> bool:
-        """Whether it runs just this task."""
+        """True if the pool runs exactly this task."""
         return (
             not self._is_closed
             and self._count == count
@@ -238,7 +250,7 @@ class WorkerPool:
         close_pools([self])
 
     def shut(self) -> None:
-        """Nobody may use it any more."""
+        """It must not be used any more."""
         self._is_closed = True
 
     def release(self, deadline: float) -> None:
@@ -261,7 +273,7 @@ class WorkerPool:
 
 
 class Pool(Protocol):
-    """What is known here of a group of workers."""
+    """Interface shared by local, Ray and fork-server pools, as seen by the registry."""
 
     parked_seconds: float
     parked_until: float
@@ -274,10 +286,12 @@ class Pool(Protocol):
     def workers(self) -> list[Any]: ...
 
     def shut(self) -> None:
-        """Nobody may use it any more."""
+        """It must not be used any more."""
 
     def release(self, deadline: float) -> None:
-        """Waits until the workers have ended, after ``deadline`` (``time.monotonic()``) with force."""
+        """Waits until the workers have ended, after ``deadline`` (``time.monotonic()``) with
+        force.
+        """
 
     def abandon(self) -> None:
         """In a forked process: lets go of what belongs to the other one."""
@@ -289,9 +303,10 @@ _live: set[Pool] = set()
 _parked: list[Pool] = []
 _wake: queue.SimpleQueue[None] = queue.SimpleQueue()
 _newest: Template | None = None  # of the templates
-_failed: set[Any] = set()  # surroundings in which there is none
+_failed: set[Any] = set()  # an environment without one
 _choosing = Lock()  # of the two above
-_lock = Lock()  # of the two following; nothing that a finalizer calls takes it, or that can be interrupted
+# of the two following; nothing that a finalizer calls takes it, or that can be interrupted
+_lock = Lock()
 _keeper: threading.Thread | None = None
 _is_registered = False
 
@@ -301,30 +316,34 @@ def hire(luggage: Luggage, count: int, owner: object | None) -> WorkerPool:
 
     Raises:
         OSError: the system does not give what is needed.
-        RuntimeError: it is one that has no such processes (Windows), or there is no interpreter to run.
+        RuntimeError: it is one that has no such processes (Windows), or there is no interpreter to
+            run.
     """
     check_system()
     return hire_pool(partial(WorkerPool, luggage, count), lambda pool: pool.runs(luggage, count), WorkerPool, owner)
 
 
 def hire_pool(make: Callable[[], P], is_fit: Callable[[P], bool], kind: type[P], owner: object | None) -> P:
-    """A pool that runs a task: a parked one if there is one that does, otherwise a new one, which is parked, too.
+    """A pool that runs a task: a parked one if there is one that does, otherwise a new one, which
+    is parked, too.
 
-    So it is lost to nobody if the caller is interrupted before it has it; whoever wants to use it says ``unpark``.
+    So it is not lost if the caller is interrupted before it has it; a caller that uses it calls
+    ``unpark``.
 
     Args:
         make: makes a new one.
         is_fit: whether one of this kind will do.
         kind: its class.
-        owner: what the task is made of; ``None``: workers that were hired before are not used. Nor are those that were hired for
-            another object, even an equal one: what they have remembered since is that object's, not this one's.
+        owner: the objects of the task; ``None``: existing workers are not reused. Nor are those
+            acquired for another object, even an equal one: what they have remembered since is that
+            object's, not this one's.
     """
     return uninterrupted(partial(_hire, make, is_fit, kind, owner))
 
 
 def _hire(make: Callable[[], P], is_fit: Callable[[P], bool], kind: type[P], owner: object | None) -> P:
     for pool in [*_parked]:
-        # It is taken before it is looked at: nobody closes it meanwhile.
+        # It is taken before it is looked at: so it is not closed meanwhile.
         if isinstance(pool, kind) and owner is not None and pool.owner() is owner and unpark(pool):
             try:
                 is_right = is_fit(pool)
@@ -348,7 +367,9 @@ def _hire(make: Callable[[], P], is_fit: Callable[[P], bool], kind: type[P], own
 
 
 def _join_template(pool: WorkerPool, environment: Mapping[str, str]) -> Template | None:
-    """The process from which to fork workers of the pool, which keeps it from ending; ``None``: they are started one by one."""
+    """The process from which to fork workers of the pool, which keeps it from ending; ``None``:
+    they are started one by one.
+    """
     global _newest
     key = surroundings(environment)
     with _choosing:
@@ -387,7 +408,9 @@ def _park_unused(template: Template) -> None:
 
 
 def park(pool: Pool) -> None:
-    """Keeps the processes for a moment, for the next who needs them, and ends them then. May be called anywhere."""
+    """Keeps the processes for a moment, for the next who needs them, and ends them then. May be
+    called anywhere.
+    """
     pool.parked_until = time.monotonic() + pool.parked_seconds
     _park(pool)
 
@@ -401,7 +424,8 @@ def _park(pool: Pool) -> None:
 def unpark(pool: Pool) -> bool:
     """Takes a parked pool into use again; false if it is too late for that."""
     if pool.is_closed:
-        return False  # where it is parked all the same, its end was interrupted: that is left to the keeper
+        # where it is parked all the same, its end was interrupted: that is left to the keeper
+        return False
     return _take(pool) and not pool.is_closed
 
 
@@ -462,7 +486,7 @@ def _surplus() -> list[WorkerPool]:
 
 
 def close_parked(kind: type[Pool]) -> None:
-    """Ends the pools of this kind that nobody uses at the moment."""
+    """Ends the pools of this kind that are not in use at the moment."""
     _end([pool for pool in [*_parked] if isinstance(pool, kind) and _take(pool)])
 
 
@@ -475,7 +499,7 @@ release_when_scarce(_close_parked_when_scarce)
 
 
 def _end(pools: Sequence[Pool]) -> None:
-    """Ends pools that nobody has, and templates that no pool uses."""
+    """Ends pools that are idle, and templates that no pool uses."""
     close_pools([pool for pool in pools if not isinstance(pool, Template)])
     for template in [pool for pool in pools if isinstance(pool, Template)]:
         template.shut()
@@ -503,7 +527,7 @@ def close_pools(pools: Sequence[Pool]) -> None:
 
 
 def _take(pool: Pool) -> bool:
-    """Whether the pool was parked; it is not any more."""
+    """True if the pool was idle; it is in use afterwards."""
     try:
         _parked.remove(pool)
     except ValueError:
@@ -527,7 +551,9 @@ def _forget_all() -> None:
 
 
 def _share_all() -> None:
-    """Before a fork: the new process will see what is in shared memory, and cannot tell when it does no more."""
+    """Before a fork: the new process will see what is in shared memory, and cannot tell when it
+    does no more.
+    """
     for pool in [*_live]:
         for worker in pool.workers:
             worker.share_memory()

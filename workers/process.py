@@ -2,10 +2,10 @@
 
 Guarantees:
 
-1. ``receive`` returns the worker's next message or raises ``WorkerDied``, no later than a second after the process has ended,
-   however it did. Nobody waits for a worker in any other way.
-2. Whatever interrupts ``receive`` or ``start`` in the middle (an interrupt from the keyboard, say) leaves ``usable`` false:
-   bytes may be lost, and a new process has to take over.
+1. ``receive`` returns the worker's next message or raises ``WorkerDied``, no later than a second
+   after the process has ended, for any reason. No code waits for a worker in any other way.
+2. Whatever interrupts ``receive`` or ``start`` in the middle (an interrupt from the keyboard, say)
+   leaves ``usable`` false: bytes may be lost, and a new process has to take over.
 3. ``stop`` waits only for a limited time; afterwards the process runs no more. Its exit status has
    been collected, unless the template that has forked it is stopped. Killing it needs no template:
    the kernel kills a process whose lifeline is closed. After an interrupt, ``stop`` does the rest
@@ -50,7 +50,8 @@ from gristmill.workers.pickling import dumps
 from gristmill.workers.starts import start_boot
 from gristmill.workers.template import Template
 
-_LOOK_SECONDS = 0.25  # how often a process is looked at whose connection, kept open by a child of its own, says nothing
+# how often a process is looked at whose connection, kept open by a child of its own, says nothing
+_LOOK_SECONDS = 0.25
 _ANSWER_SECONDS = 0.5  # to a new start of a worker that runs; a new process is there as quickly
 _EXIT_SECONDS = 1.0  # between the end of the connection and that of the process
 _KILL_SECONDS = 10.0  # until a process that was killed is gone, unless it hangs in the kernel
@@ -64,7 +65,9 @@ class WorkerDied(Exception):
 
 
 class WorkerBusy(Exception):
-    """The process does not notice that it was started anew, at an element that nobody wants any more; or it was lost."""
+    """The process does not notice that it was started again, at an element that is no longer
+    needed; or it was lost.
+    """
 
 
 class WorkerSilent(Exception):
@@ -77,7 +80,7 @@ class WorkerProcess:
     Args:
         index: which worker it is.
         count: of how many.
-        luggage: file descriptor of what it loads (see ``pool``).
+        luggage: file descriptor of the payload (see ``pool``).
         environment: its environment variables.
         template: what to fork it from, if there is such a process.
     """
@@ -89,7 +92,8 @@ class WorkerProcess:
         with contextlib.ExitStack() as failing, contextlib.ExitStack() as starting:
             arena = open_memory(f"gristmill-worker-{index}")
             failing.callback(os.close, arena)
-            # Closing the other end kills the process. Each has a pipe of its own: the signal goes to one owner of a pipe.
+            # Closing the other end kills the process. Each has a pipe of its own: the signal goes
+            # to one owner of a pipe.
             lifeline, other_end = os.pipe()
             starting.callback(os.close, lifeline)
             failing.callback(os.close, other_end)
@@ -108,8 +112,9 @@ class WorkerProcess:
         self.index = index
         self.usable = True
         self.generation = 0
-        self.is_for_another = False  # the next start, than the ones before were: the task is loaded anew
-        self.last_report = b""  # what the worker said last of itself, if somebody watches it
+        # the next start, than the ones before were: the task is loaded again
+        self.is_for_another = False
+        self.last_report = b""  # the worker's last report, if it is observed
         self._has_answered = self._is_started = False  # it has noticed a start; the last start
         self._patience: float | None = None
         self._answer_by: float | None = None  # until then it should notice the last start
@@ -123,58 +128,70 @@ class WorkerProcess:
 
     @property
     def place(self) -> str:
-        """Where it is, in words."""
+        """A description of the location of the process."""
         return f"process {self.process_id}"
 
     @property
     def was_born(self) -> bool:
-        """Whether there is, or was, a process."""
+        """True if there is, or was, a process."""
         return self._process.was_born
 
     def is_alive(self) -> bool:
         return self.usable and not self._process.is_gone()
 
     def start(self, states: Mapping[int, Any], *, skip: bool = False, care: Care | None = None) -> None:
-        """Makes the worker produce from ``states`` on; what it has sent before will not be received any more.
+        """Makes the worker produce from ``states`` on; what it has sent before will not be received
+        any more.
 
         Args:
-            states: of each lane that it is to produce, in the order in which they are needed; ``None`` is the beginning.
+            states: of each lane that it is to produce, in the order in which they are needed;
+                ``None`` is the beginning.
             skip: leave out the next element of the first lane, and send the state after it.
             care: what to be careful about.
         """
-        body = dumps((states, skip, care, self.is_for_another))  # a state may have a class of __main__
+        # a state may have a class of __main__
+        body = dumps((states, skip, care, self.is_for_another))
         self._is_started = False
         self.generation += 1
-        self._answer_by = time.monotonic() + _ANSWER_SECONDS if self._has_answered else None  # or it is being born
+        # or it is being born
+        self._answer_by = time.monotonic() + _ANSWER_SECONDS if self._has_answered else None
         self._send(COMMAND.pack(START, self.generation, len(body)) + body)
         self.is_for_another = False
         self.usable = True
 
     def call(self, function: bytes) -> None:
-        """Has the worker call a pickled function with its ``Worker``, soon, between two messages."""
+        """Has the worker call a pickled function with its ``Worker``, soon, between two
+        messages.
+        """
         self._send(COMMAND.pack(CALL, self.generation, len(function)) + function)
         self.usable = True
 
     def unfinished(self) -> list[Entry]:
-        """What the process was at when it died, or is at now."""
+        """The entries on which the process works, or worked when it died."""
         return read_entries(self._fds[0]) if self._fds else []
 
     def incident(self) -> Any:
-        """What is known of its death together with others that it has worked for; ``None`` if there are none."""
+        """The incident of its death, shared with the other consumers that it worked for; ``None``
+        if there are none.
+        """
         return None
 
     def set_instruments(self, waiting: Wrap | None, receiving: Wrap | None) -> None:
-        """Lets somebody time how long this process waits for messages, and how long it takes to receive them all in all."""
+        """Lets an observer measure how long this process waits for messages, and how long it takes
+        to receive them all in all.
+        """
         shadow(self, "_next_message", waiting)
         shadow(self, "receive", receiving)
 
     def receive(self, patience: float | None = None) -> tuple[int, int, Any]:
         """Waits for the next message since ``start``: its kind, its lane and its content.
 
-        The content of ``OUTPUTS`` is what ``decode`` returns, that of others what ``decode_other`` returns.
+        The content of ``OUTPUTS`` is what ``decode`` returns, that of others what ``decode_other``
+        returns.
 
         Args:
-            patience: how many seconds to wait for it, from the time on that the worker has noticed its start.
+            patience: how many seconds to wait for it, from the time on that the worker has noticed
+                its start.
 
         Raises:
             WorkerDied: the process ended by itself.
@@ -208,17 +225,20 @@ class WorkerProcess:
         self._reader.share()
 
     def hang_up(self) -> None:
-        """Tells the worker that it is not needed any more, without waiting."""
+        """Asks the worker to stop, without waiting."""
         self.usable = False
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
 
     def stop(self, deadline: float) -> None:
-        """Waits until the worker has ended, after ``deadline`` (``time.monotonic()``) with force."""
+        """Waits until the worker has ended, after ``deadline`` (``time.monotonic()``) with
+        force.
+        """
         if self._socket.fileno() < 0:
             return  # that has been done
         self.hang_up()
-        with contextlib.suppress(OSError, ValueError):  # it has ended, or another thread has stopped it
+        # it has ended, or another thread has stopped it
+        with contextlib.suppress(OSError, ValueError):
             while self._is_readable(deadline - time.monotonic()) and self._socket.recv(1 << 16, socket.MSG_DONTWAIT):
                 pass
         if not self._process.wait_until_gone(deadline - time.monotonic()):
@@ -278,7 +298,7 @@ class WorkerProcess:
             self.usable = True
 
     def _read(self) -> bytes:
-        """What is there; nothing if the connection has ended."""
+        """Reads the available bytes; empty if the connection has ended."""
         try:
             return self._socket.recv(1 << 16, socket.MSG_DONTWAIT)
         except OSError as error:
@@ -287,7 +307,9 @@ class WorkerProcess:
             return b""
 
     def _is_gone(self, error: OSError) -> bool:
-        """Whether the other side has ended, or another thread is stopping this one: it has taken what was to be read."""
+        """True if the other side has ended, or another thread is stopping this one and has taken
+        the remaining bytes.
+        """
         return isinstance(error, ConnectionError | BlockingIOError) or self._socket.fileno() < 0
 
     def _is_readable(self, seconds: float) -> bool:
@@ -316,7 +338,7 @@ class WorkerProcess:
         self._send(COMMAND.pack(TAKEN, self.generation, len(slots) * SLOT.size) + pack_slots(slots))
 
     def _death(self) -> WorkerDied | WorkerBusy:
-        """What its end is to whoever waits for it."""
+        """The error that a waiting consumer gets when the process has ended."""
         if not self._process.wait(_EXIT_SECONDS):
             self.usable = False
             return WorkerDied("closed its connection")
@@ -327,20 +349,21 @@ def _poll(connection: socket.socket, events: int, seconds: float) -> int:
     poll = select.poll()
     try:
         poll.register(connection, events)
-    except ValueError:  # another thread has closed it, as whoever uses it next will see
+    except ValueError:  # another thread has closed it, as the next user will see
         return events
     return sum([event for _, event in poll.poll(max(0.0, seconds) * 1000)])
 
 
 def missing_calls() -> list[str]:
-    """What worker processes need and this system (Windows, that is) does not have."""
+    """The calls that worker processes need and this system (Windows) lacks."""
     return [f"{module.__name__}.{name}" for module, name in ((os, "pread"), (select, "poll")) if not hasattr(module, name)]
 
 
 def check_system() -> None:
     """
     Raises:
-        RuntimeError: there can be no worker processes here: the message says why, and what to do without.
+        RuntimeError: there can be no worker processes here: the message says why, and what to do
+            without.
     """
     missing = missing_calls()
     if missing:

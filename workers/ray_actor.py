@@ -1,12 +1,16 @@
-"""What happens in a Ray actor: the same worker as in a process, once for each program that uses the actor.
+"""The main loop of a Ray actor: the same worker as in a process, once for each program that uses
+the actor.
 
 Guarantees:
 
-1. What a worker sends is in Ray's object store before the worker goes on: nothing is copied on the way that is not changed
-   meanwhile. Its consumer takes the objects from a streaming generator, in order, and owns them.
-2. No more than ``budget`` bytes are sent and not taken, but for the one message that the consumer says it waits for.
-3. A session ends when its consumer says so, when the actor ends, or when nothing has been heard of its consumer for
-   ``_EXPIRY_SECONDS`` while it waits; a consumer that comes later finds that out as it finds out a death, and nothing is lost.
+1. What a worker sends is in Ray's object store before the worker continues: nothing is copied on
+   the way that is not changed meanwhile. Its consumer takes the objects from a streaming generator,
+   in order, and owns them.
+2. No more than ``budget`` bytes are sent and not taken, but for the one message that the consumer
+   says it waits for.
+3. A session ends when its consumer says so, when the actor ends, or when nothing has been heard of
+   its consumer for ``_EXPIRY_SECONDS`` while it waits; a consumer that comes later finds that out
+   as it finds out a death, and nothing is lost.
 """
 
 from __future__ import annotations
@@ -54,7 +58,7 @@ class Piece:
 
 
 class Heap:
-    """Memory for what is to be sent, as ``Arena`` is in a process: Ray copies it from here."""
+    """Memory for messages to send, as ``Arena`` is in a process: Ray copies it from here."""
 
     def allocate(self, num_bytes: int) -> Piece:
         return Piece(np.empty(num_bytes, np.uint8))
@@ -73,15 +77,16 @@ class Heap:
 
 
 class Channel:
-    """Between a worker and its consumer; three threads use it: the worker's, the one that gives messages to Ray, and Ray's for
-    commands.
+    """Between a worker and its consumer; three threads use it: the worker's, the one that gives
+    messages to Ray, and Ray's for commands.
     """
 
     def __init__(self) -> None:
         self.start: Any = None  # see ``child.Connection``
         self.is_for_another = False
         self.calls: list[bytes] = []
-        self._for_worker, self._for_ray = Signal(), Signal()  # something has changed for that thread
+        # something has changed for that thread
+        self._for_worker, self._for_ray = Signal(), Signal()
         self._commands: deque[Command] = deque()
         self._outbox: Any = None  # the message that is being handed over
         self._is_closed = False
@@ -92,7 +97,7 @@ class Channel:
         self._num_wanted = self._bytes_taken = 0
 
     def tell(self, commands: Sequence[Command]) -> None:
-        """What the consumer says."""
+        """Handles a command of the consumer."""
         self._heard = time.monotonic()
         for command in commands:
             self._commands.append(command)
@@ -133,7 +138,9 @@ class Channel:
             self._num_wanted, self._bytes_taken = content
 
     def send(self, kind: int, payload: bytes, slots: list[Any], num_elements: int = 0, lane: int = 0) -> None:
-        """Sends a message as soon as the consumer lets it, unless it wants a new start meanwhile."""
+        """Sends a message as soon as the consumer lets it, unless it wants a new start
+        meanwhile.
+        """
         num_bytes = max(num_elements * _MIN_BYTES, len(payload) + sum([piece.array.nbytes for piece in slots]))
         while self.start is None and num_elements and not self._may_send(num_bytes):
             self.receive(wait=True)
@@ -157,7 +164,9 @@ class Channel:
         return self._num_sent < self._num_wanted or self._bytes_sent - self._bytes_taken + num_bytes <= self._budget
 
     def messages(self) -> Iterator[Any]:
-        """What is sent; whoever takes the next one has stored the one before."""
+        """The messages to the consumer; a caller that takes the next one has stored the previous
+        one.
+        """
         while True:
             while self._outbox is None and not self._is_closed:
                 self._for_ray.wait()
@@ -189,7 +198,7 @@ class Actor:
         return f"{ray.util.get_node_ip_address()} ({ray.get_runtime_context().get_node_id()[:6]})", os.getpid()
 
     def stacks(self) -> str:
-        """Where its workers are."""
+        """The stacks of its workers."""
         names = {thread.ident: thread.name for thread in threading.enumerate() if thread.name.startswith("gristmill")}
         texts = [
             f"Thread {names[ident]}:\n{''.join(traceback.format_stack(frame))}"
@@ -205,12 +214,12 @@ class Actor:
             channel.tell(commands)
 
     def messages(self, session: bytes, index: int, count: int, luggage: list[Any]) -> Iterator[Any]:
-        """What a worker of its own sends, which runs a task. The commands of the session tell it what to do.
+        """The messages of a worker that runs a task. The commands of the session control it.
 
         Args:
             session: its name.
             index, count: which worker it is, of how many.
-            luggage: a reference to what it loads (see ``ray_pool``).
+            luggage: a reference to the payload (see ``ray_pool``).
         """
         channel = self._channel(session)
         if channel is None:
@@ -246,7 +255,8 @@ class Actor:
 
 def _serve(channel: Channel, index: int, count: int, luggage: Any, place: str) -> None:
     settings, *parts = ray.get(luggage)
-    sys.path.extend([folder for folder in settings["path"] if folder not in sys.path])  # of the consumer, as far as it is here
+    # of the consumer, if it is here
+    sys.path.extend([folder for folder in settings["path"] if folder not in sys.path])
     arena: Any = Heap()
     encoder = Encoder(arena, settings["min_shared_bytes"], writable=settings["writable"])
 
@@ -273,8 +283,8 @@ _METHODS: dict[str, dict[str, Any]] = {
 
 
 def actor_class() -> Callable[..., Any]:
-    """``Actor`` as Ray makes actors of it. A stream of messages takes a thread for as long as it lasts; commands have one alone,
-    which keeps them in order.
+    """``Actor`` as Ray makes actors of it. A stream of messages takes a thread for as long as it
+    lasts; commands have one alone, which keeps them in order.
     """
     for name, options in _METHODS.items():
         setattr(Actor, name, ray.method(**options)(vars(Actor)[name]))

@@ -14,11 +14,13 @@ from gristmill.core.errors import missing_package
 _log = logging.getLogger("gristmill")
 
 _LOOPBACK = "127.0.0.1"
-_MAY_BE_REACHED = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # on Linux, too: with 0, Ray takes the loopback address for its own
+# on Linux, too: with 0, Ray takes the loopback address for its own
+_MAY_BE_REACHED = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 
 def connected() -> Any:
-    """Ray, connected to a cluster: the one that this program uses already, that of ``RAY_ADDRESS``, or a new one of its own.
+    """Ray, connected to a cluster: the one that this program uses already, that of ``RAY_ADDRESS``,
+    or a new one of its own.
 
     Raises:
         ImportError: it is not installed.
@@ -47,7 +49,7 @@ def _user_of_ray() -> int:
 
 
 def cluster_cpus() -> int:
-    """How many CPUs the cluster has that this program is connected to; 0 without one."""
+    """The number of CPUs of the cluster to which this program is connected; 0 without one."""
     ray = sys.modules.get("ray")
     return int(ray.cluster_resources().get("CPU", 0)) if ray is not None and ray.is_initialized() else 0
 
@@ -55,7 +57,8 @@ def cluster_cpus() -> int:
 def _start(ray: Any) -> None:
     constants: Any = sys.modules.get("ray._private.ray_constants", types.SimpleNamespace())
     before = os.environ.get(_MAY_BE_REACHED), getattr(constants, "ENABLE_RAY_CLUSTER", None)
-    os.environ[_MAY_BE_REACHED], constants.ENABLE_RAY_CLUSTER = "0", False  # for the processes that are started, and for this one
+    # for the processes that are started, and for this one
+    os.environ[_MAY_BE_REACHED], constants.ENABLE_RAY_CLUSTER = "0", False
     try:
         ray.init(address="local", include_dashboard=False, log_to_driver=False)
     finally:

@@ -2,13 +2,13 @@
 
 Guarantees:
 
-1. Actors and what they have sent belong to this process: they end with it, by whatever cause, since Ray ends what belongs to a
-   process that is gone. Those of a pool without a name end with the pool, which ends as one of
-   processes does (see ``pool``): within 5 s after the iterator was dropped or has ended, unless
-   another iterator of the dataset takes them over.
-2. For an actor that is lost Ray is asked for another one, on whichever node has room. Until it is there it is not among
-   ``available``.
-3. Nobody waits for an actor but ``wait``, as long as there is none at all, and it says what it waits for.
+1. Actors and what they have sent belong to this process: they end with it, by whatever cause, since
+   Ray ends what belongs to a process that is gone. Those of a pool without a name end with the
+   pool, which ends as one of processes does (see ``pool``): within 5 s after the iterator was
+   dropped or has ended, unless another iterator of the dataset takes them over.
+2. For an actor that is lost Ray is asked for another one, on whichever node has room. Until it is
+   there it is not among ``available``.
+3. Only ``wait`` waits for an actor, as long as there is none at all, and it says what it waits for.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _FIRST_WARNING_SECONDS = 5.0
 _STORE_SHARE = 0.5  # of the smallest object store that there is
 _NAMESPACE = "gristmill"
 
-_named: dict[str, Any] = {}  # actors of pools with a name that this process has asked for: they last as long as it does
+# actors of pools with a name that this process has asked for: they last as long as it does
+_named: dict[str, Any] = {}
 
 
 class _Seat:
@@ -57,7 +58,7 @@ class _Seat:
         self.answer = self.actor.place.remote()
 
     def is_taken(self) -> bool:
-        """Whether it is there.
+        """True if the actor exists.
 
         Raises:
             RuntimeError: it cannot be started.
@@ -79,7 +80,7 @@ class RayPool:
     """``WorkerPool`` with actors in place of processes.
 
     Args:
-        luggage: what the workers load.
+        luggage: the payload of the workers.
         options: which actors.
     """
 
@@ -96,7 +97,8 @@ class RayPool:
         settings = {**{name: luggage.preamble[name] for name in names}, "writable": options.writable}
         self._environment = accelerator_free()
         stores = [node["Resources"].get("object_store_memory", 0) for node in ray.nodes() if node["Alive"]]
-        self.max_bytes_ahead = min(options.max_bytes_ahead, int(min(stores) * _STORE_SHARE))  # or it would spill
+        # or it would spill
+        self.max_bytes_ahead = min(options.max_bytes_ahead, int(min(stores) * _STORE_SHARE))
         self._is_closed = False
         self._seats: list[_Seat] = []
         self._class: Any = actor_class()
@@ -117,7 +119,7 @@ class RayPool:
         return [*self._workers.values()]
 
     def resize(self, num: int) -> None:
-        """Asks for so many actors, and lets go of others."""
+        """Requests ``num`` actors, and releases others."""
         while len(self._seats) > num:
             seat = self._seats.pop()
             self.let_go(seat.index)
@@ -210,7 +212,7 @@ class RayPool:
             worker.hang_up()
 
     def runs(self, luggage: Luggage, options: RayOptions) -> bool:
-        """Whether it runs just this task."""
+        """True if the pool runs exactly this task."""
         if self.is_closed or options != self._options or accelerator_free() != self._environment:
             return False
         _, *parts = ray.get(self._luggage)
@@ -221,7 +223,7 @@ class RayPool:
         close_pools([self])
 
     def shut(self) -> None:
-        """Nobody may use it any more."""
+        """It must not be used any more."""
         self._is_closed = True
 
     def release(self, deadline: float) -> None:

@@ -2,10 +2,10 @@
 
 Guarantees, besides those of ``WorkerProcess``:
 
-1. ``receive`` returns the worker's next message, raises ``WorkerDied`` when Ray knows that there will be none, because the
-   actor, its node or the object has been lost, or ``WorkerSilent``.
-2. A message is the consumer's when it is returned. The actor learns of it later, at the latest ``_LATE_SECONDS`` after this
-   has begun to wait for more, and at once where it may need to know.
+1. ``receive`` returns the worker's next message, raises ``WorkerDied`` when Ray knows that there
+   will be none, because the actor, its node or the object has been lost, or ``WorkerSilent``.
+2. A message is the consumer's when it is returned. The actor learns of it later, at the latest
+   ``_LATE_SECONDS`` after this has begun to wait for more, and at once where it may need to know.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ from gristmill.workers.ray_actor import CLOSE, Command
 _ANSWER_SECONDS = 2.0  # to a new start of a worker that runs
 _STACKS_SECONDS = 1.0
 _LOOK_SECONDS = 0.25
-_LATE_SECONDS = 0.02  # without a message that is wanted, before the actor is told so: that costs as much as a message
-_UNTOLD_SHARE = 4  # of the bytes that may be ahead, this part may have been taken without the actor's knowing
+# without a needed message before the actor is notified: a notification costs as much as a message
+_LATE_SECONDS = 0.02
+# of the bytes that may be ahead, this part may have been taken without the actor's knowing
+_UNTOLD_SHARE = 4
 
 
 class _Reader:
@@ -50,7 +52,7 @@ class RayWorker:
         actor: its handle.
         index, count: which worker this is, of how many.
         place: where the actor is.
-        luggage: reference to what it loads.
+        luggage: reference to the payload.
         writable: whether arrays can be written to.
     """
 
@@ -75,11 +77,11 @@ class RayWorker:
 
     @property
     def place(self) -> str:
-        """Where it is, in words."""
+        """A description of the location of the actor."""
         return f"on node {self.node}, process {self.process_id}"
 
     def stacks(self) -> str:
-        """Where its threads are; empty if it does not answer."""
+        """The stacks of its threads; empty if it does not answer."""
         with contextlib.suppress(ray.exceptions.RayError):
             return str(ray.get(self._actor.stacks.remote(), timeout=_STACKS_SECONDS))
         return ""
@@ -100,7 +102,7 @@ class RayWorker:
         self._tell(CALL, function)
 
     def unfinished(self) -> list[Entry]:
-        """What it is at: nobody can look there."""
+        """The entries on which the actor works: always empty, as its memory cannot be read."""
         return []
 
     def set_instruments(self, waiting: Wrap | None, receiving: Wrap | None) -> None:
@@ -160,7 +162,9 @@ class RayWorker:
                 raise WorkerSilent
 
     def _patience(self) -> float:
-        """How long to wait for a message before anything else is done: not at all if the actor may wait for leave to send it."""
+        """The time to wait for a message before other work: zero if the actor may wait for
+        permission to send it.
+        """
         if self._num_wanted > self._num_received:
             return _LOOK_SECONDS
         is_stuck = self._bytes_taken - self._bytes_told + self._num_bytes > self.budget
@@ -177,14 +181,15 @@ class RayWorker:
         command: Command = kind, self.generation, content
         try:
             self._actor.tell.remote(self._session, [command])
-        except Exception as error:  # it is gone, or its cluster is: the next to receive will learn that, too
+        except Exception as error:
+            # it is gone, or its cluster is: the next to receive will learn that, too
             self._die(f"was lost: {_first_line(error)}")
 
     def share_memory(self) -> None:
         """Called when this process is forked: the other one cannot use Ray."""
 
     def hang_up(self) -> None:
-        """Tells the actor that this session is over, without waiting."""
+        """Notifies the actor that this session is over, without waiting."""
         self.usable = False
         if self._death is None and ray.is_initialized():
             self._tell(CLOSE, None)

@@ -1,13 +1,16 @@
-"""How the exception of a worker gets to the consumer.
+"""The transfer of an exception from a worker to the consumer.
 
-An exception is taken apart into its class, its arguments, its fields (what built-in types and ``__slots__`` hold, the
-links to other exceptions among them), its ``__dict__`` and the places of its frames. It is put together again without
-its constructor, of which nobody knows what it wants to be given.
+An exception is taken apart into its class, its arguments, its fields (what built-in types and
+``__slots__`` hold, the links to other exceptions among them), its ``__dict__`` and the places of
+its frames. It is put together again without its constructor, whose arguments are unknown.
 
 1. ``encode_error`` never raises, whatever the code of the exception and of its arguments does.
-2. ``decode_error`` never raises either, and what it returns is of the original's type wherever that can be had.
-3. Each part travels by itself: one that cannot does no harm to the others. A ``LostValue`` has its place.
-4. An exception met in several places (a cause that is an argument too, a cycle) is one exception afterwards, too.
+2. ``decode_error`` never raises either, and what it returns is of the original's type wherever that
+   can be had.
+3. Each part travels by itself: one that cannot does no harm to the others. A ``LostValue`` has its
+   place.
+4. An exception met in several places (a cause that is an argument too, a cycle) is one exception
+   afterwards, too.
 """
 
 from __future__ import annotations
@@ -36,10 +39,12 @@ _Field = GetSetDescriptorType | MemberDescriptorType
 
 _MAX_FRAMES = 100  # of one traceback, half of them the outermost
 _MAX_ERRORS = 1000  # that hang together
-_MAX_BYTES = 1 << 26  # of a value that is not text: the ``obj`` of an AttributeError may be a whole source
+# of a value that is not text: the ``obj`` of an AttributeError may be a whole source
+_MAX_BYTES = 1 << 26
 
 _HEAPTYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: not one of the types that are compiled into Python
-_BASE: Any = vars(BaseException)  # its descriptors get and set what a class may hide or forbid (a frozen one, say)
+# its descriptors get and set what a class may hide or forbid (a frozen one, say)
+_BASE: Any = vars(BaseException)
 _GROUP: Any = vars(BaseExceptionGroup)
 _NOT_FIELDS = {"args", "__dict__", "__traceback__", "__class__", "__weakref__"}
 _UNSET = object()
@@ -49,11 +54,15 @@ _repr.maxstring = _repr.maxother = 200
 
 
 class RemoteError(RuntimeError):
-    """An exception of a worker that could not be rebuilt here: its type, message and traceback as text."""
+    """An exception of a worker that could not be rebuilt here: its type, message and traceback as
+    text.
+    """
 
 
 class LostValue:
-    """Has the place, and the ``repr``, of an argument or attribute that could not travel with its exception."""
+    """Has the place, and the ``repr``, of an argument or attribute that could not travel with its
+    exception.
+    """
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -62,7 +71,8 @@ class LostValue:
         return self._text
 
     def __dir__(self) -> list[str]:
-        return []  # or else a traceback would say of an AttributeError's lost ``obj``: did you mean '_text'?
+        # or else a traceback would say of an AttributeError's lost ``obj``: did you mean '_text'?
+        return []
 
 
 class _Node(NamedTuple):
@@ -92,10 +102,12 @@ def encode_error(error: BaseException, skip_frames: int = 0) -> bytes:
 
 
 def decode_error(data: bytes) -> BaseException:
-    """Returns the exception that ``encode_error`` was given, ready for ``raise``; a ``RemoteError`` if all else fails.
+    """Returns the exception that ``encode_error`` was given, ready for ``raise``; a ``RemoteError``
+    if all else fails.
 
-    Its frames show the worker's files, lines and functions. Never raises. As each ``raise`` adds frames, whoever
-    raises it more than once keeps ``tb = error.__traceback__`` and says ``raise error.with_traceback(tb)``.
+    Its frames show the worker's files, lines and functions. Never raises. As each ``raise`` adds
+    frames, a caller that raises it more than once keeps ``tb = error.__traceback__`` and says
+    ``raise error.with_traceback(tb)``.
 
     Example:
         >>> error = decode_error(encode_error(KeyError("colour")))
@@ -260,8 +272,9 @@ def _read(field: _Field, error: BaseException) -> Any:
 
 
 def _write(field: _Field, error: BaseException, value: Any) -> None:
-    with contextlib.suppress(Exception):  # nothing tells which fields are read-only
-        if _read(field, error) is not value:  # a None that is set differs from the one of a fresh OSError
+    with contextlib.suppress(Exception):  # nothing says which fields are read-only
+        # a None that is set differs from the one of a fresh OSError
+        if _read(field, error) is not value:
             field.__set__(error, value)
 
 

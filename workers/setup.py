@@ -1,4 +1,6 @@
-"""What every worker process does before it loads its task, and whether this is one."""
+"""The set-up of every worker process before it loads its task, and a test if this process is
+one.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ _is_worker = False
 
 
 def is_worker() -> bool:
-    """Whether this is one of the processes that work for another one."""
+    """True if this is a worker process of another process."""
     return _is_worker or getattr(sys.modules.get("__main__"), "__file__", None) == BOOT
 
 
@@ -28,7 +30,9 @@ def be_worker() -> None:
 
 
 def run_in_workers(function: Callable[..., Any], *args: Any) -> None:
-    """Calls ``function(*args)``, which are pickled by reference, in every worker that is started from now on."""
+    """Calls ``function(*args)``, which are pickled by reference, in every worker that is started
+    from now on.
+    """
     _calls.append((function, args))
 
 

@@ -1,15 +1,18 @@
 """Arrays that several processes share: only a name travels between them.
 
-1. The memory of an array, of its views and of whatever else uses them stays mapped as long as one of them exists,
-   whoever unlinks the block's name, closes ``.shm``, or ends.
-2. The name is freed once: by ``unlink_on_del`` when the array and all its views are gone, by ``close_and_unlink_shm``, or
-   else when the process that made the block ends. A child of ``multiprocessing`` that has given away metadata or a pickle
-   leaves the block to its main process. Nothing of this prints anything, with arrays alive or not.
-3. A forked process inherits the memory and no duty: only the process that called ``unlink_on_del`` unlinks.
-4. A deletion may happen anywhere (in the middle of a garbage collection, under somebody's lock), so it waits for no lock
-   and starts no thread: it unlinks, or puts the block into a queue that is made for this.
-5. A pickle is by name only where the name says all: an array that is the whole block. Everything else is pickled as the
-   ordinary array that it equals.
+1. The memory of an array, of its views and of whatever else uses them stays mapped as long as one
+   of them exists, also if a process unlinks the block's name, closes ``.shm``, or ends.
+2. The name is freed once: by ``unlink_on_del`` when the array and all its views are gone, by
+   ``close_and_unlink_shm``, or else when the process that made the block ends. A child of
+   ``multiprocessing`` that has given away metadata or a pickle leaves the block to its main
+   process. Nothing of this prints anything, with arrays alive or not.
+3. A forked process inherits the memory and no duty: only the process that called ``unlink_on_del``
+   unlinks.
+4. A deletion may happen anywhere (in the middle of a garbage collection, while a lock is held), so
+   it waits for no lock and starts no thread: it unlinks, or puts the block into a queue that is
+   made for this.
+5. A pickle is by name only where the name says all: an array that is the whole block. Everything
+   else is pickled as the ordinary array that it equals.
 """
 
 from __future__ import annotations
@@ -38,7 +41,8 @@ from gristmill.core.uninterrupted import uninterrupted
 
 @dataclass(frozen=True, slots=True)
 class SharedMemoryArrayMetadata:
-    """What another process needs to attach to a ``SharedMemoryArray``: hashable, comparable, and small to pickle.
+    """The data that another process needs to attach to a ``SharedMemoryArray``: hashable,
+    comparable, and small to pickle.
 
     Args:
         name: the name of the block of shared memory.
@@ -63,32 +67,36 @@ class SharedMemoryArrayMetadata:
         """Frees the block without attaching to it. Arrays that are attached keep the memory.
 
         Raises:
-            FileNotFoundError: somebody has done so already.
+            FileNotFoundError: it was unlinked already.
         """
         unlink(self.name)
 
 
 class SharedMemoryArray(np.ndarray[Any, np.dtype[Any]]):
-    """An array of zeros in a new block of shared memory. Pickling sends the block's name: no process copies the data.
+    """An array of zeros in a new block of shared memory. Pickling sends the block's name: no
+    process copies the data.
 
-    Views (``a[1:]``, ``a.T``, ``a.reshape(...)``) share the block and keep it alive. Results of ufuncs, comparisons and
-    reductions, and of ``np.asarray``, ``np.stack`` and ``np.concatenate``, are ordinary arrays and scalars. A copy
-    (``a.copy()``, ``a.astype(...)``, ``a[[0, 1]]``) has memory of its own: its class is still this one, but its ``shm``
-    is ``None``, and it behaves like any other array.
+    Views (``a[1:]``, ``a.T``, ``a.reshape(...)``) share the block and keep it alive. Results of
+    ufuncs, comparisons and reductions, and of ``np.asarray``, ``np.stack`` and ``np.concatenate``,
+    are ordinary arrays and scalars. A copy (``a.copy()``, ``a.astype(...)``, ``a[[0, 1]]``) has
+    memory of its own: its class is still this one, but its ``shm`` is ``None``, and it behaves like
+    any other array.
 
-    An array that is the whole block, in the order of its memory, is pickled by name, and what is unpickled shares the
-    memory: a write on one side shows on the other. All other views, and copies, are pickled as the ordinary
-    ``numpy.ndarray`` they are equal to.
+    An array that is the whole block, in the order of its memory, is pickled by name, and what is
+    unpickled shares the memory: a write on one side shows on the other. All other views, and
+    copies, are pickled as the ordinary ``numpy.ndarray`` they are equal to.
 
-    The block stays until somebody unlinks it: the array for which ``unlink_on_del`` was called, when it goes away;
-    ``SharedMemoryArrayMetadata.close_and_unlink_shm``; or the end of the process that made it. A child process of
-    ``multiprocessing`` that has given away ``metadata`` or a pickle may end before the receiver attaches: then the block
-    stays, to the end of the main process at the latest. (Where the start method is ``fork``, if the main process used
-    shared memory before.) Attached arrays can be used for as long as they exist in any case.
+    The block stays until it is unlinked: the array for which ``unlink_on_del`` was called, when it
+    goes away; ``SharedMemoryArrayMetadata.close_and_unlink_shm``; or the end of the process that
+    made it. A child process of ``multiprocessing`` that has given away ``metadata`` or a pickle may
+    end before the receiver attaches: then the block stays, to the end of the main process at the
+    latest. (Where the start method is ``fork``, if the main process used shared memory before.)
+    Attached arrays can be used for as long as they exist in any case.
 
     Args:
         shape: the shape, a sequence of integers. Empty arrays, and ``()``, are allowed.
-        dtype: anything that NumPy accepts but Python objects, which mean nothing in another process.
+        dtype: anything that NumPy accepts but Python objects, which mean nothing in another
+            process.
 
     Raises:
         TypeError: ``shape`` is not a sequence of integers, or ``dtype`` has Python objects.
@@ -127,7 +135,8 @@ class SharedMemoryArray(np.ndarray[Any, np.dtype[Any]]):
 
     @classmethod
     def from_shared_memory(cls, shm: SharedMemory, shape: Any, dtype: npt.DTypeLike) -> Self:
-        """An array over an open block: over its first bytes, if the block is larger. It keeps ``shm`` open.
+        """An array over an open block: over its first bytes, if the block is larger. It keeps
+        ``shm`` open.
 
         Args:
             shm: the block. If its owner closes it, the array keeps the memory.
@@ -148,17 +157,19 @@ class SharedMemoryArray(np.ndarray[Any, np.dtype[Any]]):
         dtype = _without_objects(dtype)
         if shm.buf is None:
             raise ValueError(f"shm must be open, got {shm!r}, which is closed; attach to it again by its name")
-        # A SharedMemory that is closed pulls its memory away from under the array, so the array has its own map of it (1).
+        # A SharedMemory that is closed pulls its memory away from under the array, so the array has
+        # its own map of it (1).
         memory = shm.buf if isinstance(shm, SharedBlock) else _map(shm)
         array = super().__new__(cls, shape, dtype, buffer=memory)
         array._block = _Block(shm, array)
-        # All views keep this very array alive. What lives to the end of the process is seen to by the block's module.
+        # All views keep this very array alive. What lives to the end of the process is seen to by
+        # the block's module.
         weakref.finalize(array, _release, array._block).atexit = False
         return array
 
     @classmethod
     def from_metadata(cls, metadata: SharedMemoryArrayMetadata) -> Self:
-        """The array that ``metadata`` tells of, attached: both see each other's writes.
+        """The array that ``metadata`` describes, attached: both see each other's writes.
 
         Raises:
             FileNotFoundError: the block has been unlinked, or never was.
@@ -167,15 +178,16 @@ class SharedMemoryArray(np.ndarray[Any, np.dtype[Any]]):
 
     @classmethod
     def enable_async_del(cls, num_threads: int = 1, max_outstanding_requests: int = 50) -> None:
-        """From now on, blocks are closed and unlinked by threads in the background; freeing large ones takes a while.
+        """From now on, blocks are closed and unlinked by threads in the background; freeing large
+        ones takes a while.
 
-        There is one pool of threads in a process: later calls keep the first one. It does not keep the process alive, and
-        forked processes start without one.
+        There is one pool of threads in a process: later calls keep the first one. It does not keep
+        the process alive, and forked processes start without one.
 
         Args:
             num_threads: the number of threads, positive.
-            max_outstanding_requests: how many blocks may wait for the threads, and at least ``num_threads`` may; further
-                ones are closed where they are deleted.
+            max_outstanding_requests: how many blocks may wait for the threads, and at least
+                ``num_threads`` may; further ones are closed where they are deleted.
         """
         num_threads = as_int("num_threads", num_threads, minimum=1)
         limit = as_int("max_outstanding_requests", max_outstanding_requests, minimum=0)
@@ -188,11 +200,12 @@ class SharedMemoryArray(np.ndarray[Any, np.dtype[Any]]):
 
     @property
     def metadata(self) -> SharedMemoryArrayMetadata:
-        """What another process needs to attach.
+        """The data that another process needs to attach.
 
         Raises:
             AssertionError: the array is a copy and shares nothing.
-            ValueError: it is a view of a part, or in another order: the block's name does not tell which.
+            ValueError: it is a view of a part, or in another order: the block's name does not tell
+                which.
         """
         if self._block is None:
             raise AssertionError("this array is a copy with memory of its own: it has no shared memory to describe")
@@ -205,10 +218,11 @@ class SharedMemoryArray(np.ndarray[Any, np.dtype[Any]]):
         return SharedMemoryArrayMetadata(self._block.shm.name, self.shape, self.dtype)
 
     def unlink_on_del(self) -> None:
-        """This process frees the block when the array and all its views are gone, at the latest when the process ends.
+        """This process frees the block when the array and all its views are gone, at the latest
+        when the process ends.
 
-        Called on a view, it means the block all the same; a copy has nothing to free. Whoever unpickles or attaches gets an
-        array of its own, for which this is off.
+        Called on a view, it means the block all the same; a copy has nothing to free. Unpickling or
+        attaching gives an array of its own, for which this is off.
         """
         if self._block is not None:
             self._block.unlink_on_release()
@@ -237,7 +251,7 @@ class SharedMemoryArray(np.ndarray[Any, np.dtype[Any]]):
 
 
 class _Block:
-    """The block of an array and what is to be done when the array is gone. All its views have it too."""
+    """The block of an array and the clean-up when the array is gone. All its views have it too."""
 
     def __init__(self, shm: SharedMemory, array: SharedMemoryArray) -> None:
         self.shm = shm
@@ -246,7 +260,8 @@ class _Block:
         self._unlinks = False
 
     def holds(self, array: SharedMemoryArray) -> bool:
-        return self.address <= _address(array) <= self.address + self.nbytes  # an empty array may be at the end
+        # an empty array may be at the end
+        return self.address <= _address(array) <= self.address + self.nbytes
 
     def give_away(self) -> None:
         if not self._unlinks:
@@ -257,7 +272,9 @@ class _Block:
         self._unlinks = True
 
     def release(self) -> None:
-        """Called once, by nobody who uses the block any longer. Closing is a matter of letting go of ``self``."""
+        """Called once, when the block is no longer in use. Closing is a matter of letting go of
+        ``self``.
+        """
         if self._unlinks:
             free(self.shm.name)  # in a forked process nothing: it answers for no names (3)
 
@@ -267,13 +284,15 @@ class _Pool:
 
     def __init__(self, num_threads: int, limit: int) -> None:
         self._permits = [None] * limit
-        self._blocks: SimpleQueue[_Block | None] = SimpleQueue()  # its `put` may be interrupted by a `put` of the same thread
+        # its `put` may be interrupted by a `put` of the same thread
+        self._blocks: SimpleQueue[_Block | None] = SimpleQueue()
         self._threads = [
             threading.Thread(target=self._run, name=f"gristmill-async-del-{number}", daemon=True) for number in range(num_threads)
         ]
         for thread in self._threads:
             thread.start()
-        # Before the names that are left are freed: a thread that is cut off would leave its one to the tracker.
+        # Before the names that are left are freed: a thread that is cut off would leave its one to
+        # the tracker.
         util.Finalize(None, self._stop, exitpriority=-50)
 
     def take(self, block: _Block) -> bool:

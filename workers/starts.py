@@ -33,7 +33,8 @@ def start_boot(fds: Sequence[int], arguments: Sequence[int], environment: Mappin
     """Starts the process.
 
     Args:
-        fds: what it inherits besides its standard streams, of which it cannot read; their numbers are its first arguments.
+        fds: what it inherits besides its standard streams, of which it cannot read; their numbers
+            are its first arguments.
         arguments: the other ones.
         environment: its environment variables.
     """

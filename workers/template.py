@@ -1,22 +1,28 @@
-"""The process that workers are forked from, seen from the consumer; ``template_child`` is what happens in it.
+"""The process that workers are forked from, seen from the consumer; ``template_child`` is what
+happens in it.
 
-Starting Python and importing NumPy takes a tenth of a second; forking a process that has done so takes a millisecond.
+Starting Python and importing NumPy takes a tenth of a second; forking a process that has done so
+takes a millisecond.
 
 Guarantees:
 
-1. A worker that was forked finds what one that is started finds: surroundings are equal (``surroundings``), or there is another
-   template; what may differ all the same (directory, standard output) travels with the request, and ``sys.path``,
-   ``sys.argv``, flags and the task are set in the worker, as ever. The template imports no code of the user's, so nothing of
-   one pool reaches another. Global random generators are seeded anew in every worker. (Hashes of texts are the template's.)
-2. The template lives no longer than this process, however that ends: the kernel kills both it and its workers then, as it does
-   workers that are started (``child``). It ends with its last pool, after a while; see ``pool``.
-3. ``fork`` does not wait, also while the template starts. Where there will be no worker, because the template has died or the
-   system lets it fork none, the process has ended and was not born; its owner starts one directly then, and nobody notices.
-   The same holds for a worker that is not forked within a second, because the template is stopped
-   (by a debugger, say), or within five seconds, because the template is still starting. That
-   template is asked for no other worker.
-4. Only the template knows a worker's id for certain, as the one who waits for it. So it sends the signals; and it writes ids and
-   ends of workers into memory that this process reads, as often as it likes: no interrupt loses them, and no lock is taken.
+1. A worker that was forked finds what one that is started finds: surroundings are equal
+   (``surroundings``), or there is another template; what may differ all the same (directory,
+   standard output) travels with the request, and ``sys.path``, ``sys.argv``, flags and the task are
+   set in the worker, as ever. The template imports no code of the user's, so nothing of one pool
+   reaches another. Global random generators are seeded again in every worker. (Hashes of texts are
+   the template's.)
+2. The template lives no longer than this process, however that ends: the kernel kills both it and
+   its workers then, as it does workers that are started (``child``). It ends with its last pool,
+   after a while; see ``pool``.
+3. ``fork`` does not wait, also while the template starts. Where there will be no worker, because
+   the template has died or the system lets it fork none, the process has ended and was not born;
+   its owner starts one directly then, unnoticed. The same holds for a worker that is not forked
+   within a second, because the template is stopped (by a debugger, say), or within five seconds,
+   because the template is still starting. That template is asked for no other worker.
+4. Only the template knows a worker's id for certain, as the one who waits for it. So it sends the
+   signals; and it writes ids and ends of workers into memory that this process reads, as often as
+   it likes: no interrupt loses them, and no lock is taken.
 5. Ending a worker does not depend on the template: the kernel kills the worker when its lifeline is
    closed, and ``/proc`` shows that it is gone.
 6. Workers whose template has died count as lost at once. Their owner has others take over, from the
@@ -53,7 +59,9 @@ _INHERITED = ("Umask", "Uid", "Gid", "Groups", "SigBlk", "SigIgn", "Cap", "NoNew
 
 
 def surroundings(environment: Mapping[str, str]) -> tuple[Any, ...] | None:
-    """All that a process inherits when it starts and cannot change later; ``None`` where none can be forked."""
+    """All that a process inherits when it starts and cannot change later; ``None`` where none can
+    be forked.
+    """
     if sys.platform != "linux":  # on macOS, system libraries do not survive it
         return None
     try:
@@ -128,7 +136,9 @@ class Template:
         self._fds = [other_end, ledger]  # the end of the first one is that of the process
 
     def join(self, user: object) -> bool:
-        """Keeps it from ending until ``user`` says ``leave``; false where it is too late for that."""
+        """Keeps it from ending until ``user`` says ``leave``; false where it is too late for
+        that.
+        """
         self._users.add(user)
         if self._is_closed or self.is_late or self._process.has_ended():
             self._users.discard(user)
@@ -144,7 +154,7 @@ class Template:
 
     @property
     def has_failed(self) -> bool:
-        """Whether it ended before it could fork."""
+        """True if it ended before it could fork."""
         return self.has_ended() and not self.is_ready
 
     def has_ended(self) -> bool:
@@ -161,10 +171,10 @@ class Template:
         return _run_state(self._process.process_id) in "Tt"
 
     def fork(self, fds: Sequence[int], index: int, count: int) -> Process | None:
-        """A worker, soon; ``None`` where there is none to be had.
+        """A worker, soon; ``None`` if none is available.
 
         Args:
-            fds: its connection, arena, luggage and lifeline.
+            fds: its connection, arena, payload and lifeline.
             index: which worker it is.
             count: of how many.
 
@@ -193,7 +203,7 @@ class Template:
             self._control.send(FORK.pack(KILL_REQUEST, slot, 0, 0, False, False), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
     def record(self, slot: int) -> tuple[int, int]:
-        """What it has written of a worker; see ``RECORD``."""
+        """The record that it wrote about a worker; see ``RECORD``."""
         for ledger in self._fds[1:]:
             data = os.pread(ledger, RECORD.size, slot * RECORD.size)
             return RECORD.unpack(data.ljust(RECORD.size, b"\0"))
@@ -204,11 +214,11 @@ class Template:
         return self._is_closed
 
     def shut(self) -> None:
-        """Nobody may use it any more."""
+        """It must not be used any more."""
         self._is_closed = True
 
     def reopen(self) -> None:
-        """Somebody has joined before it was shut."""
+        """A thread has joined before it was shut."""
         self._is_closed = False
 
     def release(self, deadline: float) -> None:
@@ -285,7 +295,9 @@ class ForkedProcess(Process):
         return os.waitstatus_to_exitcode(end - 1) if end else None
 
     def kill(self) -> None:
-        """See ``Process``. What is not born yet, its owner keeps from it by letting go of its lifeline."""
+        """See ``Process``. What is not born yet, its owner keeps from it by letting go of its
+        lifeline.
+        """
         self._is_unwanted = True
         self._template.kill(self._slot)
 

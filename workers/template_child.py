@@ -1,11 +1,12 @@
-"""What happens in the template process: see ``template``.
+"""The main loop of the fork server: see ``template``.
 
 Guarantees:
 
-1. It has one thread, forks when it is asked to, and reports every end; it computes nothing, writes nothing to the standard
-   streams, and an interrupt from the keyboard is not for it. It ends when its connection does, and is killed with the
-   consumer.
-2. A worker that the consumer has let go of is not forked. One that cannot be forked, or watched, is reported as such.
+1. It has one thread, forks when it is asked to, and reports every end; it computes nothing, writes
+   nothing to the standard streams, and an interrupt from the keyboard is not for it. It ends when
+   its connection does, and is killed with the consumer.
+2. A worker that the consumer has let go of is not forked. One that cannot be forked, or watched, is
+   reported as such.
 3. A worker has nothing open but what was sent for it.
 """
 
@@ -43,7 +44,8 @@ def fork_workers(modules: Sequence[str], connection: int, ledger: int, lifeline:
         lifeline: of this process.
 
     Returns:
-        In each of them: the numbers that ``child.serve`` begins with, and what is to be called then, in a process of its own.
+        In each of them: the numbers that ``child.serve`` begins with, and the function to call
+        then, in a process of its own.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for fd in (connection, ledger, lifeline):
@@ -53,14 +55,15 @@ def fork_workers(modules: Sequence[str], connection: int, ledger: int, lifeline:
         importlib.import_module(name)
     os.close(os.pidfd_open(os.getpid()))  # raises where the system has none
     if threading.active_count() > 1:
-        end_process(1)  # something that the interpreter runs when it starts has threads, which would not be forked
+        # something that the interpreter runs when it starts has threads, which would not be forked
+        end_process(1)
     for fd in _STREAMS:
         _open_nothing(fd)
     return _Template(connection, ledger, lifeline).run()
 
 
 def _open_nothing(fd: int) -> None:
-    """Lets go of a stream that may be a pipe whose end somebody waits for."""
+    """Lets go of a stream that may be a pipe whose end another process waits for."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     if nothing != fd:
         os.dup2(nothing, fd)
@@ -75,7 +78,7 @@ class _Template:
         self._workers: dict[int, tuple[int, int]] = {}  # id and slot, by descriptor
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
-        # Where the program ignores it, nobody could wait for the workers, who inherit that.
+        # Where the program ignores it, the workers, which inherit that, could not be waited for.
         self._at_child = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     def run(self) -> Worker:
@@ -119,10 +122,11 @@ class _Template:
         return [*fds[:4], index, count], partial(self._settle, fds[4:], are_open)
 
     def _fork(self, slot: int) -> bool:
-        """Whether this is the new process."""
+        """True in the new process, false in the parent."""
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of threads, which libraries take care of (OpenBLAS does)
+                # of threads, which libraries take care of (OpenBLAS does)
+                warnings.simplefilter("ignore")
                 process_id = os.fork()
         except OSError:
             self._write(slot, -1, 0)

@@ -2,11 +2,13 @@
 
 Guarantees:
 
-1. One thread has the turn at a time. While it waits for what threads of its own compute (``waiting``), another one may have it;
-   so it may if a turn takes longer than ``_PATIENCE_SECONDS``: what is stuck holds up nobody.
-2. The next one is the one that has the fewest messages ahead of its consumer; of several, the one that has waited longest. So
-   a thread has its turn as often as its consumer takes messages.
-3. Who waits is told within ``_LONGEST_SECONDS`` that its turn has not come, to look for what else there is to do.
+1. One thread has the turn at a time. While it waits for what threads of its own compute
+   (``waiting``), another one may have it; so it may if a turn takes longer than
+   ``_PATIENCE_SECONDS``: a stuck worker holds up no other one.
+2. The next one is the one that has the fewest messages ahead of its consumer; of several, the one
+   that has waited longest. So a thread has its turn as often as its consumer takes messages.
+3. A waiting thread learns within ``_LONGEST_SECONDS`` that its turn has not come, to look for what
+   else there is to do.
 """
 
 from __future__ import annotations
@@ -88,7 +90,9 @@ class Turns:
 
 @contextlib.contextmanager
 def waiting() -> Iterator[None]:
-    """Where a thread waits for others of its own; somebody else may have its turn, if it has one."""
+    """A context in which a thread waits for other threads of its own; another worker may take its
+    turn, if it has one.
+    """
     turns: Turns | None = getattr(_of_thread, "turns", None)
     if turns is None:
         yield

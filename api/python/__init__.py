@@ -1,4 +1,6 @@
-"""The legacy surface: what ``import grain.python as grain`` gives, under the names of its tutorials."""
+"""The legacy surface: what ``import grain.python as grain`` gives, under the names of its
+tutorials.
+"""
 
 from __future__ import annotations
 

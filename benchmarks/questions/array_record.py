@@ -1,4 +1,6 @@
-"""What does a record of an ArrayRecord file cost, in a global shuffle, above what the reader itself needs?"""
+"""What does a record of an ArrayRecord file cost, in a global shuffle, above what the reader itself
+needs?
+"""
 
 import functools
 import tempfile

@@ -1,6 +1,7 @@
 """How much faster is a block shuffle than others where every read is a request that takes 30 ms?
 
-``shuffle`` is global; ``window_shuffle`` shuffles among as many records as the groups of blocks have, one by one, too.
+``shuffle`` is global; ``window_shuffle`` shuffles among as many records as the groups of blocks
+have, one by one, too.
 """
 
 import http.client

@@ -1,9 +1,10 @@
 """What does it cost to put records of similar lengths into one batch?
 
-Planning: the batches of ``MANY`` shuffled records by their lengths alone, up to the last one of an epoch; the bound is NumPy's
-shuffle of that many and a sort by buckets. Batches: ``RECORDS`` records in memory, shuffled, by a chain and by a stream.
-tf.data's ``bucket_by_sequence_length`` has them in one tensor, shuffled before; the bound puts them into lists, one for each
-bucket, as they come, and pads each list when it is full.
+Planning: the batches of ``MANY`` shuffled records by their lengths alone, up to the last one of an
+epoch; the bound is NumPy's shuffle of that many and a sort by buckets. Batches: ``RECORDS`` records
+in memory, shuffled, by a chain and by a stream. tf.data's ``bucket_by_sequence_length`` has them in
+one tensor, shuffled before; the bound puts them into lists, one for each bucket, as they come, and
+pads each list when it is full.
 """
 
 import time
@@ -15,7 +16,8 @@ MANY = 10_000_000
 RECORDS = 20_000
 MAX_TOKENS = 65_536
 BUCKETS = 8
-LIMITS = (55, 99, 152, 223, 311, 444, 646, 1000)  # bucket_boundaries(lengths(RECORDS), BUCKETS), for those who do not have it
+# bucket_boundaries(lengths(RECORDS), BUCKETS), for those who do not have it
+LIMITS = (55, 99, 152, 223, 311, 444, 646, 1000)
 
 
 def lengths(num):
@@ -110,7 +112,8 @@ def tf_data(tf):
         .map(lambda i: values[ends[i] : ends[i + 1]])
         .bucket_by_sequence_length(
             lambda record: tf.shape(record)[0],
-            bucket_boundaries=[limit + 1 for limit in LIMITS],  # the first lengths that do not go into a bucket
+            # the first lengths that do not go into a bucket
+            bucket_boundaries=[limit + 1 for limit in LIMITS],
             bucket_batch_sizes=[*[MAX_TOKENS // limit for limit in LIMITS], 1],
             pad_to_bucket_boundary=True,
         )

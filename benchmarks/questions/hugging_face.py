@@ -1,4 +1,6 @@
-"""What does a row of Hugging Face's ``datasets`` or a record of a Bagz file cost, above what their libraries need themselves?"""
+"""What does a row of Hugging Face's ``datasets`` or a record of a Bagz file cost, above what their
+libraries need themselves?
+"""
 
 import functools
 import importlib

@@ -1,4 +1,6 @@
-"""How long does `import` take in a fresh interpreter? And until the classes that every program needs are loaded?"""
+"""How long does `import` take in a fresh interpreter? And until the classes that every program
+needs are loaded?
+"""
 
 import subprocess
 import sys

@@ -1,4 +1,6 @@
-"""What does a record of a JSON lines file cost, in any order, above its line; and finding the lines in the first place?"""
+"""What does a record of a JSON lines file cost, in any order, above its line; and finding the lines
+in the first place?
+"""
 
 import functools
 import json

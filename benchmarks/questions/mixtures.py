@@ -1,10 +1,13 @@
-"""What does it take to read ahead for a mixture of many components from storage that answers slowly?
+"""What does it take to read ahead for a mixture of many components from storage that answers
+slowly?
 
-``IterDataset.mix`` of 35 and of 500 components. Each reads records of 2 kB or 1 MB, one in 5 ms, in threads of its own default
-number, and half of the components are drawn up to 1000 times as often as the others. The whole mixture may use ``THREADS``
-threads, and memory for ``RECORDS_AHEAD`` records. The bound reads the same records in the same order with a
-``ThreadPoolExecutor`` of as many threads, which is ``IN_FLIGHT`` records ahead. What may be there already is taken out before a
-round is timed. How many threads there are and how much memory they take is measured once, whatever the number of rounds.
+``IterDataset.mix`` of 35 and of 500 components. Each reads records of 2 kB or 1 MB, one in 5 ms, in
+threads of its own default number, and half of the components are drawn up to 1000 times as often as
+the others. The whole mixture may use ``THREADS`` threads, and memory for ``RECORDS_AHEAD`` records.
+The bound reads the same records in the same order with a ``ThreadPoolExecutor`` of as many threads,
+which is ``IN_FLIGHT`` records ahead. What may be there already is taken out before a round is
+timed. How many threads there are and how much memory they take is measured once, whatever the
+number of rounds.
 """
 
 import functools
@@ -24,7 +27,8 @@ IN_FLIGHT = 4 * THREADS
 RECORDS = 1_000_000  # of each component
 KILOBYTES = 2_048
 MEGABYTE = 1 << 20
-RECORDS_AHEAD = 400  # of all components, or two of each: a few times what the allocator keeps for threads
+# of all components, or two of each: a few times what the allocator keeps for threads
+RECORDS_AHEAD = 400
 AHEAD_SECONDS = 1.0  # in which whatever may be read ahead is
 COUNT = 1000
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -67,7 +71,9 @@ def resident_bytes():
 
 
 def once(look):
-    """The candidate that draws ``COUNT`` records; its figure is the highest that ``look(grain, before)`` sees on the way."""
+    """The candidate that draws ``COUNT`` records; its figure is the highest that ``look(grain,
+    before)`` sees on the way.
+    """
 
     def candidate(num, size):
         def prepare(_):

@@ -62,7 +62,8 @@ def cost_of(pipeline):
                         began = time.perf_counter()
                         results = [next(it) for _ in range(SLICE)]
                         times.append(time.perf_counter() - began)
-                plain, looked_at = [statistics.quantiles(times, n=5)[0] for times in seconds]  # little disturbed
+                # little disturbed
+                plain, looked_at = [statistics.quantiles(times, n=5)[0] for times in seconds]
                 for it in iterators:
                     it.close()
             return Measured(100 * (looked_at / plain - 1) * SLICE * SLICES, results)

@@ -1,4 +1,6 @@
-"""What does a row of a Parquet file cost in a shuffled order, and what would it cost to decode a row group for each?"""
+"""What does a row of a Parquet file cost in a shuffled order, and what would it cost to decode a
+row group for each?
+"""
 
 import functools
 import importlib

@@ -1,8 +1,10 @@
-"""What do workers on Ray cost beside processes of this machine and beside Ray Data, and how long is the loss of one felt?
+"""What do workers on Ray cost beside processes of this machine and beside Ray Data, and how long is
+the loss of one felt?
 
-All who use Ray are connected to one cluster of one node, which is bound to the loopback address and lasts as long as the
-question; where a node is removed, it is one of a cluster of its own. Elements are arrays that two workers make. The consumer
-reads one number of every page and drops an element before it asks for the next.
+All who use Ray are connected to one cluster of one node, which is bound to the loopback address and
+lasts as long as the question; where a node is removed, it is one of a cluster of its own. Elements
+are arrays that two workers make. The consumer reads one number of every page and drops an element
+before it asks for the next.
 """
 
 import contextlib
@@ -20,19 +22,24 @@ SMALL, MEDIUM, LARGE = 1_000, 1_000_000, 20_000_000  # bytes
 WORK_SECONDS = 0.003
 WORKERS = 2
 PAGE = 512  # numbers
-STREAMS = {  # by the size of elements: bytes that may be ahead, elements taken out first (more than that), elements measured
+# by the size of elements: bytes that may be ahead, elements taken out first (more than that),
+# elements measured
+STREAMS = {
     SMALL: (8 << 20, 12_000, 20_000),
     MEDIUM: (64 << 20, 80, 100),
     LARGE: (128 << 20, 12, 25),
 }
-ROWS_OF_RAY_DATA, ROWS_IN_BLOCK = 40_000, 8  # it plans all blocks before it begins; ones of a row were far slower
+# it plans all blocks before it begins; ones of a row were far slower
+ROWS_OF_RAY_DATA, ROWS_IN_BLOCK = 40_000, 8
 AFTER_LOSS = 200  # elements, more than are ahead
 NODE = {"node_ip_address": "127.0.0.1", "include_dashboard": False}
-# By default Ray takes 15 s to give up a node that does not answer, and may want to start the next actor there until then. That
-# makes rounds long; the wait that is measured ends before, since connections break, and was as long without this.
+# By default Ray takes 15 s to give up a node that does not answer, and may want to start the next
+# actor there until then. That makes rounds long; the wait that is measured ends before, since
+# connections break, and was as long without this.
 GIVE_UP_SOON = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500}
 ENVIRONMENT = {
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # binds everything to the loopback address, on Linux too
+    # binds everything to the loopback address, on Linux too
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # or else it warns
 }
 
@@ -72,7 +79,9 @@ def large(i):
 
 
 def medium(i):
-    """Takes 3 ms of a CPU. Its first two numbers are its own and that of the process that makes it."""
+    """Takes 3 ms of a CPU. Its first two numbers are its own and that of the process that makes
+    it.
+    """
     end = time.thread_time() + WORK_SECONDS
     element = np.full(MEDIUM // 8, i, np.int64)
     element[1] = os.getpid()
@@ -111,7 +120,9 @@ class Rows:
 
 
 def ray_data_stream(size):
-    """With the same number of actors, and as many bytes ahead; it keeps the order, which it does not by default."""
+    """With the same number of actors, and as many bytes ahead; it keeps the order, which it does
+    not by default.
+    """
     import ray
     import ray.data
 
@@ -125,7 +136,9 @@ def ray_data_stream(size):
 
 
 def elements(begin, size):
-    """A candidate: measures elements in the middle of a stream; what may be made ahead is taken out first."""
+    """A candidate: measures elements in the middle of a stream; what may be made ahead is taken out
+    first.
+    """
     _, warm_up, count = STREAMS[size]
 
     def touched(element):
@@ -147,7 +160,9 @@ def elements(begin, size):
 
 
 class Makers:
-    """The processes that make the elements of a stream, one by one; checks that every element comes once, in order."""
+    """The processes that make the elements of a stream, one by one; checks that every element comes
+    once, in order.
+    """
 
     def __init__(self, iterator):
         self._iterator = iterator
@@ -161,7 +176,7 @@ class Makers:
         return int(element[1])
 
     def until(self, num):
-        """Goes on until as many processes make elements in turn; returns them."""
+        """Continues until as many processes make elements in turn; returns them."""
         seen = []
         while len(seen) < WORKERS or len(set(seen[-WORKERS:])) != num:
             seen.append(next(self))

@@ -1,4 +1,6 @@
-"""What do rows cost from a server that answers after 20 ms: one by one, in blocks, and from what is kept on the disk?"""
+"""What do rows cost from a server that answers after 20 ms: one by one, in blocks, and from what is
+kept on the disk?
+"""
 
 import contextlib
 import functools
@@ -44,7 +46,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def surroundings():
-    """Has the file and the server of all candidates; tells them where these are."""
+    """Has the file and the server of all candidates; passes them their locations."""
     with tempfile.TemporaryDirectory() as folder:
         Handler.path_of_data = Path(folder, "rows.bin")
         rows = np.random.default_rng(0).integers(0, 256, size=(MANY, ROW_BYTES), dtype=np.uint8)

@@ -1,10 +1,11 @@
 """How much memory does a stream from worker processes take, at its highest and in the end?
 
-Read from ``/proc``: Linux only. Counted is the proportional size (PSS) of the consumer and all processes below it, in which
-memory that they share counts once, less what it was after the first element; less than 1 MB is shown as 1 MB. One worker makes
-the elements, arrays of bytes that cost next to nothing, and reads one ahead where that can be said. The consumer reads a number
-of every page: what it has not looked at does not count as its memory. A stream is drawn once, whatever the number of rounds: it
-is the sizes that decide, not the time.
+Read from ``/proc``: Linux only. Counted is the proportional size (PSS) of the consumer and all
+processes below it, in which memory that they share counts once, less what it was after the first
+element; less than 1 MB is shown as 1 MB. One worker makes the elements, arrays of bytes that cost
+next to nothing, and reads one ahead where that can be said. The consumer reads a number of every
+page: what it has not looked at does not count as its memory. A stream is drawn once, whatever the
+number of rounds: it is the sizes that decide, not the time.
 """
 
 import contextlib
@@ -89,7 +90,9 @@ class Peak:
 
 
 def measured(sizes, keep, figure):
-    """The candidate that draws the stream; ``keep(kept, i, array)`` decides which arrays the consumer holds."""
+    """The candidate that draws the stream; ``keep(kept, i, array)`` decides which arrays the
+    consumer holds.
+    """
 
     def candidate(module):
         @functools.cache

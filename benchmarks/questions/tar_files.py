@@ -1,4 +1,6 @@
-"""What does a record of WebDataset shards cost, at random and in order, beside ``tarfile`` and a copy in ArrayRecord files?"""
+"""What does a record of WebDataset shards cost, at random and in order, beside ``tarfile`` and a
+copy in ArrayRecord files?
+"""
 
 import functools
 import importlib
@@ -29,7 +31,8 @@ def folder():
                 image = rng.bytes(int(rng.integers(1, 2 * IMAGE_BYTES)))
                 for name, data in (("jpg", image), ("cls", b"7"), ("json", json.dumps({"key": key}).encode())):
                     member = tarfile.TarInfo(f"{key:06}.{name}")
-                    member.size, member.mtime = len(data), 1.5  # written as WebDataset's writer does: with an extended header
+                    # written as WebDataset's writer does: with an extended header
+                    member.size, member.mtime = len(data), 1.5
                     tar.addfile(member, io.BytesIO(data))
     return folder
 
@@ -105,7 +108,7 @@ def stream(_):
 
 
 def index(grain):
-    """An index made anew; how many files it found."""
+    """An index made again; how many files it found."""
     tar_members = importlib.import_module("gristmill.sources.tar_members").tar_members
     files = importlib.import_module("gristmill.sources.storage.files").Files(paths())
     return lambda: [sum(1 for _ in tar_members(files, number)) for number in range(len(files))]

@@ -1,4 +1,6 @@
-"""What do windows and documents of token files cost, next to memory maps and to the same windows as records?"""
+"""What do windows and documents of token files cost, next to memory maps and to the same windows as
+records?
+"""
 
 import functools
 import mmap
@@ -49,7 +51,9 @@ def keys():
 
 @functools.cache
 def megatron():
-    """A pair of Megatron's, of files with holes: what is there is the header and the entries of the documents that are read."""
+    """A pair of Megatron's, of files with holes: what is there is the header and the entries of the
+    documents that are read.
+    """
     prefix = Path(folder().name) / "corpus"
     with prefix.with_suffix(".idx").open("wb") as index:
         index.write(struct.pack("<9sQBQQ", b"MMIDIDX", 1, 8, DOCUMENTS, DOCUMENTS + 1))
@@ -122,7 +126,8 @@ def forget():
 def looked_up(prepare, is_cold):
     """The candidate: documents, after a memory map or a source is there.
 
-    What is in memory is read in several passes, and of each slice the shortest time counts: others use the machine, too.
+    What is in memory is read in several passes, and of each slice the shortest time counts: others
+    use the machine, too.
     """
 
     def candidate(module):

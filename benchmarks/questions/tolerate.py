@@ -1,4 +1,4 @@
-"""What does it cost to tolerate faults, as long as there are none?"""
+"""What does it cost to tolerate faults, while there are no faults?"""
 
 import statistics
 import time
@@ -59,7 +59,8 @@ def cost_of(pipeline):
                     began = time.perf_counter()
                     results = [next(it) for _ in range(SLICE)]
                     times.append(time.perf_counter() - began)
-            without, tolerant = [statistics.quantiles(times, n=5)[0] for times in seconds]  # little disturbed
+            # little disturbed
+            without, tolerant = [statistics.quantiles(times, n=5)[0] for times in seconds]
             return Measured(100 * (tolerant / without - 1) * SLICE * SLICES, results)
 
         return run

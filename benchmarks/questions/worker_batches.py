@@ -1,8 +1,10 @@
-"""What does it cost to get a batch of 19 MB out of worker processes: in time, and in the consumer's CPU time?
+"""What does it cost to get a batch of 19 MB out of worker processes: in time, and in the consumer's
+CPU time?
 
-Batches are 32 images of 224 × 224 × 3 float32, which workers have at hand, so that little is measured but stacking and
-transport. The consumer reads one number of every page, without which memory that is not mapped yet would count as
-delivered, and drops a batch before it asks for the next. All loaders have the defaults of their read-ahead.
+Batches are 32 images of 224 × 224 × 3 float32, which workers have at hand, so that little is
+measured but stacking and transport. The consumer reads one number of every page, without which
+memory that is not mapped yet would count as delivered, and drops a batch before it asks for the
+next. All loaders have the defaults of their read-ahead.
 """
 
 import functools
@@ -28,7 +30,9 @@ def image(i):
 
 
 class Images:
-    """Nine images, again and again, so that no batch equals the one before; made by the worker that needs them."""
+    """Nine images, again and again, so that no batch equals the one before; made by the worker that
+    needs them.
+    """
 
     def __init__(self, length):
         self._length = length
@@ -49,7 +53,9 @@ def parse_flags(module):
 
 
 def data_loader(module, source, *, workers, batch_size=None, **torch_options):
-    """A DataLoader of gristmill, Grain or PyTorch over one epoch, unshuffled; ``Batch`` is the last operation."""
+    """A DataLoader of gristmill, Grain or PyTorch over one epoch, unshuffled; ``Batch`` is the last
+    operation.
+    """
     if module.__name__ == "torch":
         from torch.utils.data import DataLoader
 
@@ -66,9 +72,10 @@ def touched(batch):
 
 
 def steady(iterator, *, whole, kept, warm_up, count, clock=time.perf_counter):
-    """A run that measures ``count`` elements in the middle of a stream: ``kept`` of each is what is looked at.
+    """A run that measures ``count`` elements in the middle of a stream: ``kept`` of each is what is
+    looked at.
 
-    Whatever is in buffers when it begins is taken out before, and checked as a whole.
+    Buffers are emptied before it begins, and their contents are checked as a whole.
     """
 
     def run():
@@ -90,7 +97,9 @@ def batches(workers, clock=time.perf_counter):
 
 
 def copies(np):
-    """The bound: copying the images of a batch to the same place again, with no process and no pipeline."""
+    """The bound: copying the images of a batch to the same place again, with no process and no
+    pipeline.
+    """
 
     def stream():
         batch = np.empty((BATCH, *SHAPE), np.float32)

@@ -15,7 +15,9 @@ NUMBERS = np.arange(2048, dtype=np.float32)
 
 
 class Records:
-    """Four arrays of a kilobyte each, which differ from those of the record before; they cost next to nothing to make."""
+    """Four arrays of a kilobyte each, which differ from those of the record before; they cost next
+    to nothing to make.
+    """
 
     def __len__(self):
         return ENDLESS

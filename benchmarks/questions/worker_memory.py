@@ -1,7 +1,8 @@
 """How much memory does an idle worker process take? Read from ``/proc``: Linux only.
 
-Resident memory (RSS) counts what processes share in each of them; the proportional size (PSS) divides it among them; the unique
-size (USS) leaves it out. Forked workers share whatever the process that they were forked from has imported.
+Resident memory (RSS) counts what processes share in each of them; the proportional size (PSS)
+divides it among them; the unique size (USS) leaves it out. Forked workers share whatever the
+process that they were forked from has imported.
 """
 
 import subprocess
@@ -19,7 +20,9 @@ FIELDS = {"RSS": ("Rss:",), "PSS": ("Pss:",), "USS": ("Private_Clean:", "Private
 
 
 def workers(process="self"):
-    """The process ids of the descendants without children, but for the one in which multiprocessing keeps its books."""
+    """The process ids of the descendants without children, but for the one in which multiprocessing
+    keeps its books.
+    """
     children = [child for task in Path("/proc", process, "task").iterdir() for child in (task / "children").read_text().split()]
     children = [child for child in children if b"resource_tracker" not in Path("/proc", child, "cmdline").read_bytes()]
     return [worker for child in children for worker in (workers(child) or [child])]

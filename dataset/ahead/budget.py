@@ -2,14 +2,19 @@
 
 Guarantees:
 
-1. There are never more than ``max_threads`` threads: those that read by index, and those that pull from iterators.
-2. What is ready, or being computed ahead, takes no more than ``max_bytes``, as far as the sizes of elements are known before
-   they are computed: the last ones of the same reader stand for the next. What a consumer waits for is computed in any case.
-3. What will be needed first is read first. This follows from how often elements were drawn from each reader and, before that,
-   from what was expected. No reader is ahead by more draws, counted over all readers, than the one that is drawn from most.
-4. No thread waits for an element that waits for a thread: whoever wants what nobody computes while all threads are busy computes
-   it in place. So one thread is enough for pipelines of any depth.
-5. ``dismiss`` may be called anywhere, also by the garbage collector in the middle of any line here: it appends to a list.
+1. There are never more than ``max_threads`` threads: those that read by index, and those that pull
+   from iterators.
+2. What is ready, or being computed ahead, takes no more than ``max_bytes``, if the sizes of
+   elements are known before they are computed: the last ones of the same reader stand for the next.
+   What a consumer waits for is computed in any case.
+3. What will be needed first is read first. This follows from how often elements were drawn from
+   each reader and, before that, from what was expected. No reader is ahead by more draws, counted
+   over all readers, than the one that is drawn from most.
+4. No thread waits for an element that waits for a thread: a thread that needs an element that no
+   thread computes while all are busy computes it in place. So one thread is enough for pipelines of
+   any depth.
+5. ``dismiss`` may be called anywhere, also by the garbage collector in the middle of any line here:
+   it appends to a list.
 6. In a forked process ``is_here`` is false, and nothing of this may be used.
 
 Source: to keep what is needed soonest is the optimal rule for caches (Belady, 1966).
@@ -35,7 +40,8 @@ from gristmill.dataset.ahead.memory import Holding, Memory
 from gristmill.dataset.ahead.threads import start_thread
 
 _NUM_CPUS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-_ANEW_SECONDS = 1.0  # nobody waits longer without looking again: who closes something may not be heard
+# no thread waits longer without looking again: it may miss the signal of a ``close``
+_ANEW_SECONDS = 1.0
 _MIN_THREADS = 16
 _MEMORY_PARTS = 8
 
@@ -58,7 +64,7 @@ class ReadingClient(Drawn):
     @property
     @abc.abstractmethod
     def num_left(self) -> int:
-        """How many elements nobody has begun."""
+        """The number of elements that no thread has begun."""
 
     @abc.abstractmethod
     def claim(self, num: int) -> Callable[[], None]:
@@ -110,7 +116,8 @@ class Budget:
     """Threads, memory, and who has what of them.
 
     Args:
-        max_threads: the most threads; ``None``: 16, twice the number of CPUs, or what one reader may use, whatever is most.
+        max_threads: the most threads; ``None``: 16, twice the number of CPUs, or the limit of one
+            reader, the largest of these.
         max_bytes: the most bytes; ``None``: an eighth of the memory that this process may use.
         num_processes: how many processes share all that.
     """
@@ -120,7 +127,7 @@ class Budget:
         self.num_waits = 0  # elements in a row for which threads waited, other than for a CPU
         self.waited_seconds = 0.0  # by consumers
         self._process_id = os.getpid()
-        self.is_flexible = max_threads is None  # there are more where somebody may use more
+        self.is_flexible = max_threads is None  # there are more if a reader may use more
         self.max_threads = _usual_threads(num_processes) if max_threads is None else max(1, max_threads // num_processes)
         self.memory = Memory((_usual_bytes() if max_bytes is None else max_bytes) // num_processes)
         self.is_held_up = False  # there is no memory for what would be read next
@@ -149,10 +156,10 @@ class Budget:
 
     @property
     def is_full(self) -> bool:
-        """Whether all threads that there may be are busy."""
+        """True if all allowed threads are busy."""
         return not self._idle.num and self.num_threads >= self.max_threads
 
-    # What follows is called under the lock.
+    # The methods below are called with the lock held.
 
     def settle(self) -> None:
         """Forgets who was dismissed."""
@@ -165,7 +172,7 @@ class Budget:
             self.draws.remove(gone)
 
     def drawn(self, reader: ReadingClient, num: int, num_bytes: int) -> None:
-        """Notes that elements were drawn, which took so many bytes."""
+        """Records that elements of this many bytes were drawn."""
         self.settle()
         self.memory.hold(reader.holding, -num_bytes)
         self.draws.count(reader, num)
@@ -180,10 +187,12 @@ class Budget:
         """Lets all threads look again."""
         self._idle.wake()
 
-    # What follows takes the lock.
+    # The methods below take the lock.
 
     def enroll(self, reader: ReadingClient) -> None:
-        """Let threads work for ``reader``, until it is dismissed. Its owner prepares that before."""
+        """Let threads work for ``reader``, until it is dismissed. Its owner prepares that
+        before.
+        """
         try:
             with self.lock:
                 self.settle()
@@ -207,13 +216,15 @@ class Budget:
         self._dismissed.append(holding)
 
     def allow(self, num_threads: int) -> None:
-        """Somebody has been promised so many threads: without effect where a number was given."""
+        """Raises the limit to a number promised to a reader; no effect if a number was given."""
         with self.lock:
             if self.is_flexible:
                 self.max_threads = max(self.max_threads, num_threads)
 
     def start(self, num: int | None = None) -> None:
-        """Starts threads that read, until there are ``num`` (by default, one for every CPU) or as many as there is work for."""
+        """Starts threads that read, until there are ``num`` (by default, one for every CPU) or as
+        many as there is work for.
+        """
         wanted = _NUM_CPUS if num is None else num
         with self.lock:
             are_missing = self._num_missing(wanted) > 0
@@ -225,7 +236,8 @@ class Budget:
             missing = self._num_missing(num)
             numbers = [self._new_number() for _ in range(missing)]
             self._num_reading += missing
-        # Not under the lock: a new thread may collect garbage, and close a reader, before it tells the old one that it runs.
+        # Not under the lock: a new thread may collect garbage, and close a reader, before it
+        # notifies the old one.
         for i, number in enumerate(numbers):
             try:
                 # Sources may tell threads apart by the number, as that of a Python executor.
@@ -236,7 +248,9 @@ class Budget:
                     for unused in numbers[i:]:
                         heapq.heappush(self._numbers, unused)
                     if self._num_reading and isinstance(error, RuntimeError):
-                        return  # the system gives no more, or the interpreter is about to exit: one is enough
+                        # the system gives no more, or the interpreter is about to exit: one is
+                        # enough
+                        return
                 raise
 
     def start_more(self) -> None:
@@ -326,7 +340,9 @@ class Budget:
                 self.settle()
 
     def _claim(self, signal: Signal) -> Callable[[], None] | None:
-        """Waits for something to read; ``None`` if there will be nothing, or others need the thread."""
+        """Waits for something to read; ``None`` if there will be nothing, or others need the
+        thread.
+        """
         while True:
             with self.lock:
                 self.settle()
@@ -342,7 +358,9 @@ class Budget:
                 self._idle.remove(signal)
 
     def _next(self) -> Callable[[], None] | None:
-        """Work for one of the readers; ``None`` if there is none, or no memory for that which is needed first."""
+        """Work for one of the readers; ``None`` if there is none, or no memory for that which is
+        needed first.
+        """
         reader: Any = self.draws.first()
         self.is_held_up = False
         if reader is None:

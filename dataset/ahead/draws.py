@@ -1,4 +1,6 @@
-"""When elements of several readers will be needed: as often as before or, at first, as was expected."""
+"""When elements of several readers will be needed: as often as before or, at first, as was
+expected.
+"""
 
 from __future__ import annotations
 
@@ -6,30 +8,30 @@ import abc
 import heapq
 import itertools
 
-_EXPECTED_DRAWS = 16  # from each reader: what was expected counts as much as so many draws
+_EXPECTED_DRAWS = 16  # from each reader: the expected value has the weight of this many draws
 _RECENT_DRAWS = 256  # from each reader: then all that were before count half
 _TOLERANCE = 1.1  # rates that are so near to the greatest count as that
 _AT_ONCE = float("-inf")
 
 
 class Drawn(abc.ABC):
-    """What elements are drawn from."""
+    """Interface of the input that elements are drawn from."""
 
     rate = 1.0  # the share of all draws that is expected to be from it
     due = 0.0  # the draw, counted over all readers, that is the next one from it
     num_drawn = 0.0  # recently
     queued: float | None = None  # for when, as long as it is in the queue
-    is_awaited = False  # a consumer waits for an element that nobody computes
+    is_awaited = False  # a consumer waits for an element that no thread computes
     num_short = 0  # waits of a consumer while as many elements were begun as allowed
 
     @property
     @abc.abstractmethod
     def num_ahead(self) -> int:
-        """How many elements were begun and not yet drawn."""
+        """The number of elements that were begun and not yet drawn."""
 
     @abc.abstractmethod
     def room(self) -> int:
-        """How many elements somebody may begin now."""
+        """The number of elements that may be begun now."""
 
 
 class Draws:
@@ -88,7 +90,9 @@ class Draws:
             reader.due = self._clock + 1 / rate
 
     def queue(self, reader: Drawn) -> None:
-        """Puts ``reader`` in its place, if it has room: where the next element that nobody has begun is needed first."""
+        """Inserts ``reader``, if it has room, by the time at which its next unstarted element is
+        needed.
+        """
         if self.are_several and reader.room():
             due = _AT_ONCE if reader.is_awaited else reader.due + reader.num_ahead / self._rate(reader)
             if reader.queued is None or due < reader.queued:
@@ -109,7 +113,7 @@ class Draws:
         return None
 
     def begun(self, reader: Drawn) -> None:
-        """What ``first`` has returned has been begun."""
+        """Records that the elements that ``first`` returned have been begun."""
         if self._queue and self._queue[0][2] is reader:
             heapq.heappop(self._queue)
             reader.queued = None
@@ -145,6 +149,6 @@ class Draws:
         return (expected * reader.rate / total_rate + num_drawn) / (expected + self._num_recent)
 
     def _weigh(self) -> None:
-        """Adds up anew what was added up inexactly, or has changed."""
+        """Adds up again what was added up inexactly, or has changed."""
         self._total_rate = sum([reader.rate for reader in self._readers])
         self._max_rate = max([self._rate(reader) for reader in self._readers], default=0.0)

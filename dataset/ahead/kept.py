@@ -2,13 +2,14 @@
 
 Guarantees:
 
-1. Elements are those that ``read`` of the stage gives. Where a whole block cannot be read, what was asked for is read by itself:
-   an error comes at its own element.
+1. Elements are those that ``read`` of the stage gives. Where a whole block cannot be read, what was
+   asked for is read by itself: an error comes at its own element.
 2. What is kept is counted in the memory of the budget, and takes no more than three quarters of it:
    the rest is for what is computed ahead. Where that is not enough, the elements of each block that
    are needed soonest are kept, and the block is read again for the others; where nothing can be
    kept, an element is read by itself.
-3. A block is read by one thread at a time, without the lock. Others that want it wait for nothing but that.
+3. A block is read by one thread at a time, without the lock. Others that want it wait for nothing
+   but that.
 4. Where memory is enough, a block is read once, for any number of groups that are read at a time
    and any order of calls. All elements of a group that a call may still ask for are kept. A group
    is dropped when all of it was taken, or when all calls that might ask for the rest have ended.
@@ -91,7 +92,7 @@ class Call:
 
 
 def current() -> KeptBlocks | None:
-    """What keeps blocks for the reader on whose behalf this thread computes, if anything does."""
+    """The block buffer of the reader for which this thread computes, or ``None``."""
     call = getattr(_reading, "call", None)
     return None if call is None else call.blocks
 
@@ -107,7 +108,7 @@ def without_blocks() -> Iterator[None]:
 
 
 class KeptBlocks:
-    """What one reader keeps.
+    """The blocks that one reader buffers.
 
     Args:
         budget: whose memory it is.
@@ -120,7 +121,8 @@ class KeptBlocks:
         self._lowest = lowest
         self._holding = Holding()
         self._lock = Lock()
-        self._seen: dict[int, tuple[int, int]] = {}  # by the stage: an index asked for alone, and the step of others
+        # by the stage: an index asked for alone, and the step of others
+        self._seen: dict[int, tuple[int, int]] = {}
         self._freed = 0  # bytes of elements that are gone, which are still counted
         self._size = 0  # bytes of an element
         self._spans: tuple[_Span, ...] = ()  # replaced when it changes: it is read without the lock
@@ -131,7 +133,9 @@ class KeptBlocks:
         self._budget.dismiss(self._holding)
 
     def one(self, stage: InBlocks, index: int, step: int | None) -> Any:
-        """Returns the element at ``index``; ``step`` is from there to the next index, ``None`` if it is not known."""
+        """Returns the element at ``index``; ``step`` is from there to the next index, ``None`` if
+        it is not known.
+        """
         span: _Span | None = _reading.call.span
         if span is None or span.stage is not stage or index not in span.indices or step != span.indices.step:
             span = self._span(stage, index, step)
@@ -186,7 +190,7 @@ class KeptBlocks:
         return new
 
     def _learned(self, stage: InBlocks, index: int) -> int | None:
-        """By how much single indices grow, as far as they have been seen."""
+        """The growth of single indices seen so far."""
         with self._lock:
             first, step = self._seen.get(id(stage), (index, 0))
             step = math.gcd(step, index - first)
@@ -198,7 +202,9 @@ class KeptBlocks:
         span.kept, span.is_open = {}, False
 
     def _find(self, span: _Span, place: int, found: dict[int, Any]) -> None:
-        """Puts the element at ``place`` into ``found``, and keeps those of its block that come after it."""
+        """Puts the element at ``place`` into ``found``, and keeps those of its block that come
+        after it.
+        """
         block = span.stage.block(int(span.keys[place]))
         with span.loading.setdefault(block.start, Lock()):
             with self._lock:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 
 class Holding:
-    """What one of those that compute ahead has of the memory: apart from it, so that nothing here keeps it alive."""
+    """The memory used by one prefetching stage. A separate object, so that the accounting keeps no
+    stage alive.
+    """
 
     def __init__(self) -> None:
         self.num_bytes = 0  # that its elements take, and that are reserved for those it computes
@@ -20,7 +22,7 @@ class Memory:
         self._largest = 0.0  # of an element that anybody has made
 
     def hold(self, holding: Holding, num_bytes: int) -> None:
-        """Notes that so many bytes more are held, or less."""
+        """Records that this many bytes more, or fewer, are held."""
         if holding.is_open:
             holding.num_bytes += num_bytes
             self.num_bytes += num_bytes
@@ -32,7 +34,9 @@ class Memory:
         return was_open
 
     def affords(self, num: int, element_bytes: float) -> int:
-        """How many of ``num`` elements there is room for; where their size is not known, they may be as large as any."""
+        """The number of elements, of ``num``, for which there is memory. While their size is
+        unknown, each may be as large as any.
+        """
         left = self.max_bytes - self.num_bytes
         needed = element_bytes or self._largest
         if needed * num <= left:
@@ -40,7 +44,9 @@ class Memory:
         return int(left // needed) if left > 0 else 0
 
     def learned(self, before: float, now: float) -> float:
-        """What to take for the size of elements, so far ``before``, when there is one of ``now``."""
+        """The new estimate of the size of elements, from the estimate ``before`` and one element of
+        size ``now``.
+        """
         size = (before + now) / 2 if before else now
         self._largest = max(self._largest, size)
         return size

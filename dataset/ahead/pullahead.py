@@ -3,24 +3,32 @@
 Guarantees:
 
 1. Elements come out in the order of the stream, each once, with the position after it.
-2. No more than ``buffer_size`` elements are ready or being computed beyond those that the consumer has asked for.
-3. An error, or the end, comes behind the elements before it. Then the thread ends, and the iterator is where the error met it.
-4. While ``_is_inside``, the iterator belongs to the thread. Whoever calls ``stop`` and ``wait_until_outside`` may use it then.
-5. The thread knows this object and the iterator that it pulls from, not the one that delivers: dropping that one stops it.
-6. ``wait`` takes nothing away, so that it may be interrupted anywhere; its caller takes elements out of the list without calling
-   anything.
-7. ``stop`` may be called anywhere, also by the garbage collector in the middle of any line here: it takes no lock. Nobody misses
-   it: what wakes somebody up stays set until it has.
+2. No more than ``buffer_size`` elements are ready or being computed beyond those that the consumer
+   has asked for.
+3. An error, or the end, comes behind the elements before it. Then the thread ends, and the iterator
+   is where the error met it.
+4. While ``_is_inside``, the iterator belongs to the thread. After ``stop`` and
+   ``wait_until_outside`` the caller may use it.
+5. The thread knows this object and the iterator that it pulls from, not the one that delivers:
+   dropping that one stops it.
+6. ``wait`` takes nothing away, so that it may be interrupted anywhere; its caller takes elements
+   out of the list without calling anything.
+7. ``stop`` may be called anywhere, also by the garbage collector in the middle of any line here: it
+   takes no lock. No thread misses it: a signal stays set until its receiver has woken up.
 8. A consumer that waits when ``stop`` is called gets ``ValueError``.
-9. ``close`` waits no longer than it is told to. If the thread is still in the iterator then, it closes it on its way out.
-10. No element waits for one that comes after it: each is ready when it is computed; a consumer that has waited for
-   ``_LATE_SECONDS`` looks.
-11. Where the budget has no thread to give, the consumer pulls what it waits for by itself, and asks again the next time. A thread
-   that has nothing to do ends if others need one, and comes back in the same way.
+9. ``close`` waits no longer than its timeout. If the thread is still in the iterator then, it
+   closes it on its way out.
+10. No element waits for one that comes after it: each is ready when it is computed; a consumer that
+   has waited for ``_LATE_SECONDS`` looks.
+11. Where the budget has no thread to give, the consumer pulls what it waits for by itself, and asks
+   again the next time. A thread that has nothing to do ends if others need one, and comes back in
+   the same way.
 12. No more is ready than there is memory for, but for what the consumer waits for.
-13. In a forked process there is no thread: ``is_stopped`` is true there, and nothing touches the lock.
+13. In a forked process there is no thread: ``is_stopped`` is true there, and nothing touches the
+    lock.
 
-Blocks grow while they are quick (see ``BlockSize``): small elements then cost little more than without a thread.
+Blocks grow while they are quick (see ``BlockSize``): small elements then cost little more than
+without a thread.
 """
 
 from __future__ import annotations
@@ -44,12 +52,14 @@ from gristmill.dataset.bases.node import parents_of
 from gristmill.workers.turns import waiting
 
 _LATE_SECONDS = 0.01  # see guarantee 10
-# The longest wait: an interrupt that comes in the moment before a wait is noticed after it. Without the
-# GIL, what a thread has made and others have dropped, such as an iterator, is freed when it runs.
+# The longest wait: an interrupt that comes in the moment before a wait is noticed after it. Without
+# the GIL, what a thread has made and others have dropped, such as an iterator, is freed when it
+# runs.
 _LOOK_SECONDS = 0.5
 
 Failure: TypeAlias = tuple[BaseException, TracebackType | None]
-Fetched: TypeAlias = tuple[Any, Any, Any]  # an element, the position after it, and the choices that were made for it
+# an element, the position after it, and the choices that were made for it
+Fetched: TypeAlias = tuple[Any, Any, Any]
 
 
 class End(Exception):
@@ -82,14 +92,15 @@ class Source(Protocol):
         """Release what the stream holds."""
 
     def forget(self) -> None:
-        """Drop what refers to the stream, which nobody uses at the moment."""
+        """Drops references to the stream, which is not in use at the moment."""
 
     def end_waits(self) -> None:
         """Close what another thread may wait in. May be called meanwhile."""
 
 
 class PullAhead(PullingClient):
-    """Takes elements from ``source``, ahead of whoever takes them out of the list that ``wait`` returns.
+    """Takes elements from ``source``, before the consumer takes them out of the list that ``wait``
+    returns.
 
     Args:
         source: the stream.
@@ -108,7 +119,8 @@ class PullAhead(PullingClient):
         self._waits = waits or BudgetWaits()
         self._element_bytes = 0.0
         self._sampling = Sampling()
-        # One block to take from, one to be computed; but whoever asks for more is given that in long blocks.
+        # One block to take from, one to be computed; but a consumer that asks for more gets long
+        # blocks.
         self._max_block_size = max(1, buffer_size // 2)
         self._block_size = BlockSize()
         self._size = 0  # elements of the block that is being computed
@@ -127,12 +139,14 @@ class PullAhead(PullingClient):
         self._filled = Signal()  # there may be what the consumer waits for
         self._lock = Lock()  # of ``_is_working``
         self._inside = Lock()  # held by the thread that is in the iterator
-        self._closes = False  # the iterator is to be closed, by a thread that is in it if there is one
+        self._closes = False  # the iterator must be closed, by the thread that is in it, if any
         self._left = Signal()  # the thread is outside
 
     @property
     def is_stopped(self) -> bool:
-        """Whether there is no thread, or soon will be none, although it may not have met an error or the end."""
+        """True if there is no thread, or there soon will be none, even if it met neither an error
+        nor the end.
+        """
         return self._is_stopped or not self._is_started or self._process_id != os.getpid()
 
     @property
@@ -151,18 +165,21 @@ class PullAhead(PullingClient):
             if not self._budget.start_pulling(self._work, self._end):
                 self._has_thread = False
         except BaseException:
-            self._has_thread = self._is_working  # if it is about to be, another one that comes finds that out
+            # if it is about to be, another one that comes finds that out
+            self._has_thread = self._is_working
             raise
 
     @property
     def num_ready(self) -> int:
-        """How many elements could be taken without waiting."""
+        """The number of elements that can be taken without waiting."""
         return len(self.ready)
 
     def wait(self, n: int) -> tuple[list[Fetched], Failure | None]:
-        """Waits until ``n`` elements are ready, or all before an error or the end; what is ready, and what follows.
+        """Waits until ``n`` elements are ready, or all before an error or the end; returns the
+        elements that are ready, and the error or end after them.
 
-        Whoever takes elements out of the list sets ``wanted`` to those that are left to take.
+        The caller that takes elements out of the list sets ``wanted`` to those that are left to
+        take.
         """
         self.wanted = n
         if self._has_room():
@@ -170,7 +187,8 @@ class PullAhead(PullingClient):
         began = 0.0
         missing: Missing | None = None
         while True:
-            failure, ready = self._failure, self.ready  # in this order: a failure is there after all that it follows
+            # in this order: a failure is there after all that it follows
+            failure, ready = self._failure, self.ready
             if len(ready) >= n or failure is not None:
                 if missing is not None:
                     with self._budget.lock:
@@ -187,11 +205,14 @@ class PullAhead(PullingClient):
                 # Only a block of one element has nothing ready before its end, which sets this.
                 with waiting():
                     self._filled.wait(_LOOK_SECONDS if self._size == 1 else _LATE_SECONDS)
-            elif self._inside.is_free(_LOOK_SECONDS) and (num := n - len(ready)) > 0:  # the thread may have left more
+            elif self._inside.is_free(_LOOK_SECONDS) and (num := n - len(ready)) > 0:
+                # the thread may have left more
                 self._pull_inside(num)
 
     def forget_failure(self) -> None:
-        """Forget what was delivered last, an error or the end: its traceback may refer to the consumer."""
+        """Forget what was delivered last, an error or the end: its traceback may refer to the
+        consumer.
+        """
         self._failure = _DELIVERED  # the thread ends
         self._budget.dismiss(self.holding)
 
@@ -200,14 +221,16 @@ class PullAhead(PullingClient):
         if self._process_id == os.getpid():
             self._is_stopped = True
             self._budget.dismiss(self.holding)
-            self.ready, self._failure = [], None  # the traceback of an error refers to who knows what
+            self.ready, self._failure = [], None  # the traceback of an error may refer to anything
             self._room.set()
             self._filled.set()
             if not self._may_be_inside():  # else the thread does so
                 self._source.forget()
 
     def wait_until_outside(self, seconds: float = math.inf) -> None:
-        """Waits until the thread, which has been stopped, is not in the iterator any more; for so long at most."""
+        """Waits until the thread, which has been stopped, is not in the iterator any more; for so
+        long at most.
+        """
         if self._process_id != os.getpid() or self._thread is threading.current_thread():
             return
         deadline = time.monotonic() + seconds
@@ -216,7 +239,9 @@ class PullAhead(PullingClient):
         self._left.set()  # for others who wait
 
     def close(self, seconds: float) -> None:
-        """Stops the thread and closes the iterator, as soon as the thread is out of it; waits for that for so long at most."""
+        """Stops the thread and closes the iterator, as soon as the thread is out of it; waits for
+        that for so long at most.
+        """
         if self._process_id != os.getpid():
             self._source.close()
             return
@@ -247,7 +272,9 @@ class PullAhead(PullingClient):
             self._pull_inside(max(1, min(self._block_size.now, self._num_free())))
 
     def _enter(self) -> bool:
-        """Waits until there is something to do; false if there will be no more, or not for this thread."""
+        """Waits until there is something to do; false if there will be no more, or not for this
+        thread.
+        """
         self._is_held_up = False
         if self._num_free() <= 0 or not self._affords():
             self._budget.rest(self)
@@ -298,7 +325,7 @@ class PullAhead(PullingClient):
         return self._num_free() >= min(self._block_size.now, self._max_block_size)
 
     def _affords(self) -> bool:
-        """Whether there is memory for one more, or it is needed at once."""
+        """True if there is memory for one more element, or if it is needed at once."""
         if self._budget.memory.affords(1, self._element_bytes) or len(self.ready) < self.wanted:
             return True
         self._count_bytes()

@@ -4,24 +4,26 @@ Guarantees:
 
 1. Elements come out in the order of their indices, each once.
 2. No more than ``buffer_size`` elements are in flight or ready and not yet taken.
-3. When computing an element fails, all elements before it are delivered first, then its error, then nothing more. Once that is
-   known, no element after it is begun.
-4. No thread exists before the first ``take`` or ``start``. After ``close`` every thread ends when the element, or the vectored
-   read, that it is computing is done. Threads know this object, not the iterator that uses it: dropping the iterator closes it.
-5. ``close`` may be called anywhere, also by the garbage collector in the middle of any line here: the lock is re-entrant, is
-   never held while waiting for a thread, and ``close`` does nothing but set a flag, drop what is ready and wake everybody
-   up. A thread that is just about to wait may miss that; nobody waits for longer than ``_ANEW_SECONDS`` without looking at
-   the flag.
+3. When computing an element fails, all elements before it are delivered first, then its error, then
+   nothing more. Once that is known, no element after it is begun.
+4. No thread exists before the first ``take`` or ``start``. After ``close`` every thread ends when
+   the element, or the vectored read, that it is computing is done. Threads know this object, not
+   the iterator that uses it: dropping the iterator closes it.
+5. ``close`` may be called anywhere, also by the garbage collector in the middle of any line here:
+   the lock is re-entrant, is never held while waiting for a thread, and ``close`` does nothing but
+   set a flag, drop what is ready and wake everybody up. A thread that is just about to wait may
+   miss that; no thread waits longer than ``_ANEW_SECONDS`` without looking at the flag.
 6. A consumer that waits when ``close`` is called gets ``ValueError``.
 7. In a forked process there are no threads: ``budget.is_here`` is false there, and ``close`` does
    not touch the lock.
-8. No element waits for one that comes after it: a consumer that waits for ``_LATE_SECONDS`` takes what is finished of a block
-   that is still being computed, and blocks that take that long are shortened to the element that they are at. The rest is
-   anybody's again.
+8. No element waits for one that comes after it: a consumer that waits for ``_LATE_SECONDS`` takes
+   what is finished of a block that is still being computed, and blocks that take that long are
+   shortened to the element that they are at. The rest is anybody's again.
 
-Blocks grow while they are quick (see ``BlockSize``), and there are more threads than CPUs only where threads wait for something
-else. So storage that answers slowly is asked by many threads for one element each, storage that answers quickly by few threads
-for many at once: 16 threads that all want the interpreter between quick reads take four times as long as one.
+Blocks grow while they are quick (see ``BlockSize``), and there are more threads than CPUs only
+where threads wait for something else. So storage that answers slowly is asked by many threads for
+one element each, storage that answers quickly by few threads for many at once: 16 threads that all
+want the interpreter between quick reads take four times as long as one.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ from gristmill.dataset.ahead.waits import BudgetWaits, Missing
 from gristmill.dataset.bases.items import check_number
 from gristmill.workers.turns import waiting
 
-_PATIENCE_SECONDS = 0.005  # a consumer that has waited longer, all in all, gets a thread for every CPU,
+# a consumer that has waited longer, all in all, gets a thread for every CPU,
+_PATIENCE_SECONDS = 0.005
 _LONG_SECONDS = 0.02  # and as many again whenever it waits this long for one block
 _LATE_SECONDS = 0.01  # see guarantee 8
 _NUM_WAITS = 2  # elements in a row that waited: there is something to wait for
@@ -56,13 +59,14 @@ class ReadAhead(ReadingClient):
     """Computes ``items(range(start, stop))`` ahead of a consumer, from ``budget.enroll`` on.
 
     Args:
-        items: returns an iterator over the elements at a range of indices; called by several threads at once.
+        items: returns an iterator over the elements at a range of indices; called by several
+            threads at once.
         start: first index.
         stop: the index before which to stop.
         num_threads: the most threads to use, at least 1.
         buffer_size: the most elements to be ahead, at least 1.
         budget: whose threads these are.
-        log: is told what is being computed.
+        log: records which elements are being computed.
         rate: the share of all draws from readers of the budget that will be from this one.
         waits: counts how long the consumer waited for the budget.
     """
@@ -86,9 +90,11 @@ class ReadAhead(ReadingClient):
         self._waits = waits or BudgetWaits()
         self._stop = stop
         self._buffer_size = buffer_size
-        self._max_block_size = max(1, buffer_size // 2)  # one block to take from, one to be computed
+        # one block to take from, one to be computed
+        self._max_block_size = max(1, buffer_size // 2)
         self._filled = Signal()  # the block that the consumer waits for may be there
-        self._claimed = start  # indices before it belong to some thread, were given back or are done
+        # indices before it belong to some thread, were given back or are done
+        self._claimed = start
         self._returned: list[tuple[int, int]] = []  # ranges that were given back, a heap
         self._taken = start  # indices before it have been delivered
         self._running: list[_Block] = []  # blocks that are being computed
@@ -101,7 +107,7 @@ class ReadAhead(ReadingClient):
 
     @property
     def num_ready(self) -> int:
-        """How many elements could be taken without waiting."""
+        """The number of elements that can be taken without waiting."""
         num, ready = len(self._block), self._ready
         while (block := ready.get(self._taken + num)) is not None and block.elements:
             num += len(block.elements)
@@ -122,7 +128,9 @@ class ReadAhead(ReadingClient):
         return 0 if self._closed else self._stop - self._claimed + sum([stop - start for start, stop in self._returned])
 
     def take(self, n: int) -> list[Any]:
-        """The next elements, at least one and at most ``n``; waits for them. Not to be called at the end."""
+        """The next elements, at least one and at most ``n``; waits for them. Not to be called at
+        the end.
+        """
         if not self._block:
             if self._error is None:
                 self._next_block()
@@ -144,10 +152,11 @@ class ReadAhead(ReadingClient):
         """Ends the work; may be called again."""
         self._closed = True
         self.budget.dismiss(self.holding)
-        self.items = _nothing  # nobody needs the dataset
+        self.items = _nothing  # the dataset is not needed
         if self.budget.is_here:
             with self.budget.lock:
-                self._ready, self._error = {}, None  # the traceback of an error refers to this object
+                # the traceback of an error refers to this object
+                self._ready, self._error = {}, None
                 for block in self._running:
                     block.leave(0)
                 self.budget.wake()
@@ -173,7 +182,9 @@ class ReadAhead(ReadingClient):
             budget.start()
 
     def _missing(self) -> Missing | None:
-        """What the budget had too little of, which is why the consumer will have to wait; nothing if that has other reasons."""
+        """The resource of the budget, if any, that was too scarce to avoid the wait of the
+        consumer.
+        """
         budget = self.budget
         with budget.lock:
             budget.draws.waits(self, self._buffer_size)
@@ -198,7 +209,9 @@ class ReadAhead(ReadingClient):
             return self._take_next()
 
     def _await(self) -> Callable[[], None] | None:
-        """Sees to it that somebody computes what the consumer waits for: itself, by calling this, if all others are busy."""
+        """Makes sure that a thread computes the element for which the consumer waits: the
+        consumer's, by this call, if all others are busy.
+        """
         if self._taken != (self._returned[0][0] if self._returned else self._claimed) or self._taken >= self._stop:
             return None
         if self.budget.is_full and (num := self.room()):
@@ -273,7 +286,8 @@ class ReadAhead(ReadingClient):
             self._block_size.adapt(seconds, size, self._max_block_size, num=block.size)
             self._put(block, error, element_bytes)
             del error
-            # Longer than its own work and that of all other threads, which may want the same interpreter lock.
+            # Longer than its own work and that of all other threads, which may want the same
+            # interpreter lock.
             waited = seconds > QUICK_SECONDS and seconds > 2 * (budget.num_threads + 1) * cpu_seconds
             budget.num_waits = budget.num_waits + 1 if size == 1 and waited else 0
             more = budget.num_waits == _NUM_WAITS
@@ -334,7 +348,7 @@ class _Block:
         self._is_whole = True  # records are read by one call, which nothing makes shorter
 
     def take_finished(self) -> list[Any]:
-        """Takes out the finished elements that nobody has taken yet."""
+        """Takes out the finished elements that were not taken yet."""
         start = self._num_taken
         finished = self._elements[start : self.size]
         self._num_taken += len(finished)
@@ -344,12 +358,16 @@ class _Block:
         return finished
 
     def element_bytes(self, sampling: Sampling, seconds: float) -> float:
-        """Return the mean bytes of the finished elements that ``sampling`` chooses; 0 if it chooses none."""
+        """Return the mean bytes of the finished elements that ``sampling`` chooses; 0 if it chooses
+        none.
+        """
         num = sampling.num_of(seconds)
         return sampling.mean_bytes(spread(self._elements[self._num_taken :], num)) if num else 0.0
 
     def shorten(self) -> tuple[int, int] | None:
-        """Leaves the elements after the one that is being computed to others; their range, if there are any."""
+        """Leaves the elements after the one that is being computed to others; their range, if there
+        are any.
+        """
         size, stop = len(self._elements) + 1, self._first + self.size
         if size >= self.size or self._is_whole:
             return None
@@ -357,7 +375,9 @@ class _Block:
         return self._first + size, stop
 
     def leave(self, size: int) -> None:
-        """Computes no more than the first ``size`` elements, or one more that was begun in this moment, which is in vain."""
+        """Computes no more than the first ``size`` elements, or one more that was begun in this
+        moment, which is in vain.
+        """
         self.size = size
         del self._todo[size:]
 

@@ -2,11 +2,13 @@
 
 Guarantees:
 
-1. Elements come in the order of their indices. An error comes behind the elements before it, when the one that failed is asked
-   for; the next attempt computes that one anew.
-2. What was computed and not handed out is not computed again if the consumer goes on there, also after an error.
-3. With one thread, or none, a source that may not give the same record again (see ``may_be_read_again``) is asked for one
-   record after another, in their order, and for none after one that failed.
+1. Elements come in the order of their indices. An error comes behind the elements before it, when
+   the one that failed is asked for; the next attempt computes that one again.
+2. What was computed and not handed out is not computed again if the consumer continues there, also
+   after an error.
+3. With one thread, or none, a source that may not give the same record again (see
+   ``may_be_read_again``) is asked for one record after another, in their order, and for none after
+   one that failed.
 """
 
 from __future__ import annotations
@@ -26,11 +28,13 @@ from gristmill.dataset.bases.items import check_number, given_out
 from gristmill.dataset.bases.map import MapDataset
 
 _MOST_LIVE = 64  # indices that are looked up at once, of which elements are computed one by one
-_NEAR = 32  # so many elements that were handed out are computed again without losing those after them
+# this many elements that were handed out are computed again without losing those after them
+_NEAR = 32
 
 
 class Reader:
-    """Computes the elements of ``ds`` at consecutive indices, ahead of its consumer if there are threads.
+    """Computes the elements of ``ds`` at consecutive indices, ahead of its consumer if there are
+    threads.
 
     Args:
         ds: the dataset.
@@ -46,7 +50,7 @@ class Reader:
         self.num_threads = min(num_threads, buffer_size)
         self.reads_once = ds._draws_once
         self._ds = ds
-        self._read_from: Any = ds  # or what an observer has made of it
+        self._read_from: Any = ds  # or the observer's replacement of it
         self._keeps_blocks = ds._draws_blocks and not self.reads_once
         self._reads_many = ds._draws_many
         self._blocks: dict[str, KeptBlocks] = {}  # one: several threads may make it
@@ -55,24 +59,28 @@ class Reader:
         self._ahead: ReadAhead | None = None
         self._finalizer: Any = None
         self._rate = 1.0  # how often elements are needed, relative to others
-        self._index = 0  # of what comes next: what is kept, then the error, then what is read
+        self._index = 0  # next come the buffered elements, then the error, then new reads
         self._keeps = False  # whether there may be something of the following
         self._kept: list[Any] = []
         self._error: BaseException | None = None
-        self._part: Iterator[Any] | None = None  # of elements before ``_index``, which are handed out when they are asked for
-        self._live: Iterator[Any] | None = None  # computes the elements from ``_live_index`` to ``_live_stop``
+        # of elements before ``_index``, which are handed out when they are asked for
+        self._part: Iterator[Any] | None = None
+        # computes the elements from ``_live_index`` to ``_live_stop``
+        self._live: Iterator[Any] | None = None
         self._live_index = self._live_stop = self._live_size = 0
         self._is_closed = False
 
     @property
     def num_ready(self) -> int:
-        """How many elements could be taken without waiting."""
+        """The number of elements that can be taken without waiting."""
         ahead = self._ahead  # which another thread may drop
         return len(self._kept) + (0 if ahead is None else ahead.num_ready)
 
     @property
     def is_observed(self) -> bool:
-        """True if elements of one call are computed at once, so that an observer looks at the clock once."""
+        """True if elements of one call are computed at once, so that an observer looks at the clock
+        once.
+        """
         return self._read_from is not self._ds
 
     @property
@@ -80,7 +88,9 @@ class Reader:
         return self.log is not None and self.log.is_careful
 
     def take(self, index: int, n: int) -> list[Any]:
-        """The elements at ``index`` and after it, at least one and at most ``n``. Not to be called at the end."""
+        """The elements at ``index`` and after it, at least one and at most ``n``. Not to be called
+        at the end.
+        """
         if index == self._index and not self._keeps:
             elements = self._read(index, n)
         else:
@@ -102,7 +112,9 @@ class Reader:
         return elements
 
     def part(self, index: int, n: int) -> tuple[Iterator[Any], int]:
-        """As ``take``, but an iterator, from which elements are taken one by one, and how many it will give."""
+        """As ``take``, but an iterator, from which elements are taken one by one, and how many it
+        will give.
+        """
         if index != self._index or self._keeps:
             self.go_to(index)
         if self.num_threads or self._keeps:
@@ -118,13 +130,15 @@ class Reader:
         return self._items(range(index, index + n)), n
 
     def go_to(self, index: int) -> None:
-        """Lets the element at ``index`` come next. What is kept remains if that is among it, or was handed out shortly before."""
+        """Lets the element at ``index`` come next. What is kept remains if that is among it, or was
+        handed out shortly before.
+        """
         self._live = None
         try:
             self._collect()
             num_passed = index - self._index
             if self.reads_once and -_NEAR <= num_passed < 0 and (self._kept or self._ahead is not None):
-                return  # what comes after them is kept
+                return  # later elements are kept
             if 0 <= num_passed <= len(self._kept):
                 del self._kept[:num_passed]
             else:
@@ -136,7 +150,9 @@ class Reader:
             raise
 
     def share(self, num: int) -> None:
-        """Leaves room for ``num - 1`` others like this: uses its part of the threads, and of what may be ahead."""
+        """Leaves room for ``num - 1`` others like this: uses its part of the threads, and of what
+        may be ahead.
+        """
         self.num_threads, self._buffer_size = -(-self.num_threads // num), -(-self._buffer_size // num)
 
     def start(self) -> None:
@@ -168,12 +184,14 @@ class Reader:
             kept.close()
 
     def close(self) -> None:
-        """As ``stop``, for ever."""
+        """As ``stop``, forever."""
         self._is_closed = True
         self.stop()
 
     def observe(self, observed: Any) -> None:
-        """Reads from ``observed``, which somebody has made of the dataset; ``None``: from the dataset itself."""
+        """Reads from ``observed``, an observer's version of the dataset; ``None``: from the dataset
+        itself.
+        """
         self._read_from = self._ds if observed is None else observed
         self._live = None
         if self._ahead is not None:
@@ -231,12 +249,15 @@ class Reader:
         except Exception as error:
             if not read:
                 raise
-            traceback = error.__traceback__  # without this frame, which would keep the elements alive
+            # without this frame, which would keep the elements alive
+            traceback = error.__traceback__
             self._error, self._keeps = error.with_traceback(traceback and traceback.tb_next), True
         return read
 
     def _live_at(self, index: int, n: int) -> Iterator[Any]:
-        """Returns an iterator of at least ``n`` elements: the one that has returned those before, if it is there."""
+        """Returns an iterator of at least ``n`` elements: the one that has returned those before,
+        if it is there.
+        """
         if self._live is not None and self._live_index == index and index + n <= self._live_stop:
             return self._live
         self._live = None

@@ -1,4 +1,6 @@
-"""What an iterator that reads a map dataset in a worker notes, so that a record that kills the process can be named."""
+"""A log kept by an iterator that reads a map dataset in a worker, so that a record that kills the
+process can be named.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,13 @@ if TYPE_CHECKING:
 
 
 class RootLog:
-    """What one such iterator of a worker's pipeline is at, and what it must not read again.
+    """The records that one such iterator of a worker's pipeline is reading, and those that it must
+    not read again.
 
     Args:
         book: where that is noted.
         number: which of these iterators of the pipeline it is.
-        care: how to go on after a worker that died.
+        care: how to continue after a worker that died.
     """
 
     def __init__(self, book: Logbook, number: int, care: Care | None) -> None:
@@ -27,7 +30,8 @@ class RootLog:
         self._care = care
         self.is_careful = care is not None
         self.is_silent = False  # what is read for outputs is not to be noted
-        self.block: tuple[Cell, int] | None = None  # where the iterator is in a block that it reads, and the end of that
+        # where the iterator is in a block that it reads, and the end of that
+        self.block: tuple[Cell, int] | None = None
 
     def note(self, start: int, stop: int) -> None:
         """Notes what is read, or was, for the output that is being computed."""

@@ -1,4 +1,4 @@
-"""How much memory elements take."""
+"""Estimates of the memory that elements take."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def num_bytes_of(element: Any, most_parts: int | None = None) -> float:
 
     Args:
         element: whatever a pipeline delivers.
-        most_parts: look at so many parts of a container, which stand for the others.
+        most_parts: the number of children of a container to measure, as a sample of all.
     """
     if isinstance(element, dict | list | tuple):
         parts = element.values() if isinstance(element, dict) else element
@@ -32,21 +32,23 @@ def num_bytes_of(element: Any, most_parts: int | None = None) -> float:
         return sum([num_bytes_of(part, most_parts) for part in itertools.islice(parts, most_parts)]) * num / most_parts
     if isinstance(element, np.ndarray):
         return element.nbytes
-    return max(sys.getsizeof(element), getattr(element, "nbytes", 0))  # arrays of others have their data elsewhere
+    # arrays of others have their data elsewhere
+    return max(sys.getsizeof(element), getattr(element, "nbytes", 0))
 
 
 class Sampling:
-    """Chooses which elements to look at: as many as can be looked at in a hundredth of the time that all of them took.
+    """Chooses which elements to look at: as many as can be looked at in a hundredth of the time
+    that all of them took.
 
     Large ones take long to make, so all of them are looked at where that matters.
     """
 
     def __init__(self) -> None:
-        self._num = 1.0  # that are to be looked at
+        self._num = 1.0  # to measure
         self._seconds = _SECONDS  # that the last ones took, each
 
     def num_of(self, seconds: float) -> int:
-        """How many of the elements that took ``seconds``."""
+        """The number of those elements that took ``seconds``."""
         # Kept here: threads that come together may forget some, and no more.
         chosen = self._num + seconds * _SHARE / self._seconds
         num = int(chosen)
@@ -68,7 +70,9 @@ def spread(elements: Sequence[T], num: int) -> Sequence[T]:
 
 
 def mean_bytes(elements: Sequence[Any]) -> float:
-    """The mean of the bytes of ``elements``, about; 0 if there are none, or they do not let themselves be looked at."""
+    """The mean of the bytes of ``elements``, about; 0 if there are none, or they do not let
+    themselves be looked at.
+    """
     try:
         return sum([num_bytes_of(element, _MOST_PARTS) for element in elements]) / len(elements) if elements else 0.0
     except Exception:  # of users' classes

@@ -1,8 +1,9 @@
 """Threads that compute ahead, and the end of the interpreter.
 
-They are daemons: a program whose data is stuck can still end. But a daemon that comes back from C++ code (an ArrayRecord or image
-decoder, say) to an interpreter that has gone is unwound through that code, and takes the process down with SIGABRT. So the exit
-first lets every thread finish what it is computing, and waits for that; for so long at most.
+They are daemons: a program whose data is stuck can still end. But a daemon that comes back from C++
+code (an ArrayRecord or image decoder, say) to an interpreter that has gone is unwound through that
+code, and takes the process down with SIGABRT. So the exit first lets every thread finish what it is
+computing, and waits for that; for so long at most.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ _running: dict[threading.Thread, Callable[[], None]] = {}
 
 
 def start_thread(work: Callable[[], None], name: str, end: Callable[[], None]) -> threading.Thread:
-    """Starts a thread that does ``work``. At exit, ``end`` is called: it asks the thread to end soon, without waiting for it."""
+    """Starts a thread that does ``work``. At exit, ``end`` is called: it asks the thread to end
+    soon, without waiting for it.
+    """
 
     end_thread_at_exit()
 
@@ -44,7 +47,7 @@ def start_thread(work: Callable[[], None], name: str, end: Callable[[], None]) -
 
 
 def running_threads() -> list[threading.Thread]:
-    """The threads that compute ahead of somebody at the moment."""
+    """The threads that prefetch at the moment."""
     return [*_running]
 
 
@@ -52,7 +55,7 @@ def _end_all() -> None:
     deadline = time.monotonic() + _EXIT_SECONDS
     for end in list(_running.values()):
         end()
-    with contextlib.suppress(KeyboardInterrupt):  # somebody does not want to wait
+    with contextlib.suppress(KeyboardInterrupt):  # a caller does not want to wait
         for thread in list(_running):
             with contextlib.suppress(RuntimeError):  # another thread is about to start it
                 thread.join(max(0.0, deadline - time.monotonic()))

@@ -36,6 +36,7 @@ from gristmill.sources.reading import may_be_read_again
 
 if TYPE_CHECKING:
     from gristmill.dataset.bases.iterator import DatasetIterator
+    from gristmill.dataset.faults.attempts import Reports
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -244,6 +245,7 @@ class BlockMapDataset(MapDataset[T]):
     """The base of our own stages, which define ``_items``."""
 
     _is_made_anew: ClassVar = False  # over other parents, since it keeps something that follows from them
+    _reports: Reports | None = None  # takes faults that are tolerated, of a copy for one reader
 
     @abc.abstractmethod
     def _items(self, indices: Indices) -> Iterator[Any]: ...

@@ -156,10 +156,12 @@ class Tracing:
     @contextlib.contextmanager
     def noting_faults(self, ds: Any) -> Iterator[None]:
         """Note the elements that stages up to ``ds`` skip or replace in this context."""
+        steps = {node._tolerance.limits.number: node for node in ancestors(ds) if node._tolerance is not None}
+        reports = next((step._reports for step in steps.values()), None)
+        before = 0 if reports is None else len(reports.here())
         with noted_events(passes_on=True) as events:
             yield
-        steps = {node._tolerance.limits.number: node for node in ancestors(ds) if node._tolerance is not None}
-        for event in events:
+        for event in events if reports is None else reports.here()[before:]:
             for index in steps[event.stage]._failing(event.at, event.num):
                 self.note_faults(rows_at(parents_of(steps[event.stage])[0], index)[0])
 

@@ -92,7 +92,7 @@ class StreamBlocks:
 
     def _fill(self, block: Growing, after: list[Any], n: int) -> BaseException | None:
         """Put up to ``n`` elements into ``block``, each when it is computed; return what came instead of the next one."""
-        it, is_at_end = self._it, [False]
+        is_at_end = [False]
         try:
             # Without the GIL, ``extend`` would hold the lock of the list until the last element.
             deque(map(block.elements.append, self._until_late(after, n, is_at_end)), maxlen=0)
@@ -100,9 +100,10 @@ class StreamBlocks:
             return self._arrived(error)
         except BaseException as error:
             return error
-        if is_at_end[0] and not block.elements:
-            return StopIteration(it.get_state()) if it._counts_faults else StopIteration()
-        return None
+        return self._end() if is_at_end[0] and not block.elements else None
+
+    def _end(self) -> StopIteration:
+        return StopIteration(self._it.get_state()) if self._it._counts_faults else StopIteration()
 
     def _until_late(self, after: list[Any], n: int, is_at_end: list[bool]) -> Iterator[Any]:
         it, deadline = self._it, time.perf_counter() + _BLOCK_SECONDS
@@ -122,7 +123,7 @@ class StreamBlocks:
     def each(self) -> Generator[Fetched, None, None]:
         """Return the next elements, each computed when it is requested, as long as nothing else comes.
 
-        Afterwards ``stopped`` is the error that came instead of the next one, if there was one.
+        Afterwards ``stopped`` is what came instead of the next one.
         """
         self.stopped = None
         it = self._it
@@ -136,6 +137,8 @@ class StreamBlocks:
                 pos = it.commit()
                 after.append(pos if self._saves_anywhere else snapshot(it))
                 yield (x, x := None)[0], states, num
+            it.commit()  # otherwise a window would be filled again to find its end
+            self.stopped = self._end()
         except GeneratorExit:
             raise
         except Exception as error:

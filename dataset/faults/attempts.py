@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 from gristmill.dataset.faults.budget import Fault
 
@@ -62,7 +62,38 @@ def noted_events(*, passes_on: bool = False) -> Iterator[list[Event]]:
             outer += events
 
 
-def note_events(events: Iterable[Event], *, count: bool) -> None:
-    """Note events of an earlier computation; ``count`` is false if another element counts them."""
-    if current.events is not None:
-        current.events += events if count else [event._replace(counts=False) for event in events]
+class Reports(dict[int, list[Event]]):
+    """Takes the events of stages that were copied for one reader, by thread.
+
+    No context is entered for each element, which takes longer than to look whether this is empty.
+    """
+
+    __slots__ = ()
+
+    def here(self) -> list[Event]:
+        """Return the list of events of this thread."""
+        return self.setdefault(threading.get_ident(), [])
+
+    def take(self) -> list[Event]:
+        """Return the events of this thread, and forget them."""
+        return self.pop(threading.get_ident(), [])
+
+
+def events_here(reports: Reports | None) -> list[Event] | None:
+    """Return the list that takes the events of a stage with these ``reports``; ``None`` if they are not needed."""
+    return current.events if reports is None else reports.here()
+
+
+class Outcome:
+    """An element in whose computation something failed.
+
+    Args:
+        element: the element.
+        events: what failed.
+    """
+
+    __slots__ = ("element", "events")
+    stands_for_another = True
+
+    def __init__(self, element: Any, events: list[Event]) -> None:
+        self.element, self.events = element, events

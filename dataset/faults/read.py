@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import compress, repeat
-from operator import length_hint
 from typing import Any, NamedTuple
 
 from gristmill.core.cached import cached
@@ -15,13 +13,13 @@ from gristmill.core.indices import Indices, as_ints
 from gristmill.core.state import plain_counts, shown, state_count, state_field
 from gristmill.dataset.ahead.kept import without_blocks
 from gristmill.dataset.bases.items import item
-from gristmill.dataset.bases.map import BlockMapDataset, MapDataset
+from gristmill.dataset.bases.map import BlockMapDataset, MapDataset, ReindexMapDataset
 from gristmill.dataset.bases.node import DatasetNode, ancestors, spec_of_first_parent, tolerance_of
 from gristmill.dataset.bases.observing import Wrap
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.engine.read import Read
 from gristmill.dataset.engine.stream import Cell, Pos
-from gristmill.dataset.faults.attempts import Event, current, noted_events
+from gristmill.dataset.faults.attempts import Event, Outcome, Reports, current, noted_events
 from gristmill.dataset.faults.attempts import Known as KnownAt
 from gristmill.dataset.faults.budget import refuse
 from gristmill.dataset.faults.counts import Choice, Count, Faults, Skipped, skipped_of
@@ -30,56 +28,40 @@ from gristmill.dataset.slicing import PipelineEditor
 from gristmill.dataset.stages.runs import RunsMapDataset
 
 
-class Outcome:
-    """An element in whose computation something failed.
+class _Copier(PipelineEditor):
+    """Copies the stages that tolerate faults, and those downstream of them, with ``reports``."""
 
-    Args:
-        element: the element.
-        events: what failed.
-        is_skipped: there is no element, because it was skipped.
-    """
-
-    __slots__ = ("element", "events", "is_skipped")
-    stands_for_another = True
-
-    def __init__(self, element: Any, events: list[Event], is_skipped: bool) -> None:
-        self.element, self.events, self.is_skipped = element, events, is_skipped
-
-
-class _Without(PipelineEditor):
-    """Removes stages from a pipeline."""
-
-    def __init__(self, stages: Sequence[Any]) -> None:
+    def __init__(self, reports: Reports) -> None:
         super().__init__()
-        self._stages = {id(stage) for stage in stages}
+        self._reports = reports
 
     def _replace(self, ds: Any) -> Any:
-        if id(ds) in self._stages:
-            return self.replaced(ds.parents[0])
-        return ds if not tolerating(ds) else self._over_replaced(ds)
+        if not tolerating(ds):
+            return ds
+        new = self._over_replaced(ds)
+        if isinstance(new, BlockMapDataset):
+            new._reports = self._reports
+        return new
 
     def _copied(self, ds: Any, replaced: Callable[[Any], Any]) -> Any:
         return DatasetNode._over(ds, replaced)  # a copy is enough, since no length changes
 
 
 class OutcomesMapDataset(BlockMapDataset[Any]):
-    """The parent's elements; an ``Outcome`` where something failed, for the stream that reads it.
-
-    As long as nothing fails, elements are computed without the stages that tolerate faults.
-    """
+    """The parent's elements; an ``Outcome`` where something failed, for the stream that reads it."""
 
     _element_spec = spec_of_first_parent
     _keeps_indices = True
     _adds_step = False
     _stage_name = None  # in descriptions: the same elements
+    _is_observed = False
 
     def __init__(self, parent: MapDataset[Any]) -> None:
         super().__init__(parent)
         self.stages = tolerating(parent)
         self.known = KnownOutcomes()
-        self._bare = _Without(self.stages).replaced(parent)
+        self.reports = Reports()
         self._numbers = {tolerance_of(stage).limits.number for stage in self.stages}
-        self._skipping = {tolerance_of(stage).limits.number for stage in self.stages if not tolerance_of(stage).replaces}
 
     def _over(self, replaced: Callable[[Any], Any]) -> OutcomesMapDataset:
         new = OutcomesMapDataset(replaced(self._parent))
@@ -88,51 +70,54 @@ class OutcomesMapDataset(BlockMapDataset[Any]):
 
     def _set_instrument(self, wrap: Wrap | None) -> None:
         super()._set_instrument(wrap)
-        if wrap is not None:
-            self._least_bare = sys.maxsize  # an observer sees every stage
-        else:
-            vars(self).pop("_least_bare", None)
+        self._is_observed = wrap is not None  # and every stage, which a copy would not be
 
     @cached
-    def _least_bare(self) -> int:
-        """The least number of elements that are computed without the stages that tolerate faults.
+    def _has_outcomes(self) -> bool:
+        return any([node._gives_outcomes for node in tolerating(self._copy)])
 
-        One element is computed with them at once: if it fails, it need not be computed again. The last stage can be told later.
+    @cached
+    def _copy(self) -> MapDataset[Any]:
+        """The parent, which reports what fails.
+
+        If only stages that return elements at other indices are downstream of the only one that
+        tolerates faults, it returns each ``Outcome`` itself.
         """
-        return 1 if self.stages == [self._parents[0]] else sys.maxsize if self._draws_once else 2
+        copy = _Copier(self.reports).replaced(self._parent)
+        last = copy
+        while isinstance(last, ReindexMapDataset) and not last._reads_blocks:
+            last = last._parent
+        if [last] == tolerating(copy):
+            last._gives_outcomes = True
+        return copy
 
     def _items(self, indices: Indices) -> Iterator[Any]:
-        num = 0
-        while num < len(indices):
-            error: Exception | None = None
-            until = self.known.until
-            if len(indices) - num >= self._least_bare and not (until and indices[num] < until):
-                steps = repeat(True, len(indices) - num)
-                try:
-                    yield from compress(self._bare._items(indices[num:]), steps)
-                    return
-                except Exception as failed:
-                    num, error = len(indices) - length_hint(steps), failed
-            x = self.outcome(as_ints(indices)[num], error)
-            num, error = num + 1, None
-            yield (x, x := None)[0]
+        if self._is_observed or (self.known.until and indices[0] < self.known.until):
+            return map(self.outcome, as_ints(indices))
+        elements = self._copy._items(indices)
+        return elements if self._has_outcomes else self._outcomes(elements)
 
-    def outcome(self, index: int, error: Exception | None = None) -> Any:
-        """Return the element, or an ``Outcome``; ``error`` was raised without the stages that tolerate faults."""
-        parent: Any = self._parents[0]
+    def _outcomes(self, elements: Iterator[Any]) -> Iterator[Any]:
+        reports = self.reports
+        try:
+            for x in elements:
+                if reports and (events := reports.take()):
+                    x = Outcome(x, events)
+                yield (x, x := None)[0]
+        except BaseException:
+            reports.take()  # of an element that is computed again
+            raise
+
+    def outcome(self, index: int) -> Any:
+        """Return the element at ``index``, or an ``Outcome``."""
         outer, current.known = current.known, self.known.at(index)
         try:
             with noted_events() as events, without_blocks():
-                if error is not None and self.stages == [parent]:
-                    element = parent.one(index, error)
-                else:
-                    element = item(parent, index)
+                element = item(self._parent, index)
         finally:
             current.known = outer
         events = [event for event in events if event.stage in self._numbers]  # else of a pipeline that a function uses
-        if not events:
-            return element
-        return Outcome(element, events, element is None and any([event.stage in self._skipping for event in events]))
+        return Outcome(element, events) if events else element
 
 
 class KnownOutcomes:
@@ -194,6 +179,7 @@ class ReadOutcomes(Read):
         inner.go_to(index)  # a run that was left in the middle of a block has not settled it
         choices = self._replayed_choices(cell, _At(*cell.pos))
         replays = sys.maxsize if cell.choices is not None else self.outcomes.known.until
+        skipping = {tolerance.limits.number for tolerance in self.tolerances if not tolerance.replaces}
         num_passed = index
         is_settled = cell.wanted <= 1 and (cell.outer is None or cell.outer.wanted <= 1)
         if not is_settled:
@@ -218,7 +204,7 @@ class ReadOutcomes(Read):
                     cell.pos = index, before, counts, known
                     if type(x) is not Outcome:
                         yield (x, x := None)[0]
-                    elif not x.is_skipped and (x.element is not None or self.with_nones):
+                    elif x.element is not None or (self.with_nones and not skipping.intersection([e.stage for e in x.events])):
                         yield (x.element, x := None)[0]
         except Exception:
             cell.end_block()

@@ -5,8 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator
 from functools import partial
+from itertools import compress, repeat
+from operator import length_hint
 from typing import Any, TypeVar
 
+from gristmill.core.cached import cached
 from gristmill.core.errors import as_int, as_seconds, check_word
 from gristmill.core.indices import Indices, as_ints
 from gristmill.core.seeds import RngPool
@@ -16,12 +19,12 @@ from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import some_of_them
 from gristmill.dataset.bases.map import BlockMapDataset
-from gristmill.dataset.bases.node import is_of_library, spec_of_first_parent
+from gristmill.dataset.bases.node import ancestors, is_of_library, spec_of_first_parent
 from gristmill.dataset.bases.origins import Part, RecordKey
 from gristmill.dataset.bases.parameters import Parameters, aside
 from gristmill.dataset.bases.traced import Tracing, computed
 from gristmill.dataset.engine.iterators import open_stage
-from gristmill.dataset.faults.attempts import Event, current, noted_events
+from gristmill.dataset.faults.attempts import Event, Outcome, current, events_here, noted_events
 from gristmill.dataset.faults.budget import Fault, Limits, Tolerance, failed_again
 from gristmill.dataset.faults.skip import SkipFailed
 from gristmill.dataset.stages.prefetch import TracedStepwiseIterDataset
@@ -81,6 +84,7 @@ class TolerateMapDataset(BlockMapDataset[T]):
     _element_spec = spec_of_first_parent
     _keeps_indices = True
     _parameters: TolerateParameters
+    _gives_outcomes = False  # a copy returns an ``Outcome`` where something failed
 
     def __init__(
         self,
@@ -107,18 +111,33 @@ class TolerateMapDataset(BlockMapDataset[T]):
         while num < len(indices):
             error: Exception | None = None
             if current.known is None:
-                first = _num_events()
+                steps = repeat(True, len(indices) - num)
                 try:
-                    for x in self._parents[0]._items(indices[num:]):
-                        num += 1
-                        first = _num_events()
-                        yield (x, x := None)[0]
+                    elements = compress(self._parents[0]._items(indices[num:]), steps)
+                    if not self._keeps_attempts:
+                        yield from elements
+                    else:
+                        first = self._num_events()
+                        for x in elements:
+                            yield (x, x := None)[0]
+                            first = self._num_events()
                     return
                 except Exception as failed:
-                    error = failed
+                    num, error = len(indices) - length_hint(steps), failed
             x = self.one(as_ints(indices)[num], error, first)
             num, error = num + 1, None
+            if self._gives_outcomes and self._reports:
+                x = Outcome(x, self._reports.take())
             yield (x, x := None)[0]
+
+    @cached
+    def _keeps_attempts(self) -> bool:
+        """True if events of a failed attempt are dropped before the next one: the parent has such, too."""
+        return self._tolerance.retries > 0 and any([node._tolerance is not None for node in ancestors(self._parent)])
+
+    def _num_events(self) -> int:
+        events = events_here(self._reports)
+        return 0 if events is None else len(events)
 
     def one(self, index: int, error: Exception | None = None, first: int = 0) -> Any:
         """Return the element at ``index``, and note what failed.
@@ -128,7 +147,7 @@ class TolerateMapDataset(BlockMapDataset[T]):
             error: the error of the first attempt, if it was made already.
             first: how many events there were before that attempt.
         """
-        tolerance, known, events = self._tolerance, current.known, current.events
+        tolerance, known, events = self._tolerance, current.known, events_here(self._reports)
         key = tolerance.limits.number, index
         num_known = 0 if known is None else known.get(key, 0)
         num_failed, faults, element = 0, [], None
@@ -136,7 +155,7 @@ class TolerateMapDataset(BlockMapDataset[T]):
             if num_failed < num_known:
                 num_failed += 1
             else:
-                attempt = partial(self._attempt, candidate, first if error is not None else _num_events())
+                attempt = partial(self._attempt, candidate, first if error is not None else self._num_events())
                 element, error = tolerance.attempt(attempt, error)
                 if error is None:
                     break
@@ -156,8 +175,9 @@ class TolerateMapDataset(BlockMapDataset[T]):
 
     def _attempt(self, index: int, num_events: int) -> Any:
         """Return the parent's element; of several attempts, the events of the last one count."""
-        if current.events is not None:
-            del current.events[num_events:]
+        events = events_here(self._reports)
+        if events is not None:
+            del events[num_events:]
         return item(self._parents[0], index)
 
     def _made_of(self, index: int) -> Iterable[Part | RecordKey]:
@@ -259,7 +279,3 @@ class TolerateIterDataset(IterDataset[T]):
 
     def __iter__(self) -> DatasetIterator[T]:
         return open_stage(self, partial(SkipFailed, tolerance=self._tolerance, tracing=self._tracing))
-
-
-def _num_events() -> int:
-    return 0 if current.events is None else len(current.events)

@@ -1,1 +1,3 @@
-"""Mixtures: which component an element comes from, at every position of a whole stream and of its lanes."""
+"""Mixtures: which component an element comes from, at every position of a whole stream and of its
+lanes.
+"""

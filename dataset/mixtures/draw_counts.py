@@ -1,4 +1,4 @@
-"""How often each component of a mixture of streams was drawn."""
+"""Counts of the draws from each component of a mixture of streams."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ class DrawCounts(NamedTuple):
 
     Args:
         elements: how many.
-        lengths: of all elements of each together; their number, where nobody measures them.
-        epochs: how often it has begun anew.
-        ended: which have no elements left; where they begin anew, which have had none since.
-        targets: how long the elements of each should be together, in parts of ``whole``; only where they are measured.
-        whole: see there; 0 where nobody measures.
+        lengths: of all elements of each together; their number, if lengths are not measured.
+        epochs: how often it has begun again.
+        ended: which have no elements left; where they start again, which have had none since.
+        targets: how long the elements of each should be together, in parts of ``whole``; only where
+            they are measured.
+        whole: see there; 0 if lengths are not measured.
     """
 
     elements: tuple[int, ...]
@@ -37,11 +38,11 @@ class DrawCounts(NamedTuple):
 
     @classmethod
     def of_elements(cls, elements: Sequence[int]) -> DrawCounts:
-        """So many elements, which nobody measured."""
+        """This many elements, without lengths."""
         return cls(tuple(elements), tuple(elements), (0,) * len(elements))
 
     def added(self, nums: Mapping[int, int], length: int | None = None) -> DrawCounts:
-        """With so many more elements of these components; or with one, of this length."""
+        """With this many more elements of these components; or with one, of this length."""
         elements, lengths = [*self.elements], [*self.lengths]
         for component, num in nums.items():
             elements[component] += num
@@ -49,7 +50,7 @@ class DrawCounts(NamedTuple):
         return self._replace(elements=tuple(elements), lengths=tuple(lengths))
 
     def by_name(self, names: Sequence[str]) -> dict[str, dict[str, int]]:
-        """What users see of it."""
+        """The counts by component name, as users see them."""
         rows = zip(self.elements, self.lengths, self.epochs, strict=True)
         return {
             name: {"elements": elements, "lengths": lengths, "epochs": epochs}
@@ -67,7 +68,8 @@ class DrawCounts(NamedTuple):
 
     @classmethod
     def read(cls, state: Mapping[str, Any], names: Sequence[str], whole: int, owner: object) -> DrawCounts:
-        """What ``saved`` has put into a state; of components that it does not name, nothing was drawn.
+        """Reads what ``saved`` wrote into a state. Components that the state does not name have a
+        count of zero.
 
         Raises:
             StateMismatchError: there is something else.
@@ -90,7 +92,8 @@ class DrawCounts(NamedTuple):
         return tally._replace(targets=tuple(targets), whole=common)
 
 
-Aims: TypeAlias = Sequence[tuple[int, int]]  # components with their shares of a length, in parts of ``whole``
+# components with their shares of a length, in parts of ``whole``
+Aims: TypeAlias = Sequence[tuple[int, int]]
 
 
 class RunningCounts:
@@ -144,7 +147,9 @@ class RunningCounts:
         self.ended.add(i)
 
     def furthest_behind(self, aims: Aims) -> int:
-        """Return which of the components in ``aims`` is furthest behind its target, the first one of several."""
+        """Return which of the components in ``aims`` is furthest behind its target, the first one
+        of several.
+        """
         if aims is not self._aims:
             self._aim_for(aims)
         length, lengths, targets, whole = self._length, self.lengths, self.targets, self.whole
@@ -152,7 +157,7 @@ class RunningCounts:
 
 
 def sum_of_counts(some: dict[str, dict[str, int]], others: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
-    """What two mixtures of the same components have drawn together."""
+    """The sum of the draw counts of two mixtures with the same components."""
     total = {name: {**row} for name, row in some.items()}
     for name, row in others.items():
         into = total.setdefault(name, {})

@@ -32,7 +32,7 @@ class _Held(NamedTuple):
 
 
 class Drawing:
-    """What changes in a run of a mixture: where it is, and which component is next."""
+    """The mutable part of a run of a mixture: its position and the next component."""
 
     def __init__(self, mix: Mix, cell: Cell) -> None:
         self.mix, self.cell = mix, cell
@@ -43,7 +43,8 @@ class Drawing:
         self.index, self.has_ended, self.pieces, self.again = base.num_asked, base.has_ended, base.pieces, base.again
         self.counts = None if base.counts is None else RunningCounts(base.counts)
         self.choices = cell.choices if mix.makes_choices else None
-        self.is_simple = False  # an element of the last turns has nothing to be counted but the index
+        # an element of the last turns has nothing to be counted but the index
+        self.is_simple = False
         self._pauses = False  # the mixture ended here in an earlier run, and does not now
         self.record = None if self.choices is None else Recorded(mix, self.choices)
         self._asked: Recorded | None = None  # which was asked for the last turn
@@ -61,7 +62,9 @@ class Drawing:
         return self.log
 
     def begin_block(self) -> Standing:
-        """Return where the mixture is, before a block of elements whose position is computed on demand."""
+        """Return where the mixture is, before a block of elements whose position is computed on
+        demand.
+        """
         if self.num or self.base.pieces:
             self.base = self.mix.standing((self.base, self.log, self.num))._replace(pieces=self.pieces)
             self.log, self.num = [], 0
@@ -103,7 +106,8 @@ class Drawing:
                 if known.kind in (ELEMENT, DELIVERED):  # of a component that was dropped
                     self.index += 1
                 if known.kind == END:
-                    # More may follow under these weights: who replays makes a group of its own of those.
+                    # More may follow under these weights: who replays makes a group of its own of
+                    # those.
                     self._pauses = bool(self._due(*self._without_ended(self._planned()), 1))
                     return []
                 continue
@@ -176,7 +180,9 @@ class Drawing:
         return left[2]
 
     def _turn_again(self) -> int | None:
-        """Return whose element is drawn again, the complement if it is left out; ``None``: of none that is there."""
+        """Return whose element is drawn again, the complement if it is left out; ``None``: of none
+        that is there.
+        """
         assert self.again is not None
         turn = self.again[0].at(self.index)
         if turn is None or self.mix.stop != "all" or self.counts is None:
@@ -231,7 +237,8 @@ class Drawing:
             self._refuse(i)
         ended = mix.parents[i]
         mix.open(i, counts.epochs[i] + 1)
-        # What is known of the next epoch, such as totals of faults, is in a position that any stream understands.
+        # What is known of the next epoch, such as totals of faults, is in a position that any
+        # stream understands.
         self.parts[i] = ended.next_epoch(part) if ended.saves_anywhere() else mix.parents[i].start()
         self._enter(i, self.parts[i], 0, RESTARTED, None)
 

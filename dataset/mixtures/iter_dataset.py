@@ -32,11 +32,13 @@ class MixParameters(Parameters):
 
 
 class MixedIterDataset(IterDataset[T]):
-    """Elements of the parents in turn, as often as their weights say; with ``by``, whichever is furthest behind its weight.
+    """Elements of the parents in turn, as often as their weights say; with ``by``, whichever is
+    furthest behind its weight.
 
-    Order: that of ``MapDataset.mix``, until the parent whose turn it is has ended (see ``stop``). State: the parents' and the
-    number of elements asked for; by name if the parents have names. With ``by``, schedules, or another ``stop``, also how many
-    elements and how much of each there were, and the weights. Cost: about 0.1 µs per element in blocks; with ``by`` or another
+    Order: that of ``MapDataset.mix``, until the parent whose turn it is has ended (see ``stop``).
+    State: the parents' and the number of elements asked for; by name if the parents have names.
+    With ``by``, schedules, or another ``stop``, also how many elements and how much of each there
+    were, and the weights. Cost: about 0.1 µs per element in blocks; with ``by`` or another
     ``stop``, 2 µs.
     """
 
@@ -62,7 +64,9 @@ class MixedIterDataset(IterDataset[T]):
         return f"MixedIterDataset({self.text_of_parameters(list)})"
 
     def text_of_parameters(self, kind: Callable[[Any], Any]) -> str:
-        """Return the text of its parameters; weights that are integers are of a sequence of this kind."""
+        """Return the text of its parameters; weights that are integers are of a sequence of this
+        kind.
+        """
         weights = kind(self._plan.proportions) if isinstance(self._plan, PatternPlan) else _weights_of(self._plan)
         parts = [f"[{len(self._parents)} parents]", f"{_weights_name(self._plan)}={weights}", *_manner(self._by, self._stop)]
         return ", ".join(parts)
@@ -108,7 +112,7 @@ class MixedIterDataset(IterDataset[T]):
 
     @property
     def _described_in_checkpoints(self) -> dict[str, Any]:
-        # Named components may come and go, and be weighed anew, between saving and restoring.
+        # Named components may come and go, and be weighed again, between saving and restoring.
         described = {"proportions": None} if self._names else {_weights_name(self._plan): _weights_of(self._plan)}
         by = {} if self._by is None else {"by": "a length"}
         return {**described, **by, **({} if self._stop == "first" else {"stop": self._stop})}

@@ -48,7 +48,9 @@ def lane_of(ds: MapDataset[Any], index: int, num_lanes: int, share: Share) -> Ma
 
 
 def _stages_of_elements(ds: MapDataset[Any]) -> tuple[list[MapDataset[Any]], MapDataset[Any]]:
-    """Return the stages from ``ds`` upstream that keep the index of each element, and the dataset upstream of them."""
+    """Return the stages from ``ds`` upstream that keep the index of each element, and the dataset
+    upstream of them.
+    """
     stages = []
     while not isinstance(ds, MixedMapDataset) and ds._keeps_indices:
         stages.append(ds)
@@ -79,7 +81,7 @@ class LaneParameters(Parameters):
 
 
 class NumberedLaneMapDataset(ReindexMapDataset[T]):
-    """The elements of a lane at their numbers in the whole stream; there are none at other numbers.
+    """The elements of a lane at their numbers in the whole stream; no elements at other numbers.
 
     Order: the parent's. Cost: none to speak of.
 

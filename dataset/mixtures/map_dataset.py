@@ -37,11 +37,12 @@ _LOOKS = 64  # at elements, for the next one of a component
 class MixedMapDataset(BlockMapDataset[T]):
     """Element ``i`` is ``datasets[j][k]`` with ``(j, k) = selection_map[i]``.
 
-    Order: the selection's. Cost: about 0.05 µs per element in blocks, and a block of each dataset that is selected from.
+    Order: the selection's. Cost: about 0.05 µs per element in blocks, and a block of each dataset
+    that is selected from.
     """
 
     _element_spec = spec_of_first_parent
-    _moves_records = True  # every component begins anew by itself
+    _moves_records = True  # every component starts again by itself
     _names: Mapping[int, str] = {}  # of the components, where they have any
 
     def __init__(self, datasets: Sequence[MapDataset[T]], selection_map: Any) -> None:
@@ -96,7 +97,9 @@ class MixedMapDataset(BlockMapDataset[T]):
         return new
 
     def _with_names(self, names: Sequence[str] | None) -> MixedMapDataset[T]:
-        """This dataset, which nobody has seen yet, where ``explain`` calls the components by these names."""
+        """This dataset, not in use yet, for which ``explain`` calls the components by these
+        names.
+        """
         self._names = dict(enumerate(names or ()))
         return self
 
@@ -248,7 +251,9 @@ def _weights_by_name(names: list[Any], weights: Any) -> list[Any]:
 
 
 def named(datasets: Any, weights: Any) -> tuple[list[str] | None, Any, Any]:
-    """The names of components, if they have any, and these with their weights as sequences in the order of the names."""
+    """The names of components, if they have any, and these with their weights as sequences in the
+    order of the names.
+    """
     if isinstance(datasets, Mapping):
         names = _sorted_names(datasets)
         if weights is not None and not isinstance(weights, Schedule):

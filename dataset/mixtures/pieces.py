@@ -1,4 +1,6 @@
-"""Weights under which a mixture draws elements again that were drawn before they were changed (see ``states/mixtures.py``)."""
+"""Weights under which a mixture draws elements again that were drawn before they were changed (see
+``states/mixtures.py``).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from gristmill.dataset.states.turns import Turns
 
 
 class Piece(NamedTuple):
-    """Positions up to ``stop``, which are drawn under a plan of then.
+    """Positions up to ``stop``, which are drawn under the plan valid there.
 
     Args:
         stop: the first position that is not.
@@ -38,8 +40,8 @@ def pieces_of(state: Mapping[str, Any], own: Plan, owner: object, *, follows: bo
         follows: whether it follows from a plan alone what is drawn.
 
     Raises:
-        StateMismatchError: the state says something else, or nothing, and a step behind the mixture needs it; or it needs a
-            component that is no longer there.
+        StateMismatchError: the state says something else, or nothing, and a step behind the mixture
+            needs it; or it needs a component that is no longer there.
     """
     described = own.described()
     saved, drawn = state.get(OWN, described), state.get(DRAWN)
@@ -69,10 +71,12 @@ def pieces_of(state: Mapping[str, Any], own: Plan, owner: object, *, follows: bo
 
 
 def turns_in(state: Mapping[str, Any], names: Sequence[str], owner: object) -> Turns | None:
-    """Which elements are drawn again one after the other, as a state says, by the places of components in ``names``.
+    """Which elements are drawn again one after the other, as a state says, by the places of
+    components in ``names``.
 
     Raises:
-        StateMismatchError: the state says something else, or of components that are no longer there.
+        StateMismatchError: the state says something else, or of components that are no longer
+            there.
     """
     turns = Turns.of(state, owner)
     if turns is None:

@@ -1,4 +1,6 @@
-"""Which component of a mixture comes at which position: patterns of integer weights, as Grain's, and schedules."""
+"""Which component of a mixture comes at which position: patterns of integer weights, as Grain's,
+and schedules.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ class Plan(abc.ABC):
 
     Args:
         names: of the components.
-        end: the position from which on nobody comes, if there is one.
+        end: the position at which the mixture ends, if any.
     """
 
     def __init__(self, names: Sequence[str], end: int | None = None) -> None:
@@ -37,7 +39,7 @@ class Plan(abc.ABC):
 
     @abc.abstractmethod
     def described(self) -> dict[str, Any]:
-        """What ``plan_of`` makes it of, JSON-able."""
+        """The JSON-able description from which ``plan_of`` makes the plan."""
 
     @abc.abstractmethod
     def at(self, position: int) -> tuple[int, int]:
@@ -55,10 +57,12 @@ class Plan(abc.ABC):
 
     @abc.abstractmethod
     def counts(self, position: int) -> list[int]:
-        """How often each one came before ``position``."""
+        """The number of elements of each component before ``position``."""
 
     def most_counts(self, position: int) -> list[int]:
-        """Return numbers of each one that come before ``position`` at most; by default the exact ones."""
+        """Return numbers of each one that come before ``position`` at most; by default the exact
+        ones.
+        """
         return self.counts(position)
 
     def counts_by_name(self, position: int) -> dict[str, int]:
@@ -175,7 +179,9 @@ class SchedulePlan(Plan):
 
 
 def shares_of(components: Sequence[int], inner: Sequence[int]) -> Selected:
-    """What to read of which components, where element ``inner[i]`` of ``components[i]`` is wanted."""
+    """The components to read and the indices to read of each, for elements ``inner[i]`` of
+    ``components[i]``.
+    """
     shares: dict[int, list[int]] = {}
     places = []
     for component, index in zip(components, inner, strict=True):
@@ -187,7 +193,9 @@ def shares_of(components: Sequence[int], inner: Sequence[int]) -> Selected:
 
 
 def plan_of(description: Any) -> Plan:
-    """The plan that was ``described``. Raises ``ValueError`` or ``TypeError`` for what is none."""
+    """The plan that was ``described``. Raises ``ValueError`` or ``TypeError`` for an invalid
+    description.
+    """
     if not isinstance(description, Mapping) or not description:
         raise ValueError(f"weights must be a mapping, got {shown(description)}")
     counts = plain_counts([*description.values()])
@@ -217,7 +225,8 @@ class _Phase(NamedTuple):
 
 
 class PlannedSelectionMap(BlockSelectionMap):
-    """Element ``n`` comes from the component that a plan says, until one of them has ended, or all, or for ever.
+    """Element ``n`` comes from the component that a plan says, until one of them has ended, or all,
+    or forever.
 
     Args:
         plan: says which component is next.
@@ -268,7 +277,7 @@ class PlannedSelectionMap(BlockSelectionMap):
         return component, count + phase.offsets[place] + epoch * self._epoch[component]
 
     def nums_before(self, index: int) -> list[int]:
-        """How many of the first ``index`` elements each component gives."""
+        """The number of elements of each component among the first ``index`` elements."""
         epoch = 0
         if index > self._length and self._stop == "all":
             epoch, index = divmod(index, self._length)
@@ -295,14 +304,18 @@ class PlannedSelectionMap(BlockSelectionMap):
 
 
 def _end_of(phase: _Phase, lengths: Sequence[int]) -> tuple[int, int | None]:
-    """The position at which the turn of a component comes in vain, and which one that is; ``None``: there are no more turns."""
+    """The position at which the turn of a component comes in vain, and which one that is; ``None``:
+    there are no more turns.
+    """
     low = phase.start
     high = min(sys.maxsize, low + sum([lengths[i] for i in phase.members]) + 1)
     if phase.plan.end is not None:
         high = max(low, min(high, phase.plan.end))
-    lengths = [lengths[i] - offset for i, offset in zip(phase.members, phase.offsets, strict=True)]  # of those that are left
+    # of those that are left
+    lengths = [lengths[i] - offset for i, offset in zip(phase.members, phase.offsets, strict=True)]
     stop = high
-    while low < high:  # the greatest position before which certainly nothing is needed that is not there
+    # the greatest position before which certainly nothing is needed that is not there
+    while low < high:
         middle = (low + high + 1) // 2
         most = phase.plan.most_counts(middle)
         fits = all([count <= length for count, length in zip(most, lengths, strict=True)])

@@ -14,20 +14,23 @@ from gristmill.dataset.telling.failures import told
 if TYPE_CHECKING:
     from gristmill.dataset.mixtures.stream import Mix
 
-Places = Sequence[int | None]  # which component each one of a plan is; ``None``: it is no longer there
+# which component each one of a plan is; ``None``: it is no longer there
+Places = Sequence[int | None]
 
 
 class Recorded:
     """The record of a mixture's draws.
 
     Attributes:
-        then: under which plan the last draw was made, and which component each of that is; ``None``: the own one.
+        then: under which plan the last draw was made, and which component each of that is;
+            ``None``: the own one.
     """
 
     def __init__(self, mix: Mix, choices: Choices) -> None:
         self._mix, self._choices = mix, choices
         self._known: Draw | None = None  # what is recorded of the last draw
-        self._read: tuple[Any, tuple[Plan, Places] | None] | None = None  # a description of a plan, and the plan
+        # a description of a plan, and the plan
+        self._read: tuple[Any, tuple[Plan, Places] | None] | None = None
         self.then: tuple[Plan, Places] | None = None
 
     def ask(self) -> Draw | None:
@@ -52,7 +55,9 @@ class Recorded:
         self._choices.note(self._mix.key, draw)
 
     def new(self, components: Iterable[int]) -> Iterator[int]:
-        """Return new draws, each of which is recorded when it is requested. The record was asked for the first one."""
+        """Return new draws, each of which is recorded when it is requested. The record was asked
+        for the first one.
+        """
         choices, key, draws = self._choices, self._mix.key, self._mix.draws
         has_asked = True
         for i in components:

@@ -1,23 +1,27 @@
-"""``Schedule``: weights of a mixture that change with the position in its output; and which component is next under them.
+"""``Schedule``: weights of a mixture that change with the position in its output; and which
+component is next under them.
 
-The law: at every prefix of ``n`` elements each component has been drawn from more than ``W_i(n) - 1`` and fewer than ``W_i(n) +
-1`` times, where ``W_i(n)`` is the integral of its share of the weights up to ``n``, in exact arithmetic.
+The law: at every prefix of ``n`` elements each component has been drawn from more than ``W_i(n) -
+1`` and fewer than ``W_i(n) + 1`` times, where ``W_i(n)`` is the integral of its share of the
+weights up to ``n``, in exact arithmetic.
 
-How that is met. Unit ``j`` of a component is due in a window of positions: it may come when ``W_i > j - 1`` (its release) and
-must have come when ``W_i >= j`` (its deadline). As the integrals of all components add up to ``n``, no interval of positions
-has more windows inside than positions; so by Hall's theorem there is an order that meets all, and the order by deadlines (ties:
-the first component) is one: at every position comes the unit that was released and has the earliest deadline.
+How that is met. Unit ``j`` of a component is due in a window of positions: it may come when ``W_i >
+j - 1`` (its release) and must have come when ``W_i >= j`` (its deadline). As the integrals of all
+components add up to ``n``, no interval of positions has more windows inside than positions; so by
+Hall's theorem there is an order that meets all, and the order by deadlines (ties: the first
+component) is one: at every position comes the unit that was released and has the earliest deadline.
 
-How it is random access. At a position ``n`` a component has ``floor(W_i(n))`` units, or one more: then it is ahead. Of those that
-might be, in the order of their deadlines, let ``late(t)`` be how many after the ``j``-th were released up to ``t``, and
-``g(t)`` how many units were released up to ``t`` beyond ``t``. The units up to the ``j``-th in that order are served before all
-others, so what is left of them is the largest surplus of any stretch up to ``n`` (Lindley's formula): of the first ``j``, as
-many are ahead as
+How it is random access. At a position ``n`` a component has ``floor(W_i(n))`` units, or one more:
+then it is ahead. Of those that might be, in the order of their deadlines, let ``late(t)`` be how
+many after the ``j``-th were released up to ``t``, and ``g(t)`` how many units were released up to
+``t`` beyond ``t``. The units up to the ``j``-th in that order are served before all others, so what
+is left of them is the largest surplus of any stretch up to ``n`` (Lindley's formula): of the first
+``j``, as many are ahead as
 
     R(n) + min(0, min over t of g(t) - late(t)),   R(n) = n - sum of floor(W_i(n)).
 
-``g`` is never negative, and at least 1 where only one of the late ones was released; so only ``t`` since the second oldest
-release matter: no more than the window of a rare component.
+``g`` is never negative, and at least 1 where only one of the late ones was released; so only ``t``
+since the second oldest release matter: no more than the window of a rare component.
 """
 
 from __future__ import annotations
@@ -41,24 +45,28 @@ _SMALLEST = Fraction(1, 1_000_000)  # share of a component that is drawn from
 _BLOCK = 1024  # positions whose components are kept together
 _MAX_BLOCKS = 2048  # of 12 KiB
 _PIECE = 1 << 14  # positions that are looked at together
-_MAX_SETTLING = 1 << 16  # positions after which those that are never drawn from again have been given what they get
+# positions after which those that are never drawn from again have been given what they get
+_MAX_SETTLING = 1 << 16
 _SAFE = 1 << 62
 _MANY = 32  # components that are looked at one by one
 _FEW = 400  # integrals that are computed one by one in less time than with NumPy
 
 
 class Schedule:
-    """Weights of the components of a mixture by the position in its output, for the ``weights`` of ``mix``.
+    """Weights of the components of a mixture by the position in its output, for the ``weights`` of
+    ``mix``.
 
-    A step lasts until the next one; weights are shares of their sum, and may be 0. ``Schedule.linear`` goes from point to point
-    in straight lines instead; before the first and after the last point weights are constant.
+    A step lasts until the next one; weights are shares of their sum, and may be 0.
+    ``Schedule.linear`` goes from point to point in straight lines instead; before the first and
+    after the last point weights are constant.
 
-    Law: at every prefix of a mixture, the number of elements of each component differs from the integral of its share by less
-    than 1.
+    Law: at every prefix of a mixture, the number of elements of each component differs from the
+    integral of its share by less than 1.
 
     Args:
-        steps: positions, from 0 on, to the weights from there on: a mapping of names to numbers, in the form of the datasets of
-            the mixture (or sequences of numbers, one for each dataset). A name that is missing has the weight 0.
+        steps: positions, from 0 on, to the weights from there on: a mapping of names to numbers, in
+            the form of the datasets of the mixture (or sequences of numbers, one for each dataset).
+            A name that is missing has the weight 0.
 
     Raises:
         TypeError: ``steps`` is not such a mapping, or a position is no integer.
@@ -96,7 +104,8 @@ class Schedule:
 
     @classmethod
     def linear(cls, points: Mapping[int, Mapping[str, float] | Sequence[float]]) -> Schedule:
-        """Returns a schedule whose shares go from point to point in straight lines, and stay as they are after the last one.
+        """Returns a schedule whose shares go from point to point in straight lines, and stay as
+        they are after the last one.
 
         Args:
             points: as for ``Schedule``.
@@ -122,10 +131,11 @@ class Schedule:
             )
 
     def in_lane(self, num_lanes: int) -> Schedule:
-        """Return the schedule of each of ``num_lanes`` lanes of a stream, whose elements come in turn.
+        """Return the schedule of each of ``num_lanes`` lanes of a stream, whose elements come in
+        turn.
 
-        The weights at position ``p`` of the stream hold from position ``ceil(p / num_lanes)`` of the lane on. If several
-        positions become one, the last one holds.
+        The weights at position ``p`` of the stream hold from position ``ceil(p / num_lanes)`` of
+        the lane on. If several positions become one, the last one holds.
         """
         if num_lanes == 1 or len(self._points) == 1:
             return self
@@ -143,12 +153,14 @@ class Schedule:
         return hash(repr(self))
 
     def described(self) -> dict[str, Any]:
-        """What ``of_description`` makes it of, JSON-able."""
+        """The JSON-able description from which ``of_description`` makes the schedule."""
         return {self._kind: {str(position): _plain(weights) for position, weights in self._points.items()}}
 
     @classmethod
     def of_description(cls, description: Any) -> Schedule:
-        """The schedule that was ``described``. Raises ``ValueError`` or ``TypeError`` for what is none."""
+        """The schedule that was ``described``. Raises ``ValueError`` or ``TypeError`` for an
+        invalid description.
+        """
         if not isinstance(description, Mapping) or len(description) != 1 or next(iter(description)) not in ("steps", "linear"):
             raise ValueError(f"the description of a schedule must have steps or linear, got {shown(description)}")
         ((kind, points),) = description.items()
@@ -158,7 +170,8 @@ class Schedule:
     def selection(self, names: Sequence[str]) -> ScheduledSelection:
         """Which of ``names`` is next at every position; the others are left out.
 
-        Where none of them has a weight, those hold that the next position with weights has. It ends after the last one.
+        Where none of them has a weight, those hold that the next position with weights has. It ends
+        after the last one.
         """
         rows = {position: [weights.get(name, Fraction(0)) for name in names] for position, weights in self._points.items()}
         drawn_from = [position for position, row in rows.items() if any(row)]
@@ -228,7 +241,8 @@ def _plain_number(weight: Fraction) -> Any:
 
 
 class _Segment:
-    """Positions from ``start`` on, in which every integral is a polynomial: ``(base + slope * x + bend * x * x) / whole``.
+    """Positions from ``start`` on, in which every integral is a polynomial: ``(base + slope * x +
+    bend * x * x) / whole``.
 
     Args:
         start: the position where ``x`` is 0.
@@ -277,7 +291,7 @@ class ScheduledSelection:
         starts: positions at which shares are given, the first one 0.
         shares: of each component there; they add up to 1.
         is_linear: whether they change in straight lines in between.
-        end: the position from which on nobody is to be drawn from, if there is one.
+        end: the position at which drawing ends, if any.
     """
 
     def __init__(
@@ -301,17 +315,23 @@ class ScheduledSelection:
             if not is_last:
                 base = [segment.at(i, lengths[s]) for i in range(self._num)]
         self._blocks: dict[int, tuple[array[int], array[int]]] = {}
-        self._following: tuple[int, list[int]] = 0, [0] * self._num  # a position, after what was served last, and the counts
+        # a position, after what was served last, and the counts
+        self._following: tuple[int, list[int]] = 0, [0] * self._num
         self._missed = -1
         self._settled: list[int] | None = None
         last = self._segments[-1]
-        self._gone = [i for i in range(self._num) if not last.slope[i]]  # those that are never drawn from again
-        self._longest = self._whole // min([slope for slope in last.slope if slope], default=self._whole) + 2  # of its windows
-        self._period = self._whole // math.gcd(self._whole, *last.slope)  # of what comes when nothing changes any more
-        # How many positions after the last step that takes, at most; windows that began before it do not matter then.
+        # those that are never drawn from again
+        self._gone = [i for i in range(self._num) if not last.slope[i]]
+        # of its windows
+        self._longest = self._whole // min([slope for slope in last.slope if slope], default=self._whole) + 2
+        # of the order after the last change
+        self._period = self._whole // math.gcd(self._whole, *last.slope)
+        # How many positions after the last step that takes, at most; windows that began before it
+        # do not matter then.
         self._settling = min(self._period, _MAX_SETTLING) + self._longest
-        self._unchanging_from = last.start + self._settling + self._longest  # all windows began after the last step
-        self._lap: tuple[list[int], list[int]] | None = None  # what comes in the first period
+        # all windows began after the last step
+        self._unchanging_from = last.start + self._settling + self._longest
+        self._lap: tuple[list[int], list[int]] | None = None  # the components of the first period
         self.end = end
 
     def __getstate__(self) -> dict[str, Any]:
@@ -319,7 +339,7 @@ class ScheduledSelection:
 
     @property
     def whole(self) -> int:
-        """What the numerators of weights are parts of."""
+        """The common denominator of the weights."""
         return self._whole
 
     def weights(self, position: int) -> list[int]:
@@ -347,7 +367,8 @@ class ScheduledSelection:
         number, offset = divmod(position, _BLOCK)
         block = self._blocks.get(number)
         if block is None:
-            if self._missed != number and self._num <= _MANY:  # else it takes as long as the whole block
+            # else it takes as long as the whole block
+            if self._missed != number and self._num <= _MANY:
                 self._missed = number
                 return self._single(position)
             block = self._block(number)
@@ -359,7 +380,7 @@ class ScheduledSelection:
         return component, counts[component]
 
     def _repeated(self, position: int) -> tuple[int, int]:
-        """The same where windows are those of a period before, and so is what comes."""
+        """The same if windows, and so their components, repeat those of an earlier period."""
         laps, offset = divmod(position - self._unchanging_from, self._period)
         if self._lap is None:
             if self._missed != -2:  # the first one
@@ -392,7 +413,9 @@ class ScheduledSelection:
         return found
 
     def _served(self, start: int, num: int) -> tuple[list[int], list[int]]:
-        """What comes at ``num`` positions: at each the unit that was released and has the earliest deadline."""
+        """The components at ``num`` positions: at each, the released unit with the earliest
+        deadline.
+        """
         following, counts = self._following
         counts = [*counts] if following == start else self.counts(start)
         last = start + num + 1
@@ -456,7 +479,8 @@ class ScheduledSelection:
         """Return how often each component comes before ``position``; see the head of the module."""
         whole, integral = self._whole, self.integral(position)
         counts = [number // whole for number in integral]
-        members, since, given = [*range(self._num)], 0, position  # since when windows matter; the units that members were given
+        # since when windows matter; the units that members were given
+        members, since, given = [*range(self._num)], 0, position
         if self._is_settled(position):
             settled = self._settled_counts()
             since = self._segments[-1].start + self._settling - self._longest
@@ -469,7 +493,8 @@ class ScheduledSelection:
         if not units or num_ahead <= 0:
             return counts
         releases = [self._first(i, counts[i] * whole + 1) or 0 for _, i in units]
-        first = max(since, min(releases)) if since else sorted(releases)[1]  # one alone is never ahead
+        # one alone is never ahead
+        first = max(since, min(releases)) if since else sorted(releases)[1]
         lows = [0] * len(units)
         offset = position - given
         if (position + 1 - first) * len(members) <= _FEW:
@@ -497,7 +522,9 @@ class ScheduledSelection:
         return found
 
     def _surplus(self, members: Sequence[int], start: int, stop: int, offset: int) -> Any:
-        """How many units of ``members`` were released beyond one for each position, at the positions of a range."""
+        """The number of units of ``members`` released beyond one for each position, at the
+        positions of a range.
+        """
         found = np.arange(-start, -stop, -1) + offset
         s = bisect_right(self._starts, start) - 1
         at = start
@@ -521,7 +548,8 @@ def _released(segment: _Segment, whole: int, members: Sequence[int], x: int, num
         return _released_by_unit(segment, whole, members, x, num)
     slope = [segment.slope[i] + 2 * segment.bend[i] * x for i in members]
     bend = [segment.bend[i] for i in members]
-    common = math.gcd(whole, *slope, *bend)  # so that numbers are small; integrals are rounded up in any case
+    # so that numbers are small; integrals are rounded up in any case
+    common = math.gcd(whole, *slope, *bend)
     whole //= common
     base = [-(-segment.at(i, x) // common) for i in members]
     slope, bend = [n // common for n in slope], [n // common for n in bend]
@@ -533,7 +561,9 @@ def _released(segment: _Segment, whole: int, members: Sequence[int], x: int, num
 
 
 def _released_by_unit(segment: _Segment, whole: int, members: Sequence[int], x: int, num: int) -> Any:
-    """Return the same as ``_released``: each unit is looked for, of which there are about as many as positions."""
+    """Return the same as ``_released``: each unit is looked for, of which there are about as many
+    as positions.
+    """
     before = [segment.at(i, x) for i in members]
     slope = np.array([(segment.slope[i] + 2 * segment.bend[i] * x) / whole for i in members])
     bend = np.array([segment.bend[i] / whole for i in members])

@@ -1,7 +1,8 @@
 """Which component an element of a mixture comes from, and which of its elements it is.
 
-Source: the rule of proportions is the tree of ratios of Grain's mixtures: component 0 gets its share of all indices, component
-1 its share of the rest, and so on, each rounded down, in exact integers.
+Source: the rule of proportions is the tree of ratios of Grain's mixtures: component 0 gets its
+share of all indices, component 1 its share of the rest, and so on, each rounded down, in exact
+integers.
 """
 
 from __future__ import annotations
@@ -27,11 +28,14 @@ Selected: TypeAlias = tuple[list[tuple[int, Indices]], Sequence[int]]
 
 _MAX_PERIOD = 1 << 16  # selections are tabulated up to this length
 _MAX_PLANNED = 1024  # elements of a block up to which its selection is kept
-_MAX_SINGLE = 64  # indices up to which looking at the components of each costs less than NumPy's steps for each component
+# indices up to which looking at the components of each costs less than NumPy's steps for each
+# component
+_MAX_SINGLE = 64
 
 
 def integer_weights(weights: Sequence[float] | None, count: int) -> tuple[int, ...]:
-    """The proportions of ``count`` components: the weights, scaled so that the smallest is 100, and truncated.
+    """The proportions of ``count`` components: the weights, scaled so that the smallest is 100, and
+    truncated.
 
     Raises:
         TypeError: ``weights`` is not a sequence of numbers.
@@ -64,7 +68,7 @@ class BlockSelectionMap(DatasetSelectionMap):
     """The base of our own selections: whole blocks are selected at once."""
 
     def select(self, indices: Indices) -> Selected:
-        """What to read for a block of at least two indices."""
+        """The reads for a block of at least two indices."""
         components, inner = self._of_array(as_array(indices, self._limit))
         order = np.argsort(components, kind="stable")
         places = np.empty(len(order), np.int64)
@@ -77,13 +81,18 @@ class BlockSelectionMap(DatasetSelectionMap):
 
     @abc.abstractmethod
     def over_lengths(self, lengths: Sequence[int]) -> tuple[list[int], BlockSelectionMap]:
-        """The same selection from components of other lengths: which of them it selects from, and from these what."""
+        """The same selection from components of other lengths: which of them it selects from, and
+        from these what.
+        """
 
     def in_lane(self, lengths: Sequence[int], num_lanes: int) -> BlockSelectionMap:
-        """Return the selection in one of ``num_lanes`` lanes, whose components have these lengths."""
+        """Return the selection in one of ``num_lanes`` lanes, whose components have these
+        lengths.
+        """
         raise NotImplementedError(f"{self} has no lanes of its own")
 
-    _limit: int  # up to this magnitude of an index all arithmetic of ``_of_array`` stays within int64
+    # up to this magnitude of an index all arithmetic of ``_of_array`` stays within int64
+    _limit: int
 
     @abc.abstractmethod
     def _of_array(self, indices: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -91,26 +100,31 @@ class BlockSelectionMap(DatasetSelectionMap):
 
 
 class SelectionWithProportionsMap(BlockSelectionMap):
-    """Element ``k`` comes from the component whose count is the one to grow from ``k`` to ``k + 1``.
+    """Element ``k`` comes from the component whose count is the one to grow from ``k`` to ``k +
+    1``.
 
     Args:
         proportions: a positive integer for each component.
-        length: the length of the selection; it goes on after it.
+        length: the length of the selection; it continues after it.
     """
 
     def __init__(self, proportions: Sequence[int], length: int) -> None:
         self._proportions = tuple(proportions)
         self._length = length
         divisor = math.gcd(*self._proportions)
-        self._reduced = tuple([p // divisor for p in self._proportions])  # the same selection, with the least period
+        # the same selection, with the least period
+        self._reduced = tuple([p // divisor for p in self._proportions])
         self._period = sum(self._reduced)
         self._limit = 2**62 // self._period - 1
 
     @classmethod
     def of_datasets(cls, lengths: Sequence[int], proportions: Sequence[int]) -> SelectionWithProportionsMap:
-        """The mixture of components of these ``lengths``, none of which is to be read beyond its end."""
+        """The mixture of components of these ``lengths``, none of which may be read beyond its
+        end.
+        """
         total = sum(proportions)
-        # In doubles, division by division: the length of a mixture is part of what Grain's pipelines mean.
+        # In doubles, division by division: the length of a mixture is part of what Grain's
+        # pipelines mean.
         longest = min([n / (p / total) for n, p in zip(lengths, proportions, strict=True)])
         return cls(proportions, sys.maxsize if longest >= sys.maxsize else int(longest))
 
@@ -146,7 +160,7 @@ class SelectionWithProportionsMap(BlockSelectionMap):
         return _turns(self._reduced, positions.start % self._period, num)
 
     def nums_before(self, index: int) -> list[int]:
-        """How many of the first ``index`` elements each component gives."""
+        """The number of elements of each component among the first ``index`` elements."""
         nums, left, total = [], index, sum(self._reduced)
         for weight in self._reduced:
             following = left * (total - weight) // total
@@ -182,8 +196,9 @@ class SelectionWithProportionsMap(BlockSelectionMap):
         return chosen, rounds * np.array(self._reduced)[chosen] + inner_of[phases]
 
 
-# Of ``total`` indices in a row the first component takes ``weight``: those whose remainder below is less than that. The ``rest``
-# are numbered anew, without gaps, and are those of the other components.
+# Of ``total`` indices in a row the first component takes ``weight``: those whose remainder below is
+# less than that. The ``rest`` are numbered again, without gaps, and are those of the other
+# components.
 
 
 def _cascade(proportions: tuple[int, ...], index: int) -> tuple[int, int]:
@@ -198,7 +213,9 @@ def _cascade(proportions: tuple[int, ...], index: int) -> tuple[int, int]:
 
 
 def _cascade_run(proportions: tuple[int, ...], start: int, stop: int) -> Selected:
-    """The selection of the indices from ``start`` up to ``stop``: whatever their number, each component is looked at once."""
+    """The selection of the indices from ``start`` up to ``stop``: whatever their number, each
+    component is looked at once.
+    """
     left = list(range(stop - start))  # places in the block that no component has taken yet
     shares: list[tuple[int, Indices]] = []
     taken: list[int] = []
@@ -252,7 +269,9 @@ def _table(proportions: tuple[int, ...]) -> tuple[NDArray[np.int64], NDArray[np.
 
 @lru_cache(maxsize=1024)
 def _plan(proportions: tuple[int, ...], phase: int, num: int) -> tuple[list[tuple[int, int, int, int]], list[int]]:
-    """The selection of ``num`` indices from ``phase`` on: ``(component, weight, first index in it, how many)`` and places."""
+    """The selection of ``num`` indices from ``phase`` on: ``(component, weight, first index in it,
+    how many)`` and places.
+    """
     shares, places = BlockSelectionMap.select(SelectionWithProportionsMap(proportions, 0), range(phase, phase + num))
     return [(j, proportions[j], int(inner[0]), len(inner)) for j, inner in shares], list(places)
 
@@ -318,7 +337,9 @@ class ConcatenationMap(BlockSelectionMap):
 
 
 def select_singly(selection_map: Any, indices: Indices) -> Selected:
-    """What to read for a block, by a user's selection map, which knows single indices only."""
+    """The reads for a block, computed by a user's selection map, which handles single indices
+    only.
+    """
     shares: dict[int, list[int]] = {}
     chosen = []
     for i in as_ints(indices):

@@ -57,7 +57,8 @@ def one_sided(ds: MapDataset[Any], shares: Sequence[Indices], whole: Indices) ->
 
 
 def warn_if_one_sided(ds: Any, count: int, stage: object, share: str) -> None:
-    """Warn if one of ``count`` shares of a pipeline, each every ``count``-th element, has other proportions than the whole.
+    """Warn if one of ``count`` shares of a pipeline, each every ``count``-th element, has other
+    proportions than the whole.
 
     Args:
         ds: the pipeline, or a map dataset.
@@ -75,7 +76,9 @@ def warn_if_one_sided(ds: Any, count: int, stage: object, share: str) -> None:
 
 
 def warn_if_slice_is_one_sided(ds: MapDataset[Any], sl: slice) -> None:
-    """Warn if a slice of a dataset with a step has other proportions than all elements of its range."""
+    """Warn if a slice of a dataset with a step has other proportions than all elements of its
+    range.
+    """
     indices = range(*sl.indices(len(ds)))
     if abs(indices.step) > 1 and len(indices) > 1:
         indices = indices[: min(_NUM_LOOKED_AT, 1 + _MAX_LOOKED_AT // abs(indices.step))]
@@ -101,7 +104,9 @@ def _warn_of(found: OneSided, stage: object, names: Sequence[str]) -> None:
 
 
 def _depth_of_user() -> int:
-    """Return how many calls upwards the first code is that is not of this package, as ``stacklevel`` counts them."""
+    """Return how many calls upwards the first code is that is not of this package, as
+    ``stacklevel`` counts them.
+    """
     depth, frame = 0, sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         depth, frame = depth + 1, frame.f_back
@@ -118,14 +123,17 @@ def _roots(ds: Any) -> Iterator[MapDataset[Any]]:
 
 
 def counts_of_components(ds: MapDataset[Any], indices: Indices) -> Counter[str]:
-    """Return how many of the elements at ``indices`` each component of the nearest mixture gives, by name."""
+    """Return how many of the elements at ``indices`` each component of the nearest mixture gives,
+    by name.
+    """
     for mixture, counts in _drawn(ds, indices):
         return Counter({mixture.name_of(i): counts[i] for i in range(len(mixture.parents))})
     return Counter()
 
 
 def _drawn(ds: MapDataset[Any], indices: Indices) -> Iterator[tuple[MixedMapDataset[Any], Counter[int]]]:
-    """Yield the mixtures upstream with the number of elements at ``indices`` that each component gives.
+    """Yield the mixtures upstream with the number of elements at ``indices`` that each component
+    gives.
 
     Those that are shuffled downstream are left out: they have no period.
     """

@@ -1,4 +1,4 @@
-"""Where a mixture of streams is."""
+"""The position of a mixture of streams."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ DRAWN, ENDED, RESTARTED, LAST = range(4)
 
 
 class Standing(NamedTuple):
-    """Where a mixture is. Never changed.
+    """The position of a mixture. Immutable.
 
     Attributes:
         parts: the positions of the components.
         num_asked: how often a component was asked for an element.
         has_ended: no more elements follow.
         counts: what was drawn of each component; ``None``: it follows from the index.
-        pieces: positions that are drawn under earlier plans, of states from before there were records of choices.
+        pieces: positions that are drawn under earlier plans, of states from before there were
+            records of choices.
         again: draws that are repeated one by one, of such states, and the same as it was saved.
     """
 
@@ -34,7 +35,9 @@ class Standing(NamedTuple):
     again: tuple[Turns, Any] | None = None
 
     def after(self, log: Sequence[Any]) -> Standing:
-        """Return where the mixture is after the entries of a log, of which there is at least one."""
+        """Return where the mixture is after the entries of a log, of which there is at least
+        one.
+        """
         parts, has_ended = [*self.parts], self.has_ended
         counts = None if self.counts is None else RunningCounts(self.counts)
         for i, part, _, length, kind, aims in log:

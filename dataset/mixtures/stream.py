@@ -53,17 +53,20 @@ class Mix(Stream):
         self.follows = self.by is None and self.stop == "first"  # what is drawn, from the position
         self.is_plain = self.follows and isinstance(self.plan, PatternPlan)
         self.own = self.plan.described()
-        self.draws = [Draw(self.own, name) for name in self.plan.names]  # of each component, as they are recorded
+        # of each component, as they are recorded
+        self.draws = [Draw(self.own, name) for name in self.plan.names]
         self.places = {name: i for i, name in enumerate(self.plan.names)}
         self.cells = [Cell() for _ in parents]
         self.nothing = DrawCounts.nothing(len(parents), self.plan.whole * _FINE if self.by is not None else 0)
         self.is_replayed = False  # by such a stage
         self.owner: weakref.ref[MixIterator] | None = None
         self.epochs = [0] * len(parents)  # of the streams in ``parents``
-        self.former: dict[int, tuple[int, Stream]] = {}  # epochs of components before that, with their streams
+        # epochs of components before that, with their streams
+        self.former: dict[int, tuple[int, Stream]] = {}
         self.rate = 1.0  # the share of this mixture in all draws
-        self.is_expected = self.was_asked = False  # the parents read ahead; an element was requested
-        self.unweighed = {*range(len(parents))}  # components that were not told their share
+        # the parents read ahead; an element was requested
+        self.is_expected = self.was_asked = False
+        self.unweighed = {*range(len(parents))}  # components that do not know their share
 
     # Positions.
 
@@ -136,7 +139,9 @@ class Mix(Stream):
         return self.parents[i]
 
     def stream_in(self, i: int, counts: DrawCounts | None) -> Stream:
-        """Return a stream of a component in the epoch in which it is, without moving the component there."""
+        """Return a stream of a component in the epoch in which it is, without moving the component
+        there.
+        """
         epoch = 0 if counts is None else counts.epochs[i]
         if epoch == self.epochs[i]:
             return self.parents[i]
@@ -323,7 +328,9 @@ class MixIterator(StreamIterator[Any]):
         return None if names is None else dict(zip(names, self._parents, strict=True))
 
     def _counts_in(self, state: Mapping[str, Any]) -> dict[str, dict[str, int]]:
-        """Return what was drawn of each component up to a state of this iterator, or of one like it."""
+        """Return what was drawn of each component up to a state of this iterator, or of one like
+        it.
+        """
         counts = counts_in(self._mix, state, state["index"])
         return counts_by_name(self._mix, counts, state["index"] - bool(state["stop"]))
 

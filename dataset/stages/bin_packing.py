@@ -25,7 +25,7 @@ from gristmill.transforms.sequences import Array
 
 
 class _PackIterDataset(IterDataset[dict[str, Any]]):
-    """What the two packings have in common."""
+    """Base of the two packings."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class _PackIterDataset(IterDataset[dict[str, Any]]):
     @staticmethod
     @abc.abstractmethod
     def _algorithm() -> MakePlacer:
-        """What chooses the bins."""
+        """A factory of the algorithm that chooses the bins."""
 
     @property
     def _described_parameters(self) -> dict[str, Any]:
@@ -82,41 +82,49 @@ class _PackIterDataset(IterDataset[dict[str, Any]]):
 
 
 class FirstFitPackIterDataset(_PackIterDataset):
-    """Returns rows of fixed length in which sequences stand one after another: each goes into the first bin with room for it.
+    """Returns rows of fixed length in which sequences stand one after another: each goes into the
+    first bin with room for it.
 
-    ``num_packing_bins`` bins are filled at a time. When a sequence fits into none of them they are given out, one bin at a time,
-    and it begins the next ones. A row is a dict: for each feature ``f`` its values; ``f_segment_ids``, ``int32``, which count the
-    sequences in the row from 1 and are 0 in unused cells; ``f_positions``, ``int32``, which count from 0 in each sequence. What
-    is nested in an element is nested in a row, with those two beside it. Dtypes are those of the first sequence of the bins.
+    ``num_packing_bins`` bins are filled at a time. When a sequence fits into none of them they are
+    given out, one bin at a time, and it begins the next ones. A row is a dict: for each feature
+    ``f`` its values; ``f_segment_ids``, ``int32``, which count the sequences in the row from 1 and
+    are 0 in unused cells; ``f_positions``, ``int32``, which count from 0 in each sequence. What is
+    nested in an element is nested in a row, with those two beside it. Dtypes are those of the first
+    sequence of the bins.
 
-    Order: bins are shuffled with ``seed`` plus the number of rows before them. State: the parent's before the first sequence of
-    the bins, the row, and the count of rows; restoring packs the bins again. ``skip_failed`` leaves out a single sequence; the
-    state says which one until the bins have been given out. Cost: a few µs per sequence and one copy; it grows with the logarithm
-    of the number of bins (with several features, with their number).
+    Order: bins are shuffled with ``seed`` plus the number of rows before them. State: the parent's
+    before the first sequence of the bins, the row, and the count of rows; restoring packs the bins
+    again. ``skip_failed`` leaves out a single sequence; the state says which one until the bins
+    have been given out. Cost: a few µs per sequence and one copy; it grows with the logarithm of
+    the number of bins (with several features, with their number).
 
-    Output depends on the order of sequences: under ``mp_prefetch`` every worker packs those of its own share. More bins leave
-    fewer cells unused, but hold more in memory and take longer to restore.
+    Output depends on the order of sequences: under ``mp_prefetch`` every worker packs those of its
+    own share. More bins leave fewer cells unused, but hold more in memory and take longer to
+    restore.
 
     Args:
-        parent: a dataset of dicts of features: arrays whose first axis is that of the sequence, lists of numbers, or scalars,
-            sequences of length 1. Features that are not named below are dropped; ``None`` is passed over.
-        length_struct: feature to cells in a bin, at least 1. Sequences must be truncated to it. For a feature that is itself a
-            dict of features: a dict of these; so for the other structs.
+        parent: a dataset of dicts of features: arrays whose first axis is that of the sequence,
+            lists of numbers, or scalars, sequences of length 1. Features that are not named below
+            are dropped; ``None`` is passed over.
+        length_struct: feature to cells in a bin, at least 1. Sequences must be truncated to it. For
+            a feature that is itself a dict of features: a dict of these; so for the other structs.
         num_packing_bins: bins that are filled at a time, at least 1.
         seed: a non-negative integer.
         shuffle_bins: shuffle the bins before they are given out.
-        shuffle_bins_group_by_feature: shuffle only bins in which the mean of the different non-zero values of this feature,
-            which is not nested, is equal, and give them out in the order of that mean.
-        meta_features: features without segment ids and positions, all that is nested in them included. Those not in
-            ``length_struct`` can be anything: the row has the list of them.
-        pack_alignment_struct: feature to alignment: sequences begin at multiples of it. 1 by default.
+        shuffle_bins_group_by_feature: shuffle only bins in which the mean of the different non-zero
+            values of this feature, which is not nested, is equal, and give them out in the order of
+            that mean.
+        meta_features: features without segment ids and positions, all that is nested in them
+            included. Those not in ``length_struct`` can be anything: the row has the list of them.
+        pack_alignment_struct: feature to alignment: sequences begin at multiples of it. 1 by
+            default.
         padding_struct: feature to the value of unused cells. 0 by default.
         max_sequences_per_bin: at least 1; no limit by default.
 
     Raises:
         TypeError: an argument has the wrong type; when iterating, an element that is not a dict.
-        ValueError: a number is out of range, or names do not agree. When iterating, a sequence is too long, or its trailing shape
-            or its values do not suit the bins; names the feature.
+        ValueError: a number is out of range, or names do not agree. When iterating, a sequence is
+            too long, or its trailing shape or its values do not suit the bins; names the feature.
         KeyError: when iterating, an element lacks a feature.
 
     Example:
@@ -125,7 +133,8 @@ class FirstFitPackIterDataset(_PackIterDataset):
         >>> ds = MapDataset.source([3, 4, 2]).map(lambda n: {"x": np.full(n, n)}).to_iter_dataset()
         >>> rows = list(FirstFitPackIterDataset(ds, length_struct={"x": 6}, num_packing_bins=2, shuffle_bins=False))
         >>> rows[0]["x"], rows[0]["x_segment_ids"], rows[1]["x"]
-        (array([3, 3, 3, 2, 2, 0]), array([1, 1, 1, 2, 2, 0], dtype=int32), array([4, 4, 4, 4, 0, 0]))
+        (array([3, 3, 3, 2, 2, 0]), array([1, 1, 1, 2, 2, 0], dtype=int32), array([4, 4, 4, 4, 0,
+        0]))
     """
 
     @staticmethod
@@ -134,13 +143,15 @@ class FirstFitPackIterDataset(_PackIterDataset):
 
 
 class BestFitPackIterDataset(_PackIterDataset):
-    """Returns rows of fixed length in which sequences stand one after another: each goes into the fullest bin with room for it.
+    """Returns rows of fixed length in which sequences stand one after another: each goes into the
+    fullest bin with room for it.
 
-    Of equally full bins the first one takes it; with several features, how full a bin is says the sum over them. Everything else,
-    arguments too, is as in ``FirstFitPackIterDataset``. Leaves fewer cells unused, mostly.
+    Of equally full bins the first one takes it; with several features, how full a bin is says the
+    sum over them. Everything else, arguments too, is as in ``FirstFitPackIterDataset``. Leaves
+    fewer cells unused, mostly.
 
-    Order: bins are shuffled with ``seed`` plus the number of rows before them. State: as of ``FirstFitPackIterDataset``. Cost: as
-    there.
+    Order: bins are shuffled with ``seed`` plus the number of rows before them. State: as of
+    ``FirstFitPackIterDataset``. Cost: as there.
 
     Example:
         >>> import numpy as np
@@ -148,7 +159,8 @@ class BestFitPackIterDataset(_PackIterDataset):
         >>> ds = MapDataset.source([3, 4, 2]).map(lambda n: {"x": np.full(n, n)}).to_iter_dataset()
         >>> rows = list(BestFitPackIterDataset(ds, length_struct={"x": 6}, num_packing_bins=2, shuffle_bins=False))
         >>> rows[0]["x"], rows[1]["x"], rows[1]["x_segment_ids"]
-        (array([3, 3, 3, 0, 0, 0]), array([4, 4, 4, 4, 2, 2]), array([1, 1, 1, 1, 2, 2], dtype=int32))
+        (array([3, 3, 3, 0, 0, 0]), array([4, 4, 4, 4, 2, 2]), array([1, 1, 1, 1, 2, 2],
+        dtype=int32))
     """
 
     @staticmethod
@@ -184,7 +196,9 @@ def _traced_row(layout: PackLayout, row: dict[str, Any]) -> Traced:
 
 @dataclass
 class Packing:
-    """How sequences are put into bins, and in which order these are given out. The arguments are those of the datasets."""
+    """The rules by which sequences are put into bins, and the order in which bins are emitted. The
+    arguments are those of the datasets.
+    """
 
     algorithm: MakePlacer
     length_struct: Mapping[str, Any]
@@ -207,7 +221,7 @@ class Packing:
         self._group = None if group is None else self.layout.index(group)
 
     def described(self) -> dict[str, Any]:
-        """What decides which rows there are."""
+        """The parameters that determine the rows."""
         given = {name.name: getattr(self, name.name) for name in fields(Packing)[1:]}
         return {"algorithm": self.algorithm.__name__, **given}
 
@@ -217,7 +231,9 @@ class Packing:
         return Bins(features, self.algorithm(features, self.num_packing_bins, self.max_sequences_per_bin), sequences)
 
     def rows(self, bins: Bins, num_before: int) -> PackedRows:
-        """What ``bins`` hold, as elements, in the order in which they are given out after ``num_before`` others."""
+        """The contents of ``bins`` as elements, in the order in which they are emitted after
+        ``num_before`` others.
+        """
         columns = bins.columns()
         order: Sequence[int] = range(len(bins))
         if self.shuffle_bins:
@@ -232,7 +248,8 @@ class BinPackDatasetIterator(StreamIterator[dict[str, Any]]):
     _engine: BinPack
 
     def get_packed_batch_size_bytes(self) -> int:
-        """Returns how many bytes the arrays of all bins take, and the numbers that say how full these are.
+        """Returns how many bytes the arrays of all bins take, and the numbers that say how full
+        these are.
 
         Raises:
             ValueError: no element has been packed yet, so that dtypes are not known.

@@ -15,6 +15,7 @@ from gristmill.dataset.ahead.kept import current
 from gristmill.dataset.bases.map import ReindexMapDataset
 from gristmill.dataset.bases.node import random_seed
 from gristmill.dataset.bases.parameters import Parameters, silent
+from gristmill.dataset.faults.attempts import Outcome
 
 T = TypeVar("T")
 
@@ -34,11 +35,13 @@ class BlockShuffleParameters(Parameters):
 
 
 class BlockShuffleMapDataset(ReindexMapDataset[T]):
-    """The parent's elements: blocks of them in a pseudo-random order, all elements of a group of blocks in another.
+    """The parent's elements: blocks of them in a pseudo-random order, all elements of a group of
+    blocks in another.
 
-    Order: in epoch ``e``, whole blocks are permuted by ``index_shuffle`` with seed ``seed + e``; a shorter last block has a place
-    among them that follows from seed and epoch. Group ``g`` of the ``n`` of an epoch is permuted with a seed derived from it
-    plus ``e * n + g``. Cost: about 0.2 µs per element in blocks, 5 µs for a single one.
+    Order: in epoch ``e``, whole blocks are permuted by ``index_shuffle`` with seed ``seed + e``; a
+    shorter last block has a place among them that follows from seed and epoch. Group ``g`` of the
+    ``n`` of an epoch is permuted with a seed derived from it plus ``e * n + g``. Cost: about 0.2 µs
+    per element in blocks, 5 µs for a single one.
     """
 
     _parameters: BlockShuffleParameters
@@ -68,7 +71,15 @@ class BlockShuffleMapDataset(ReindexMapDataset[T]):
         if blocks is None or not (isinstance(indices, range) or len(indices) == 1):
             return super()._items(indices)
         step = indices.step if isinstance(indices, range) else None
-        return (blocks.one(self, i, step) for i in as_ints(indices))
+        elements = (blocks.one(self, i, step) for i in as_ints(indices))
+        return elements if self._reports is None else map(self._without_outcome, elements)
+
+    def _without_outcome(self, x: Any) -> Any:
+        """Return an element of a block, after what failed in it is reported as if it was computed now."""
+        if type(x) is Outcome and self._reports is not None:
+            self._reports.here().extend(x.events)
+            x = x.element
+        return x
 
     # What those ask who keep blocks (see ``kept``).
 
@@ -88,7 +99,10 @@ class BlockShuffleMapDataset(ReindexMapDataset[T]):
         return range(start, min(start + order.block_size, (epoch + 1) * order.length))
 
     def read(self, keys: Indices) -> list[Any]:
-        return list(self._parents[0]._items(keys))
+        elements, reports = self._parents[0]._items(keys), self._reports
+        if reports is None:
+            return list(elements)
+        return [Outcome(x, reports.take()) if reports else x for x in elements]
 
     def _reindex(self, index: Any) -> Any:
         order = self._current_order()
@@ -113,10 +127,13 @@ class _Order:
         self._groups: dict[int, Permutation] = {}  # by their length: there are no more than four
 
     def position(self, epoch: Any, index: Any) -> Any:
-        """Where the element ``index`` of ``epoch`` is in the parent: of ``int``s, or of arrays of them."""
+        """The index in the parent of element ``index`` of ``epoch``, for ``int``s or arrays of
+        them.
+        """
         group, start, length, place = self.group(epoch, index)
         offset = self._permuted(epoch * self.num_groups + group, index - start, length)
-        first = group * self.group_size  # block of the group; the short one, if it is here, is followed by what it lacks
+        # block of the group; the short one, if it is here, is followed by what it lacks
+        first = group * self.group_size
         end_of_short = (place - first + 1) * self.block_size - self.missing
         has_short = (first <= place) & (place < first + self.group_size)
         offset = offset + self.missing * (has_short & (offset >= end_of_short))
@@ -124,7 +141,9 @@ class _Order:
         return self._block_at(epoch, block, place) * self.block_size + offset % self.block_size
 
     def group(self, epoch: Any, index: Any) -> tuple[Any, Any, Any, Any]:
-        """The group that an element is in, its first index and its length; and the place of the short block among all."""
+        """The group that an element is in, its first index and its length; and the place of the
+        short block among all.
+        """
         place = self._place(epoch)
         shorter = place // self.group_size  # the group that lacks something
         is_after = index >= _least((shorter + 1) * self.most, self.num_blocks * self.block_size) - self.missing

@@ -54,11 +54,13 @@ class MapBucketParameters(BucketParameters):
 class BucketBatchMapDataset(BlockMapDataset[T]):
     """Batches of elements of similar lengths; see ``MapDataset.bucket_batch``.
 
-    Order: within each window of the parent's order, batches are permuted by ``index_shuffle`` with seed ``seed + e * n + w``, for
-    window ``w`` of the ``n`` in epoch ``e``. Cost: planning takes about 0.1 µs per length; then one copy per leaf.
+    Order: within each window of the parent's order, batches are permuted by ``index_shuffle`` with
+    seed ``seed + e * n + w``, for window ``w`` of the ``n`` in epoch ``e``. Cost: planning takes
+    about 0.1 µs per length; then one copy per leaf.
 
     Attributes:
-        num_long: how many elements of an epoch are longer than the last boundary, which were truncated or dropped.
+        num_long: how many elements of an epoch are longer than the last boundary, which were
+            truncated or dropped.
     """
 
     _parameters: MapBucketParameters
@@ -122,7 +124,9 @@ class BucketBatchMapDataset(BlockMapDataset[T]):
 
     @property
     def num_long(self) -> int:
-        """How many elements of an epoch are longer than the last boundary, which were truncated or dropped."""
+        """The number of elements of an epoch that are longer than the last boundary, which were
+        truncated or dropped.
+        """
         return self._plan.num_long
 
     @property
@@ -155,7 +159,9 @@ class BucketBatchMapDataset(BlockMapDataset[T]):
         return map(self._batch, as_ints(indices))
 
     def _members(self, index: int) -> tuple[Members, slice, int]:
-        """The elements of a batch, which of them are this shard's, and how many rows that has if none is missing."""
+        """The elements of a batch, which of them are this shard's, and how many rows that has if
+        none is missing.
+        """
         members, shard = self._plan.members(index), self._parameters.shard_options
         size = self._parameters.batch_sizes[members.bucket] // shard.shard_count
         return members, slice(shard.shard_index * size, (shard.shard_index + 1) * size), size
@@ -212,11 +218,13 @@ def _boundaries(lengths: Lengths, boundaries: Any, max_tokens: int | None, on_lo
 
 
 class BucketBatchIterDataset(IterDataset[T]):
-    """Batches of elements of similar lengths, each as soon as a bucket is full; see ``IterDataset.bucket_batch``.
+    """Batches of elements of similar lengths, each as soon as a bucket is full; see
+    ``IterDataset.bucket_batch``.
 
-    Order: that in which buckets become full; at the end, what is left in them, shorter elements first. State: the parent's before
-    the oldest element that is held, how many were read since, and which of those are held; to continue there, these are read
-    again. Cost: about 1 µs per element, and one copy per leaf.
+    Order: that in which buckets become full; at the end, what is left in them, shorter elements
+    first. State: the parent's before the oldest element that is held, how many were read since, and
+    which of those are held; to continue there, these are read again. Cost: about 1 µs per element,
+    and one copy per leaf.
     """
 
     _parameters: StreamBucketParameters
@@ -258,7 +266,8 @@ class BucketBatchIterDataset(IterDataset[T]):
     def _traced(self, tracing: Tracing) -> Any:
         length_of = self._parameters.length_fn
         given = self._parameters.replaced(length_fn=noting_failed(lambda x: length_of(x.value)))
-        parent = tracing.of(self._parent).map(lambda x: None if x.value is None else x)  # which is passed over
+        # which is passed over
+        parent = tracing.of(self._parent).map(lambda x: None if x.value is None else x)
         return tracing.over(self, _parents=(parent,), _parameters=given, _padding=_TracedPadding(self._padding))
 
     def __iter__(self) -> DatasetIterator[T]:
@@ -272,7 +281,9 @@ class BucketBatchDatasetIterator(StreamIterator[T]):
 
     @property
     def num_long(self) -> int:
-        """How many elements have come that are longer than the last boundary, and were truncated or dropped."""
+        """The number of elements so far that are longer than the last boundary, and were truncated
+        or dropped.
+        """
         return self._engine.num_long(self.pos)
 
 

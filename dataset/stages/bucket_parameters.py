@@ -17,7 +17,9 @@ def check_on_long(on_long: Any) -> None:
 
 
 class BucketParameters(Parameters):
-    """What both twins are made with; ``boundaries`` are those that were chosen, ``batch_sizes`` those of all shards together."""
+    """The parameters of both datasets; ``boundaries`` are those that were chosen, ``batch_sizes``
+    those of all shards together.
+    """
 
     boundaries: tuple[int, ...]
     max_tokens: int | None = silent()
@@ -34,21 +36,21 @@ class BucketParameters(Parameters):
 
     @property
     def keeps_long(self) -> bool:
-        """Whether what is longer than the last boundary is in the last bucket."""
+        """True if elements longer than the last boundary are in the last bucket."""
         return self.on_long == "truncate"
 
     def padding(self) -> Padding:
-        """What makes batches."""
+        """The padding with which batches are made."""
         return Padding(self.pad_to, self.pad_value, self.with_lengths)
 
     def rows(self, bucket: int, num: int, num_real: int, lengths: Sequence[int], longest: int) -> Rows:
-        """What a batch is to have of which ``num_real`` of ``num`` rows are there."""
+        """The rows of a batch of ``num``, ``num_real`` of which are real."""
         return Rows(
             num if self.with_lengths else num_real, num_real, lengths, self.boundaries[bucket], longest, self.boundaries[-1]
         )
 
     def spec(self, padding: Padding, spec: Any, num_shards: int) -> Any:
-        """What batches look like of elements that look like ``spec``."""
+        """The spec of batches of elements with spec ``spec``."""
         sizes = {size // num_shards for size in self.batch_sizes}
         is_known = len(sizes) == 1 and (self.drop_remainder or self.with_lengths)
         return padding.spec(spec, sizes.pop() if is_known else None, self.boundaries[0] if len(self.boundaries) == 1 else None)

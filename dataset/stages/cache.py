@@ -22,20 +22,23 @@ class CacheParameters(Parameters):
 
 
 class CacheIterDataset(IterDataset[T]):
-    """Returns the elements of ``parent``, kept in memory: ``RepeatIterDataset(CacheIterDataset(ds), n)`` computes them once.
+    """Returns the elements of ``parent``, kept in memory: ``RepeatIterDataset(CacheIterDataset(ds),
+    n)`` computes them once.
 
-    Every iterator has a cache of its own, filled as elements pass. It is complete when the parent has ended, which is not
-    touched any more then. Going back within what is in memory computes nothing.
+    Every iterator has a cache of its own, filled as elements pass. It is complete when the parent
+    has ended, which is not touched any more then. Going back within what is in memory computes
+    nothing.
 
-    Order: the parent's. State: the parent's, the number of elements so far, whether the cache is complete, and where
-    ``skip_failed`` has left out some, if it has; no elements. A new iterator that is restored computes those before its position
-    again; so of a mixture in mapping form with other weights or components its state is refused, unless nothing has come yet:
-    mix behind it. Cost: a list's, and the memory of all elements.
+    Order: the parent's. State: the parent's, the number of elements so far, whether the cache is
+    complete, and where ``skip_failed`` has left out some, if it has; no elements. A new iterator
+    that is restored computes those before its position again; so of a mixture in mapping form with
+    other weights or components its state is refused, unless nothing has come yet: mix behind it.
+    Cost: a list's, and the memory of all elements.
 
     Args:
         parent: the dataset; all its elements must fit in memory.
-        copy_elements: hand out deep copies, so that elements may be changed in place. Otherwise every epoch has the very same
-            objects, and a change would be seen in the next one.
+        copy_elements: hand out deep copies, so that elements may be changed in place. Otherwise
+            every epoch has the very same objects, and a change would be seen in the next one.
 
     Example:
         >>> from gristmill.dataset import MapDataset

@@ -1,4 +1,6 @@
-"""``ConcatThenSplitIterDataset``: sequences joined one after another and cut into pieces of fixed lengths."""
+"""``ConcatThenSplitIterDataset``: sequences joined one after another and cut into pieces of fixed
+lengths.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ from gristmill.transforms.sequences import Array, as_sequence
 
 
 class BOSHandling(enum.Enum):
-    """What ``ConcatThenSplitIterDataset`` does to the first token of every piece of a sequence.
+    """The way ``ConcatThenSplitIterDataset`` treats the first token of every piece of a sequence.
 
     Example:
         >>> list(BOSHandling)
@@ -48,37 +50,42 @@ class ConcatThenSplitParameters(Parameters):
 
 
 class ConcatThenSplitIterDataset(IterDataset[dict[str, Any]]):
-    """Returns rows of fixed length, cut from all sequences joined one after another; only the last one has unused cells.
+    """Returns rows of fixed length, cut from all sequences joined one after another; only the last
+    one has unused cells.
 
-    A row is a dict: for each feature ``f`` its values; ``f_segment_ids``, ``int32``, which count the pieces of sequences in it
-    from 1 and are 0 in unused cells; ``f_positions``, ``int32``, which count from 0 in each piece, also in one that continues a
-    sequence. With several features a row ends with the element that does not fit: each of its features goes in as far as it fits.
-    Dtypes are those of the first sequence in a row.
+    A row is a dict: for each feature ``f`` its values; ``f_segment_ids``, ``int32``, which count
+    the pieces of sequences in it from 1 and are 0 in unused cells; ``f_positions``, ``int32``,
+    which count from 0 in each piece, also in one that continues a sequence. With several features a
+    row ends with the element that does not fit: each of its features goes in up to the length that
+    fits. Dtypes are those of the first sequence in a row.
 
-    Law: the tokens of a feature come out once each, in order (but for full-length elements that are passed through, and first
-    tokens that are overwritten).
+    Law: the tokens of a feature come out once each, in order (but for full-length elements that are
+    passed through, and first tokens that are overwritten).
 
-    Order: the parent's. State: the parent's before the element in which a row begins, where in it, and the number of rows since;
-    restoring makes that row again. ``skip_failed`` leaves out a single element, and the state says which one as long as rows are
-    being made of its neighbours. Cost: a few µs per sequence and one copy.
+    Order: the parent's. State: the parent's before the element in which a row begins, where in it,
+    and the number of rows since; restoring makes that row again. ``skip_failed`` leaves out a
+    single element, and the state says which one as long as rows are being made of its neighbours.
+    Cost: a few µs per sequence and one copy.
 
     Args:
-        parent: a dataset of dicts with exactly the features of ``length_struct``: arrays whose first axis is that of the
-            sequence, lists of numbers, or scalars, sequences of length 1. ``None`` is passed over.
+        parent: a dataset of dicts with exactly the features of ``length_struct``: arrays whose
+            first axis is that of the sequence, lists of numbers, or scalars, sequences of length 1.
+            ``None`` is passed over.
         length_struct: feature to length of a row, at least 1.
-        meta_features: features that are never cut, but repeated in every row that has a piece of their element; without segment
-            ids and positions.
-        split_full_length_features: with ``False``, elements that fit into a row, and fill it with one of their features, are
-            passed through as rows of their own. They come after the row in the making, so that as many of them are held in memory
-            as come in succession.
+        meta_features: features that are never cut, but repeated in every row that has a piece of
+            their element; without segment ids and positions.
+        split_full_length_features: with ``False``, elements that fit into a row, and fill it with
+            one of their features, are passed through as rows of their own. They come after the row
+            in the making, so that as many of them are held in memory as come in succession.
         bos_handling: whether the first token of every piece is overwritten.
         bos_features: the features in which it is.
         bos_token_id: what with.
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: a number is out of range, or arguments do not agree. When iterating, an element is not such a dict, a meta
-            feature is longer than a row, or a trailing shape or values do not suit the row; names the feature.
+        ValueError: a number is out of range, or arguments do not agree. When iterating, an element
+            is not such a dict, a meta feature is longer than a row, or a trailing shape or values
+            do not suit the row; names the feature.
 
     Example:
         >>> import numpy as np

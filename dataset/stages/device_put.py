@@ -15,18 +15,22 @@ from gristmill.dataset.stages.thread_prefetch import ThreadPrefetchIterDataset
 def device_put(
     ds: IterDataset[Any] | MapDataset[Any], device: Any, *, cpu_buffer_size: int = 4, device_buffer_size: int = 2
 ) -> IterDataset[Any]:
-    """Returns the elements of ``ds`` as JAX arrays on ``device``, sent there by a thread ahead of their use.
+    """Returns the elements of ``ds`` as JAX arrays on ``device``, sent there by a thread ahead of
+    their use.
 
-    One thread computes elements, another one sends them, so that computing, copying and using overlap. Elements are pytrees of
-    what ``jax.device_put`` takes; dtypes follow JAX's rules (``int64`` becomes ``int32`` unless 64 bit are enabled).
+    One thread computes elements, another one sends them, so that computing, copying and using
+    overlap. Elements are pytrees of what ``jax.device_put`` takes; dtypes follow JAX's rules
+    (``int64`` becomes ``int32`` unless 64 bit are enabled).
 
-    Order: that of ``ds``. State: that of ``ds``, after the last delivered element, so this step can be put in and taken out
-    without effect on checkpoints. Cost: up to ``device_buffer_size + 1`` elements on the device beyond those in use. On the CPU,
-    JAX may use the memory of an array as it is, without a copy; buffers that are recycled wait until JAX has let go of them.
+    Order: that of ``ds``. State: that of ``ds``, after the last delivered element, so this step can
+    be put in and taken out without effect on checkpoints. Cost: up to ``device_buffer_size + 1``
+    elements on the device beyond those in use. On the CPU, JAX may use the memory of an array as it
+    is, without a copy; buffers that are recycled wait until JAX has let go of them.
 
     Args:
         ds: the dataset.
-        device: what ``jax.device_put`` takes: a device, a sharding, or a pytree of them that fits the elements.
+        device: what ``jax.device_put`` takes: a device, a sharding, or a pytree of them that fits
+            the elements.
         cpu_buffer_size: elements kept ready on the host; 0 for no thread.
         device_buffer_size: elements kept ready on the device; 0 for no thread.
 

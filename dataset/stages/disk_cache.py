@@ -49,7 +49,8 @@ class DiskCacheParameters(Parameters):
 
 
 class DiskCache:
-    """The store of the elements of one pipeline. It pickles into workers, which open it by themselves.
+    """The store of the elements of one pipeline. It pickles into workers, which open it by
+    themselves.
 
     Args:
         parent: the dataset whose elements are kept.
@@ -109,9 +110,11 @@ def check_no_draws(parent: Any, parameters: DiskCacheParameters, *, is_stream: b
 
 
 class DiskCacheMapDataset(BlockMapDataset[T]):
-    """The elements of the parent, kept on disk when they are first computed, and read from there afterwards.
+    """The elements of the parent, kept on disk when they are first computed, and read from there
+    afterwards.
 
-    Order: the parent's. Cost: to store an element, its pickle; then one read, without copies of arrays.
+    Order: the parent's. Cost: to store an element, its pickle; then one read, without copies of
+    arrays.
 
     Args:
         parent: the dataset, which has the same element at a position in all epochs.
@@ -139,13 +142,15 @@ class DiskCacheMapDataset(BlockMapDataset[T]):
     def _found_or_computed(self, keys: Sequence[int]) -> Iterator[Any]:
         store = self._cache.store()
         for key in keys:
-            [element] = store.get([key])
+            element = store.value(key)
             if element is MISSING:
                 element = self._computed(store, key)
             yield (element, element := None)[0]
 
     def _computed(self, store: DiskStore, key: int) -> Any:
-        """Return the element at ``key``, which is not stored; or what another thread that computes it has stored."""
+        """Return the element at ``key``, which is not stored; or what another thread that computes
+        it has stored.
+        """
         claim = Lock()
         with claim:  # which others wait for, and which an interrupt releases
             other = store.claims.setdefault(key, claim)
@@ -159,7 +164,7 @@ class DiskCacheMapDataset(BlockMapDataset[T]):
         return self._stored(store, key)
 
     def _stored(self, store: DiskStore, key: int) -> Any:
-        [element] = store.get([key])  # another thread may have stored it since the last look
+        element = store.value(key)  # another thread may have stored it since the last look
         if element is MISSING:
             element = item(self._parents[0], key)
             if element is not None or self._keeps_nones:

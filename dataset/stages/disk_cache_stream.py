@@ -1,4 +1,6 @@
-"""``cache(path)`` of a stream: blocks of elements that are kept on disk when they are first computed."""
+"""``cache(path)`` of a stream: blocks of elements that are kept on disk when they are first
+computed.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import same_number
 from gristmill.dataset.bases.node import spec_of_first_parent
 from gristmill.dataset.bases.traced import Tracing
-from gristmill.dataset.disk_store import MISSING
+from gristmill.dataset.disk_store import MISSING, pickled
 from gristmill.dataset.engine.choices import Record, Records, Refilling
 from gristmill.dataset.engine.iterators import open_stage
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, are_equal
@@ -30,12 +32,14 @@ _NUM_PARTS = 3  # of a block on disk, without choices
 
 
 class DiskCacheIterDataset(IterDataset[T]):
-    """The elements of the parent, kept on disk when they are first computed, and read from there afterwards.
+    """The elements of the parent, kept on disk when they are first computed, and read from there
+    afterwards.
 
-    Elements are kept in blocks of up to 256 elements or 1 MB, each with the parent's state after it.
+    Elements are kept in blocks of up to 256 elements or 1 MB, each with the parent's state after
+    it.
 
-    Order: the parent's. State: the parent's before the current block, and the place in the block. Cost: to store an element, its
-    pickle; then to unpickle it.
+    Order: the parent's. State: the parent's before the current block, and the place in the block.
+    Cost: to store an element, its pickle; then to unpickle it.
 
     Args:
         parent: the stream.
@@ -73,7 +77,8 @@ class _Block:
         before: the parent's position before them.
         start: the number of elements before them.
         has_skipped: an element was skipped before them.
-        elements: pickled, unless they are not kept on disk.
+        elements: pickled, unless they are not kept on disk; with large arrays, a pickle followed by
+            the contents of these.
         ends: the parent's position after each, of those that were computed here.
         counts: how many choices were made until each, if the parent makes choices.
         records: these choices, of a complete block.
@@ -156,7 +161,9 @@ class DiskBlocks(Refilling):
         return block.before, block.start, offset, block.has_skipped, self.records()
 
     def _begin(self, cell: Cell) -> tuple[_Block, int]:
-        """Return the block of the position of ``cell``, and how many of its elements were delivered."""
+        """Return the block of the position of ``cell``, and how many of its elements were
+        delivered.
+        """
         before, start, offset, has_skipped, records = cell.pos
         if self.choices is not None:
             self.choices.outer = cell.choices
@@ -206,12 +213,13 @@ class DiskBlocks(Refilling):
         block = self._block = _Block(before, start, has_skipped)
         if self._cache is None or has_skipped:
             return block
-        [found] = self._cache.store().get([start])
+        found = self._cache.store().value(start)
         if found is not MISSING and (self.choices is None or len(found) > _NUM_PARTS):
             elements, text, is_last, *choices = found
             state = state_from_text(text, self.parent)
             counts, records, text = choices if choices else ([], (), None)
-            if self.choices is not None and text is not None:  # the block may be of another epoch, or run
+            # the block may be of another epoch, or run
+            if self.choices is not None and text is not None:
                 with_counts_since(state, state_from_text(text, self.parent), self.parent.save(before))
             after = self.parent.load(state)
             there = _Block(before, start, False, elements, [], counts, records, after, True, is_last)
@@ -242,10 +250,13 @@ class DiskBlocks(Refilling):
 
     def _keep(self, block: _Block, x: Any) -> None:
         """Add an element that was computed to ``block``."""
-        record = x if self._cache is None else pickle.dumps(x, 5)
+        record = x
         del block.elements[len(block.ends) :]  # after an interrupt
         if self._cache is not None:
-            block.num_bytes += len(record)
+            record, buffers = pickled(x)
+            block.num_bytes += len(record) + sum(map(len, buffers))
+            if buffers:  # copied, since the consumer may change the arrays
+                record = record, *[pickle.PickleBuffer(bytes(buffer)) for buffer in buffers]
         if self.choices is not None:
             block.counts.append({**self.choices.counts})
         block.elements.append(record)
@@ -262,7 +273,12 @@ class DiskBlocks(Refilling):
         block.is_complete = True
 
     def _loaded(self, record: Any) -> Any:
-        return record if self._cache is None else pickle.loads(record)
+        if self._cache is None:
+            return record
+        if isinstance(record, bytes):
+            return pickle.loads(record)
+        text, *buffers = record
+        return pickle.loads(text, buffers=[bytearray(buffer) for buffer in buffers])
 
     def _pass(self, cell: Cell, block: _Block) -> None:
         self.inner.pass_failed()

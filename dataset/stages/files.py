@@ -1,4 +1,4 @@
-"""What datasets have in common that read files from the beginning to the end."""
+"""Code shared by datasets that read files from front to back."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ _BUFFER_SIZE = 16  # elements of each of several files that are ready ahead
 
 
 class ReadingIterDataset(IterDataset[T]):
-    """The elements of what is read from the beginning to the end. Subclasses open a ``Reading`` for each of their parts."""
+    """The elements of what is read from the beginning to the end. Subclasses open a ``Reading`` for
+    each of their parts.
+    """
 
     @abc.abstractmethod
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None: ...

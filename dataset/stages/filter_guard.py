@@ -19,17 +19,20 @@ _WARN_INTERVAL_SECONDS = 60.0
 
 
 class FilterGuard:
-    """Counts kept and dropped elements in windows of 1000 and judges each full window by the pipeline's options.
+    """Counts kept and dropped elements in windows of 1000 and checks each full window against the
+    pipeline's options.
 
-    ``observe(kept)`` raises ``ValueError`` at the element that completes a window with too many drops, before counting any of
-    the block, so that taking its elements singly raises at the right one. Whoever is taken back to an earlier place takes
-    ``counts`` back as well: the error comes again then. When it has reached the user, counting begins anew.
+    ``observe(kept)`` raises ``ValueError`` at the element that completes a window with too many
+    drops, before counting any of the block, so that taking its elements singly raises at the right
+    one. An iterator set back to an earlier position takes ``counts`` back as well: the error comes
+    again then. When it has reached the user, counting starts again.
 
     Args:
         stage: whose elements these are, or what it is called.
     """
 
-    _last_warned: ClassVar[dict[str, float]] = {}  # when, by the name of the stage: for all its iterators in this process
+    # when, by the name of the stage: for all its iterators in this process
+    _last_warned: ClassVar[dict[str, float]] = {}
 
     def __init__(self, stage: Any) -> None:
         self._stage: Callable[[], Any] = (lambda: stage) if isinstance(stage, str) else weakref.ref(stage)
@@ -57,7 +60,9 @@ class FilterGuard:
             self._warn(worst)
 
     def judge(self, decisions: list[bool], options: Any) -> None:
-        """Judge a full window of ``decisions``, and clear it; after an error when a user has got that."""
+        """Checks a full window of ``decisions``, and clear it; after an error when a user has got
+        that.
+        """
         num_dropped = decisions.count(False)
         ratio = num_dropped / len(decisions)
         threshold = options.filter_raise_threshold_ratio

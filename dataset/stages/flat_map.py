@@ -20,13 +20,13 @@ from gristmill.dataset.bases.parameters import Parameters, aside, function
 from gristmill.dataset.bases.traced import Traced, Tracing, noting_failed
 from gristmill.dataset.engine.groups import Spread
 from gristmill.dataset.engine.iterators import open_stage
-from gristmill.dataset.faults.attempts import Event, current, note_events, noted_events
+from gristmill.dataset.faults.attempts import Event, events_here
 from gristmill.dataset.telling.failures import failed_at
 from gristmill.transforms.base import FlatMap, check_max_fan_out, for_a_class, transform_function
 
 T = TypeVar("T")
 
-_Items: TypeAlias = tuple[list[Any], list[Event]]
+_Items: TypeAlias = tuple[list[Any], list[Event] | None]  # ``None`` if events were not needed
 
 _HANDED_OUT = object()
 
@@ -40,11 +40,12 @@ class StreamFlatMapParameters(FlatMapParameters):
 
 
 class FlatMapMapDataset(BlockMapDataset[T]):
-    """Returns the items that ``transform`` makes of each element; item ``j`` of element ``i`` is at ``i * max_fan_out + j``.
+    """Returns the items that ``transform`` makes of each element; item ``j`` of element ``i`` is at
+    ``i * max_fan_out + j``.
 
-    Where an element has fewer items, there is no element (``None``). Order: the parent's. Cost: one call per element of the
-    parent, where its items are asked for in blocks or one after another; so items that share memory with one another must not
-    be changed in place.
+    Where an element has fewer items, there is no element (``None``). Order: the parent's. Cost: one
+    call per element of the parent, where its items are asked for in blocks or one after another; so
+    items that share memory with one another must not be changed in place.
 
     Args:
         parent: the dataset.
@@ -52,7 +53,8 @@ class FlatMapMapDataset(BlockMapDataset[T]):
 
     Raises:
         TypeError: ``transform`` is not a ``FlatMap``, or has no ``max_fan_out``.
-        ValueError: ``max_fan_out`` is not positive. When an element is read: it has more items than that.
+        ValueError: ``max_fan_out`` is not positive. When an element is read: it has more items than
+            that.
 
     Example:
         >>> from gristmill.dataset import MapDataset
@@ -68,8 +70,8 @@ class FlatMapMapDataset(BlockMapDataset[T]):
     _is_made_anew = True
     _drops = True
     _takes_apart = True
-    # The index of the parent's element that was split last, its items, and what has failed on the way. A thread that uses
-    # it takes it away from the others.
+    # The index of the parent's element that was split last, its items, and what has failed on the
+    # way. A thread that uses it takes it away from the others.
     _memo: tuple[int, _Items] | None
 
     def __init__(self, parent: Any, transform: FlatMap) -> None:
@@ -105,21 +107,26 @@ class FlatMapMapDataset(BlockMapDataset[T]):
             wanted = list(dict.fromkeys([i // size for i in numbers]))
         found: dict[int, _Items] = {}
         memo = vars(self).pop("_memo", None)
-        if memo is not None and memo[0] == wanted[0]:
+        if memo is not None and memo[0] == wanted[0] and (memo[1][1] is not None or self._events() is None):
             found[memo[0]] = memo[1]
             wanted = wanted[1:]
         return self._parts(numbers, found, self._split(wanted) if wanted else iter(()))
 
     def _parts(self, numbers: Sequence[int], found: dict[int, _Items], split: Iterator[list[Any]]) -> Iterator[Any]:
-        """Returns the items at ``numbers``: of elements in ``found``, or of the next ones in ``split``."""
+        """Returns the items at ``numbers``: of elements in ``found``, or of the next ones in
+        ``split``.
+        """
         size, num_left = self._max_fan_out, len(numbers)
         for i in numbers:
             number, position = divmod(i, size)
             pair = found.get(number)
-            if pair is None or (position < len(pair[0]) and pair[0][position] is _HANDED_OUT):  # its user may have changed it
-                pair = found[number] = _noted(split if pair is None else self._split([number]))
-            items, events = pair
-            note_events(events, count=not position)  # what failed counts once
+            # its user may have changed it
+            if pair is None or (position < len(pair[0]) and pair[0][position] is _HANDED_OUT):
+                pair = found[number] = self._noted(split if pair is None else self._split([number]))
+            items, noted = pair
+            events = self._events() if noted else None
+            if noted and events is not None:  # what failed counts once
+                events += noted if not position else [event._replace(counts=False) for event in noted]
             x = None
             if position < len(items):
                 x, items[position] = items[position], _HANDED_OUT
@@ -127,6 +134,19 @@ class FlatMapMapDataset(BlockMapDataset[T]):
             if not num_left and position < size - 1:
                 self._memo = number, pair
             yield (x, x := None)[0]
+
+    def _noted(self, split: Iterator[list[Any]]) -> _Items:
+        """Returns the next items in ``split``, with what has failed before them."""
+        events = self._events()
+        if events is None:
+            return next(split), None
+        start = len(events)
+        items, noted = next(split), events[start:]
+        del events[start:]
+        return items, noted
+
+    def _events(self) -> list[Event] | None:
+        return events_here(self._reports)
 
     def _split(self, numbers: Indices) -> Iterator[list[Any]]:
         """Returns the items of each of the parent's elements at ``numbers``."""
@@ -145,23 +165,18 @@ class FlatMapMapDataset(BlockMapDataset[T]):
         return [Part(self._parent, index // self._max_fan_out)]
 
 
-def _noted(split: Iterator[list[Any]]) -> _Items:
-    """Returns the next items in ``split``, with what has failed before them."""
-    if current.events is None:
-        return next(split), []
-    with noted_events() as events:
-        return next(split), events
-
-
 class FlatMapIterDataset(IterDataset[T]):
-    """Returns the items that ``transform`` makes of each element; ``None`` is left out without a call.
+    """Returns the items that ``transform`` makes of each element; ``None`` is left out without a
+    call.
 
-    Order: the parent's. State: the parent's before the element whose items are being delivered, and how many of them were. To
-    continue there, the element is read and split again. Cost: one call per element of the parent.
+    Order: the parent's. State: the parent's before the element whose items are being delivered, and
+    how many of them were. To continue there, the element is read and split again. Cost: one call
+    per element of the parent.
 
     Args:
         parent: the dataset.
-        transform: a ``FlatMap``, or a callable that makes an iterable of items of an element. ``max_fan_out`` is not looked at.
+        transform: a ``FlatMap``, or a callable that makes an iterable of items of an element.
+            ``max_fan_out`` is not looked at.
 
     Raises:
         TypeError: ``transform`` is not callable.
@@ -235,7 +250,9 @@ def flat_map_of(transform: Any, max_fan_out: int | None) -> FlatMap:
 
 
 def items_of(transform: FlatMap, element: Any, most: int) -> list[Any]:
-    """What ``transform`` makes of ``element``: no more than ``most``, its ``max_fan_out``, items."""
+    """The items that ``transform`` makes of ``element``: no more than ``most``, its
+    ``max_fan_out``.
+    """
     items = as_list(transform.flat_map(element), transform, most + 1)
     if len(items) > most:
         raise ValueError(
@@ -246,7 +263,7 @@ def items_of(transform: FlatMap, element: Any, most: int) -> list[Any]:
 
 
 def as_list(items: Any, transform: Any, most: int | None = None) -> list[Any]:
-    """What a flat map returned, the first ``most`` items of it."""
+    """The first ``most`` items that a flat map returned."""
     if type(items) is not list and not isinstance(items, Iterable) and not hasattr(items, "__getitem__"):
         raise TypeError(
             f"{transform_name(transform)} must return a sequence or another iterable of items, got {items!r:.200} of type "

@@ -40,7 +40,8 @@ _NUM_SHOWN = 16  # numbers in a message
 
 
 class GlobalBatchParameters(Parameters):
-    batch_size: int = aside(in_text=True)  # a state goes on with another one, as with other hosts and workers
+    # a state continues with another one, as with other hosts and workers
+    batch_size: int = aside(in_text=True)
     num_lanes: int
     shard_options: ShardOptions = aside(in_text=True)
     workers: WorkerOptions | None = aside()
@@ -98,12 +99,12 @@ class GlobalBatchParameters(Parameters):
 
     @property
     def rows_per_lane(self) -> int:
-        """How many elements of each lane are in a batch."""
+        """The number of elements of each lane in a batch."""
         return self.batch_size // self.num_lanes
 
     @property
     def num_rows(self) -> int:
-        """How many rows this host has in a batch."""
+        """The number of rows of this host in a batch."""
         return self.rows_per_lane * len(self.lanes)
 
 
@@ -119,14 +120,16 @@ def global_batch(
     agree_every: int = 16,
     batch_fn: Callable[[list[Any]], Any] | None = None,
 ) -> IterDataset[Any]:
-    """Returns ``ds.global_batch(batch_size, ...)`` of a dataset or ``DataLoader``; see ``IterDataset.global_batch``.
+    """Returns ``ds.global_batch(batch_size, ...)`` of a dataset or ``DataLoader``; see
+    ``IterDataset.global_batch``.
 
     Args:
         ds: a ``MapDataset``, ``IterDataset`` or ``DataLoader``.
-        batch_size, num_lanes, shard_options, workers, end, agree, agree_every, batch_fn: as for the method.
+        batch_size, num_lanes, shard_options, workers, end, agree, agree_every, batch_fn: as for the
+            method.
 
     Raises:
-        TypeError: ``ds`` is none of these; else as the method.
+        TypeError: ``ds`` is of another type; else as the method.
         ValueError: as the method.
 
     Example:
@@ -160,10 +163,11 @@ def _listed(numbers: Sequence[int]) -> str:
 
 
 class GlobalBatchIterDataset(IterDataset[T]):
-    """The rows of one host in batches that are divided among all hosts. ``IterDataset.global_batch`` says what they are.
+    """The rows of one host in batches that are divided among all hosts.
+    ``IterDataset.global_batch`` says what they are.
 
-    Order: that of the lanes, and in a lane that of the parent's share. State: that of every lane of the host. Cost: that of the
-    lanes, and one copy of the rows; a second one with several workers.
+    Order: that of the lanes, and in a lane that of the parent's share. State: that of every lane of
+    the host. Cost: that of the lanes, and one copy of the rows; a second one with several workers.
     """
 
     _parameters: GlobalBatchParameters
@@ -212,7 +216,7 @@ class GlobalBatchIterDataset(IterDataset[T]):
 
     @cached
     def lane_lengths(self) -> list[Length]:
-        """How many elements each lane has, of all hosts."""
+        """The number of elements of each lane, for the lanes of all hosts."""
         parameters = self._parameters
         if parameters.end == "repeat":
             return [Infinite()] * parameters.num_lanes
@@ -228,7 +232,7 @@ class GlobalBatchIterDataset(IterDataset[T]):
 
     @cached
     def is_computed(self) -> bool:
-        """Whether the number of steps follows from the pipeline."""
+        """True if the number of steps follows from the pipeline."""
         return all([isinstance(length, Exact | Infinite) for length in self.lane_lengths])
 
     @property
@@ -241,7 +245,9 @@ class GlobalBatchIterDataset(IterDataset[T]):
         return stage, lane
 
     def num_steps_after(self, rows: int) -> Length:
-        """How many steps follow when every lane has given ``rows`` rows, as far as that is known."""
+        """The number of steps that follow when every lane has given ``rows`` rows, if it is
+        known.
+        """
         size = self._parameters.rows_per_lane
         left = [scaled(length, lambda num: max(0, num - rows)) for length in self.lane_lengths]
         if self._parameters.end == "pad":
@@ -258,10 +264,11 @@ class GlobalBatchIterDataset(IterDataset[T]):
         return (batch, ShapeDtypeStruct((num,), np.bool_)) if self._parameters.end == "pad" else batch
 
     def zero_row(self) -> Any:
-        """An element of zeros, as far as it is known what elements look like without reading any."""
+        """An element of zeros if the element spec is known without reading."""
         try:
             return map_spec(lambda leaf: np.zeros(leaf.shape, leaf.dtype)[()], spec_of(self._parent))
-        except (NotImplementedError, ValueError, TypeError) as error:  # a stage, perhaps a user's, does not say it
+        except (NotImplementedError, ValueError, TypeError) as error:
+            # a stage, perhaps a user's, does not say it
             raise ValueError(
                 f"no lane of shard {self._parameters.shard_options.shard_index} has had an element, so that nobody knows there "
                 f"what to pad with: {error}. Say what elements look like (see get_element_spec), or use fewer lanes"
@@ -269,7 +276,8 @@ class GlobalBatchIterDataset(IterDataset[T]):
 
     def _over(self, replaced: Callable[[Any], Any]) -> Any:
         new: Any = super()._over(replaced)
-        _check_roots(new._parent, self._parameters.num_lanes)  # what takes the parent's place may be none that has shares
+        # the replacement of the parent may have no shards
+        _check_roots(new._parent, self._parameters.num_lanes)
         return new
 
     def _divided(self, division: Division) -> Any:
@@ -292,7 +300,9 @@ class GlobalBatchIterDataset(IterDataset[T]):
 
 
 def _own_number(num: int, largest: bool = False) -> int:
-    """Stands for an agreement of hosts in the twin of a stream, which is not asked for more than they agreed on."""
+    """Stands for an agreement of hosts in the twin of a stream, which is not asked for more than
+    they agreed on.
+    """
     return 1 if largest else num
 
 
@@ -310,7 +320,9 @@ def _without_padding(step: tuple[Traced, Any]) -> Traced:
 
 
 def _check_roots(parent: Any, num_lanes: int) -> None:
-    """Refuses a pipeline of which some lane would have nothing: a root is shorter than the number of lanes."""
+    """Refuses a pipeline of which some lane would have nothing: a root is shorter than the number
+    of lanes.
+    """
     for node in ancestors(slice_pipeline(parent, num_lanes - 1, num_lanes, by_lanes=True)):
         is_share = node._is_share or (num_lanes == 1 and isinstance(node, MapDataset)) or hasattr(node, "set_slice")
         if is_share and num_elements(node) in (Exact(0), AtMost(0)):

@@ -1,4 +1,6 @@
-"""``HuggingFaceIterDataset``: the examples of a streaming data set of Hugging Face's ``datasets``."""
+"""``HuggingFaceIterDataset``: the examples of a streaming data set of Hugging Face's
+``datasets``.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ from gristmill.dataset.telling.failures import tell
 from gristmill.sources.hugging_face import check_data_set
 from gristmill.sources.hugging_face_stream import StreamFacts, examined, finish, fits, fresh, sharded
 
-_EXAMPLES_BETWEEN_PLACES = 256  # how many are read again after an error, at most, where the library's states are exact
+# how many are read again after an error, at most, where the library's states are exact
+_EXAMPLES_BETWEEN_PLACES = 256
 _ALL = range(sys.maxsize)
 
 
@@ -33,7 +36,9 @@ class HuggingFaceParameters(Parameters):
 
 
 class _Place(Value):
-    """Where the library's stream was after ``index`` elements: its state, or its beginning."""
+    """The position of the library's stream after ``index`` elements: its state, or its
+    beginning.
+    """
 
     index: int
     library_state: str  # empty at the beginning
@@ -62,10 +67,11 @@ class Examples(Reading):
 
     _is_closed = False
     _reader: Any = None  # a data set whose ``state_dict`` is that of
-    _examples: Generator[Any, None, None] | None = None  # what comes after element
+    _examples: Generator[Any, None, None] | None = None  # the position after element
     _index = 0
     _known = _START  # the place that was noted last
-    _finish = staticmethod(finish)  # which is there until the end of the program, as a name of the module may not be
+    # which is there until the end of the program, as a name of the module may not be
+    _finish = staticmethod(finish)
 
     def __init__(self, stage: Any, data: Any, facts: StreamFacts, kept: range) -> None:
         super().__init__(stage)
@@ -120,7 +126,9 @@ class Examples(Reading):
         return islice(self._examples, left[0] - num_read, left[-1] + 1 - num_read, left.step) if left else iter(())
 
     def _num_read(self, index: int) -> int:
-        """Return how many examples of the stream have been read when ``index`` elements have been delivered."""
+        """Return how many examples of the stream have been read when ``index`` elements have been
+        delivered.
+        """
         return self._kept[index - 1] + 1 if index else 0
 
     def _open(self, index: int, place: _Place) -> None:
@@ -150,7 +158,9 @@ class Examples(Reading):
             self._finish(reader)
 
     def _place_at(self, index: int, place: _Place) -> _Place:
-        """Return the place at ``index``, if it is known or the reader is there; else ``place``, which is before it."""
+        """Return the place at ``index``, if it is known or the reader is there; else ``place``,
+        which is before it.
+        """
         if place.index == index or not self._facts.is_exact:
             return place
         if self._known.index != index and self._examples is not None and self._index == index:
@@ -204,7 +214,8 @@ class Examples(Reading):
         try:
             next(self.run(cell), None)
         except Exception as error:
-            # A generator of Python that has raised is at its end, and the library's state is before what failed.
+            # A generator of Python that has raised is at its end, and the library's state is before
+            # what failed.
             raise NotImplementedError(
                 f"{self} cannot move past what failed: the library cannot. Do what may fail behind it, by .map(...) of the "
                 "pipeline, where skip_failed() and tolerate() go past it; leave out damaged files when the data set is loaded"
@@ -222,34 +233,41 @@ def _close_generator(examples: Generator[Any, None, None]) -> None:
 
 
 class HuggingFaceIterDataset(ReadingIterDataset[Any]):
-    """Returns the examples of a ``datasets.IterableDataset`` (``load_dataset(..., streaming=True)``), as it gives them.
+    """Returns the examples of a ``datasets.IterableDataset`` (``load_dataset(...,
+    streaming=True)``), as it gives them.
 
-    What was done to it by the library's own ``map``, ``filter``, ``with_format``, ``interleave_datasets``, … holds. The files are
-    those that it had when it was loaded: workers get it as it is and list nothing anew.
+    What was done to it by the library's own ``map``, ``filter``, ``with_format``,
+    ``interleave_datasets``, … holds. The files are those that it had when it was loaded: workers
+    get it as it is and list nothing again.
 
-    Order: the library's. The epoch that ``set_epoch`` gave it when this dataset was made is that of every iterator; ``repeat``
-    gives the same examples in the same order again, so shuffle behind it. State: the library's ``state_dict`` as text, and how
-    many elements there were. Restoring goes on with exactly the next example, any number of times: by the library's state where
-    it is exact, which reads on in the file; else, for ``batch(by_column=...)``, ``map(batched=True)`` of Arrow tables, ``async``
-    functions, files joined with a generator, and releases before 5.2, by reading from the
-    beginning. Cost: what the library's own iteration costs.
+    Order: the library's. The epoch that ``set_epoch`` gave it when this dataset was made is that of
+    every iterator; ``repeat`` gives the same examples in the same order again, so shuffle behind
+    it. State: the library's ``state_dict`` as text, and how many elements there were. Restoring
+    continues with exactly the next example, any number of times: by the library's state where it is
+    exact, which reads on in the file; else, for ``batch(by_column=...)``, ``map(batched=True)`` of
+    Arrow tables, ``async`` functions, files joined with a generator, and releases before 5.2, by
+    reading from the beginning. Cost: what the library's own iteration costs.
 
-    A shuffle with a buffer (``shuffle(buffer_size=1000)``) is refused, as the library loses what is in the buffer when it is
-    resumed: shuffle files by ``shuffle(seed=..., buffer_size=1)`` and examples by ``window_shuffle`` behind this dataset.
+    A shuffle with a buffer (``shuffle(buffer_size=1000)``) is refused, as the library loses what is
+    in the buffer when it is resumed: shuffle files by ``shuffle(seed=..., buffer_size=1)`` and
+    examples by ``window_shuffle`` behind this dataset.
 
-    Workers (``mp_prefetch``) share the shards of the stream, worker ``i`` of ``n`` reads shards ``i``, ``i + n``, …, if it has as
-    many and what was done to it looks at every example alone. Else every worker reads everything and keeps every ``n``-th
-    example: do what is costly behind this dataset then, or call ``reshard()`` before.
+    Workers (``mp_prefetch``) share the shards of the stream, worker ``i`` of ``n`` reads shards
+    ``i``, ``i + n``, …, if it has as many and what was done to it looks at every example alone.
+    Else every worker reads everything and keeps every ``n``-th example: do what is costly behind
+    this dataset then, or call ``reshard()`` before.
 
-    What fails in the library is an error of ``next``, which comes again: the library cannot go past it. Put functions that may
-    fail behind this dataset (``.map(...)``), where ``skip_failed`` and ``tolerate`` go past them.
+    What fails in the library is an error of ``next``, which comes again: the library cannot go past
+    it. Put functions that may fail behind this dataset (``.map(...)``), where ``skip_failed`` and
+    ``tolerate`` go past them.
 
     Args:
-        dataset: one split, loaded with ``streaming=True``, or made by ``to_iterable_dataset``. What is done to it later
-            (``set_epoch``) does not matter.
+        dataset: one split, loaded with ``streaming=True``, or made by ``to_iterable_dataset``. What
+            is done to it later (``set_epoch``) does not matter.
 
     Raises:
-        TypeError: it is something else: all splits, or one with random access (``HuggingFaceSource`` is for those).
+        TypeError: it is something else: all splits, or one with random access
+            (``HuggingFaceSource`` is for those).
         ValueError: it is shuffled with a buffer, or by a random generator without a seed.
         ImportError: ``datasets`` is not installed.
 
@@ -284,7 +302,8 @@ class HuggingFaceIterDataset(ReadingIterDataset[Any]):
 
     @property
     def _element_spec(self) -> Any:
-        # The answer of every stage that does not know it (see ``spec_of``): one that is wrong for some rows would be worse.
+        # The answer of every stage that does not know it (see ``spec_of``): one that is wrong for
+        # some rows would be worse.
         raise NotImplementedError(
             f"{self} cannot say what its examples look like: features do not tell where values are missing, nor how long lists "
             "are. Put a map with an output_spec of its own behind it that needs no input_spec"

@@ -50,22 +50,24 @@ class InterleaveParameters(Parameters):
 
 
 class InterleaveIterDataset(IterDataset[T]):
-    """Returns the elements of ``datasets`` in turn: one of each of those that are open, of which there are ``cycle_length``.
+    """Returns the elements of ``datasets`` in turn: one of each of those that are open, of which
+    there are ``cycle_length``.
 
-    When a dataset has ended, the next one that is not open yet takes its place. Whatever is not a number of elements, like
-    threads, has no effect on the order.
+    When a dataset has ended, the next one that is not open yet takes its place. Anything that is
+    not a number of elements, like threads, has no effect on the order.
 
-    Order: as above. State: which datasets are open, and their states. Cost: about 0.3 µs per element in blocks; datasets are
-    opened ahead by threads.
+    Order: as above. State: which datasets are open, and their states. Cost: about 0.3 µs per
+    element in blocks; datasets are opened ahead by threads.
 
     Args:
-        datasets: a sequence of datasets, or a ``MapDataset`` whose elements are datasets, which are made when their turn comes
-            (an endless one, too). Where it has no element, that counts as an empty dataset.
+        datasets: a sequence of datasets, or a ``MapDataset`` whose elements are datasets, which are
+            made when their turn comes (an endless one, too). Where it has no element, that counts
+            as an empty dataset.
         cycle_length: the most datasets that are open and read in turn, at least 1.
         num_make_iter_threads: threads that open datasets ahead; 0 for none.
         make_iter_buffer_size: the most datasets to be open ahead of their turn; 0 for none.
-        iter_buffer_size: the most elements of an ``IterDataset`` to be ready ahead, by a thread for each; 0 for no threads. A
-            ``MapDataset`` is read as by ``to_iter_dataset()``.
+        iter_buffer_size: the most elements of an ``IterDataset`` to be ready ahead, by a thread for
+            each; 0 for no threads. A ``MapDataset`` is read as by ``to_iter_dataset()``.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -102,7 +104,7 @@ class InterleaveIterDataset(IterDataset[T]):
 
     @property
     def datasets(self) -> Sequence[Any] | MapDataset[Any]:
-        """What it is made of."""
+        """The datasets of the interleave."""
         return self._datasets
 
     @property
@@ -132,7 +134,9 @@ class InterleaveIterDataset(IterDataset[T]):
         return f"InterleaveIterDataset([{len(self._datasets)} datasets], cycle_length={self._cycle_length})"
 
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
-        """Keeps some of the datasets: those of one of several workers, each of which has a cycle of its own."""
+        """Keeps some of the datasets: those of one of several workers, each of which has a cycle of
+        its own.
+        """
         del sequential_slice  # every dataset is whole in any case
         self._datasets = self._datasets.slice(sl) if isinstance(self._datasets, MapDataset) else self._datasets[sl]
 
@@ -184,14 +188,17 @@ class Elsewhere(Protocol):
     """Computes the elements of datasets."""
 
     def iterator(self, index: int, whole: DatasetIterator[Any]) -> DatasetIterator[Any]:
-        """What gives the elements of ``whole``, an iterator of dataset ``index`` that is not asked for any."""
+        """The iterator that gives the elements of ``whole``, the unused iterator of dataset
+        ``index``.
+        """
 
     def close(self) -> None:
         """Releases what it holds. May be called again."""
 
 
 class Opener:
-    """Makes iterators of the datasets. Known to the threads that open ahead, so it does not know the iterator it serves.
+    """Makes iterators of the datasets. Known to the threads that open ahead, so it does not know
+    the iterator it serves.
 
     Args:
         datasets: the datasets.
@@ -215,7 +222,8 @@ class Opener:
         elif isinstance(ds, IterDataset):
             it = ThreadPrefetchDatasetIterator(it, self._buffer_size)
         it._share_context(ComponentContext(self.ctx, it._ctx.options))
-        number_choosers(stream_of(it), f"{self.key}.{index}/")  # before threads ask for choices by these keys
+        # before threads ask for choices by these keys
+        number_choosers(stream_of(it), f"{self.key}.{index}/")
         return it
 
     def close(self) -> None:
@@ -230,7 +238,7 @@ class Opener:
 
 
 class InterleaveDatasetIterator(StreamIterator[T]):
-    """The iterator of an interleave, whose members observers are told of.
+    """The iterator of an interleave, which reports its members to observers.
 
     Args:
         stage: the definition.

@@ -27,7 +27,8 @@ class LimitParameters(Parameters):
 class LimitIterDataset(IterDataset[T]):
     """Returns the first ``count`` elements of ``parent``; it is not asked for more.
 
-    Order: the parent's. State: the parent's and the number of elements so far. Cost: none to speak of.
+    Order: the parent's. State: the parent's and the number of elements so far. Cost: none to speak
+    of.
 
     Args:
         parent: the dataset; a shorter one simply ends.

@@ -27,7 +27,8 @@ class MapWithIndexParameters(Parameters):
 
 
 class MapWithIndexMapDataset(BlockMapDataset[T]):
-    """``transform(i, element)`` of every element of the parent, ``i`` as it was asked for; ``None`` is passed on.
+    """``transform(i, element)`` of every element of the parent, ``i`` as it was asked for; ``None``
+    is passed on.
 
     Order: the parent's. Cost: one call per element.
     """
@@ -54,7 +55,8 @@ class MapWithIndexMapDataset(BlockMapDataset[T]):
 
 
 class MapWithIndexIterDataset(IterDataset[T]):
-    """``transform(i, element)`` of every element of the parent, ``i`` counting from 0; ``None`` counts and is passed on.
+    """``transform(i, element)`` of every element of the parent, ``i`` counting from 0; ``None``
+    counts and is passed on.
 
     Order: the parent's. State: the parent's and the count. Cost: one call per element.
     """

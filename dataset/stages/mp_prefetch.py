@@ -35,11 +35,13 @@ class MultiprocessPrefetchParameters(Parameters):
 
 
 class MultiprocessPrefetchIterDataset(IterDataset[T]):
-    """The parent's elements in lanes, each of which has every ``num_lanes``-th one, computed by ``num_workers`` workers.
+    """The parent's elements in lanes, each of which has every ``num_lanes``-th one, computed by
+    ``num_workers`` workers.
 
-    Order: one output of each lane in turn. State: that of every lane after its last delivered output. Cost: processes start with
-    the first element, in about 0.1 s; then a message for each large output, or for many small ones. Threads start at once and
-    hand over the outputs themselves. Without workers the lanes are computed by the caller.
+    Order: one output of each lane in turn. State: that of every lane after its last delivered
+    output. Cost: processes start with the first element, in about 0.1 s; then a message for each
+    large output, or for many small ones. Threads start at once and hand over the outputs
+    themselves. Without workers the lanes are computed by the caller.
     """
 
     _adds_step = False  # seeds are those of the same pipeline without workers
@@ -65,7 +67,8 @@ class MultiprocessPrefetchIterDataset(IterDataset[T]):
         self._num_lanes = lanes_of(options)
         # Without ``num_lanes`` the stream is Grain's.
         self._by_lanes = options.num_lanes is not None
-        slice_pipeline(parent, 0, self._num_lanes, sequential=self._sequential_slice)  # raises if that is impossible
+        # raises if that is impossible
+        slice_pipeline(parent, 0, self._num_lanes, sequential=self._sequential_slice)
 
     def _num_elements(self) -> Length:
         return num_elements_of_shares(self._parent, self._num_lanes, self._sequential_slice, self._by_lanes)
@@ -81,7 +84,9 @@ class MultiprocessPrefetchIterDataset(IterDataset[T]):
         return new.divided_by_lanes(self._by_lanes)
 
     def divided_by_lanes(self, by_lanes: bool) -> MultiprocessPrefetchIterDataset[T]:
-        """Return this dataset, which was not used before, where mixtures are divided as in lanes, or are not."""
+        """Return this dataset, which was not used before, where mixtures are divided as in lanes,
+        or are not.
+        """
         self._by_lanes = by_lanes
         return self
 
@@ -143,5 +148,5 @@ def check_no_workers(stage: str, ds: Any) -> None:
 
 
 def lanes_of(options: WorkerOptions) -> int:
-    """How many lanes there are."""
+    """The number of lanes."""
     return options.num_workers if options.num_lanes is None else options.num_lanes

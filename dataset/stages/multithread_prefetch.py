@@ -25,16 +25,18 @@ def multithread_prefetch(
 ) -> IterDataset[T]:
     """Returns a dataset of the same elements, computed by threads.
 
-    Each thread runs the whole pipeline before this point on its share, as a worker process of ``IterDataset.mp_prefetch`` does,
-    with the same order, states and errors: outputs are taken from the threads in turn, an error stays until the state is set. The
-    datasets are copied for each thread; sources, transformations and what comes before ``to_iter_dataset`` are shared, and are
-    used by several threads at once. Threads start with the first element.
+    Each thread runs the whole pipeline before this point on its share, as a worker process of
+    ``IterDataset.mp_prefetch`` does, with the same order, states and errors: outputs are taken from
+    the threads in turn, an error stays until the state is set. The datasets are copied for each
+    thread; sources, transformations and stages before ``to_iter_dataset`` are shared, and are used
+    by several threads at once. Threads start with the first element.
 
     Args:
         ds: the dataset.
         num_threads: number of threads; 0 returns ``ds`` itself.
         buffer_size: the most outputs for each thread to be ahead; 0 computes in the calling thread.
-        sequential_slice: give each thread a contiguous part of the source instead of every ``num_threads``-th element.
+        sequential_slice: give each thread a contiguous part of the source instead of every
+            ``num_threads``-th element.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -63,10 +65,11 @@ class MultithreadPrefetchParameters(Parameters):
 
 
 class MultithreadPrefetchIterDataset(IterDataset[T]):
-    """The parent's elements, computed by ``num_threads`` threads, each of which has every ``num_threads``-th one.
+    """The parent's elements, computed by ``num_threads`` threads, each of which has every
+    ``num_threads``-th one.
 
-    Order: one output of each thread in turn. State: that of every thread's pipeline after its last delivered output. Cost:
-    handing over outputs from thread to thread.
+    Order: one output of each thread in turn. State: that of every thread's pipeline after its last
+    delivered output. Cost: handing over outputs from thread to thread.
     """
 
     _adds_step = False  # seeds are those of the same pipeline without threads
@@ -79,7 +82,8 @@ class MultithreadPrefetchIterDataset(IterDataset[T]):
         self._buffer_size = buffer_size
         self._sequential_slice = bool(sequential_slice)
         self._parameters = MultithreadPrefetchParameters(num_threads, buffer_size, self._sequential_slice)
-        slice_pipeline(parent, 0, num_threads, sequential=self._sequential_slice)  # raises if that is impossible
+        # raises if that is impossible
+        slice_pipeline(parent, 0, num_threads, sequential=self._sequential_slice)
 
     def _num_elements(self) -> Length:
         return num_elements_of_shares(self._parent, self._num_threads, self._sequential_slice)

@@ -20,7 +20,8 @@ class OptionsParameters(Parameters):
 
 
 class WithOptionsIterDataset(IterDataset[T]):
-    """Returns the parent with ``options`` applied to the whole pipeline, before and after this point.
+    """Returns the parent with ``options`` applied to the whole pipeline, before and after this
+    point.
 
     Several of them merge; for each setting the one nearest the output wins. State: the parent's.
 

@@ -26,7 +26,9 @@ class ParquetParameters(FilesParameters):
 
 
 class ParquetStream(FileStream):
-    """The rows of one Parquet file. The position: the row group, and how many of its rows come before."""
+    """The rows of one Parquet file. The position: the row group, and how many of its rows come
+    before.
+    """
 
     def __init__(self, stage: Any, path: str | os.PathLike[str]) -> None:
         super().__init__(stage, path)
@@ -54,12 +56,15 @@ class ParquetStream(FileStream):
 
     def read(self, file: ParquetRows, pos: Pos) -> tuple[list[dict[str, Any]], list[_Row]]:
         group, row = self._next_row(file, pos)
-        is_end = not file.num_groups or row == file.num_rows(group)  # of the last row group, which may be damaged
+        # of the last row group, which may be damaged
+        is_end = not file.num_groups or row == file.num_rows(group)
         rows = [] if is_end else file.read(group, row)
         return rows, [(group, i) for i in range(row, row + len(rows) + 1)]
 
     def _next_row(self, file: ParquetRows, pos: Pos) -> _Row:
-        """Return the row that follows, which is not at the end of a row group unless that is the last one."""
+        """Return the row that follows, which is not at the end of a row group unless that is the
+        last one.
+        """
         group, row = pos
         if group >= max(file.num_groups, 1) or row > (file.num_rows(group) if file.num_groups else 0):
             place = f"row {row} of row group {group}"
@@ -108,23 +113,29 @@ class ParquetIterDataset(FilesIterDataset[dict[str, Any]]):
     ``None``, and the others stay integers. Dates, times and durations in structs are objects of
     Python, or of NumPy where Python cannot hold them.
 
-    Order: the file's; the rows of several files in turn, of 16 files at a time (as ``InterleaveIterDataset``). State: the row
-    group and the row in it; restoring reads that row group again, up to there. Cost: about 0.2 µs per value. Memory: for each
-    open file about a megabyte of rows, the row group that is being read as it is in the file (less with ``buffer_size=...``), and
-    those of its columns whose values look different if one of them is missing (integers, booleans and nested types), unless
-    the file's statistics say that none is missing and no list is empty. Statistics in encrypted files, and in ``metadata=...``,
-    are not read.
+    Order: the file's; the rows of several files in turn, of 16 files at a time (as
+    ``InterleaveIterDataset``). State: the row group and the row in it; restoring reads that row
+    group again, up to there. Cost: about 0.2 µs per value. Memory: for each open file about a
+    megabyte of rows, the row group that is being read as it is in the file (less with
+    ``buffer_size=...``), and those of its columns whose values look different if one of them is
+    missing (integers, booleans and nested types), unless the file's statistics say that none is
+    missing and no list is empty. Statistics in encrypted files, and in ``metadata=...``, are not
+    read.
 
-    Workers (``mp_prefetch``) share files: worker ``i`` of ``n`` reads files ``i``, ``i + n``, …. Of a single file they share the
-    row groups in the same way; a state then counts the row groups of the worker.
+    Workers (``mp_prefetch``) share files: worker ``i`` of ``n`` reads files ``i``, ``i + n``, …. Of
+    a single file they share the row groups in the same way; a state then counts the row groups of
+    the worker.
 
-    A damaged row group is an error when its turn comes; ``skip_failed()`` goes on behind that row group.
+    A damaged row group is an error when its turn comes; ``skip_failed()`` continues after that row
+    group.
 
     Args:
-        path: a file, or a sequence of files; none makes an empty dataset. Patterns are not expanded.
+        path: a file, or a sequence of files; none makes an empty dataset. Patterns are not
+            expanded.
         columns: the names of the columns to read; all by default. An addition to Grain's arguments.
         read_kwargs: go to ``pyarrow.parquet.ParquetFile``: ``memory_map=True``, ``filesystem=...``,
-            ``page_checksum_verification=True`` (which compares checksums that a file may have, at about 0.4 ns per byte), ….
+            ``page_checksum_verification=True`` (which compares checksums that a file may have, at
+            about 0.4 ns per byte), ….
 
     Raises:
         TypeError: ``path`` or ``columns`` is something else.
@@ -163,7 +174,9 @@ class ParquetIterDataset(FilesIterDataset[dict[str, Any]]):
         return super()._data, self._slices, self._columns, self._read_kwargs
 
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
-        """Keeps some of the files, or of the row groups of a single one: those of one of several workers."""
+        """Keeps some of the files, or of the row groups of a single one: those of one of several
+        workers.
+        """
         if len(self._paths) == 1:
             self._slices = (*self._slices, sl)
         else:

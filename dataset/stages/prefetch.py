@@ -34,7 +34,8 @@ class PrefetchParameters(Parameters):
 class PrefetchIterDataset(IterDataset[T]):
     """One epoch of a map dataset, in the order of its indices.
 
-    State: the next index to look at. Cost: about 0.3 µs per element in blocks; threads compute them ahead.
+    State: the next index to look at. Cost: about 0.3 µs per element in blocks; threads compute them
+    ahead.
     """
 
     _tells_place = True
@@ -115,7 +116,9 @@ class TracedStepwise(Stream):
 
 
 class TracedMapDataset(BlockMapDataset[Any]):
-    """The elements of the parent with their records; ``None`` where there is none, unless ``None`` is an element."""
+    """The elements of the parent with their records; ``None`` where there is none, unless ``None``
+    is an element.
+    """
 
     _keeps_indices = True
     _is_made_anew = True
@@ -162,7 +165,9 @@ class TracedMapDataset(BlockMapDataset[Any]):
 
 
 def deciding_part(ds: MapDataset[Any]) -> MapDataset[Any]:
-    """Of ``ds`` what says at which indices there are elements, if the functions behind it leave out none."""
+    """Of ``ds`` what says at which indices there are elements, if the functions behind it leave out
+    none.
+    """
     while ds._may_leave_out and ds.parents:
         ds = ds.parents[0]
     return ds

@@ -31,7 +31,8 @@ class RandomMapParameters(Parameters):
 
 
 class RandomMapMapDataset(BlockMapDataset[T]):
-    """``transform(element, rng)`` of every element of the parent, ``rng`` at the start of stream ``i`` of the seed.
+    """``transform(element, rng)`` of every element of the parent, ``rng`` at the start of stream
+    ``i`` of the seed.
 
     Order: the parent's. Cost: 0.7 µs and one call per element.
     """
@@ -63,7 +64,8 @@ class RandomMapMapDataset(BlockMapDataset[T]):
 
 
 class RandomMapIterDataset(IterDataset[T]):
-    """``transform(element, rng)`` of every element of the parent, the ``c``-th with stream ``c`` of the seed.
+    """``transform(element, rng)`` of every element of the parent, the ``c``-th with stream ``c`` of
+    the seed.
 
     Order: the parent's. State: the parent's and the count. Cost: 0.7 µs and one call per element.
     """

@@ -37,7 +37,8 @@ class RangeMapDataset(BlockMapDataset[int]):
             raise ValueError("step must not be zero, got 0")
         self._parameters = RangeParameters(self.start, self.stop, self.step)
         self._range = range(self.start, self.stop, self.step)
-        self._length = max(0, -((self.start - self.stop) // self.step))  # exact, unlike len() also beyond sys.maxsize
+        # exact, unlike len() also beyond sys.maxsize
+        self._length = max(0, -((self.start - self.stop) // self.step))
 
     def __len__(self) -> int:
         return min(self._length, sys.maxsize)

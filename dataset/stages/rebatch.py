@@ -36,21 +36,23 @@ class RebatchParameters(Parameters):
 class RebatchIterDataset(IterDataset[T]):
     """Returns the rows of the parent's batches in batches of ``batch_size`` rows.
 
-    As if all batches were joined along the first axis of every leaf, and cut again. What lies within one batch of the parent is
-    a view of it; dtypes are promoted only where a batch is joined from several.
+    As if all batches were joined along the first axis of every leaf, and cut again. What lies
+    within one batch of the parent is a view of it; dtypes are promoted only where a batch is joined
+    from several.
 
-    Order: the parent's. State: the parent's before the batch that is being cut, and how many of its rows are used. Cost: a view
-    per leaf, or one copy where batches are joined.
+    Order: the parent's. State: the parent's before the batch that is being cut, and how many of its
+    rows are used. Cost: a view per leaf, or one copy where batches are joined.
 
     Args:
-        parent: a dataset of batches: pytrees of arrays, with the same number of rows, at least 1, in all leaves.
+        parent: a dataset of batches: pytrees of arrays, with the same number of rows, at least 1,
+            in all leaves.
         batch_size: rows per batch, at least 1.
         drop_remainder: drop the last batch if it is smaller.
 
     Raises:
         TypeError: ``batch_size`` is not an integer.
-        ValueError: it is not positive. When iterating, for elements of different structure, leaves with different numbers of
-            rows, and batches without rows.
+        ValueError: it is not positive. When iterating, for elements of different structure, leaves
+            with different numbers of rows, and batches without rows.
 
     Example:
         >>> from gristmill.dataset import MapDataset
@@ -81,7 +83,9 @@ class RebatchIterDataset(IterDataset[T]):
 
 
 def _traced_rows(x: Traced) -> Array:
-    """The rows of a batch as an array of objects. If it is not known how many there are, it has to be computed."""
+    """The rows of a batch as an array of objects. If it is not known how many there are, it has to
+    be computed.
+    """
     if not x.is_batch or x.changed_by:
         num_rows = tree.flatten(x.value)[0][0].shape[0]
     else:

@@ -35,7 +35,8 @@ class RepeatParameters(RepeatIterParameters):
 
 
 class RepeatMapDataset(ReindexMapDataset[T]):
-    """The parent with another length; with ``reseed_each_epoch=False`` its first epoch again and again.
+    """The parent with another length; with ``reseed_each_epoch=False`` its first epoch again and
+    again.
 
     Order: the parent's. Cost: none to speak of.
     """
@@ -53,7 +54,8 @@ class RepeatMapDataset(ReindexMapDataset[T]):
         times = self._parameters.num_epochs
         self._length = min(self._parent_length * (sys.maxsize if times is None else times), sys.maxsize)
         self._has_one_epoch = not self._reseed
-        self._moves_records = self._length != self._parent_length  # a split is one of what is repeated
+        # a split is one of what is repeated
+        self._moves_records = self._length != self._parent_length
 
     def __len__(self) -> int:
         return self._length
@@ -88,18 +90,19 @@ class RepeatMapDataset(ReindexMapDataset[T]):
 
 
 class RepeatIterDataset(IterDataset[T]):
-    """Returns the elements of ``parent`` again and again: every epoch is identical, its random steps too.
+    """Returns the elements of ``parent`` again and again: every epoch is identical, its random
+    steps too.
 
-    Order: the parent's. State: the parent's and the epoch. Cost: one restored state per epoch; worker processes of the parent
-    stay the same.
+    Order: the parent's. State: the parent's and the epoch. Cost: one restored state per epoch;
+    worker processes of the parent stay the same.
 
     Args:
         parent: the dataset.
-        num_epochs: number of epochs, at least 1; ``None`` repeats for ever.
+        num_epochs: number of epochs, at least 1; ``None`` repeats forever.
 
     Raises:
         TypeError: ``num_epochs`` is not an integer.
-        ValueError: it is not positive. Also when iterating for ever over a parent without elements.
+        ValueError: it is not positive. Also when iterating forever over a parent without elements.
 
     Example:
         >>> from gristmill.dataset import MapDataset
@@ -109,7 +112,7 @@ class RepeatIterDataset(IterDataset[T]):
 
     _element_spec = spec_of_first_parent
     _parameters: RepeatIterParameters
-    _note_epoch: Callable[[int, list[Any]], list[Any]] | None = None  # is told the epoch of elements
+    _note_epoch: Callable[[int, list[Any]], list[Any]] | None = None  # gets the epoch of elements
 
     def __init__(self, parent: Any, num_epochs: int | None = None) -> None:
         super().__init__(parent)

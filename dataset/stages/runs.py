@@ -19,7 +19,8 @@ class RunsParameters(Parameters):
 
 
 class RunsMapDataset(ReindexMapDataset[T]):
-    """The elements ``numbers`` of an epoch of the parent. Workers that share it out have whole runs of it in turn.
+    """The elements ``numbers`` of an epoch of the parent. Workers that share it out have whole runs
+    of it in turn.
 
     Order: the parent's. Cost: a few array operations per block.
     """

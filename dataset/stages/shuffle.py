@@ -20,8 +20,8 @@ class ShuffleParameters(Parameters):
 class ShuffleMapDataset(ReindexMapDataset[T]):
     """The parent's elements in a pseudo-random order, another one in every epoch.
 
-    Order: epoch ``e`` is permuted by ``index_shuffle`` with seed ``seed + e``. Cost: about 0.05 µs per element in blocks,
-    1 µs for a single one.
+    Order: epoch ``e`` is permuted by ``index_shuffle`` with seed ``seed + e``. Cost: about 0.05 µs
+    per element in blocks, 1 µs for a single one.
     """
 
     _parameters: ShuffleParameters
@@ -39,7 +39,8 @@ class ShuffleMapDataset(ReindexMapDataset[T]):
 
     def _current_permutation(self) -> Permutation:
         length = len(self._parents[0])
-        if self._permutation.length != length:  # it may change as long as nothing downstream has fixed it
+        # it may change as long as nothing downstream has fixed it
+        if self._permutation.length != length:
             self._permutation = Permutation(length, self._parameters.seed)
         self._check_not_empty(length)
         return self._permutation

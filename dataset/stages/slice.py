@@ -37,14 +37,16 @@ class SliceMapDataset(ReindexMapDataset[T]):
         self._parameters = SliceParameters(self._start, self._stop, self._step)
         self._length = len(range(self._start, self._stop, self._step))
         self._takes_a_part = not self._is_share_or_all()
-        self._stride = self._step if self._length > 1 else 0  # of one element any step is, even one beyond int64
+        # of one element any step is, even one beyond int64
+        self._stride = self._step if self._length > 1 else 0
 
     def __len__(self) -> int:
         return self._length
 
     def _num_elements(self) -> Length:
         whole = num_elements(self._parent)
-        goes_on = isinstance(whole, Infinite) and self._stop == self._parent_length  # as a share of it does
+        # as a share of it does
+        goes_on = isinstance(whole, Infinite) and self._stop == self._parent_length
         return whole if goes_on else super()._num_elements()
 
     def _is_share_or_all(self) -> bool:
@@ -65,7 +67,8 @@ class SliceMapDataset(ReindexMapDataset[T]):
     def _over(self, replaced: Callable[[Any], Any]) -> SliceMapDataset[T]:
         if self._length != self._parent_length:
             raise not_over_a_part(self, "selects elements by their position")
-        return SliceMapDataset(replaced(self._parent), slice(None, None, self._step))  # all of them, perhaps backwards
+        # all of them, perhaps backwards
+        return SliceMapDataset(replaced(self._parent), slice(None, None, self._step))
 
     @property
     def _limit(self) -> int:
@@ -87,7 +90,8 @@ class SliceMapDataset(ReindexMapDataset[T]):
 
 
 class ReindexedMapDataset(ReindexMapDataset[T]):
-    """The elements of the parent at the given indices of each epoch, which are looked up when needed.
+    """The elements of the parent at the given indices of each epoch, which are looked up when
+    needed.
 
     Order: that of ``indices``. Cost: one look-up per element.
     """

@@ -27,7 +27,8 @@ T = TypeVar("T")
 class SourceMapDataset(BlockMapDataset[T]):
     """Element ``i`` is ``source[i % len(source)]``; the length is asked for every time.
 
-    Order: the source's. Cost: that of the source's reads, a block in one vectored read where the source has one.
+    Order: the source's. Cost: that of the source's reads, a block in one vectored read where the
+    source has one.
     """
 
     _divided = cut_into_parts

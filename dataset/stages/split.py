@@ -34,15 +34,15 @@ class Assignment(abc.ABC):
 
     @abc.abstractmethod
     def size(self, part: int) -> int:
-        """How many elements a part has."""
+        """The number of elements of a part."""
 
     @abc.abstractmethod
     def position(self, part: int, index: Any) -> Any:
-        """Where elements of a part are: that at an ``int``, or those at an array [n]."""
+        """The indices of elements of a part: of one ``int``, or of an array [n]."""
 
     @property
     def fits_int64(self) -> bool:
-        """Whether all arithmetic of ``position`` does."""
+        """True if all arithmetic of ``position`` fits into int64."""
         return True
 
 
@@ -64,9 +64,11 @@ class ExactAssignment(Assignment):
 
 
 class KeyAssignment(Assignment):
-    """Parts that a hash of each element's key decides. Keys are computed when they are first needed.
+    """Parts that a hash of each element's key decides. Keys are computed when they are first
+    needed.
 
-    Pickled, it has what it computed, and computes it before if it has not: no other process reads everything again.
+    Pickled, it has what it computed, and computes it before if it has not: no other process reads
+    everything again.
 
     Args:
         keyed: what keys are computed of.
@@ -111,7 +113,7 @@ class KeyAssignment(Assignment):
         return [np.flatnonzero(numbers == part).astype(dtype) for part in range(self._num_parts)]
 
     def _numbers(self) -> Iterator[int]:
-        """The part of each element, and a number that is none for those that there are not."""
+        """The part of each element, and an invalid number for missing elements."""
         length, options = len(self._keyed), ReadOptions()
         num_threads = options.num_threads if length > _BLOCK else 0
         reader = Reader(self._keyed, num_threads, options.prefetch_buffer_size, IteratorContext(joined=None))
@@ -146,7 +148,8 @@ class SplitParameters(Parameters):
 class SplitMapDataset(ReindexMapDataset[T]):
     """A part of the parent, made of the same records in every epoch.
 
-    Order: the parent's. Cost: some array operations per block, 0.1 µs per element; with keys one look-up, once they are known.
+    Order: the parent's. Cost: some array operations per block, 0.1 µs per element; with keys one
+    look-up, once they are known.
     """
 
     _parameters: SplitParameters

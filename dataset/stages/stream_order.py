@@ -1,15 +1,19 @@
-"""``mp_prefetch(order="stream")``: the stream of no workers at all, of which workers compute what can be divided.
+"""``mp_prefetch(order="stream")``: the stream of no workers at all, of which workers compute what
+can be divided.
 
-Of a chain of steps, those from ``to_iter_dataset`` on are divided as long as an element follows from its index alone: the
-*divided part*. Workers compute it, and steps that come after it are run by the consumer, over an iterator that has the divided
-part's elements and states.
+Of a chain of steps, those from ``to_iter_dataset`` on are divided as long as an element follows
+from its index alone: the *divided part*. Workers compute it, and steps that come after it are run
+by the consumer, over an iterator that has the divided part's elements and states.
 
 Guarantees:
 
-1. Elements and states are those of the chain without workers, and so are errors: each comes in its turn, and can be skipped.
-2. Workers have runs of consecutive indices in turn: single ones, or as many as a batch of the divided part has.
-3. A worker gives one output for every run. What a filter has left out is a ``LeftOut``, which the consumer drops. So the
-   position follows from the number of outputs that were taken, and with it all counts in the state.
+1. Elements and states are those of the chain without workers, and so are errors: each comes in its
+   turn, and can be skipped.
+2. Workers have runs of consecutive indices in turn: single ones, or as many as a batch of the
+   divided part has.
+3. A worker gives one output for every run. What a filter has left out is a ``LeftOut``, which the
+   consumer drops. So the position follows from the number of outputs that were taken, and with it
+   all counts in the state.
 """
 
 from __future__ import annotations
@@ -64,7 +68,8 @@ def in_stream_order(ds: IterDataset[Any], workers: Workers) -> IterDataset[Any]:
 
     Args:
         ds: the chain.
-        workers: makes of a dataset the same one computed by workers; in so many lanes, if their number is given.
+        workers: returns the same dataset computed by workers, in ``num_lanes`` lanes if that is
+            given.
 
     Raises:
         ValueError: nothing of ``ds`` can be divided.
@@ -120,7 +125,7 @@ def _divided_part(ds: IterDataset[Any]) -> IterDataset[Any]:
 
 
 class DividedPart:
-    """What workers compute of a divided part, and what its elements are made of."""
+    """The part of a divided pipeline that workers compute, and the lineage of its elements."""
 
     def __init__(self, part: IterDataset[Any]) -> None:
         self._root, *self._steps = _chain(part)
@@ -137,7 +142,9 @@ class DividedPart:
         self._first_marked = max(0, drops.index(True) - 1) if self.leaves_out else len(self._steps)
 
     def by_workers(self, origin: int) -> IterDataset[Any]:
-        """A dataset that workers can share out, with one output for every run from index ``origin`` on."""
+        """A dataset that workers can share out, with one output for every run from index ``origin``
+        on.
+        """
         source, options = self._source, parameters_of(self._root).read_options
         if self.run > 1:
             source = RunsMapDataset(source, Numbers(0, 1, self.run, origin))
@@ -157,7 +164,9 @@ class DividedPart:
         return steps
 
     def guards(self, whole: Stream) -> list[tuple[Stream, FilterGuard]]:
-        """Return, of a stream of the divided part, those that leave out elements, in the order that ``LeftOut`` means."""
+        """Return, of a stream of the divided part, those that leave out elements, in the order that
+        ``LeftOut`` means.
+        """
         chain = [whole]
         while chain[0].parents:
             chain.insert(0, chain[0].parent)
@@ -195,7 +204,8 @@ class MarkingParameters(Parameters):
 
 
 class MarkingIterDataset(IterDataset[Any]):
-    """What ``steps`` make of every element of the parent, in a worker; a ``LeftOut`` where one of them leaves it out.
+    """Applies ``steps`` to every element of the parent in a worker; yields a ``LeftOut`` where one
+    of them drops it.
 
     State: the parent's. Cost: that of the steps.
     """
@@ -268,7 +278,8 @@ class StreamOrderParameters(Parameters):
 class StreamOrderIterDataset(IterDataset[T]):
     """The parent's elements, which ``workers`` compute, each by its index.
 
-    Order: the parent's. State: the parent's. Cost: that of handing over outputs from process to process.
+    Order: the parent's. State: the parent's. Cost: that of handing over outputs from process to
+    process.
     """
 
     _adds_step = False  # seeds are those of the same pipeline without workers
@@ -333,7 +344,9 @@ class _Opened:
         return (index - self._origin) % self._run == 0
 
     def pos_at(self, index: int) -> Pos:
-        """Return the position of the workers before the run that begins at ``index``, or at the end."""
+        """Return the position of the workers before the run that begins at ``index``, or at the
+        end.
+        """
         states = self._beginning["iterators_in_use_states"]
         count = len(states)
         nums = [Numbers(i, count, self._run, self._origin).num_before(index) for i in range(count)]
@@ -347,13 +360,15 @@ class _Opened:
 
 
 class StreamOrder(Stream):
-    """The elements of the divided part, made of the outputs of workers. The position is an index of its map dataset.
+    """The elements of the divided part, made of the outputs of workers. The position is an index of
+    its map dataset.
 
     Args:
         stage: the definition.
         parent: the workers' stream.
         workers: these workers.
-        whole: the divided part, which computes no elements: what is known of positions follows from it.
+        whole: the divided part, which computes no elements: what is known of positions follows from
+            it.
         divided: says what workers compute.
         opened: makes workers for runs from another index on.
     """

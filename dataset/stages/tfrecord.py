@@ -65,35 +65,41 @@ class Records(FileStream):
 class TFRecordIterDataset(FilesIterDataset[bytes]):
     """Returns the records of TFRecord files, as ``bytes``. TensorFlow is not needed.
 
-    Order: the file's; the records of several files in turn, of 16 files at a time (as ``InterleaveIterDataset``). State: the
-    offset of the next record in the file; restoring goes there at once. Cost: about 1 µs per record; the checksums as much
-    again, and 1 ns per byte.
+    Order: the file's; the records of several files in turn, of 16 files at a time (as
+    ``InterleaveIterDataset``). State: the offset of the next record in the file; restoring goes
+    there at once. Cost: about 1 µs per record; the checksums as much again, and 1 ns per byte.
 
-    Workers (``mp_prefetch``) share files: worker ``i`` of ``n`` reads files ``i``, ``i + n``, …. Several workers of a single path
-    are an error: nobody knows where the records of a file begin without reading it.
+    Workers (``mp_prefetch``) share files: worker ``i`` of ``n`` reads files ``i``, ``i + n``, ….
+    Several workers of a single path are an error: the starts of the records of a file are unknown
+    until it is read.
 
-    A record with a wrong checksum, or one that is cut off, is an error when its turn comes; ``skip_failed()`` goes on behind it,
-    unless it is the length that is damaged. A cut-off record is the last one.
+    A record with a wrong checksum, or one that is cut off, is an error when its turn comes;
+    ``skip_failed()`` continues after it, unless it is the length that is damaged. A cut-off record
+    is the last one.
 
     Args:
-        path: a file, or a sequence of files; none makes an empty dataset. An object with a method ``open``, like those of
-            ``pathlib`` and ``etils.epath``, opens itself. Patterns are not expanded.
+        path: a file, or a sequence of files; none makes an empty dataset. An object with a method
+            ``open``, like those of ``pathlib`` and ``etils.epath``, opens itself. Patterns are not
+            expanded.
         check_crc: compare the checksums. Grain does not, and reads files that have none.
-        compression: ``"gzip"`` or ``"zlib"`` for files that are compressed as a whole. Restoring a state then inflates the file
-            up to the offset, which is that in the uncompressed data.
-        open: opens files, of an object store, say, in place of the built-in way: a function of a path, as it was given, that
-            returns a binary file object with ``read(size)``, which returns ``bytes``, and ``close()``. If that has ``seek(offset,
-            whence)`` as well, and no ``seekable()`` that denies it, a state is restored at once; else the file is read again up
-            to there. It is called for the first record, and for the next one after the end or an error; what it returns is
-            closed then. Worker processes need a function that can be pickled. An addition to Grain's arguments.
+        compression: ``"gzip"`` or ``"zlib"`` for files that are compressed as a whole. Restoring a
+            state then inflates the file up to the offset, which is that in the uncompressed data.
+        open: opens files, of an object store, say, in place of the built-in way: a function of a
+            path, as it was given, that returns a binary file object with ``read(size)``, which
+            returns ``bytes``, and ``close()``. If that has ``seek(offset, whence)`` as well, and no
+            ``seekable()`` that denies it, a state is restored at once; else the file is read again
+            up to there. It is called for the first record, and for the next one after the end or an
+            error; what it returns is closed then. Worker processes need a function that can be
+            pickled. An addition to Grain's arguments.
 
     Raises:
         TypeError: ``path`` or ``open`` is something else.
         ValueError: ``compression`` is something else.
 
-    Errors of ``next``: ``ValueError`` names the file and the offset of a damaged record; ``StateIndexError`` says that a state
-    is about a longer file; ``OSError`` if the file is missing or cannot be read; ``TypeError`` if ``open`` returns something
-    else. What ``open`` and its files raise is raised as it is, with notes that name the file.
+    Errors of ``next``: ``ValueError`` names the file and the offset of a damaged record;
+    ``StateIndexError`` says that a state is about a longer file; ``OSError`` if the file is missing
+    or cannot be read; ``TypeError`` if ``open`` returns something else. What ``open`` and its files
+    raise is raised as it is, with notes that name the file.
 
     Example:
         >>> import os, struct, tempfile

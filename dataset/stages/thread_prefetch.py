@@ -25,7 +25,9 @@ _CLOSE_SECONDS = 0.2  # how long ``close`` waits for the thread to come out of t
 
 
 class CheckpointableIterator(Protocol[T_co]):
-    """What a thread can prefetch from; it may also have ``start_prefetch()`` and ``close()``."""
+    """Interface of iterators from which a thread can prefetch; they may also have
+    ``start_prefetch()`` and ``close()``.
+    """
 
     def __next__(self) -> T_co: ...
 
@@ -44,11 +46,12 @@ class ThreadPrefetchParameters(Parameters):
 class ThreadPrefetchIterDataset(IterDataset[T]):
     """Returns the parent's elements, computed ahead by one thread.
 
-    Order: the parent's. State: the parent's, after the last delivered element; so this stage can be put in and taken out without
-    effect on checkpoints. Cost: handing over a block of small elements, or one large one, from thread to thread.
+    Order: the parent's. State: the parent's, after the last delivered element; so this stage can be
+    put in and taken out without effect on checkpoints. Cost: handing over a block of small
+    elements, or one large one, from thread to thread.
 
-    The thread starts with the first element or with ``start_prefetch()``. Errors come in order, behind the elements before them;
-    the following ``next`` tries the same element again.
+    The thread starts with the first element or with ``start_prefetch()``. Errors come in order,
+    behind the elements before them; the following ``next`` tries the same element again.
 
     Args:
         parent: the dataset.
@@ -84,11 +87,12 @@ class ThreadPrefetchIterDataset(IterDataset[T]):
 class ThreadPrefetchDatasetIterator(StreamIterator[T]):
     """The elements of an iterator, computed ahead by one thread.
 
-    Nobody else may use ``parent`` from then on. ``close`` waits for the thread for a moment; if it is stuck in the parent, the
-    parent is closed as soon as it comes out.
+    The caller must not use ``parent`` from then on. ``close`` waits for the thread for a moment; if
+    it is stuck in the parent, the parent is closed as soon as it comes out.
 
     Args:
-        parent: a ``DatasetIterator``, or any object with ``__next__``, ``get_state`` and ``set_state``.
+        parent: a ``DatasetIterator``, or any object with ``__next__``, ``get_state`` and
+            ``set_state``.
         prefetch_buffer_size: the most elements to be ahead; 0 computes in the calling thread.
 
     Raises:
@@ -164,7 +168,7 @@ class ForeignIterator(DatasetIterator[T]):
         getattr(self._iterator, "close", _do_nothing)()
 
     def __del__(self) -> None:
-        pass  # the iterator is somebody else's
+        pass  # another object owns the iterator
 
 
 def _do_nothing() -> None: ...

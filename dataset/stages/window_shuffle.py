@@ -29,11 +29,13 @@ class WindowParameters(Parameters):
 
 
 class WindowShuffleMapDataset(ReindexMapDataset[T]):
-    """Returns the parent's elements, shuffled within windows; each window of each epoch has an order of its own.
+    """Returns the parent's elements, shuffled within windows; each window of each epoch has an
+    order of its own.
 
-    Order: window ``q`` of the ``n`` in epoch ``e`` is permuted by ``index_shuffle`` with seed ``seed + e * n + q``. A window ends
-    with its epoch, so every epoch has each element once. Cost: half a millisecond for each window of up to 65536 elements that
-    is entered, and 0.05 µs per element in blocks; the eight windows used last are kept.
+    Order: window ``q`` of the ``n`` in epoch ``e`` is permuted by ``index_shuffle`` with seed
+    ``seed + e * n + q``. A window ends with its epoch, so every epoch has each element once. Cost:
+    half a millisecond for each window of up to 65536 elements that is entered, and 0.05 µs per
+    element in blocks; the eight windows used last are kept.
 
     Args:
         parent: the dataset.
@@ -42,7 +44,8 @@ class WindowShuffleMapDataset(ReindexMapDataset[T]):
 
     Raises:
         TypeError: an argument is not an integer.
-        ValueError: there is neither ``seed`` nor a ``ds.seed(...)`` upstream, or a number is out of range.
+        ValueError: there is neither ``seed`` nor a ``ds.seed(...)`` upstream, or a number is out of
+            range.
 
     Example:
         >>> from gristmill.dataset import MapDataset
@@ -52,13 +55,15 @@ class WindowShuffleMapDataset(ReindexMapDataset[T]):
 
     _parameters: WindowParameters
     _element_spec = spec_of_first_parent
-    _moves_records = True  # but parts that end with a window keep theirs: it is no shuffle of the whole
+    # but parts that end with a window keep theirs: it is no shuffle of the whole
+    _moves_records = True
 
     def __init__(self, parent: Any, *, window_size: int, seed: int | None = None) -> None:
         super().__init__(parent)
         self._parameters = WindowParameters(window_size, random_seed(self, seed, "window_shuffle", bits=32))
         self._window_size, self._seed = self._parameters.window_size, self._parameters.seed
-        # The windows of one length are the "epochs" of a permutation. Only the last window of an epoch may be shorter.
+        # The windows of one length are the "epochs" of a permutation. Only the last window of an
+        # epoch may be shorter.
         self._whole = Permutation(self._window_size, self._seed)
         self._last = Permutation(0, self._seed)
 
@@ -108,13 +113,16 @@ class WindowShuffleMapDataset(ReindexMapDataset[T]):
 
 
 class WindowShuffleIterDataset(IterDataset[T]):
-    """Returns the parent's elements, shuffled within windows of ``window_size``, each of which is held in memory.
+    """Returns the parent's elements, shuffled within windows of ``window_size``, each of which is
+    held in memory.
 
-    Order: the elements of window ``k`` are permuted by ``index_shuffle`` with seed ``seed + k`` and come out from the back.
-    State: the parent's before the window, the number of the window, and how many of its elements were delivered. To continue
-    there, the window is read again when the first element is asked for. Cost: half a millisecond per window.
+    Order: the elements of window ``k`` are permuted by ``index_shuffle`` with seed ``seed + k`` and
+    come out from the back. State: the parent's before the window, the number of the window, and how
+    many of its elements were delivered. To continue there, the window is read again when the first
+    element is asked for. Cost: half a millisecond per window.
 
-    When ``next`` fails because of an element of the window, ``skip_failed`` leaves out the whole window, as it does with a batch.
+    When ``next`` fails because of an element of the window, ``skip_failed`` leaves out the whole
+    window, as it does with a batch.
 
     Args:
         parent: the dataset.
@@ -123,7 +131,8 @@ class WindowShuffleIterDataset(IterDataset[T]):
 
     Raises:
         TypeError: an argument is not an integer.
-        ValueError: there is neither ``seed`` nor a ``ds.seed(...)`` upstream, or a number is out of range.
+        ValueError: there is neither ``seed`` nor a ``ds.seed(...)`` upstream, or a number is out of
+            range.
 
     Example:
         >>> from gristmill.dataset import MapDataset

@@ -33,11 +33,12 @@ class ZipParameters(Parameters):
 class ZipMapDataset(BlockMapDataset[T]):
     """Returns tuples: the elements of all parents at the same index.
 
-    A missing element stands as ``None`` in its tuple. Order: the parents'. Cost: about 0.1 µs per element.
+    A missing element is ``None`` in its tuple. Order: the parents'. Cost: about 0.1 µs per element.
 
     Args:
         parents: map datasets of the same length.
-        drop_missing: give no element where one of the parents has none. An addition to Grain's parameters.
+        drop_missing: give no element where one of the parents has none. An addition to Grain's
+            parameters.
 
     Raises:
         TypeError: one of ``parents`` is not a map dataset.
@@ -103,7 +104,8 @@ class ZipIterDataset(IterDataset[T]):
 
     Args:
         parents: datasets.
-        strict: raise ``ValueError`` when one ends before another; otherwise end with the first that ends.
+        strict: raise ``ValueError`` when one ends before another; otherwise end with the first that
+            ends.
 
     Raises:
         TypeError: one of ``parents`` is not a dataset.

@@ -1,9 +1,11 @@
 """The files of a checkpoint, of which every process has its own.
 
-``process_<i>-of-<n>.json`` is Grain's: the state. ``pipeline_<i>-of-<n>.json`` describes the pipeline it belongs to (see
-``description``) and has a checksum of the state; both are compared when it is there.
+``process_<i>-of-<n>.json`` is Grain's: the state. ``pipeline_<i>-of-<n>.json`` describes the
+pipeline it belongs to (see ``description``) and has a checksum of the state; both are compared when
+it is there.
 
-What is written over an older checkpoint is written beside it first, so that a full disk leaves the older one as it is.
+What is written over an older checkpoint is written beside it first, so that a full disk leaves the
+older one as it is.
 """
 
 from __future__ import annotations
@@ -47,15 +49,17 @@ def write_checkpoint(directory: Any, state: str, description: dict[str, Any] | N
             with contextlib.suppress(OSError):
                 (path / f"{file}{_UNFINISHED}").unlink(missing_ok=True)
         raise
-    # Without its description a state is restored unchecked, beside another one it would be refused: in this order, whoever is
-    # killed in between leaves what can be restored.
+    # Without its description a state is restored unchecked, beside another one it would be refused:
+    # in this order, a program that is killed in between leaves a checkpoint that can be restored.
     (path / pipeline_name).unlink(missing_ok=True)
     for file in files:
         (path / f"{file}{_UNFINISHED}").replace(path / file)
 
 
 def _write(path: Any, content: bytes) -> None:
-    """Writes a file; when this returns, all of it is on the disk, if it is a file of this system."""
+    """Writes a file; when this returns, all of it is on the disk, if it is a file of this
+    system.
+    """
     with path.open("wb") as file:
         file.write(content)
         if isinstance(path, Path):
@@ -68,12 +72,13 @@ def read_checkpoint(directory: Any, description: dict[str, Any] | None, merged_s
 
     Args:
         directory: the directory of the checkpoint.
-        description: of the pipeline that is to be restored.
-        merged_state: makes the state of this process from those of all processes if their number was another one.
+        description: of the pipeline to restore.
+        merged_state: makes the state of this process from those of all processes if their number
+            was another one.
 
     Raises:
-        StateMismatchError: (a ``ValueError``) there is no such file, it is damaged, or the checkpoint belongs to another
-            pipeline.
+        StateMismatchError: (a ``ValueError``) there is no such file, it is damaged, or the
+            checkpoint belongs to another pipeline.
     """
     path = _as_path(directory)
     name = process_file_name()
@@ -89,7 +94,9 @@ def read_checkpoint(directory: Any, description: dict[str, Any] | None, merged_s
 
 
 def _states_of_others(path: Any, description: dict[str, Any] | None) -> Any:
-    """The states of all processes of a checkpoint; or of all datasets that they share out, by number, as Grain writes them."""
+    """The states of all processes of a checkpoint; or of all datasets that they share out, by
+    number, as Grain writes them.
+    """
     files = sorted(file.name for file in path.iterdir())
     datasets = [match for match in map(_DATASET_FILE.fullmatch, files) if match]
     if datasets:
@@ -103,7 +110,9 @@ def _states_of_others(path: Any, description: dict[str, Any] | None) -> Any:
 
 
 def _is_complete(names: list[str]) -> bool:
-    """Whether these are the files of all processes. What a name says may be anything: it is not counted up to that."""
+    """True if these are the files of all processes. The number in a name may be arbitrarily large,
+    so the code does not count up to it.
+    """
     numbers = [[int(number) for number in re.findall("[0-9]+", name)] for name in names]
     return sorted(numbers) == [[i, len(names)] for i in range(len(names))]
 

@@ -38,7 +38,7 @@ def check_mixed_in_lanes(state: Any, is_mixed: bool, num_lanes: int, owner: obje
 
 
 class Position(Value):
-    """Where all lanes are, after a step.
+    """The positions of all lanes after a step.
 
     Args:
         step: steps that were delivered.
@@ -76,7 +76,8 @@ class LanesState(Value):
         """The state that is saved, whose keys are text, as in JSON."""
         at = self.position
         state = {"num_lanes": self.num_lanes, "batch_size": self.batch_size, "step": at.step}
-        if at.rows != at.step * self.batch_size // self.num_lanes:  # some steps were of another size
+        # some steps were of another size
+        if at.rows != at.step * self.batch_size // self.num_lanes:
             state["rows_per_lane"] = at.rows
         if self.is_agreed:
             state |= {"horizon": at.horizon, "is_last": at.is_last}
@@ -122,16 +123,19 @@ class LanesState(Value):
 
 
 def merge_states(states: Iterable[Any]) -> dict[str, Any]:
-    """Returns one state that goes on where all hosts stopped, which any host restores, however many there are then.
+    """Returns one state that continues where all hosts stopped, which any host restores, however
+    many there are then.
 
     Law: the order of ``states`` does not matter, and a state of all lanes merges to itself.
 
     Args:
-        states: of the iterators of all hosts after the same step, of ``global_batch`` or of stages behind it that keep nothing
-            else, or the same, such as ``map`` and ``map_with_index``. What JSON has made of them will do.
+        states: of the iterators of all hosts after the same step, of ``global_batch`` or of stages
+            behind it that keep nothing else, or the same, such as ``map`` and ``map_with_index``.
+            What JSON has made of them will do.
 
     Raises:
-        StateMismatchError: (a ``ValueError``) they are not of one step of one pipeline, or the lanes of a host are missing.
+        StateMismatchError: (a ``ValueError``) they are not of one step of one pipeline, or the
+            lanes of a host are missing.
 
     Example:
         >>> from gristmill import MapDataset, ShardOptions

@@ -1,22 +1,27 @@
-"""What states say of mixtures, wherever in a state they are: up to where elements were drawn under which weights.
+"""Reads the entries of mixtures anywhere in a state: the elements drawn so far and their weights.
 
 Guarantees for a state that is restored into a mixture with other weights or components:
 
-1. A step that holds elements of a mixture (a window, bins, a batch that is being cut) saves the mixture's state before these, in
-   which stands, under ``"drawn"``, up to which position they were drawn and under which weights: ``[[stop, weights], ...]``.
-2. The mixture draws up to there under those weights, whoever asks: a thread that reads ahead, a worker, a step that fills itself
-   again. So what is held comes again as it was, and nothing of it is skipped or comes twice.
-3. From there on the weights are the mixture's own. A state that is saved before that has what is left of the list.
+1. A step that holds elements of a mixture (a window, bins, a batch that is being cut) saves the
+   mixture's state before these, which records, under ``"drawn"``, up to which position they were
+   drawn and under which weights: ``[[stop, weights], ...]``.
+2. The mixture draws up to there under those weights, for every consumer: a thread that reads ahead,
+   a worker, a step that fills itself again. So what is held comes again as it was, and nothing of
+   it is skipped or comes twice.
+3. From there on the weights are the mixture's own. A state that is saved before that has what is
+   left of the list.
 4. As the list is part of the state, none of this depends on when or where an iterator is restored.
-5. Steps right behind a mixture that hold elements also save, under ``"turns"``, of which components these are, in the order in
-   which they were drawn. When a component is dropped, the mixture gets that list, and draws those of the other components again
-   in the same order; those of the dropped one, which is ``"forgotten"``, are left out, and so is what the step would have made
-   of them. Bins, whose rows are others then, begin a new group: the list says which elements were delivered, and the mixture
-   passes over these.
-6. Where that is not known (steps that hold what other steps hold elements for), dropping is refused: what is held of the dropped
-   component cannot be drawn again.
+5. Steps right behind a mixture that hold elements also save, under ``"turns"``, of which components
+   these are, in the order in which they were drawn. When a component is dropped, the mixture gets
+   that list, and draws those of the other components again in the same order; those of the dropped
+   one, which is ``"forgotten"``, are left out, and so is what the step would have made of them.
+   Bins, whose rows are others then, begin a new group: the list says which elements were delivered,
+   and the mixture passes over these.
+6. Where that is not known (steps that hold what other steps hold elements for), dropping is
+   refused: what is held of the dropped component cannot be drawn again.
 
-A mixture is found by its entries, as JSON; so states of nested steps, lanes and users' iterators are looked into as well.
+A mixture is found by its entries, as JSON; so states of nested steps, lanes and users' iterators
+are looked into as well.
 """
 
 from __future__ import annotations
@@ -31,23 +36,27 @@ from gristmill.dataset.states.turns import TURNS, without
 OWN = "proportions"  # the weights of the mixture when the state was taken
 DRAWN = "drawn"
 FORGOTTEN = "forgotten"
-# What the states of steps say of the elements they hold, if these are any; those of ``TURNS`` apart it is not known which.
+# What the states of steps say of the elements they hold, if these are any; those of ``TURNS`` apart
+# it is not known which.
 _HELD = frozenset({"next_row", "pos_in_window", "next_index_in_buffer", "elements_from_buffer_after_checkpoint", "batch_idx"})
 _HELD |= {"rows", "held", "position", "skipped"}
 _NUM_DELIVERED = (
     "next_row",
     "elements_from_buffer_after_checkpoint",
 )  # of groups that are others without some elements
-_PLACES = ("epoch", "iterators_in_use_indices")  # what must be the same in two states for what is in them to be the same iterator
+# what must be the same in two states for what is in them to be the same iterator
+_PLACES = ("epoch", "iterators_in_use_indices")
 
 
 def is_mixture(state: Any) -> bool:
-    """Whether ``state`` is that of a mixture with names."""
+    """True if ``state`` is that of a mixture with names."""
     return isinstance(state, Mapping) and "index" in state and "stop" in state and isinstance(state.get("parents"), Mapping)
 
 
 def mixtures_in(state: Any, *, with_lists: bool = False) -> Iterator[Mapping[str, Any]]:
-    """The states of mixtures with names (``with_lists``: of others, too) in ``state``, those inside of others left out."""
+    """The states of mixtures with names (``with_lists``: of others, too) in ``state``, those inside
+    of others left out.
+    """
     if is_mixture(state) or (with_lists and isinstance(state, Mapping) and {"parents", "index", "stop"} <= state.keys()):
         yield state
     elif isinstance(state, Mapping):
@@ -59,17 +68,19 @@ def mixtures_in(state: Any, *, with_lists: bool = False) -> Iterator[Mapping[str
 
 
 def has_mixtures(state: Any) -> bool:
-    """Whether there is a state of a mixture with names in ``state``."""
+    """True if ``state`` contains the state of a mixture with names."""
     return next(mixtures_in(state), None) is not None
 
 
 def drawn_until(before: Any, after: Any, *, is_last: bool = False) -> Any:
-    """``before``, the state of an iterator, in which every mixture knows that elements were drawn up to where it is in ``after``.
+    """``before``, the state of an iterator, in which every mixture knows that elements were drawn
+    up to where it is in ``after``.
 
     Args:
         before: the state.
         after: that of the same iterator, later on.
-        is_last: whether it was asked for another element then, in vain: so it is to end there again.
+        is_last: whether it was asked for another element then, in vain: so it is to end there
+            again.
     """
     if isinstance(before, Mapping):
         if not isinstance(after, Mapping) or any([before.get(key) != after.get(key) for key in _PLACES]):
@@ -121,7 +132,7 @@ def without_components(state: Any, names: frozenset[str], *, is_held: bool = Fal
 
 
 def _holds_some(state: Mapping[str, Any]) -> bool:
-    """Whether the step whose state this is takes elements again of which something was delivered."""
+    """True if the stage with this state replays elements of which a part was delivered."""
     left: Any = state.get("remainder_slices")
     slices = [*left.values()] if isinstance(left, Mapping) else left or []
     return any([state.get(key) for key in _HELD]) or any([part != [-1, -1] for part in slices])
@@ -141,13 +152,16 @@ def _mixture_without(state: Mapping[str, Any], names: frozenset[str], *, is_held
 
 
 def forgotten_in(state: Mapping[str, Any]) -> set[str]:
-    """The components whose elements are left out where elements are drawn again, as a state says."""
+    """The components whose elements are left out where elements are drawn again, as a state
+    says.
+    """
     names = state.get(FORGOTTEN, ())
     return {*map(str, names)} if isinstance(names, list | tuple) else set()
 
 
 def _going_on_without(state: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any] | None:
-    """The state of a step such that it goes on without what it holds of components of its mixture with these names.
+    """The state of a step such that it continues without what it holds of components of its mixture
+    with these names.
 
     ``None`` if it is not known what it holds.
     """
@@ -165,14 +179,16 @@ def _going_on_without(state: Mapping[str, Any], names: frozenset[str]) -> dict[s
     num = plain_int(state[key])
     if num is None:
         return None
-    anew[TURNS] = mixture[TURNS] = turns.passing(num).saved()  # a new group begins with what was not delivered
+    # a new group begins with what was not delivered
+    anew[TURNS] = mixture[TURNS] = turns.passing(num).saved()
     anew[key] = 0
     are_there = turns.passing(num).are_there()
     return anew if "remainder_slices" not in state or _cuts_on(anew, are_there, turns.left, num) else None
 
 
 def _replaying_without(state: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any] | None:
-    """The state of a step with a record of what mixtures have drawn, such that it goes on without components with these names.
+    """The state of a step with a record of what mixtures have drawn, such that it continues without
+    components with these names.
 
     ``None`` if it holds elements of these, and it is not known which others.
     """
@@ -197,14 +213,16 @@ def _replaying_without(state: Mapping[str, Any], names: frozenset[str]) -> dict[
 
 
 def _losing(record: Any, names: frozenset[str]) -> Any:
-    """A record of choices that cannot be restored without components with these names if it has draws of them."""
+    """A record of choices that cannot be restored without components with these names if it has
+    draws of them.
+    """
     draws = _draws(record)
     lost = [] if draws is None else sorted(names & draws.names_drawn())
     return {**record, LOST: lost} if lost else record
 
 
 def _draws(record: Any) -> SavedDraws | None:
-    """What a record says of the draws of a mixture; ``None`` if it is of something else."""
+    """The draws of a mixture that a record describes; ``None`` if it describes something else."""
     try:
         return SavedDraws.read(record) if isinstance(record, Mapping) else None
     except (ValueError, TypeError, KeyError):
@@ -220,7 +238,8 @@ def _names_drawn(state: Any) -> set[str]:
 
 
 def _cuts_on(state: dict[str, Any], are_there: Sequence[bool], cut: Any, num_rows: int) -> bool:
-    """Changes the state of a step that cuts elements such that it goes on where it has cut one, if that is still there.
+    """Changes the state of a step that cuts elements such that it continues where it has cut one,
+    if that is still there.
 
     Args:
         state: the state.
@@ -245,7 +264,7 @@ def _cuts_on(state: dict[str, Any], are_there: Sequence[bool], cut: Any, num_row
 
 
 def as_names(drop: Any) -> frozenset[str]:
-    """Names of components that are to be dropped."""
+    """Names of components to drop."""
     if isinstance(drop, str) or not isinstance(drop, Collection):
         raise TypeError(f"drop must be a set of names of components, got {drop!r:.200}")
     return frozenset(map(str, drop))

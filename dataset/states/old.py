@@ -1,8 +1,9 @@
 """States that Grain wrote before 0.2.16.
 
 ``mp_prefetch`` noted the states of its workers now and then, and counted the elements since:
-``{"workers_state": {"0": state or null, ...}, "iterations_to_skip": {"0": number, ...}, "last_worker_index": worker}``.
-Interleaved datasets came in another order than today, so that their states cannot be continued.
+``{"workers_state": {"0": state or null, ...}, "iterations_to_skip": {"0": number, ...},
+"last_worker_index": worker}``. Interleaved datasets came in another order than today, so that their
+states cannot be continued.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from gristmill.core.state import plain_counts, plain_int, shown, state_field
 
 
 def is_old_workers_state(state: Any) -> bool:
-    """Whether ``state`` is of ``mp_prefetch``."""
+    """True if ``state`` is one of ``mp_prefetch``."""
     return isinstance(state, Mapping) and "workers_state" in state
 
 
 def parse_old_workers_state(state: Any, owner: object, count: int) -> tuple[int, list[Any], list[int]]:
-    """Whose turn it is, the state of each worker (``None``: the beginning), and how many elements it has delivered since.
+    """Whose turn it is, the state of each worker (``None``: the beginning), and how many elements
+    it has delivered since.
 
     Raises:
         StateMismatchError: it cannot be that of ``count`` workers.

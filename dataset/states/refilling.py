@@ -1,7 +1,8 @@
 """Steps that take elements again when they are restored, and mixtures that would give them others.
 
-A window, a bin, a batch that is being cut is not in a state: the state says where it began, and it is filled again from there. A
-mixture with other weights or components fills it with other elements; some would come twice, others never.
+A window, a bin, a batch that is being cut is not in a state: the state says where it began, and it
+is filled again from there. A mixture with other weights or components fills it with other elements;
+some would come twice, others never.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from gristmill.core.errors import StateMismatchError
 
 
 class _Refilling(threading.local):
-    what: str | None = None  # is to be taken again, and by which step, while this thread restores what is before that step
+    # must be replayed, and by which stage, while this thread restores the stages upstream of it
+    what: str | None = None
 
 
 _refilling = _Refilling()
@@ -23,7 +25,9 @@ _refilling = _Refilling()
 
 @contextlib.contextmanager
 def refilling(step: Any, what: str | None) -> Iterator[None]:
-    """For restoring what is before ``step``, which holds ``what`` of it, a part of a sentence; ``None``: nothing."""
+    """For restoring what is before ``step``, which holds ``what`` of it, a part of a sentence;
+    ``None``: nothing.
+    """
     outer = _refilling.what
     _refilling.what = outer if what is None else f"{step} holds {what}"
     try:
@@ -33,7 +37,9 @@ def refilling(step: Any, what: str | None) -> Iterator[None]:
 
 
 def refuse_refilling(mixture: Any, change: str) -> None:
-    """Raises ``StateMismatchError`` if a step behind ``mixture``, which is another one by ``change``, takes elements again."""
+    """Raises ``StateMismatchError`` if a step behind ``mixture``, which is another one by
+    ``change``, takes elements again.
+    """
     if _refilling.what is not None:
         raise StateMismatchError(
             f"{mixture} has {change} than when the state was taken, and {_refilling.what}: filled again from another mixture, "

@@ -1,4 +1,6 @@
-"""The states of shards whose elements are taken in turn, and what is said of those that cannot be saved."""
+"""The states of shards whose elements are taken in turn, and what is said of those that cannot be
+saved.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +37,12 @@ def parse_shards(state: Any, owner: object, num_shards: int) -> CycleState:
 
 
 def parse_old_shards(state: Any, owner: object, beginnings: Sequence[Any]) -> tuple[CycleState, list[int]]:
-    """Return the parts of a state of Grain before 0.2.16, and how many elements of each shard were delivered after it.
+    """Return the parts of a state of Grain before 0.2.16, and how many elements of each shard were
+    delivered after it.
 
     Args:
         state: the state.
-        owner: whose it is to be, for errors.
+        owner: the future owner, for errors.
         beginnings: the states of the shards before their first elements.
 
     Raises:
@@ -75,5 +78,7 @@ def uneven(owner: object, num_shards: int) -> NotImplementedError:
 
 
 def indices_of_shards(index: int, num_shards: int) -> list[int]:
-    """Return how many of the first ``index`` elements each shard has, if none but the first ones is longer, by one."""
+    """Return how many of the first ``index`` elements each shard has, if none but the first ones is
+    longer, by one.
+    """
     return [-((i - index) // num_shards) for i in range(num_shards)]

@@ -1,4 +1,6 @@
-"""Of which components elements were drawn, as states of steps that hold such elements say it (see ``states/mixtures.py``)."""
+"""Of which components elements were drawn, as states of steps that hold such elements say it (see
+``states/mixtures.py``).
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,10 @@ class Turns(NamedTuple):
     Args:
         start: the position in the mixture of the first one.
         names: of the components; ``None``: its elements are forgotten.
-        draws: which of these each is of; the complement of that: it is passed over; ``None``: nothing was drawn.
-        rows: the output of the step with which each was delivered, -1: not yet wholly; or empty, if that is not needed.
+        draws: which of these each is of; the complement of that: it is passed over; ``None``:
+            nothing was drawn.
+        rows: the output of the step with which each was delivered, -1: not yet wholly; or empty, if
+            that is not needed.
         left: what the step says of the last one, if a part of that was delivered.
     """
 
@@ -36,7 +40,9 @@ class Turns(NamedTuple):
 
     @classmethod
     def of(cls, state: Any, owner: object) -> Turns | None:
-        """What a state says, if it says something. Raises ``StateMismatchError`` for what makes no sense."""
+        """Reads the turns in a state, if it has any. Raises ``StateMismatchError`` for an invalid
+        value.
+        """
         if not isinstance(state, Mapping) or TURNS not in state:
             return None
         try:
@@ -48,7 +54,7 @@ class Turns(NamedTuple):
 
     @classmethod
     def read(cls, saved: Any) -> Turns:
-        """What ``saved`` has made. Raises one of ``_DAMAGES`` for anything else."""
+        """Reads what ``saved`` wrote. Raises one of ``_DAMAGES`` for anything else."""
         if not isinstance(saved, Mapping) or type(saved["start"]) is not int or saved["start"] < 0:
             raise ValueError("there must be a start, 0 or more")
         names = tuple([None if name is None else str(name) for name in saved["names"]])
@@ -84,7 +90,9 @@ class Turns(NamedTuple):
         return self.draws[position - self.start] if position >= self.start else None
 
     def are_there(self) -> list[bool]:
-        """Whether each element that the step has got is still there, or of a component that is forgotten."""
+        """For each element that the stage has received: true if it still exists, or belongs to a
+        forgotten component.
+        """
         return [self.names[i] is not None for i in self.draws if i is not None and i >= 0]
 
     @property

@@ -1,4 +1,6 @@
-"""States of iterators as values: copies, the states between two, and Grain's layout for iterators that take turns."""
+"""States of iterators as values: copies, the states between two, and Grain's layout for iterators
+that take turns.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,14 @@ from gristmill.dataset.states.old import refuse_old_interleave
 _UNCHANGEABLE = frozenset((int, str, bool, float, bytes, NoneType))
 _DIGITS = re.compile("[0-9]{1,18}")
 
-Fetched: TypeAlias = tuple[Any, Sequence[Any], int]  # an element, states, and which of them is the one after it
+# an element, states, and which of them is the one after it
+Fetched: TypeAlias = tuple[Any, Sequence[Any], int]
 
 
 class LinearStates(Sequence[Any]):
-    """The states after each of ``num`` elements, all of whose counts grow by one with every element."""
+    """The states after each of ``num`` elements, all of whose counts grow by one with every
+    element.
+    """
 
     def __init__(self, before: Any, num: int) -> None:
         self._before = before
@@ -42,7 +47,9 @@ class LinearStates(Sequence[Any]):
 
     @classmethod
     def between(cls, before: Any, after: Any, num: int) -> LinearStates | None:
-        """The states on the way from one state to another, if all counts in them have grown by ``num``."""
+        """The states on the way from one state to another, if all counts in them have grown by
+        ``num``.
+        """
         return cls(before, num) if before is not None and advanced(before, num) == after else None
 
 
@@ -56,7 +63,7 @@ def advanced(state: Any, num: int) -> Any:
 
 
 def copied(state: Any) -> Any:
-    """A copy of a state, for whoever may change it."""
+    """A copy of a state, for a caller that may change it."""
     kind = type(state)
     if kind is dict:  # a call for each number would take most of the time
         copies = state.copy()
@@ -70,12 +77,25 @@ def copied(state: Any) -> Any:
 
 
 def is_same(state: Any, known: Any) -> bool:
-    """Whether ``state``, which somebody gave, is ``known``, which a ``get_state`` gave: 1.0 and ``True`` are equal to 1, too."""
+    """Return true if ``state``, of a user, is ``known``, which a ``get_state`` returned.
+
+    1.0 and ``True`` are not the same as 1. States of Grain have no records of choices, which is the
+    same as empty records.
+    """
+    state, known = _without_empty_records(state), _without_empty_records(known)
     return bool(state == known) and repr(state) == repr(known)
 
 
+def _without_empty_records(state: Any) -> Any:
+    if type(state) is dict:
+        pairs = [pair for pair in state.items() if pair != ("choices", {})]
+        return {key: _without_empty_records(value) for key, value in pairs}
+    return [*map(_without_empty_records, state)] if type(state) is list else state
+
+
 def given(state: Any) -> Any:
-    """A copy of a state that somebody sets, as ``get_state`` may give it back: NumPy's numbers as built-in ones.
+    """A copy of a state passed to ``set_state``, as ``get_state`` may return it: NumPy's numbers as
+    built-in ones.
 
     Raises:
         StateMismatchError: it is nested too deeply to be one.
@@ -98,17 +118,22 @@ def _given(state: Any) -> Any:
 
 @dataclass
 class CycleState:
-    """What an iterator that takes elements from several others in turn saves: whose turn it is, and where each of them is."""
+    """The state of an iterator that draws from several others in turn: the index of the next one,
+    and the state of each.
+    """
 
     slot: int  # of the cycle, whose turn it is
     num_opened: int  # datasets that have been put into slots
     indices: Sequence[int]  # of the dataset in each slot
     states: list[Any]  # of its iterator; ``None``: no dataset
     exhausted: Sequence[int]  # 1: it has ended
-    future_states: Mapping[int, Any] = field(default_factory=dict)  # of datasets that will be opened, by index
+    # of datasets that will be opened, by index
+    future_states: Mapping[int, Any] = field(default_factory=dict)
 
     def as_state(self, *, owns_states: bool = False) -> dict[str, Any]:
-        """The state that is saved; ``states`` are copied into it unless nobody else has them."""
+        """The state that is saved; ``states`` are copied into it unless no other object refers to
+        them.
+        """
         return {
             "next_index_in_cycle": self.slot,
             "next_index_in_datasets": self.num_opened,
@@ -120,7 +145,8 @@ class CycleState:
 
     @classmethod
     def parse(cls, state: Any, owner: object, length: int, meaning: str) -> CycleState:
-        """The parts of ``state``, copied; ``length`` is that of the cycle, and ``meaning`` says what decides it.
+        """The parts of ``state``, copied; ``length`` is that of the cycle, and ``meaning`` says
+        what decides it.
 
         Raises:
             StateMismatchError: they cannot be those of a cycle of this length.
@@ -148,7 +174,9 @@ class CycleState:
         return cls(slot, num_opened, indices, given(given_states), exhausted, future_states)
 
     def of_datasets(self, num_datasets: int) -> list[dict[str, Any]]:
-        """Where each dataset is: whether it has ended, and its state; ``None`` at its beginning, or if it has ended."""
+        """For each dataset: true if it has ended, and its state; ``None`` at its beginning or after
+        its end.
+        """
         found: list[dict[str, Any]] = [{"exhausted": int(i < self.num_opened), "state": None} for i in range(num_datasets)]
         for i, state in self.future_states.items():
             if self.num_opened <= i < num_datasets:

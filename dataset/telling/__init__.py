@@ -1,1 +1,3 @@
-"""What a pipeline says of itself: errors, texts, descriptions. It asks stages, and knows none."""
+"""Errors, texts and descriptions of a pipeline. This package asks stages and knows none of them by
+name.
+"""

@@ -1,10 +1,10 @@
-"""The description that tells a pipeline from others: its stages, and the code of its functions.
+"""The description that identifies a pipeline: its stages, and the code of its functions.
 
-The code of a function is compared as far as it can be: its bytecode, constants, defaults, the
-values it closes over, and the functions and constants of its module that it names. Code of
-installed packages is taken to be the same, and of large data parts are compared. Lists, dicts and
-arrays that a function changes itself, such as a log of its calls, do not count. Bytecode differs
-between versions of Python, so it is compared within one version only.
+The code of a function is compared by the parts that can be compared: its bytecode, constants,
+defaults, the values it closes over, and the functions and constants of its module that it names.
+Code of installed packages is taken to be the same, and of large data parts are compared. Lists,
+dicts and arrays that a function changes itself, such as a log of its calls, do not count. Bytecode
+differs between versions of Python, so it is compared within one version only.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def pipeline_difference(saved: Mapping[str, Any], own: Mapping[str, Any]) -> str
 
 
 def _nodes(ds: Any, *, is_described: bool = True) -> Iterator[tuple[Any, bool]]:
-    """Yield the datasets upstream, the sources first, and whether the description of ``ds`` has them.
+    """Yield the datasets upstream, the sources first, and whether the description of ``ds`` has
+    them.
 
     It has none of those that are sources of others.
     """
@@ -264,7 +265,9 @@ def _names_in(code: types.CodeType) -> list[str]:
 
 
 def _mutates(code: types.CodeType) -> bool:
-    """Returns True if the code may change a list, dict or array in place, as a counter or a log is."""
+    """Returns True if the code may change a list, dict or array in place, as a counter or a log
+    is.
+    """
     inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
     is_assigning = any([instruction.opname in ("STORE_SUBSCR", "DELETE_SUBSCR") for instruction in dis.get_instructions(code)])
     return is_assigning or not _MUTATORS.isdisjoint(code.co_names) or any(map(_mutates, inner))

@@ -1,4 +1,4 @@
-"""What was drawn of the components of a mixture, told by the state of an iterator."""
+"""Draw counts of the components of a mixture, read from the state of an iterator."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from gristmill.dataset.states.mixtures import mixtures_in
 
 
 def counts_of(it: Any) -> dict[str, dict[str, int]]:
-    """See ``DatasetIterator.counts``. All lanes of workers count; without ``by`` an element has the length 1.
+    """See ``DatasetIterator.counts``. All lanes of workers count; without ``by`` an element has the
+    length 1.
 
-    Of a ``MapDataset.mix`` that is the first elements, where these are read in its order, by one process.
+    Of a ``MapDataset.mix`` that is the first elements, where these are read in its order, by one
+    process.
 
     Raises:
-        ValueError: there is no ``IterDataset.mix`` upstream, nor a ``MapDataset.mix`` that is read in its order.
+        ValueError: there is no ``IterDataset.mix`` upstream, nor a ``MapDataset.mix`` that is read
+            in its order.
 
     Example:
         >>> from gristmill.dataset import IterDataset, MapDataset
@@ -51,7 +54,9 @@ def _counts_at(it: Any) -> Any:
 
 
 def _places_in(state: Any) -> Iterator[int]:
-    """How many elements of map datasets have been read, as the innermost parts of a state say."""
+    """The number of elements of map datasets that have been read, from the innermost parts of a
+    state.
+    """
     parts = state.values() if isinstance(state, dict) else state if isinstance(state, list) else ()
     inner = [place for part in parts for place in _places_in(part)]
     if not inner and isinstance(state, dict) and type(state.get("next_index")) is int:
@@ -60,7 +65,9 @@ def _places_in(state: Any) -> Iterator[int]:
 
 
 def _nearest(it: Any, is_one: Callable[[Any], bool]) -> Any:
-    """The nearest such iterator to the output: one like that in use, which need not be where that one is."""
+    """The nearest such iterator to the output: one like that in use, which need not be where that
+    one is.
+    """
     level = [it]
     while level:
         found = next(filter(is_one, level), None)

@@ -1,8 +1,9 @@
-"""What a checkpoint says about the pipeline it belongs to.
+"""The description of a pipeline in its checkpoint.
 
-A state is only a position; two pipelines with equal layouts of states cannot be told apart by it. So a checkpoint of ours
-also has the stages with their parameters, lengths, seeds and sources. The code of user functions and options that do not
-change elements (threads, buffers) are not part of it.
+A state is only a position; two pipelines with equal layouts of states cannot be distinguished by
+it. So a checkpoint of ours also has the stages with their parameters, lengths, seeds and sources.
+The code of user functions and options that do not change elements (threads, buffers) are not part
+of it.
 """
 
 from __future__ import annotations
@@ -27,12 +28,15 @@ MAX_FILES = 64  # that a description names
 _MAX_RECORDS = 16  # of a list whose records are shown in place of their number,
 _MAX_LIST = 100  # if they are not longer
 _NOT_COMPARED = ("parents", "components", "source_files")  # by themselves
-_ONCE_DESCRIBED = ("TriedDatasetIterator", "TriedMapDataset")  # stages of the library's own, in earlier checkpoints
+# stages of the library's own, in earlier checkpoints
+_ONCE_DESCRIBED = ("TriedDatasetIterator", "TriedMapDataset")
 _NOTHING = object()
 
 
 def describe(node: Any) -> dict[str, Any]:
-    """The stage of a dataset or iterator, its parameters, and the same of everything upstream; JSON-able."""
+    """The stage of a dataset or iterator, its parameters, and the same of everything upstream;
+    JSON-able.
+    """
     name = getattr(node, "_stage_name", type(node).__name__)
     upstream = node._described_upstream
     if name is None:  # the same elements and states as without this stage
@@ -64,14 +68,18 @@ def description_text(description: dict[str, Any]) -> str:
 
 
 def source_text(source: Any) -> str:
-    """What stands for a source in a description: its ``repr`` if that can be the same in another run, else its type."""
+    """The text of a source in a description: its ``repr`` if another run produces the same one,
+    else its type.
+    """
     if isinstance(source, list | tuple | np.ndarray):
         return str(type(source))
     return _text(source)
 
 
 def short_source_text(source: Any) -> str:
-    """What a source is called where its records are named: its ``repr``, of a long list or array how many there are."""
+    """The name of a source in the names of its records: its ``repr``; for a long list or array, its
+    length.
+    """
     if not isinstance(source, list | tuple | np.ndarray):
         return _text(source)
     text = repr(source) if len(source) <= _MAX_RECORDS and getattr(source, "ndim", 1) == 1 else ""
@@ -79,9 +87,10 @@ def short_source_text(source: Any) -> str:
 
 
 def source_files(source: Any) -> list[str] | None:
-    """What tells the files of a source from others, wherever they lie, a text for each; of a dataset, of all its sources.
+    """Texts that distinguish the files of a source, independent of their folder, one for each; for
+    a dataset, those of all its sources.
 
-    ``None`` if there is nothing of the kind: then the text of a source tells it from others.
+    ``None`` if there is nothing of the kind: then the text of a source identifies it.
     """
     if isinstance(source, DatasetNode):
         found = [getattr(node, "_source_files", None) for node in source_first(source)]
@@ -91,7 +100,9 @@ def source_files(source: Any) -> list[str] | None:
 
 
 def source_first(node: Any) -> Iterator[Any]:
-    """All datasets upstream of ``node``, and that itself, in the order in which its text names them."""
+    """All datasets upstream of ``node``, and that itself, in the order in which its text names
+    them.
+    """
     for parent in node._parents:
         yield from source_first(parent)
     yield node
@@ -107,7 +118,8 @@ def few_files(files: Sequence[str], most: int) -> list[str]:
 
 
 def source_difference(saved: Any, own: Any, saved_files: Any, own_files: Sequence[str] | None) -> str | None:
-    """``None`` if a source has the data of the one that was saved; else what is known of the difference beyond their texts.
+    """``None`` if a source has the data of the one that was saved; else what is known of the
+    difference beyond their texts.
 
     Args:
         saved: the text of the source then.
@@ -141,7 +153,8 @@ def _without_paths(text: Any) -> Any:
 
 
 def complete_repr(value: Any) -> str:
-    """``repr(value)``; of a dataset, whose ``repr`` is for people and may be abbreviated, all of it on one line.
+    """``repr(value)``; of a dataset, whose ``repr`` is for people and may be abbreviated, all of it
+    on one line.
 
     States and checkpoints have it, for other processes and later versions to compare.
     """
@@ -153,7 +166,8 @@ def check_description(saved: Any, own: Any, place: str = "the last stage") -> No
     """Compares two descriptions.
 
     Raises:
-        StateMismatchError: names the first stage, from the output upwards, that differs, with both values.
+        StateMismatchError: names the first stage, from the output upwards, that differs, with both
+            values.
     """
     while isinstance(saved, dict) and saved.get("stage") in _ONCE_DESCRIBED and len(saved.get("parents", ())) == 1:
         saved = saved["parents"][0]
@@ -195,7 +209,7 @@ def _difference(key: Any, saved: dict[str, Any], own: dict[str, Any]) -> str | N
 
 
 def as_json(value: Any) -> Any:
-    """A parameter as it stands in a description."""
+    """A parameter as written in a description."""
     if isinstance(value, np.generic):
         value = value.item()
     return value if value is None or isinstance(value, bool | int | float | str) else _text(value)

@@ -1,7 +1,8 @@
 """The ``repr`` of a pipeline: a chain that one can read from top to bottom, the source first.
 
-It is for people and says what is known without running anything; a user's object that cannot answer is passed over. States
-and checkpoints tell pipelines apart by ``description`` instead, whose text is complete.
+It is for people and says what is known without running anything; a user's object that cannot answer
+is passed over. States and checkpoints tell pipelines apart by ``description`` instead, whose text
+is complete.
 """
 
 from __future__ import annotations
@@ -34,10 +35,11 @@ _being_shown: dict[tuple[int, int], ref[_Showing]] = {}  # by pipeline and threa
 
 
 def chain_text(pipeline: Any) -> str:
-    """The stages of a dataset or iterator, one to a line, with their parameters and lengths where these change.
+    """The stages of a dataset or iterator, one to a line, with their parameters and lengths where
+    these change.
 
-    What several branches lead to stands below them; a stage with several consumers is shown once. Long chains and many
-    branches are abbreviated in the middle.
+    The stage that joins several branches is below them; a stage with several consumers is shown
+    once. Long chains and many branches are abbreviated in the middle.
 
     Example:
         >>> from gristmill.dataset import MapDataset
@@ -67,7 +69,9 @@ def _chain_text(pipeline: Any) -> str:
 
 
 def stage_name(stage: Any) -> str:
-    """The text of a stage in a chain: on one line, without memory addresses, whatever a user's class makes of it."""
+    """The text of a stage in a chain: on one line, without memory addresses, whatever a user's
+    class makes of it.
+    """
     text = without_addresses(one_line(_answer(stage._chain_text, ""), _MAX_LINE))
     return text if text.strip("…") else stage._class_name
 
@@ -85,17 +89,21 @@ def length_text(length: int | None) -> str:
 
 
 def stage_inputs(stage: Any) -> Sequence[Any]:
-    """What a dataset or iterator draws from, as far as it exists: no iterator is made for it."""
+    """The existing inputs of a dataset or iterator: the call makes no iterator."""
     return list(stage._draws_from)
 
 
 def joined(branches: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of several branches, one after the other, with a bar along them that leads to what comes next."""
+    """The lines of several branches, one after the other, with a bar along them that leads to the
+    next stage.
+    """
     return [("│  " if j else "├─ " if i else "┌─ ") + line for i, branch in enumerate(branches) for j, line in enumerate(branch)]
 
 
 def abbreviated(items: list[Any], limit: int, left_out: Callable[[int], str]) -> list[Any]:
-    """``items``, in place of those in the middle what ``left_out`` makes of their number if there are more than ``limit``."""
+    """``items``, in place of those in the middle what ``left_out`` makes of their number if there
+    are more than ``limit``.
+    """
     if len(items) <= limit:
         return items
     half = (limit - 1) // 2
@@ -148,7 +156,7 @@ def _stage_text(stage: Any) -> str:
 
 
 def _answer(ask: Callable[[], T], otherwise: T) -> T:
-    """What ``ask()`` gives, or ``otherwise`` if a user's object fails: a ``repr`` must not."""
+    """Returns ``ask()``, or ``otherwise`` if a user's object raises: a ``repr`` must not raise."""
     try:
         return ask()
     except Exception:

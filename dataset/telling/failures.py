@@ -1,9 +1,11 @@
-"""What an error says when it leaves ``next``: which stage raised it, and about which element.
+"""The error context added to an exception that leaves ``next``: the stage that raised it, and the
+element.
 
-Stages tell it where they call what users have written: ``tell`` adds a note to the error, which goes wherever that goes, to
-other threads and processes too. Nothing here runs as long as nothing fails. Nothing here raises either, whatever the objects of
-users do when they are asked for their names and lengths: the error that is to be explained goes out in any case, of the same type
-and with the same arguments.
+Stages tell it where they call what users have written: ``tell`` adds a note to the error, which
+goes wherever that goes, to other threads and processes too. Nothing here runs as long as nothing
+fails. Nothing here raises either, whatever the objects of users do when they are asked for their
+names and lengths: the original error leaves in any case, of the same type and with the same
+arguments.
 """
 
 from __future__ import annotations
@@ -27,14 +29,16 @@ _SETTINGS = "Workers lack what the program has set or registered in libraries, u
 
 
 class Failure(Value):
-    """Where in a pipeline an error came up, as plain data: errors are pickled, and must keep no pipeline alive.
+    """The location of an error in a pipeline, as plain data: errors are pickled, and must keep no
+    pipeline alive.
 
     Args:
         stage: the name of what raised it.
-        elements: the numbers of the elements that it worked on, in words; nothing if they are not known.
+        elements: the numbers of the elements that it worked on, in words; nothing if they are not
+            known.
         details: the records that these are made of.
         again: what is said of epochs by steps that know no more.
-        record_keys: of these records, as far as they are numbers or text.
+        record_keys: of these records, if they are numbers or text.
     """
 
     stage: str
@@ -81,9 +85,11 @@ class Note(str):
 
 
 def tell(error: BaseException, stage: Any, indices: Iterable[Any] = ()) -> None:
-    """Notes at ``error`` that ``stage`` has raised it, at these indices: those that its method was called with.
+    """Notes at ``error`` that ``stage`` has raised it, at these indices: those that its method was
+    called with.
 
-    To be called by the stage, or by the harness that calls it. What another one has told stays: that was nearer.
+    To be called by the stage, or by the harness that calls it. An existing context is kept: it is
+    nearer to the cause.
     """
     _tell(error, stage, lambda: _failure_at(stage, [operator.index(i) for i in indices]))
 
@@ -95,7 +101,8 @@ def told(error: Exception, stage: Any, indices: Iterable[Any] = ()) -> Exception
 
 
 def failed_at(error: Exception, stage: Any, index: Any) -> None:
-    """Notes at ``error``, which a function that ``stage`` called has raised, the index of the element.
+    """Notes at ``error``, which a function that ``stage`` called has raised, the index of the
+    element.
 
     To be called where ``error`` is caught, before it is raised again.
 
@@ -125,7 +132,7 @@ def _tell(error: BaseException, stage: Any, failure: Callable[[], Failure]) -> N
 
 
 def tell_epoch(error: BaseException, it: Any, epoch: int) -> None:
-    """Adds to what ``error`` says that the data before ``it`` has begun anew so often."""
+    """Adds to what ``error`` says that the data before ``it`` has begun again so often."""
     with contextlib.suppress(Exception):
         told = note_at(error)
         if told is None or not epoch:
@@ -141,7 +148,9 @@ def tell_epoch(error: BaseException, it: Any, epoch: int) -> None:
 
 
 def tell_in_worker(error: BaseException, worker: str, otherwise: str) -> None:
-    """Notes at ``error`` which worker raised it; ``otherwise`` stands for an element that is not known."""
+    """Notes at ``error`` which worker raised it; ``otherwise`` stands for an element that is not
+    known.
+    """
     told = note_at(error)
     if told is None:
         note(error, Note.of(f"Raised in {worker}", Failure("", again=f", {otherwise}")))
@@ -165,14 +174,18 @@ def tell_of_settings(error: BaseException) -> None:
 
 
 def has_arrived(error: BaseException) -> None:
-    """Says that whoever keeps ``error`` to raise it later has it: steps that it passes then were not asked for the element."""
+    """Marks ``error`` as kept to be raised later: stages that it passes then were not asked for the
+    element.
+    """
     told = note_at(error)
     if told is not None:
         told.is_on_its_way = False
 
 
 def instead_of_stop(error: BaseException, stage: str) -> RuntimeError:
-    """What is raised, from it, in place of a ``StopIteration`` of a user's function, which would be taken for the end."""
+    """The error raised, from it, in place of a ``StopIteration`` of a user's function, which would
+    be mistaken for the end.
+    """
     new, told = stop_iteration_error(stage), note_at(error)
     if told is not None:
         note(new, told)
@@ -180,7 +193,9 @@ def instead_of_stop(error: BaseException, stage: str) -> RuntimeError:
 
 
 def on_delivery(error: BaseException, call: Callable[[], object]) -> None:
-    """Lets ``call`` be called when a user gets ``error``, and not as often as it is raised for steps that ask again."""
+    """Lets ``call`` be called when a user gets ``error``, and not as often as it is raised for
+    steps that ask again.
+    """
     vars(error)[_ON_DELIVERY] = call
 
 
@@ -192,7 +207,7 @@ def of_no_element(message: str) -> RuntimeError:
 
 
 def is_of_no_element(error: BaseException) -> bool:
-    """Whether ``error`` is about more than the element that was asked for."""
+    """True if ``error`` is about more than the element that was requested."""
     return not vars(error).keys().isdisjoint((_ON_DELIVERY, _OF_NO_ELEMENT))
 
 
@@ -210,7 +225,9 @@ def note_at(error: BaseException) -> Note | None:
 
 
 def note(error: BaseException, new: Note) -> None:
-    """Adds a note of ours, or puts it in place of an older one: an exception may be raised again, and elsewhere."""
+    """Adds a note of ours, or puts it in place of an older one: an exception may be raised again,
+    and elsewhere.
+    """
     notes: Any = vars(error).get("__notes__")
     for i, old in enumerate(notes if isinstance(notes, list) else ()):
         if isinstance(old, Note):
@@ -250,7 +267,9 @@ def _failure_at_place(stage: Any, place: Place | None) -> Failure:
 
 
 def _in_whole(place: Place, indices: range) -> tuple[Any, range]:
-    """The dataset whose elements these are, and their indices in it: that of all workers, of which this may be one."""
+    """The dataset whose elements these are, and their indices in it: that of all workers, of which
+    this may be one.
+    """
     ds = place.ds
     if ds._is_share:
         step = ds._reindex(1) - ds._reindex(0) if len(ds) > 1 else 1
@@ -260,7 +279,9 @@ def _in_whole(place: Place, indices: range) -> tuple[Any, range]:
 
 
 def _share(ds: Any) -> str:
-    """What follows a number of an element of ``ds`` if that is only the part of one worker."""
+    """The text after an element index of ``ds`` if that index counts the elements of one worker
+    only.
+    """
     return " of its share" if any([node._is_share for node in ancestors(ds)]) else ""
 
 

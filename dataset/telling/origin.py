@@ -1,4 +1,4 @@
-"""Where an element of a map dataset comes from: the records of the sources that it is made of."""
+"""The lineage of an element of a map dataset: the records of the sources that it was made from."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ class Records:
 def origin(ds: Any, indices: Iterable[int]) -> list[Records]:
     """The records that the elements of ``ds`` at ``indices`` are made of.
 
-    Nothing is read, and no error comes out. What cannot be known is left out: what users' own datasets do, what their sources,
-    samplers and selections raise when they are asked; and what is made of thousands of records.
+    Nothing is read, and no error comes out. What cannot be known is left out: what users' own
+    datasets do, what their sources, samplers and selections raise when they are asked; and what is
+    made of thousands of records.
 
     Args:
         ds: the dataset.

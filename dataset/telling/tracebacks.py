@@ -1,4 +1,6 @@
-"""Tracebacks without the frames of the library: of an error in his code, a user sees his own lines."""
+"""Tracebacks without the frames of the library: of an error in his code, a user sees his own
+lines.
+"""
 
 from __future__ import annotations
 
@@ -29,16 +31,20 @@ _NOTE = (
 
 
 class UnfilteredTraceback(Exception):
-    """The cause, in the mode ``remove_frames``, of an error whose traceback is without our frames: it has all of them."""
+    """The cause, in the mode ``remove_frames``, of an error whose traceback is without our frames:
+    it has all of them.
+    """
 
 
 def filter_traceback(error: BaseException) -> None:
-    """Leaves our frames out of the traceback of ``error``, as ``config.py_traceback_filtering`` says.
+    """Leaves our frames out of the traceback of ``error``, as ``config.py_traceback_filtering``
+    says.
 
-    Type, arguments and causes stay as they are; so does the frame that raised the error, and all code of users. Of an interrupt
-    from the keyboard, which may come anywhere, frames of the library and of what it calls are left out even where they raised
-    it, and nothing is noted. To be called by a ``next`` or ``ds[i]`` that raises the error, where it is caught. If that runs
-    inside of another one of ours, or of a thread or a worker process that computes ahead, nothing happens.
+    Type, arguments and causes stay as they are; so does the frame that raised the error, and all
+    code of users. Of an interrupt from the keyboard, which may come anywhere, frames of the library
+    and of what it calls are left out even where they raised it, and nothing is noted. To be called
+    by a ``next`` or ``ds[i]`` that raises the error, where it is caught. If that runs inside of
+    another one of ours, or of a thread or a worker process that computes ahead, nothing happens.
     """
     if isinstance(error, Exception | KeyboardInterrupt) and not isinstance(error, StopIteration):
         with contextlib.suppress(Exception):
@@ -70,7 +76,7 @@ def _filter(error: BaseException) -> None:
         _attach(error)
     kept: TracebackType | None = None
     for link, hide in zip(reversed(links), reversed(is_hidden), strict=True):
-        if not hide:  # anew: whoever raises the error again has the old ones
+        if not hide:  # again: a caller that raises the error again has the old ones
             kept = TracebackType(kept, link.tb_frame, link.tb_lasti, link.tb_lineno)
     BaseException.with_traceback(error, kept)
     if not is_interrupt and _NOTE not in getattr(error, "__notes__", ()):
@@ -78,7 +84,9 @@ def _filter(error: BaseException) -> None:
 
 
 def _are_ours(files: list[str], *, with_calls: bool) -> list[bool]:
-    """Which of the files of a call stack are of this library, or of Python's own called by it if ``with_calls``."""
+    """Which of the files of a call stack are of this library, or of Python's own called by it if
+    ``with_calls``.
+    """
     folders, python = _library_folders(), f"{Path(threading.__file__).parent}{os.sep}"
     found: list[bool] = []
     for file in files:
@@ -89,7 +97,9 @@ def _are_ours(files: list[str], *, with_calls: bool) -> list[bool]:
 
 
 def _is_inside() -> bool:
-    """Whether the function that calls ``filter_traceback`` runs inside of something of ours that will pass on the error."""
+    """True if the caller of ``filter_traceback`` runs inside another frame of this library that
+    will pass on the error.
+    """
     frame: FrameType | None = sys._getframe(1)
     num_exits = 0
     while frame is not None:
@@ -103,13 +113,13 @@ def _is_inside() -> bool:
 
 
 def _library_folders() -> tuple[str, ...]:
-    """Where the modules of the library are: its packages need not lie together."""
+    """The folders of the library's modules: its packages need not be in one folder."""
     packages = [module for name, module in [*sys.modules.items()] if name.partition(".")[0] == "gristmill"]
     return tuple({f"{folder}{os.sep}" for package in packages for folder in getattr(package, "__path__", ())})
 
 
 def _is_in_ipython() -> bool:
-    """Whether an IPython that knows how to hide frames shows the tracebacks."""
+    """True if the tracebacks are shown by an IPython that can hide frames."""
     ipython: Any = sys.modules.get("IPython")
     return ipython is not None and ipython.version_info[:2] >= (7, 17) and ipython.get_ipython() is not None
 
@@ -117,7 +127,8 @@ def _is_in_ipython() -> bool:
 def _hide(frame: FrameType, error: BaseException) -> None:
     variables = frame.f_locals
     variables["__tracebackhide__"] = True
-    if type(variables) is dict:  # a copy, which lives as long as the frame: the error must not be in it
+    # a copy, which lives as long as the frame: the error must not be in it
+    if type(variables) is dict:
         for name in [name for name, value in variables.items() if value is error]:
             del variables[name]
 
@@ -126,7 +137,8 @@ def _attach(error: BaseException) -> None:
     """Makes a copy of ``error`` with its whole traceback, and what caused it, its cause."""
     if isinstance(error.__cause__, UnfilteredTraceback):  # it is raised once more
         return
-    text = "".join(traceback.format_exception_only(error)).strip()  # whatever its ``__str__`` raises
+    # whatever its ``__str__`` raises
+    text = "".join(traceback.format_exception_only(error)).strip()
     whole = UnfilteredTraceback(
         f"{text}\n\nThis is the error below with all frames. Those of gristmill are left out below: see py_traceback_filtering."
     ).with_traceback(error.__traceback__)

@@ -71,7 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _run(_parser().parse_args(argv))
         finally:
             sys.stdout.flush()
-    except BrokenPipeError:  # who reads this has seen enough; nothing is to be written at exit either
+    except BrokenPipeError:
+        # the reader of the pipe has closed it; nothing must be written at exit either
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -99,7 +100,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _say(text: str, stream: TextIO) -> None:
-    """Prints a text, whatever is in it and whatever can be shown there."""
+    """Prints any text on any terminal."""
     encoding = stream.encoding or "utf-8"
     print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
 

@@ -20,11 +20,12 @@ _PLAIN = (bool, int, float, complex, str, bytes)
 
 
 def element_lines(element: Any, label: str) -> list[str]:
-    """Returns the lines of ``element``: a container and, indented, its parts; a leaf with dtype, shape and the first values.
+    """Returns the lines of ``element``: a container and, indented, its parts; a leaf with dtype,
+    shape and the first values.
 
     Args:
         element: anything.
-        label: what stands before it.
+        label: the text before it.
 
     Example:
         >>> print("\\n".join(element_lines({"x": np.arange(10), "y": ["some text", 5]}, "0:")))
@@ -52,7 +53,9 @@ def _lines(element: Any, label: str, depth: int) -> Iterator[str]:
 
 
 def _parts(element: Any) -> dict[str, Any]:
-    """What is in a container, by the text that stands before it; nothing of a leaf, as of a list of numbers."""
+    """The children of a container, by their path prefix; empty for a leaf such as a list of
+    numbers.
+    """
     if isinstance(element, Mapping):
         return {one_line(repr(key), _MAX_VALUE): value for key, value in element.items()}
     if isinstance(element, list | tuple):

@@ -1,4 +1,4 @@
-"""Where the state of a ``DataLoader`` stands, in words."""
+"""The position in the state of a ``DataLoader``, in words."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ _MAX_LANES = 16
 
 
 def loader_lines(state: Any, description: Mapping[str, Any], share: Any) -> Iterator[str]:
-    """What a state says, and what the description of the ``DataLoader`` (empty if there is none) adds to it."""
+    """The lines that a state gives, and those that the description of the ``DataLoader`` (empty if
+    there is none) adds.
+    """
     last_seen, sampler = state["last_seen_indices"], str(state.get("sampler"))
     if not isinstance(last_seen, Mapping):
         yield own_form(state)
@@ -23,7 +25,8 @@ def loader_lines(state: Any, description: Mapping[str, Any], share: Any) -> Iter
     shard = _shard(description.get("shard_options", sampler)) or ShardOptions(0, 1)
     read = []  # by each worker, or lane, which a state cannot tell
     for worker, index in enumerate(map(plain_int, last_seen.values())):
-        before = shard.shard_index + (worker - len(last_seen)) * shard.shard_count  # the index before its first one
+        # the index before its first one
+        before = shard.shard_index + (worker - len(last_seen)) * shard.shard_count
         read.append(0 if index is None else (index - before) // (len(last_seen) * shard.shard_count))
     if len(read) > 1:
         lanes = [f"lane {lane}: {number_text(num)} records read" for lane, num in enumerate(read)]

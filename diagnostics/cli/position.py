@@ -1,4 +1,6 @@
-"""Where a state stands, in words. It says it by itself; the description beside it, if there is one, knows lengths."""
+"""The position in a state, in words. The state suffices; the description beside it, if there is
+one, adds lengths.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ def position_lines(state: Any, description: Any) -> list[str]:
 
     Args:
         state: decoded.
-        description: of its pipeline (see ``dataset.description``); of another form if there is none.
+        description: of its pipeline (see ``dataset.description``); of another form if there is
+            none.
 
     Example:
         >>> position_lines({"parent": {"next_index": 7}, "epoch": 1}, None)
@@ -73,7 +76,8 @@ def _indented(lines: Iterator[str]) -> Iterator[str]:
 
 def _next_index(state: Any, stage: Description, share: tuple[int, int] | None) -> Iterator[str]:
     dataset = stage if stage.get("stage") == "DataLoader" else _parent(stage)
-    if dataset.get("stage") == "TriedMapDataset":  # who books faults, which is no step of the user's
+    # who books faults, which is no step of the user's
+    if dataset.get("stage") == "TriedMapDataset":
         dataset = _parent(dataset)
     index, length = plain_int(state["next_index"]), plain_int(dataset.get("length"))
     if length is None or index is None:
@@ -127,7 +131,8 @@ def _cycle(state: Any, stage: Description, share: tuple[int, int] | None) -> Ite
         yield f"{what} {number_text(indices[i])}{', ended' if has_ended else ''}:"
         number = plain_int(indices[i]) or 0
         if is_interleave:
-            below = _NOWHERE if share is not None else _parent(stage, number)  # a share has some of the datasets only
+            # a share has some of the datasets only
+            below = _NOWHERE if share is not None else _parent(stage, number)
             yield from _indented(_lines(states[i], below, None))
         else:
             yield from _indented(_lines(states[i], _parent(stage), (number, len(states)) if stage else None))
@@ -216,7 +221,7 @@ def _buckets(state: Any, stage: Description) -> str:
 
 
 def _passed_over(faults: Any) -> Iterator[str]:
-    """What steps of map datasets have passed over, a line for each."""
+    """The elements that error budgets of map datasets have skipped, one line for each stage."""
     for counts in faults if isinstance(faults, list) else ():
         if isinstance(counts, Mapping):
             of_tried = f" of {count_text(counts['tried'], 'element')}" if "tried" in counts else ""
@@ -267,7 +272,8 @@ def _row(state: Any) -> str:
     return f"row group {number_text(state['row_group'])}, row {number_text(state.get('index_within_row_group'))}"
 
 
-# What tells a form of state: the stages that it may belong to, and its words. The first key that is there decides.
+# A form of state: the key that identifies it, its possible stages, and its words. The first key
+# that is there decides.
 _FORMS: dict[str, tuple[tuple[str, ...], Callable[..., Iterator[str]]]] = {
     "last_seen_indices": (("DataLoader",), loader_lines),
     "workers_state": (("RoundRobinIterator",), _old_workers),

@@ -1,4 +1,6 @@
-"""The commands ``show`` and ``trace``: which records made an output, and which outputs a record made."""
+"""The commands ``show`` and ``trace``: which records made an output, and which outputs a record
+made.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ _MAX_OUTPUTS = 1_000_000  # that are looked at, if nothing else is said
 
 
 def show(args: Namespace) -> Lines:
-    """What made an output, and perhaps a field of it."""
+    """Prints the records that made an output, optionally with the values of a field."""
     if (args.step is None) == (args.state is None):
         raise CommandError("give --step N or --state CHECKPOINT: which output is to be shown")
     pipeline = load_pipeline(args.pipeline)
@@ -123,7 +125,9 @@ def _field(element: Any, name: str) -> Any:
 
 
 def _pictures(value: Any) -> Iterator[str]:
-    """Images in characters: of ``uint8`` [height, width], with 1, 3 or 4 colours [height, width, colour], or batches of these."""
+    """Images in characters: of ``uint8`` [height, width], with 1, 3 or 4 colours [height, width,
+    colour], or batches of these.
+    """
     image = np.asarray(value)
     if image.dtype != np.uint8 or 0 in image.shape:
         return

@@ -71,15 +71,17 @@ def attended(it: Callable[[], Any], close: Callable[[], None], stall_seconds: fl
 
 @contextlib.contextmanager
 def ended_if_frozen(seconds: float) -> Iterator[None]:
-    """Ends the process, and shows the stacks of all threads, if for so long none of them can run; 0: never.
+    """Ends the process, and shows the stacks of all threads, if for so long none of them can run;
+    0: never.
 
-    That is so if one calls C code that does not give the interpreter's lock back, a regular expression that never comes to an
-    end, say. Nothing that is written in Python runs then, not even what handles an interrupt.
+    That is so if one calls C code that does not give the interpreter's lock back, a regular
+    expression that never comes to an end, say. Nothing that is written in Python runs then, not
+    even what handles an interrupt.
     """
     ended = Signal()
     try:
         file = sys.stderr.fileno()
-    except (AttributeError, OSError, ValueError):  # there is none, or it is somebody else's
+    except (AttributeError, OSError, ValueError):  # there is none, or it is not ours
         file = -1
     if not seconds or file < 0:
         yield

@@ -98,7 +98,7 @@ def head(args: Namespace) -> Lines:
 
 
 def diagnosis(args: Namespace) -> Lines:
-    """What binds a pipeline."""
+    """Prints the bottleneck of a pipeline."""
     pipeline = load_pipeline(args.pipeline)
     seconds = args.consumer_ms / 1000
     consumer = (lambda element: time.sleep(seconds)) if seconds else None
@@ -136,7 +136,7 @@ def _write(option: str, path: str, text: str) -> None:
 
 
 def bench(args: Namespace) -> Lines:
-    """How fast a pipeline is."""
+    """Prints the throughput of a pipeline."""
     pipeline = load_pipeline(args.pipeline)
     rates: list[float] = []
     sizes: list[int] = []
@@ -174,7 +174,7 @@ def bench(args: Namespace) -> Lines:
 
 
 class _Endless:
-    """The elements of a pipeline, which begins anew whenever it has ended."""
+    """The elements of a pipeline, which starts again whenever it has ended."""
 
     def __init__(self, pipeline: Any) -> None:
         self._pipeline = pipeline
@@ -204,9 +204,10 @@ class _Endless:
                 raise CommandError("the pipeline has no elements", code=1)
 
     def time(self, seconds: float, delays: array[int]) -> float:
-        """Takes elements for a time, at least one, appends how many nanoseconds each took, and returns the time in seconds.
+        """Takes elements for a time, at least one, appends how many nanoseconds each took, and
+        returns the time in seconds.
 
-        To begin anew counts as time, and as a part of the delay of the element after it.
+        To start again counts as time, and as a part of the delay of the element after it.
         """
         clock, take, append = time.perf_counter_ns, self.it.__next__, delays.append
         start = before = clock()
@@ -230,6 +231,8 @@ class _Endless:
 
 @contextlib.contextmanager
 def opened(pipeline: Any) -> Iterator[Any]:
-    """A new iterator of a dataset or a ``DataLoader``, of which nothing is read, and which is closed afterwards."""
+    """A new iterator of a dataset or a ``DataLoader``, of which nothing is read, and which is
+    closed afterwards.
+    """
     with contextlib.closing(iterator_of(pipeline)) as it:
         yield it

@@ -48,5 +48,5 @@ def _key(name: str | None) -> Callable[[Any], Any] | None:
 
 
 def note_free(error: Exception) -> bool:
-    """Whether it is about what was asked for, and not of the pipeline."""
+    """True if the note is about the request, not about the pipeline."""
     return not getattr(error, "__notes__", None)

@@ -1,6 +1,7 @@
 """The command ``state``: what a checkpoint says, and whether it fits a pipeline.
 
-A checkpoint may be anybody's: what it says is neither believed (a number of processes, of digits) nor printed as it is.
+A checkpoint may be anybody's: what it says is neither believed (a number of processes, of digits)
+nor printed as it is.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _NUM_MISSING = 8  # files that are named
 
 @dataclass(frozen=True)
 class _Saved:
-    """What the files of one process say.
+    """The contents of the files of one process.
 
     Args:
         path: of the state.
@@ -55,7 +56,9 @@ class _Saved:
 
 
 def state(args: Namespace) -> Lines:
-    """Where a checkpoint stands. Of no line more than a terminal can show, and nothing that it would obey."""
+    """Prints the position in a checkpoint. No line is longer than a terminal can show, and no
+    control characters are printed.
+    """
     lines = _lines(args)
     while True:
         try:
@@ -146,7 +149,9 @@ def _process(saved: _Saved, shows_pipeline: bool) -> Lines:
 
 
 def _verdict(item: list[_Saved], name: str, pipeline: Any) -> Lines:
-    """Whether a pipeline, as a single process makes it, would go on from one of the files, or from all together."""
+    """Says if a pipeline, built by a single process, could be restored from one of the files, or
+    from all together.
+    """
     differences = [_difference(pipeline, functools.partial(_restore, saved)) for saved in item]
     for saved, difference in zip(item, differences, strict=True):
         where = f" from {saved.path.name}" if len(item) > 1 else ""
@@ -184,7 +189,8 @@ def _merge(item: list[_Saved], it: Any) -> None:
 
 
 def restore_checkpoint(path: str, it: Any) -> None:
-    """Sets an iterator to where a checkpoint stands: the first item that fits; of several processes all together, or the first.
+    """Sets an iterator to the position of a checkpoint: the first item that fits; of several
+    processes all together, or the first.
 
     Raises:
         CommandError: there is no checkpoint.

@@ -22,7 +22,7 @@ _MAX_NAMES = 20
 
 
 class CommandError(Exception):
-    """What is wrong, for the user, on one line.
+    """An error message for the user, on one line.
 
     Args:
         text: the line.
@@ -38,7 +38,8 @@ def load_pipeline(name: str) -> Any:
     """Returns the dataset or ``DataLoader`` of that name; what makes one is called.
 
     Args:
-        name: ``module:attribute`` or ``path/to/file.py:attribute``; there may be dots in ``attribute``.
+        name: ``module:attribute`` or ``path/to/file.py:attribute``; there may be dots in
+            ``attribute``.
 
     Raises:
         CommandError: there is none of that name. Errors of the user's code come as they are.
@@ -100,7 +101,9 @@ def _module(name: str) -> ModuleType:
 
 
 def _module_of_file(name: str) -> ModuleType:
-    """The module that a file is, under the name by which it can be imported, so that workers find its functions."""
+    """The module that a file is, under the name by which it can be imported, so that workers find
+    its functions.
+    """
     path = Path(name).resolve()
     if not path.is_file():
         others = sorted(other.name for other in path.parent.glob("*.py"))[:_MAX_NAMES]
@@ -122,7 +125,9 @@ def _module_of_file(name: str) -> ModuleType:
 
 
 def _module_apart(path: Path) -> ModuleType:
-    """A file whose name belongs to another module: what it defines travels to workers by value, as that of a script does."""
+    """A file whose name belongs to another module: what it defines travels to workers by value, as
+    that of a script does.
+    """
     spec = importlib.util.spec_from_file_location(f"__{path.stem.replace('.', '_')}__", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

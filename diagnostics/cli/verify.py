@@ -14,7 +14,7 @@ from gristmill.diagnostics.verification import Verifier
 
 
 def verify(args: Namespace) -> Generator[str, None, int]:
-    """What was compared, and the first difference."""
+    """Prints the conditions that were compared, and the first difference."""
     with _printing_to_stderr():
         report = Verifier(load_pipeline(args.pipeline), args.steps, args.seconds, made_by=args.pipeline).report()
     yield json.dumps(report.to_dict(), indent=2) if args.json else str(report)
@@ -23,7 +23,9 @@ def verify(args: Namespace) -> Generator[str, None, int]:
 
 @contextlib.contextmanager
 def _printing_to_stderr() -> Iterator[None]:
-    """What the user's code prints, here and in other processes, is no part of the answer."""
+    """Redirects output of the user's code, here and in other processes, to stderr: it is no part of
+    the answer.
+    """
     sys.stdout.flush()
     before = os.dup(1)
     os.dup2(2, 1)

@@ -16,7 +16,7 @@ def own_form(state: Any) -> str:
 
 
 def number_text(value: Any) -> str:
-    """``1,000``; of what should be a number and is none, its ``repr``."""
+    """``1,000``; for a value that should be a number but is not, its ``repr``."""
     number = plain_int(value)
     return shown(value) if number is None or abs(number) > _MAX_NUMBER else f"{number:,}"
 

@@ -73,7 +73,9 @@ def write(args: Namespace) -> Lines:
 
 
 def _is_of_arguments(error: Exception) -> bool:
-    """Returns True for what is wrong with the arguments, the folder or an element, not in the code of the user."""
+    """Returns True for what is wrong with the arguments, the folder or an element, not in the code
+    of the user.
+    """
     traceback = error.__traceback__
     while traceback is not None and traceback.tb_next is not None:
         traceback = traceback.tb_next

@@ -1,10 +1,10 @@
-"""How many measurements there were of each size."""
+"""A histogram of measurements by size."""
 
 from __future__ import annotations
 
 
 class Histogram:
-    """How many whole numbers there were of each size: zeros, ones, twos, 3 to 4, 5 to 8, …, as far as ``2**64``."""
+    """Counts of whole numbers by size: zeros, ones, twos, 3 to 4, 5 to 8, …, up to ``2**64``."""
 
     __slots__ = ("counts", "total")
 

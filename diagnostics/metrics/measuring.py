@@ -1,4 +1,4 @@
-"""What is measured in addition, of pipelines whose metrics are exported.
+"""Additional measurements of pipelines whose metrics are exported.
 
 These calls are among those that are timed; each stands for the ones before it that were not.
 """
@@ -17,7 +17,8 @@ _SHARE = 50  # what is dear to measure may take this fraction of the time
 
 
 def measured(original: Method, probe: Probe, lanes: Lanes) -> Method:
-    """``original`` of a stage, which measures reads of a source, or how many elements are ready for the consumer.
+    """``original`` of a stage, which measures reads of a source, or how many elements are ready for
+    the consumer.
 
     A block that is read at once counts as reads of equal time, each of the size of the first one.
     """
@@ -69,7 +70,9 @@ def _histogram(cell: Cell) -> Histogram:
 
 
 def _now_and_then(measure: Callable[[Any], int]) -> Callable[[Any], int]:
-    """``measure``, or what it said a moment ago if asking it again would take more than its share of the time."""
+    """``measure``, or what it said a moment ago if asking it again would take more than its share
+    of the time.
+    """
     number = ask_at = 0
 
     def ask(argument: Any) -> int:

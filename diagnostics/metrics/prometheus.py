@@ -43,31 +43,37 @@ def start_telemetry(
     *,
     registry: Any = None,  # a CollectorRegistry, of a package that may be missing
 ) -> Any:
-    """Returns a registry with the metrics of all pipelines whose iterators are made from now on, and serves it.
+    """Returns a registry with the metrics of all pipelines whose iterators are made from now on,
+    and serves it.
 
-    Prometheus finds them at ``http://<address>:<port>/metrics``: Grain's under the names they have there (``grain_python_…``),
-    and others, which begin with ``gristmill_``, for each pipeline and its stages. Worker processes are counted with the process
-    that they work for. Observing a pipeline takes about a microsecond for each ``next``; therefore only some of the reads of a
+    Prometheus finds them at ``http://<address>:<port>/metrics``: Grain's under the names they have
+    there (``grain_python_…``), and others, which begin with ``gristmill_``, for each pipeline and
+    its stages. Worker processes are counted with the process that they work for. Observing a
+    pipeline takes about a microsecond for each ``next``; therefore only some of the reads of a
     source are looked at, and stand for the others, where they take less than about 0.1 ms.
 
-    If the port is taken, the metrics are not served, and a line in the log says so. Called again with other arguments, it serves
-    them there instead. In worker processes it does nothing.
+    If the port is taken, the metrics are not served, and a line in the log says so. Called again
+    with other arguments, it serves them there instead. In worker processes it does nothing.
 
-    The environment can ask for it: with ``ENABLE_PYGRAIN_PROMETHEUS_TELEMETRY=true`` it is called by ``import gristmill``, with
-    the port ``PYGRAIN_PROMETHEUS_PORT`` (0: not at all) and the address ``GRISTMILL_PROMETHEUS_ADDRESS``. The variables
-    ``GRISTMILL_ENABLE_PROMETHEUS_TELEMETRY`` and ``GRISTMILL_PROMETHEUS_PORT`` mean the same and come first.
+    The environment can ask for it: with ``ENABLE_PYGRAIN_PROMETHEUS_TELEMETRY=true`` it is called
+    by ``import gristmill``, with the port ``PYGRAIN_PROMETHEUS_PORT`` (0: not at all) and the
+    address ``GRISTMILL_PROMETHEUS_ADDRESS``. The variables
+    ``GRISTMILL_ENABLE_PROMETHEUS_TELEMETRY`` and ``GRISTMILL_PROMETHEUS_PORT`` mean the same and
+    come first.
 
-    If ``PROMETHEUS_MULTIPROC_DIR`` is set, the metrics that other processes have written there are served, too.
+    If ``PROMETHEUS_MULTIPROC_DIR`` is set, the metrics that other processes have written there are
+    served, too.
 
     Args:
         port: where to serve; 0 serves nothing.
         address: of the network interface to listen at; ``"0.0.0.0"`` is all of them.
-        registry: where to register the metrics, such as ``prometheus_client.REGISTRY``; by default a new one.
+        registry: where to register the metrics, such as ``prometheus_client.REGISTRY``; by default
+            a new one.
 
     Raises:
         TypeError: ``port`` is not an integer.
         ValueError: it is not in [0, 65535], or ``registry`` has metrics of these names.
-        OSError: the address is none of this machine, or this user may not use the port.
+        OSError: the address is not one of this machine, or this user may not use the port.
         ImportError: the package ``prometheus-client`` is missing.
 
     Example:
@@ -116,7 +122,9 @@ def _started(settings: tuple[int, str, Any], metrics: Metrics) -> _Telemetry:
 
 
 def stop_telemetry() -> None:
-    """Serves no metrics any more, and observes no new pipelines; those that are in use are observed until their end."""
+    """Serves no metrics any more, and observes no new pipelines; those that are in use are observed
+    until their end.
+    """
     global _active
     with _lock:
         telemetry, _active = _active, None
@@ -132,7 +140,9 @@ def stop_telemetry() -> None:
 
 
 def start_from_environment() -> None:
-    """Starts what the environment asks for; called by ``import gristmill``, which never fails because of it."""
+    """Starts what the environment asks for; called by ``import gristmill``, which never fails
+    because of it.
+    """
     if _variable("ENABLE_PYGRAIN_PROMETHEUS_TELEMETRY", "GRISTMILL_ENABLE_PROMETHEUS_TELEMETRY").lower() not in _TRUE:
         return
     multiprocessing = sys.modules.get("multiprocessing.process")
@@ -145,7 +155,7 @@ def start_from_environment() -> None:
             return
         start_telemetry(port, os.environ.get("GRISTMILL_PROMETHEUS_ADDRESS", _ADDRESS))
         if _active is not None and _active.server is None:
-            stop_telemetry()  # nobody would see what is counted
+            stop_telemetry()  # the counts would not be visible
     except ImportError as error:
         _log.info("there are no metrics: %s", error)
     except Exception as error:
@@ -171,7 +181,9 @@ def _serve(port: int, address: str, registry: Any) -> Any:
 
 
 def _forget() -> None:
-    """After a fork, in the new process: the port is the other one's, and there is no thread that serves it."""
+    """After a fork, in the new process: the port is the other one's, and there is no thread that
+    serves it.
+    """
     global _active, _lock
     _lock = Lock()
     telemetry, _active = _active, None
@@ -199,7 +211,9 @@ class _Collector:
 
 
 class _OtherProcesses:
-    """What processes of other programs have written to a directory, without metrics of the names of ours."""
+    """Metrics that processes of other programs have written to a directory, without those with
+    names used here.
+    """
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
@@ -213,7 +227,8 @@ class _OtherProcesses:
         kind: Any = MultiProcessCollector  # it is not typed
         try:
             found = [*kind(None, self._directory).collect()]
-        except Exception as error:  # no such directory, or a file in it that is being removed or is broken
+        except Exception as error:
+            # no such directory, or a file in it that is being removed or is broken
             _log.warning("the metrics in PROMETHEUS_MULTIPROC_DIR=%s cannot be read: %s", self._directory, error)
             return []
         ours = {family.name for family in FAMILIES}
@@ -242,7 +257,7 @@ def _exposed(numbers: dict[Key, list[int] | float]) -> Iterator[Metric]:
 
 
 def _buckets(family: Family, values: list[int]) -> tuple[list[tuple[str, int]], int]:
-    """How many are at most as large as each limit, and the total of all."""
+    """The number of values at or below each limit, and the total."""
     from prometheus_client.utils import floatToGoString
 
     text: Any = floatToGoString  # as above

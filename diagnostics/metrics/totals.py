@@ -2,11 +2,12 @@
 
 Guarantees:
 
-1. No total goes back. What an observer has counted is added as the difference to what it had counted before, so that it stays
-   when the pipeline is gone.
-2. Memory does not grow with the number of pipelines: those that have ended are let go of, and of the numbers that bear the name
-   of a pipeline only those of the last ``_MAX_NAMES`` and of pipelines in use are kept.
-3. A pipeline never waits for somebody who reads.
+1. No total goes back. What an observer has counted is added as the difference to what it had
+   counted before, so that it stays when the pipeline is gone.
+2. Memory does not grow with the number of pipelines: those that have ended are let go of, and of
+   the numbers that bear the name of a pipeline only those of the last ``_MAX_NAMES`` and of
+   pipelines in use are kept.
+3. A pipeline never waits for a reader.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Family:
         kind: ``"histogram"``, ``"counter"`` or ``"gauge"``.
         name: without the endings that Prometheus adds.
         text: what it is.
-        labels: what its values are told apart by.
+        labels: what its values are distinguished by.
         buckets: the upper limits of those of a histogram: 0, or powers of two.
     """
 
@@ -153,13 +154,14 @@ class _Pipeline:
 
 
 class Metrics:
-    """Knows the observers that it is told of, and their numbers as long as it lives."""
+    """Collects the registered observers, and their numbers while it lives."""
 
     def __init__(self) -> None:
         self._new: deque[_Pipeline] = deque()
         self._live: list[_Pipeline] = []
         self._totals: dict[Key, list[int]] = {}
-        self._forms: dict[str, Any] = {}  # of pipelines by their names, the one that was used last at the end
+        # of pipelines by their names, the one that was used last at the end
+        self._forms: dict[str, Any] = {}
         self._numbers = itertools.count()
         self._lock = Lock()
 
@@ -171,7 +173,9 @@ class Metrics:
                 self._update()
 
     def read(self) -> dict[Key, list[int] | float]:
-        """All numbers of this moment; those of a histogram as in ``Histogram.counts``, followed by their total."""
+        """All numbers of this moment; those of a histogram as in ``Histogram.counts``, followed by
+        their total.
+        """
         with self._lock:
             gauges = self._update()
             return {**{key: [*numbers] for key, numbers in self._totals.items()}, **gauges}
@@ -254,7 +258,7 @@ class Metrics:
 
 
 def _totals(pipeline: _Pipeline) -> dict[Key, list[int]]:
-    """What a pipeline adds to the numbers of the process."""
+    """The numbers that a pipeline adds to those of the process."""
     observer = pipeline.observer
     output = observer.output
     delays = [0, *output.powers, output.waited - output.waited_in_vain]
@@ -280,7 +284,9 @@ def _add(numbers: dict[Key, list[int]], key: Key, more: list[int]) -> None:
 
 
 def _stages(summary: ExecutionSummary) -> dict[int, str]:
-    """What tells the stages apart, by their ids: how they look, and which of several that look alike."""
+    """Labels that distinguish the stages, by their ids: the text of a stage, numbered if several
+    are alike.
+    """
     names: dict[int, str] = {}
     alike: Counter[str] = Counter()
     for id_, node in sorted(summary.items()):

@@ -56,7 +56,7 @@ def explain(it_or_ds: Any, *, state: Any = None, step: int | None = None, ledger
         ledger: a ``Ledger``, or its path. With it ``step`` may be any step that it has recorded.
 
     Raises:
-        TypeError: ``it_or_ds`` is none of these.
+        TypeError: ``it_or_ds`` is of another type.
         ValueError: there was no output yet, there is none after ``state``, or the arguments exclude
             each other.
         IndexError: there is no output ``step``, or the ledger has not recorded it.
@@ -253,7 +253,7 @@ def _state_after(ds: Any, state: Any, num: int) -> Any:
 
 
 def _tells_place(ds: Any) -> bool:
-    """Whether a state says which elements have been read for the outputs before it."""
+    """True if a state says which elements have been read for the outputs before it."""
     return all([node._tells_place or node._works_on is not None for node in ancestors(ds) if isinstance(node, IterDataset)])
 
 

@@ -206,8 +206,8 @@ def _num_outputs(it: Any) -> int | None:
     ds, tracing = definition_of(inner), Tracing(False)
     if ds is None:
         return None
-    # A stage that cannot be explained raises here, and so does an iterator whose index is not known:
-    # then the caller asks the user for the step.
+    # A stage that cannot be explained raises here, and so does an iterator whose index is not
+    # known: then the caller asks the user for the step.
     with contextlib.suppress(NotImplementedError, ValueError):
         tracing.of(ds)
         if not tracing.assumes and not inner._has_gaps():  # else elements may have been left out

@@ -1,15 +1,18 @@
 """``Ledger``: a file that says where a stream was before each of its steps.
 
-Two files. ``PATH`` has a header and one record of ``_RECORD.size`` bytes for every ``every`` steps, at the place that follows
-from the step: the step, where the state before it stands in the other file, its length and checksum, and a checksum of the
-record. ``PATH.states`` has these states, one after another, each with its step; and those that were asked for in between.
+Two files. ``PATH`` has a header and one record of ``_RECORD.size`` bytes for every ``every`` steps,
+at the place that follows from the step: the step, the offset of the state before it in the other
+file, its length and checksum, and a checksum of the record. ``PATH.states`` has these states, one
+after another, each with its step; and those that were asked for in between.
 
 Guarantees:
 
-1. A record that is there is whole: the state is written before it, and whatever does not agree with its checksum is none.
+1. A record that is there is whole: the state is written before it, and data that does not agree
+   with its checksum is ignored.
 2. A step is recorded before its output is computed, so no output is lost if the record cannot be
    written. At the end of a stream there is no record of the output that would follow.
-3. A step that is known already is compared, and not written again. If it differs, it and all later ones are written anew.
+3. A step that is known already is compared, and not written again. If it differs, it and all later
+   ones are written again.
 """
 
 from __future__ import annotations
@@ -30,7 +33,8 @@ from gristmill.diagnostics.provenance.following import FollowedIterator, Followe
 _HEADER = struct.Struct("<20sIQ")  # what it is, the number of the form, every
 _MAGIC = b"gristmill ledger\n\0\0\0"
 _FORM = 1
-_RECORD = struct.Struct("<QQIIII")  # step, offset and length of the state, its checksum, that of the fields before, unused
+# step, offset and length of the state, its checksum, that of the fields before, unused
+_RECORD = struct.Struct("<QQIIII")
 _CHECKED = 24  # bytes of a record that its checksum is of
 _FRAME = struct.Struct("<4sQII")  # before each state: a mark, the step, length and checksum
 _MARK = b"\xfestp"  # cannot be in a state, which is text
@@ -38,16 +42,20 @@ _STEP_END = 12
 
 
 class Ledger:
-    """A file with the place of a stream before each step, so that ``explain`` can tell what made any past output.
+    """A file with the place of a stream before each step, so that ``explain`` can tell what made
+    any past output.
 
     Args:
-        path: the file; it is made if there is none, and goes on if there is one. ``PATH.states`` is beside it.
-        every: steps from one record to the next, at least 1. ``explain`` runs the steps from the record before the one it is
-            asked for: more than 1 writes less and takes longer to answer.
+        path: the file; it is made if there is none, and continues if there is one. ``PATH.states``
+            is beside it.
+        every: steps from one record to the next, at least 1. ``explain`` runs the steps from the
+            record before the one it is asked for: more than 1 writes less and takes longer to
+            answer.
 
     Raises:
         TypeError: ``path`` is no path, or ``every`` no integer.
-        ValueError: ``every`` is not positive, or the file is no ledger, or one with another ``every``.
+        ValueError: ``every`` is not positive, or the file is no ledger, or one with another
+            ``every``.
 
     Example:
         >>> import os, tempfile
@@ -80,7 +88,8 @@ class Ledger:
         return f"Ledger({str(self.path)!r}, every={self.every})"
 
     def follow(self, iterator: Any, *, step: int | None = None) -> FollowedIterator | FollowedLoaderIterator:
-        """Returns an iterator of the same elements and states that writes where it is, step by step.
+        """Returns an iterator of the same elements and states that writes where it is, step by
+        step.
 
         It is a ``DatasetIterator`` or ``DataLoaderIterator``, as ``iterator`` is: checkpoints,
         ``observe`` and ``explain`` take it. The ledger looks up the number of the next step by the
@@ -89,11 +98,13 @@ class Ledger:
 
         Args:
             iterator: of a dataset or ``DataLoader``.
-            step: the number of the next output, where the ledger cannot know it: it was begun after a restart.
+            step: the number of the next output, where the ledger cannot know it: it was begun after
+                a restart.
 
         Raises:
             TypeError: ``iterator`` is not one of a dataset or ``DataLoader``.
-            ValueError: the ledger has no record of the state, and it is not that of a new iterator: give ``step``.
+            ValueError: the ledger has no record of the state, and it is not that of a new iterator:
+                give ``step``.
         """
         return followed(self, iterator, step)
 
@@ -131,7 +142,9 @@ class Ledger:
         return 0, None
 
     def step_of(self, text: bytes) -> int | None:
-        """The last step before which the encoded state was ``text``, of those that are recorded or were saved."""
+        """The last step before which the encoded state was ``text``, of those that are recorded or
+        were saved.
+        """
         content = self._states_path.read_bytes() if self._states_path.exists() else b""
         wanted = _FRAME.pack(_MARK, 0, *_checks(text))[_STEP_END:] + text
         place = content.rfind(wanted)
@@ -143,7 +156,9 @@ class Ledger:
         return None
 
     def note(self, step: int, text: bytes) -> int:
-        """Writes that the encoded state before ``step`` is ``text``, for ``step_of``; returns where that stands."""
+        """Writes that the encoded state before ``step`` is ``text``, for ``step_of``; returns its
+        offset.
+        """
         file = self._opened()[1]
         offset = os.fstat(file).st_size
         _write(file, _FRAME.pack(_MARK, step, *_checks(text)) + text, offset)
@@ -175,7 +190,9 @@ class Ledger:
             os.ftruncate(file, place)
 
     def close(self) -> None:
-        """Closes the files; they are opened again when something is written. May be called again."""
+        """Closes the files; they are opened again when something is written. May be called
+        again.
+        """
         if self._closing is not None:
             self._closing()
         self._files = self._closing = None
@@ -210,7 +227,7 @@ class Ledger:
             size = self.path.stat().st_size if self.path.exists() else 0
         else:
             size = os.fstat(self._files[0]).st_size
-        return max(0, size - _HEADER.size) // _RECORD.size  # a torn one is none
+        return max(0, size - _HEADER.size) // _RECORD.size  # a torn record is ignored
 
     def _place(self, step: int) -> int:
         return _HEADER.size + step // self.every * _RECORD.size
@@ -251,7 +268,9 @@ def as_ledger(ledger: Any) -> Ledger:
 
 
 def _every_of(path: Path) -> int | None:
-    """How many steps there are from a record to the next in the ledger at ``path``, if one was begun there."""
+    """The number of steps between records of the ledger at ``path``; ``None`` if no ledger was
+    begun there.
+    """
     header = _read(path, 0, _HEADER.size)
     if len(header) < _HEADER.size:
         if not _MAGIC.startswith(header[: len(_MAGIC)]):

@@ -1,4 +1,4 @@
-"""What ``explain`` returns."""
+"""The classes of the results of ``explain``."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ class Record(Value):
 
     Args:
         source: what it was read from: its ``repr``; of files the dataset with the name of the file.
-        record_key: which record: its position in the source; in files ``(row group, row)`` of Parquet, the offset of a TFRecord.
-        index: where it stands in the stream of elements that are read by index, before filters and batches: ``ds[index]`` of the
-            ``MapDataset`` that is iterated, batches taken apart; of a ``DataLoader`` that of the sampler. ``None`` in files.
+        record_key: which record: its position in the source; in files ``(row group, row)`` of
+            Parquet, the offset of a TFRecord.
+        index: its position in the stream of elements that are read by index, before filters and
+            batches: ``ds[index]`` of the ``MapDataset`` that is iterated, batches taken apart; of a
+            ``DataLoader`` that of the sampler. ``None`` in files.
         epoch: counted from 0; ``None`` if that is not known, as of users' samplers.
         component: its name or number in the innermost mixture; ``None`` without one.
-        seed: ``(seed, index)`` of the random stream from which the last random step drew for it; ``None`` without one.
+        seed: ``(seed, index)`` of the random stream from which the last random step drew for it;
+            ``None`` without one.
         span: ``(start, stop)``, its cells in a packed row; ``None`` elsewhere.
         components: those in all mixtures, the outermost first.
         seeds: the random streams of all random steps, the first one first.
@@ -49,13 +52,15 @@ class Record(Value):
 
 
 class Row(Value):
-    """A row of an output: the records that it is made of, in the order of use; none, if it is padding."""
+    """A row of an output: the records that it is made of, in the order of use; none, if it is
+    padding.
+    """
 
     records: Sequence[Record]
 
 
 def record_of(piece: Piece) -> Record:
-    """What is told of a piece."""
+    """The public record of an internal lineage entry."""
     components, seeds = piece.components, piece.seeds
     component, seed = components[-1] if components else None, seeds[-1] if seeds else None
     given = (piece.source, piece.key, piece.index, piece.epoch, component, seed, piece.span, components, seeds)
@@ -63,7 +68,7 @@ def record_of(piece: Piece) -> Record:
 
 
 class Provenance:
-    """What an output is made of. It prints as a table, a line for each record.
+    """The lineage of an output. It prints as a table, a line for each record.
 
     Args:
         rows: one for each row of the output, one if it is no batch; each has its ``records``.

@@ -1,4 +1,6 @@
-"""A diagnosis as a page: one file that needs no network and no script, for the screen, the telephone and the printer."""
+"""A diagnosis as a page: one file that needs no network and no script, for the screen, the
+telephone and the printer.
+"""
 
 from __future__ import annotations
 
@@ -54,10 +56,11 @@ nothing, the thread was not there, or has not told yet what it did.</p>
 
 
 def report_html(diagnosis: Diagnosis, title: str = "Pipeline report") -> str:
-    """Returns a page that shows a diagnosis: the verdict, the pipeline as a graph, its stages, and what every thread did when.
+    """Returns a page that shows a diagnosis: the verdict, the pipeline as a graph, its stages, and
+    what every thread did when.
 
-    It is one file without scripts that refers to nothing else, light or dark as its reader prefers, and below about 1 MB
-    however long the pipeline ran and however many threads it has.
+    It is one file without scripts that refers to nothing else, light or dark as its reader prefers,
+    and below about 1 MB however long the pipeline ran and however many threads it has.
 
     Args:
         diagnosis: what to show.
@@ -80,7 +83,9 @@ def report_html(diagnosis: Diagnosis, title: str = "Pipeline report") -> str:
 
 
 def _colours(summary: ExecutionSummary) -> dict[int, str]:
-    """The classes of the stages' colours: those that take the most time get one each, from the sources on."""
+    """The classes of the stages' colours: those that take the most time get one each, from the
+    sources on.
+    """
     working = sorted([node for node in summary.values() if not node.is_prefetch], key=lambda node: -node.total_processing_time_ns)
     ids = sorted([node.id for node in working[:NUM_COLOURS]], reverse=True)
     named = {id_: f"c{i}" for i, id_ in enumerate(ids, 1)}

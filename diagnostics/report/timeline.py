@@ -1,4 +1,4 @@
-"""What every thread of a pipeline did when, as a table with a drawn row for each."""
+"""The activity of every thread of a pipeline over time, as a table with a drawn row for each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import numpy.typing as npt
 from gristmill.diagnostics.html_text import safe, swatch
 from gristmill.diagnostics.summary import StageSummary, ThreadTimeline
 
-WAITING = "waiting"  # the colour of stages whose elements others compute: their time is that of waiting
+# the colour of stages whose elements others compute: their time is that of waiting
+WAITING = "waiting"
 _MAX_ROWS = 60
 _NUM_PARTS = 400  # that the time is cut into
 _MAX_SIZE = 400_000  # characters
@@ -23,7 +24,7 @@ _Array = npt.NDArray[np.float64]
 
 @dataclass
 class _Row:
-    """What is drawn of a thread: which share of each part of the time went where, ``shares[layer, part]``."""
+    """The drawn row of a thread: the shares of each part of the time, ``shares[layer, part]``."""
 
     process: str
     name: str
@@ -34,12 +35,14 @@ class _Row:
 
 
 def timeline_html(threads: Sequence[ThreadTimeline], stages: Mapping[int, StageSummary], colours: Mapping[int, str]) -> str:
-    """Returns a legend and a table with a row for each thread; where there are very many, one for all that is left.
+    """Returns a legend and a table with a row for each thread; where there are very many, one for
+    all that is left.
 
     Args:
         threads: what each has done.
         stages: by their ids.
-        colours: the classes of the stages' colours, by their ids: as many different ones as there are layers in a row.
+        colours: the classes of the stages' colours, by their ids: as many different ones as there
+            are layers in a row.
     """
     if not threads:
         return '<p class="soft">No thread has been seen at work.</p>'
@@ -62,7 +65,9 @@ def _layer_order(colour: str) -> tuple[bool, str]:
 
 
 def _in_order(threads: Sequence[ThreadTimeline]) -> list[ThreadTimeline]:
-    """The main process first, then the workers by number; the thread that takes the elements first of all."""
+    """The main process first, then the workers by number; the thread that takes the elements first
+    of all.
+    """
     processes = sorted({thread.process for thread in threads}, key=_process_order)
     order = {name: i for i, name in enumerate(processes)}
     return sorted(threads, key=lambda thread: (order[thread.process], not _takes_elements(thread)))
@@ -100,7 +105,7 @@ def _rows(
         in_process[thread.process] += 1
     if len(rows) <= _MAX_ROWS:
         return rows
-    # The first threads of every process, then the second ones, and so on, as far as there is room.
+    # The first threads of every process, then the second ones, and so on, while there is room.
     shown = {*sorted(range(len(rows)), key=lambda i: (places[i], i))[: _MAX_ROWS - 1]}
     others = [row for i, row in enumerate(rows) if i not in shown]
     shares = np.mean([row.shares for row in others], axis=0)
@@ -118,7 +123,8 @@ def _shares(
     spent = np.zeros((len(layers), len(times)))  # [layer, mark]
     for i, total in own.items():
         spent[layers.index(colours[i])] += _waited(i, own, stages) if colours[i] == WAITING else total
-    # The last mark is of now, the one before it the last that the thread made itself: what it did since, it did soon after.
+    # The last mark is of now, the one before it the last that the thread made itself: what it did
+    # since, it did soon after.
     done = times[-2] + (spent[:, -1] - spent[:, -2]).sum() if len(times) > 1 else times[-1]
     if done < times[-1]:
         times, spent = np.insert(times, -1, done), np.insert(spent, -1, spent[:, -1], axis=1)
@@ -128,7 +134,9 @@ def _shares(
 
 
 def _waited(stage: int, own: Mapping[int, _Array], stages: Mapping[int, StageSummary]) -> _Array:
-    """How long a prefetching stage has waited in this thread: what it draws from may be computed here as well."""
+    """The time that a prefetching stage has waited in this thread, which may also compute its
+    input.
+    """
     waited = own[stage]
     todo, seen = [*stages[stage].inputs], {stage}
     while todo:
@@ -143,7 +151,9 @@ def _waited(stage: int, own: Mapping[int, _Array], stages: Mapping[int, StageSum
 
 
 def _settled(spent: _Array, lengths: _Array) -> _Array:
-    """``spent[layer, part]``, where no part has more than its length: a call is counted when it ends, so the rest was before."""
+    """``spent[layer, part]``, where no part has more than its length: a call is counted when it
+    ends, so the rest was before.
+    """
     if np.all(spent.sum(axis=0) <= lengths):
         return spent
     spent = spent.copy()
@@ -192,8 +202,11 @@ def _table(
 
 
 def _drawn(row: _Row, layers: list[str]) -> str:
-    """Areas from the bottom up to the top of each layer, the highest first. Waiting is what is behind all of them."""
-    tops = np.minimum(100, np.rint(100 * np.cumsum(row.shares, axis=0))).astype(int)  # [layer, part]
+    """Areas from the bottom up to the top of each layer, the highest first. Waiting is what is
+    behind all of them.
+    """
+    # [layer, part]
+    tops = np.minimum(100, np.rint(100 * np.cumsum(row.shares, axis=0))).astype(int)
     parts = [f'<path class="free" d="{_area(tops[-1], 0)}"/>']
     for i in range(len(layers) - 2, -1, -1):
         below = tops[i - 1] if i else 0

@@ -12,9 +12,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-# Libraries that ask for whoever calls them.
+# Libraries that inspect their caller.
 _BETWEEN = frozenset({"random", "secrets", "uuid", "tempfile", "os", "glob", "pathlib", "datetime", "posixpath", "numpy"})
-_QUIET = (sys.stdlib_module_names - _BETWEEN) | {"gristmill"}  # what these ask for changes no element
+# what these ask for changes no element
+_QUIET = (sys.stdlib_module_names - _BETWEEN) | {"gristmill"}
 _KINDS: dict[str, tuple[Any, str]] = {
     "clock": (time, "time time_ns perf_counter perf_counter_ns monotonic monotonic_ns localtime gmtime ctime"),
     "entropy": (os, "urandom getrandom"),

@@ -1,4 +1,4 @@
-"""Whether a pipeline gives the same under a condition."""
+"""True if a pipeline gives the same under a condition."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FOLLOWED_STEPS = 8
 
 @dataclass
 class Comparison:
-    """What was found.
+    """The result of comparing two runs.
 
     Args:
         difference: the first one; ``None`` if there is none.
@@ -88,7 +88,7 @@ def compare(condition: Condition, subject: Subject, base: Sequence[Outcome], clo
 
 
 def _found(condition: Condition, subject: Subject, base: Sequence[Outcome], clock: Clock) -> Found:
-    """What a condition finds; what it raises comes in the place of the next outcome."""
+    """The outcomes under a condition; an exception takes the place of the next outcome."""
     last = -1
     try:
         for last, outcome in condition.run(subject, base, clock):
@@ -102,8 +102,8 @@ def _found(condition: Condition, subject: Subject, base: Sequence[Outcome], cloc
 def _different_places(
     states: Sequence[tuple[int, Any, Any]], open_iterator: Callable[[], Any], clock: Clock
 ) -> Difference | None:
-    """The first of some pairs of states that do not lead to the same elements. How a state is written may vary with what an
-    iterator has in memory.
+    """The first of some pairs of states that do not lead to the same elements. How a state is
+    written may vary with what an iterator has in memory.
     """
     for step, *pair in states[:_MAX_FOLLOWED]:
         if not all([isinstance(state, str) for state in pair]):
@@ -119,7 +119,7 @@ def _different_places(
 
 
 def _following(open_iterator: Callable[[], Any], state: str) -> list[Any]:
-    """What comes after a state; the error as text if it is refused."""
+    """The elements after a state; the error as text if the state is refused."""
     it = None
     try:
         it = open_iterator()

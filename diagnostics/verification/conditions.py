@@ -1,7 +1,9 @@
-"""The conditions under which a pipeline must give the same: what each of them runs, and what that is compared with.
+"""The conditions under which a pipeline must give the same: what each of them runs, and what that
+is compared with.
 
-A condition gives outcomes with the steps that they are of, in any order. What is the same under it is promised by the guides:
-with lanes the stream of any number of workers, for instance, and not the stream without lanes.
+A condition gives outcomes with the steps that they are of, in any order. What is the same under it
+is promised by the guides: with lanes the stream of any number of workers, for instance, and not the
+stream without lanes.
 """
 
 from __future__ import annotations
@@ -79,7 +81,7 @@ class Condition(abc.ABC):
         """
 
     def open(self, subject: Subject) -> Callable[[], Any]:
-        """What makes iterators that read the states of this condition."""
+        """A factory of iterators that read the states of this condition."""
         return subject.open
 
 
@@ -366,7 +368,9 @@ def _made(make: Callable[[], Any]) -> Any:
 
 
 def _block(it: Any, size: int) -> tuple[list[Any], Outcome | None]:
-    """Up to ``size`` next elements, taken at once; and what came in place of the next one, if anything did."""
+    """Up to ``size`` next elements, taken at once; and what came in place of the next one, if
+    anything did.
+    """
     block: list[Any] = []
     if isinstance(it, StreamIterator) and not it._reads_once:
         with contextlib.suppress(Exception):  # which the elements before it come before
@@ -383,7 +387,7 @@ def _block(it: Any, size: int) -> tuple[list[Any], Outcome | None]:
 
 
 def through_text(state: Any, it: Any) -> Any:
-    """What becomes of a state in a checkpoint."""
+    """Returns a state as it is after being written to and read from a checkpoint."""
     if isinstance(state, bytes):
         return state
     try:

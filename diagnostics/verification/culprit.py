@@ -53,11 +53,11 @@ _PROCESSES = (*_ASKED, *_HELD, "state", "in place", "cache")
 
 
 class Culprit(Value):
-    """Where a difference comes from.
+    """The cause of a difference.
 
     Args:
         stage: the text of the stage.
-        reason: why, as far as that can be told.
+        reason: why, as far as that can be determined.
     """
 
     stage: str
@@ -87,7 +87,8 @@ class Search:
     def find(self) -> Culprit:
         self._watch(self._condition.part)
         address = self._first_to_differ(self._condition.part.address)
-        if address not in self._witness.counts.keys() | self._witness.indices.keys():  # of a pipeline that another one opens
+        # of a pipeline that another one opens
+        if address not in self._witness.counts.keys() | self._witness.indices.keys():
             self._watch(self._part(address))
         reason, address = self._reason(address)
         return Culprit(stage_name(self._stages.get(address) or stage_at(self._pipeline, address)), reason)
@@ -108,7 +109,9 @@ class Search:
             self._witness.include(*found)
 
     def _first_to_differ(self, address: Address) -> Address:
-        """The stage nearest the source that differs, of those that lead to ``address``, which does."""
+        """The stage nearest the source that differs, of those that lead to ``address``, which
+        does.
+        """
         chain = [address]
         while len(inputs := inputs_of(stage_at(self._pipeline, chain[-1]))) == 1:
             chain.append((*chain[-1], 0))
@@ -141,7 +144,9 @@ class Search:
         return isinstance(found, Comparison) and found.difference is not None
 
     def _reason(self, address: Address) -> tuple[str, Address]:
-        """Why the stage at ``address`` differs, and which it is: one before it may change elements that come again."""
+        """Why the stage at ``address`` differs, and which it is: one before it may change elements
+        that come again.
+        """
         if isinstance(self._condition, Fresh):
             factor = self._factor(address)
             if factor is not None:
@@ -160,7 +165,7 @@ class Search:
         return f"{_REASONS[kind]}{f': {texts[0]}' if texts else ''}"
 
     def _kinds(self, address: Address) -> Sequence[str]:
-        """What may be the reason, the likeliest first."""
+        """The possible reasons, the likeliest first."""
         if self._condition.is_about == "threads":
             return _THREADS
         if self._condition.is_about == "processes" or self._starts_workers(address):
@@ -170,7 +175,7 @@ class Search:
         return _SAME_COPIES if self._copies_agree(address) else _OTHER_COPIES
 
     def _starts_workers(self, address: Address) -> bool:
-        """Whether a stage itself has worker processes, not one before it."""
+        """True if a stage itself has worker processes, not one before it."""
         above = [(*address, i) for i in range(len(inputs_of(stage_at(self._pipeline, address))))]
         has, *before = [Subject(self._pipeline, Part(x)).has_own_workers for x in (address, *above)]
         return has and not any(before)
@@ -186,7 +191,9 @@ class Search:
         return all([first_difference(0, x, y) is None for x, y in zip(*runs, strict=False)])
 
     def _factor(self, address: Address) -> str | None:
-        """What in the surroundings of a process makes the difference, if one thing does."""
+        """The property of the environment of a process that makes the difference, if a single one
+        does.
+        """
         assert isinstance(self._condition, Fresh)
         part = self._part(address)
         num = self._num_of(part)

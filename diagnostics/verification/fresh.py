@@ -32,7 +32,8 @@ class Surroundings(Value):
         hash_seed: by which it orders sets of texts.
         has_other_locale: whether its language and encoding are others.
         lists_backwards: whether the files of a directory come in the opposite order.
-        number: processes of different numbers have nothing in common, not even where their memory begins.
+        number: processes of different numbers have nothing in common, not even where their memory
+            begins.
     """
 
     hash_seed: int = 1
@@ -136,7 +137,9 @@ def _in_a_process_of_its_own(index: int, count: int) -> None:
 
 
 def list_backwards() -> None:
-    """Has the files of directories listed in the opposite order from now on, as another file system might."""
+    """Has the files of directories listed in the opposite order from now on, as another file system
+    might.
+    """
     os.listdir = partial(_listed_backwards, os.listdir)
     os.scandir = partial(_Entries, os.scandir)  # type: ignore[assignment]
 
@@ -146,7 +149,7 @@ def _listed_backwards(original: Callable[..., list[Any]], *args: Any, **named: A
 
 
 class _Entries:
-    """What ``os.scandir`` gives."""
+    """The result of ``os.scandir``."""
 
     def __init__(self, original: Callable[..., Any], *args: Any, **named: Any) -> None:
         with original(*args, **named) as entries:

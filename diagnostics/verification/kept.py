@@ -1,4 +1,6 @@
-"""What the functions of a stage keep between calls: in closures, attributes, global variables."""
+"""The data that the functions of a stage keep between calls: in closures, attributes, global
+variables.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, np.ran
 
 
 def kept_by(stage: Any) -> dict[str, tuple[str, bytes]]:
-    """What the functions of a stage can reach: for the words that name it, its kind and its digest."""
+    """The data that the functions of a stage can reach: for the words that name it, its kind and
+    its digest.
+    """
     walk = _Walk()
     if not is_of_library(stage):
         walk.visit_object("its attribute {name}", stage, 0)
@@ -63,7 +67,7 @@ def _bases_of_users(cls: type) -> list[type]:
 
 
 def _is_data(name: str, value: Any) -> bool:
-    """Whether an attribute of a class is neither a method nor one of those that Python makes."""
+    """True if an attribute of a class is neither a method nor one of those that Python makes."""
     return not name.startswith("__") and not callable(value) and not hasattr(value, "__get__")
 
 
@@ -162,7 +166,7 @@ def _is_of_program(module: str) -> bool:
 
 
 def _inside(value: Any) -> Any:
-    """What says where a generator of Python is, which cannot be taken apart; other values as they are."""
+    """The position of a Python generator, which cannot be pickled; other values unchanged."""
     frame = getattr(value, "gi_frame", None)
     if isinstance(value, types.GeneratorType):
         return None if frame is None else (frame.f_lasti, {k: repr(x)[:1000] for k, x in frame.f_locals.items()})

@@ -1,4 +1,4 @@
-"""What comes out of a pipeline, step by step, and whether two runs are the same."""
+"""The outcomes of a pipeline, step by step, and their comparison."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class Outcome:
     Args:
         leaves: what it is made of.
         is_last: nothing comes after it: it is an error or the end.
-        state: the text of the state after it, or its digest if it is long; nothing if there is none.
+        state: the text of the state after it, or its digest if it is long; nothing if there is
+            none.
     """
 
     leaves: tuple[Leaf, ...]
@@ -33,7 +34,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where two runs differ first.
+    """The first difference between two runs.
 
     Args:
         step: at which output, from 0 on.
@@ -95,7 +96,7 @@ def state_text(it: Any) -> str | bytes | None:
 
 
 def outcomes_of(it: Any, with_states: bool = True) -> Iterator[Outcome]:
-    """What comes out of an iterator, up to the end or the first error."""
+    """The outcomes of an iterator, up to the end or the first error."""
     while True:
         try:
             element = next(it)
@@ -132,7 +133,7 @@ def closed(it: Any) -> None:
 
 
 def first_difference(step: int, expected: Outcome, got: Outcome) -> Difference | None:
-    """How one outcome differs from the other, leaving out states."""
+    """The difference between two outcomes, ignoring states."""
     if expected.is_last != got.is_last:
         return Difference(step, "", (expected.leaves[0].shown, got.leaves[0].shown))
     found = difference(expected.leaves, got.leaves)

@@ -1,7 +1,9 @@
-"""Looks at the stages of a pipeline while it runs: what each was asked for, and what it does that no stage should do.
+"""Looks at the stages of a pipeline while it runs: what each was asked for, and what it does that
+no stage should do.
 
-Between any two stages one is put that passes elements on, and tells a ``Witness`` when it is asked and when it answers. What
-happens between two such moments is the doing of the stage that is at work in the thread.
+Between any two stages one is put that passes elements on, and reports each request and answer to a
+``Witness``. What happens between two such moments is the doing of the stage that is at work in the
+thread.
 """
 
 from __future__ import annotations
@@ -54,14 +56,15 @@ Address = tuple[int, ...]
 
 
 class Witness:
-    """What is known of the stages, by their addresses."""
+    """The facts known about stages, by the addresses of the stages."""
 
     def __init__(self) -> None:
         self.evidence: dict[Address, list[Evidence]] = {}
         self.indices: dict[Address, dict[int, None]] = {}
         self.counts: dict[Address, int] = {}
         self._local = threading.local()
-        self._changed: dict[int, tuple[Any, Address, str]] = {}  # elements that were changed in place, kept alive
+        # elements that were changed in place, kept alive
+        self._changed: dict[int, tuple[Any, Address, str]] = {}
         self._delivered: dict[tuple[Address, int], list[Leaf]] = {}
         self._orders: dict[Address, int] = {}
         self._random = random_states()
@@ -94,7 +97,7 @@ class Witness:
 
     @contextlib.contextmanager
     def _aside(self) -> Iterator[None]:
-        """What a witness does by itself is not watched."""
+        """Suspends the watching for actions of the witness itself."""
         sys.setprofile(None)
         try:
             self._look()
@@ -191,7 +194,7 @@ def random_states() -> dict[str, Any]:
     """The states of the global generators, by the names of their libraries."""
     states: dict[str, Any] = {"random": random.getstate()}
     state: Any = np.random.get_state(legacy=False)
-    keys = state["state"].get("key")  # of the generator that is there unless somebody has set another one
+    keys = state["state"].get("key")  # of the generator that is there unless another one was set
     states["numpy.random"] = repr(state) if keys is None else (keys.tobytes(), state["state"]["pos"], state["gauss"])
     torch = sys.modules.get("torch")
     if hasattr(torch, "get_rng_state"):
@@ -200,10 +203,10 @@ def random_states() -> dict[str, Any]:
 
 
 class Watched(PipelineEditor):
-    """A pipeline with a stage after each that tells a witness of it.
+    """A pipeline with a stage after each that reports to a witness.
 
     Args:
-        witness: who is told.
+        witness: the witness that is notified.
         addresses: those of the stages, by their ids.
     """
 
@@ -260,7 +263,7 @@ class _WatchedStream(IterDataset[Any]):
 
 
 class _Watched(Stream):
-    """The elements of the parent. A witness is told of each."""
+    """The elements of the parent. Reports each to a witness."""
 
     flow = "one_to_one"
 

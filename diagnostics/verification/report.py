@@ -1,4 +1,4 @@
-"""What ``verify`` found."""
+"""The result of ``verify``."""
 
 from __future__ import annotations
 
@@ -40,20 +40,23 @@ class Check(Value):
 
 
 class Report(Value):
-    """Whether a pipeline gives the same whenever and wherever it runs. Prints as text.
+    """The result of running a pipeline under many conditions that must not change its output.
+    Prints as text.
 
     Args:
         ok: nothing was different.
         checks: what was compared, in this order, and what was not and why.
         num_steps: how many outputs the pipeline was run for.
         seconds: how long it took.
-        note: what is to be known of the run that others were compared with; empty if there is nothing to say.
-        condition: under which there was a difference; ``None`` if there was none, as for those that follow.
+        note: a remark on the run that others were compared with; empty if there is nothing to say.
+        condition: under which there was a difference; ``None`` if there was none, as for those that
+            follow.
         step: at which output, counted from 0; for ``ds[i]`` in random order, the index.
         leaf: where in the output: ``['image'][3, 1]``; empty for the output itself.
-        values: what the first run gave there, and what the other one did: numbers and texts as they are, others as text.
+        values: what the first run gave there, and what the other one did: numbers and texts as they
+            are, others as text.
         stage: the text of the stage that it comes from.
-        reason: why, as far as that can be told.
+        reason: why, as far as that can be determined.
         mixtures: the proportions of mixtures in batches, in lanes and on hosts.
     """
 

@@ -1,4 +1,6 @@
-"""The pipeline that is verified, or a part of it, and the ways of running it that must not be observable."""
+"""The pipeline that is verified, or a part of it, and the ways of running it that must not be
+observable.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,7 @@ def addresses(pipeline: Any) -> dict[tuple[int, ...], Any]:
 
 
 class Subject:
-    """What is run.
+    """The pipeline that is run.
 
     Args:
         pipeline: a dataset or a ``DataLoader``.
@@ -109,7 +111,7 @@ class Subject:
 
     @property
     def has_own_workers(self) -> bool:
-        """Whether there are workers, also where a step has them within."""
+        """True if the pipeline has workers, including workers inside of a stage."""
         return self.has_workers or self.with_own_workers(0) is not None
 
     @property
@@ -117,7 +119,7 @@ class Subject:
         return numbers_of(self.stream) != Numbers(0, 1)
 
     def with_threads(self, num_threads: int) -> IterDataset[Any] | None:
-        """The same stream, read by so many threads; ``None`` if no threads read it."""
+        """The same stream, read by ``num_threads`` threads; ``None`` if no threads read it."""
         options = ReadOptions(num_threads=num_threads, prefetch_buffer_size=2 * num_threads)
         varied = _Varied(lambda ds: computed_by(ds, threads=options))
         stream = varied.replaced(self.stream)
@@ -126,13 +128,15 @@ class Subject:
         return WithOptionsIterDataset(stream, DatasetOptions(max_threads=num_threads)) if num_threads else stream
 
     def with_own_workers(self, num_workers: int) -> IterDataset[Any] | None:
-        """The same stream, computed by so many of the worker processes that it has; ``None`` if that cannot be."""
+        """The same stream, computed by ``num_workers`` of its worker processes; ``None`` if that
+        cannot be.
+        """
         varied = _Varied(lambda ds: computed_by(ds, num_workers=num_workers))
         stream: IterDataset[Any] = varied.replaced(self.stream)
         return stream if varied.has_changed else None
 
     def in_lanes(self, num_workers: int) -> IterDataset[Any]:
-        """Its elements in lanes, computed by so many processes."""
+        """Its elements in lanes, computed by ``num_workers`` processes."""
         options = MultiprocessingOptions(num_workers, num_lanes=NUM_WORKERS, executor="processes")
         return self.stream.mp_prefetch(options)
 

@@ -1,8 +1,10 @@
-"""What an element is made of, as small records that can be compared later, in another process too: digests of its leaves.
+"""Digests of the leaves of an element, as small records that can be compared later, in another
+process too.
 
-Two values are the same if their structures are, and the types, dtypes, shapes and bits of their leaves; every NaN is the same.
-Arrays, of whatever library, are read in pieces, so that memory does not grow with their size. Objects with an ``==`` of their
-own are compared by it, others by what they are made of.
+Two values are the same if their structures are, and the types, dtypes, shapes and bits of their
+leaves; every NaN is the same. Arrays, of whatever library, are read in pieces, so that memory does
+not grow with their size. Objects with an ``==`` of their own are compared by it, others by what
+they are made of.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from gristmill.dataset.telling.description import describe
 from gristmill.workers.pickling import dumps
 
 _MAX_TEXT = 120  # characters
-_MAX_KEPT = 1 << 12  # bytes of a leaf that are kept, so that the place of a difference can be told
+# bytes of a leaf that are kept, so that the place of a difference can be determined
+_MAX_KEPT = 1 << 12
 _MAX_PARTS = 64  # of a list that has leaves of their own
 _MAX_DEPTH = 60
 _CHUNK = 1 << 17  # entries of an array
@@ -52,7 +55,7 @@ class Leaf:
 
 
 def leaves_of(value: Any) -> list[Leaf]:
-    """What ``value`` is made of: its containers and their leaves, in an order that follows from its content.
+    """The containers and leaves of ``value``, in an order that follows from its content.
 
     Example:
         >>> [(leaf.path, leaf.shown) for leaf in leaves_of({"a": [1, 2.5]})]
@@ -67,7 +70,9 @@ def digest_of(value: Any) -> bytes:
 
 
 def difference(expected: Sequence[Leaf], got: Sequence[Leaf]) -> tuple[str, Any, Any] | None:
-    """The path of the first leaf that differs, and both values as far as they are small; ``None`` if there is none."""
+    """The path of the first leaf that differs, and both values if they are small; ``None`` if no
+    leaf differs.
+    """
     for a, b in zip(expected, got, strict=False):
         if a.path != b.path:
             return min(a.path, b.path, key=len), a.shown, b.shown
@@ -137,7 +142,8 @@ def _leaves(value: Any, path: str, above: tuple[int, ...]) -> Iterator[Leaf]:
     kind = type(value)
     if kind in _SCALARS:
         yield _scalar(value, path)
-    elif id(value) in above or len(above) > _MAX_DEPTH:  # objects that refer to one another in a circle
+    elif id(value) in above or len(above) > _MAX_DEPTH:
+        # objects that refer to one another in a circle
         yield _leaf(path, "again", b"", "…")
     elif _is_array(value):
         yield from _of_array(value, path, (*above, id(value)))
@@ -190,7 +196,9 @@ def _of_mapping(value: Mapping[Any, Any], path: str, above: tuple[int, ...]) -> 
 def _of_parts(
     value: Any, path: str, parts: Mapping[str, Any], above: tuple[int, ...], name: str = "", content: bytes = b""
 ) -> Iterator[Leaf]:
-    """A container: a leaf for itself, and those of its parts; one for all of them together if there are many."""
+    """A container: a leaf for itself, and those of its parts; one for all of them together if there
+    are many.
+    """
     kind, here = name or _name(type(value)), (*above, id(value))
     shown = f"{type(value).__name__} of {len(parts)}"
     if len(parts) > _MAX_PARTS:
@@ -223,7 +231,7 @@ def _of_object(value: Any, path: str, above: tuple[int, ...]) -> Iterator[Leaf]:
 
 
 def _reduced(value: Any) -> dict[str, Any] | None:
-    """What an object is made anew from; ``None`` if nobody knows."""
+    """The arguments from which an object is rebuilt; ``None`` if they are unknown."""
     try:
         reduced = value.__reduce_ex__(4)
     except Exception:
@@ -292,7 +300,8 @@ def _hash_array(array: Any, hasher: Any) -> None:
 
 
 def _name(kind: type) -> str:
-    module = "" if kind.__module__ == "__main__" else kind.__module__  # as which a script runs, and not what it sends
+    # as which a script runs, and not what it sends
+    module = "" if kind.__module__ == "__main__" else kind.__module__
     return f"{module}.{kind.__qualname__}"
 
 

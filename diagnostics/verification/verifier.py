@@ -79,11 +79,12 @@ def verify(ds: Any, *, steps: int = 200, seconds: float = 60) -> Report:
     Args:
         ds: a ``MapDataset``, ``IterDataset`` or ``DataLoader``.
         steps: how many outputs to compare, at least 1.
-        seconds: how long it may take, about: what was not got to is said in the report. An output that takes long by itself is
-            waited for.
+        seconds: how long it may take, about: what was not got to is said in the report. An output
+            that takes long by itself is waited for.
 
     Raises:
-        TypeError: ``ds`` is no such pipeline, or draws from an iterator that is in use; or another argument has the wrong type.
+        TypeError: ``ds`` is no such pipeline, or draws from an iterator that is in use; or another
+            argument has the wrong type.
         ValueError: a number is out of range.
 
     Example:
@@ -105,7 +106,7 @@ class Verifier:
         ds: the pipeline.
         steps: how many outputs.
         seconds: how long.
-        made_by: the name by which it can be made anew in another process.
+        made_by: the name by which it can be made again in another process.
     """
 
     def __init__(self, ds: Any, steps: int, seconds: float, made_by: str | None = None) -> None:

@@ -1,4 +1,6 @@
-"""Leaves as HTML: in full, among others, and on one line. Whatever is in them is text; all of it is bounded."""
+"""Leaves as HTML: in full, among others, and on one line. Their content is escaped as text, and its
+size is bounded.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from gristmill.diagnostics.viewer.numbers import Numbers, numbers_of
 from gristmill.diagnostics.viewer.pictures import LARGE, SMALL, Picture
 from gristmill.diagnostics.viewer.sounds import MAX_SECONDS, outline
 
-_MAX_TEXT, _MAX_SHORT_TEXT, _MAX_LINE = 20_000, 1200, 90  # characters: in full, among others, on one line
+# characters: in full, among others, on one line
+_MAX_TEXT, _MAX_SHORT_TEXT, _MAX_LINE = 20_000, 1200, 90
 _MAX_SPEC = 120
 _MAX_BYTES = 512
 _MAX_SHORT = 8  # values of an array that stand on one line
@@ -35,7 +38,7 @@ class Cells:
     Args:
         leaves: all leaves of it.
         address: where it is, as links say it: pictures and sounds are below that.
-        looks: how leaves are to be shown.
+        looks: the way to show leaves.
     """
 
     def __init__(self, leaves: Sequence[Leaf], address: str, looks: Looks) -> None:
@@ -62,7 +65,7 @@ class Cells:
         return shortened(spec_text(self._leaves[number].value), _MAX_SPEC).removesuffix("[]")
 
     def is_short(self, number: int) -> bool:
-        """Whether a leaf fits on one line."""
+        """True if a leaf fits on one line."""
         look = self.look(number)
         if look.kind in ("text", "scalar"):
             return len(look.value) <= _MAX_LINE and "\n" not in look.value
@@ -214,7 +217,9 @@ def range_text(numbers: Numbers) -> str:
 
 
 def histogram(numbers: Numbers) -> str:
-    """How values are spread: bars as wide as the picture allows, the highest one as high."""
+    """A histogram of values: bars that fill the width of the picture, the highest one its
+    height.
+    """
     if len(numbers.counts) < 2 or numbers.low == numbers.high:
         return ""
     width, most = 100 / len(numbers.counts), max(numbers.counts)

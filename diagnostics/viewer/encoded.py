@@ -1,11 +1,13 @@
-"""Byte strings that are files which a browser can show: pictures and sounds, by their first bytes."""
+"""Byte strings that are files which a browser can show: pictures and sounds, by their first
+bytes.
+"""
 
 from __future__ import annotations
 
 import struct
 
 MAX_BYTES = 32 << 20
-_MAX_PIXELS = 64_000_000  # a small file may hold so many that it stops a browser
+_MAX_PIXELS = 64_000_000  # a small file may hold more than a browser can show
 _SOUNDS = ((b"fLaC", "audio/flac"), (b"OggS", "audio/ogg"), (b"ID3", "audio/mpeg"))
 _PNG = b"\x89PNG\r\n\x1a\n"
 _JPEG = b"\xff\xd8\xff"
@@ -14,7 +16,8 @@ _JPEG = b"\xff\xd8\xff"
 def media_type_of(data: bytes) -> str | None:
     """``image/…`` or ``audio/…`` of a file that is harmless to show; ``None`` of other bytes.
 
-    PNG and JPEG of up to 64 million pixels, WAV, FLAC, Ogg and MP3, up to 32 MiB. Nothing that may hold a program, as SVG may.
+    PNG and JPEG of up to 64 million pixels, WAV, FLAC, Ogg and MP3, up to 32 MiB. Nothing that may
+    hold a program, as SVG may.
 
     Example:
         >>> media_type_of(b"RIFF....WAVEfmt ")

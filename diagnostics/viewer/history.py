@@ -1,4 +1,6 @@
-"""How a row of an output came about: the record that it is made of, before and after every transformation."""
+"""The history of a row of an output: the record that it was made from, before and after every
+transformation.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,8 @@ class Stage:
         error: what the stage raised instead.
         is_same: the stage only chooses elements, it changes none.
         note: what has to be said about it.
-        branch: which of several inputs of a stage further down it belongs to; empty if there is one.
+        branch: which of several inputs of a stage further down it belongs to; empty if there is
+            one.
         unchanged: the paths of the leaves that are the same as before the stage.
         source, key: of a stage that reads, what and which record.
     """
@@ -74,14 +77,15 @@ class Story:
 
 
 def story_of(pipeline: Any, output: Output, row: int | None, num_rows: int | None, provenance: Provenance | str) -> Story:
-    """The element of a row after every stage, computed again by random access, as far as that is possible.
+    """The element of a row after every stage, computed again by random access where possible.
 
     Args:
         pipeline: a dataset or a ``DataLoader``.
         output: of the pipeline.
         row: which row of it; ``None`` for all of it.
         num_rows: how many there are.
-        provenance: what it is made of; of a stream whose provenance is not known, there is no story.
+        provenance: what it is made of; of a stream whose provenance is not known, there is no
+            story.
     """
     if isinstance(pipeline, MapDataset):
         story = Story([*_upstream(pipeline, output.step.number, row, num_rows, "")][::-1][:_MAX_STAGES])
@@ -127,7 +131,9 @@ def _of_record(pipeline: Any, record: Record, branch: str) -> Story:
 
 
 def _way_of(pipeline: Any, record: Record) -> tuple[MapDataset[Any] | None, list[Any], bool]:
-    """The map dataset in which a record has its index, the steps from there to the output, and whether batches lie between."""
+    """The map dataset in which a record has its index, the steps from there to the output, and
+    whether batches lie between.
+    """
     step, components = getattr(pipeline, "_dataset", pipeline), list(record.components)
     steps: list[Any] = []
     while not isinstance(step, MapDataset):
@@ -150,7 +156,7 @@ def _way_of(pipeline: Any, record: Record) -> tuple[MapDataset[Any] | None, list
 
 
 def _is_of_batches(step: Any) -> bool:
-    """Whether elements of a map dataset are made of batches."""
+    """True if elements of a map dataset are made of batches."""
     while len(parents_of(step)) == 1:
         step = parents_of(step)[0]
         if is_of_library(step) and step._makes_batches:
@@ -159,7 +165,7 @@ def _is_of_batches(step: Any) -> bool:
 
 
 def makes_batches(step: Any) -> bool:
-    """Whether a step says of itself that it makes batches."""
+    """True if a step says of itself that it makes batches."""
     return is_of_library(step) and hasattr(parameters_of(step), "batch_size")
 
 
@@ -169,7 +175,7 @@ def _unchanged(before: Stage, after: Stage) -> frozenset[tuple[str, ...]]:
 
 
 def _is_same(a: Any, b: Any) -> bool:
-    """Whether two leaves are equal, as far as that is known without looking at much."""
+    """True if two leaves are equal, as established by looking at a limited amount of data."""
     if a is b:
         return True
     if type(a) is not type(b):
@@ -201,7 +207,7 @@ def _upstream(ds: Any, index: int, row: int | None, num_rows: int | None, branch
 
 
 def _origins(ds: Any, index: int, row: int | None) -> list[Any]:
-    """What an element is made of, or a row of it; no more than some hundreds."""
+    """The lineage of an element, or of a row of it; at most some hundreds of records."""
     try:
         return list(itertools.islice(ds._origins(index), row or 0, _MAX_PARTS if row is None else row + 1))
     except Exception:  # of a user's source, sampler or function: what it raises, the element shows
@@ -244,5 +250,5 @@ def _downstream(steps: list[Any], stages: list[Stage], branch: str) -> Story:
 
 
 def _passes_on(stage: Any) -> bool:
-    """Whether a stage gives elements on as they are."""
+    """True if a stage yields elements unchanged."""
     return is_of_library(stage) and type(stage)._element_spec is spec_of_first_parent

@@ -30,9 +30,11 @@ class Unreadable:
 
 
 def leaves_of(element: Any) -> list[Leaf]:
-    """The leaves of ``element``, in order: what is in mappings, lists, tuples and dataclasses. Of no more than 20 000.
+    """The leaves of ``element``, in order: what is in mappings, lists, tuples and dataclasses. Of
+    no more than 20 000.
 
-    A list of nothing but numbers, or of nothing but texts, is a leaf, and so is a container that is empty or nested too deeply.
+    A list of nothing but numbers, or of nothing but texts, is a leaf, and so is a container that is
+    empty or nested too deeply.
 
     Example:
         >>> leaves_of({"a": [1, 2], "b": {"c": "text"}})
@@ -68,12 +70,14 @@ def _parts(element: Any) -> Iterator[tuple[str, Any]] | None:
 
 
 def is_plain_list(value: Any) -> bool:
-    """Whether ``value`` is a list or tuple of values of one kind, numbers or texts."""
+    """True if ``value`` is a list or tuple of values of one kind, numbers or texts."""
     return type(value) in (list, tuple) and len(value) > 1 and type(value[0]) in _PLAIN and len({*map(type, value)}) == 1
 
 
 def shape_of(value: Any) -> tuple[int, ...] | None:
-    """The shape of an array of any library, or of a list of plain values; ``None`` of anything else."""
+    """The shape of an array of any library, or of a list of plain values; ``None`` of anything
+    else.
+    """
     if isinstance(value, Unreadable | type):
         return None
     try:
@@ -85,7 +89,9 @@ def shape_of(value: Any) -> tuple[int, ...] | None:
 
 
 def num_rows(leaves: list[Leaf]) -> int | None:
-    """How many rows there are, if all arrays and lists agree on it: in an element that is a batch; else ``None``."""
+    """The number of rows of an element that is a batch, on which all arrays and lists agree; else
+    ``None``.
+    """
     sizes = {shape[0] for leaf in leaves if (shape := shape_of(leaf.value))}
     return sizes.pop() if len(sizes) == 1 else None
 

@@ -1,4 +1,4 @@
-"""What a leaf is to people: a picture, a sound, text, tokens, a number, an array."""
+"""The kind of a leaf for display: picture, sound, text, tokens, number or array."""
 
 from __future__ import annotations
 
@@ -39,11 +39,12 @@ _MAX_REPR = 2000  # characters
 
 @dataclass(frozen=True)
 class Look:
-    """How a leaf is to be shown.
+    """The way to display a leaf.
 
     Args:
         kind: what it is.
-        value: what is shown of it: a picture; sound as [samples, channels]; an array; text, also of a scalar; bytes; the error.
+        value: what is shown of it: a picture; sound as [samples, channels]; an array; text, also of
+            a scalar; bytes; the error.
         note: what has to be said about it.
         rate: of a sound, samples per second.
         media_type: of a file in bytes.
@@ -57,11 +58,11 @@ class Look:
 
 
 class Looks:
-    """Finds out how leaves are to be shown.
+    """Determines the way to show leaves.
 
     Args:
-        given: ``kind=pattern`` or ``audio:RATE=pattern``: which kind leaves are whose names, joined with dots, fit the pattern.
-            Kinds are ``image``, ``audio``, ``tokens`` and ``array``.
+        given: ``kind=pattern`` or ``audio:RATE=pattern``: which kind leaves are whose names, joined
+            with dots, fit the pattern. Kinds are ``image``, ``audio``, ``tokens`` and ``array``.
         decoder: a function that makes text of a list of token ids.
 
     Raises:
@@ -74,7 +75,7 @@ class Looks:
         self._lock = Lock()  # decoders may be made for one thread
 
     def of(self, leaf: Leaf, others: Sequence[Leaf] = ()) -> Look:
-        """How a leaf is to be shown, given the other leaves of its element. Never raises."""
+        """The way to display a leaf, given the other leaves of its element. Never raises."""
         try:
             return self._look(leaf, others)
         except Exception as error:  # of an object of the user's
@@ -113,7 +114,8 @@ class Looks:
         if kind == "tokens" or (not kind and self._decoder is not None and _is_named_as_tokens(leaf)):
             return self._decoded(array) if array.ndim == 1 and array.dtype.kind in "iu" else Look("array", array)
         if kind in ("", "image"):
-            has_pixels = hasattr(leaf.value, "__array_interface__") and not hasattr(leaf.value, "dtype")  # a PIL image
+            # a PIL image
+            has_pixels = hasattr(leaf.value, "__array_interface__") and not hasattr(leaf.value, "dtype")
             picture = picture_of(array, bool(kind or has_pixels or _IMAGE_NAME.search(name)))
             if picture is not None:
                 return _picture(picture, array)
@@ -169,7 +171,7 @@ def _picture(picture: Picture, array: Any) -> Look:
 
 
 def _sound(channels: Any, rate: int, leaf: Leaf, others: Sequence[Leaf]) -> Look:
-    """A sound with its rate: the one given, one that stands beside it, or one that is common."""
+    """A sound with its rate: the one given, one beside it, or one that is common."""
     if rate:
         return Look("audio", channels, rate=rate)
     for other in others:

@@ -1,4 +1,6 @@
-"""The numbers of an array: their range, mean, and how they are spread. Of a large one, those of a sample of its values."""
+"""The numbers of an array: their range, mean, and how they are spread. Of a large one, those of a
+sample of its values.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ _NUM_BINS = 48
 
 @dataclass(frozen=True)
 class Numbers:
-    """What was seen of the values of an array.
+    """Statistics of the values of an array.
 
     Args:
         num: how many there are.
@@ -42,7 +44,9 @@ class Numbers:
 
 
 def as_array(value: Any) -> npt.NDArray[Any] | None:
-    """An array of any library, or a list of numbers, as one of NumPy; ``None`` of anything else. It never raises."""
+    """An array of any library, or a list of numbers, as one of NumPy; ``None`` of anything else. It
+    never raises.
+    """
     try:
         if isinstance(value, np.ndarray | list | tuple):
             return np.asarray(value)
@@ -55,12 +59,13 @@ def as_array(value: Any) -> npt.NDArray[Any] | None:
 
 
 def is_numeric(array: npt.NDArray[Any]) -> bool:
-    """Whether its values are numbers or truth values; those of ``ml_dtypes`` count, too."""
+    """True if its values are numbers or truth values; those of ``ml_dtypes`` count, too."""
     return array.dtype.kind in "biufc" or array.dtype.name.startswith(("bfloat", "float", "int", "uint"))
 
 
 def sample(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """All values of an array, or of a large one so many at random places, the same ones every time.
+    """All values of an array, or a sample of a large one at random places, the same ones every
+    time.
 
     Returns:
         shape [values].
@@ -79,7 +84,7 @@ def sample(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def numbers_of(array: npt.NDArray[Any]) -> Numbers | None:
-    """What can be said of the values of an array; ``None`` if they are no numbers, or there are none."""
+    """Statistics of the values of an array; ``None`` if they are not numbers, or there are none."""
     if not array.size or not is_numeric(array):
         return None
     with np.errstate(all="ignore"):
@@ -115,6 +120,7 @@ def _counts(values: npt.NDArray[Any], low: float, high: float) -> list[int]:
         num = -(-(high - low + 1) // width)
         places = (values.astype(np.float64) - low) // width  # exact up to 2**53, near enough above
     else:
-        num, half = _NUM_BINS, high / 2 - low / 2  # half of it: the whole may be more than a float can be
+        # half of it: the whole may be more than a float can be
+        num, half = _NUM_BINS, high / 2 - low / 2
         places = (values / 2 - low / 2) / half * num if half else np.zeros(values.shape)
     return [int(x) for x in np.bincount(np.clip(places, 0, num - 1).astype(np.int64), minlength=num)]

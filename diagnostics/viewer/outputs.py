@@ -1,9 +1,9 @@
-"""The outputs that are looked at: computed by one thread, whoever asks, and kept for a while.
+"""The outputs that are looked at: computed by one thread for all requests, and kept for a while.
 
 Guarantees:
 
-1. The pipeline is used by one thread only. Who asks waits some seconds at most, and is told how far it is then; what is computed
-   goes on meanwhile, and is there when it is asked for again.
+1. The pipeline is used by one thread only. A request waits some seconds at most, and then gets the
+   progress; what is computed continues meanwhile, and is there when it is asked for again.
 2. The latest outputs are kept, as long as they are small; the very latest always.
 """
 
@@ -36,7 +36,7 @@ _WAIT_SECONDS = 4.0  # for one
 
 @dataclass(frozen=True)
 class Waiting:
-    """What is asked for is not there yet.
+    """The answer if a requested output does not exist yet.
 
     Args:
         reached: the number of the step that is worked at.
@@ -81,14 +81,14 @@ class Outputs:
         return self._steps.length
 
     def at(self, step: Step) -> Seen | Waiting:
-        """What there is at a step."""
+        """The output at a step."""
         seen = self._found(step)
         if seen is not None:
             return seen
         return self._waited_for(lambda: self._read(step), lambda: self._found(step))
 
     def story(self, seen: Seen, row: int | None) -> Story | Waiting:
-        """How one of the rows of an output, or all of it, came about."""
+        """The history of one of the rows of an output, or of all of it."""
 
         def tell() -> Story:
             provenance = self._provenance(seen)
@@ -98,7 +98,7 @@ class Outputs:
         return self._waited_for(tell, lambda: seen.stories.get(row))
 
     def provenance(self, seen: Seen) -> Provenance | str | Waiting:
-        """What an output is made of, or why that is not known."""
+        """The lineage of an output, or the reason why it is not known."""
         return self._waited_for(lambda: self._provenance(seen), lambda: seen.provenance)
 
     def _provenance(self, seen: Seen) -> Provenance | str:
@@ -113,12 +113,14 @@ class Outputs:
         return seen.provenance
 
     def stage(self, seen: Seen, row: int | None, number: int) -> Stage | None:
-        """One of the stages of a story, if that was told."""
+        """One of the stages of a story, if it is in the history."""
         story = seen.stories.get(row)
         return story.stages[number] if story is not None and number < len(story.stages) else None
 
     def restore(self, put: Callable[[Any], None]) -> Step | Waiting:
-        """The step that follows a state, which ``put`` sets an iterator to; its errors come as they are."""
+        """The step that follows a state, which ``put`` sets an iterator to; its errors come as they
+        are.
+        """
         return self._waited_for(lambda: self._steps.restore(put), lambda: None)
 
     def close(self) -> None:

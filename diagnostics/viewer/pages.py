@@ -1,4 +1,6 @@
-"""The pages: an output with its rows, one row with its history, and what is said when there is nothing to show."""
+"""The pages: an output with its rows, one row with its history, and what is said when there is
+nothing to show.
+"""
 
 from __future__ import annotations
 
@@ -67,17 +69,18 @@ _ROW_KEYS = f"{_KEYS} &nbsp; <kbd>k</kbd> <kbd>j</kbd> rows &nbsp; <kbd>Esc</kbd
 
 @dataclass(frozen=True)
 class View:
-    """What is the same on all pages.
+    """The parts that all pages share.
 
     Args:
         root: the address that all others begin with.
         name: of the pipeline, as it was asked for.
         about: what kind of pipeline it is, in some words.
-        looks: how leaves are to be shown.
-        is_batched: whether outputs are batches as far as the pipeline says.
+        looks: the way to show leaves.
+        is_batched: whether outputs are batches according to the pipeline.
         is_indexed: whether steps are indices, of which there are some without end.
         length: number of outputs from the beginning on, if that is known.
-        since: the names of the states that steps may be counted from, the first one that of the beginning.
+        since: the names of the states that steps may be counted from, the first one that of the
+            beginning.
     """
 
     root: str
@@ -126,7 +129,7 @@ def step_page(view: View, seen: Seen, first: int, is_whole: bool, source: str) -
         view: what is the same on all pages.
         seen: the output.
         first: the row, or the leaf, to begin with.
-        is_whole: show a batch as one thing, or rows of what is no batch as far as the pipeline says.
+        is_whole: show a batch as one thing, or rows of what is no batch according to the pipeline.
         source: where it comes from, as HTML.
     """
     step = seen.output.step
@@ -170,7 +173,7 @@ def row_page(view: View, seen: Seen, row: int, first: int, source: str) -> str:
 
 
 def waiting_page(view: View, step: Step, waiting: Waiting) -> str:
-    """What is asked for is not there yet; the page asks again by itself."""
+    """The page for an output that does not exist yet; it reloads by itself."""
     if waiting.text:
         text = f"<pre class=wrap>{safe(shortened(waiting.text, _MAX_TRACEBACK))}</pre>"
         return view.page(
@@ -217,7 +220,7 @@ def shown_text(text: str) -> str:
 
 
 def _overview(cells: Cells, address: str) -> str:
-    """What is in a batch, as a table: types, ranges, and how values are spread."""
+    """A table of the contents of a batch: types, ranges and distributions of values."""
     rows = []
     for number in range(min(len(cells), _OVERVIEW)):
         look = cells.look(number)
@@ -344,7 +347,7 @@ def _record_cell(value: object) -> str:
 
 
 def story_html(view: View, address: str, story: Story | Waiting) -> str:
-    """How a row came about: the record, and what every stage made of it."""
+    """The history of a row: the record, and the result of every stage."""
     if isinstance(story, Waiting):
         return _LATER
     if not story.stages and not story.reason:

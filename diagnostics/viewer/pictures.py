@@ -1,4 +1,6 @@
-"""Arrays as pictures: which way they lie, how their values become brightness, and PNG. Large ones are made small first."""
+"""Arrays as pictures: which way they lie, how their values become brightness, and PNG. Large ones
+are made small first.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ class Picture:
     """A picture in an array.
 
     Args:
-        array: shape [frames, height, width, channels], a view where that is possible; 1, 3 or 4 channels.
+        array: shape [frames, height, width, channels], a view where that is possible; 1, 3 or 4
+            channels.
         low, high: the values that become black and white.
     """
 
@@ -33,7 +36,7 @@ class Picture:
 
     @property
     def is_scaled(self) -> bool:
-        """Whether black and white stand for other values than is usual."""
+        """True if the displayed range differs from the usual black and white."""
         return (self.low, self.high) not in ((0, 1), (0, 255))
 
     @property
@@ -51,11 +54,13 @@ class Picture:
 
 
 def picture_of(array: npt.NDArray[Any], is_named: bool) -> Picture | None:
-    """The picture that an array holds, as far as its shape and type say so; ``None`` if it holds none.
+    """The picture that an array holds, according to its shape and type; ``None`` if it holds none.
 
     Args:
-        array: [height, width], with 1, 3 or 4 channels before or after them, and perhaps frames before all of it.
-        is_named: whether its name says that it is a picture. It has to be of bytes, or large enough with three channels, if not.
+        array: [height, width], with 1, 3 or 4 channels before or after them, and perhaps frames
+            before all of it.
+        is_named: whether its name says that it is a picture. It has to be of bytes, or large enough
+            with three channels, if not.
     """
     if not is_numeric(array) or array.dtype.kind == "c" or not array.size:
         return None
@@ -103,7 +108,8 @@ def _black_and_white(frames: npt.NDArray[Any]) -> tuple[float, float]:
 
 
 def reduced(pixels: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
-    """The pixels [height, width, channels] of a picture whose longer side is ``size`` or less: means of squares of them.
+    """The pixels [height, width, channels] of a picture whose longer side is ``size`` or less:
+    means of squares of them.
 
     Of very large pictures not all pixels are looked at.
     """
@@ -128,7 +134,8 @@ def png_of(pixels: npt.NDArray[np.uint8]) -> bytes:
         b'\\x89PNG\\r\\n\\x1a\\n'
     """
     height, width, channels = pixels.shape
-    lines = np.zeros((height, 1 + width * channels), np.uint8)  # before each line, that it is not filtered
+    # before each line, that it is not filtered
+    lines = np.zeros((height, 1 + width * channels), np.uint8)
     lines[:, 1:] = pixels.reshape(height, -1)
     header = struct.pack(">IIBBBBB", width, height, 8, _PNG_TYPES[channels], 0, 0, 0)
     parts = [(b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), 3)), (b"IEND", b"")]

@@ -1,12 +1,14 @@
-"""The server of the pages: on the loopback address, for whoever knows the address that it prints.
+"""The server of the pages: on the loopback address, for all who know the address that it prints.
 
 Guarantees:
 
-1. Only GET and HEAD are answered, and only below an address with a random token; every other one is "not found". Requests for
-   another host than the loopback one are refused, so that no name that somebody points to this machine will do.
-2. Nothing that an element contains is run: it is text in pages, or a picture or a sound that was made here; scripts and styles
-   come from this package alone, and browsers are told so.
-3. Whatever fails is said in a page. The server goes on.
+1. Only GET and HEAD are answered, and only below an address with a random token; every other one is
+   "not found". Requests for another host than the loopback one are refused, so that no other name
+   that resolves to this machine is accepted.
+2. Nothing that an element contains is run: it is text in pages, or a picture or a sound that was
+   made here; scripts and styles come from this package alone, and a header restricts browsers to
+   it.
+3. Whatever fails is said in a page. The server continues.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from typing import Any
 from gristmill.diagnostics.viewer.site import Answer, Site
 
 HOST = "127.0.0.1"
-_LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]", "::1"})  # also at the other end of a forwarded port
+# also at the other end of a forwarded port
+_LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]", "::1"})
 _IDLE_SECONDS = 10.0
 _MAX_REQUEST = 8192  # characters of an address
 _POLICY = (
@@ -69,7 +72,8 @@ class Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     server: Server
-    protocol_version = "HTTP/1.0"  # a connection is for one answer: none is left when the server is closed
+    # a connection is for one answer: none is left when the server is closed
+    protocol_version = "HTTP/1.0"
     server_version, sys_version = "gristmill", ""
     timeout = _IDLE_SECONDS
 
@@ -114,6 +118,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _is_loopback(host: str) -> bool:
-    """Whether a ``Host`` header names this machine by its loopback address; the port may be that of a tunnel."""
+    """True if a ``Host`` header names this machine by its loopback address; the port may be that of
+    a tunnel.
+    """
     name = host.rpartition(":")[0] if re.search(r":\d+$", host) else host
     return name.lower() in _LOOPBACK

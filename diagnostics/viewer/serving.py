@@ -30,25 +30,29 @@ def view(
     state: str | PathLike[str] | None = None,
     name: str | None = None,
 ) -> Viewer:
-    """Returns a server of pages that show what a pipeline gives: pictures, sounds, texts, tokens, tables, trees of arrays.
+    """Returns a server of pages that show what a pipeline gives: pictures, sounds, texts, tokens,
+    tables, trees of arrays.
 
-    The address is ``url``. It answers this machine alone, and only who knows the address. It reads an iterator of its own, as far
-    as pages are looked at; elements are computed in this process. Nothing that they contain is run. It serves until it is closed.
+    The address is ``url``. It answers this machine alone, and only who knows the address. It reads
+    an iterator of its own, as far as pages are looked at; elements are computed in this process.
+    Nothing that they contain is run. It serves until it is closed.
 
     Args:
         pipeline: a dataset or a ``DataLoader``.
         port: of the address 127.0.0.1; 0 for any that is free.
         decoder: makes text of a list of token ids.
-        show_as: what values are whose names and shapes do not say it: ``"image=NAME"``, ``"audio:16000=NAME"`` (with samples per
-            second), ``"tokens=NAME"``, ``"array=NAME"``. A name is that of a value, those of containers before it with dots
-            between them, and may have ``*`` in it.
+        show_as: what values are whose names and shapes do not say it: ``"image=NAME"``,
+            ``"audio:16000=NAME"`` (with samples per second), ``"tokens=NAME"``, ``"array=NAME"``. A
+            name is that of a value, those of containers before it with dots between them, and may
+            have ``*`` in it.
         step: shown first, counted from 0; of a ``MapDataset`` its index.
-        state: a checkpoint; what follows it is shown first.
+        state: a checkpoint; the outputs after it are shown first.
         name: of the pipeline, for the pages.
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: ``show_as`` or ``port`` is none of what is allowed, or both ``step`` and ``state`` are given.
+        ValueError: ``show_as`` or ``port`` is not allowed, or both ``step`` and ``state`` are
+            given.
         OSError: the port is taken.
 
     Example:
@@ -96,11 +100,13 @@ class Viewer:
 
     @property
     def url(self) -> str:
-        """The address for a browser. Whoever has it can look at the pipeline."""
+        """The address for a browser. It gives access to the pipeline."""
         return f"http://{HOST}:{self._server.server_port}/{self._server.site.token}/"
 
     def wait(self) -> None:
-        """Returns when the server is closed, by another thread, or by an interrupt, which is raised."""
+        """Returns when the server is closed, by another thread, or by an interrupt, which is
+        raised.
+        """
         while self._thread.is_alive():
             self._thread.join(1)
 

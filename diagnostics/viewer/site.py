@@ -1,4 +1,4 @@
-"""What is at which address: pages of steps and rows, pictures, sounds, and what to do to go somewhere."""
+"""The addresses of pages of steps and rows, pictures and sounds, and of navigation."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _AGAIN = {"Refresh": "1"}  # the browser asks again after a second
 
 @dataclass(frozen=True)
 class Answer:
-    """What a browser gets.
+    """The answer to a browser's request.
 
     Args:
         body: the bytes.
@@ -54,7 +54,7 @@ class Answer:
 
     @property
     def is_media(self) -> bool:
-        """Whether a part of it may be asked for."""
+        """True if the address is that of a picture or sound."""
         return self.media_type.startswith("audio/")
 
 
@@ -64,8 +64,8 @@ class Site:
     Args:
         pipeline: a dataset or a ``DataLoader``.
         name: of it, for the title.
-        looks: how leaves are to be shown.
-        restore: sets an iterator to where a checkpoint stands, by its path.
+        looks: the way to show leaves.
+        restore: sets an iterator to the position of the checkpoint at a path.
         first: the step that is shown first.
     """
 
@@ -82,7 +82,7 @@ class Site:
         self._is_batched = _is_batched(pipeline)
 
     def answer(self, path: str, query: Mapping[str, str]) -> Answer:
-        """What is at an address below the token; what goes wrong is a page, too."""
+        """The answer for an address below the token; errors become pages, too."""
         try:
             return self._answer(path, query)
         except BaseException as error:  # of a user's object, which may raise anything
@@ -159,7 +159,7 @@ class Site:
         return Answer(b"There is no such picture or sound.", status=HTTPStatus.NOT_FOUND)
 
     def _go(self, text: str) -> Answer:
-        """To a step, or to where a checkpoint stands."""
+        """Goes to a step, or to the position of a checkpoint."""
         number = step_number(text.strip())
         if number is not None:
             return _moved(self._view().address(Step(number)))
@@ -185,7 +185,7 @@ class Site:
         return step
 
     def begin_at(self, path: str) -> None:
-        """Shows first what follows a checkpoint; errors are those of ``go_to_checkpoint``."""
+        """Begins with the outputs after a checkpoint; errors are those of ``go_to_checkpoint``."""
         step = self.go_to_checkpoint(path)
         while isinstance(step, Waiting):
             step = self.go_to_checkpoint(path)
@@ -212,7 +212,7 @@ class Site:
 
 
 def _is_batched(pipeline: Any) -> bool:
-    """Whether outputs are batches, as far as the steps in a row say what they do."""
+    """True if outputs are batches, as far as known from the stages in a row."""
     step = getattr(pipeline, "_dataset", pipeline)
     while not makes_batches(step):
         if len(parents_of(step)) != 1:

@@ -43,7 +43,8 @@ def outline(channels: npt.NDArray[Any], num_bins: int) -> tuple[npt.NDArray[Any]
 
 
 def wav_of(channels: npt.NDArray[Any], rate: int) -> bytes:
-    """The first two minutes of a sound as a WAV file of 16 bits, one or two channels; too loud a sound is made softer.
+    """The first two minutes of a sound as a WAV file of 16 bits, one or two channels; too loud a
+    sound is made softer.
 
     Args:
         channels: [samples, channels].

@@ -1,6 +1,8 @@
-"""Any output of a pipeline by its number: those of a ``MapDataset`` by index, those of a stream by states on the way.
+"""Any output of a pipeline by its number: those of a ``MapDataset`` by index, those of a stream by
+states on the way.
 
-``output`` is called by one thread at a time. It may take long; what is not reached by a deadline is gone on with later.
+``output`` is called by one thread at a time. It may take long; what is not reached by a deadline is
+continued with later.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Output:
-    """What there is at a step.
+    """The output at a step.
 
     Args:
         step: which one; the end comes earlier than asked for if there are fewer.
@@ -63,14 +65,16 @@ class Steps(Protocol):
 
     @property
     def length(self) -> int | None:
-        """How many there are from the beginning on; ``None`` if that is not known, or there is no end."""
+        """The number of outputs from the beginning; ``None`` if it is unknown or infinite."""
 
     @property
     def reached(self) -> int:
         """The number of the step that is worked at."""
 
     def output(self, step: Step, deadline: float) -> Output | None:
-        """What there is at a step, ``None`` if it was not reached by the deadline: ``reached`` says how far it is then."""
+        """The output at a step; ``None`` if it was not reached by the deadline: ``reached`` is the
+        last step then.
+        """
 
     def restore(self, put: Callable[[Any], None]) -> Step:
         """The step that follows a state, which ``put`` sets an iterator to."""
@@ -110,7 +114,8 @@ class IndexedSteps:
 
 
 class StreamSteps:
-    """Of a stream: it goes on from the nearest state that it has seen before, and keeps no more than some hundreds of them.
+    """Of a stream: it continues from the nearest state that it has seen before, and keeps no more
+    than some hundreds of them.
 
     Args:
         pipeline: an ``IterDataset`` or a ``DataLoader``.
@@ -167,7 +172,7 @@ class StreamSteps:
             self._at = step
 
     def _take(self, passes: bool = False) -> Any:
-        """The next output. One that fails stays where it is, unless it is to be passed."""
+        """The next output. One that fails stays where it is, unless it is skipped."""
         self._marks[self._at.since].add(self._at.number, self.it)
         try:
             element = next(self.it)

@@ -1,4 +1,6 @@
-"""How the pages look, in light and dark, on a desk and on a telephone; and the few things that need a script."""
+"""The style of the pages, light and dark, on a desktop and on a phone, and the few parts that need
+a script.
+"""
 
 from gristmill.diagnostics.report.style import BASE
 

@@ -9,8 +9,8 @@ screenshots need a browser:
     pip install -e '.[test]' playwright && playwright install chromium
     python docs/guides/make_pictures.py
 
-Without it the screenshots that are there stay. Those of looking_at_data.md alone need a Chromium, and no playwright:
-``python docs/guides/make_pictures.py --view``.
+Without it the screenshots that are there stay. Those of looking_at_data.md alone need a Chromium,
+and no playwright: ``python docs/guides/make_pictures.py --view``.
 """
 
 import argparse
@@ -161,7 +161,7 @@ def run_guides(folder: Path) -> dict[str, Any]:
 
 
 def output_of(folder: Path, *arguments: str) -> str:
-    """What a command of Python prints, errors too, without the places of files on this machine."""
+    """The output of a Python command, errors included, without paths of this machine."""
     result = subprocess.run(
         [sys.executable, *arguments],
         cwd=folder,

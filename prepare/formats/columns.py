@@ -12,6 +12,7 @@ from typing import Any, Self
 import numpy as np
 
 from gristmill.core.state import shown
+from gristmill.prepare.codecs import is_array
 
 _KINDS = "?iuf"  # of dtypes: truth values, integers, floats
 _PLAIN = (bool, int, float, str, bytes)
@@ -86,7 +87,7 @@ class Columns:
 
 
 def _type_of(name: str, value: Any) -> Mapping[str, Any]:
-    if isinstance(value, np.generic | np.ndarray):
+    if is_array(value):
         if value.dtype.kind not in _KINDS:
             raise TypeError(
                 f"column {name!r} has dtype {value.dtype}, which this format cannot hold: write "
@@ -113,7 +114,7 @@ def _check_plain(name: str, value: Any) -> None:
         for item in value.values():
             _check_plain(name, item)
     else:
-        inner = "within a list or dict " if isinstance(value, np.generic | np.ndarray) else ""
+        inner = "within a list or dict " if is_array(value) else ""
         raise TypeError(
             f"column {name!r} has a value of type {type(value).__name__} {inner}that this format "
             "cannot hold: convert it by a "
@@ -144,12 +145,10 @@ def _restored(value: Any, column: Mapping[str, Any]) -> Any:
     dtype, row_shape = np.dtype(column["dtype"]), column["row_shape"]
     if row_shape is None:
         return np.array(value, dtype)
-    if isinstance(value, np.ndarray) and value.dtype.hasobject:
-        value = value.tolist()
     shape = (len(value), *row_shape)
-    return np.array(
-        [np.asarray(item).tolist() for item in value] if row_shape else value, dtype
-    ).reshape(shape)
+    while isinstance(value, np.ndarray) and value.dtype.hasobject and len(value):
+        value = np.concatenate([*value])  # an array of arrays
+    return np.array(value, dtype).reshape(shape)
 
 
 def _python(value: Any) -> Any:

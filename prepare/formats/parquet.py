@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import importlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
@@ -17,6 +18,7 @@ from gristmill.prepare.formats.decoding import DecodedSource
 
 _ROW_GROUP_BYTES = 8 << 20  # all of it is decoded to read a row
 _MAX_ROWS = 1 << 16
+_COMPRESSIONS = ("brotli", "gzip", "lz4", "snappy", "zstd")
 
 
 class ParquetFormat(Format):
@@ -48,16 +50,27 @@ class ParquetFormat(Format):
             self._arrow: Any = importlib.import_module("pyarrow")
         except ImportError as error:
             raise missing_package("pyarrow", "parquet", "format='parquet'") from error
-        name, _, level = str(self.options["compression"]).partition(":")
-        if name != "none" and not (
-            self._arrow.Codec.is_available(name) and (not level or level.isdecimal())
-        ):
-            raise ValueError(
-                "compression must be a codec of pyarrow or 'none', got "
-                f"{shown(self.options['compression'])}"
-            )
+        self._check_compression(self.options["compression"])
         self._columns = columns
         self._schema = schema
+
+    def _check_compression(self, compression: Any) -> None:
+        """Refuse codecs and levels that Parquet does not have."""
+        codec = self._arrow.Codec
+        name, colon, level = str(compression).partition(":")
+        names = [name for name in _COMPRESSIONS if codec.is_available(name)]
+        allowed = f"'none', {', '.join(map(repr, names))}, or with a level such as 'zstd:9'"
+        is_known = name in names or compression == "none"
+        if name in names and colon:
+            is_known = codec.supports_compression_level(name)
+            allowed = f"{name!r} without a level"
+            if is_known:
+                first = codec.minimum_compression_level(name)
+                last = codec.maximum_compression_level(name)
+                is_known = re.fullmatch(r"-?\d+", level) and first <= int(level) <= last
+                allowed = f"{name!r} with a level in [{first}, {last}]"
+        if not is_known:
+            raise ValueError(f"compression must be {allowed}, got {shown(compression)}")
 
     def described(self) -> dict[str, Any]:
         assert self._columns is not None  # fitted
@@ -79,7 +92,7 @@ class ParquetFormat(Format):
             if column["kind"] == "plain":
                 type_ = self._inferred(name, values)
             else:
-                type_ = self._arrow.from_numpy_dtype(np.dtype(column["dtype"]))
+                type_ = self._numpy_type(name, np.dtype(column["dtype"]))
                 for _ in range(
                     0 if column.get("row_shape") is None else 1 + len(column["row_shape"])
                 ):
@@ -120,6 +133,15 @@ class ParquetFormat(Format):
         assert self._columns is not None
         return DecodedSource(ParquetSource(list(paths)), self._columns.element)
 
+    def _numpy_type(self, name: str, dtype: np.dtype[Any]) -> Any:
+        try:
+            return self._arrow.from_numpy_dtype(dtype)
+        except self._arrow.ArrowNotImplementedError as error:
+            raise TypeError(
+                f"column {name!r} has dtype {dtype}, which Parquet cannot hold: convert it by a "
+                "map before"
+            ) from error
+
     def _inferred(self, name: str, values: Sequence[Any]) -> Any:
         """Returns the type of a column of Python's values."""
         try:
@@ -145,7 +167,7 @@ class ParquetFormat(Format):
             return
         if types.is_list(wanted) and type(value) is list:
             kinds = {*map(type, value)}
-            if len(kinds) == 1 and kinds <= {str, bytes, bool, float}:
+            if len(kinds) == 1 and kinds <= {bytes, bool, float}:
                 value = value[:1]  # all have one type, and nothing but the type to check
             for item in value:
                 self._check(name, item, wanted.value_type)
@@ -158,6 +180,8 @@ class ParquetFormat(Format):
             for field in wanted:
                 self._check(name, value[field.name], field.type)
             return
+        if type(value) is str and not value.isascii():
+            value.encode()  # raises ValueError if it is not valid Unicode
         is_held = type(value) is self._kinds.get(str(wanted))
         if not is_held or (type(value) is int and not -(1 << 63) <= value < 1 << 63):
             raise TypeError(

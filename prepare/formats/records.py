@@ -42,7 +42,7 @@ class BytesFormat(Format):
         return type(self)(self.options, described_codec(saved["codec"], codec))
 
     def fitted(self, elements: Sequence[Any]) -> Self:
-        is_bytes = bool(elements) and isinstance(elements[0], bytes)
+        is_bytes = bool(elements) and type(elements[0]) is bytes
         codec = self.codec or codec_of("bytes" if is_bytes else "msgpack")
         return type(self)(self.options, codec.fitted(elements))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import re
@@ -12,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 
 from gristmill.core.state import shown
-from gristmill.prepare.codecs import json_text
+from gristmill.prepare.codecs import is_array, json_text
 from gristmill.prepare.formats.base import Format, RecordWriter
 from gristmill.prepare.formats.decoding import DecodedSource
 
@@ -141,7 +142,12 @@ def _kind_of(extension: Any, value: Any) -> str:
         return "key"
     if not isinstance(extension, str) or not _GOOD_EXTENSION.fullmatch(extension):
         raise ValueError(f"extensions must be small letters without '/', got {shown(extension)}")
-    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+    if isinstance(value, np.ndarray) and is_array(value):
+        if value.dtype.hasobject or _dtype_in_npy(value.dtype) != value.dtype:
+            raise TypeError(
+                f"the value of {extension!r} has dtype {value.dtype}, which .npy cannot hold: make "
+                "an array of numbers or texts of it by a map before, or write array_record"
+            )
         return "npy"
     kinds = {bytes: "bytes", str: "text", int: "json", dict: "json", list: "json"}
     if type(value) not in kinds:
@@ -150,6 +156,12 @@ def _kind_of(extension: Any, value: Any) -> str:
             f"list, got {type(value).__name__}: convert it by a map before"
         )
     return kinds[type(value)]
+
+
+@functools.cache
+def _dtype_in_npy(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Returns the dtype that NumPy reads from a file with arrays of ``dtype``."""
+    return np.lib.format.descr_to_dtype(np.lib.format.dtype_to_descr(dtype))
 
 
 def _value_of(kind: str, data: Any) -> Any:

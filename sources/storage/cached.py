@@ -237,6 +237,12 @@ class CachedFiles(Files):
         max_bytes: how much; ``None`` for no limit.
     """
 
+    _of_process = (
+        *Files._of_process,
+        *("_parts", "_names", "_under_way", "_room", "_unversioned", "_whole"),
+        *("_keep_again_at", "_look_after_at"),
+    )
+
     def __init__(self, files: Files, folder: str, max_bytes: int | None) -> None:
         self._folder, self._max_bytes = folder, max_bytes
         self._layout: Layout = layout_for(max_bytes)
@@ -251,16 +257,12 @@ class CachedFiles(Files):
         self._unversioned = {number for number, found in enumerate(self._found) if not _has_version(found)}
         self._whole: dict[int, Files] = {}  # local copies of those files
         self._keep_again_at = self._look_after_at = 0.0
-        super()._start_closed()  # last: other threads of a forked process then find all of it
+        super()._start_closed()
 
     def close(self) -> None:
         super().close()
         self._parts = {}
         self._whole = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        own = ("_parts", "_names", "_under_way", "_room", "_unversioned", "_whole", "_keep_again_at", "_look_after_at")
-        return {name: value for name, value in super().__getstate__().items() if name not in own}
 
     def _read_remote(self, ranges: Sequence[tuple[int, int, int]]) -> list[bytes]:
         if self._fork != forks.number:

@@ -18,10 +18,11 @@ import re
 import urllib.parse
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, ClassVar
 
 from gristmill.sources.storage import forks, remote
 from gristmill.sources.storage.local import LocalFile, LocalFiles, is_local, local_size, starting_folder
+from gristmill.sources.storage.per_process import PerProcess
 
 REPLACEMENT = "files"  # in the memo of copy.deepcopy: the function of a ``Files`` that makes what takes its place in the copy
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
@@ -37,7 +38,7 @@ def is_url(path: str) -> bool:
     return _URL.match(path) is not None
 
 
-class Files:
+class Files(PerProcess):
     """Files by number, of which ranges are read: local ones, and those of object stores and servers.
 
     Sizes of remote files are found out together. Ranges that lie close to each other are read by one request.
@@ -51,6 +52,8 @@ class Files:
         ImportError: a URL, and obstore is not installed.
         ValueError: a URL of another kind than those of ``remote``.
     """
+
+    _of_process: ClassVar[tuple[str, ...]] = ("_local",)
 
     def __init__(self, paths: Sequence[str], filesystem: Any = None) -> None:
         self.paths = list(paths)
@@ -70,7 +73,7 @@ class Files:
 
     def _start_closed(self) -> None:
         self._local = LocalFiles([self.local_path(number) for number in range(len(self.paths))], self.sizes)
-        self._fork = forks.number
+        super()._start_closed()
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -160,13 +163,6 @@ class Files:
         duplicate = copy.copy(self)
         duplicate.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         return duplicate
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_local", "_fork")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._start_closed()
 
 
 def list_files(name: str, patterns: Any, filesystem: Any = None) -> list[str]:

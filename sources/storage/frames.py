@@ -11,12 +11,14 @@ from __future__ import annotations
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from gristmill.core.errors import missing_package
 from gristmill.core.locks import Lock
+from gristmill.sources.storage import forks
 from gristmill.sources.storage.errors import changed, damaged
 from gristmill.sources.storage.files import Files
+from gristmill.sources.storage.per_process import PerProcess
 from gristmill.sources.storage.sidecar import REMEDY, Sidecar
 
 MAX_FRAME_BYTES = 1 << 26
@@ -97,7 +99,7 @@ def decode(path: str, start: int, compressed: bytes) -> bytes:
     return text
 
 
-class Frames:
+class Frames(PerProcess):
     """Text of compressed files by places. The frames that were used last are kept, in each process its own.
 
     Args:
@@ -107,14 +109,17 @@ class Frames:
         max_bytes: how much text to keep; the last frame is kept in any case.
     """
 
+    _of_process = ("_kept", "_num_bytes", "_lock")
+
     def __init__(self, files: Files, sidecars: Sequence[Sidecar], max_bytes: int) -> None:
         self._files, self._sidecars, self._max_bytes = files, sidecars, max_bytes
-        self._start_empty()
+        self._start_closed()
 
-    def _start_empty(self) -> None:
+    def _start_closed(self) -> None:
         self._kept: OrderedDict[FrameKey, bytes] = OrderedDict()
         self._num_bytes = 0
         self._lock = Lock()
+        super()._start_closed()
 
     def forget(self) -> None:
         """Frees the frames that are kept."""
@@ -131,6 +136,8 @@ class Frames:
             DamagedFileError: a frame cannot be decoded, or is shorter than the index says.
             ChangedFileError, OSError: as ``Files.read``.
         """
+        if self._fork != forks.number:
+            self._start_closed()
         texts = [b""] * len(ranges)
         order = sorted(range(len(ranges)), key=ranges.__getitem__)
         frames = {place: _frames_in(*ranges[place]) for place in order}
@@ -196,13 +203,6 @@ class Frames:
             while self._num_bytes > self._max_bytes and len(self._kept) > 1:
                 self._num_bytes -= len(self._kept.popitem(last=False)[1])
         return text
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_kept", "_num_bytes", "_lock")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._start_empty()
 
 
 def _groups(frames: dict[int, list[FrameKey]], bounds: dict[FrameKey, tuple[int, int]]) -> Iterator[list[int]]:

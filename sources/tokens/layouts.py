@@ -11,8 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gristmill.core.locks import Lock
+from gristmill.sources.storage import forks
 from gristmill.sources.storage.errors import damaged
 from gristmill.sources.storage.files import Files
+from gristmill.sources.storage.per_process import PerProcess
 from gristmill.sources.tokens.megatron_index import MegatronIndex, spans
 from gristmill.sources.tokens.tables import FileTable, Range, Table
 
@@ -186,7 +188,7 @@ class Samples:
         return ranges
 
 
-class Tables:
+class Tables(PerProcess):
     """Tables that are in files, or are computed in each process when they are first needed; not pickled then.
 
     1. Threads that need them at the same time wait for one that computes them.
@@ -200,6 +202,8 @@ class Tables:
         numbers: which of them.
     """
 
+    _of_process = ("_found", "_lock")
+
     def __init__(
         self,
         num_rows: int,
@@ -210,15 +214,18 @@ class Tables:
     ) -> None:
         self.num_rows = num_rows
         self._compute, self._stored, self._files, self._numbers = compute, stored, files, numbers
-        self._start_empty()
+        self._start_closed()
 
-    def _start_empty(self) -> None:
+    def _start_closed(self) -> None:
         self._found: Sequence[Table] | None = self._stored
         self._lock = Lock()
+        super()._start_closed()
 
     def get(self) -> Sequence[Table]:
         found = self._found
         if found is None:
+            if self._fork != forks.number:
+                self._start_closed()
             with self._lock:
                 found = self._found
                 if found is None:
@@ -231,13 +238,6 @@ class Tables:
         assert self._stored is not None and self._files is not None, what
         path, remedy = self._files.paths[self._numbers[table]], "Name the index that was made of these files and this window"
         return damaged(path, self._stored[table].byte_of(row), what, remedy)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_found", "_lock")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._start_empty()
 
 
 def shuffled_numbers(length: int, seed: int) -> NDArray[np.uint32]:

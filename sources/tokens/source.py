@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import itertools
-import operator
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Any, Self, SupportsIndex
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gristmill.core.element_spec import ShapeDtypeStruct
-from gristmill.core.errors import KeyRangeError
+from gristmill.sources.sharded import ShardedSource, ShardMap
 from gristmill.sources.storage.files import is_url
 from gristmill.sources.tokens.arrangement import Arrangement
 from gristmill.sources.tokens.opening import open_tokens
 
 
-class TokenSource:
+class TokenSource(ShardedSource[NDArray[Any]]):
     """The documents of files of tokens, or windows of equal length over them. Nothing is loaded: an element is what is read.
 
     Elements are writable one-dimensional arrays of the files' dtype. Several files are read one after the other, in the order
@@ -97,40 +95,20 @@ class TokenSource:
         self._wanted = Arrangement(format, dtype, documents, window, order, seed, num_samples, split, part, index)
         self._files, self.paths, self._dtype, self._layout, self._indexes = open_tokens(paths, self._wanted, filesystem)
         self._is_local = filesystem is None
-        self._length = len(self._layout)
+        self._shards = ShardMap([len(self._layout)])
+        self._start_closed()
 
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, key: SupportsIndex) -> NDArray[Any]:
-        """The tokens of element ``key``.
-
-        Raises:
-            KeyRangeError: there is no such element.
-            DamagedFileError, OSError: as of the source.
-        """
-        (ranges,) = self._layout.ranges([self._checked(key)])
+    def _read_one(self, number: int, position: int) -> NDArray[Any]:
+        (ranges,) = self._layout.ranges([position])
         if len(ranges) == 1:
-            piece = self._files.read_one(*ranges[0])
+            file, start, stop = ranges[0]
+            piece = self._files.read_one(file, start, stop)
         else:
             piece = b"".join(self._files.read(ranges))
         return np.frombuffer(piece, self._dtype).copy()
 
-    def __getitems__(self, keys: Sequence[SupportsIndex]) -> list[NDArray[Any]]:
-        """The elements at the keys, in this order, read together. Raises: what the first key that fails raises alone."""
-        try:
-            return self._read([self._checked(key) for key in keys])
-        except (ValueError, TypeError):
-            return [self[key] for key in keys]
-
-    def _checked(self, key: SupportsIndex) -> int:
-        index = operator.index(key)
-        if not 0 <= index < self._length:
-            raise KeyRangeError(f"record key must be in [0, {self._length}) for {self!r}, got {index}")
-        return index
-
-    def _read(self, keys: Sequence[int]) -> list[NDArray[Any]]:
-        elements = self._layout.ranges(keys)
+    def _read_many(self, places: Sequence[tuple[int, int]]) -> list[NDArray[Any]]:
+        elements = self._layout.ranges([position for _, position in places])
         pieces = self._files.read(list(itertools.chain.from_iterable(elements)))
         if len(pieces) != len(elements) or not all(elements):  # some are of several pieces, or of none
             rest = iter(pieces)
@@ -148,11 +126,11 @@ class TokenSource:
             AttributeError: documents have several sequences, whose lengths would have to be added up.
         """
         if self._wanted.window is not None:
-            return np.broadcast_to(np.int64(self._wanted.window), self._length)
+            return np.broadcast_to(np.int64(self._wanted.window), len(self))
         for index in self._indexes:
             if not index.has_one_sequence_each:
                 raise AttributeError(f"{self!r} has documents of several sequences, and tells no lengths")
-        if len(self._indexes) == 1 and self._length and self._is_local and not is_url(self.paths[0]):
+        if len(self._indexes) == 1 and len(self) and self._is_local and not is_url(self.paths[0]):
             return self._indexes[0].mapped_lengths()
         return np.concatenate([index.lengths(0, index.num_sequences) for index in self._indexes])
 
@@ -163,13 +141,8 @@ class TokenSource:
 
     def close(self) -> None:
         """Closes all files of this process. The next read opens them again."""
+        super().close()
         self._files.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"TokenSource({self._wanted}, {self._dtype}, {self._files.described()})"

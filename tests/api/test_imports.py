@@ -1,4 +1,4 @@
-"""What importing gristmill brings along, and which way imports go inside."""
+"""Packages that ``import gristmill`` loads, and the directions of imports inside."""
 
 import ast
 import configparser
@@ -59,7 +59,9 @@ TOP = set().union(*LEVELS)
 
 
 def imported(path: Path) -> set[str]:
-    """What a file imports of gristmill, for type checkers too: modules, and names in them."""
+    """The gristmill modules that a file imports, and names in them, imports for type checkers
+    included.
+    """
     nodes = [*ast.walk(ast.parse(path.read_text()))]
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     for node in [node for node in nodes if isinstance(node, ast.ImportFrom)]:

@@ -186,7 +186,8 @@ def test_another_grain_that_is_installed_matters_if_it_was_imported(tmp_path):
     check(tmp_path, script)
 
 
-# Classes that derive from Grain's private ones to read TFRecord files of an object store, as MaxText's do.
+# Classes that derive from Grain's private ones to read TFRecord files of an object store, as
+# MaxText's do.
 BLOB_RECORDS = [b"record %d" % i * i for i in range(8)]
 
 BLOB_PIPELINE = """

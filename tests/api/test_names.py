@@ -1,4 +1,6 @@
-"""Every public name is there, once: all its spellings are one object; and its type hints can be looked up."""
+"""Every public name is there, once: all its spellings are one object; and its type hints can be
+looked up.
+"""
 
 import importlib
 import inspect
@@ -9,7 +11,8 @@ from refusing import assert_raises
 
 import gristmill
 
-# That these are there, the tests of the reference say, which have their parameters; some are at home elsewhere.
+# That these are there, the tests of the reference say, which have their parameters; some are at
+# home elsewhere.
 ELSEWHERE = {"FlatMapTransform", "MapWithIndexTransform", "assert_equal_output_after_checkpoint", "get_execution_summary"}
 ELSEWHERE.add("HuggingFaceIterDataset")
 EXPERIMENTAL = " ".join(sorted({*gristmill.experimental.__all__} - ELSEWHERE))
@@ -127,7 +130,8 @@ def test_classes_keep_the_names_that_states_hold_legacy_operations_are_generic_a
         kind = resolve(spelling)
         assert kind.__name__ == kind.__qualname__ == name
     handler = gristmill.checkpoint.CheckpointHandler
-    assert handler.typestr() == f"{handler.__module__}.{handler.__qualname__}"  # how it names itself for Orbax
+    # how it names itself for Orbax
+    assert handler.typestr() == f"{handler.__module__}.{handler.__qualname__}"
     version, info = gristmill.__version__, gristmill.__version_info__
     assert type(version) is str and type(info) is tuple and len(info) >= 2
     assert info == tuple(int(part) for part in version.split(".") if part.isdigit())

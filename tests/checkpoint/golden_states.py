@@ -1,4 +1,4 @@
-"""What the tests of golden states share."""
+"""Code shared by the tests of golden states."""
 
 import contextlib
 import itertools

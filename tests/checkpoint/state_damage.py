@@ -1,4 +1,6 @@
-"""What may become of a state: other values, types, lengths and keys anywhere in it, parts of other states, and damaged text."""
+"""Damage to a state: other values, types, lengths and keys anywhere in it, parts of other states,
+and damaged text.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ JUNK: list[Any] = [
     *(0.0, 1.0, 1.5, -0.5, 1e300, float("nan"), float("inf"), "", "0", "1", "next_index", "é\ud800"),
     *([], [0], [1, 2], [-1, -1], [None], [[]], [True, 0], {}, {"0": 0}, {"next_index": 1}, {"parent": {}}, _DEEP),
 ]
-# What must not come back in a message as it is: too long, or a command to the terminal that shows it.
+# What must not come back in a message as it is: too long, or a command to the terminal that shows
+# it.
 _COMMANDS = "\x1b]0;title\x07\x1b[2J\x9b31m\u202e\r"
 HOSTILE: list[Any] = [
     *(10**4000, -(10**4000), 10**4299, _COMMANDS, _COMMANDS * 10_000, {_COMMANDS: 1}, {_COMMANDS * 10_000: {}}),
@@ -27,7 +30,7 @@ _MAX_MESSAGE = 2000
 
 
 def is_harmless(text: str) -> bool:
-    """Whether ``text``, a message or a line, may be shown anywhere."""
+    """True if ``text``, a message or a line, contains no control characters."""
     return text.isprintable() and len(text) <= _MAX_MESSAGE
 
 

@@ -1,4 +1,6 @@
-"""What may change until a state is restored, the components of a mixture and where files lie, and what is refused by name."""
+"""Changes to a pipeline between saving and restoring: allowed ones (components of a mixture,
+locations of files) and refused ones.
+"""
 
 import itertools
 import json
@@ -75,7 +77,9 @@ def flat(element):
 
 
 def check_each_once(delivered, before, after, *, is_packed=False, has_gaps=False):
-    """Of the components that stay, whatever was delivered has come once, and nothing before it was left out."""
+    """Of the components that stay, whatever was delivered has come once, and nothing before it was
+    left out.
+    """
     for name in set(before) & set(after):
         first = 1000 * "abc".index(name)
         found = Counter([x for x in delivered if first <= x < first + 1000])
@@ -100,7 +104,9 @@ CASES = [(name, behind, (i + i // 4) % 4) for i, (name, behind) in enumerate(ite
 
 @pytest.mark.parametrize(("name", "behind", "change"), CASES)
 def test_a_step_that_holds_elements_fills_itself_as_it_was_or_refuses(name, behind, change):
-    """It refuses where it needs a component that is gone, not knowing for what: a cache, and what cuts batches of several."""
+    """It refuses where it needs a component that is gone, not knowing for what: a cache, and what
+    cuts batches of several.
+    """
     (before, after), step = CHANGES[change], HOLD[name]
     gone, num_refused = set(before) - set(after), 0
     for num in range(9):

@@ -1,4 +1,6 @@
-"""The files of a checkpoint: descriptions (decision 17), saves that fail, files of somebody else; and states, which are small."""
+"""The files of a checkpoint: descriptions (decision 17), saves that fail, files of other programs;
+and states, which are small.
+"""
 
 import json
 import random
@@ -59,7 +61,8 @@ OTHERS = [
     *((loader, {"source": range(20)}, "source of DataLoader"), (loader, {"shard": ShardOptions(0, 2)}, "length of DataLoader")),
     (loader, {"workers": 2}, "worker_count of DataLoader"),
     (lambda shard=0: loader(shard=ShardOptions(shard, 2)), {"shard": 1}, "shard_options of DataLoader"),
-    (lambda seed=1: loader(sequential_seed=seed), {"seed": 2}, "sampler_seed of DataLoader"),  # its repr does not show it
+    # its repr does not show it
+    (lambda seed=1: loader(sequential_seed=seed), {"seed": 2}, "sampler_seed of DataLoader"),
 ]
 
 

@@ -1,4 +1,6 @@
-"""Real JAX processes, whose number changes from one run to the next, share one Orbax checkpoint of elastic iterators."""
+"""Real JAX processes, whose number changes from one run to the next, share one Orbax checkpoint of
+elastic iterators.
+"""
 
 import json
 import socket

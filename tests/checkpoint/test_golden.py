@@ -1,4 +1,6 @@
-"""States that Grain wrote, old forms too, restore and continue as they did there, ours for ever; and what this version writes."""
+"""States that Grain wrote, old forms too, restore and continue as they did there, ours forever; and
+what this version writes.
+"""
 
 import copy
 import json
@@ -18,15 +20,19 @@ GRAINS, OURS = written_by("grain"), written_by("gristmill")
 WRITTEN = GRAINS | OURS
 GRAIN, NEWEST = GRAINS["grain_0.2.18"], list(OURS.values())[-1]
 HANDLER = CheckpointHandler()
-pytestmark = pytest.mark.filterwarnings("ignore:SliceMapDataset.* takes a part of shuffled")  # as one did before
+# as one did before
+pytestmark = pytest.mark.filterwarnings("ignore:SliceMapDataset.* takes a part of shuffled")
 
-# Interleaved datasets came in another order before Grain 0.2.16; some steps that have no state today had one in Grain 0.2.8.
+# Interleaved datasets came in another order before Grain 0.2.16; some steps that have no state
+# today had one in Grain 0.2.8.
 INTERLEAVED = {"interleave", "interleave_by_name", "interleave_all", "threads_2", "threads_of_files", "workers_files"}
 REFUSED = {**dict.fromkeys(["grain_0.2.12", "grain_0.2.15"], INTERLEAVED), "grain_0.2.8": {*INTERLEAVED, "mix", "workers_noted"}}
 
 
 def written(name):
-    """What each release has written of a pipeline, and which library that was; Grain's, which have no text of it, first."""
+    """The states of a pipeline that each release has written, with the name of the library; those
+    of Grain, which have no text, come first.
+    """
     return {release: (found[name], found["written_by"]) for release, found in WRITTEN.items() if name in found}
 
 
@@ -44,7 +50,8 @@ def pipeline_file(library, golden, crc32):
 
 def is_same(name, state, elements, expected):
     if name == "interleave_repeated" and state["epoch"] == 1:
-        # Grain says there that datasets had ended that had not, so that the next ones take their turns.
+        # Grain says there that datasets had ended that had not, so that the next ones take their
+        # turns.
         return sorted(elements) == sorted(expected)
     return elements == expected
 
@@ -62,7 +69,9 @@ def test_all_is_there():
 
 @pytest.mark.parametrize("name", PIPELINES)
 def test_states_restore(name, tmp_path):
-    """Of all releases, by the handler in an iterator that was used, and in new ones, except that worker processes are kept."""
+    """Of all releases, by the handler in an iterator that was used, and in new ones, except that
+    worker processes are kept.
+    """
     with made(name) as pipeline, iter(pipeline) as used:
         for release, (golden, library) in written(name).items():
             for position, state, *crc32 in reversed(golden["states"]):
@@ -84,7 +93,9 @@ def test_states_restore(name, tmp_path):
 
 @pytest.mark.parametrize("name", GRAINS_PIPELINES)
 def test_what_we_write_is_what_grain_writes(name, tmp_path):
-    """Apart from the source in shared memory, that in Grain shows all its data, and from what tells flat maps apart."""
+    """Apart from the source in shared memory, that in Grain shows all its data, and from what
+    distinguishes flat maps.
+    """
     with made(name) as pipeline, iter(pipeline) as it:
         for _, state in GRAIN[name]["states"]:
             set_state(it, state)
@@ -103,7 +114,9 @@ def test_what_we_write_is_what_grain_writes(name, tmp_path):
 
 @pytest.mark.parametrize("name", OWN_PIPELINES)
 def test_what_we_write_is_the_same(name, tmp_path):
-    """Another layout needs golden states of its own (``make_golden.py own``), beside these, which must still restore."""
+    """Another layout needs golden states of its own (``make_golden.py own``), beside these, which
+    must still restore.
+    """
     golden, found = NEWEST[name], []
     with made(name) as pipeline, iter(pipeline) as it:
         for i, (position, state, crc32) in enumerate(golden["states"], 1):

@@ -1,4 +1,6 @@
-"""An interrupt while a state or a description is made spoils no later one: whatever asks for a ``repr`` may be asked again."""
+"""An interrupt while a state or a description is made spoils no later one: whatever asks for a
+``repr`` may be asked again.
+"""
 
 import dataclasses
 import gc
@@ -14,7 +16,8 @@ from gristmill.checkpoint.handler import _describe
 
 @pytest.fixture(autouse=True)
 def without_collector():
-    gc.disable()  # others have callbacks for it, in Python: an interrupt there is not theirs to raise
+    # others have callbacks for it, in Python: an interrupt there is not theirs to raise
+    gc.disable()
     yield
     gc.enable()
 
@@ -57,7 +60,8 @@ def texts(it):
 
 
 SHARD, NO_SHARD, sampler = gristmill.ShardOptions(0, 1), gristmill.NoSharding(), gristmill.IndexSampler
-# The parts of something, the same before and after the interrupt; how it is made; and what is asked for.
+# The parts of something, the same before and after the interrupt; how it is made; and what is asked
+# for.
 CASES = {
     "loader": (lambda: (sampler(6, SHARD, num_epochs=1), range(6)), loader, texts),
     "sequential": (lambda: (gristmill.SequentialSampler(6, NO_SHARD), range(6)), loader, texts),
@@ -88,5 +92,6 @@ def test_an_interrupt_at_any_line_spoils_no_later_text(name):
         assert ask(it) == ask(make(*arguments)) == expected, number
         number += 1
     assert number > 50
-    with ThreadPoolExecutor(1) as pool:  # an interrupt on the way out of a `with` leaves a lock behind
+    # an interrupt on the way out of a `with` leaves a lock behind
+    with ThreadPoolExecutor(1) as pool:
         assert pool.submit(lambda: ask(make(*parts()))).result() == expected

@@ -1,4 +1,6 @@
-"""Iterators in Orbax checkpoints: every way to save, every position, all names, the files on disk, and other processes."""
+"""Iterators in Orbax checkpoints: every way to save, every position, all names, the files on disk,
+and other processes.
+"""
 
 import asyncio
 import contextlib
@@ -27,7 +29,8 @@ from gristmill.transforms import Batch, FlatMap, RandomMap
 v1, Composite = ocp.v1, ocp.args.Composite
 FILE, PIPELINE_FILE = "process_0-of-1.json", "pipeline_0-of-1.json"
 MODEL = {"w": jnp.arange(6.0).reshape(2, 3), "step": jnp.int32(5)}
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # which workers would import, and JAX with it
+# which workers would import, and JAX with it
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 class Source:  # numbers; makes a file, in whatever process, when one is read
@@ -79,7 +82,8 @@ def text_of(it):
     return state.decode() if isinstance(state, bytes) else json.dumps(state, indent=4)
 
 
-class Manager:  # how ``CheckpointManager`` saves and restores a step: alone, as ``data``, or so with a model
+# how ``CheckpointManager`` saves and restores a step: alone, as ``data``, or so with a model
+class Manager:
     def __init__(self, items=(), *, is_async=True):
         self.items, self.is_async = items, is_async
 
@@ -162,7 +166,8 @@ def test_the_handler_alone(kind, tmp_path):
 def children():
     found = set()
     for path in Path("/proc/self/task").glob("*/children"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended meanwhile
+        # a thread that has ended meanwhile
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             found.update(path.read_text().split())
     return found
 

@@ -1,4 +1,6 @@
-"""Whatever of ours Orbax meets first, a handler or arguments, it knows both: each way to save, first in a process of its own."""
+"""Whatever of ours Orbax meets first, a handler or arguments, it knows both: each way to save,
+first in a process of its own.
+"""
 
 import os
 import subprocess

@@ -1,7 +1,7 @@
 """A process that is killed in the middle of a save leaves the checkpoint before it as the last one.
 
-As a program, with FOLDER sync|async|v1, this file saves a checkpoint, prints what the iterators deliver then, and kills itself
-in the next one, when the files of the iterators are there.
+As a program, with FOLDER sync|async|v1, this file saves a checkpoint, prints what the iterators
+deliver then, and kills itself in the next one, when the files of the iterators are there.
 """
 
 import asyncio
@@ -42,7 +42,9 @@ def die_when_written(checkpoint):
 
 
 class Dying:
-    """Its save would be over once ``result`` returns, as when the arrays of a model take long; and so in the newer protocol."""
+    """Its save would be over once ``result`` returns, as when the arrays of a model take long; and
+    so in the newer protocol.
+    """
 
     async def async_save(self, directory, args):
         self.checkpoint = Path(directory).parent

@@ -1,4 +1,6 @@
-"""Wrong and damaged states, and those of others: refused with one typed error, the iterator as it was; or continued as such."""
+"""Wrong and damaged states, and those of others: refused with one typed error, the iterator as it
+was; or continued as such.
+"""
 
 import contextlib
 import copy
@@ -28,7 +30,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "laws"))
 from entry import IterEntry, plain
 from stage_table import STREAMS
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # which workers would import, and the laws with it
+# which workers would import, and the laws with it
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 PIPELINES = {entry.name: entry.make for entry in STREAMS}
 VARYING = {entry.name for entry in STREAMS if isinstance(entry, IterEntry) and entry.states_vary}
 SLOW = ("mp_prefetch", "parquet_workers", "map_mix_without_table")  # processes, or long tables
@@ -48,7 +51,9 @@ def states_of_others():
 
 
 def continued(it, num=MANY):
-    """The next elements, and what came then: the end, or that it goes on, or the refusal of a state that came to light."""
+    """The next elements, and what came then: the end, or that it continues, or the refusal of a
+    state that came to light.
+    """
     elements = []
     try:
         while len(elements) < num:
@@ -69,7 +74,9 @@ def continued(it, num=MANY):
 
 
 def refuses(it, state):
-    """Whether ``it`` refuses ``state``; then it says what is wrong and with whom, and nothing has changed."""
+    """Asserts that ``it`` refuses ``state``, names the problem and the stage, and stays
+    unchanged.
+    """
     before = it.get_state()
     try:
         it.set_state(copy.deepcopy(state))
@@ -83,7 +90,9 @@ def refuses(it, state):
 
 
 def check_refused_or_a_state(make, it, before, wrong, *, is_quick=True):
-    """``it`` at ``before`` refuses ``wrong`` and goes on, or continues as a new iterator from the state that it says it is at."""
+    """``it`` at ``before`` refuses ``wrong`` and continues, or continues as a new iterator from the
+    state that it says it is at.
+    """
     it.set_state(before)
     is_refused = refuses(it, wrong)
     given = it.get_state()
@@ -101,7 +110,7 @@ def test_a_damaged_state_is_refused_or_one_to_continue_from(name):
     make, states, rng = PIPELINES[name], states_of(name), random.Random(f"{name} 0")
     it = iter(make())
     for _ in range(2 if name in SLOW else 8):
-        if name in VARYING:  # what it has in memory decides what becomes of a state that cannot be
+        if name in VARYING:  # what it has in memory decides the result for a state that cannot be
             it = iter(make())
         state = rng.choice(states)
         check_refused_or_a_state(make, it, state, damaged(state, rng, states_of_others()))
@@ -140,7 +149,9 @@ def with_numpy(state):
 
 
 def is_used(state, path):
-    """Whether that part of ``state`` says anything: not if it is about a dataset that has ended."""
+    """True if that part of ``state`` is used: it is not if it belongs to a dataset that has
+    ended.
+    """
     at = [i for i, key in enumerate(path[:-1]) if key == "iterators_in_use_states"]
     return not any(part(state, path[:i])["exhausted"][path[i + 1]] for i in at)
 
@@ -296,19 +307,21 @@ def test_a_refused_state_leaves_an_error_to_be_skipped():
         assert next(it) == after
 
 
-# A zoo of pipelines: every checkpoint of one is restored in other ones, which refuse it, or continue as the one saved.
+# A zoo of pipelines: every checkpoint of one is restored in other ones, which refuse it, or
+# continue as the one saved.
 HANDLER = CheckpointHandler()
 NUM_COMPARED = 4  # elements
 NUM_OTHERS = 12  # pipelines whose checkpoint is restored
 PROCESSES = ("mp_prefetch", "parquet_workers")
 TEXT_NAME, PIPELINE_NAME = "process_0-of-1.json", "pipeline_0-of-1.json"
-SAME_BUT_FOR_FUNCTIONS = {"default_options", "map_with_nones", "flat_map_with_nones", "flat_map_to_nothing"}  # of users
+# of users
+SAME_BUT_FOR_FUNCTIONS = {"default_options", "map_with_nones", "flat_map_with_nones", "flat_map_to_nothing"}
 ALL = {name: make for name, make in {**PIPELINES, **LOADERS}.items() if name not in SAME_BUT_FOR_FUNCTIONS}
 
 
 @pytest.fixture
 def opened():
-    """New iterators of a pipeline, after so many elements; closed at the end."""
+    """New iterators of a pipeline, after some elements; closed at the end."""
     with contextlib.ExitStack() as stack:
 
         def opened(make, position=0):
@@ -342,7 +355,7 @@ def saved(tmp_path_factory):
 
 
 def has_the_layout_of(state, own):
-    """Whether all that ``own`` has is in ``state``, too."""
+    """True if ``state`` has all entries of ``own``."""
     if isinstance(own, dict):
         return isinstance(state, dict) and all(has_the_layout_of(state.get(key), value) for key, value in own.items())
     if isinstance(own, list):
@@ -350,13 +363,16 @@ def has_the_layout_of(state, own):
     return own is None or type(state) is type(own)
 
 
-OF_LOADERS = {"worker_count", "sampler", "data_source"}  # in states with items of a record, where Grain has them not
+# in states with items of a record, where Grain has them not
+OF_LOADERS = {"worker_count", "sampler", "data_source"}
 
 
 @pytest.mark.filterwarnings("ignore:.*examples are dropped")
 @pytest.mark.parametrize("name", ALL)
 def test_a_checkpoint_of_another_pipeline_is_refused_or_continues_as_that_one(name, saved, opened, tmp_path):
-    """Without description, whose a state is cannot be seen (decision 17), but it is refused, or has the same layout."""
+    """Without description, whose a state is cannot be seen (decision 17), but it is refused, or has
+    the same layout.
+    """
     root, expected = saved
     descriptions = {other: json.loads((root / other / PIPELINE_NAME).read_text())["pipeline"] for other in ALL}
     same = [other for other in ALL if descriptions[other] == descriptions[name]]

@@ -1,7 +1,9 @@
-"""The tests of libraries that use Grain, unmodified, with gristmill in its place: as many pass as with Grain 0.2.18.
+"""The tests of libraries that use Grain, unmodified, with gristmill in its place: as many pass as
+with Grain 0.2.18.
 
-``make clients`` makes their environment, in which Grain is not installed, in ``.peers/clients``, and unpacks their source
-archives there; ``GRISTMILL_PEER_CLIENTS`` names another. docs/guides/migrating_from_grain.md lists those that run by hand.
+``make clients`` makes their environment, in which Grain is not installed, in ``.peers/clients``,
+and unpacks their source archives there; ``GRISTMILL_PEER_CLIENTS`` names another.
+docs/guides/migrating_from_grain.md lists those that run by hand.
 """
 
 import os

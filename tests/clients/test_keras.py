@@ -1,7 +1,7 @@
 """Keras as it is, with datasets of ours: its own tests that ask for Grain, and what they leave out.
 
-``make clients`` installs it without Grain in ``.peers/clients``, ``make peers`` beside PyTorch in ``.peers/torch``;
-``GRISTMILL_PEER_CLIENTS`` and ``GRISTMILL_PEER_TORCH`` name others.
+``make clients`` installs it without Grain in ``.peers/clients``, ``make peers`` beside PyTorch in
+``.peers/torch``; ``GRISTMILL_PEER_CLIENTS`` and ``GRISTMILL_PEER_TORCH`` name others.
 """
 
 import os

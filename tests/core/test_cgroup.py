@@ -1,4 +1,4 @@
-"""What may be used of the machine, read from trees of files such as the kernel shows them."""
+"""Resources that a process may use, read from file trees such as the kernel shows."""
 
 import math
 import os
@@ -27,10 +27,12 @@ def measured(tmp_path):
 def test_the_affinity_decides_or_the_cpus_of_version_2_or_limits_of_groups_further_up_or_version_1(measured):
     assert (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()) == ALL
     assert measured({}) == (ALL, math.inf)
-    assert measured({"proc/self/cgroup": "0::/pod \xff\n"}) == (ALL, math.inf)  # names of groups are any bytes
+    # names of groups are any bytes
+    assert measured({"proc/self/cgroup": "0::/pod \xff\n"}) == (ALL, math.inf)
     assert usable_cpus() >= 1 and available_memory() > 0
     cases = [("100000 100000", 1), ("150000 100000", 1), ("50000 100000", 1), ("max 100000", ALL), ("", ALL)]
-    for cpu_max, expected in [*cases, (f"{ALL}00000 1000", ALL)]:  # the last one is above the affinity
+    # the last one is above the affinity
+    for cpu_max, expected in [*cases, (f"{ALL}00000 1000", ALL)]:
         assert measured({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": cpu_max + "\n"})[0] == expected
     files = {
         "proc/self/cgroup": "0::/pod/container\n",

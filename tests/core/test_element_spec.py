@@ -115,7 +115,7 @@ def test_without_its_key_sampled_and_replaced_a_record_has_one_generator():
     assert rng.random() == philox(7).random()
     assert metadata.remove_record_key().rng is copy.copy(metadata).rng is rng
     assert sampled(1, 2, None).rng is None
-    # It goes on in what replaces its metadata, whoever asks first and through whichever of the two.
+    # It continues in what replaces its metadata, in any order of access through either of the two.
     for first in (0, 1):
         metadata, reference = sampled(1, 2, 7), philox(7)
         both = metadata, metadata.remove_record_key()
@@ -180,7 +180,7 @@ def own_traversal():
 
 
 def shown(value):
-    """What a container is, its order of keys and its default included."""
+    """The text of a container, with its order of keys and its default."""
     if isinstance(value, dict):
         return type(value), [*value], getattr(value, "default_factory", None), [shown(child) for child in value.values()]
     if isinstance(value, list | tuple):
@@ -215,7 +215,8 @@ def test_without_jax_which_is_not_imported_and_with_a_half_imported_one(tmp_path
         assert_raises(ValueError, r"keys of a dict must be sortable.*'a', 1", tree.flatten, {"a": 1, 1: 2})
         leaves, structure = tree.flatten({"a": [1, (2, None)]})
         assert repr(structure) == "dict['a': list[*, tuple[*, NoneType[]]]]"
-    assert tree.unflatten(structure, leaves) == {"a": [1, (2, None)]}  # JAX may be imported between the two
+    # JAX may be imported between the two
+    assert tree.unflatten(structure, leaves) == {"a": [1, (2, None)]}
     script = f"""
 import sys
 from types import ModuleType

@@ -152,7 +152,9 @@ print(ShardByJaxProcess())
 
 
 def test_by_jax_process_here_in_a_cluster_and_without_jax(tmp_path):
-    """Real processes of a cluster are out of reach here; a module that answers as theirs would stands in."""
+    """Real processes of a cluster are out of reach here; a module that answers as theirs would
+    stands in.
+    """
     assert process_index_and_count() == (jax.process_index(), jax.process_count())
     assert dataclasses.astuple(ShardByJaxProcess(drop_remainder=True)) == (jax.process_index(), jax.process_count(), True)
     assert repr(ShardByJaxProcess()) == "ShardByJaxProcess(shard_index=0, shard_count=1, drop_remainder=False)"
@@ -210,7 +212,8 @@ def test_defaults_and_update_which_takes_effect_and_beats_the_environment(fresh,
     for name, default in DEFAULTS.items():
         for value in (getattr(fresh, name), fresh.get_or_default(name)):
             assert value == default and type(value) is type(default)
-    assert set(dir(fresh)) - set(dir(Config)) - {"_updates"} == set(DEFAULTS)  # what tab completion offers
+    # what tab completion offers
+    assert set(dir(fresh)) - set(dir(Config)) - {"_updates"} == set(DEFAULTS)
     for name, values in [
         ("py_debug_mode", [True]),
         ("py_dataset_visualization_output_dir", ["/some/where", None, Path("some") / "where"]),

@@ -1,4 +1,4 @@
-"""What is random: permutations, seeds and generators."""
+"""Permutations, seeds and generators."""
 
 import copy
 import pickle

@@ -1,4 +1,6 @@
-"""What holds for all that computes ahead: order, closing, interrupts, forks, nothing left of it, no wait for later elements."""
+"""Laws of all prefetching: order, closing, interrupts, forks, no leftovers, no wait for later
+elements.
+"""
 
 import gc
 import itertools
@@ -65,7 +67,9 @@ each_kind = pytest.mark.parametrize("make", [reading, prefetching, sharing])
 
 @pytest.fixture
 def frozen():
-    """What is there already need not be looked at by the garbage collector."""
+    """The elements that exist already are frozen, so that the garbage collector does not visit
+    them.
+    """
     before = gc.get_threshold()
     gc.freeze()
     yield
@@ -119,7 +123,8 @@ class TestBuffers:
         assert it.get_state() == before
         for i in range(min(num, 9)):
             assert next(it) == i
-            # Without being asked for more, the threads fill the place: up to half of it may be left empty for a block.
+            # Without being asked for more, the threads fill the place: up to half of it may be left
+            # empty for a block.
             wait_until(lambda i=i: len(gate.seen) >= i + 1 + num - num // 2)
         assert len(gate.seen) <= 2 * num
         assert make is sharing or sorted(gate.seen) == list(range(len(gate.seen)))
@@ -256,11 +261,13 @@ class TestInterrupts:
         if make is prefetching:
             assert gate.seen == list(range(9))  # each was computed once
 
-    # An interrupt may come in a callback of somebody else's, where Python can only print it.
+    # An interrupt may come in a callback of another library, where Python can only print it.
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
     @each_size([], (prefetching, 1, 5, 60), (prefetching_plain, 1, 5, 60), (sharing, 0, 1, 3, 30))
     def test_interrupts_at_any_moment_lose_nothing(self, make, size, args):
-        """A timer interrupts the consumer again and again, wherever it is. What is in its list has been delivered."""
+        """A timer interrupts the consumer again and again, wherever it is. What is in its list has
+        been delivered.
+        """
         is_armed = []
 
         def interrupt(number, frame):
@@ -287,7 +294,8 @@ class TestInterrupts:
                         # Later and later, so that threads can start at last where CPUs are busy.
                         longest = 2e-3 * 1.01**num_interrupts
                         signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-6, longest))
-                        take_all(it, got)  # in a function: Python leaves jumps of a loop out of ``try``
+                        # in a function: Python leaves jumps of a loop out of ``try``
+                        take_all(it, got)
                         is_over = True
                         is_armed.clear()
                     except Interrupt:
@@ -473,7 +481,9 @@ def of_a_file(tmp_path):
 @pytest.mark.parametrize("way", ["threads", "thread_prefetch", "loader", "worker", "file"])
 @pytest.mark.usefixtures("quick_switches")
 def test_an_iterator_is_used_by_one_thread_at_a_time(way, tmp_path):
-    """The others get an error that says so; elements are delivered once, and in order for each thread."""
+    """The others get an error that says so; elements are delivered once, and in order for each
+    thread.
+    """
     errors, pause = set(), threading.Event()
     with iter(of_a_file(tmp_path) if way == "file" else WAYS[way](Source(300, 0))) as it:
 
@@ -545,7 +555,9 @@ def test_an_iterator_is_closed_while_another_thread_is_at_any_line_of_its_reader
 
 
 def stopped_at(number, dataset_of, key):
-    """Stop a thread before a line of ``next``, and call ``next``; return False if it has fewer lines."""
+    """Stop a thread before a line of ``next``, and call ``next``; return False if it has fewer
+    lines.
+    """
     main, stopping = threading.current_thread(), Stopping(number, FILES)
     inside, refused = [], []
 

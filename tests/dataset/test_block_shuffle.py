@@ -1,4 +1,6 @@
-"""Block shuffle: a permutation at every length, mixed nearly as well as globally, and each block is read once."""
+"""Block shuffle: a permutation at every length, mixed nearly as well as globally, and each block is
+read once.
+"""
 
 import threading
 import warnings
@@ -60,7 +62,8 @@ def numbers(elements):
 
 
 def test_it_is_a_permutation_at_every_length(monkeypatch):
-    def rotated(start, stop, max_index, seed):  # any permutation will do for the arithmetic; the real one takes a millisecond
+    # any permutation will do for the arithmetic; the real one takes a millisecond
+    def rotated(start, stop, max_index, seed):
         return (np.arange(start, stop) + seed) % (max_index + 1)
 
     monkeypatch.setattr(permutation, "_permute_range", rotated)

@@ -1,4 +1,6 @@
-"""``bucket_batch``: batches by length, against models that go through the windows and the elements one by one."""
+"""``bucket_batch``: batches by length, against models that go through the windows and the elements
+one by one.
+"""
 
 import itertools
 import pickle
@@ -238,7 +240,7 @@ def test_streams_go_on_after_any_state_and_any_error(seed):
         it.set_state(states[position])
         assert keys_in(it) == expected[position:]
 
-    # What always fails is left out, whichever iterator goes on.
+    # What always fails is left out, whichever iterator continues.
     bombs, seen = Failing(*bad), []
     failing = ds.map(lambda x: x if bombs(x["key"]) == x["key"] else None).bucket_batch(*args, **options)
     it = iter(failing)

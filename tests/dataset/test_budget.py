@@ -1,4 +1,4 @@
-"""What the guarantees of budgets say: threads, memory, who is served first, and nobody waits for a thread."""
+"""Guarantees of budgets: threads, memory, priority, and no wait for a thread."""
 
 import threading
 import time
@@ -60,7 +60,8 @@ def test_a_pipeline_has_no_more_threads_than_its_budget(make, num_threads):
         it.start_prefetch()
         assert it._take(300) == expected
     limit = Budget().max_threads if num_threads is None else num_threads
-    assert threads.most <= max(limit, 20 if num_threads is None else 0)  # 20 were asked for by number
+    # 20 were asked for by number
+    assert threads.most <= max(limit, 20 if num_threads is None else 0)
 
 
 def test_whoever_waits_while_all_threads_are_stuck_helps_himself():
@@ -75,7 +76,9 @@ def test_whoever_waits_while_all_threads_are_stuck_helps_himself():
 
 
 class Live:
-    """Arrays of some size, and how many bytes of them there are and were at most; the time of one is that of a small wait."""
+    """Arrays of some size, and how many bytes of them there are and were at most; the time of one
+    is that of a small wait.
+    """
 
     def __init__(self):
         self.lock = threading.RLock()  # finalizers may run where a thread has it
@@ -105,7 +108,8 @@ def test_memory_stays_within_the_budget_whatever_sizes_elements_have(prefetches)
     with within(ds, max_threads=4, max_bytes_ahead=num_bytes) as it:
         for _ in range(3000):
             next(it)
-    assert num_bytes / 4 < live.most <= 1.1 * num_bytes + 4 * 1_000_000  # of four threads nobody knows what they will make
+    # of four threads the results are unknown
+    assert num_bytes / 4 < live.most <= 1.1 * num_bytes + 4 * 1_000_000
 
 
 class Costly:
@@ -147,7 +151,8 @@ def test_outputs_of_workers_that_wait_are_in_the_budget(tmp_path):
         for i in range(60):
             assert next(it)[0] == i
             wait_until(lambda i=i: num_made() >= min(60, i + 1 + 6))
-            # Four of each worker wait, one does not fit in, and the consumer's message that one was taken may be on its way.
+            # Four of each worker wait, one does not fit in, and the consumer's message that one was
+            # taken may be on its way.
             assert num_made() <= i + 1 + 2 * (4 + 2)
 
 

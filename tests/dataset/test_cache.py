@@ -1,4 +1,6 @@
-"""What ``CacheIterDataset``, ``RepeatIterDataset`` and ``LimitIterDataset`` do beyond the laws of all stages."""
+"""Behaviour of ``CacheIterDataset``, ``RepeatIterDataset`` and ``LimitIterDataset`` beyond the laws
+of all stages.
+"""
 
 import copy
 import itertools
@@ -68,7 +70,8 @@ def test_grains_states_restore_and_those_that_are_refused():
         assert list(it) == list(range(position, 4))
     it = iter(CacheIterDataset(numbers(4)))
     it.set_state(state(4, 5, False))
-    assert_stays(it, StateIndexError, r"position .* must be in \[0, 4\], the number of elements, got 5")  # when it is reached
+    # when it is reached
+    assert_stays(it, StateIndexError, r"position .* must be in \[0, 4\], the number of elements, got 5")
     it.set_state(state(0, 0, False))
     assert list(it) == [0, 1, 2, 3]
     for wrong in ({**state(0, 1, False), "parent": {"other": 1}}, state(9, 1, True), {**state(0, 1, True), "cache_filled": 2}):
@@ -102,7 +105,8 @@ def test_elements_are_the_same_objects_unless_copies_are_wanted_and_those_that_w
     assert it.get_state() == after_three
     assert list(it) == [4]
     assert it.get_state() == {**state(5, 4, True), "skipped": [2]}
-    # A state without ``skipped`` says that all elements before it were delivered: what fails now is no longer counted.
+    # A state without ``skipped`` says that all elements before it were delivered: what fails now is
+    # no longer counted.
     it = iter(ds.repeat(2))
     it.set_state({"parent": state(4, 4, False), "epoch": 0})
     assert_raises(OSError, None, next, it)
@@ -112,7 +116,7 @@ def test_elements_are_the_same_objects_unless_copies_are_wanted_and_those_that_w
 
 
 def test_states_of_iterators_that_left_out_other_elements():
-    """What is in memory is used only if it came with the same elements left out."""
+    """Elements in memory are used only if the same elements were skipped when they were stored."""
     bad, states = set(), []
     ds = noting(8, [], bad).cache()
     for failing in [(), (2,), (2, 5), (5, 6), (0,), (7,)]:

@@ -1,4 +1,6 @@
-"""Digests of functions: another function, constant or table is another pipeline; a log of calls is not."""
+"""Digests of functions: another function, constant or table is another pipeline; a log of calls is
+not.
+"""
 
 import functools
 

@@ -1,4 +1,6 @@
-"""Elements on devices: the same values, states and ends as without, on one device and spread over four."""
+"""Elements on devices: the same values, states and ends as without, on one device and spread over
+four.
+"""
 
 import sys
 import threading

@@ -1,4 +1,6 @@
-"""``cache(path)``: computed once for all; never another pipeline's; bounded; safe when processes are killed."""
+"""``cache(path)``: computed once for all; never another pipeline's; bounded; safe when processes
+are killed.
+"""
 
 import logging
 import os

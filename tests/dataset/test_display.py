@@ -69,7 +69,8 @@ def test_branches_lead_to_what_stands_below_them_and_what_is_shared_is_shown_onc
     zipped = ZipIterDataset([mixed.to_iter_dataset(), mixed.to_iter_dataset()])
     assert repr(zipped).endswith("ZipIterDataset([2 parents], strict=True)")
     interleaved = InterleaveIterDataset([MapDataset.range(i + 1).map(len) for i in range(3)], cycle_length=2)
-    assert [repr(x).count("RangeMapDataset") for x in (interleaved, iter(interleaved))] == [3, 3]  # they belong to it
+    # they belong to it
+    assert [repr(x).count("RangeMapDataset") for x in (interleaved, iter(interleaved))] == [3, 3]
 
 
 def test_long_and_wide_pipelines_are_abbreviated_in_the_middle():
@@ -102,7 +103,8 @@ class Silent(MapDataset):
     _described_parameters = property(refuse)
 
 
-SilentStream = type("SilentStream", (IterDataset,), dict.fromkeys(["__iter__", "__str__"], refuse))  # no iterator is made
+# no iterator is made
+SilentStream = type("SilentStream", (IterDataset,), dict.fromkeys(["__iter__", "__str__"], refuse))
 asked = ["__next__", "get_state", "set_state", "__str__"]
 SilentIterator = type("SilentIterator", (DatasetIterator,), dict.fromkeys(asked, refuse))
 
@@ -134,7 +136,8 @@ def test_what_users_define_never_makes_it_fail_and_nothing_is_run():
         assert "\n  SilentStream\n" in repr(iter(prefetched))
 
 
-# In a state or a checkpoint, a dataset is the text that it was before there was a ``repr`` for people.
+# In a state or a checkpoint, a dataset is the text that it was before there was a ``repr`` for
+# people.
 SHUFFLED = "MapMapDataset(ShuffleMapDataset(SourceMapDataset(length=2, source=<class 'list'>), length=2, seed=3), length=2)"
 PROPORTIONS = "SelectionWithProportionsMap(proportions=(1, 1), length=4)"
 SOURCES = {

@@ -1,4 +1,6 @@
-"""One of several shards, whose number may change from one state to the next: batches, filters, files, checkpoints."""
+"""One of several shards, whose number may change from one state to the next: batches, filters,
+files, checkpoints.
+"""
 
 import asyncio
 import itertools
@@ -78,7 +80,8 @@ def test_wrong_states_change_nothing():
     assert_refused(it, ValueError, "must be a mapping", 3, at(4))
     assert plain(it) == [[4, 6], [8, 10], [12, 14]]
     it = make(10, 4, 0, 4)
-    it.set_state(at(12))  # one of Grain, of a shard that got one batch more than others: past the end is the end
+    # one of Grain, of a shard that got one batch more than others: past the end is the end
+    it.set_state(at(12))
     assert list(it) == [] and it.get_state() == at(12)
     it.set_state(at(4))
     assert plain(it) == [[4]]
@@ -167,7 +170,8 @@ def test_all_filters_of_few_elements_in_all_topologies():
     cases = [(length, bits) for length in range(7) for bits in range(2**length)]
     for (length, bits), (size, count) in itertools.product(cases, TOPOLOGIES):
         ds = MapDataset.range(length)
-        ds = ds.filter(lambda x, bits=bits: bits >> x & 1) if bits + 1 < 2**length else ds  # or all of them without a filter
+        # or all of them without a filter
+        ds = ds.filter(lambda x, bits=bits: bits >> x & 1) if bits + 1 < 2**length else ds
         kept = [x for x in range(length) if bits >> x & 1]
         its = shards(ds, size, count)
         states = [its[0].get_state()]
@@ -231,7 +235,7 @@ def test_errors_do_not_move_it_and_options_reach_it(mode):
     assert plain([next(it)]) == [[0, 2]]
     assert mode != "workers" or e._engine.running._ctx.options.min_shm_size == 9
     it.close()
-    # Skipping keeps shards together, whoever of them has met the error.
+    # Skipping keeps shards together, no matter which of them met the error.
     before = MapDataset.range(24).map(failing(7)).filter(lambda x: x % 2)
     after = MapDataset.range(24).filter(lambda x: x % 2).map(failing(7))
     for ds, first_fails in ((before, True), (after, False))[: 1 if mode == "workers" else 2]:
@@ -307,7 +311,7 @@ def test_chains_of_rescalings_of_batches_filters_and_files_of_every_kind(data):
                 assert np.size(x) <= max(1, batch_size)
                 seen += np.ravel(x).tolist()
         states = joined(its)
-        for it in its:  # the same shard goes on exactly
+        for it in its:  # the same shard continues exactly
             same = gx.ElasticIterator(ds, batch_size * count, it._shard)
             same.set_state(through_json(it.get_state()))
             assert same.get_state() == it.get_state() and joined([same]) == joined([it])
@@ -377,7 +381,7 @@ def rename(directory, old, new):
 
 
 def checkpoint(directory, its):
-    """What as many processes write."""
+    """Writes the checkpoint of as many processes as there are iterators."""
     directory.mkdir()
     for i, it in enumerate(its):
         HANDLER.save(directory, it)

@@ -1,4 +1,4 @@
-"""What every stage says its elements look like, without reading any; and that they do look like it."""
+"""The element spec of every stage, computed without reading, compared with elements."""
 
 import functools
 
@@ -102,9 +102,11 @@ def test_who_cannot_tell_and_that_elements_look_as_they_should():
     silent = type("Silent", (IterDataset,), methods)()
     tells = type("Tells", (IterDataset,), {**methods, "_element_spec": INT})()
     for ds in (MapDataset.source([1, 2]), MapDataset.source([1]).shuffle(seed=1).to_iter_dataset().batch(2)):
-        match = r"SourceMapDataset\(source=list\).*attribute element_spec"  # the source is named and not the stage
+        # the source is named and not the stage
+        match = r"SourceMapDataset\(source=list\).*attribute element_spec"
         assert_raises(NotImplementedError, match, get_element_spec, ds)
-    assert get_element_spec(tells.batch(2)) == ShapeDtypeStruct((None,), np.int64)  # users' datasets take part
+    # users' datasets take part
+    assert get_element_spec(tells.batch(2)) == ShapeDtypeStruct((None,), np.int64)
     assert_raises(NotImplementedError, r"Silent.*_element_spec", get_element_spec, silent.batch(2))
     for wrong in (3, [1, 2], iter(RANGE), None):
         assert_raises(TypeError, "must be a MapDataset or IterDataset", get_element_spec, wrong)

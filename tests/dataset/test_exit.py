@@ -1,4 +1,6 @@
-"""Leaving the interpreter with live iterators: silently, whatever they are doing, in C++ code too."""
+"""Leaving the interpreter with live iterators: silently, whatever they are doing, in C++ code
+too.
+"""
 
 from pathlib import Path
 
@@ -53,7 +55,8 @@ for make in read, prefetch, threads:
 sys.exit(0)
 """
 
-# What comes back from C++ to an interpreter that has gone aborts the process: about nine times in ten, without the wait.
+# A thread that returns from C++ to an interpreter that has gone aborts the process: about nine
+# times in ten, without the wait.
 ARRAY_RECORDS = """
 from array_record.python.array_record_module import ArrayRecordWriter
 writer = ArrayRecordWriter(sys.argv[1], "group_size:1")

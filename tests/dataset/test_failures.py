@@ -1,4 +1,6 @@
-"""What the note at an error says: stage, element, source key, epoch, however it is computed; and where elements come from."""
+"""The note at an error: stage, element, source key, epoch, for all ways of computing; and the
+lineage of elements.
+"""
 
 import dataclasses
 import gc
@@ -33,7 +35,9 @@ STREAM = BASE.to_iter_dataset(DIRECT)
 
 
 class Fails:
-    """User code that fails at a key, from the ``time``-th time on that it gets there; else it does what ``then`` does."""
+    """User code that fails at a key, from the ``time``-th time on that it gets there; else it does
+    what ``then`` does.
+    """
 
     def __init__(self, key=17, time=1, then=lambda x: x):
         self.key = key
@@ -77,7 +81,7 @@ def error_of(ds_or_it):
 
 
 def note_of(ds_or_it):
-    """What the note says; nothing if there is none."""
+    """The text of the note; empty if there is none."""
     notes = [note for note in getattr(error_of(ds_or_it), "__notes__", []) if note.startswith("Raised")]
     assert len(notes) <= 1
     return "".join(notes)
@@ -179,7 +183,8 @@ def test_the_epoch(mode):
     for after in (prefetched, prefetched_directly):  # the epoch begins with the failure
         for ds in (BASE.map(Fails(BASE[0], time=2)).to_iter_dataset(mode), stream.map(Fails(BASE[0], time=2))):
             assert f"at element 0 (epoch 1, source key {BASE[0]})." in note_of(after(ds.repeat(2)))
-    for after in (prefetched, in_threads, LocalWorkersIterDataset):  # of what was computed elsewhere
+    # of what was computed elsewhere
+    for after in (prefetched, in_threads, LocalWorkersIterDataset):
         it = iter(after(stream.map(Fails(time=2))).repeat(3))
         first = note_of(it)
         assert first == note_of(it)
@@ -331,7 +336,8 @@ def test_what_users_objects_do_when_asked_replaces_nothing():
 def test_interrupts_get_no_note_but_the_end_of_an_iterator_does(error):
     caught = error_of(BASE.map(raises(error)).to_iter_dataset(DIRECT))
     assert type(caught) is error and not hasattr(caught, "__notes__")
-    assert ("__next__" in frames(caught)) == (error is not KeyboardInterrupt)  # that of a user who looks at it
+    # that of a user who looks at it
+    assert ("__next__" in frames(caught)) == (error is not KeyboardInterrupt)
     for after in (alone, prefetched, in_threads, LocalWorkersIterDataset):
         caught = error_of(after(STREAM.map(raises(StopIteration))))
         assert type(caught) is RuntimeError and type(caught.__cause__) is StopIteration
@@ -375,8 +381,10 @@ def test_modes_of_filtering(monkeypatch):
     assert hidden["error_of"] is hidden["__call__"] is None
     assert hidden["_items"] is hidden["__next__"] is True
     error = error_of(MapDataset.source([np.zeros(2), np.zeros(3)]).batch(2).to_iter_dataset(DIRECT))
-    assert len(frames(error)) == 2 and "batching" in traceback.extract_tb(error.__traceback__)[-1].filename  # what raised stays
-    monkeypatch.setenv("GRISTMILL_PY_TRACEBACK_FILTERING", "sometimes")  # the environment may say anything
+    # what raised stays
+    assert len(frames(error)) == 2 and "batching" in traceback.extract_tb(error.__traceback__)[-1].filename
+    # the environment may say anything
+    monkeypatch.setenv("GRISTMILL_PY_TRACEBACK_FILTERING", "sometimes")
     assert type(error_of(BEFORE[0]())) is Boom
 
 

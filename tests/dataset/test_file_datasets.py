@@ -1,4 +1,6 @@
-"""``TFRecordIterDataset`` and ``ParquetIterDataset`` as stages; files and their values are tested with the sources."""
+"""``TFRecordIterDataset`` and ``ParquetIterDataset`` as stages; files and their values are tested
+with the sources.
+"""
 
 import functools
 import gc
@@ -54,7 +56,8 @@ def state(group, row):
     return {"row_group": group, "index_within_row_group": row}
 
 
-# A file format: its dataset, what is in a file, and the states before, between and after its elements.
+# A file format: its dataset, what is in a file, and the states before, between and after its
+# elements.
 TF = SimpleNamespace(name="TFRecord", dataset=TFRecordIterDataset, write=write_records, elements=RECORDS, number=int)
 TF.states = [offset(i) for i in range(31)]
 TF.write_numbers = lambda path, numbers: write_records(path, [b"%d" % x for x in numbers])
@@ -170,7 +173,9 @@ def test_compressed_records(tmp_path, records):
 
 
 class Blob(io.BytesIO):
-    """A file of an object store, whose connection breaks where the bytes at ``breaks`` are asked for."""
+    """A file of an object store, whose connection breaks where the bytes at ``breaks`` are asked
+    for.
+    """
 
     def __init__(self, content, seeks, breaks):
         super().__init__(content)

@@ -1,4 +1,6 @@
-"""The check for filters that throw away nearly everything: exact windows of 1000, however the elements are read."""
+"""The check for filters that throw away nearly everything: exact windows of 1000, however the
+elements are read.
+"""
 
 import logging
 
@@ -51,7 +53,7 @@ def test_the_window_is_a_thousand_elements_sharp(place, mode, batch):
     first, second = range(100), range(1000, 1900)
     for kept in ([*first], [*range(900, 1000)], [*range(0, 1000, 10)]):
         assert run(kept_at(*kept), 1000, 0.9001) == kept
-        assert run(kept_at(*kept), 999, 0.5) == [x for x in kept if x < 999]  # never judged
+        assert run(kept_at(*kept), 999, 0.5) == [x for x in kept if x < 999]  # never checked
         assert_raises(ValueError, r"90\.00%", run, kept_at(*kept), 1000, 0.9)
     # An element at 1000 is in the second window, which is not full.
     assert run(kept_at(*first, *second), 1999, 0.901) == [*first, *second]
@@ -83,18 +85,20 @@ def test_blocks_judge_the_same_windows_as_single_elements(place, mode, batch):
     with pytest.raises(ValueError, match=r"50\.10%"):
         for group in pipeline(place, lambda x: x % 1000 >= 501, 5000, 0.501, mode).batch(batch, batch_fn=list):
             num_delivered += len(group)
-    assert num_delivered == 498 // batch * batch  # the last of the 499 that are kept completes the window
+    # the last of the 499 that are kept completes the window
+    assert num_delivered == 498 // batch * batch
 
 
 def test_who_counts():
     ds = pipeline("iter", kept_at(600), 2000, 0.9)
     it = iter(ds)
     assert next(it) == 600
-    it.set_state({"next_index": 601})  # goes on counting
+    it.set_state({"next_index": 601})  # continues counting
     assert_raises(ValueError, r"99\.90%", next, it)
     assert next(iter(ds)) == 600  # an iterator of its own counts for itself
     filters = MapDataset.range(4000).to_iter_dataset().filter(lambda x: x % 2).filter(lambda x: x % 4 == 1)
-    nones = MapDataset.range(1500).map(lambda x: None).to_iter_dataset(allow_nones=True)  # these are not dropped
+    # these are not dropped
+    nones = MapDataset.range(1500).map(lambda x: None).to_iter_dataset(allow_nones=True)
     for ds, num in ((filters, 1000), (nones, 1500)):
         assert len(list(WithOptionsIterDataset(ds, DatasetOptions(filter_raise_threshold_ratio=0.6)))) == num
     endless = MapDataset.range(5).filter(lambda x: False).repeat().to_iter_dataset()
@@ -113,12 +117,14 @@ def test_when_it_warns(place, caplog):
     assert "90.00%" in text and "1000" in text and "filter_warn_threshold_ratio=None" in text
     assert "Filter" in text or place == "map_none"
     assert list(PLACES[place](kept_at(0), 1000, MODES["direct"])) == [0]
-    assert len(caplog.records) == 1 + (place != "map_none")  # the warning of one stage does not swallow that of another
+    # the warning of one stage does not swallow that of another
+    assert len(caplog.records) == 1 + (place != "map_none")
     caplog.clear()
     for off in (None, 0):
         options = DatasetOptions(filter_warn_threshold_ratio=off, filter_raise_threshold_ratio=off)
         assert list(WithOptionsIterDataset(PLACES[place](kept_at(3), 5000, MODES["direct"]), options)) == [3]
-    assert len(list(PLACES[place](lambda x: x % 1000 < 101, 3000, MODES["direct"]))) == 303  # below the threshold
+    # below the threshold
+    assert len(list(PLACES[place](lambda x: x % 1000 < 101, 3000, MODES["direct"]))) == 303
     assert list(PLACES[place](kept_at(), 999, MODES["direct"])) == []
     with pytest.raises(ValueError) as caught:  # an error instead
         list(pipeline(place, kept_at(3), 5000, 0.95))
@@ -130,7 +136,9 @@ def test_when_it_warns(place, caplog):
 
 @each_place
 def test_blocks_of_blocks_do_not_swallow_the_error(place):
-    """A block that fails is taken again by every step behind it: the error is to come again, until the user has it."""
+    """A block that fails is taken again by every step behind it: the error is to come again, until
+    the user has it.
+    """
     shuffled = lambda ds: ds.window_shuffle(3, seed=0).batch(2)  # noqa: E731
     for wrap in (lambda ds: ds.batch(3).batch(2), lambda ds: ds.cache().batch(3), shuffled):
         it, num_errors = iter(wrap(pipeline(place, lambda x: x % 100 == 0, 5000, 0.5))), 0

@@ -103,7 +103,8 @@ def test_one_call_per_element_within_a_block_and_for_consecutive_accesses():
         (lambda: list(ds._items(range(24))), [0, 1, 2, 3, 4, 5, 6, 7]),
         (lambda: [list(ds._items([i])) for i in range(24)], None),
         (lambda: [ds[i] for i in range(24)], [0, 1, 2, 3, 4, 5, 6, 7]),
-        (lambda: list(ds._items([6, 20, 7, 6, 23])), [2, 2, 6, 7]),  # the second item 6 is a fresh one
+        # the second item 6 is a fresh one
+        (lambda: list(ds._items([6, 20, 7, 6, 23])), [2, 2, 6, 7]),
     ):
         transform.calls.clear()
         access()
@@ -163,7 +164,7 @@ def test_what_is_read():
     it = iter(FlatMapIterDataset(MapDataset.range(1000).map(lambda x: x % 4).to_iter_dataset(), transform))
     total = [x for _ in range(10) for x in it._take(128)]
     assert total == [item for x in range(1000) for item in fan(x % 4)][:1280]
-    # Each element once, but for those that were read when nobody knew how many items to expect.
+    # Each element once, but for those that were read while the number of items was unknown.
     assert 853 <= len(transform.calls) < 1100
     transform.calls.clear()
     it = iter(FlatMapIterDataset(numbers(9), transform))

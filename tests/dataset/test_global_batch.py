@@ -1,4 +1,6 @@
-"""Global batches: equal for any number of hosts and workers, through saving and restoring; finite data; errors."""
+"""Global batches: equal for any number of hosts and workers, through saving and restoring; finite
+data; errors.
+"""
 
 import importlib.util
 import itertools
@@ -220,7 +222,7 @@ def check_equal(rng):
 
 
 def check_history(rng):
-    """Hosts are killed, and go on from any state that was saved, in other numbers."""
+    """Hosts are killed, and continue from any state that was saved, in other numbers."""
     ds, num_lanes, end = draw(rng)
     model, saved = Model(ds, num_lanes, end), []
     for _ in range(rng.randint(2, 5)):
@@ -249,7 +251,9 @@ def test_many_more_pipelines_and_histories():
 
 
 def check_world(num, size, num_lanes, part):
-    """All hosts take the same number of steps; nothing is lost but what the law says; padding delivers all once."""
+    """All hosts take the same number of steps; nothing is lost but what the law says; padding
+    delivers all once.
+    """
     records = [*filter(Keep(part, num), range(num))]
     ds = MapDataset.range(num).to_iter_dataset(DIRECT)
     ds = ds if part == 1 else ds.filter(Keep(part, num))
@@ -295,7 +299,9 @@ def failing(at, **more):
 
 @pytest.mark.parametrize("num_workers", [0, 2, None])
 def test_errors_come_in_their_turn_and_can_be_skipped(num_workers):
-    """Also where hosts look ahead, and have to agree: what comes before them is delivered, and they count as steps."""
+    """Also where hosts look ahead, and have to agree: what comes before them is delivered, and they
+    count as steps.
+    """
     agrees = {"shard_options": ShardOptions(0, 2), "agree": lambda num: num, "agree_every": 5}
     alone = num_workers is not None
     (it,) = Hosts(failing(9), 2, 4, 1, num_workers).its if alone else [iter(failing(9).global_batch(8, num_lanes=4, **agrees))]
@@ -422,7 +428,8 @@ def test_checkpoints_go_on_in_another_number_of_processes(tmp_path):
     for turn, (count, size) in enumerate([(4, 2), (2, 3), (1, 1), (4, 2)]):
         hosts = Hosts(ds, size, 4, count)
         for it in hosts.its if turn else ():
-            HANDLER.restore(tmp_path / str(turn - 1), it)  # finds no file of its own, or that of the only host
+            # finds no file of its own, or that of the only host
+            HANDLER.restore(tmp_path / str(turn - 1), it)
         assert hosts.take(3) == model.take(3, size)
         directory = tmp_path / str(turn)
         directory.mkdir()

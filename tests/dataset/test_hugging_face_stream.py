@@ -1,4 +1,6 @@
-"""``HuggingFaceIterDataset``: the library's examples, resumed exactly whatever the library did to them, and shared by workers."""
+"""``HuggingFaceIterDataset``: the library's examples, resumed exactly whatever the library did to
+them, and shared by workers.
+"""
 
 import json
 import os
@@ -21,7 +23,8 @@ from gristmill.dataset.slicing import slice_pipeline  # noqa: E402
 from gristmill.diagnostics.provenance import explain  # noqa: E402
 from gristmill.experimental import HuggingFaceIterDataset  # noqa: E402
 
-datasets.config.SLEEP_TIME_ON_THREADS_SHUTDOWN = 0  # seconds for which the library waits after interleaved Parquet files
+# seconds for which the library waits after interleaved Parquet files
+datasets.config.SLEEP_TIME_ON_THREADS_SHUTDOWN = 0
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -153,7 +156,9 @@ def plain(row):
 
 
 def check_resumes_exactly(ds, names, positions):
-    """From states at ``positions``, in new, used and exhausted iterators; again from states of these; and back from the end."""
+    """From states at ``positions``, in new, used and exhausted iterators; again from states of
+    these; and back from the end.
+    """
     it = iter(ds)
     states, expected = [it.get_state()], []
     for row in it:
@@ -199,7 +204,8 @@ def test_every_join_is_resumed_exactly(join, folder):
     for epoch in range(2):  # in later epochs the library takes joined streams apart
         ds = in_epoch(JOINS[join](source("json", folder), source("generator", folder), random.Random(epoch)), epoch)
         check_resumes_exactly(HuggingFaceIterDataset(ds), join, some)
-    # Shards of what gives tables in part may give nothing else, which the library does not expect behind a step.
+    # Shards of what gives tables in part may give nothing else, which the library does not expect
+    # behind a step.
     ds = STEPS["shuffle_files"](ds.map(with_y), None)
     check_resumes_exactly(HuggingFaceIterDataset(ds), join, some)
 
@@ -341,7 +347,8 @@ def test_shards_are_shared_where_every_example_is_looked_at_alone(folder):
 
     ds = source("generator", folder)
     assert parts(ds.filter(has_no_three), 2) == [[10, 11, 13, 14, 31, 32, 34], [20, 22, 23]]
-    assert parts(ds.filter(has_no_three), 4)[1] == [11, 22, 34]  # more workers than shards: every fourth example
+    # more workers than shards: every fourth example
+    assert parts(ds.filter(has_no_three), 4)[1] == [11, 22, 34]
     assert parts(ds.take(4), 2) == [[10, 12], [11, 13]]  # shards would not have the first four
     assert parts(ds.map(with_number, with_indices=True), 2)[1] == [11, 13, 20, 22, 24, 31, 33]
 

@@ -1,4 +1,6 @@
-"""Interleaved datasets: the order, what is open when, states, and what happens when a dataset fails or cannot be opened."""
+"""Interleaved datasets: the order, what is open when, states, and what happens when a dataset fails
+or cannot be opened.
+"""
 
 import gc
 import threading
@@ -20,7 +22,8 @@ from gristmill.core.errors import StateMismatchError
 from gristmill.dataset.ahead import budget
 from gristmill.experimental import DatasetOptions, WithOptionsIterDataset
 
-# Threads that open ahead, datasets open ahead, and elements ahead of each: none of it may be noticed.
+# Threads that open ahead, datasets open ahead, and elements ahead of each: none of it may be
+# noticed.
 WAYS = [
     {"num_make_iter_threads": 0, "make_iter_buffer_size": 0, "iter_buffer_size": 0},
     {},
@@ -31,7 +34,7 @@ each_way = pytest.mark.parametrize("way", WAYS, ids=["direct", "default", "opene
 
 
 class Log:
-    """What happened to the files of a test."""
+    """The events of the files of a test."""
 
     def __init__(self):
         self.opened, self.closed, self.reads, self.most_open = [], [], [], 0
@@ -174,7 +177,9 @@ class TestStates:
                 assert list(it) == rest
                 assert it.get_state()["exhausted"] == [1, 1]
         it = iter(interleave([MapDataset.range(10 * i, 10 * i + n) for i, n in enumerate((2, 5, 4, 3, 2))], 2))
-        for state, first in [  # as Grain 0.2.18 wrote them in the second epoch of a RepeatIterDataset, with flags of the first
+        # as Grain 0.2.18 wrote them in the second epoch of a RepeatIterDataset, with flags of the
+        # first
+        for state, first in [
             (stored(1, 2, [0, 1], [1, 0], [1, 1]), [10, 1, 11, 12, 20, 13, 21, 14]),
             (stored(0, 2, [0, 1], [1, 1], [1, 1]), [1, 11, 12, 20, 13, 21, 14]),
             (stored(0, 2, [0, 1], [2, 3], [1, 1]), [20, 13, 21, 14]),
@@ -184,7 +189,8 @@ class TestStates:
             it.set_state(state)
             assert it.get_state() == state
             assert list(it) == [*first, 22, 23, 30, 31, 40, 32, 41]
-        # The flag stands in the state again when the block that found the truth failed; the truth stays known no longer.
+        # The flag is in the state again when the block that found the truth failed; the truth stays
+        # known no longer.
         failing = numbers(10, 15, fn=Failing(14, times=2))
         it = iter(interleave([MapDataset.range(0, 3), failing], 2, iter_buffer_size=0))
         it.set_state(stored(0, 2, [0, 1], [1, 1], [1, 0]))
@@ -257,7 +263,8 @@ class TestOptions:
 
     def test_those_set_downstream_reach_the_datasets(self):
         quiet = DatasetOptions(filter_warn_threshold_ratio=None)
-        for stage in (  # which may ask for a state while it is made, or runs in another thread or process
+        # which may ask for a state while it is made, or runs in another thread or process
+        for stage in (
             lambda ds: ds,
             lambda ds: ds.thread_prefetch(3).window_shuffle(3, seed=1).cache(),
             lambda ds: ds.batch(3).rebatch(2).repeat(2),
@@ -286,7 +293,9 @@ class TestOptions:
 
 @pytest.mark.parametrize("share", [LocalWorkersIterDataset, lambda ds, n: ds.multithread_prefetch(n, 2)])
 def test_every_worker_has_files_of_its_own(share):
-    """What is drawn does not depend on how many there are, as it does not in Grain. Lists of users know no slices."""
+    """The elements do not depend on the number of workers, unlike in Grain. Lists of users have no
+    slices.
+    """
 
     class Names(MapDataset):
         def __len__(self):
@@ -304,7 +313,9 @@ def test_every_worker_has_files_of_its_own(share):
 
 
 def test_lanes_and_threads_begin_from_each_others_states():
-    """Also where a share has fewer files than are open at once, so that its own first state is shorter."""
+    """Also where a share has fewer files than are open at once, so that its own first state is
+    shorter.
+    """
     ds = interleave([numbers(10 * i, 10 * i + 3) for i in range(4)], 3)
     ways = [ds.mp_prefetch(MultiprocessingOptions(num_lanes=3)), ds.multithread_prefetch(3, 1)]
     for way in ways:
@@ -336,13 +347,15 @@ def test_processes_in_one_of_the_files():
 
 
 def opening(can_open, lengths, cycle_length, way, **file):
-    """Files of a lazy list; ``can_open`` fails where one cannot be opened, for a time or for ever."""
+    """Files of a lazy list; ``can_open`` fails where one cannot be opened, for a time or
+    forever.
+    """
     names = MapDataset.range(len(lengths)).map(can_open)
     return interleave(names.map(lambda name: File(name, lengths[name], **file)), cycle_length, **way)
 
 
 def outcomes(it, limit=100):
-    """Elements and errors: so many in all."""
+    """Elements and errors, ``limit`` in all."""
     found = []
     for _ in range(limit):
         try:
@@ -364,7 +377,8 @@ class TestErrors:
         lengths = (2, 3, 2, 1)
         for bad in range(4):
             cycle_length = 1 + (bad + WAYS.index(way)) % 4  # in turn
-            expected = of_files([0 if name == bad else n for name, n in enumerate(lengths)], cycle_length)  # as if it were empty
+            # as if it were empty
+            expected = of_files([0 if name == bad else n for name, n in enumerate(lengths)], cycle_length)
             ds = opening(Failing(bad), lengths, cycle_length, way)
             it = iter(ds)
             it.start_prefetch()  # leaves the error to its turn
@@ -388,7 +402,9 @@ class TestErrors:
 
     @each_way
     def test_a_file_that_heals(self, way):
-        """What can be opened between an error and ``skip_failed`` does not hide that there was an error."""
+        """A file that can be opened between an error and ``skip_failed`` does not hide that
+        error.
+        """
         it = iter(opening(Failing(1, times=3), [2, 2, 2], 3, way, check=Failing((0, 0))))
         assert [error.args for error in outcomes(it, limit=4)] == 4 * [((0, 0),)]
         it.skip_failed()
@@ -405,7 +421,9 @@ class TestErrors:
 
     @each_way
     def test_going_back_after_an_error_opens_nothing(self, way):
-        """A batch that failed has to be begun again; files that cannot be opened again just then must not make that fail."""
+        """A batch that failed has to be begun again; files that cannot be opened again just then
+        must not make that fail.
+        """
         opened = Counter()
 
         def can_open(name):
@@ -459,7 +477,8 @@ class TestResources:
         ds = interleave([Kept(name, n, log) for name, n in enumerate([1, 3, 1])], 2, **WAYS[0])
         it = iter(ds)
         assert [next(it), next(it)] == [(0, 0), (1, 0)] and log.closed == []
-        assert next(it) == (1, 1) and log.closed == [0]  # the slot of an ended one is filled at the next visit
+        # the slot of an ended one is filled at the next visit
+        assert next(it) == (1, 1) and log.closed == [0]
         assert next(it) == (2, 0) and log.num_open == 2
         assert list(it) == [(1, 2)] and log.closed == [0, 2, 1]
         it = iter(ds)
@@ -488,7 +507,9 @@ class TestResources:
             wait_until(lambda log=log: log.num_open == 0 and not working())
 
     def test_closing_in_the_middle_of_opening(self):
-        """The pool's thread is in user code when the iterator is closed: what it opens then is closed too."""
+        """The pool's thread is in user code when the iterator is closed: what it opens then is
+        closed too.
+        """
         log, gate = Log(), Gate(2)
         it = iter(opening(gate, [2] * 9, 2, {}, log=log))
         assert [next(it), next(it)] == [(0, 0), (1, 0)]
@@ -498,7 +519,9 @@ class TestResources:
         wait_until(lambda: log.num_open == 0 and not working())
 
     def test_files_work_ahead_of_their_turn(self):
-        """After ``start_prefetch`` all of the cycle, and after a restore, as soon as there is something to do."""
+        """After ``start_prefetch`` all of the cycle, and after a restore, as soon as there is
+        something to do.
+        """
         log = Log()
         it = iter(interleave(files([4] * 9, log), 3, iter_buffer_size=2))
         for _ in range(2):
@@ -518,7 +541,8 @@ class TestResources:
         it.close()
 
     def test_the_next_file_is_opened_before_it_is_needed(self, monkeypatch):
-        monkeypatch.setattr(budget, "_ANEW_SECONDS", 3600.0)  # whoever misses something finds that out too late
+        # with the usual check, a missed signal would not be noticed
+        monkeypatch.setattr(budget, "_ANEW_SECONDS", 3600.0)
         opened = threading.Semaphore(0)
         it = iter(opening(lambda name: opened.release() or name, [2] * 9, 1, {}))
         for num in range(1, 5):

@@ -1,4 +1,6 @@
-"""What ``IterDataset`` promises beyond the laws: checks of arguments, read options, options of a whole pipeline."""
+"""Promises of ``IterDataset`` beyond the laws: checks of arguments, read options, options of a
+whole pipeline.
+"""
 
 import re
 
@@ -176,7 +178,8 @@ def test_options_of_an_interleaved_dataset_stay_in_it_and_others_reach_the_whole
     assert (found.filter_warn_threshold_ratio, found.filter_raise_threshold_ratio, found.min_shm_size) == (0.2, 0.3, 1)
     assert options_of(NUMBERS.map(str)) == DatasetOptions()
     default = with_options(NUMBERS, inner, DatasetOptions(filter_warn_threshold_ratio=0.9))
-    assert options_of(default).filter_warn_threshold_ratio == 0.9  # given explicitly, although the default
+    # given explicitly, although the default
+    assert options_of(default).filter_warn_threshold_ratio == 0.9
     ds = with_options(NUMBERS, STRICT)
     assert iter(ds).get_state() == {"next_index": 0} and type(iter(ds)) is type(iter(NUMBERS))
     assert str(ds) == "WithOptionsIterDataset(options=DatasetOptions(filter_raise_threshold_ratio=0.5))"

@@ -1,4 +1,6 @@
-"""Lanes: which and how many processes compute them cannot be told. That all stages obey is among the laws of iterators."""
+"""Lanes: which and how many processes compute them cannot be determined. That all stages obey is
+among the laws of iterators.
+"""
 
 import os
 import signal
@@ -29,7 +31,8 @@ def test_no_lane_holds_others_far_ahead_and_only_those_of_a_worker_that_died_are
     it = iter(ds.mp_prefetch(MultiprocessingOptions(2, num_lanes=5, executor="processes")))
     first = [*islice(it, 10)]
     pids = [pid for _, pid, _ in first[:5]]
-    assert pids == [pids[0], pids[1], *pids[:2], pids[0]] and len(set(pids)) == 2  # of lanes 0, 2 and 4; of 1 and 3
+    # of lanes 0, 2 and 4; of 1 and 3
+    assert pids == [pids[0], pids[1], *pids[:2], pids[0]] and len(set(pids)) == 2
     os.kill(pids[0], signal.SIGKILL)
     seen = [x for x, *_ in first]
     with pytest.raises(RuntimeError, match=r"Worker process 0 of 2 was .*, at work for lane [024] of 5: .*SIGKILL"):
@@ -76,7 +79,9 @@ NOISE = operation(RandomMap, "random_map", lambda x, rng: x + int(rng.integers(1
 
 @pytest.mark.parametrize("operations", [[NOISE], [NOISE, Batch(4)]], ids=["records", "batches"])
 def test_loaders(operations):
-    """What Grain gives with 4 workers, its states included, with any number of them."""
+    """A loader gives the elements and states of Grain with 4 workers, with any number of
+    workers.
+    """
 
     def loader(worker_count, **options):
         sampler = IndexSampler(30, shuffle=True, seed=7, num_epochs=1)

@@ -1,4 +1,6 @@
-"""What ``MapDataset`` promises beyond the laws: values, lengths, texts, sources, seeds, ``apply``, checks of arguments."""
+"""Promises of ``MapDataset`` beyond the laws: values, lengths, texts, sources, seeds, ``apply``,
+checks of arguments.
+"""
 
 import abc
 import itertools
@@ -26,7 +28,8 @@ def identity(x):
 
 
 WRONG = [
-    # what is called, with what, error, words that the message has besides the value: the parameter, the remedy
+    # what is called, with what, error, words that the message has besides the value: the parameter,
+    # the remedy
     (MapDataset.source, (5, None), TypeError, "source; __getitem__"),
     (MapDataset.range, (2.0,), TypeError, "start; integer"),
     (lambda x: MapDataset.range(0, x), ("9",), TypeError, "stop"),
@@ -224,7 +227,8 @@ methods = {
     "map_with_index": lambda self, i, x: ("index", i, x),
     "__call__": lambda self, x: 1 // 0,  # the method comes first
 }
-All = type("All", (Map, Filter, RandomMap, MapWithIndex), methods)  # each method of the data set uses its own
+# each method of the data set uses its own
+All = type("All", (Map, Filter, RandomMap, MapWithIndex), methods)
 
 
 def test_transform_objects_texts_pipe_and_to_iter_dataset():
@@ -329,7 +333,8 @@ def test_sources_that_grow_and_what_they_may_lack():
     def fail(self, *args):
         raise OSError("disk")
 
-    ds = MapDataset.source(source(getitem=lambda self, index: index))  # a source without length gets the index as it is
+    # a source without length gets the index as it is
+    ds = MapDataset.source(source(getitem=lambda self, index: index))
     assert ds[10**20] == 10**20 and ds[-7] == -7
     for function in (len, iter):  # and nothing on stderr when the half-made iterator goes
         assert_raises(TypeError, "len", function, ds)
@@ -410,7 +415,8 @@ Odd = type("Odd", (Filter,), {"filter": lambda self, x: x % 2 == 1})
 Numbered = type("Numbered", (MapWithIndex,), {"map_with_index": lambda self, i, x: (i, x)})
 Draw = type("Draw", (RandomMap,), {"random_map": lambda self, x, rng: (x, int(rng.integers(100)))})
 Tf = type("Tf", (TfRandomMap,), {"np_random_map": lambda self, x, rng: x})
-# Of two classes, the one that comes first in the order of dispatch counts, not in the list of bases.
+# Of two classes, the one that comes first in the order of dispatch counts, not in the list of
+# bases.
 MapAndFilter = type("MapAndFilter", (Odd, AddOne), {})
 IndexAndRandom = type("IndexAndRandom", (Numbered, Draw), {})
 BatchAndMap = type("BatchAndMap", (Batch, AddOne), {})

@@ -101,7 +101,8 @@ WRONG = [
     (lambda j: select([THREE] * 2, [(j, 0)])[0], (2, 100, -3), IndexError, "dataset index -?[0-9]+, of 2 datasets"),
     (lambda j: [*select([THREE] * 2, [(j, 0)] * 2)._items(range(2))], (2, -3), IndexError, "dataset index (2|-3), of 2 datasets"),
     (lambda x: select([THREE], x), (None, 5, iter([]), {(0, 0)}, max), TypeError, "selection_map must be a DatasetSelectionMap"),
-    (select([THREE], [(0, 0)]).__getitem__, (1,), IndexError, "list index out of range"),  # it is the user's
+    # it is the user's
+    (select([THREE], [(0, 0)]).__getitem__, (1,), IndexError, "list index out of range"),
     (select([THREE], []).__getitem__, (0,), IndexError, "empty"),
     (lambda w: IterDataset.mix(TWO, w), ({"a": 1}, {"a": 1, "c": 1}), ValueError, "same keys"),
     (lambda w: IterDataset.mix(TWO, w), ([1, 2],), TypeError, "mapping like datasets"),
@@ -241,7 +242,8 @@ def test_iterators_of_users_and_the_error_of_a_block_which_is_the_first_in_order
     it.close()
     assert closed == list(it._parents)
     assert_raises(ValueError, "closed", next, it)
-    # Blocks read one component after the other; the error that is met first must not depend on that.
+    # Blocks read one component after the other; the error that is met first must not depend on
+    # that.
     it = iter(mixture(numbers(9, fn=Failing(4)), numbers(9, 10, Failing(12))).batch(3, batch_fn=list))
     assert next(it) == [0, 10, 1]
     assert_stays(it, Boom, "12")
@@ -274,7 +276,8 @@ def test_names_of_components():
     state = json.loads(json.dumps(it.get_state()))
     fresh.set_state(state)
     assert list(fresh) == list(it) == [1, 12, 2]
-    fresh.set_state({**state, "parents": {int(k): v for k, v in state["parents"].items()}})  # as Grain has them in memory
+    # as Grain has them in memory
+    fresh.set_state({**state, "parents": {int(k): v for k, v in state["parents"].items()}})
     assert list(fresh) == [1, 12, 2]
 
 

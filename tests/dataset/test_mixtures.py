@@ -1,4 +1,6 @@
-"""Mixtures by schedules and by length, until all have ended or never, and mixtures that are changed between two runs."""
+"""Mixtures by schedules and by length, until all have ended or never, and mixtures that are changed
+between two runs.
+"""
 
 import itertools
 import json
@@ -42,7 +44,9 @@ def draw_schedule(rng, most=6):
 
 
 def integrals(steps, is_linear, names, n):
-    """The integral of each share up to every position, in exact arithmetic, from the definition alone."""
+    """The integral of each share up to every position, in exact arithmetic, from the definition
+    alone.
+    """
     positions = [*steps]
     exact = {p: {name: Fraction(str(w)) for name, w in steps[p].items()} for p in positions}
     shares = {p: {name: weights[name] / sum(weights.values()) for name in names} for p, weights in exact.items()}
@@ -62,7 +66,8 @@ def check_schedule(seed, n):
     rng = random.Random(seed)
     schedule, steps, is_linear, names = draw_schedule(rng)
     selection = schedule.selection(names)
-    single = Schedule.of_description(json.loads(json.dumps(schedule.described()))).selection(names)  # without what is kept
+    # without what is kept
+    single = Schedule.of_description(json.loads(json.dumps(schedule.described()))).selection(names)
     components, inner = selection.run(0, n)
     counts = [0] * len(names)
     for position, integral in enumerate(integrals(steps, is_linear, names, n)):
@@ -71,7 +76,7 @@ def check_schedule(seed, n):
             assert single.counts(position) == counts and single._next(position, counts) == components[position]
         assert inner[position] == counts[components[position]]
         counts[components[position]] += 1
-    far = rng.randrange(5 * selection._unchanging_from + 500)  # also where what comes repeats itself
+    far = rng.randrange(5 * selection._unchanging_from + 500)  # also if the order repeats
     if rng.random() < 0.2:
         assert [single[far + i] for i in range(30)] == [*zip(*selection.run(far, 30), strict=True)]
 
@@ -87,7 +92,8 @@ def test_every_prefix_of_many_schedules_is_within_one_of_the_integral():
         check_schedule(SEED + 1000 + i, 120)
 
 
-NUMS = [*itertools.product((1, 2, 3, 4, 100), (9,)), (3, 9973), (100, 499)]  # of components, and the largest weight
+# of components, and the largest weight
+NUMS = [*itertools.product((1, 2, 3, 4, 100), (9,)), (3, 9973), (100, 499)]
 
 
 @pytest.mark.parametrize(("num", "most", "make"), [(*num, make) for num in NUMS for make in (Schedule, Schedule.linear)])
@@ -145,7 +151,8 @@ def test_by_length_the_component_that_is_furthest_behind_is_next(weights):
     for position in range(200):
         element = next(it)
         name = "abcd"[element["x"][0] // 1000 - 1]
-        assert name == max(names, key=lambda n: targets[n] - lengths[n])  # the first one of those that are equal
+        # the first one of those that are equal
+        assert name == max(names, key=lambda n: targets[n] - lengths[n])
         now = steps[max(p for p in steps if p <= position)]
         lengths[name] += len(element["x"])
         for n in names:
@@ -168,7 +175,7 @@ def test_until_all_have_ended_and_never(tmp_path):
         it = iter(stream)
         assert [next(it) for _ in range(60)] == [ds[i] for i in range(60)] and len(ds) > 10**18
         counts = Counter(["abc"[(x >= 10) + (x >= 100)] for x in [ds[i] for i in range(60)]])
-        # A component begins anew when it is asked for more.
+        # A component starts again when it is asked for more.
         lengths = {name: len(part) for name, part in parts.items()}
         assert it.counts() == {n: {"elements": k, "lengths": k, "epochs": (k - 1) // lengths[n]} for n, k in counts.items()}
         again = iter(stream)
@@ -217,7 +224,9 @@ CHANGES = {
 
 @pytest.mark.parametrize("step", STEPS)
 def test_a_changed_mixture_gives_every_token_once(step):
-    """At every output, with another change every time, and sometimes a second change, of a state that nothing was read from."""
+    """At every output, with another change every time, and sometimes a second change, of a state
+    that nothing was read from.
+    """
     kinds = [({"stop": "all"}, {}), ({"stop": "all", "by": num_tokens}, {})]
     is_of_tokens = step not in ("rebatch", "batch")
     for num, (change, (options, _)) in enumerate(itertools.islice(itertools.cycle(itertools.product(CHANGES, kinds)), 19)):
@@ -271,7 +280,8 @@ def test_new_weights_act_from_the_next_element_drawn_and_counts_are_exact():
     names += ["abcd"[next(other)["x"][0] // 1000 - 1] for _ in range(17)]
     assert "c" not in names[:16] and Counter(names[16:24]) == {"a": 2, "b": 3, "c": 3}
     counted = {name: row["elements"] for name, row in other.counts().items()}
-    assert counted == {name: names[:24].count(name) for name in "abc"}  # of the window that is being delivered nothing
+    # of the window that is being delivered nothing
+    assert counted == {name: names[:24].count(name) for name in "abc"}
 
 
 def test_what_is_gone_is_dropped_by_name(tmp_path):
@@ -319,7 +329,9 @@ def is_kept(element):
 
 @pytest.mark.parametrize("step", DROPPING)
 def test_what_a_step_holds_of_others_than_the_dropped_one_comes_once(step):
-    """At every output, then saved and restored again on the way; also when another one is dropped meanwhile."""
+    """At every output, then saved and restored again on the way; also when another one is dropped
+    meanwhile.
+    """
     before = [
         {"a": 1, "b": 2, "c": 1},
         {"a": 1, "b": 1, "c": 3},

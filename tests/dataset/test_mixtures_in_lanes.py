@@ -1,4 +1,6 @@
-"""Lanes of mixtures: the proportions of the whole in every stretch of every lane, each record in one lane."""
+"""Lanes of mixtures: the proportions of the whole in every stretch of every lane, each record in
+one lane.
+"""
 
 import json
 import random

@@ -1,6 +1,8 @@
-"""``mp_prefetch`` on real processes: what it takes, what comes out, states, errors, and which processes do the work.
+"""``mp_prefetch`` on real processes: inputs, outputs, states, errors, and which processes do the
+work.
 
-Functions and classes that workers use are local to the tests: they travel by value, so that workers need not import pytest.
+Functions and classes that workers use are local to the tests: they travel by value, so that workers
+need not import pytest.
 """
 
 import csv
@@ -63,7 +65,9 @@ def picky(bad):
 
 @pytest.fixture
 def started():
-    """The worker processes that were started since the test began; others may still wait for a moment."""
+    """The worker processes that were started since the test began; others may still wait for a
+    moment.
+    """
     before = worker_processes()
     return lambda: worker_processes() - before
 
@@ -129,10 +133,12 @@ class TestElements:
         next(it)
         interrupt_once(it.executor.shards[0])
         assert_raises(KeyboardInterrupt, None, list, it)
-        fails(it, NotImplementedError, match="no state")  # nobody knows where to go on: it is not the end of the data
+        # the position is unknown: it is not the end of the data
+        fails(it, NotImplementedError, match="no state")
         it = iter(numbers(20_000).mp_prefetch(workers(2)).batch(500))
         batches = [next(it) for _ in range(4)]
-        interrupt_once(it._parent.executor.shards[1])  # of worker 0, some have been taken and more are ready
+        # of worker 0, some have been taken and more are ready
+        interrupt_once(it._parent.executor.shards[1])
         while len(batches) < 40:
             try:
                 batches.append(next(it))
@@ -164,7 +170,8 @@ class TestStates:
             it.set_state(states[k])
             assert next(it)[-1] == k
         used = [os.fstat(worker._reader._mapping._fd).st_blocks * 512 for worker in it.pool.workers]
-        assert max(used) < 12 * 2**20  # of which 0.24 MB are in use for each of at most 7 elements; 40 new starts would add 40
+        # of which 0.24 MB are in use for each of at most 7 elements; 40 new starts would add 40
+        assert max(used) < 12 * 2**20
 
     def test_nothing_starts_before_the_first_element_but_with_start_prefetch(self, tmp_path, started):
         def init(index, count):
@@ -178,7 +185,8 @@ class TestStates:
         for _ in range(2):
             it.start_prefetch()
             wait_until(lambda: len(started()) == 2)
-        wait_until(lambda: len([*tmp_path.iterdir()]) == 2)  # both are at work although no element was asked for
+        # both are at work although no element was asked for
+        wait_until(lambda: len([*tmp_path.iterdir()]) == 2)
         assert it.get_state() == state
         assert list(it) == [0, 1, 2, 3]
         it.set_state(state)
@@ -191,7 +199,9 @@ class TestStates:
 
 class TestErrors:
     def check(self, ds, before, error, match, after):
-        """Elements up to an error, which stays; ``set_state`` tries again; ``skip_failed`` leaves out what failed."""
+        """Elements up to an error, which stays; ``set_state`` tries again; ``skip_failed`` leaves
+        out what failed.
+        """
         it = iter(ds)
         assert [next(it) for _ in before] == [*before]
         assert_raises(ValueError, "nothing to skip", it.skip_failed)
@@ -220,11 +230,13 @@ class TestErrors:
         fails(it, Boom)
         it.set_state(it.get_state())
         assert list(it) == [3, 4, 5, 6, 7]
-        # What had ended is still known to have ended, and so the state says, also when the error is left out.
+        # What had ended is still known to have ended, and so the state says, also when the error is
+        # left out.
         it = iter(LocalWorkersIterDataset(numbers(10).filter(lambda x: x % 2 or x < 4).map(failing(5)), 2))
         assert [next(it) for _ in range(4)] == [0, 1, 2, 3]
         fails(it, OSError, match="bad")
-        assert it.get_state()["exhausted"] == [0, 0]  # after the last delivered element nobody had looked
+        # nothing was read after the last delivered element
+        assert it.get_state()["exhausted"] == [0, 0]
         it.skip_failed()
         assert it.get_state()["exhausted"] == [1, 0]
         assert list(it) == [7, 9]
@@ -304,7 +316,8 @@ class TestErrors:
         for _ in range(2):
             with pytest.raises(TypeError, match="cannot pickle") as caught:
                 next(it)
-            *of_pickle, note, _ = caught.value.__notes__  # the last one is about frames that are left out
+            # the last one is about frames that are left out
+            *of_pickle, note, _ = caught.value.__notes__
             assert len(of_pickle) <= 1  # Python 3.14 adds many
             assert "MapMapDataset" in note and "lambda" in note and "FilterIterDataset" not in note
         with pytest.raises(TypeError, match="cannot pickle") as caught:
@@ -350,7 +363,8 @@ class TestProcesses:
         assert self.pids(iter(ds)) == pids  # `it` lives and has ended
         it.set_state(state)
         assert self.pids(it) == pids
-        pairs = list(zip(iter(ds), iter(ds), strict=True))  # at work at once, they do not share them
+        # at work at once, they do not share them
+        pairs = list(zip(iter(ds), iter(ds), strict=True))
         assert [a[0] for a, _ in pairs] == [b[0] for _, b in pairs] == [*range(6)]
         assert not self.pids(a for a, _ in pairs) & self.pids(b for _, b in pairs)
         # Sources and transforms are as they were made, whatever the last iterator has left in them.

@@ -1,4 +1,6 @@
-"""Habits from other libraries: they work here, or an error says what to write, and what it says to write works."""
+"""Habits from other libraries: they work here, or an error says what to write, and what it says to
+write works.
+"""
 
 import collections
 import copy
@@ -155,7 +157,8 @@ class Source:
 
 LENGTHS = [
     (STREAM.batch(2), 3, 3),
-    (STREAM.repeat(10**9), 5 * 10**9, None),  # a list of them would be too long to set aside at once
+    # a list of them would be too long to set aside at once
+    (STREAM.repeat(10**9), 5 * 10**9, None),
     *((STREAM.filter(bool), "at most", 5), (STREAM.repeat(), "does not end", None)),
     *((FIVE.repeat().to_iter_dataset(), "does not end", None), (STREAM.repeat(2**62), "does not end", None)),
     (STREAM.flat_map(lambda x: [x]), "not known before", None),
@@ -189,7 +192,8 @@ def test_a_class_of_transformations_is_no_transformation(ds, method):
         assert_raises(NotImplementedError if method == "apply" else TypeError, message, getattr(ds, method), given)
     sampler = grain.samplers.SequentialSampler(1)
     assert_raises(TypeError, message, grain.DataLoader, data_source=[1], sampler=sampler, operations=[cls])
-    assert list(ds.map(str)) == list("01234") and list(ds.map(np.float32)) == [0, 1, 2, 3, 4]  # other classes are functions
+    # other classes are functions
+    assert list(ds.map(str)) == list("01234") and list(ds.map(np.float32)) == [0, 1, 2, 3, 4]
 
 
 def test_text_is_no_source():
@@ -222,7 +226,7 @@ def test_columns_are_read_as_rows():
     text = "ColumnsDataSource(len=3, columns={'x': float64[2], 'n': int64[], 'in': {'label': list, 'rest': range}})"
     assert repr(source) == text and repr(ds) == f"SourceMapDataset(source={text})"
     for index in (-1, 3, 10**30):
-        assert_raises(KeyRangeError, f"index {index} is out of range for ColumnsDataSource", source.__getitem__, index)
+        assert_raises(KeyRangeError, f"the number of records, got {index}", source.__getitem__, index)
     spec = grain.experimental.get_element_spec(MapDataset.source({"x": np.zeros((3, 2)), "in": {"n": np.arange(3)}}))
     assert spec["x"].shape == (2,) and spec["in"]["n"].dtype == np.int64
     assert_raises(NotImplementedError, "element_spec", grain.experimental.get_element_spec, ds)

@@ -86,13 +86,14 @@ def test_where_it_is_and_jumping(name):
         assert get_next_index(it) == len(expected)
     last = len(expected)
     assert get_next_index(it) == last
-    # Jumping is like having delivered what comes before.
+    # Jumping is like having delivered the elements before.
     indices = [*range(last + 1), *reversed(range(last + 1))]
     for index in [3, last, 1] if name in SLOW else indices:
         delivering = iter(PIPELINES[name])
         for _ in range(index):
             next(delivering)
-        assert get_next_index(delivering) == index  # asked only now, after elements have been read ahead
+        # asked only now, after elements have been read ahead
+        assert get_next_index(delivering) == index
         assert list(delivering) == expected[index:]
         for jumping in (it, iter(PIPELINES[name])):
             set_next_index(jumping, index)
@@ -151,7 +152,8 @@ def test_with_gaps_the_index_is_that_of_the_map_dataset(ds):
 
 FILTERED = numbers(N).filter(odd)
 COUNTED = gx.InterleaveIterDataset([SPARSE], cycle_length=1)
-# Grain sets both the count and the position in the map dataset, which loses elements or repeats them.
+# Grain sets both the count and the position in the map dataset, which loses elements or repeats
+# them.
 GAPS = [lists(SPARSE), SPARSE.map_with_index(pair), SPARSE.random_map(draw, seed=1), SPARSE.limit(3), lists(COUNTED)]
 OF_FILTERS = [lists(FILTERED), threaded(FILTERED), workers(FILTERED), workers(FILTERED, 2), loader(ODD)]
 GAPS += [workers(SPARSE, 2), in_threads(SPARSE), lists(threaded(SPARSE)), lists(workers(SPARSE))]

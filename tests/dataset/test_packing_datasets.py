@@ -1,4 +1,4 @@
-"""What the stages that pack sequences do with wrong elements, errors, states and arguments; rows are tested elsewhere."""
+"""Packing stages with wrong elements, errors, states and arguments; rows are tested elsewhere."""
 
 import contextlib
 import json
@@ -185,7 +185,8 @@ def test_a_worker_explains_which_feature_an_element_lacks():
 
 @each_packing
 def test_parents_of_all_kinds(pack):
-    elements = [None, {"x": [1, 2]}, None, {"x": 3}, {"x": np.int32(4)}, {"x": (5,)}, None]  # lists and scalars, too
+    # lists and scalars, too
+    elements = [None, {"x": [1, 2]}, None, {"x": 3}, {"x": np.int32(4)}, {"x": (5,)}, None]
     assert tokens(pack(MapDataset.source(elements).to_iter_dataset(DIRECT, allow_nones=True))) == [[1, 2, 3, 4, 5]]
     assert tokens(pack(MapDataset.source(sequences(2, 3)))) == [[0, 1, 10, 11, 12]]
     it = iter(pack(Given(lambda: iter(sequences(2, 3, 4)))))
@@ -288,7 +289,8 @@ def test_states_of_grain_states_that_do_not_fit_and_long_lists():
     for wrong in (state(feature="y"), both, *[state(slices=x) for x in ((-1, 2), (2, 1), (1, 2, 3), (0.0, 1.0))]):
         assert_raises(StateMismatchError, None, it.set_state, wrong)
     assert it.get_state() == iter(concat(stream(sequences(3, 3)))).get_state()
-    for wrong in (state(1, (1, 9)), state(2, (1, 3)), state(0, (-1, -1), 5)):  # this turns out later
+    # this turns out later
+    for wrong in (state(1, (1, 9)), state(2, (1, 3)), state(0, (-1, -1), 5)):
         it.set_state(wrong)
         assert_stays(it, StateMismatchError, None, wrong)
         assert_raises(StateMismatchError, None, it.skip_failed)

@@ -1,4 +1,6 @@
-"""Workers and buffers that fit into a budget: what is measured, and what is not touched by measuring."""
+"""Workers and buffers that fit into a budget: what is measured, and what is not touched by
+measuring.
+"""
 
 import itertools
 import logging
@@ -48,7 +50,8 @@ def memory_of_a_machine_of_our_own(monkeypatch, tmp_path, caplog):
         (STREAM, 45.5, 30, None, (4, 4)),
         (RANGE.to_iter_dataset(), 374.5 * sys.getsizeof(1) / MIB, 3000, 5000, (374, 374)),
         (IterDataset.mix([BIG.to_iter_dataset(), STREAM.batch(2)]), 100, 3000, 5000, (7, 5)),
-        # a map dataset is measured too: Grain takes 1000 elements for the buffer, whatever their size
+        # a map dataset is measured too: Grain takes 1000 elements for the buffer, whatever their
+        # size
         (BIG, 45, 30, None, (4, 4)),
         (BIG.batch(2), 45, 30, None, (2, 2)),
         (RANGE, 10**6, None, None, (usable_cpus(), 1000)),
@@ -120,7 +123,8 @@ def test_only_the_samples_are_computed_and_in_this_thread():
     assert computed == [0, 1, 2, 3, 4] * 2
     assert threads == {threading.current_thread()}
     assert {*threading.enumerate()} <= before
-    numbers, closed = itertools.count(), set()  # a set: a garbage collection closes once more, at any time
+    # a set: a garbage collection closes once more, at any time
+    numbers, closed = itertools.count(), set()
 
     def closing():
         it, number = MapDataset.range(10).to_iter_dataset().__iter__(), next(numbers)

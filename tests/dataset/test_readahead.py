@@ -1,4 +1,6 @@
-"""The guarantees of read-ahead: order, the bound, errors, threads that go when nobody needs them; and blocks with states."""
+"""The guarantees of read-ahead: order, the bound, errors, threads that end when they are not
+needed; and blocks with states.
+"""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -116,7 +118,8 @@ class TestThreadsAndBlocks:
         it = stream(Watched(100), 16, 32)
         it.start_prefetch()
         assert list(it) == list(range(100))
-        fails(stream(Watched(100)), RuntimeError, match="can't start new thread")  # not one thread: an error, not a wait
+        # not one thread: an error, not a wait
+        fails(stream(Watched(100)), RuntimeError, match="can't start new thread")
 
     def test_blocks_grow_up_to_half_the_buffer_while_the_source_is_quick(self, clock):
         source = Watched(300)
@@ -196,7 +199,9 @@ class TestErrorsStatesAndEnds:
         assert number > 40
 
     def test_no_lock_is_held_while_a_thread_starts(self, monkeypatch):
-        """A new thread may collect garbage, and close, before ``start`` returns to the thread that waits for it."""
+        """A new thread may collect garbage, and close, before ``start`` returns to the thread that
+        waits for it.
+        """
         plain = threading.Thread
         closed = []
 
@@ -215,7 +220,9 @@ class TestErrorsStatesAndEnds:
 
     @pytest.mark.parametrize("waits", ["thread", "consumer"])
     def test_close_in_the_very_moment_before_waiting(self, monkeypatch, waits):
-        """As if the garbage collector, or a signal handler, had come between the look at the flag and the wait."""
+        """As if the garbage collector, or a signal handler, had come between the look at the flag
+        and the wait.
+        """
         gate = threading.Event()
         ahead = enrolled(lambda r: [gate.wait(PATIENCE_SECONDS), list(r)][1], 0, 100, 1, 1, Budget())
         wait, calls = Signal.wait, []
@@ -277,7 +284,8 @@ def test_elements_that_are_taken_while_others_are_appended_come_once():
         (lambda ds: ds.mp_prefetch(MultiprocessingOptions(num_workers=0, num_lanes=1)), 1, 0),
         (lambda ds: ds.mp_prefetch(MultiprocessingOptions(num_workers=0, num_lanes=3)), 1, 0),
         (lambda ds: ds.mp_prefetch(MultiprocessingOptions(num_workers=0, num_lanes=3)).batch(6), 6, 0),
-        (lambda ds: ConcatThenSplitIterDataset(ds, length_struct={"x": 8}), 4, 1),  # one does not fit
+        # one does not fit
+        (lambda ds: ConcatThenSplitIterDataset(ds, length_struct={"x": 8}), 4, 1),
     ],
     ids=["lane", "lanes", "batches of lanes", "packing"],
 )

@@ -1,4 +1,6 @@
-"""Which component an element of a mixture comes from: exact integers, at any index, for any weights, in any block."""
+"""Which component an element of a mixture comes from: exact integers, at any index, for any
+weights, in any block.
+"""
 
 import math
 import pickle
@@ -25,7 +27,7 @@ from gristmill.transforms.base import DatasetSelectionMap
 
 
 def placed(lengths, i):
-    """Where element ``i`` of a concatenation is."""
+    """The index of element ``i`` of a concatenation."""
     epoch, position = divmod(i, sum(lengths))
     for j, length in enumerate(lengths):
         if position < length:
@@ -44,7 +46,8 @@ def flat(shares, places):
 
 STARTS = [0, 1, 7, -1, -40, 2**31 - 3, 2**53, 2**62, 2**63 - 5, 2**63 + 11, 2**64 - 2, -(2**63) - 9, 10**30, -(10**30)]
 PROPORTIONS = [(1,), (5,), (1, 1), (1, 1, 1), (100, 200), (233, 100), (100, 233, 7, 1)]
-PROPORTIONS += [(30_000, 30_000, 5_535), (65_536, 65_537)]  # a period of 65535, which is tabulated, and a longer one
+# a period of 65535, which is tabulated, and a longer one
+PROPORTIONS += [(30_000, 30_000, 5_535), (65_536, 65_537)]
 PROPORTIONS += [tuple(range(1, 400)), (1, 10**9, 3, *range(100, 130)), (10**6, 10**6 + 1, 10**5), (100, 10**15)]
 PROPORTIONS += [(2**61, 2**61 - 1), (100, 10**40, 10**39)]  # beyond all fixed sizes
 LENGTHS = [(3,), (4, 0, 5), (0, 0, 1, 0), (1,) * 4, (10, 1000, 3), (2**40, 7, 2**41), (2**62,) * 2, (2**62, 2**62 + 5, 3)]

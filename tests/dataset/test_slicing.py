@@ -1,4 +1,6 @@
-"""The share of a pipeline that a worker runs: what it holds, and that nothing of the user's is changed by making it."""
+"""The share of a pipeline that a worker runs: what it holds, and that nothing of the user's is
+changed by making it.
+"""
 
 import itertools
 import sys
@@ -80,7 +82,9 @@ class Doubled(MapDataset):
 
 
 class LateSeed(IterDataset):
-    """Asks for its default seed as late as can be; and makes a random step of its own when it is iterated."""
+    """Asks for its default seed as late as can be; and makes a random step of its own when it is
+    iterated.
+    """
 
     def __iter__(self):
         seed = int(self._default_seed)

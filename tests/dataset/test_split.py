@@ -1,4 +1,6 @@
-"""Splits: no part ever has a record of another, sizes are exact, and keys alone decide where they are asked to."""
+"""Splits: no part ever has a record of another, sizes are exact, and keys alone decide where they
+are asked to.
+"""
 
 import itertools
 import pickle
@@ -74,7 +76,8 @@ def random_chain(ds, rng, num):
 def test_parts_of_random_chains_are_disjoint_over_twenty_epochs(monkeypatch):
     ours = permutation._permute_range
 
-    def permuted(start, stop, max_index, seed):  # any other will do of few records, of which ours takes a millisecond
+    # any other will do of few records, of which ours takes a millisecond
+    def permuted(start, stop, max_index, seed):
         if max_index > 10_000:
             return ours(start, stop, max_index, seed)
         return np.random.default_rng(seed).permutation(max_index + 1)[start:stop]
@@ -137,7 +140,8 @@ def test_positions_are_shared_out_exactly_and_in_order():
     times = np.zeros(50)
     for seed in range(4000):
         times[Apportionment([44, 6], seed).position(1, np.arange(6))] += 1
-    assert abs(times / 4000 - 0.12).max() < 0.03  # no position is more likely than others: 6 standard deviations
+    # no position is more likely than others: 6 standard deviations
+    assert abs(times / 4000 - 0.12).max() < 0.03
     assert largest_remainders(10, [Fraction(1, 3)] * 3) == [4, 3, 3]
 
 
@@ -151,7 +155,8 @@ def test_sizes_seeds_and_elements():
     assert list(_range(50).split(TWO, seed=1)["test"]) != list(_range(50).split(TWO, seed=2)["test"])
     drawn = _range(9).random_map(lambda x, rng: (x, rng.random()), seed=1)
     part = drawn.split(TWO)["test"]
-    assert part[1] == drawn[part[1][0]] and part[1 + len(part)] == drawn[part[1][0] + 9] != part[1]  # draws differ between epochs
+    # draws differ between epochs
+    assert part[1] == drawn[part[1][0]] and part[1 + len(part)] == drawn[part[1][0] + 9] != part[1]
     holed = _range(30).map(lambda x: None if x % 3 == 0 else x).split(TWO, by=lambda x: x)
     assert sum([len(part) for part in holed.values()]) == 20 and None not in [*holed["train"], *holed["test"]]
 
@@ -172,7 +177,8 @@ def test_what_is_split():
     assert len(pairs) == 18 and all([y == x + 10 for x, y in pairs.repeat(3)])
     sample = ds.shuffle(seed=1)[:20]
     parts = sample.split(TWO)
-    assert {x for part in parts.values() for x in part.repeat(5)} == set(sample)  # the first epoch, in every epoch
+    # the first epoch, in every epoch
+    assert {x for part in parts.values() for x in part.repeat(5)} == set(sample)
     assert len(parts["train"].repeat()[: 10**6]) == 10**6
     empty = _mix([_range(2), _range(100, 200)]).split({"train": 0.9, "test": 0.1})["test"]
     assert len(empty) == 10 and min(empty) >= 100  # nothing of the short component is in it

@@ -1,4 +1,6 @@
-"""``order="stream"``: elements, states and errors are those of the chain without workers, for any number of workers."""
+"""``order="stream"``: elements, states and errors are those of the chain without workers, for any
+number of workers.
+"""
 
 import json
 import os
@@ -104,7 +106,7 @@ def plain(x):
 
 
 def outcomes(it, limit=120):
-    """What comes, errors that are skipped included, and the state after it."""
+    """The outcomes, errors that are skipped included, and the state after each."""
     found = []
     while len(found) < limit:
         try:
@@ -203,7 +205,8 @@ def test_a_worker_that_is_killed_loses_nothing_also_of_an_interleave():
     ):
         next(it)
     alone = iter(ds.flat_map(list))
-    alone.set_state(it.get_state())  # goes on where no worker is killed, but this process would be
+    # continues where no worker is killed, but this process would be
+    alone.set_state(it.get_state())
     assert alone.get_state() == it.get_state()
     it.skip_failed()
     assert list(it) == [*range(15, 40)]
@@ -272,7 +275,8 @@ def test_indices_and_states_that_do_not_fit():
         set_next_index(divided, index)
         assert get_next_index(divided) == index and divided.get_state() == it.get_state()
         assert [x.tolist() for x in divided] == [x.tolist() for x in it]
-    state = {"parent": {"next_index": 5}, "counter": 5}  # in the middle of a batch, as with another batch size
+    # in the middle of a batch, as with another batch size
+    state = {"parent": {"next_index": 5}, "counter": 5}
     it.set_state(state)
     divided.set_state(state)
     assert outcomes(divided) == outcomes(it)

@@ -1,4 +1,6 @@
-"""Prefetching by a thread, and by several: states, the bound, errors, and threads that go when they are not needed."""
+"""Prefetching by a thread, and by several: states, the bound, errors, and threads that go when they
+are not needed.
+"""
 
 import os
 import threading
@@ -40,7 +42,8 @@ class TestElementsAndStates:
 
     def test_states_compute_nothing_and_wait_for_nobody_and_set_state_for_the_thread(self):
         gate = Gate(is_open=True)
-        it = ahead(computing_ahead.ClosingDataset(numbers(20), gate))  # which is used by one thread at a time
+        # which is used by one thread at a time
+        it = ahead(computing_ahead.ClosingDataset(numbers(20), gate))
         it.set_state({"next_index": 4})
         assert it.get_state() == {"next_index": 4}
         assert (gate.seen, working()) == ([], [])
@@ -89,7 +92,8 @@ def test_the_dataset_and_its_arguments():
     seeded = numbers(4).seed(1)
     ds = ThreadPrefetchIterDataset(seeded, prefetch_buffer_size=2)
     assert str(ds) == "ThreadPrefetchIterDataset(prefetch_buffer_size=2)"
-    assert ds._default_seed == seeded.map(str)._default_seed != seeded._default_seed  # it is a step for seeds
+    # it is a step for seeds
+    assert ds._default_seed == seeded.map(str)._default_seed != seeded._default_seed
     assert list(ThreadPrefetchIterDataset(MapDataset.range(4), prefetch_buffer_size=2)) == [0, 1, 2, 3]
     for same in (ds.batch(2), ThreadPrefetchIterDataset(seeded.batch(2), prefetch_buffer_size=0)):
         it = iter(same)
@@ -121,7 +125,9 @@ class TestErrors:
             assert list(it) == [4]
 
     def test_an_iterator_without_states_loses_nothing(self):
-        """Neither by states that are refused, nor by errors: as without a thread, the parent is asked for its next element."""
+        """Neither by states that are refused, nor by errors: as without a thread, the parent is
+        asked for its next element.
+        """
         it = ahead(Plain(range(200), Failing(3)), 4)
         assert next(it) == 0
         assert_raises(NotImplementedError, None, it.get_state)
@@ -200,7 +206,9 @@ class TestClose:
         ],
     )
     def test_ends_a_wait_upstream(self, stage):
-        """The thread waits for read-ahead or for other threads, and these for user code that does not end."""
+        """The thread waits for read-ahead or for other threads, and these for user code that does
+        not end.
+        """
         gate = Gate()
         it = ahead(stage(gate))
         it.start_prefetch()
@@ -208,7 +216,7 @@ class TestClose:
         thread = it._ahead._thread
         it.close()
         wait_until(lambda: not thread.is_alive())
-        assert gate.num_busy  # nobody has waited for user code
+        assert gate.num_busy  # no thread has waited for user code
         gate.open.set()
 
     def test_ends_worker_processes_that_are_stuck(self):
@@ -248,7 +256,7 @@ class TestClose:
         next(it)
         del it
         wait_for_no_threads()
-        assert parent.num_closed == 0  # it is somebody else's
+        assert parent.num_closed == 0  # another object owns it
 
 
 def test_arguments_of_several():
@@ -261,7 +269,8 @@ def test_arguments_of_several():
         assert_raises(error, "buffer_size", multithread_prefetch, ds, 1, wrong)
     assert_raises(TypeError, None, multithread_prefetch, [1, 2], 2, 1)
     threads = multithread_prefetch(ds, 2, 3)
-    assert describe(iter(threads)) == describe(iter(ds.mp_prefetch(MultiprocessingOptions(2))))  # for checkpoints
+    # for checkpoints
+    assert describe(iter(threads)) == describe(iter(ds.mp_prefetch(MultiprocessingOptions(2))))
     assert str(threads) == "MultithreadPrefetchIterDataset(num_threads=2, buffer_size=3)"
     assert str(iter(threads)) == "MultithreadPrefetchIterator(num_threads=2, buffer_size=3)"
     assert threads.parents == (ds,)

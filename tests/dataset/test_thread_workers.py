@@ -1,4 +1,6 @@
-"""Workers that are threads. That elements and states are those of processes is a law (``test_iterator_laws``)."""
+"""Workers that are threads. That elements and states are those of processes is a law
+(``test_iterator_laws``).
+"""
 
 import gc
 import os
@@ -97,7 +99,9 @@ class TestChoice:
 
 
 class Last(Map):
-    """Adds the element of the call before: a worker that has this object alone always gives the same."""
+    """Adds the element of the call before: a worker that has this object alone always gives the
+    same.
+    """
 
     def __init__(self):
         self.last = None
@@ -145,7 +149,9 @@ two_in_map = threading.Barrier(2)
 
 
 class Scratch(Map):
-    """Uses one buffer for all elements; worker threads have two elements in it at a time if they share it."""
+    """Uses one buffer for all elements; worker threads have two elements in it at a time if they
+    share it.
+    """
 
     def __init__(self):
         self.buffer = np.zeros(4)

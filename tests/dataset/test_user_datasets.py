@@ -1,4 +1,6 @@
-"""Data sets and iterators that users write: every pattern in use goes on working, under and over our own stages."""
+"""Data sets and iterators that users write: every pattern in use continues working, under and over
+our own stages.
+"""
 
 import gc
 
@@ -75,7 +77,8 @@ class StreamIterator(DatasetIterator):
 SOURCE = MapDataset.source(list("abcde")).to_iter_dataset()
 STREAMS = [
     (lambda: Stream(SOURCE), [*enumerate("abcde", 1)]),
-    (lambda: Stream(MapDataset.source(list("ab"))).map(str), ["(1, 'a')", "(2, 'b')"]),  # a map parent is iterated
+    # a map parent is iterated
+    (lambda: Stream(MapDataset.source(list("ab"))).map(str), ["(1, 'a')", "(2, 'b')"]),
     (
         lambda: Stream(Stream(SOURCE).filter(lambda x: x[0] % 2)).batch(2, batch_fn=list),
         [[(1, (1, "a")), (2, (3, "c"))], [(3, (5, "e"))]],

@@ -1,4 +1,6 @@
-"""Several ``mp_prefetch`` below one iterator: they share processes, of which nothing can be told but their number."""
+"""Several ``mp_prefetch`` below one iterator: they share processes, of which nothing can be
+determined but their number.
+"""
 
 import ctypes
 import json
@@ -109,13 +111,15 @@ def test_there_is_one_set_of_processes_for_all_and_a_second_epoch_has_the_same(p
     num, used = max(2, usable_cpus()), processes(it)
     assert sorted(used.values()) == sorted([1, 1, *[2 * 34 // num + (i < 2 * 34 % num) for i in range(num)]])
     it.start_prefetch()
-    assert sum(processes(it).values()) == 2 * 34 + 4 and len(processes(it)) == num + 3  # one in another environment
+    # one in another environment
+    assert sum(processes(it).values()) == 2 * 34 + 4 and len(processes(it)) == num + 3
     del it
     again = iter(ds)
     assert [*islice(again, 2000)] == first
     again.start_prefetch()
     later = processes(again)
-    assert len(later) == num + 3 and len(used.keys() & later.keys()) == num  # not those with a function
+    # not those with a function
+    assert len(later) == num + 3 and len(used.keys() & later.keys()) == num
     again.close()
     wait_until(lambda: not any([Path(f"/proc/{process}").exists() for process in later]))
 
@@ -127,7 +131,8 @@ def test_nobody_waits_for_what_is_not_taken_of_another_one_or_stuck(tmp_path, st
     def note(x):
         with (tmp_path / "made").open("a") as file:
             file.write(".")
-        return np.full(10_000, x) if x != stuck else (tmp_path / "pipe").read_bytes()  # nobody ever writes
+        # no process ever writes
+        return np.full(10_000, x) if x != stuck else (tmp_path / "pipe").read_bytes()
 
     options = MultiprocessingOptions(1, 2, executor="processes")
     full = MapDataset.range(1000).map(note).to_iter_dataset(ReadOptions(0, 0)).mp_prefetch(options)

@@ -1,4 +1,6 @@
-"""What zips and ``RebatchIterDataset`` do beyond the laws: other lengths, missing elements, states, views, errors."""
+"""Behaviour of zips and ``RebatchIterDataset`` beyond the laws: other lengths, missing elements,
+states, views, errors.
+"""
 
 import itertools
 
@@ -78,12 +80,13 @@ def test_a_strict_zip_of_other_lengths_fails_behind_its_last_row_and_stays_there
 
 @pytest.mark.parametrize("block", [1, 2, 3, 4, 50])
 def test_without_strict_the_parents_before_the_first_that_ends_are_one_further(block):
-    dropping = MapDataset.range(9).filter(lambda x: x < 4).to_iter_dataset()  # looks at 9 to see that it has ended
+    # looks at 9 to see that it has ended
+    dropping = MapDataset.range(9).filter(lambda x: x < 4).to_iter_dataset()
     it, rows = iter(ZipIterDataset([numbers(9), dropping, numbers(3), numbers(7)], strict=False)), []
     while taken := it._take(block):
         rows += taken
     assert rows == [(i,) * 4 for i in range(3)]
-    for _ in range(3):  # the end is the end: nobody is asked for more
+    for _ in range(3):  # the end is the end: no parent is read any more
         assert it.get_state() == at(4, 4, 3, 3)
         assert_raises(StopIteration, None, next, it)
     assert_raises(StateMismatchError, None, it.set_state, at(0, 0, 0, -1))

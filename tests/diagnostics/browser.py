@@ -1,4 +1,6 @@
-"""Chromium without a screen, by the DevTools protocol over a pipe: pages as they are on a desk or a telephone."""
+"""Chromium without a screen, by the DevTools protocol over a pipe: pages as they are on a desk or a
+telephone.
+"""
 
 import base64
 import contextlib

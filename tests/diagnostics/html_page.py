@@ -1,4 +1,4 @@
-"""What is in a piece of HTML; it must be well formed."""
+"""A parser for pieces of HTML that asserts that they are well formed."""
 
 from html.parser import HTMLParser
 

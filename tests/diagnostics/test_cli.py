@@ -1,4 +1,6 @@
-"""``python -m gristmill``: mostly called in this process; where processes matter, in one of its own."""
+"""``python -m gristmill``: mostly called in this process; where processes matter, in one of its
+own.
+"""
 
 import copy
 import importlib
@@ -71,7 +73,9 @@ class holder:
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A working directory with a module of pipelines, as ``python -m`` has it; afterwards nothing of it is imported."""
+    """A working directory with a module of pipelines, as ``python -m`` has it; afterwards nothing
+    of it is imported.
+    """
     (tmp_path / "cli_pipelines.py").write_text(PIPELINES)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
@@ -162,8 +166,10 @@ def test_inspect(folder, call):
     source = "RangeMapDataset(start=0, stop=20, step=1)  20 elements"
     assert call("inspect @make").endswith(f"\n\nlength:   20 elements\nsource:   {source}\nelement:  int64[]\n")
     text, spec = call("inspect @images --run"), "{'image': 'uint8[8, 4, 4]', 'label': 'int64[8]'}"
-    assert text.count(spec) == 2 and text.endswith(f"element:  {spec}\n")  # in the graph, and below it
-    assert text.count("{'image': 'uint8[4, 4]', 'label': 'int[]'}") == 2  # after the map, and after reading ahead
+    # in the graph, and below it
+    assert text.count(spec) == 2 and text.endswith(f"element:  {spec}\n")
+    # after the map, and after reading ahead
+    assert text.count("{'image': 'uint8[4, 4]', 'label': 'int[]'}") == 2
     text += call("inspect @workers --run --output graph.txt") + (folder / "graph.txt").read_text()
     assert "before the first" not in text and "not seen" not in text
     assert call("inspect @empty --run").endswith("element:  there is none\n")
@@ -208,7 +214,7 @@ def test_diagnose_and_bench(folder, call):
         found = json.loads(call(f"bench @{name} --seconds 0.03 --warmup 0.01 --repeat 3 --json"))
         rates = found["elements_per_second_of_runs"]
         assert len(rates) == 3 and sorted(rates)[1] == found["elements_per_second"] > 0
-        assert found["num_elements"] > 30  # more than there are: it begins anew
+        assert found["num_elements"] > 30  # more than there are: it starts again
         assert 0 < found["delay_ns"]["50"] <= found["delay_ns"]["95"] <= found["delay_ns"]["99"]
         if name == "images":  # batches of 8, 8 and 4
             assert 4 * (16 + 8) <= found["bytes_per_element"] <= 8 * (16 + 8)
@@ -243,7 +249,8 @@ def test_state(saved, folder, call):
     own = "next index: {} of about 10 in its share of MapMapDataset"
     assert f"  next: lane 1\n  lane 0:\n    {own.format(3)}\n  lane 1:\n    {own.format(2)}\n" in text
     (folder / "state.json").write_text('{"next_index": 13}')
-    assert call("state state.json --pipeline @unread").endswith("cli_pipelines:unread would go on\n")  # nothing is read
+    # nothing is read
+    assert call("state state.json --pipeline @unread").endswith("cli_pipelines:unread would go on\n")
     for other, last in (("make", "PrefetchDatasetIterator"), ("loader", "Batch")):
         text = call(f"state {directory} --pipeline @{other}", 1)
         assert f"cli_pipelines:{other} would refuse to go on: " in text
@@ -324,7 +331,8 @@ def test_checkpoints_of_orbax(folder, call):
     assert re.findall("^checkpoint .*", text, re.M) == [f"checkpoint  {run}/10/{name}" for name in ("eval", "train")]
     assert text.count("read: 8 of 60 records (13%), in epoch 1 of 2") == 2
     assert "read: 4 of 60 records (6%)" in call(f"state {run}/9/train --pipeline @loader")
-    for path in [path for path in sorted((GOLDEN / "orbax").iterdir()) if path.is_dir()]:  # of Grain
+    # of Grain
+    for path in [path for path in sorted((GOLDEN / "orbax").iterdir()) if path.is_dir()]:
         text = call(f"state {path}")
         assert "written by  not noted: Grain" in text and "form of its own" not in text
 
@@ -387,7 +395,8 @@ def test_words_of_positions():
     of_shards = {"global_next_index": 8, "faults": [{"total": 1, "tried": 4}]}
     assert position_lines(of_shards, None) == ["next index of all shards: 8", "tolerated: 1 of 4 elements passed over"]
     shard = gristmill.sharding.ShardOptions(1, 3, drop_remainder=True)
-    sampler = gristmill.samplers.IndexSampler(14, shard_options=shard, num_epochs=3)  # 4 records in each epoch
+    # 4 records in each epoch
+    sampler = gristmill.samplers.IndexSampler(14, shard_options=shard, num_epochs=3)
     with iter(gristmill.DataLoader(data_source=range(14), sampler=sampler, operations=[])) as it:
         for num, epoch in ((1, 1), (5, 2), (9, 3)):
             it._set_next_index(num)
@@ -418,7 +427,8 @@ def test_what_is_damaged_has_words_and_what_is_hostile_does_not_reach_the_termin
 
 def start(*args, stdout=subprocess.PIPE):
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
-    environment |= {"PYTHONPATH": str(Path(__file__).parents[1]), "PYTHONIOENCODING": "ascii"}  # streams that show less
+    # streams that show less
+    environment |= {"PYTHONPATH": str(Path(__file__).parents[1]), "PYTHONIOENCODING": "ascii"}
     command = [sys.executable, "-m", "gristmill", *args]
     return subprocess.Popen(command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=environment)
 

@@ -1,4 +1,6 @@
-"""The graph of a pipeline, its texts and pictures, and where they go; how elements look in words, and how large they are."""
+"""The graph of a pipeline, its texts and pictures, and where they go; how elements look in words,
+and how large they are.
+"""
 
 import functools
 import json
@@ -65,7 +67,8 @@ def test_stages_are_numbered_from_the_output_depth_first_and_shared_ones_are_one
     graph = graph_of(diamond())
     assert edges(graph) == [(0, (1, 3)), (1, (2,)), (2, ()), (3, (4,)), (4, (1, 5)), (5, ())]
     assert graph.stages[0].spec == "tuple<int64>[2]" and graph.with_specs({}) == graph
-    assert graph.with_specs({0: "int[]"}).stages[0].spec == "int[]"  # those that are seen take the place of known ones
+    # those that are seen take the place of known ones
+    assert graph.with_specs({0: "int[]"}).stages[0].spec == "int[]"
 
 
 def test_whatever_is_a_pipeline_has_a_graph_and_none_is_run():
@@ -128,7 +131,9 @@ def test_texts_of_all_branches_dot_and_json():
 
 
 def boxes(svg):
-    """The frames of the boxes in a drawing, by the numbers of the stages, and the texts in them; none is on another."""
+    """The frames of the boxes in a drawing, by the numbers of the stages, and the texts in them;
+    none is on another.
+    """
     root = ElementTree.fromstring(svg)
     width, height = float(root.get("width")), float(root.get("height"))
     frames, texts = {}, {}
@@ -157,7 +162,8 @@ def test_the_drawing_has_every_stage_above_its_consumers_and_says_what_it_is_als
     (warm,) = [rect for rect in root.iter(f"{SVG}rect") if rect.get("class") == "gm-heat"]
     assert 0.1 < float(warm.get("fill-opacity")) < 0.5
     assert len(list(root.iter(f"{SVG}path"))) == 2  # one arrow, and its head
-    html = graph_html(graph_of(diamond()), {0: ["<b>", "c"]})  # the picture and a row for every stage
+    # the picture and a row for every stage
+    html = graph_html(graph_of(diamond()), {0: ["<b>", "c"]})
     page = Page(html)
     assert (len(page.named("tr")), len(page.named("svg"))) == (7, 1) and "prefers-color-scheme:dark" in svg
     assert "<b>; c" in page.text and not page.named("b") and not page.named("script") and "src=" not in html
@@ -267,7 +273,8 @@ LOOKS = [
 def test_looks_sizes_and_specs():
     for element, text, nbytes in LOOKS:
         assert (spec_text(element), element_nbytes(element)) == (text, nbytes)
-    assert element_nbytes([np.zeros(2), object()]) == 16  # one part that answers nothing does not hide the others
+    # one part that answers nothing does not hide the others
+    assert element_nbytes([np.zeros(2), object()]) == 16
     wide = {f"feature {i}": np.zeros(i) for i in range(10_000)}
     assert spec_text(wide).endswith(", … 9968 more}") and "'feature 31': 'float64[31]'" in spec_text(wide)
     assert spec_text([1, "a"] * 5000).endswith("'str[]', … 9968 more]") and len(spec_text([[wide, wide, 1]] * 9)) < 2100

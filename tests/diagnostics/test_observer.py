@@ -1,4 +1,4 @@
-"""What an observer counts; and traces of single calls, in files and in profiles of JAX."""
+"""The counts of an observer; and traces of single calls, in files and in profiles of JAX."""
 
 import contextlib
 import gc
@@ -143,8 +143,10 @@ def test_running_workers_are_observed_from_now_on_and_what_dead_ones_have_counte
         it.set_state(iter(ds).get_state())
         next(it)
         for worker in it.pool.workers:
-            worker.call(cloudpickle.dumps(lambda worker: 1 // 0))  # watching that fails leaves them alone
-        assert [int(x[0]) for x in it] == list(range(1, 100))  # by the same processes, which observe no more
+            # watching that fails leaves them alone
+            worker.call(cloudpickle.dumps(lambda worker: 1 // 0))
+        # by the same processes, which observe no more
+        assert [int(x[0]) for x in it] == list(range(1, 100))
         it.set_state(iter(ds).get_state())
         with observe(it) as view:
             take(it, 10)
@@ -195,7 +197,8 @@ def test_times_are_right_although_few_calls_are_timed(passes):
     for name, tolerance in (("MapDatasetIterator", 0.05), ("FilterDatasetIterator", 0.1), ("MapMapDataset", 0.1)):
         assert nodes[name].total_processing_time_ns == pytest.approx(spent[name], rel=tolerance)
         assert nodes[name].num_produced_elements == len(elements) == 20_000
-    assert nodes["MapDatasetIterator"].total_processing_time_ns != spent["MapDatasetIterator"]  # or else this tests nothing
+    # or else this tests nothing
+    assert nodes["MapDatasetIterator"].total_processing_time_ns != spent["MapDatasetIterator"]
     assert nodes["RangeMapDataset"].num_produced_elements == pytest.approx(20_000, rel=0.05)
     assert view.summary().waited_ns == sum(spent.values())
 
@@ -265,13 +268,15 @@ def test_classes_of_users(caplog):
     assert type(it) is Doubled
     expected = ["Doubled", "Doubled", "PrefetchDatasetIterator", "Squares", "Squares", "RangeMapDataset"]
     assert class_names(view.summary()) == expected and produced(view.summary())[:3] == [20, 20, 20]
-    its = [BareIterator(4), Inheriting(4), Tripled(4)]  # a method that calls that of its base is counted once
+    # a method that calls that of its base is counted once
+    its = [BareIterator(4), Inheriting(4), Tripled(4)]
     with contextlib.ExitStack() as stack:
         views = [stack.enter_context(observe(it)) for it in its]
         assert [list(it) for it in its] == [[0, 1, 2, 3], [0, 1, 2, 3], [0, 3, 6, 9]]
     assert [(view.summary()[0].num_produced_elements, view.summary()[0].num_errors) for view in views] == [(4, 0)] * 3
     assert "__next__" not in vars(Inheriting)
-    uncopyable = type("Uncopyable", (Squares,), {"__copy__": lambda self: 1 // 0})  # what cannot be observed runs as it is
+    # what cannot be observed runs as it is
+    uncopyable = type("Uncopyable", (Squares,), {"__copy__": lambda self: 1 // 0})
     batches, view = consumed(iter(uncopyable(MapDataset.range(10)).to_iter_dataset().batch(5)))
     assert [batch.tolist() for batch in batches] == [[0, 1, 4, 9, 16], [25, 36, 49, 64, 81]]
     assert "cannot be observed, and runs as it is" in caplog.text and produced(view.summary())[:2] == [2, 10]

@@ -68,7 +68,9 @@ def text_at(port):
 
 
 def scraped(place):
-    """Values by the names of samples and their labels, from a port or what a registry would show there."""
+    """Values by the names of samples and their labels, from a port or what a registry would show
+    there.
+    """
     text = text_at(place) if isinstance(place, int) else generate_latest(place).decode()
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     keys = [(sample.name, *sample.labels.values()) for sample in samples]
@@ -150,7 +152,8 @@ def test_workers_count_too_and_once_when_they_are_used_again(port):
         assert (values[f"{READ}_count", SLOW], values[BYTES, SLOW]) == (24 * epoch, 24 * 80 * epoch)
     stages = elements_of_stages(values)
     assert (stages["SampledMapDataset"], stages["MultiprocessPrefetchIterator"]) == (48, 24)
-    assert {key[1] for key in values if key[0] == ELEMENTS} == {"pipeline-0"}  # equal pipelines, one after the other
+    # equal pipelines, one after the other
+    assert {key[1] for key in values if key[0] == ELEMENTS} == {"pipeline-0"}
 
 
 def test_a_worker_that_is_replaced_is_counted(registry):
@@ -222,7 +225,8 @@ class Spiteful:
 
 
 def test_sources(registry):
-    list(grain.MapDataset.source(slow(5).map(lambda x: x)).to_iter_dataset())  # one in the place of another counts once
+    # one in the place of another counts once
+    list(grain.MapDataset.source(slow(5).map(lambda x: x)).to_iter_dataset())
     assert of(scraped(registry), f"{READ}_count") == [5]
     list(grain.MapDataset.mix([slow(4), slow(4)]).to_iter_dataset())  # pipelines of several are one
     list(grain.experimental.ZipIterDataset([numbers(3), numbers(3)]))
@@ -368,12 +372,14 @@ def test_the_environment_starts_it():
         (first, {OURS: "TRUE", "GRISTMILL_PROMETHEUS_PORT": str(first), "GRISTMILL_PROMETHEUS_ADDRESS": "127.0.0.1", PORT: "1"}),
         (second, {SWITCH: "True", PORT: str(second)}),
     ]
-    with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", 9431)):  # nobody uses it on this machine
+    # no program uses it on this machine
+    with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", 9431)):
         cases.append((9431, {SWITCH: "true"}))
     for number, variables in cases:
         children = ["children"] * (number == second)  # and workers serve nothing
         lines, said = run(number, *children, **variables)
-        assert lines[:3] == ["True True 1", f"{NEXT}_count 7.0", f"0100007F:{number:04X}"]  # of this machine alone
+        # of this machine alone
+        assert lines[:3] == ["True True 1", f"{NEXT}_count 7.0", f"0100007F:{number:04X}"]
         assert lines[3:] == ["[True, True, True, True]", "0"] * len(children)
         assert said == f"INFO metrics are at http://127.0.0.1:{number}/metrics\n"
 

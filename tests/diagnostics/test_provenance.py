@@ -1,4 +1,6 @@
-"""What ``explain`` tells in particular, ledgers that were torn or gone on with, and the commands that show it."""
+"""Particular results of ``explain``, ledgers that were torn or continued, and the commands that
+show them.
+"""
 
 import itertools
 import json
@@ -75,7 +77,8 @@ def test_functions_run_only_where_they_decide():
     seen = []
     assert keys(explain(MapDataset.range(30).filter(boom).map(boom), step=5)) == [[5]]
     ds = MapDataset.range(30).shuffle(seed=1).map(lambda x: seen.append(x) or x)
-    ds = ds.to_iter_dataset(ReadOptions(num_threads=0)).map_with_index(max)  # no thread goes on while it is explained
+    # no thread continues while it is explained
+    ds = ds.to_iter_dataset(ReadOptions(num_threads=0)).map_with_index(max)
     ds = ds.batch(4).mp_prefetch(MultiprocessingOptions(num_lanes=2))
     it = iter(ds)
     next(it), next(it)
@@ -365,7 +368,8 @@ def test_refusals():
         next(it)
         assert_raises(NotImplementedError, type(stream).__name__, explain, it)
     other = type("Other", (MapDataset,), {"__len__": lambda self: 3, "__getitem__": lambda self, i: i % 3})
-    assert keys(explain(other().slice([2, 1, 0]).repeat(2), step=4)) == [[1]]  # what has no parents is a source
+    # what has no parents is a source
+    assert keys(explain(other().slice([2, 1, 0]).repeat(2), step=4)) == [[1]]
     assert_raises(NotImplementedError, "Other", explain, other(MapDataset.range(3)), step=1)
 
 
@@ -400,7 +404,8 @@ def test_a_ledger_goes_on_after_restarts_and_damage(tmp_path, every):
     content[-40] ^= 1  # of the last record but one: that before it is used
     path.write_bytes(content)
     assert explain(ds, step=len(expected) - 2, ledger=path) == expected[-2]
-    next(Ledger(path, every).follow(iter(ds.limit(50)), step=4))  # another pipeline: later records are of the past
+    # another pipeline: later records are of the past
+    next(Ledger(path, every).follow(iter(ds.limit(50)), step=4))
     assert list(Ledger(path, every).steps()) == list(range(0, 5, every))
     assert_raises(ValueError, "every must be", Ledger, path, every + 1)
     it = iter(ds)

@@ -1,4 +1,6 @@
-"""Pages of a diagnosis and what notebooks show: complete, well-formed HTML in which nothing of the user's is markup."""
+"""Pages of a diagnosis and what notebooks show: complete, well-formed HTML in which nothing of the
+user's is markup.
+"""
 
 import functools
 import random
@@ -56,7 +58,9 @@ def stage(number, inputs=(), **changes):
 
 
 def synthetic(stages, *threads, **changes):
-    """The page of stages, and of threads given by their names and marks, of which each has the sums of the stages' seconds."""
+    """The page of stages, and of threads given by their names and marks, of which each has the sums
+    of the stages' seconds.
+    """
     timelines = []
     for name, marks in threads:
         marks = [(int(at * 1e9), {i: int(x * 1e9) for i, x in own.items()}) for at, own in marks]
@@ -173,15 +177,19 @@ def test_draws_shares_of_the_time_of_threads_in_order():
     assert of_threads(page) == [["main: MainThread", "94%", "0%"], ["main: read", "0%", "0%"]]
     title = next(title for title in page.titles if "MainThread" in title)
     assert "0 MapMapDataset f0: 12.5%" in title and "1 MapMapDataset f1: 81.2%" in title
-    assert paths(page)["c1"].startswith("M0 100V75H100V0H400")  # a quarter of the first second, and all of the others
+    # a quarter of the first second, and all of the others
+    assert paths(page)["c1"].startswith("M0 100V75H100V0H400")
     assert paths(page)["c2"].startswith("M0 100V25H100")
     for expected, marks in (
-        # A call of three seconds that ends just after a mark that another one has left is drawn when it was.
+        # A call of three seconds that ends just after a mark that another one has left is drawn
+        # when it was.
         ("M0 100V100H50V0H300V100H400", [(0.5, {0: 0}), (2.9, {0: 0}), (3, {0: 2.5}), (4, {0: 2.5})]),
-        ("M0 100V0H100V100H400", [(4, {0: 1})]),  # work of a thread that ended is not spread until now
+        # work of a thread that ended is not spread until now
+        ("M0 100V0H100V100H400", [(4, {0: 1})]),
     ):
         assert paths(synthetic([stage(0)], ("main: thread", marks)))["c1"].startswith(expected)
-    # The time of a prefetching stage is all that it took: waiting is what is left without what it computed here.
+    # The time of a prefetching stage is all that it took: waiting is what is left without what it
+    # computed here.
     ahead = [stage(0, [1], is_prefetch=True), stage(1, [2]), stage(2)]
     page = synthetic(ahead, ("main: a", [(4, {0: 3, 1: 1, 2: 0.5})]), ("main: b", [(4, {0: 2})]))
     assert of_threads(page) == [["main: a", "38%", "38%"], ["main: b", "0%", "50%"]]

@@ -1,4 +1,6 @@
-"""What options of the process switch on: the watchdog of a ``next`` that does not come back, debug and visualisation mode."""
+"""Process options: the watchdog of a ``next`` that does not return, debug and visualisation
+mode.
+"""
 
 import json
 import logging
@@ -67,10 +69,11 @@ def test_where_a_worker_is_stuck(messages, tmp_path):
 
     def wait(x):
         if x == 7:
-            pipe.read_bytes()  # until somebody has written
+            pipe.read_bytes()  # blocks until a thread has written
         return x
 
-    tells = re.compile("(?s)It waits for worker 1.*in wait").search  # worker 0 may begin later, and be waited for before
+    # worker 0 may begin later, and be waited for before
+    tells = re.compile("(?s)It waits for worker 1.*in wait").search
 
     def release():
         wait_until(lambda: any(map(tells, messages.texts)))
@@ -81,7 +84,8 @@ def test_where_a_worker_is_stuck(messages, tmp_path):
         pool.submit(release)
         assert list(it) == list(range(10))
     text = next(filter(tells, messages.texts))
-    assert re.search(r"worker 1, (at element [1357] or soon after it|at the beginning)\.", text), text  # 5 and 7 together
+    # 5 and 7 together
+    assert re.search(r"worker 1, (at element [1357] or soon after it|at the beginning)\.", text), text
     assert "Worker 1 (process " in text and "test_stalls.py" in text
 
 

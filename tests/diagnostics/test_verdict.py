@@ -1,4 +1,4 @@
-"""What binds a pipeline: right on pipelines that are bound by far in one way."""
+"""The diagnosis of pipelines with one dominant bottleneck."""
 
 import contextlib
 import contextvars
@@ -162,7 +162,8 @@ BUSY, IDLE = in_workers(cpu=2 * SECOND), in_workers(3 * SECOND, SECOND, num=4, w
         # Computing gets processes within the quota.
         *[(threaded(0.1), {**COMPUTING, "cpus": cpus}, text) for cpus, text in ((8, "num_workers=8"), (1, "busy"))],
         *[(BUSY, {"cpus": cpus, "workers": 2}, text) for cpus, text in ((6, "num_workers=6"), (2, "All 2 CPUs"))],
-        (BUSY, {"cpus": 6, "workers": 2, "memory": 1.7e7}, "num_workers=4"),  # the outputs of 6, two of each, would not fit
+        # the outputs of 6, two of each, would not fit
+        (BUSY, {"cpus": 6, "workers": 2, "memory": 1.7e7}, "num_workers=4"),
         (IDLE, {"cpus": 8, "workers": 4}, "num_workers=1 would do instead of 4"),
         # A consumer that waits a little.
         (snapshot_of(stage(0, "preprocessing", "consumer", 10**8, 1.0), waited=SECOND // 50), {"cpus": 1}, "in time"),
@@ -176,7 +177,9 @@ def test_advice(snapshot, options, text, judged):
 
 
 def measured(source, step, threads, *, waiting=0.0, marks=()):
-    """A second of a pipeline whose source and consumer take so many milliseconds; ``waiting`` is what it waits beyond that."""
+    """A second of a pipeline whose source and consumer take this many milliseconds; ``waiting`` is
+    what it waits beyond that.
+    """
     period = (max(source / threads, step) if threads else source + step) + waiting
     num = round(1000 / period)
     place = "threads" if threads else "consumer"
@@ -208,7 +211,8 @@ def test_what_each_part_would_gain_is_compared(judged):
     texts = measure(10, 6).recommendations
     assert all("About 167 elements/s." in text for text in texts) and len(texts) == 2
     assert "About 33" in measure(48, 1).recommendations[0]
-    for source, step, threads in ((10, 10, 1), (10, 10.2, 1), (6, 6, 0)):  # what takes as long is not told apart
+    # stages of equal times are not distinguished
+    for source, step, threads in ((10, 10, 1), (10, 10.2, 1), (6, 6, 0)):
         found = measure(source, step, threads)
         assert not found.is_certain and {part.kind for part in found.parts[:2]} == {"source", "consumer"}
         assert "That is not certain: without " in found.sentence and "differences of 5% are not told apart" in found.sentence
@@ -375,7 +379,8 @@ def test_who_waited_for_the_budget_is_told_as_text_as_data_and_by_the_diagnosis(
     ds = IterDataset.mix([SLOW.map(lambda x: np.full(10, x)).to_iter_dataset() for _ in range(num)])
     it = iter(WithOptionsIterDataset(ds, DatasetOptions(**options)))
     with observe(it) as view:
-        assert not view.summary().budgets and "read-ahead" not in str(view.summary())  # nobody makes a budget by asking
+        # asking makes no budget
+        assert not view.summary().budgets and "read-ahead" not in str(view.summary())
         assert len([next(it) for _ in range(100)]) == 100
         snapshot = view.snapshot()
     (budget,), summary = snapshot.summary.budgets, snapshot.summary
@@ -392,7 +397,8 @@ def test_who_waited_for_the_budget_is_told_as_text_as_data_and_by_the_diagnosis(
     assert data["budgets"] == [vars(budget)] and data["nodes"][str(longest)][f"{kind}_wait_ns"] == waits[longest]
     texts = verdict.diagnosis_of(snapshot, verdict.settings_of(it), 0).recommendations
     assert f"DatasetOptions({advice})). PrefetchDatasetIterator ({longest}) waited longest for " in texts[0], texts
-    assert kind == "memory" or not any("ReadOptions" in text for text in texts)  # none has more of it
+    # none has more of it
+    assert kind == "memory" or not any("ReadOptions" in text for text in texts)
 
 
 def test_threads_that_the_options_forbid_are_not_promised(judged):

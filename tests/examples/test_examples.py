@@ -1,4 +1,6 @@
-"""The examples, run as a reader runs them: as programs of their own; and their checks notice what is wrong."""
+"""The examples, run as a reader runs them: as programs of their own; and their checks notice what
+is wrong.
+"""
 
 import contextlib
 import json
@@ -218,7 +220,8 @@ def test_both_verdicts_and_the_same_batches(tmp_path):
     output = run_example("decode_images.py", *args)
     before, after = output.split("\nafter, with 2 workers: ")
     assert before.startswith("before: Bound by the transform RandomMapMapDataset(transform=Decode)")
-    assert after.startswith(("Bound by ", "Too little to tell"))  # how fast workers are does not decide
+    # how fast workers are does not decide
+    assert after.startswith(("Bound by ", "Too little to tell"))
     assert re.fullmatch(r"after is [\d.]+ times as fast as before; the batches of both: identical", output.splitlines()[-1])
     (faults,) = re.findall(r"^(\d+) of 128 photos passed over: OSError: image file is truncated \(.*\)$", output, re.MULTILINE)
     assert int(faults) >= 10  # a broken file in each epoch of 12
@@ -300,7 +303,7 @@ def check_story(folder, count, *args):
         assert process.returncode == 0, output
         check_is_gone(process.pid)
     assert f"{count} processes trained 40 steps, and again, killed after step 20" in output
-    # 20 may still have been on its way to the disk. All agree on where they go on.
+    # 20 may still have been on its way to the disk. All agree on where they continue.
     assert {*re.findall(r"resuming after step (\d+)", output)} in ({"10"}, {"20"})
     assert SAME in output
     (parameters,) = re.findall("final parameters (.*)", output)
@@ -313,7 +316,8 @@ def check_story(folder, count, *args):
     rows = []
     for log in (f"log-{i}.txt" for i in range(count)):
         assert steps_in(folder / "undisturbed" / log) == steps((1, 40))
-        assert len(steps_in(folder / "resumed" / log)) in (41, 51)  # with some steps trained twice, if 20 was not complete
+        # with some steps trained twice, if 20 was not complete
+        assert len(steps_in(folder / "resumed" / log)) in (41, 51)
         rows += [line.split()[2] for line in (folder / "undisturbed" / log).read_text().splitlines()[:-1]]
     assert len(set(rows)) == 40 * count  # everybody has other rows, and other ones in every step
 
@@ -372,7 +376,8 @@ def test_the_number_of_hosts_changes(tmp_path):
     assert begun == {2: ["beginning"] * 2 + ["resuming"] * 2, 1: ["beginning", "resuming"]}
     for name in ("undisturbed", "changing"):
         logs = {line for log in (tmp_path / name).glob("log-*.txt") for line in log.read_text().splitlines()}
-        assert {line.split()[0] for line in logs} == {*steps((1, 24))} and len(logs) == 25  # all hosts, and runs, say the same
+        # all hosts, and runs, say the same
+        assert {line.split()[0] for line in logs} == {*steps((1, 24))} and len(logs) == 25
 
 
 @pytest.mark.slow

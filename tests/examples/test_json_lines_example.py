@@ -9,7 +9,8 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "json_lines.py"
 
 def test_json_lines_are_shuffled_and_resumed(tmp_path):
     outputs = []
-    for _ in range(2):  # the second time with the indices of the first, or with such that do not fit
+    # the second time with the indices of the first, or with such that do not fit
+    for _ in range(2):
         command = [sys.executable, str(EXAMPLE), "--folder", str(tmp_path / "reviews")]
         outputs.append(subprocess.run(command, capture_output=True, text=True, timeout=100, check=True).stdout)
     assert outputs[0] == outputs[1]

@@ -1,4 +1,6 @@
-"""Runs programs in processes of their own and sees what they print, how long they take to end, and whether anything stays."""
+"""Runs programs in processes of their own and sees what they print, how long they take to end, and
+whether anything stays.
+"""
 
 import contextlib
 import os
@@ -24,7 +26,8 @@ class Outcome:
     code: int
     out: str
     err: str
-    seconds: float  # from "ready", or from the signal, or else from the start to the end of the program
+    # from "ready", or from the signal, or else from the start to the end of the program
+    seconds: float
 
 
 class Program:
@@ -43,7 +46,9 @@ class Program:
         self.since = time.monotonic()
 
     def signal_when_ready(self, number, *, group=False):
-        """Sends it after the line that the program prints when its workers are where they should be; returns the outcome."""
+        """Sends it after the line that the program prints when its workers are where they should
+        be; returns the outcome.
+        """
         deadline = time.monotonic() + PATIENCE_SECONDS
         while "ready " not in (out := self._out.read_text()) or not out.endswith("\n"):
             if self.process.poll() is not None or time.monotonic() > deadline:
@@ -101,7 +106,9 @@ def run(folder, script, *args, **kwargs):
 
 
 def check_parts(folder, *parts, tools="", flags=()):
-    """Runs scripts one after the other in one program, each as a function: nothing is printed, or left behind any of them."""
+    """Runs scripts one after the other in one program, each as a function: nothing is printed, or
+    left behind any of them.
+    """
     text = tools
     for number, part in enumerate(parts):
         text += f"\ndef part_{number}():\n{textwrap.indent(textwrap.dedent(part), '    ')}\n"

@@ -1,7 +1,9 @@
-"""What the programs of these tests have in common: pipelines whose workers get into a certain situation, and what is left.
+"""Code shared by the programs of these tests: pipelines whose workers get into a certain situation,
+and their leftovers.
 
-Situations: ``idle`` (everything is computed), ``busy`` (in the middle of an element, for ever), ``stuck`` (the same in C code
-that holds the interpreter's lock) and ``full`` (the next element is computed, and there is no room for it).
+Situations: ``idle`` (everything is computed), ``busy`` (in the middle of an element, forever),
+``stuck`` (the same in C code that holds the interpreter's lock) and ``full`` (the next element is
+computed, and there is no room for it).
 """
 
 # ruff: noqa: F401  (the programs import all of it)
@@ -28,7 +30,8 @@ from gristmill.transforms import Map
 from gristmill.workers.template import Template
 
 FOLDER = Path(os.environ["FAULT_FOLDER"])
-PATIENCE_SECONDS = 30.0  # for things that must happen; a bound for broken code, not for slow machines
+# for things that must happen; a bound for broken code, not for slow machines
+PATIENCE_SECONDS = 30.0
 GONE_SECONDS = 6.0  # for what must be gone after two seconds; a noisy machine gets some more
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 Template.parked_seconds = 0.1  # for what must be gone soon
@@ -45,7 +48,9 @@ def wait_for(condition, what, seconds=PATIENCE_SECONDS):
 
 
 class Work(Map):
-    """Computes an array from a number, and leaves a trace for each of them in a file of its process."""
+    """Computes an array from a number, and leaves a trace for each of them in a file of its
+    process.
+    """
 
     def __init__(self, situation, size=20_000, last=2):
         self.folder = tempfile.mkdtemp(dir=FOLDER)
@@ -71,12 +76,12 @@ class Work(Map):
 
 
 def processes(num, **options):
-    """So many workers that are processes, on all builds of Python."""
+    """The options of ``num`` worker processes, on all builds of Python."""
     return gm.MultiprocessingOptions(num, executor="processes", **options)
 
 
 def threads(num, **options):
-    """So many workers that are threads."""
+    """The options of ``num`` worker threads."""
     return gm.MultiprocessingOptions(num, executor="threads", **options)
 
 
@@ -114,7 +119,7 @@ def arrived(work, workers, situation):
     num = {"idle": 4, "busy": 2, "stuck": 2, "full": 2}[situation]
     if workers:
         wait_for(lambda: len(work.count()) == workers and min(work.count()) >= num, lambda: f"{work.count()} of {situation}")
-        if situation != "stuck":  # they have sent what there is to be sent
+        if situation != "stuck":  # they have sent everything
             wait_for(lambda: {run_state(process_id) for process_id in work.process_ids()} == {"S"}, "the workers do not wait")
     elif situation == "busy":  # a thread that reads ahead
         wait_for(lambda: sum(work.count()) >= 2, lambda: f"{work.count()} of {situation}")
@@ -135,11 +140,12 @@ def descriptors():
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
             links[entry.name] = str(entry.readlink())
-    return {fd: link for fd, link in links.items() if not link.startswith("/proc/")}  # but the one that lists them
+    # but the one that lists them
+    return {fd: link for fd, link in links.items() if not link.startswith("/proc/")}
 
 
 def children():
-    """Whether there are any, dead ones that nobody has waited for among them."""
+    """True if there are child processes, including dead ones that were not waited for."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -156,7 +162,7 @@ def run_state(process_id):
 
 
 def has_ended(process_id):
-    """Whether a worker has ended, with all its threads."""
+    """True if a worker has ended, with all its threads."""
     try:
         return os.waitid(os.P_PID, process_id, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
@@ -188,7 +194,7 @@ class Watch:
 
 
 def ready():
-    """Tells the test that the situation is there."""
+    """Signals to the test that the situation is reached."""
     print(f"ready {time.monotonic()}", flush=True)
 
 
@@ -222,7 +228,7 @@ def kill_self(number):
 
 
 def error_of(function, *args, kind=RuntimeError):
-    """What is raised, as it must be."""
+    """The error that is raised, as required."""
     try:
         function(*args)
     except kind as error:
@@ -231,7 +237,9 @@ def error_of(function, *args, kind=RuntimeError):
 
 
 def take_all(it, seen):
-    """Appends the numbers of all elements, to the end or a worker's death, of which it returns what is told."""
+    """Appends the numbers of all elements, to the end or a worker's death, whose message it
+    returns.
+    """
     try:
         for x in it:
             seen.append(int(np.ravel(x)[0]))

@@ -21,14 +21,15 @@ def check_death(it, expected, how):
     return num
 
 def check_deaths(die, how, workers, api, is_small):
-    # Elements of this size are sent one by one, so all before the deadly one arrive; those that were begun with it may, too.
+    # Elements of this size are sent one by one, so all before the deadly one arrive; those that
+    # were begun with it may, too.
     num = check_death(iter(APIS[api](Deadly(die, 5, size=20_000), 12, workers)), [*range(12)], how)
     assert num >= 5, (how, num)
     if is_small:  # many are sent at a time; it dies once, which is told at the latest behind those that it was at
         num = check_death(iter(APIS[api](Deadly(die, 300), 5000, workers)), [*range(5000)], how)
         assert 0 < num < 5000, (how, num)
 """
-DEATHS = {  # what the worker does, and what the consumer is told
+DEATHS = {  # what the worker does, and the error of the consumer
     "kill_self(9)": "it was killed by signal 9 (SIGKILL",
     "sys.exit(123)": "it exited with code 123",
     "bus_error()": "it was killed by signal 7 (SIGBUS)",
@@ -40,7 +41,8 @@ DEATHS = {  # what the worker does, and what the consumer is told
     "sys.exit('text')": "it exited with code 1",
     "sys.exit(0)": "it exited with code 0",
 }
-# Of an exit there is no small one: a block that raises is taken again, which does not happen twice here.
+# Of an exit there is no small one: a block that raises is taken again, which does not happen twice
+# here.
 DYING = [
     f"check_deaths(lambda: {die}, {how!r}, {1 + i % 2}, {APIS[1 - i % 3]!r}, {i % 2 == 0 and 'exit' not in die})"
     for i, (die, how) in enumerate(DEATHS.items())

@@ -10,7 +10,8 @@ SECONDS = 5.0  # one would do, on a quiet machine
 APIS = ["loader", "dataset", "inside"]
 SITUATIONS = ["idle", "busy", "stuck", "full"]
 
-# Endings within a program, for an iterator `it` whose workers are in the situation; `make()` gives another one of the same kind.
+# Endings within a program, for an iterator `it` whose workers are in the situation; `make()` gives
+# another one of the same kind.
 WITHIN = {
     "break": "for x in it:\n    break",
     "cycle": "it.me = [it]",
@@ -70,13 +71,13 @@ def test_endings_within_a_program_and_interrupts_after_which_it_goes_on(tmp_path
 @pytest.mark.slow
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_all_endings_within_a_program(tmp_path, situation):
-    # What asks for another element would wait for ever; threads cannot be ended by force.
+    # What asks for another element would wait forever; threads cannot be ended by force.
     names = [name for name in WITHIN if name != "break" or situation in ("idle", "full")]
     workers = itertools.cycle([1, 2, 1] if situation in ("busy", "stuck") else [1, 0, 2, 1])
     check_parts(tmp_path, *[within(name, next(workers), situation, APIS[i % 3]) for i, name in enumerate(names)])
 
 
-# Endings of the program: what it does, and what comes out of it.
+# Endings of the program: the action, and the result.
 EXITS = {
     "exception": ("raise ValueError('mine')", 1, "ValueError: mine"),
     "sys_exit": ("sys.exit(7)", 7, None),
@@ -116,7 +117,8 @@ WAITING = {"next": "for x in it: pass\nsignal.pause()", "pause": "signal.pause()
 
 def check_signal(folder, number, waiting, workers, situation, api):
     program = start(folder, f"{making(workers, situation, api)}ready()\n{WAITING[waiting]}\n")
-    outcome = program.signal_when_ready(number, group=number == signal.SIGINT)  # as a terminal does it
+    # as a terminal does it
+    outcome = program.signal_when_ready(number, group=number == signal.SIGINT)
     check_end(outcome, "KeyboardInterrupt" if number == signal.SIGINT else None, -number)
 
 

@@ -191,7 +191,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 
 
 class Hiring:
-    """A worker of a pool, which is hired, used and parked."""
+    """A worker of a pool, which is acquired, used and released."""
 
     def __init__(self):
         options = gm.MultiprocessingOptions(num_workers=1)

@@ -1,4 +1,6 @@
-"""An interrupt at any line of what looks after worker processes: nothing hangs, and nothing is lost, repeated or left."""
+"""An interrupt at any line of what looks after worker processes: nothing hangs, and nothing is
+lost, repeated or left.
+"""
 
 from pathlib import Path
 
@@ -32,7 +34,8 @@ def close_all():
     pool._close_all()
 """
 
-# What is interrupted, and what is made ready for it: an iterator whose worker has delivered an element (in `first`: has not).
+# What is interrupted, and what is made ready for it: an iterator whose worker has delivered an
+# element (in `first`: has not).
 OPERATIONS = {
     "next": ("pass", "seen.append(int(next(it)[0]))"),
     "first": ("close_all(); it, seen = iter(ds), []", "seen.append(int(next(it)[0]))"),
@@ -43,7 +46,7 @@ OPERATIONS = {
 
 
 def check_interrupts(folder, name, first, step):
-    """Before every so many lines, beginning with the first."""
+    """Interrupts before every ``step``-th line, beginning with ``first``."""
     ready, operation = OPERATIONS[name]
     script = f"""{TOOLS}
 close_all(), obituary  # imported

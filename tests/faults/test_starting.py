@@ -7,7 +7,8 @@ import pytest
 from fault_harness import Program, check_parts, check_silent, run, start
 from waiting import wait_until
 
-# Classes, functions and closures of the program in source, transformation, result and exception; no main guard.
+# Classes, functions and closures of the program in source, transformation, result and exception; no
+# main guard.
 USES_MAIN = """
 import gristmill as gm
 
@@ -62,7 +63,8 @@ WRONG = ("json", "socket", "numpy", "pickle", "os", "marshal", "struct", "mmap",
 
 # The arguments of Python, the working directory, and what is read from standard input.
 WAYS = {
-    # A script does not import from the working directory; beside it, such files would break it without workers.
+    # A script does not import from the working directory; beside it, such files would break it
+    # without workers.
     "script": (["-X", "dev", "../program.py"], "wrong", ""),
     "notebook": (["notebook.py"], ".", ""),
     "standard_input": (["-"], ".", USES_MAIN),
@@ -255,7 +257,8 @@ def test_a_test_of_a_user_and_what_a_worker_imports(tmp_path):
     check_silent(Program(tmp_path, [sys.executable, "program.py"]).outcome(), out="main is imported\n['boot.py']\n")
 
 
-FLAGS = ("-W", "ignore::DeprecationWarning")  # later versions of Python warn of forks while there are threads
+# later versions of Python warn of forks while there are threads
+FLAGS = ("-W", "ignore::DeprecationWarning")
 FORKS = """
 def in_child(function):
     process_id = os.fork()

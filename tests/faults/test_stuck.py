@@ -1,4 +1,6 @@
-"""A pipeline that is stuck ends what looks at it: in time, or at once when the user interrupts, with the line where it hangs."""
+"""A pipeline that is stuck ends what looks at it: in time, or at once when the user interrupts,
+with the line where it hangs.
+"""
 
 import signal
 import sys
@@ -55,7 +57,7 @@ slow = pytest.mark.slow  # programs of their own take seconds
 
 
 def seconds_for(kind):
-    """How long an element may take: workers start within that."""
+    """The seconds that an element may take: workers start within that."""
     return 8 if kind in ("workers", "loader") else 1.5
 
 
@@ -78,7 +80,8 @@ def test_a_diagnosis_ends_in_time(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=slow) for kind in ("direct", "first", "threads", "loader")])
 def test_an_interrupt_ends_a_diagnosis(kind, tmp_path):
-    outcome = start(tmp_path, DIAGNOSE, kind, 0).signal_when_ready(signal.SIGINT)  # which would wait for ever
+    # which would wait forever
+    outcome = start(tmp_path, DIAGNOSE, kind, 0).signal_when_ready(signal.SIGINT)
     assert outcome.code == -signal.SIGINT and outcome.err.splitlines()[-1] == "KeyboardInterrupt"
     assert outcome.err.count('  File "') == 1 and outcome.seconds < GONE_SECONDS, outcome.err
 
@@ -98,7 +101,7 @@ COMMANDS = {
 def test_commands_end(name, tmp_path):
     args = COMMANDS[name]
     outcome = command(tmp_path, *args, "--stall-seconds", str(seconds_for(args[1].partition(":")[2]))).outcome()
-    if name == "lock":  # of the interpreter: nobody else can say anything
+    if name == "lock":  # of the interpreter: no other thread can answer
         assert outcome.code == 1 and "in hold_the_lock" in outcome.err
         return
     assert outcome.code == 1 and outcome.err.startswith("python -m gristmill: next() of "), outcome.err

@@ -1,4 +1,6 @@
-"""The process that workers are forked from: its workers are like those that are started, and its death harms nobody."""
+"""The process that workers are forked from: its workers are like those that are started, and its
+death does no harm.
+"""
 
 from fault_harness import check_parts, check_silent, run
 
@@ -183,7 +185,8 @@ while take_all(it, seen):  # a worker died
 assert seen == [*range(200)], seen
 it.close()
 """
-AFTER_A_WHILE = "Template.parked_seconds = 1.0; looks(); assert templates()"  # nothing is left, in a while
+# nothing is left, in a while
+AFTER_A_WHILE = "Template.parked_seconds = 1.0; looks(); assert templates()"
 END = "gm.workers.pool._close_all(); wait_for(lambda: not templates(), 'it stays')"
 
 

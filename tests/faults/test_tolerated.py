@@ -1,4 +1,6 @@
-"""Programs whose elements fail by chance, killed and restored again and again: what is passed over once stays passed over."""
+"""Programs whose elements fail by chance, killed and restored again and again: what is passed over
+once stays passed over.
+"""
 
 import random
 import signal

@@ -1,4 +1,6 @@
-"""What a user sees when his code fails: his own lines, then where in the pipeline and at which record that was."""
+"""The error output when a user's code fails: the user's own lines, then the stage and the
+record.
+"""
 
 import re
 
@@ -86,7 +88,7 @@ def functions_in(text):
 
 
 def shown(folder, script, *kinds):
-    """What the program shows of each kind."""
+    """The output of the program for each kind."""
     outcome = run(folder, script, *kinds)
     *texts, rest = outcome.err.split("END\n")
     assert (outcome.code, len(texts), rest) == (0, len(kinds), ""), outcome.err
@@ -95,7 +97,7 @@ def shown(folder, script, *kinds):
 
 
 def stack(text):
-    """The functions of the traceback, and what follows it."""
+    """The functions of the traceback, and the lines after it."""
     lines = text.splitlines()
     error = next(i for i, line in enumerate(lines) if line.startswith("ZeroDivisionError:"))
     return functions_in("\n".join(lines[:error])), lines[error + 1 :]

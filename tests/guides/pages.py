@@ -1,9 +1,11 @@
-"""Runs the code of a page of the documentation: ``python tests/guides/pages.py docs/guides/datasets.md``.
+"""Runs the code of a page of the documentation: ``python tests/guides/pages.py
+docs/guides/datasets.md``.
 
-All ``python`` blocks of a page run in one namespace, from top to bottom, and all ``sh`` blocks with bash, in an empty folder. A
-comment of a ``python`` block that begins its line, or that follows two spaces, is a line that the block prints. A block after
-``<!-- not run: why -->`` is left out, and a page that begins with ``<!-- environment: NAME -->`` runs in ``.peers/NAME``,
-``own`` in a process of its own.
+All ``python`` blocks of a page run in one namespace, from top to bottom, and all ``sh`` blocks with
+bash, in an empty folder. A comment of a ``python`` block that begins its line, or that follows two
+spaces, is a line that the block prints. A block after ``<!-- not run: why -->`` is left out, and a
+page that begins with ``<!-- environment: NAME -->`` runs in ``.peers/NAME``, ``own`` in a process
+of its own.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ def expected_output(code: str) -> list[str]:
 
 
 class Printed(io.StringIO):
-    """What a page prints. What Ray has to report, which a thread of its own prints, is none of that."""
+    """The output of a page. Reports of Ray, which a thread of its own prints, are ignored."""
 
     def write(self, text: str) -> int:
         is_report = threading.current_thread().name.startswith("ray_")
@@ -47,7 +49,8 @@ def run_shell(code: str) -> None:
 
 
 def run_page(page: Path) -> int:
-    """Runs the blocks of a page in the current folder; returns how many lines of output were compared.
+    """Runs the blocks of a page in the current folder; returns how many lines of output were
+    compared.
 
     Raises:
         AssertionError: A block prints something else than it says.
@@ -67,7 +70,8 @@ def run_page(page: Path) -> int:
         expected, got = expected_output(block.code), printed.getvalue().splitlines()
         assert got == expected, f"{page.name} says\n  " + "\n  ".join(expected) + "\nand prints\n  " + "\n  ".join(got)
         num_checked += len(expected)
-    namespace.clear()  # threads that read ahead refer to it, by the functions that they call: its iterators end here
+    # threads that read ahead refer to it, by the functions that they call: its iterators end here
+    namespace.clear()
     return num_checked
 
 
@@ -77,7 +81,8 @@ def main() -> None:
     if environment is not None and Path(sys.prefix) != environment:
         flags = [f"-W{option}" for option in sys.warnoptions]
         sys.exit(subprocess.run([environment / "bin/python", *flags, __file__, page]).returncode)
-    os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # else the main thread prints some of its reports at the end
+    # else the main thread prints some of its reports at the end
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         print(f"{page.name}: {run_page(page)} lines of output as expected")
 

@@ -1,4 +1,6 @@
-"""The code of the pages, also as notebooks, runs and prints what its comments say; what they refer to, and figures, are there."""
+"""The code of the pages, also as notebooks, runs and prints what its comments say; what they refer
+to, and figures, are there.
+"""
 
 import importlib
 import itertools
@@ -27,19 +29,21 @@ PICTURES = sorted(ROOT.glob("docs/**/pictures/*"))
 WITH_CODE = [page for page in DOCS if has_code(page)]
 NOT_CODE = {"", "text", "yaml", "{toctree}", "{eval-rst}", "{include}", "{literalinclude}"}
 NUM_COLUMNS = 88  # of code that the site shows without scrolling
-IN_COLUMNS = ("<!-- text: table -->\n", "<!-- text: repr -->\n")  # a table and a tree, which wrapping would break
+# a table and a tree, which wrapping would break
+IN_COLUMNS = ("<!-- text: table -->\n", "<!-- text: repr -->\n")
 _FILE = re.compile(r"\]\(([^)#\s]+)[^)]*\)|src(?:set)?=\"([^\"]+)\"")
 _PLACE_ON_A_MACHINE = re.compile(r"(?<![\w.])/(?:home|root|work|Users|usr|tmp/tmp)\w*/")
 
 
 @pytest.fixture(autouse=True)
 def _options(monkeypatch):
-    """What a page sets is not set afterwards."""
+    """Restores the options that a page sets."""
     monkeypatch.setitem(vars(gristmill.config), "_updates", {})
     monkeypatch.setattr(logging.getLogger("gristmill"), "handlers", [])
 
 
-# Those that need an environment or a process of their own import PyTorch and Keras, or start clusters, which takes long.
+# Those that need an environment or a process of their own import PyTorch and Keras, or start
+# clusters, which takes long.
 EACH_PAGE = [page if environment_of(page) is None else pytest.param(page, marks=pytest.mark.slow) for page in WITH_CODE]
 
 
@@ -65,7 +69,7 @@ def test_a_wrong_output_is_noticed(tmp_path):
 
 
 def _files(page):
-    """What a page refers to in this repository."""
+    """The files of this repository to which a page refers."""
     prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
     names = [name or source for name, source in _FILE.findall(prose) if "://" not in name]
     return [(page.parent / name).resolve() for name in names]

@@ -1,4 +1,6 @@
-"""What Grain's reference documents is here: names, parameters, defaults; and our tables of methods are complete."""
+"""Names, parameters and defaults of Grain's reference exist here, and our tables of methods are
+complete.
+"""
 
 import inspect
 import itertools
@@ -76,7 +78,8 @@ def check(ours: list[inspect.Parameter], text: str) -> None:
     for position, wanted in enumerate(theirs):
         assert wanted.name in by_name, f"there is no parameter {wanted.name}: {ours}"
         found = by_name[wanted.name]
-        assert wanted.default in (found.default, wanted.empty), wanted.name  # what they require, we may leave open
+        # what they require, we may leave open
+        assert wanted.default in (found.default, wanted.empty), wanted.name
         if wanted.kind is inspect.Parameter.KEYWORD_ONLY:
             assert found.kind in (wanted.kind, inspect.Parameter.POSITIONAL_OR_KEYWORD), wanted.name
         else:
@@ -122,7 +125,8 @@ def test_kinds_of_the_public_classes():
 
 def test_given_seeds_a_method_with_an_older_name_and_those_that_need_an_index():
     seeded = grain.MapDataset.range(6).seed(77)
-    assert [*seeded.shuffle(seed=3)] == [*grain.MapDataset.range(6).shuffle(seed=3)]  # given ones come before derived ones
+    # given ones come before derived ones
+    assert [*seeded.shuffle(seed=3)] == [*grain.MapDataset.range(6).shuffle(seed=3)]
     ds = grain.MapDataset.range(4).to_iter_dataset()
     with pytest.warns(DeprecationWarning, match="mp_prefetch"):
         assert list(ds.prefetch(grain.MultiprocessingOptions(num_workers=1))) == [0, 1, 2, 3]

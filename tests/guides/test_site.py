@@ -1,4 +1,6 @@
-"""The site of the documentation builds without a warning, refers to nothing that is not there, and names all that is public."""
+"""The site of the documentation builds without a warning, refers to nothing that is not there, and
+names all that is public.
+"""
 
 import json
 import shutil
@@ -21,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 
 class Page(HTMLParser):
-    """What an HTML page refers to, and the places in it that can be referred to."""
+    """The links of an HTML page, and the anchors in it."""
 
     def __init__(self, path: Path):
         super().__init__()
@@ -82,7 +84,7 @@ def test_no_link_is_broken_notebooks_are_offered_and_pictures_have_descriptions(
     assert [path.name for path, page in pages.items() if page.images_without_text and "_modules" not in path.parts] == []
 
 
-# What readers look for, and the section that tells about it.
+# What readers look for, and the section about it.
 SECTIONS = {
     "skip bad records": "guides/debugging#skip-bad-records",
     "csv": "guides/sequential_sources#csv",

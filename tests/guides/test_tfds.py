@@ -1,4 +1,6 @@
-"""A data set of TFDS as a source of loaders, with workers too, and datasets; the guide to sources and an example show more."""
+"""A data set of TFDS as a source of loaders, with workers too, and datasets; the guide to sources
+and an example show more.
+"""
 
 import numpy as np
 import pytest

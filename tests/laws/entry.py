@@ -30,7 +30,8 @@ class IterEntry:
     name: str
     make: Callable[[], IterDataset[Any]]
     expected: list[Any]
-    # With what an iterator has in memory, or, always, with where it was restored: where they lead does not.
+    # With what an iterator has in memory, or, always, with where it was restored: where they lead
+    # does not.
     states_vary: bool | Literal["always"] = False
 
 
@@ -114,7 +115,9 @@ class Vectored:
 
 
 def plain(x: Any) -> Any:
-    """``x`` in a form that ``==`` compares exactly: types, dtypes and the state of generators included."""
+    """``x`` in a form that ``==`` compares exactly: types, dtypes and the state of generators
+    included.
+    """
     if isinstance(x, np.ndarray):
         return ("array", str(x.dtype), x.shape, x.tolist())
     if isinstance(x, list | tuple):

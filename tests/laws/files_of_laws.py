@@ -25,7 +25,7 @@ def records_file(start: int, stop: int) -> str:
 
 
 class Stream:
-    """What opens a file that cannot seek, and gives as few bytes as it may."""
+    """Opens a file that cannot seek, and returns as few bytes as allowed."""
 
     def __init__(self, path: str) -> None:
         self._file = Path(path).open("rb")  # noqa: SIM115  (``close`` closes it)
@@ -50,7 +50,7 @@ def rows_file(start: int, stop: int) -> str:
 
 
 def examples(shards: list[tuple[int, int]]) -> Any:
-    """What a data set of Hugging Face is generated from."""
+    """The rows from which a Hugging Face data set is generated."""
     for start, stop in shards:
         yield from [{"x": x} for x in range(start, stop)]
 
@@ -62,7 +62,9 @@ def examples_of(*shards: tuple[int, int]) -> Any:
 
 
 def rows_of(*files: str) -> Any:
-    """The rows of Parquet files, streamed by Hugging Face's library without a network and a cache."""
+    """The rows of Parquet files, streamed by Hugging Face's library without a network and a
+    cache.
+    """
     import datasets
 
     return datasets.IterableDataset.from_parquet(list(files), cache_dir=_folder().name)

@@ -118,7 +118,7 @@ def holey() -> MapDataset[Any]:
 
 
 def unless_three(i: int, x: Any) -> Any:
-    """What is made of element ``i`` of ``holey()``."""
+    """The result for element ``i`` of ``holey()``."""
     return None if ten(i) % 3 == 0 else x
 
 

@@ -38,7 +38,9 @@ def iterator_of(entry: MapEntry | IterEntry) -> DatasetIterator[object]:
 
 
 def stage_classes() -> set[type]:
-    """Every concrete stage: data sets and iterators defined in ``dataset/stages`` and ``loader``."""
+    """Every concrete stage: data sets and iterators defined in ``dataset/stages`` and
+    ``loader``.
+    """
     found = set()
     for package in (stages, loader):
         for info in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
@@ -47,6 +49,7 @@ def stage_classes() -> set[type]:
             for value in vars(importlib.import_module(info.name)).values():
                 is_stage = inspect.isclass(value) and issubclass(value, BlockMapDataset | IterDataset | BlockIterator)
                 is_own = is_stage and value.__module__ == info.name and not inspect.isabstract(value)
-                if is_own and "Traced" not in value.__name__:  # a part of the twins that explain pipelines
+                # a part of the twins that explain pipelines
+                if is_own and "Traced" not in value.__name__:
                     found.add(value)
     return found

@@ -1,4 +1,6 @@
-"""Laws of failing user code: no error loses, repeats or reorders an element, whatever stage, read-ahead or batch it meets."""
+"""Laws of failing user code: no error loses, repeats or reorders an element, whatever stage,
+read-ahead or batch it meets.
+"""
 
 import itertools
 import random
@@ -108,7 +110,7 @@ STAGES = {
 each_stage = pytest.mark.parametrize("stage", STAGES)
 each_part = pytest.mark.parametrize("part", [0, pytest.param(1 + SEED % 3, marks=pytest.mark.slow, id="another")])
 
-# What stands after it, and what becomes of a list of outcomes: elements, or ``FAILED``
+# A downstream stage, and its effect on a list of outcomes: elements, or ``FAILED``
 FAILED = object()
 
 
@@ -126,7 +128,9 @@ def grouped(size):
 
 def packed(size, num=1):
     def pack(outcomes):
-        """A row is complete when something comes that does not fit; what fails meanwhile comes before it."""
+        """A row is complete when something comes that does not fit; what fails meanwhile comes
+        before it.
+        """
         rows, row = [], []
         for x in [y for y in outcomes for _ in range(1 if y is FAILED else num)]:
             if x is not FAILED and len(row) == size:
@@ -165,7 +169,8 @@ def ahead(ds, size):
     return ThreadPrefetchIterDataset(ds, prefetch_buffer_size=size)
 
 
-# Random trees of all stages with failing code are among the properties; here are typical ones, and those that pack.
+# Random trees of all stages with failing code are among the properties; here are typical ones, and
+# those that pack.
 AFTER = {
     "alone": (lambda ds: ds, alone),
     "batch": (lambda ds: batch(ds, 4), grouped(4)),
@@ -186,13 +191,16 @@ MODES = {"direct": DIRECT, "threaded": THREADED, "far_ahead": ReadOptions(1, 64)
 MODES_AND_WORKER = (*MODES, "worker")  # a single worker: all is as without one
 BAD = [{0}, {5}, {3, 4}, {1, 6, 7, N - 1}, set(range(N))]
 
-# What stands after a stage sees its outputs and errors alone: some stages meet everything, the others a few typical ones.
+# A downstream stage sees the outputs and errors alone: some stages meet everything, the others a
+# few typical ones.
 THOROUGH = ("source", "map", "iter_map", "iter_filter", "legacy_operation")
 TYPICAL = ("alone", "batch", "batch_thread_prefetch", "mix", "interleave", "cache_repeat")
 
 
 def combinations(stage, part, *choices):
-    """A fourth of all that may stand behind ``stage`` and of all that may fail, each with one combination of ``choices``."""
+    """A fourth of all that may stand behind ``stage`` and of all that may fail, each with one
+    combination of ``choices``.
+    """
     afters = AFTER if stage in THOROUGH else TYPICAL
     turns = itertools.cycle(itertools.product(*choices))
     for _ in range(list(STAGES).index(stage)):
@@ -205,13 +213,13 @@ def combinations(stage, part, *choices):
 
 
 def outcomes(stage, after, bad):
-    """What the pipeline delivers, output by output."""
+    """The outcomes of the pipeline, output by output."""
     single = [FAILED if x in bad else x for x in range(N) if "filter" not in stage or x % 2 or x in bad]
     return AFTER[after][1](single)
 
 
 def errors_of(stage):
-    """What may be raised: a ``StopIteration`` of a source is its end."""
+    """The errors that may be raised: a ``StopIteration`` of a source is its end."""
     return (Boom,) if stage in ("source", "source_vectored", "user_dataset") else (Boom, StopIteration)
 
 
@@ -258,7 +266,8 @@ def check_state_of_failure(stage, after, mode, state, delivered):
     it = iter(build(stage, after, mode, Bombs()))
     it.set_state(state)
     rest, healthy = list(it), outcomes(stage, after, set())
-    if "filter" not in stage:  # failing elements that would be rejected have no counterpart in the healthy stream
+    # failing elements that would be rejected have no counterpart in the healthy stream
+    if "filter" not in stage:
         assert rest == healthy[len(delivered) :], (after, mode)
     elif after == "alone":
         assert rest == [x for x in healthy if x not in delivered], (after, mode)
@@ -289,7 +298,7 @@ def test_transient_failures_heal(stage, part):
 
 
 class Disguised:
-    """Whatever it is asked for, it gives what comes next, and at its end ``error``."""
+    """For any index it gives the next element, and at its end ``error``."""
 
     def __init__(self, n, error):
         self.records, self.error, self.num_asked = iter(range(n)), error, 0
@@ -328,7 +337,9 @@ UPSTREAM = {  # of elements, by threads or not, from a dataset of records
 
 @pytest.mark.parametrize("upstream", UPSTREAM)
 def test_what_a_source_gives_is_delivered_and_it_is_asked_once_for_each(upstream):
-    """Also behind stages that take blocks, if records are read by one thread, or none; ``StopIteration`` is the end."""
+    """Also behind stages that take blocks, if records are read by one thread, or none;
+    ``StopIteration`` is the end.
+    """
     modes = {"direct": DIRECT, "one": ReadOptions(1, 8), "far_ahead": ReadOptions(1, 64)}
     for after, mode, error in itertools.product(AFTER, modes, (IndexError, StopIteration)):
         source = Disguised(11, error)
@@ -359,7 +370,9 @@ def test_of_such_a_source_only_records_that_failed_are_lost(upstream):
 
 @pytest.mark.parametrize("options", [DIRECT, *[ReadOptions(1, size) for size in (1, 2, 8)]], ids=str)
 def test_iterators_over_sources_of_users_go_back_a_little_in_place(options):
-    """What was read ahead is kept then; elements that are not there are among what is read again, and what is given back."""
+    """Elements read ahead are reused after a small step back; elements that do not exist are among
+    those read again and returned.
+    """
     draw = random.Random(7)
     ds = MapDataset.source(Source(Bombs())).repeat(5).map(lambda x: None if x % 3 == 0 else x).to_iter_dataset(options)
     for pipeline in (ds, ahead(ds.map(lambda x: x), 5), ds.map(lambda x: x).window_shuffle(9, seed=1), first_fit(ds)):
@@ -388,7 +401,9 @@ def test_random_access_reports_errors_and_goes_on(stage):
 
 @pytest.mark.parametrize("options", MODES.values(), ids=MODES)
 def test_the_first_error_of_a_block_is_that_of_the_first_element(options):
-    """Two steps fail at different elements: the step that comes first in the pipeline must not win."""
+    """Two steps fail at different elements: the step that comes first in the pipeline must not
+    win.
+    """
 
     def failing(error, elements):
         def step(x):

@@ -1,4 +1,6 @@
-"""Observing changes nothing: elements, states, errors and ends are those of the pipeline that is not observed."""
+"""Observing changes nothing: elements, states, errors and ends are those of the pipeline that is
+not observed.
+"""
 
 import contextlib
 import gc

@@ -1,4 +1,6 @@
-"""``explain``, for every stage: an output changes if and only if a record changes of which it is said to be made."""
+"""``explain``, for every stage: an output changes if and only if a record changes of which it is
+said to be made.
+"""
 
 import random
 
@@ -19,7 +21,8 @@ from gristmill.dataset.stages.range import RangeMapDataset
 
 # What is made of a record here does not always tell which one it was.
 LOSSY = "map_with_nones zip_to_the_shortest flat_map_nones flat_map_with_nones flat_map_twice concat_then_split_bos reshape_chain"
-LOSSY += " bucket_batch bucket_batch_lengths bucket_batch_drop"  # nothing is left of what has no cells
+# nothing is left of what has no cells
+LOSSY += " bucket_batch bucket_batch_lengths bucket_batch_drop"
 LOSSY += " disk_cache disk_cache_holes"  # they give what they kept
 FILES = ("tfrecord", "parquet", "hugging_face")
 

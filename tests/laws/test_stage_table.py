@@ -1,4 +1,6 @@
-"""The table of stages is complete, every stage tells about itself, and data sets are values: they pickle, copy, compare."""
+"""The table of stages is complete, every stage describes itself, and data sets are values: they
+pickle, copy, compare.
+"""
 
 import copy
 import inspect
@@ -45,7 +47,7 @@ def test_every_stage_answers_for_itself(stage):
         unanswered.append("_keeps_indices or _origins(index): what an element is made of")
     if issubclass(stage, IterDataset) and stage._num_elements is IterDataset._num_elements:
         unanswered.append("_num_elements(): how many elements it delivers")
-    is_function_of_iterators = stage is LegacyOperationIterDataset  # into which nobody can look
+    is_function_of_iterators = stage is LegacyOperationIterDataset  # which cannot be inspected
     if (
         issubclass(stage, IterDataset)
         and stage._traced is IterDataset._traced
@@ -75,7 +77,8 @@ def test_a_stage_tells_what_it_was_made_with_and_its_length(entry):
             assert origins, f"{ds} does not say what element {index} is made of"
             assert all(records.keys and not records.source.parents for records in origins)
         return
-    leaves_out = any(isinstance(node, MapMapDataset) for node in ancestors(ds))  # by ``None``, which counts in lengths
+    # by ``None``, which counts in lengths
+    leaves_out = any(isinstance(node, MapMapDataset) for node in ancestors(ds))
     length = num_elements(ds)
     if isinstance(length, Exact):
         assert len(ds) == length.num == len(entry.expected) or (leaves_out and len(ds) == length.num > len(entry.expected))

@@ -1,4 +1,6 @@
-"""Loaders of numbers, and operations made of functions; workers import this instead of the tests."""
+"""Loaders of numbers, and operations made of functions; workers import this instead of the
+tests.
+"""
 
 from operations import plain
 
@@ -36,7 +38,8 @@ def draw(element, rng):
 TO_TUPLE = Mapped(lambda x: (x,))
 DRAW = RandomMapped(draw)  # appends a number to a tuple
 WITH_INDEX = IndexMapped(lambda index, x: (index, x))
-AS_RECORDS = [WITH_INDEX, Mapped(lambda pair: pair[1])]  # changes nothing, but pipelines carry records
+# changes nothing, but pipelines carry records
+AS_RECORDS = [WITH_INDEX, Mapped(lambda pair: pair[1])]
 
 
 class Source:  # returns what ``fn`` makes of a key

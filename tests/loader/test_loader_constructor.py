@@ -1,4 +1,6 @@
-"""What ``DataLoader`` and ``load`` accept, refuse and show; what is said to whoever comes from PyTorch; lengths."""
+"""Arguments that ``DataLoader`` and ``load`` accept, refuse and show; hints for users of PyTorch;
+lengths.
+"""
 
 import abc
 import inspect
@@ -245,7 +247,8 @@ def test_the_length_is_the_number_of_elements(sampler, operations):
 
 def test_the_length_counts_what_each_worker_makes():
     for batch, length in ((Batch(2), 4), (Batch(2, True), 2)):
-        loader = make(11, batch, worker_count=2, shard_options=ShardOptions(0, 2))  # workers have three records each
+        # workers have three records each
+        loader = make(11, batch, worker_count=2, shard_options=ShardOptions(0, 2))
         assert len(loader) == len(list(loader)) == length
 
 

@@ -1,4 +1,4 @@
-"""What a DataLoader reads, and what its operations do to it."""
+"""The elements of a DataLoader, and its operations."""
 
 import copy
 import itertools
@@ -50,7 +50,8 @@ def test_the_loader_s_sharding_overrides_the_sampler_s_and_warns_if_they_differ(
     assert elements(sampler) == elements(sampler, shard_options=None) == [2, 3]
     none, whole, half = NoSharding(), ShardOptions(0, 1), ShardOptions(1, 2)
     for own, given in ((half, half), (none, half), (none, none), (whole, none), (ShardByJaxProcess(), whole)):
-        elements(SequentialSampler(8, own), shard_options=given)  # pytest makes an error of a warning
+        # pytest makes an error of a warning
+        elements(SequentialSampler(8, own), shard_options=given)
     mine = type("Mine", (ShardOptions,), {})  # counts as the sampler's
     assert elements(IndexSampler(8, ShardOptions(2, 3), num_epochs=2), shard_options=mine(2, 3)) == [6, 7, 6, 7]
 
@@ -123,12 +124,14 @@ class TestGenerators:
 
     def test_streams_go_by_the_global_index(self):
         whole = run(6, TO_TUPLE, DRAW)
-        assert run(6, TO_TUPLE, Kept(lambda x: x[0] % 2), DRAW) == whole[1::2]  # whatever is filtered before
+        # regardless of earlier filters
+        assert run(6, TO_TUPLE, Kept(lambda x: x[0] % 2), DRAW) == whole[1::2]
         for i in range(3):
             assert run(6, TO_TUPLE, DRAW, sampler=SequentialSampler(6, ShardOptions(i, 3), seed=3)) == whole[i::3]
         loader = make(6, EMPTY, DRAW, sampler=IndexSampler(6, num_epochs=2, seed=1))
         first = list(loader)
-        assert list(loader) == first and len(set(first)) == 12  # an epoch has other streams than the one before
+        # an epoch has other streams than the one before
+        assert list(loader) == first and len(set(first)) == 12
         it = iter(make(1, DRAW, sampler=[RecordMetadata(0, 0)], shard_options=NoSharding()))
         assert_raises(ValueError, "needs a sampler with a seed", next, it)
 
@@ -216,7 +219,8 @@ class TestLegacyOperations:
         assert run(6, BatchOperation(4, drop_remainder=True, batch_fn=len)) == [4]
         Mine = type("Mine", (BatchOperation,), {})
         unlike = Mapped(lambda x: [x] * (1 + x))
-        for call, kind in ((run, BatchOperation), (legacy, Mine)):  # no warning: the first runs as a Batch
+        # no warning: the first runs as a Batch
+        for call, kind in ((run, BatchOperation), (legacy, Mine)):
             assert_raises(TypeError, "Record structures do not match", call, 6, unlike, kind(2))
         assert legacy(6, Mine(4)) == [[0, 1, 2, 3], [4, 5]]
 
@@ -242,7 +246,8 @@ class TestLegacyOperations:
         loader = make(5, pairs)
         assert_equal_output_after_checkpoint(loader, at_end=True, in_place=True)
         it, other = iter(loader), iter(loader)
-        assert [next(it), next(it), next(other), next(it)] == [(0, 1), (2, 3), (0, 1), (4, 4)]  # they share nothing of it
+        # they share nothing of it
+        assert [next(it), next(it), next(other), next(it)] == [(0, 1), (2, 3), (0, 1), (4, 4)]
 
 
 def test_samplers_and_iterators_that_are_not_quite_ours():

@@ -1,4 +1,6 @@
-"""Errors never advance a ``DataLoader``'s iterator and never lose an element (DECISIONS 5 and 6); closing."""
+"""Errors never advance a ``DataLoader``'s iterator and never lose an element (DECISIONS 5 and 6);
+closing.
+"""
 
 import gc
 import itertools
@@ -43,7 +45,9 @@ def faulty(place, faults, read_options, *operations):
 
 
 def combinations():
-    """All places with all that follows; batches and options in turn, so that any two choices meet."""
+    """All places with all that follows; batches and options in turn, so that any two choices
+    meet.
+    """
     for (i, place), (j, after) in itertools.product(enumerate(PLACES), enumerate(AFTER)):
         batch = [BATCH] if (i + j // 2) % 2 else []
         yield pytest.param(place, READ_OPTIONS[(i + j) % 3], after, batch, id=f"{place}-{after}-{'batch' * len(batch)}")
@@ -105,7 +109,9 @@ def test_legacy_classes_and_interrupts_lose_nothing():
 
 @pytest.fixture
 def started(no_garbage):
-    """Returns what lists the reading threads that a test has started; none of them is left at its end."""
+    """Returns what lists the reading threads that a test has started; none of them is left at its
+    end.
+    """
     before = {*running(READING)}
     yield lambda: {*running(READING)} - before
     gc.collect()
@@ -133,7 +139,7 @@ def test_close(started):
         assert next(it) == 0
     check_closed(it)
     assert 5 in endless  # which goes no further
-    loader = make(9)  # closes its iterators, and goes on
+    loader = make(9)  # closes its iterators, and continues
     a, b = iter(loader), DataLoaderIterator(loader, None)
     next(a)
     loader.close()

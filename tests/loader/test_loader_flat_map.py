@@ -1,4 +1,6 @@
-"""What a FlatMap makes in a ``DataLoader``; its states are in ``vectors/test_vectors_loaders.py``, too."""
+"""The items of a FlatMap in a ``DataLoader``; its states are in
+``vectors/test_vectors_loaders.py``, too.
+"""
 
 import json
 
@@ -47,7 +49,8 @@ def test_items_in_order_continue_the_index_and_have_no_key():
     assert elements(PLUS_ONE, FAN, PLUS_ONE, n=3) == [11, 21, 22, 31, 32, 33]
     assert elements(FAN, TWICE, n=3) == [10, 10, 20, 20, 21, 21]
     assert elements(Batch(2), TWICE, n=5) == [[0, 1], [0, 1], [2, 3], [2, 3], [4], [4]]
-    letters = split(2, lambda x: ["none", None] if x is None else [x])  # None is an element like any other
+    # None is an element like any other
+    letters = split(2, lambda x: ["none", None] if x is None else [x])
     for operations in ([letters], [letters, *AS_RECORDS]):
         assert elements(*operations, n=3, data_source=["a", None, "b"]) == ["a", "none", None, "b"]
     seen = []
@@ -147,7 +150,8 @@ def test_states_and_checkpoints_of_other_loaders_are_refused(tmp_path):
     for key, value in (("worker_count", 2), ("sampler", "Other()"), ("data_source", "range(0, 10)")):
         with pytest.raises(StateMismatchError, match=f"{key}.*{value if key == 'worker_count' else ''}"):
             it.set_state({**good, **ORIGIN, key: value})
-        assert_refused(it, StateMismatchError, key, {**good, key: value}, before)  # each is checked if it is there
+        # each is checked if it is there
+        assert_refused(it, StateMismatchError, key, {**good, key: value}, before)
     unchecked = grain.DataLoaderIterator(make_loader(FAN), {**good, **ORIGIN, "sampler": "Other()"}, validate_state=False)
     assert next(unchecked) == 21
     without = iter(make_loader(PLUS_ONE))

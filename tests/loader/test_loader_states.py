@@ -1,4 +1,6 @@
-"""States of ``DataLoader`` iterators: their text, and what is refused (see also ``vectors/test_vectors_loaders.py``)."""
+"""States of ``DataLoader`` iterators: their text, and what is refused (see also
+``vectors/test_vectors_loaders.py``).
+"""
 
 import functools
 import itertools
@@ -66,7 +68,8 @@ def test_forms_of_a_state_in_which_plain_containers_stand_by_their_type():
     for position in range(4):
         assert next(it) == elements[position] and parsed(it)["last_seen_indices"] == {"0": position}
     text, state = it.get_state(), parsed(it)
-    older = {**state, "last_worker_index": 0}  # it names the worker of the last element, where newer ones have -1
+    # it names the worker of the last element, where newer ones have -1
+    older = {**state, "last_worker_index": 0}
     more = {**state, "future": [1]}
     for form in (text, bytearray(text), text.decode(), state, json.dumps(state).encode(), older, more):
         it.set_state(form)

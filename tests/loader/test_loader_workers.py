@@ -1,4 +1,6 @@
-"""``DataLoader`` with worker processes: what it is made of and errors; the workers are in ``dataset/test_mp_prefetch.py``."""
+"""``DataLoader`` with worker processes: what it is made of and errors; the workers are in
+``dataset/test_mp_prefetch.py``.
+"""
 
 import copy
 import json
@@ -68,7 +70,8 @@ LOWERINGS = {
 }
 
 
-class TestSharedMemory:  # batches are stacked where the consumer sees them, whatever operations there are before
+# batches are stacked where the consumer sees them, whatever operations there are before
+class TestSharedMemory:
     @pytest.mark.parametrize("lowering", LOWERINGS)
     def test_batches_are_stacked_there(self, lowering):
         made, granted = loader(6, *LOWERINGS[lowering], Batch(3), worker_count=1), []

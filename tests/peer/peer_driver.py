@@ -1,13 +1,16 @@
 """Builds pipelines from descriptions, runs them step by step and prints what came out.
 
-Run as ``python peer_driver.py MODULE < descriptions.json`` with ``grain`` or ``gristmill``; prints one line of JSON for every
-description, so that the lines of the two can be compared. Imports nothing but NumPy and MODULE. A description is
+Run as ``python peer_driver.py MODULE < descriptions.json`` with ``grain`` or ``gristmill``; prints
+one line of JSON for every description, so that the lines of the two can be compared. Imports
+nothing but NumPy and MODULE. A description is
 
-    {"kind": "code", "code": "..."}     # the value of the last line; `m` is the module, `np` is NumPy, `attempt` is below
-    {"kind": "dataset", "code": "M.range(3).shuffle(seed=1)", "indices": [i, ...], "limit": n, "extras": false,
+    {"kind": "code", "code": "..."}     # the value of the last line; `m` is the module, `np` is
+    NumPy, `attempt` is below {"kind": "dataset", "code": "M.range(3).shuffle(seed=1)", "indices":
+    [i, ...], "limit": n, "extras": false,
      "states": [state, ...], "restore": [position, ...], "in_place": true}
-     An expression with the names of ``Builder.names``. The last keys are for us: the states that Grain had, those of them to
-     restore in any case (others are if ours differ), and whether to do so on an iterator that was used, too.
+     An expression with the names of ``Builder.names``. The last keys are for us: the states that
+     Grain had, those of them to restore in any case (others are if ours differ), and whether to do
+     so on an iterator that was used, too.
 """
 
 import ast
@@ -239,7 +242,7 @@ class Builder:
         return eval(compile(ast.Expression(last.value), "code", "eval"), names)
 
     def dataset(self, spec):
-        """What can be seen of the dataset of ``spec``."""
+        """Everything observable about the dataset of ``spec``."""
         ds = eval(spec["code"], self.names)
         result = {}
         if isinstance(ds, self.m.MapDataset):
@@ -308,7 +311,7 @@ def state_of(it):
 
 
 def same_state(mine, theirs):
-    """Whether two states are the same, but for entries that only we have."""
+    """True if two states are the same, but for entries that only we have."""
     return json.dumps(known(mine, theirs), sort_keys=True) == json.dumps(theirs, sort_keys=True)
 
 

@@ -12,7 +12,8 @@ import sys
 
 ENDLESS = sys.maxsize
 
-# Elements by name, as in the driver. Those of "rows" kinds have a first axis of one length in all leaves.
+# Elements by name, as in the driver. Those of "rows" kinds have a first axis of one length in all
+# leaves.
 _NUMBERS = ["int", "int", "int", "float", "int32", "float32", "int_or_float", "scalar_array"]
 _TREES = ["array", "dict", "tuple", "nested", "list", "named", "ordered", "matrix", "str", "bytes", "bool", "uint8", "no_bytes"]
 _ROWS = ["array", "matrix", "rows"]
@@ -23,10 +24,12 @@ _SEQUENCES = ["tokens", "sequences", "holes"]
 class Node:
     """A dataset: its code, and what has to be known to build upon it.
 
-    Facts: "sparse" (there are indices, or elements of an iterator, without an element), "gaps" (that an iterator passes over),
-    "filtered" (in a way that Grain's batch sees), "random" (reads no negative or huge index), "seeded" (there is a default seed),
-    "counting" (an iterator numbers elements), "empty" (there may be no element at all), "failing" (elements may raise),
-    "interleaved", "threads", "repeated" (an interleave is), "ends" (the state at the end may be another one).
+    Facts: "sparse" (there are indices, or elements of an iterator, without an element), "gaps"
+    (that an iterator passes over), "filtered" (in a way that Grain's batch sees), "random" (reads
+    no negative or huge index), "seeded" (there is a default seed), "counting" (an iterator numbers
+    elements), "empty" (there may be no element at all), "failing" (elements may raise),
+    "interleaved", "threads", "repeated" (an interleave is), "ends" (the state at the end may be
+    another one).
     """
 
     code: str
@@ -34,10 +37,11 @@ class Node:
     form: str = "int"  # how elements look, with `mixed` in it if not all alike
     length: int = 0  # of an epoch; 0 or ENDLESS for an iterator
     facts: frozenset[str] = frozenset()
-    num_sliced: int = ENDLESS  # the fewest datasets of an interleave: more threads than that cannot share it
+    # the fewest datasets of an interleave: more threads than that cannot share it
+    num_sliced: int = ENDLESS
 
     def within(self, code, *facts, without=(), **changes):
-        """A dataset over this one, for which ``<0>`` stands in its code."""
+        """A dataset over this one, written ``<0>`` in its code."""
         facts = (self.facts | set(facts)) - set(without)
         return dataclasses.replace(self, code=code.replace("<0>", self.code), facts=facts, **changes)
 
@@ -50,7 +54,7 @@ class Node:
 
     @property
     def is_uniform(self):
-        """Whether default batches can be made of it."""
+        """True if default batches can be made of it."""
         return "mixed" not in self.form and self.form not in _SEQUENCES and "sparse" not in self.facts
 
     @property
@@ -61,7 +65,7 @@ class Node:
 class Pipelines(random.Random):
     """Makes pipelines at random."""
 
-    described = False  # whether element specs can be told of most of what is being made
+    described = False  # whether element specs can be determined of most of what is being made
     long = False  # whether the datasets that are being made are, which are not to be searched
 
     def one_of(self, *options):
@@ -135,7 +139,8 @@ class Pipelines(random.Random):
             nodes = [node if node.length == length else node.then(f"[:{length}]", length=length) for node in nodes]
         # Grain keeps the tuples of which a part is missing, and so do we.
         parts = ["mixed" if "sparse" in node.facts else node.form for node in nodes]
-        gaps = ["gaps"] * ("mixed" in parts)  # we do not look whether there really are: "indices_with_gaps"
+        # we do not look whether there really are: "indices_with_gaps"
+        gaps = ["gaps"] * ("mixed" in parts)
         zipped = self.joined(f"x.ZipMapDataset([{codes}])", nodes, *gaps, form=f"({','.join(parts)})", length=min(lengths))
         return dataclasses.replace(zipped, facts=zipped.facts - {"sparse"})
 
@@ -144,7 +149,7 @@ class Pipelines(random.Random):
 
     def step(self, node, kind, names):
         name = self.choice(names.split())
-        if name == "filter" and node.is_endless:  # which might search for ever
+        if name == "filter" and node.is_endless:  # which might search forever
             return node
         made = getattr(self, f"{kind}_{name}", None)
         return made(node) if made else self.element_step(node, name)
@@ -222,7 +227,8 @@ class Pipelines(random.Random):
         kind, form = self.one_of(("Copies", node.form), ("Generated", node.form), ("Numbered", f"n{node.form}"))
         if node.is_endless:
             return node
-        most, fact = self.one_of(*[("", "empty")] * 19, (f", most={fan + 2}", "failing"))  # more than it says
+        # more than it says
+        most, fact = self.one_of(*[("", "empty")] * 19, (f", most={fan + 2}", "failing"))
         code = self.one_of(f"<0>.apply({kind}({fan}{most}))", f"x.FlatMapMapDataset(<0>, {kind}({fan}{most}))")
         return node.within(code, "filtered", "sparse", fact, form=form, length=fan * node.length)
 
@@ -232,7 +238,8 @@ class Pipelines(random.Random):
         if not node.is_uniform or self.chance(0.15):
             fn, form = "batch_length", "int"
         elif self.chance(0.2):
-            fn = f"partial(x.batch_and_pad, batch_size={size}, pad_value={self.one_of(0, 1)})"  # "lossy_padding"
+            # "lossy_padding"
+            fn = f"partial(x.batch_and_pad, batch_size={size}, pad_value={self.one_of(0, 1)})"
         options = ", drop_remainder=True" * drop + (f", batch_fn={fn}" if fn else "")
         if self.chance(0.2):
             return size, drop, f".apply(t.Batch({size}{options}))", form
@@ -344,7 +351,8 @@ class Pipelines(random.Random):
     def iter_repeat(self, node):
         if "DatasetOptions" in node.code:  # "counts_of_empty_epochs"
             return node
-        if "interleaved" in node.facts:  # "third_epoch_of_interleave", "caches_of_interleaved_datasets"
+        # "third_epoch_of_interleave", "caches_of_interleaved_datasets"
+        if "interleaved" in node.facts:
             if "CacheIterDataset" in node.code:
                 return node
             return node.within(f"x.RepeatIterDataset(<0>, {self.one_of(1, 2)})", "repeated")
@@ -375,7 +383,8 @@ class Pipelines(random.Random):
         count = self.randint(0, 3)
         if node.facts & {"counting", "threads"} or count > node.num_sliced:
             return node
-        if node.is_endless and "x.RepeatIterDataset" in node.code:  # nothing for ever: a share may be empty, and Grain hangs then
+        # nothing forever: a share may be empty, and Grain hangs then
+        if node.is_endless and "x.RepeatIterDataset" in node.code:
             return node
         code = f"x.multithread_prefetch(<0>, num_threads={count}, buffer_size={self.one_of(0, 1, 2)}"
         # "parts_of_what_has_a_length"
@@ -431,7 +440,8 @@ class Pipelines(random.Random):
             options += ", meta_features=('m',)"
         if self.chance(0.4):
             options += f", split_full_length_features={self.chance(0.3)}"
-        if len(names) == 1 and node.form != "holes" and self.chance(0.3):  # "first_tokens_of_empty_pieces"
+        # "first_tokens_of_empty_pieces"
+        if len(names) == 1 and node.form != "holes" and self.chance(0.3):
             options += ", bos_handling=x.BOSHandling.REPLACE_FIRST_TOKEN_WITH_BOS, bos_token_id=99"
             options += f", bos_features={self.one_of((), names)}"
         return node.within(f"x.ConcatThenSplitIterDataset(<0>, {options})", "ends", form="packed")
@@ -486,10 +496,12 @@ class Pipelines(random.Random):
             )
             if "Random" not in operation or not re.search("Copies|Numbered|Generated", str(operations)):
                 operations.append(operation)  # "random_maps_after_flat_maps"
-        long = self.chance(0.5) and not re.search("Filter|Keep", str(operations))  # which may drop all
+        # which may drop all
+        long = self.chance(0.5) and not re.search("Filter|Keep", str(operations))
         length = self.randint(400, 90_000) if long else self.randint(1, 40)
         count, drop = self.one_of(1, 1, 2, 3, 5), self.chance(0.5)
-        length = max(count, length if drop else -(-length // count) * count)  # "remainder_of_shards"
+        # "remainder_of_shards"
+        length = max(count, length if drop else -(-length // count) * count)
         shard = f"m.sharding.ShardOptions({self.randrange(count)}, {count}, {drop})"
         shard = "m.sharding.NoSharding()" if count == 1 and self.chance(0.7) else shard
         epochs = self.one_of(1, 1, 2, 3, *([] if operations else [None]))
@@ -515,7 +527,8 @@ class Pipelines(random.Random):
             return self.loader_spec(self.randint(1, 2))
         while True:
             node = self.iter_dataset(depth=1)
-            # "map_with_index_in_threads", and what holds for threads above; in batches of workers all is of the first's dtype
+            # "map_with_index_in_threads", and what holds for threads above; in batches of workers
+            # all is of the first's dtype
             if not node.facts & {"counting", "failing", "interleaved"} and "int_or_float" not in node.code:
                 break
         count = self.randint(1, min(2, node.num_sliced))
@@ -563,6 +576,6 @@ def mixed_length(lengths, weights):
 
 
 def is_odd_length(length):
-    """Whether Grain's shuffle of so many elements is the one that leaves one out."""
+    """True if Grain's shuffle of this number of elements is the one that drops one."""
     k = (length - 1).bit_length() - 1
     return length > 2**16 and length - 1 == 2**k and k % 2 == 0

@@ -1,4 +1,6 @@
-"""Runs the driver in Grain's environment (``make peers`` makes it; ``GRISTMILL_PEER_GRAIN`` names another) and in ours."""
+"""Runs the driver in Grain's environment (``make peers`` makes it; ``GRISTMILL_PEER_GRAIN`` names
+another) and in ours.
+"""
 
 import contextlib
 import json
@@ -19,7 +21,7 @@ needs_grain = pytest.mark.skipif(
 
 
 def run(module, specs):
-    """What the driver prints for ``specs``; ``{"hangs": True}`` for one at which Grain hangs."""
+    """The output of the driver for ``specs``; ``{"hangs": True}`` for one at which Grain hangs."""
     python = sys.executable if module == "gristmill" else str(_PEER)
     results = []
     while len(results) < len(specs):
@@ -27,7 +29,8 @@ def run(module, specs):
         code, output, errors = _outputs([python, str(_HERE / "peer_driver.py"), module], json.dumps(left))
         lines = output.splitlines()
         results += map(json.loads, lines)
-        # Threads that Grain leaves behind can slow what comes after them until it is given up: that is tried anew.
+        # Threads that Grain leaves behind can slow later pipelines until they time out: these are
+        # tried again.
         is_stuck = module == "grain" and "Timeout" in errors
         assert code == 0 or is_stuck, f"{module} ended with {code} at {left[len(lines)]}:\n{errors[-3000:]}"
         if not lines:
@@ -36,7 +39,9 @@ def run(module, specs):
 
 
 def _outputs(command, text):
-    """The exit status of a program, and what it prints. Worker processes that outlive it are killed."""
+    """The exit status of a program, and what it prints. Worker processes that outlive it are
+    killed.
+    """
     with tempfile.TemporaryFile("w+") as stdin, tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
         stdin.write(text)
         stdin.seek(0)

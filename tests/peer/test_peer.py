@@ -1,6 +1,7 @@
-"""Where we differ from Grain 0.2.18 on purpose: code that shows it, what Grain gives and what we give.
+"""Intended differences from Grain 0.2.18: code that shows each, Grain's result and ours.
 
-The reasons are in docs/compatibility.md. Compared is the value of the last line of code, or the name of the error that ended it.
+The reasons are in docs/compatibility.md. Compared is the value of the last line of code, or the
+name of the error that ended it.
 """
 
 import ast

@@ -1,8 +1,10 @@
-"""Random pipelines over the whole Dataset API, nested ones too, and of the DataLoader, in Grain 0.2.18 and here.
+"""Random pipelines over the whole Dataset API, nested ones too, and of the DataLoader, in Grain
+0.2.18 and here.
 
-Lengths, elements, errors, states at every step, indices and element specs are compared, and we go on from Grain's states. The
-pipelines keep away from where we differ on purpose, or the comparison knows it: ``test_peer.py``.
-``GRISTMILL_PEER_SEED`` and ``GRISTMILL_PEER_COUNT`` make ``test_random_datasets`` try others, and more.
+Lengths, elements, errors, states at every step, indices and element specs are compared, and we
+continue from Grain's states. The pipelines keep away from where we differ on purpose, or the
+comparison knows it: ``test_peer.py``. ``GRISTMILL_PEER_SEED`` and ``GRISTMILL_PEER_COUNT`` make
+``test_random_datasets`` try others, and more.
 """
 
 import concurrent.futures
@@ -22,12 +24,13 @@ BATCH = 100  # pipelines of a process
 
 
 class Different(Exception):
-    """What differs between Grain and us, in words."""
+    """The difference between Grain's result and ours, in words."""
 
 
 def compare(specs):
-    """What Grain gave for each of ``specs``, and what differs, if anything does."""
-    # Buffers have no effect on the results, but without one Grain's are left to chance: its threads and its consumer race.
+    """Grain's results for each of ``specs``, and the differences, if any."""
+    # Buffers have no effect on the results, but without one Grain's are left to chance: its threads
+    # and its consumer race.
     peers = run("grain", [{**spec, "code": spec["code"].replace("buffer_size=0", "buffer_size=1")} for spec in specs])
     codes = [in_lanes(spec["code"]) if spec.get("in_lanes") else spec["code"] for spec in specs]
     same = zip(specs, codes, peers, strict=True)
@@ -58,17 +61,18 @@ def check_equal(specs):
 
 
 def to_restore(spec, peer):
-    """Grain's states, for us to go on from."""
+    """Grain's states, for us to continue from."""
     if "run" not in peer or is_error(peer["start"]) or not spec.get("restores", True):
         return {}
     run, n = peer["run"], len(peer["run"]["states"])
     states = [peer["start"], *run["states"]] + ([run["end_state"]] if run["end"] == STOP else [])
-    # A full cache stays full when its iterator goes back, so that states are others then, in Grain as well.
+    # A full cache stays full when its iterator goes back, so that states are others then, in Grain
+    # as well.
     return {"states": states, "restore": [0, n // 2, n // 2, n], "in_place": "CacheIterDataset" not in spec["code"]}
 
 
 def check(spec, peer, ours):
-    if "hangs" in peer:  # Grain repeats the empty shard of a thread for ever
+    if "hangs" in peer:  # Grain repeats the empty shard of a thread forever
         expect("end", True, "Repeat" in spec["code"] and "multithread_prefetch" in spec["code"])
         return
     if "error" in peer:
@@ -86,7 +90,8 @@ def check(spec, peer, ours):
         expect("length", peer["length"], ours["length"])
         expect("length by the rules", spec["length"], ours["length"])
         for index, theirs, mine in zip(spec["indices"], peer["indexed"], ours["indexed"], strict=True):
-            if theirs != {"error": OVERFLOW} or "andom" not in spec["code"]:  # "random_map_at_negative_index"
+            # "random_map_at_negative_index"
+            if theirs != {"error": OVERFLOW} or "andom" not in spec["code"]:
                 expect(f"[{index}]", theirs, mine)
     if "element_spec" in peer and not lacks(peer["element_spec"]):
         expect("element spec", peer["element_spec"], ours["element_spec"])
@@ -100,12 +105,14 @@ def check_next_indices(spec, peer, ours):
     if "gaps" in facts:  # "indices_with_gaps"
         return
     for step, (theirs, mine) in enumerate(zip(peer.get("next_index", ()), ours.get("next_index", ()), strict=False)):
-        if lacks(theirs) or (lacks(mine) and ("refetch" in spec["code"] or "interleaved" in facts)):  # "indices_behind_threads"
+        # "indices_behind_threads"
+        if lacks(theirs) or (lacks(mine) and ("refetch" in spec["code"] or "interleaved" in facts)):
             return
         if is_error(theirs) and mine is None:  # "index_of_the_end"
             expect("set_next_index", theirs, {"error": ["IndexError"]})
             return
-        if theirs is None and is_error(mine) and mine["error"][0] == "StateIndexError":  # "index_behind_a_limit"
+        # "index_behind_a_limit"
+        if theirs is None and is_error(mine) and mine["error"][0] == "StateIndexError":
             return
         if theirs == 0 and "interleaved" in facts:  # "index_of_interleave_at_its_end"
             return
@@ -116,7 +123,8 @@ def check_next_indices(spec, peer, ours):
 
 def check_run(spec, peer, ours):
     facts = spec["facts"]
-    has_full_caches = "CacheIterDataset" in spec["code"] and "RepeatIterDataset" in spec["code"]  # "caches_that_are_full"
+    # "caches_that_are_full"
+    has_full_caches = "CacheIterDataset" in spec["code"] and "RepeatIterDataset" in spec["code"]
     theirs, mine = peer["run"], ours["run"]
     if is_error(peer["start"]):  # a dataset of an interleave could not be made
         return
@@ -179,7 +187,8 @@ def expect(what, theirs, mine):
     """Errors must be of Grain's class."""
     if is_error(theirs) and is_error(mine):
         kind = theirs["error"][0]
-        if kind in mine["error"] or (kind == "ZeroDivisionError" and "IndexError" in mine["error"]):  # "empty_index"
+        # "empty_index"
+        if kind in mine["error"] or (kind == "ZeroDivisionError" and "IndexError" in mine["error"]):
             return
     if json.dumps(theirs, sort_keys=True) != json.dumps(mine, sort_keys=True):
         raise Different(f"{what}: {brief(theirs)} in Grain, {brief(mine)} here")

@@ -100,6 +100,7 @@ def test_the_same_bytes_for_any_number_of_hosts_of_which_any_may_come_back(tmp_p
         pytest.param("jsonl", row, {"compression": "zstd"}, id="jsonl.zst"),
         pytest.param("parquet", row, {"row_group_size": 4}, id="parquet"),
         pytest.param("parquet", row, {"compression": "none"}, id="parquet plain"),
+        pytest.param("parquet", lambda i: {"x": np.full((i, 2, 1, 3), i)}, {}, id="4 axes"),
         pytest.param("tar", sample, {}, id="tar"),
         pytest.param("tar", lambda i: {"__key__": f"a/{i}", "x.npy": np.eye(2) * i}, {}, id="keys"),
         pytest.param("megatron", lambda i: np.arange(i % 4, dtype=np.uint16), {}, id="megatron"),
@@ -288,6 +289,20 @@ class Odd:
     pass
 
 
+class Named(str):
+    pass
+
+
+def nested(depth):
+    value = [1]
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+MASKED = np.ma.masked_array([1.0, 2.0], [False, True])
+
+
 @pytest.mark.parametrize(
     ("format", "good", "wrong", "text"),
     [
@@ -324,6 +339,13 @@ class Odd:
         pytest.param(
             "parquet", {"a": np.ones((2, 3))}, {"a": np.ones((2, 4))}, "any, 4", id="other shape"
         ),
+        pytest.param("parquet", {"a": "a"}, {"a": "\ud800"}, "surrogates", id="no Unicode"),
+        pytest.param("array_record", {"a": 1}, {"a": MASKED}, "mask as two arrays", id="mask"),
+        pytest.param("parquet", {"a": np.ones(2)}, {"a": MASKED}, "MaskedArray", id="mask, table"),
+        pytest.param("tar", {"a": np.ones(2)}, {"a": MASKED}, "MaskedArray", id="mask in tar"),
+        pytest.param("jsonl", [1], [Named("a")], "Named", id="subclass in JSON"),
+        pytest.param("jsonl", [1], [nested(3000)], "nested too deeply", id="deep in JSON"),
+        pytest.param("array_record", [1], [nested(3000)], "nested too deeply", id="deep"),
     ],
 )
 def test_an_element_that_cannot_be_held_is_named_and_whole_files_stay(
@@ -342,6 +364,39 @@ def test_an_element_that_cannot_be_held_is_named_and_whole_files_stay(
     )
     names = sorted(name for name in contents(tmp_path) if name.startswith("part"))
     assert {name.partition(".")[0] for name in names} == {"part-000000", "part-000001"}
+
+
+@pytest.mark.parametrize("wrong", [None, {"a": Odd()}], ids=["None", "object"])
+def test_an_element_of_a_stream_is_named_with_its_records(tmp_path, wrong):
+    ds = grain.MapDataset.range(60).seed(1).shuffle()
+    skipped, odd, next_one = ds[41], ds[47], ds[48]
+
+    def change(x):
+        return wrong if x == odd else {"a": x}
+
+    def fail_once(x):
+        return x if x != skipped else 1 // 0
+
+    ds = ds.map(fail_once).tolerate(max_total=1)
+    elements = ds.to_iter_dataset().map(change)
+    singles = elements.batch(1, batch_fn=lambda x: x[0])
+    pairs = elements.batch(2, batch_fn=lambda pair: pair if all(pair) else None)
+    cases = [
+        (elements, f"element 6 of those at 40 to 49 \\(record {odd}\\)"),
+        (singles, f"element 46 of the stream \\(record {odd}\\)"),
+        (pairs, f"element 23 of the stream \\(records {odd}, {next_one}\\)"),
+    ]
+    if wrong is not None:  # None is a hole of a MapDataset
+        cases.append((ds.map(change), f"element 6 of those at 40 to 49 \\(record {odd}\\)"))
+    for i, (pipeline, name) in enumerate(cases):
+        assert_raises(
+            ElementError,
+            f"{name} cannot be written",
+            grain.write,
+            pipeline,
+            tmp_path / str(i),
+            records_per_file=10,
+        )
 
 
 @pytest.mark.parametrize(
@@ -384,6 +439,37 @@ def test_an_element_that_cannot_be_held_is_named_and_whole_files_stay(
         pytest.param({"shard": 3}, TypeError, "ShardByJaxProcess", id="shard"),
         pytest.param({"path": 3}, TypeError, "path must be a folder", id="path"),
         pytest.param({"path": "https://example.org/x"}, ValueError, "object store", id="server"),
+        pytest.param({"path": ""}, ValueError, "path must be a folder", id="no path"),
+        pytest.param({"path": __file__}, ValueError, "got the file", id="file"),
+        pytest.param({"path": f"{__file__}/x"}, OSError, "can be written to, got", id="in a file"),
+        pytest.param({"overwrite": "no"}, TypeError, "overwrite must be True or", id="flag"),
+        pytest.param({"progress": 0}, TypeError, "True, False or None", id="progress"),
+        pytest.param({"append": True, "overwrite": True}, ValueError, "choose one", id="two flags"),
+        pytest.param(
+            {"overwrite": True, "shard": grain.ShardOptions(0, 2)},
+            ValueError,
+            "before the hosts start",
+            id="overwriting hosts",
+        ),
+        *[
+            pytest.param(
+                {"format": "parquet", "compression": compression}, ValueError, text, id=compression
+            )
+            for compression, text in {
+                "xz": "one of|compression must be 'none'",
+                "snappy:3": "without a level",
+                "zstd:99": r"level in \[-?\d+, 22\]",
+            }.items()
+        ],
+        pytest.param(
+            {
+                "ds": grain.MapDataset.range(9).map(lambda i: {"a": {1} if i == 4 else 1}),
+                "format": "parquet",
+            },
+            ElementError,
+            r"element 4 \(record 4\) .* type set",
+            id="one of the first elements",
+        ),
     ],
 )
 def test_arguments_that_are_wrong(tmp_path, arguments, error, text):

@@ -14,7 +14,7 @@ from refusing import assert_raises
 
 import gristmill as grain
 from gristmill.prepare.local import LocalFolder
-from written import contents, packed, sparse
+from written import check_appends_at_once, contents, packed, sparse
 
 HERE = Path(__file__).parent
 PATHS = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
@@ -121,6 +121,10 @@ def test_two_writers_write_each_file_once(tmp_path, make):
     assert sum(num for _, num in reports) == len(alone.files) and any(
         complete for complete, _ in reports
     )
+
+
+def test_of_two_appends_at_once_one_is_refused(tmp_path):
+    check_appends_at_once(str(tmp_path))
 
 
 def test_small_files_and_locks_while_another_process_removes_what_is_unfinished(tmp_path):

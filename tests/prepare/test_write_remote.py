@@ -8,13 +8,13 @@ from refusing import assert_raises
 
 import gristmill as grain
 from gristmill.prepare.manifest import ManifestError
-from written import contents, packed, sparse
+from written import check_appends_at_once, contents, packed, sparse
 
 pytest.importorskip("obstore")
 pytest.importorskip("moto")
 sys.path.append(str(Path(__file__).parents[1] / "sources"))
 
-from servers import s3_bucket
+from servers import CutConnections, s3_bucket
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +67,29 @@ def test_a_folder_of_a_bucket_is_like_a_local_one(tmp_path, bucket, monkeypatch,
         "manifest.json",
         *[x.name for x in grain.write(make(30), url, **arguments).files],
     }
+
+
+def test_of_two_appends_at_once_one_is_refused(bucket, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    check_appends_at_once(f"{bucket.url}/appends")
+
+
+def test_a_connection_that_is_lost_is_an_error_that_says_what_to_do(bucket, monkeypatch):
+    ds = grain.MapDataset.range(40).map(lambda i: bytes([i]) * 20_000)
+    arguments = {"format": "tfrecord", "records_per_file": 10}
+    lost = f"{bucket.url}/lost"
+    for what, limit in [("up", 500_000), ("down", 300_000)]:
+        with CutConnections(bucket.endpoint, what, limit) as endpoint:
+            monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+            text = "Check the address, .* call again: finished files stay"
+            if what == "up":
+                assert_raises(OSError, text, grain.write, ds, lost, **arguments)
+            else:
+                assert_raises(OSError, text, grain.verify_files, lost)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", bucket.endpoint)
+        if what == "up":
+            assert 0 < grain.write(ds, lost, **arguments).new_files < 4
+        grain.verify_files(lost)
 
 
 def test_a_store_that_cannot_be_written_is_named(bucket):

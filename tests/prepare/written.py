@@ -1,5 +1,7 @@
 """Pipelines that tests write, and what a folder has afterwards."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -49,3 +51,40 @@ def contents(folder):
         path.name: path.read_bytes() if path.is_file() else "a folder"
         for path in Path(folder).iterdir()
     }
+
+
+class Meeting:
+    """Two threads meet in the first element, which each computes after it has read the manifest."""
+
+    def __init__(self):
+        self.barrier = threading.Barrier(2)
+
+    def __call__(self, i):
+        if not i % 10 and self.barrier is not None:
+            self.barrier.wait(10)
+            self.barrier = None
+        return b"%d" % i
+
+    def __getstate__(self):
+        return {}
+
+
+def check_appends_at_once(folder):
+    """Of two pipelines that are appended at the same time, one is appended, one is an error."""
+    grain.write(grain.MapDataset.range(5).map(lambda i: b"old"), folder, records_per_file=2)
+    meeting = Meeting()
+
+    def append(start):
+        ds = grain.MapDataset.range(start, start + 7).map(meeting)
+        try:
+            return grain.write(ds, folder, records_per_file=2, append=True).new_records
+        except ValueError as error:
+            assert "An append is not finished" in str(error)
+            return start
+
+    with ThreadPoolExecutor() as pool:
+        results = [*pool.map(append, (10, 20))]
+    grain.verify_files(folder)
+    [start] = {10, 20} - {*results}
+    assert sorted(results) == [7, 30 - start]
+    assert [*grain.read(folder)] == [b"old"] * 5 + [b"%d" % i for i in range(start, start + 7)]

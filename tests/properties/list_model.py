@@ -1,7 +1,8 @@
-"""Map pipelines as plain lists and formulas: the specification once more, without blocks, threads or iterators.
+"""Map pipelines as plain lists and formulas: the specification once more, without blocks, threads
+or iterators.
 
-A pipeline is a list of steps, each a tuple of a name and its arguments. ``build`` makes the data set of it, ``MapModel``
-what it has to deliver. An element that user code fails at is ``FAILED``.
+A pipeline is a list of steps, each a tuple of a name and its arguments. ``build`` makes the data
+set of it, ``MapModel`` what it has to deliver. An element that user code fails at is ``FAILED``.
 """
 
 import sys
@@ -19,7 +20,7 @@ OPTIONS = DatasetOptions(filter_warn_threshold_ratio=None)
 
 
 class Boom(Exception):
-    """What failing user code raises."""
+    """The error of failing user code."""
 
 
 def weight(x: Any) -> int:
@@ -79,7 +80,8 @@ def integer_weights(weights: list[float]) -> list[int]:
     return [int(w * scale) for w in weights]
 
 
-JOINS = ("mix", "concatenate")  # of what there is, at a place among shuffled ranges: ``(place, [(length, seed)], weights)``
+# of what there is, at a place among shuffled ranges: ``(place, [(length, seed)], weights)``
+JOINS = ("mix", "concatenate")
 
 
 def default_seed(steps: list[Any], position: int) -> int | None:
@@ -94,7 +96,9 @@ def default_seed(steps: list[Any], position: int) -> int | None:
 
 
 class MapModel:
-    """``model[i]`` and ``model.length`` of a list of map steps; steps that are not allowed there are left out of ``steps``."""
+    """``model[i]`` and ``model.length`` of a list of map steps; steps that are not allowed there
+    are left out of ``steps``.
+    """
 
     def __init__(self, length: int, wanted: list[Any]) -> None:
         self.steps: list[Any] = [("range", length)]
@@ -192,7 +196,7 @@ class MapModel:
 
 
 def element_of(name: str, args: list[Any], seed: int | None, i: int, x: Any) -> Any:
-    """What becomes of ``x``, which is at ``i``, in a step that makes one element of one."""
+    """The result for ``x``, at index ``i``, of a stage that makes one element of one."""
     if x is None or x is FAILED:
         return x
     match name:

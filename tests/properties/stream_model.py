@@ -1,7 +1,9 @@
-"""Trees of stream stages as plain generators: what they have to deliver, without blocks, threads, iterators or states.
+"""Trees of stream stages as plain generators: what they have to deliver, without blocks, threads,
+iterators or states.
 
-A tree is a tuple ``(name, arguments, trees)``. ``build`` makes the data set of it, ``outcomes`` what comes out. Elements are
-lists that user code changes in place, and so does whoever consumes them; in the model they are tuples.
+A tree is a tuple ``(name, arguments, trees)``. ``build`` makes the data set of it, ``outcomes``
+computes its outputs. Elements are lists that user code changes in place, and so does the consumer;
+in the model they are tuples.
 """
 
 import itertools
@@ -50,11 +52,11 @@ class UserIterator(DatasetIterator):
 
 
 class Transient(Exception):
-    """What user code raises that fails once."""
+    """The error of user code that fails once."""
 
 
 class Interrupt(KeyboardInterrupt):
-    """Somebody presses Ctrl-C."""
+    """The user presses Ctrl-C."""
 
 
 class Trouble:
@@ -95,7 +97,7 @@ def frozen(x: Any) -> Any:
 
 
 def spoil(x: Any) -> None:
-    """What a consumer may do to an element that was delivered."""
+    """Changes a delivered element in place, as a consumer may."""
     if isinstance(x, list | tuple):
         for part in x:
             spoil(part)
@@ -178,7 +180,9 @@ def build(tree: Any) -> Any:
 
 
 class Share:
-    """Which share of a pipeline is run: slices of its sources, one after another, and the worker's index and count."""
+    """Which share of a pipeline is run: slices of its sources, one after another, and the worker's
+    index and count.
+    """
 
     def __init__(self, slices: tuple[tuple[int, int], ...] = (), index: int = 0, count: int = 1) -> None:
         self.slices, self.index, self.count = slices, index, count
@@ -225,7 +229,7 @@ def outcomes(tree: Any, share: Share = WHOLE) -> Iterator[Any]:
 
 
 class Endless(Exception):
-    """The tree repeats nothing for ever."""
+    """The tree repeats nothing forever."""
 
 
 def each(parent: Iterator[Any], fn: Any) -> Iterator[Any]:
@@ -348,7 +352,8 @@ _buffers = st.sampled_from([0, 1, 2, 9])
 _lengths = st.sampled_from([12, 20, 9, 30, 16, 7, 4, 1, 0])
 _sizes = st.sampled_from([3, 5, 2, 10, 4, 1, 17])
 
-# name: what makes the data set, what comes out (if not written above), and what its arguments are drawn from
+# name: what makes the data set, the outputs (if not written above), and what its arguments are
+# drawn from
 _STAGES: dict[str, Any] = {
     "flaky": (lambda ds: ds.map(TROUBLE), same),
     "map": (lambda ds: ds.map(grown_by_one), lambda p: each(p, lambda i, x: (*x, 1))),

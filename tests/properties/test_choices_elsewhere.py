@@ -65,7 +65,8 @@ def test_a_window_has_the_elements_that_it_had_in_the_first_run(name, in_place):
         again = it if in_place else iter(ds)
         again.set_state(json.loads(states[position]))
         end = min(len(first), position - position % WINDOW + WINDOW)
-        expected = first[position:end] if position % WINDOW else []  # nothing was chosen yet at the beginning of a window
+        # nothing was chosen yet at the beginning of a window
+        expected = first[position:end] if position % WINDOW else []
         assert [*islice(again, len(expected))] == expected, position
         again.close() if again is not it else None
 

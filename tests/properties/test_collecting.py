@@ -1,6 +1,8 @@
-"""Stages that collect elements until an output can be made: chained at random, restored anywhere, with elements that fail.
+"""Stages that collect elements until an output can be made: chained at random, restored anywhere,
+with elements that fail.
 
-A stage upstream drops elements as it likes: that is in no position, so those that collect must record it.
+A stage upstream drops elements as it likes: that is in no position, so those that collect must
+record it.
 """
 
 import itertools
@@ -217,7 +219,8 @@ def test_a_held_element_that_fails_after_a_restore_can_be_skipped(seed):
 
 def test_the_first_element_of_a_row_can_be_skipped():
     elements = [{"x": np.arange(10 * i, 10 * i + 2 + (i == 2))} for i in range(8)]
-    elements[3] = {"x": np.arange(2, dtype=np.int8)}  # is cut, and what is left cannot hold the token
+    # is cut, and what is left cannot hold the token
+    elements[3] = {"x": np.arange(2, dtype=np.int8)}
     bos = {"bos_handling": gx.BOSHandling.REPLACE_FIRST_TOKEN_WITH_BOS, "bos_features": ["x"], "bos_token_id": 300}
     ds = gx.ConcatThenSplitIterDataset(MapDataset.source(elements).to_iter_dataset(DIRECT), length_struct={"x": 4}, **bos)
     it = iter(ds)

@@ -1,4 +1,6 @@
-"""Error budgets: a restored run has the elements, the counts and the errors of the first one, whatever replays elements."""
+"""Error budgets: a restored run has the elements, the counts and the errors of the first one,
+whatever replays elements.
+"""
 
 import json
 
@@ -13,7 +15,7 @@ LENGTH = 13
 
 
 class Fails:
-    """A function that fails at some numbers, as long as it is told to."""
+    """A function that fails at some numbers, while it is set to."""
 
     def __init__(self, divisor, rest):
         self.divisor, self.rest, self.is_on = divisor, rest, True

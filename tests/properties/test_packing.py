@@ -1,4 +1,6 @@
-"""Packing against its definition, written as naively as possible, and laws that need no definition."""
+"""Packing against its definition, written as naively as possible, and laws that need no
+definition.
+"""
 
 import json
 
@@ -24,7 +26,9 @@ def plain(element):
 
 
 def check_states(ds):
-    """Every position restores, through JSON, on a fresh and on a used iterator; returns the elements."""
+    """Every position restores, through JSON, on a fresh and on a used iterator; returns the
+    elements.
+    """
     it = iter(ds)
     states, rows = [it.get_state()], []
     for row in it:
@@ -42,7 +46,7 @@ def check_states(ds):
 
 @st.composite
 def sequences(draw, most, lengths):
-    """Elements, each with at most so many tokens of each feature; one token may be a scalar."""
+    """Elements, each with at most ``most`` tokens of each feature; one token may be a scalar."""
     elements = []
     for i in range(draw(st.integers(0, most))):
         element = {"k": f"element {i}"}
@@ -140,7 +144,8 @@ def row_of(elements, packed, length_struct, meta, paddings):
     return row
 
 
-_NESTED = {"x": ("in", "x"), "y": ("y", "deep", "z")}  # by what it begins with, a whole feature is a meta feature
+# by what it begins with, a whole feature is a meta feature
+_NESTED = {"x": ("in", "x"), "y": ("y", "deep", "z")}
 
 
 def nested(features):
@@ -239,7 +244,8 @@ def test_rows_are_those_of_the_definition_and_have_all_tokens_in_order(case):
         got, is_first = [], []
         for row in rows:
             used = sum(map(bool, row[f"{f}_segment_ids"]))
-            assert all(row[f"{f}_segment_ids"][:used]) and not any(row[f][used:])  # nothing unused in between
+            # nothing unused in between
+            assert all(row[f"{f}_segment_ids"][:used]) and not any(row[f][used:])
             got += row[f][:used]
             is_first += [position == 0 for position in row[f"{f}_positions"][:used]]
         if not arguments["split_full_length_features"]:  # these may overtake others

@@ -1,4 +1,6 @@
-"""Random map pipelines deliver what the naive list model says, and the shares of workers are parts of the whole."""
+"""Random map pipelines deliver what the naive list model says, and the shares of workers are parts
+of the whole.
+"""
 
 import itertools
 

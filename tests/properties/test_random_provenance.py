@@ -1,4 +1,6 @@
-"""Elements that carry their identity through random pipelines: ``explain`` names just those that an output has."""
+"""Elements that carry their identity through random pipelines: ``explain`` names just those that an
+output has.
+"""
 
 import contextlib
 import itertools
@@ -92,8 +94,11 @@ def identities(told):
 
 
 def check(ds, rng, ledger):
-    """Compares the records named for some outputs with those they carry; returns how many there were."""
-    # A zip of batches of one size is explained row by row, while `merged` puts one batch after the other.
+    """Compares the records named for some outputs with those they carry; returns how many there
+    were.
+    """
+    # A zip of batches of one size is explained row by row, while `merged` puts one batch after the
+    # other.
     ordered = tuple if "ZipIterDataset" not in repr(ds) else sorted
 
     def assert_explains(provenance, x):
@@ -106,7 +111,7 @@ def check(ds, rng, ledger):
         states.append(it.get_state())
         assert_explains(explain(it), x)
     it.close()
-    it = iter(ds)  # another one goes on
+    it = iter(ds)  # another one continues
     it.set_state(states[-1])
     for x in itertools.islice(it, 2):
         assert_explains(explain(it), x)
@@ -129,7 +134,8 @@ def test_random_pipelines(tmp_path):
         try:
             ds = tree(rng, rng.randint(1, 5), 1)
             list(itertools.islice(ds, 25))
-        except ValueError:  # lanes of nothing, workers above workers, lanes that are shorter than their length says
+        except ValueError:
+            # lanes of nothing, workers above workers, lanes that are shorter than their length says
             continue
         num_outputs += check(ds, rng, Ledger(tmp_path / str(k), every=rng.choice([1, 3])))
     assert num_outputs > NUM_PIPELINES

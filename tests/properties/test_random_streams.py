@@ -1,4 +1,6 @@
-"""Random trees of stream stages deliver what plain generators say, whatever is done to their iterators in between."""
+"""Random trees of stream stages deliver what plain generators say, after any operations on their
+iterators.
+"""
 
 import itertools
 import json
@@ -26,7 +28,8 @@ BUDGETS = [gx.DatasetOptions(), *[gx.DatasetOptions(max_threads=num, max_bytes_a
 ANYHOW = {
     "deadline": None,
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
-    "phases": [Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],  # explaining takes minutes
+    # explaining takes minutes
+    "phases": [Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
 }
 QUICK = settings(max_examples=200, derandomize=True, **ANYHOW)
 THOROUGH = settings(max_examples=200, print_blob=True, **ANYHOW)  # with other examples every time
@@ -42,10 +45,13 @@ class Run:
             assume(False)
         self.is_whole = len(self.outcomes) <= LIMIT
         self.names = names(tree)
-        if {"zip", "fail"} <= self.names and not self.names.isdisjoint(ELSEWHERE):  # a zip that is not strict and has ended
-            assume(False)  # asks those again that had not, where its place is restored behind what failed
+        # a zip that is not strict and has ended
+        if {"zip", "fail"} <= self.names and not self.names.isdisjoint(ELSEWHERE):
+            # asks those again that had not, where its place is restored behind what failed
+            assume(False)
         self.has_gaps = has_gaps(tree)
-        # A cache leaves out what was skipped in later epochs, a user's iterator does not know how to skip.
+        # A cache leaves out what was skipped in later epochs, a user's iterator does not know how
+        # to skip.
         self.can_skip = self.names.isdisjoint(["cache", "user"])
         self.states_vary = has_lazy_interleave(tree)  # with which datasets could be opened so far
         self.ds = gx.WithOptionsIterDataset(build(tree), BUDGETS[len(repr(tree)) % len(BUDGETS)])
@@ -205,7 +211,8 @@ class Run:
             assert self.position == len(self.outcomes)
             for _ in range(2):
                 assert_raises(StopIteration, None, next, self.it)
-            if not ({"zip", "fail"} <= self.names):  # a zip that is not strict asks those again that had not ended
+            # a zip that is not strict asks those again that had not ended
+            if not ({"zip", "fail"} <= self.names):
                 it = iter(self.ds)
                 it.set_state(json.loads(json.dumps(self.it.get_state())))
                 assert_raises(StopIteration, None, next, it)
@@ -227,7 +234,7 @@ def has_lazy_interleave(tree):
 
 
 def has_gaps(tree):
-    """Whether a source leaves out elements, at indices that nobody can know beforehand."""
+    """True if a source has missing elements, at indices that cannot be known beforehand."""
     return (tree[0] == "source" and any(step[0] in ("remove", "filter") for step in tree[1][1])) or any(map(has_gaps, tree[2]))
 
 
@@ -277,7 +284,8 @@ LISTED = ("interleave", (1, 0, 0, 0, True), (("source", (12, [], (0, 0), False),
 
 @pytest.mark.timeout(300)
 @QUICK
-@example(LISTED, 2, [("arm", 1, Transient), ("restore", 0)])  # the beginning, while nothing can be opened
+# the beginning, while nothing can be opened
+@example(LISTED, 2, [("arm", 1, Transient), ("restore", 0)])
 @given(trees | failing_trees, st.sampled_from([0, 0, 0, 1]), operations)
 def test_streams(tree, num_workers, script):
     check(tree, num_workers, script)

@@ -1,4 +1,6 @@
-"""Stages that compute groups of elements again: nested at random, restored anywhere, interrupted at every line."""
+"""Stages that compute groups of elements again: nested at random, restored anywhere, interrupted at
+every line.
+"""
 
 import itertools
 import json
@@ -267,7 +269,9 @@ def test_choices_of_elements_that_are_computed_again_are_those_of_the_first_run(
 
 
 class Mixture(Stream):
-    """Numbers of two components at random, those of ``b`` from 1000 on; the position is the next number of each."""
+    """Numbers of two components at random, those of ``b`` from 1000 on; the position is the next
+    number of each.
+    """
 
     makes_choices = True
 

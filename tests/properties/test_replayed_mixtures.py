@@ -1,4 +1,6 @@
-"""Mixtures whose weights and components change while stages downstream hold elements: all come once."""
+"""Mixtures whose weights and components change while stages downstream hold elements: all come
+once.
+"""
 
 import itertools
 import json

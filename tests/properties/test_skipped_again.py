@@ -1,4 +1,6 @@
-"""What an error budget skipped before a restore, downstream of other stages: no record comes twice."""
+"""Elements that an error budget skipped before a restore, with further stages downstream: no record
+comes twice.
+"""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What stream stages hold on to, and how often they read: alone, and under one another."""
+"""References held by stream stages and their reads: alone, and nested."""
 
 import contextlib
 import itertools
@@ -127,7 +127,8 @@ def test_elements_are_read_once_but_perhaps_those_of_the_last_block(stage):
         for _ in ds.batch([1, 7][number % 2], batch_fn=list):
             pass
         assert all(seen[i] == 1 for i in range(2 * LENGTH)), after
-        assert max(seen.values()) <= 4, after  # stages of two kinds look for the end in whole blocks
+        # stages of two kinds look for the end in whole blocks
+        assert max(seen.values()) <= 4, after
 
 
 class Vectored:

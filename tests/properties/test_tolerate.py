@@ -1,5 +1,8 @@
-"""``tolerate``: streams are those of what does not fail, wherever they are computed and however often they are restored."""
+"""``tolerate``: streams are those of what does not fail, wherever they are computed and however
+often they are restored.
+"""
 
+import collections
 import io
 import itertools
 import json
@@ -50,7 +53,8 @@ def through_json(state):
 @some
 @given(failing_trees, st.integers(0, LIMIT), st.integers(1, 7))
 def test_random_streams_are_those_of_what_does_not_fail(tree, position, n):
-    assume(names(tree).isdisjoint(["user", "workers", "local_workers", "cache", "zip"]))  # which do not go past all failures
+    # which do not go past all failures
+    assume(names(tree).isdisjoint(["user", "workers", "local_workers", "cache", "zip"]))
     try:
         expected = [x for x in itertools.islice(outcomes(tree), LIMIT) if x is not FAILED]
     except Endless:
@@ -109,7 +113,8 @@ def test_streams_are_equal_whoever_computes_them(name, ds):
     assert expected[1] == 3 and expected[3] == sorted(BROKEN) and expected[2] in (667, 668, 1000, 1001)
     for num_workers in (1, 2, 3):
         assert trace(LocalWorkersIterDataset(ds, num_workers, num_lanes=3)) == expected
-    if name != "component":  # a lane of a mixture is a mixture of lanes; threads share out the order of the mixture
+    # a lane of a mixture is a mixture of lanes; threads share out the order of the mixture
+    if name != "component":
         assert trace(ds.multithread_prefetch(3, 4)) == expected
     with iter(ds) as alone:
         assert sum(1 for _ in alone) and [alone.faults().total, alone.faults().tried] == [3, min(expected[2], 1000)]
@@ -218,11 +223,14 @@ def threes(x):
 @pytest.mark.parametrize("seed", [0, *[pytest.param(i, marks=pytest.mark.slow) for i in range(1, 2)]])
 @pytest.mark.parametrize("name", restored_streams(Coin(0)))
 def test_after_any_number_of_restarts_every_record_came_once_or_was_passed_over(name, seed):
-    """A window, a bin or a batch that is filled again has what it had, or ``next`` says that it cannot."""
+    """A window, a bin or a batch that is filled again has what it had, or ``next`` says that it
+    cannot.
+    """
     coin = Coin(f"{name}{seed}")
     ds, num_each = restored_streams(coin)[name]
     it, found, num_restarts = iter(ds), [], 0
-    coin.chance, restarts = 0.06, random.Random(seed + 1)  # the coin is thrown by threads, too, nobody knows how often
+    # the coin is thrown by threads, too, an unknown number of times
+    coin.chance, restarts = 0.06, random.Random(seed + 1)
     while True:
         if restarts.random() < 0.2:
             state, counts = through_json(it.get_state()), it.faults()
@@ -313,7 +321,7 @@ def test_a_budget_is_exceeded_at_the_same_place(limit):
         assert sum(1 for _ in it) == 996 - places[-1]
         assert keys_in(log) == [5, 17, 900]
     assert len(set(places)) == 1
-    # Counts go on after a restart.
+    # Counts continue after a restart.
     it = iter(ds)
     for _ in range(500):
         next(it)
@@ -365,6 +373,47 @@ def test_a_fault_counts_once_whatever_computes_its_element_early(stage, then):
                 runs.append(([*found, *it], it.faults().total))
             assert runs == runs[:1] * 6
             assert runs[0][1] == num or then == "replace"
+
+
+WHAT_FOLLOWS = {
+    "nothing": lambda ds: ds,
+    "shuffle": lambda ds: ds.shuffle(seed=1)[::2],
+    "map": lambda ds: ds.map(abs),
+    "tolerate": lambda ds: ds.map(fails_at(7, 3)).tolerate(**ALL),
+    "two parents": lambda ds: MapDataset.zip(MapDataset.range(100, 145), ds).map(sum),
+    "component": lambda ds: MapDataset.mix([ds, MapDataset.range(100, 130)], [3, 1]),
+    "batch": lambda ds: ds.batch(4, batch_fn=sum),
+    "flat_map": lambda ds: ds.flat_map(UpToTwo()),
+    "block_shuffle": lambda ds: ds.block_shuffle(4, group_size=2, seed=8).map(abs),
+}
+
+
+@pytest.mark.parametrize("then", ["skip", "replace"])
+@pytest.mark.parametrize("name", WHAT_FOLLOWS)
+def test_each_element_is_tried_once(name, then):
+    """An error by chance would seldom be seen if it was tried again."""
+    calls = collections.Counter()
+
+    def fail(x):
+        calls[x] += 1
+        return fails_at(5, 2)(x)
+
+    tolerant = MapDataset.range(45).map(fail).tolerate(**ALL, then=then)
+    if then == "skip" and name in ("two parents", "batch"):  # which need an element at each index
+        return
+    of_map = WHAT_FOLLOWS[name](tolerant)
+    for i in range(len(of_map)):
+        of_map[i]
+    expected = dict(calls)
+    for options, kind, num_lanes in itertools.product((DIRECT, ReadOptions(2, 8)), ("", "window", "batch"), (0, 3)):
+        calls.clear()
+        ds = of_map.to_iter_dataset(options)
+        ds = ds.window_shuffle(8, seed=1) if kind == "window" else ds.batch(7, batch_fn=list) if kind == "batch" else ds
+        if num_lanes and name not in ("flat_map", "block_shuffle"):  # each lane has a part of each element, or block
+            ds = ds.mp_prefetch(MultiprocessingOptions(0, num_lanes=num_lanes))
+        it = iter(ds)
+        assert len([*it]) and it.faults().total > 3
+        assert dict(calls) == expected
 
 
 def test_the_budget_is_for_all_epochs():

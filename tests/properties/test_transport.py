@@ -1,4 +1,6 @@
-"""Elements of any structure that come from a worker equal those that are computed in this process."""
+"""Elements of any structure that come from a worker equal those that are computed in this
+process.
+"""
 
 import dataclasses
 import os
@@ -18,7 +20,8 @@ from gristmill.workers.codec import MIN_SHARED_BYTES, Encoder, decode
 
 DIRECT = ReadOptions(0, 0)
 LENIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-WITH_WORKERS = settings(LENIENT, phases=[Phase.explicit, Phase.reuse, Phase.generate])  # shrinking would start too many
+# shrinking would start too many
+WITH_WORKERS = settings(LENIENT, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 Pair = namedtuple("Pair", ["left", "right"])
 
 
@@ -99,7 +102,7 @@ ELEMENTS = st.recursive(st.one_of(SCALARS, arrays(), TEXTS), containers, max_lea
 
 
 def parts(x):
-    """What a container holds."""
+    """The children of a container."""
     if isinstance(x, np.ndarray):
         return x.ravel().tolist() if x.dtype == object else []
     if dataclasses.is_dataclass(x):
@@ -108,7 +111,9 @@ def parts(x):
 
 
 def check(received, expected, seen=None):
-    """Equal in type, dtype, shape and value; what was one object is one object; arrays are plain and writable."""
+    """Equal in type, dtype, shape and value; what was one object is one object; arrays are plain
+    and writable.
+    """
     seen = {} if seen is None else seen
     if id(expected) in seen and isinstance(expected, (list, dict, np.ndarray, Point)):
         assert received is seen[id(expected)]

@@ -1,4 +1,6 @@
-"""What samplers have in common, what sequential ones have alone, the formulas of ``IndexSampler``, and orders from elsewhere."""
+"""Laws of all samplers, of sequential ones, the formulas of ``IndexSampler``, and orders from
+elsewhere.
+"""
 
 import dataclasses
 import random
@@ -19,7 +21,8 @@ from gristmill.samplers.base import epoch_of
 from gristmill.sharding import NoSharding, ShardByJaxProcess, ShardOptions, even_split
 from gristmill.testing import assert_sampler_conforms
 
-rng_slot = RecordMetadata.__dict__["rng"].fset.__self__  # where the generator, or what stands for it, is kept
+# where the generator, or its replacement, is kept
+rng_slot = RecordMetadata.__dict__["rng"].fset.__self__
 
 SAMPLERS = [
     *(IndexSampler(7), IndexSampler(7, seed=3, num_epochs=2), IndexSampler(7, shuffle=True, seed=3)),
@@ -72,7 +75,8 @@ def test_generators_and_blocks(sampler):
         draws = np.random.Generator(np.random.Philox(key=sampler._seed + index)).random(2).tolist()
         assert [first.rng.random(), first.rng.random()] == draws
         assert second.rng.random() == draws[0]
-    for metadata in (*sampler._block(range(4)), sampler[2]):  # and makes none before it is asked for
+    # and makes none before it is asked for
+    for metadata in (*sampler._block(range(4)), sampler[2]):
         kept = rng_slot.__get__(metadata)
         assert not isinstance(kept, np.random.Generator)
         rng = metadata.rng
@@ -185,7 +189,8 @@ def test_semantics_by_the_formulas(n, count, drop, shuffle, epochs, seed):
         assert keys(sampler) == expected
         own = range(index, size * count * epochs, count)
         seen = Counter(m.record_key for m in sampler._block(own))
-        assert seen == dict.fromkeys(range(start, end), epochs)  # each record of the shard once in each epoch
+        # each record of the shard once in each epoch
+        assert seen == dict.fromkeys(range(start, end), epochs)
 
 
 def test_endless_and_far_out():

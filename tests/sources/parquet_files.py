@@ -26,7 +26,8 @@ TYPES = [
 ]
 
 
-# The newest pyarrow with a wheel for free-threaded builds lacks types and lists that later ones have.
+# The newest pyarrow with a wheel for free-threaded builds lacks types and lists that later ones
+# have.
 IS_OLD = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 
 
@@ -34,7 +35,8 @@ def is_written(column):
     """True if the installed pyarrow can write the column and read it. Only an old one may not."""
     if not IS_OLD:
         return True
-    file = pa.BufferOutputStream()  # with a file of Python, pyarrow 24 may hang at exit without the GIL
+    # with a file of Python, pyarrow 24 may hang at exit without the GIL
+    file = pa.BufferOutputStream()
     try:
         pq.write_table(pa.table({"x": column}), file)
         pq.read_table(pa.BufferReader(file.getvalue()))
@@ -51,7 +53,9 @@ def write(path, columns, **options):
 
 
 def written(path, rng):
-    """Files of every type with values missing in one group of rows alone, and of any types in any mixture."""
+    """Files of every type with values missing in one group of rows alone, and of any types in any
+    mixture.
+    """
     columns = {str(i): pa.array(values, arrow_type) for i, (arrow_type, values) in enumerate(TYPES)}
     for statistics in (True, False):
         yield write(path, columns, row_group_size=3, write_statistics=statistics)

@@ -4,7 +4,9 @@ import numpy as np
 
 
 def exact(x):
-    """``x`` in a form that ``==`` compares with its types and dtypes, and that takes NaN for NaN."""
+    """``x`` in a form that ``==`` compares with its types and dtypes, and that takes NaN for
+    NaN.
+    """
     if isinstance(x, np.ndarray):
         return ("array", str(x.dtype), x.shape, [exact(value) for value in x])
     if isinstance(x, dict):

@@ -1,4 +1,6 @@
-"""Servers on this machine, for tests of what reads from far away: one that speaks S3, and one that speaks HTTP and has faults."""
+"""Servers on this machine, for tests of what reads from far away: one that speaks S3, and one that
+speaks HTTP and has faults.
+"""
 
 import contextlib
 import http.server
@@ -28,8 +30,8 @@ class HttpServer:
     Args:
         folder: what is served; a file's entity tag is made of its size and time of change.
         delay_seconds: what each answer takes.
-        faults: a function of the number of a request, from 0, that returns what goes wrong with it, one of ``FAULTS``, or
-            ``None``; it may wait for other requests.
+        faults: a function of the number of a request, from 0, that returns what goes wrong with it,
+            one of ``FAULTS``, or ``None``; it may wait for other requests.
         tags: whether answers have an entity tag.
     """
 
@@ -61,6 +63,60 @@ class HttpServer:
     @property
     def num_requests(self):
         return len(self.requests)
+
+
+class CutConnections:
+    """Passes connections on to a server; after so many bytes it ends all of them and takes no more.
+
+    Args:
+        endpoint: the URL of the server.
+        what: "up" for the bytes that clients send, "down" for those that they receive.
+        limit: how many of them are passed on.
+    """
+
+    def __init__(self, endpoint, what, limit):
+        address = urllib.parse.urlsplit(endpoint)
+        self.server, self.what, self.left = (address.hostname, address.port), what, limit
+        self.sockets, self.threads = [], []
+
+    def __enter__(self):
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self._start(self._accept)
+        return f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+
+    def __exit__(self, *_):
+        self._end()
+        for thread in self.threads:
+            thread.join()
+
+    def _start(self, function, *arguments):
+        self.threads.append(threading.Thread(target=function, args=arguments))
+        self.threads[-1].start()
+
+    def _accept(self):
+        with contextlib.suppress(OSError), self.listener:
+            while True:
+                client, _ = self.listener.accept()
+                server = socket.create_connection(self.server)
+                self.sockets += [client, server]
+                self._start(self._pass, client, server, "up")
+                self._start(self._pass, server, client, "down")
+
+    def _pass(self, source, target, what):
+        with contextlib.suppress(OSError), source:
+            while data := source.recv(1 << 16):
+                if what == self.what:
+                    self.left -= len(data)
+                    if self.left < 0:
+                        self._end()
+                        return
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+
+    def _end(self):
+        for each in [self.listener, *self.sockets]:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
 
 
 class _Server(http.server.ThreadingHTTPServer):
@@ -154,7 +210,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 class Bucket:
-    """A bucket of a server that speaks S3. ``variables`` are those of the environment that clients find it by."""
+    """A bucket of a server that speaks S3. ``variables`` are those of the environment that clients
+    find it by.
+    """
 
     def __init__(self, name, endpoint):
         self.name, self.endpoint, self.url = name, endpoint, f"s3://{name}"
@@ -192,7 +250,8 @@ def s3_bucket(name="bucket"):
     try:
         bucket = Bucket(name, f"http://{host}:{port}")
         os.environ.update(bucket.variables)
-        _call(f"{bucket.endpoint}/moto-api/reset", "POST")  # all servers of a process have the same buckets
+        # all servers of a process have the same buckets
+        _call(f"{bucket.endpoint}/moto-api/reset", "POST")
         _call(f"{bucket.endpoint}/{name}", "PUT")
         yield bucket
     finally:

@@ -1,4 +1,5 @@
-"""A program that makes sidecars in forked processes, some of which are killed: ``sidecar_processes.py SCENE FOLDER``.
+"""A program that makes sidecars in forked processes, some of which are killed:
+``sidecar_processes.py SCENE FOLDER``.
 
 It has one thread, so that forking is safe, and imports everything once.
 """
@@ -94,7 +95,9 @@ def together(folder: Path) -> None:
 
 
 def killed(folder: Path) -> None:
-    """The process that makes a sidecar is killed, at one of several points, while two others wait for it."""
+    """The process that makes a sidecar is killed, at one of several points, while two others wait
+    for it.
+    """
     for attempt in range(20):
         point = ["scan", "progress", "write", "fsync", "rename"][attempt % 5]
         files = data_files(folder / str(attempt), 2)
@@ -131,7 +134,7 @@ def killed(folder: Path) -> None:
 
 
 def error_of(folder: Path, limit: Callable[[], object], **options: object) -> str:
-    """What making a sidecar says in a process that is limited."""
+    """The error of making a sidecar in a process with limits."""
     files = data_files(folder, 1)
     folder.chmod(0o555)
     read, write = os.pipe()
@@ -193,7 +196,7 @@ def shown(folder: Path) -> None:
     assert status_of(forked(lambda: (os.dup2(inner, 2), check(files)))) == 0
     os.close(inner)
     text = ""
-    with contextlib.suppress(OSError):  # that nobody writes there any more
+    with contextlib.suppress(OSError):  # that no process writes there any more
         while True:
             text += os.read(terminal, 10**4).decode()
     assert "indexing 3 files" in text and "300/300" in text, repr(text)
@@ -213,7 +216,8 @@ def interrupted(folder: Path) -> None:
         def make(files: Files = files, endless: sidecar.Scan = endless) -> None:
             with contextlib.suppress(KeyboardInterrupt):
                 open_sidecars(files, "test", endless)
-            for thread in set(threading.enumerate()) - {threading.current_thread()}:  # as at the end of any program:
+            # as at the end of any program:
+            for thread in set(threading.enumerate()) - {threading.current_thread()}:
                 thread.join()  # Python may have lost one that it was starting
 
         process = forked(make)

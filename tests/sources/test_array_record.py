@@ -47,7 +47,9 @@ def paths(tmp_path_factory):
 
 @pytest.fixture(params=[100, 0], ids=["one by one", "pooled"])
 def way(request, monkeypatch):
-    """Both ways of reading a block: all records singly, and all but the first with the reader's threads."""
+    """Both ways of reading a block: all records singly, and all but the first with the reader's
+    threads.
+    """
     monkeypatch.setattr(array_record, "_POOLED_READ_SECONDS", request.param)
 
 
@@ -174,7 +176,8 @@ def test_a_broken_record_and_ranges_past_the_end_are_named_and_the_rest_can_be_r
     source = ArrayRecordDataSource(path)
     broken = f"cannot read record 20 of {path}: .*hash mismatch"
     assert_raises(RuntimeError, broken, source.__getitem__, 20)
-    assert_raises(RuntimeError, broken, source.__getitems__, [3, 20, 21, 40])  # the first error in the order of the keys
+    # the first error in the order of the keys
+    assert_raises(RuntimeError, broken, source.__getitems__, [3, 20, 21, 40])
     assert_raises(KeyRangeError, None, source.__getitems__, [3, 40, 20, 21])
     assert source.__getitems__([*range(20), *range(21, 40)]) == records[:20] + records[21:]
     source = ArrayRecordDataSource([paths[0], instruction(paths[2], 25, 6), f"{paths[2]}[0:2]"])
@@ -197,7 +200,8 @@ def test_reader_options_and_groups(paths, tmp_path, caplog):
     assert_raises(ValueError, "Unknown option bogus, valid options: .*max_parallelism", bogus.__getitem__, 0)
     files = [write(tmp_path / f"grouped-{file}", [b"x"] * 20, "group_size:16") for file in range(20)]
     source = ArrayRecordDataSource([*files, *paths])
-    with caplog.at_level(logging.INFO, "gristmill"):  # a file is opened, and says this, once for all threads
+    # a file is opened, and says this, once for all threads
+    with caplog.at_level(logging.INFO, "gristmill"):
         at_once(lambda _: source.__getitems__(range(400)) == [b"x"] * 400 or pytest.fail("other records"))
         assert list(source) == [b"x"] * 400 + ALL
     assert {(record.levelno, record.name) for record in caplog.records} == {(logging.ERROR, "gristmill")}
@@ -218,7 +222,8 @@ def test_files_are_open_between_the_first_read_and_the_end_of_the_context_and_no
     fresh = pickle.dumps(source)
     with source as entered:
         assert entered is source and num_open(paths) == 0 and source[0] == ALL[0] and num_open(paths) == 1
-        assert list(source) == ALL + records_of(2)[3:5] and num_open(paths) == 3  # none for the empty file
+        # none for the empty file
+        assert list(source) == ALL + records_of(2)[3:5] and num_open(paths) == 3
         assert pickle.dumps(source) == fresh
     assert num_open(paths) == 0
     copy = pickle.loads(fresh)

@@ -1,4 +1,6 @@
-"""``BagDataSource``: the library's records, in any order; files that are damaged, cut off, foreign or changed."""
+"""``BagDataSource``: the library's records, in any order; files that are damaged, cut off, foreign
+or changed.
+"""
 
 import random
 import struct
@@ -48,7 +50,9 @@ def folder(tmp_path_factory, suffix):
 
 @pytest.fixture(params=[100, -1], ids=["one by one", "pooled"])
 def way(request, monkeypatch):
-    """Both ways of reading a block: all records singly, and all but the first with the library's threads."""
+    """Both ways of reading a block: all records singly, and all but the first with the library's
+    threads.
+    """
     monkeypatch.setattr(bag, "_POOLED_READ_SECONDS", request.param)
 
 
@@ -213,7 +217,9 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_file_that_changes_while_it_is_read_is_an_error_and_not_the_end_of_the_process(change, suffix, tmp_path):
-    """In a process of its own: it would be ended by a signal if a part of the file were read that is no longer there."""
+    """In a process of its own: it would be ended by a signal if a part of the file were read that
+    is no longer there.
+    """
     program = f"""
         import os, sys, bagz
         from gristmill.sources import BagDataSource, ChangedFileError

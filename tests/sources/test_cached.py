@@ -1,4 +1,6 @@
-"""Remote files that are kept on a local disk: as if they were read from afar, whoever is killed and whatever is full."""
+"""Remote files that are kept on a local disk: as if they were read from afar, also if processes are
+killed or disks are full.
+"""
 
 import contextlib
 import logging
@@ -38,7 +40,7 @@ HERE = str(Path(__file__).parent)
 
 
 def taken(folder):
-    """What a folder takes of the disk."""
+    """The bytes that a folder takes on the disk."""
     return sum(path.stat().st_blocks * 512 for path in Path(folder).rglob("*"))
 
 
@@ -139,7 +141,8 @@ def test_ranges_are_the_same_in_many_threads_and_within_the_room_there_is(server
     server.requests.clear()
     assert files.read(ranges) == of(data, ranges)
     assert (server.num_requests == 0) == (max_bytes is None)
-    assert not any(part.is_thrown_away() for part in files._parts.values())  # they would take room as long as they are open
+    # they would take room as long as they are open
+    assert not any(part.is_thrown_away() for part in files._parts.values())
 
 
 def test_what_was_used_least_recently_goes_first(server, tmp_path):
@@ -361,7 +364,9 @@ def filling(server, folder, max_bytes=0, seed=0, program=FILLING):
 
 
 def kill_at_random_moments(server, folder, times, max_bytes, check, program=FILLING):
-    """Kills processes that begin to fill an empty folder, and has ``check`` look at what they leave."""
+    """Kills processes that begin to fill an empty folder, and has ``check`` look at what they
+    leave.
+    """
     rng = random.Random(max_bytes)
     for seed in range(times):
         shutil.rmtree(folder, ignore_errors=True)
@@ -369,7 +374,8 @@ def kill_at_random_moments(server, folder, times, max_bytes, check, program=FILL
             num_requests = server.num_requests + rng.randrange(12)
             while server.num_requests < num_requests and process.poll() is None:
                 time.sleep(0.001)
-            time.sleep(rng.uniform(0, 0.03))  # not a wait for anything: when it is killed must be any time
+            # not a wait for anything: when it is killed must be any time
+            time.sleep(rng.uniform(0, 0.03))
             process.send_signal(signal.SIGKILL)
         check()
 
@@ -438,7 +444,8 @@ def test_where_nothing_can_be_kept_it_is_read_from_its_store_and_said_once(serve
                 text, _ = process.communicate(timeout=60)
             full = r"\[Errno 27\] cached: the disk of .* is full: 8389208 bytes have to be .* \(File too large\). Make room"
             assert re.match(full, text)
-            assert place.num_requests <= num_requests + 4  # one for each file, and one that could not be written
+            # one for each file, and one that could not be written
+            assert place.num_requests <= num_requests + 4
             assert not list(tmp_path.glob("files/*/*.unfinished"))
     blocked = tmp_path / "blocked"
     files = CachedFiles(Files(urls(server)), str(blocked), None)
@@ -496,7 +503,8 @@ def test_array_records_by_path(tmp_path, server):
         records = [f"record {i}".encode() for i in range(300)]
         assert list(source) == records
         num_requests = http.num_requests
-        assert cached(addresses, kept) == source.paths and http.num_requests == num_requests + 3  # whether they have changed
+        # whether they have changed
+        assert cached(addresses, kept) == source.paths and http.num_requests == num_requests + 3
         ds = grain.MapDataset.source(source).shuffle(seed=0).to_iter_dataset()
         assert sorted(ds.mp_prefetch(grain.MultiprocessingOptions(num_workers=2))) == sorted(records)
     pytest.importorskip("moto")
@@ -541,7 +549,8 @@ def test_downloads_by_several_processes_and_room_for_them(server, data, tmp_path
     ]
     assert taken(tmp_path) <= room
     (server.folder / "new.bin").write_bytes(bytes(6 * MB))
-    cached(f"{server.url}/new.bin", tmp_path, max_bytes=room)  # others go: the processes that had them have ended
+    # others go: the processes that had them have ended
+    cached(f"{server.url}/new.bin", tmp_path, max_bytes=room)
     assert Path(paths[0][0]).exists() and not Path(paths[0][2]).exists() and taken(tmp_path) <= room
     with pytest.raises(
         OSError, match=r"files of 5242880 bytes have to be downloaded into .* of max_bytes are free.*Raise max_bytes"

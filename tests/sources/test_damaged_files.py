@@ -1,8 +1,10 @@
-"""Damaged files: an error that names them or what was written, never the end of the interpreter, never other data.
+"""Damaged files: an error that names them or what was written, never the end of the interpreter,
+never other data.
 
-As a program, ``test_damaged_files.py FORMAT FOLDER FIRST LAST`` tries the damages from number ``FIRST`` to below ``LAST``. It
-prints the number of each before it reads the file, so that the last one tells which has killed it, and ``wrong: ...`` where that
-broke the law: an error of the documented type that names the file, or the data; before an error the data, too.
+As a program, ``test_damaged_files.py FORMAT FOLDER FIRST LAST`` tries the damages from number
+``FIRST`` to below ``LAST``. It prints the number of each before it reads the file, so that the last
+one says which has killed it, and ``wrong: ...`` where that broke the law: an error of the
+documented type that names the file, or the data; before an error the data, too.
 """
 
 import contextlib
@@ -30,11 +32,14 @@ resource = pytest.importorskip("resource", reason="the system does not limit the
 MAX_MEMORY = 4 << 30  # of address space: a damaged length must not ask for more
 KINDS = ["bits"] * 5 + ["bytes"] * 5 + ["length"] * 3 + ["cut", "zeros", "repeat", "remove", "copy"]
 LENGTHS = [struct.pack("<q", length) for bits in (7, 15, 31, 40, 62) for length in (0, -1, (1 << bits) - 1, -(1 << bits))]
-LENGTHS += [length[:4] for length in LENGTHS] + [b"\xff" * n + b"\x01" for n in (1, 3, 4, 8, 9)]  # the last are varints
+# the last are varints
+LENGTHS += [length[:4] for length in LENGTHS] + [b"\xff" * n + b"\x01" for n in (1, 3, 4, 8, 9)]
 
 
 def damage(content, places, seed):
-    """``content`` with a damage of a random kind, mostly in one of ``places``: pairs of begin and end."""
+    """``content`` with a damage of a random kind, mostly in one of ``places``: pairs of begin and
+    end.
+    """
     rng = random.Random(seed)
     data = bytearray(content)
 
@@ -65,7 +70,9 @@ def some_records():
     return [f"record {i} ".encode() * (i % 9) + rng.randbytes(i % 50) for i in range(60)]
 
 
-class Format:  # good files, each with the places where a damage tells most, and with what is read from them
+# good files, each with the places where damage has the largest effect, and with what is read from
+# them
+class Format:
     error: type[Exception]
 
     def __init__(self, folder):
@@ -84,7 +91,8 @@ class Format:  # good files, each with the places where a damage tells most, and
         errors = []
         try:
             yield errors
-        except (self.error, NotImplementedError) as error:  # the latter: what the damage asks for, nobody can read (a codec)
+        except (self.error, NotImplementedError) as error:
+            # the latter: the damage requires an unknown codec
             assert self.path in str(error), f"{error!r} does not name the file"
             errors.append(error)
 
@@ -183,7 +191,8 @@ class TFRecord(Format):
         checksums = [[struct.pack("<I", int(crc)) for crc in masked_crc32c(strings)] for strings in (lengths, self.records)]
         content = b"".join(itertools.chain(*zip(lengths, checksums[0], self.records, checksums[1], strict=True)))
         ends = [*itertools.accumulate([len(record) + 16 for record in self.records])]
-        headers = [(end - 4, min(end + 12, len(content))) for end in ends]  # with the checksum before
+        # with the checksum before
+        headers = [(end - 4, min(end + 12, len(content))) for end in ends]
         for check_crc in (True, False):
             yield content, headers, (check_crc, None, None)
             for compress, inflate, name in [(gzip.compress, gzip.decompress, "gzip"), (zlib.compress, zlib.decompress, "zlib")]:
@@ -206,7 +215,9 @@ class TFRecord(Format):
 
     @staticmethod
     def parsed(content, check_crc):
-        """The records, as simply as can be, up to the first damaged one; whether there is none."""
+        """The records, as simply as can be, up to the first damaged one; and whether none is
+        damaged.
+        """
         records, begin = [], 0
         while len(content) - begin >= 12:
             length, length_crc = struct.unpack_from("<QI", content, begin)
@@ -273,7 +284,8 @@ def test_damages(name, first, last, tmp_path):
     wrong = []
     while first < last:
         command = [sys.executable, __file__, name, str(tmp_path), str(first), str(last)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)  # for a program that hangs
+        # for a program that hangs
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
         lines = done.stdout.splitlines()
         wrong += [line for line in lines if line.startswith("wrong")]
         numbers = [int(line) for line in lines if line.isdigit()]

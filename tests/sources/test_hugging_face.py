@@ -1,4 +1,6 @@
-"""``HuggingFaceSource``: every row is the data set's own, in every format, alone and in blocks, in any thread and process."""
+"""``HuggingFaceSource``: every row is the data set's own, in every format, alone and in blocks, in
+any thread and process.
+"""
 
 import os
 import random
@@ -119,7 +121,9 @@ def test_data_sets_without_rows():
 def test_keys_out_of_range_are_refused(folder):
     source = HuggingFaceSource(datasets.load_from_disk(folder))
     for key in (-1, NUM_ROWS, np.int64(-NUM_ROWS), 2**70):
-        assert_raises(KeyRangeError, rf"must be in \[0, {NUM_ROWS}\), the number of rows, got {key}", lambda key=key: source[key])
+        assert_raises(
+            KeyRangeError, rf"must be in \[0, {NUM_ROWS}\), the number of records, got {key}", lambda key=key: source[key]
+        )
         assert_raises(KeyRangeError, f"got {key}", source.__getitems__, [0, key, 1])
     assert_raises(TypeError, None, lambda: source["x"])
 

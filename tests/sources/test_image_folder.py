@@ -1,4 +1,6 @@
-"""Pictures in folders and archives: classes and files sorted, labels, and errors that name what is missing."""
+"""Pictures in folders and archives: classes and files sorted, labels, and errors that name what is
+missing.
+"""
 
 import io
 import pickle

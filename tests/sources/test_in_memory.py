@@ -30,7 +30,9 @@ def make():
 
 
 def run_program(folder, program, *arguments):
-    """Runs a program to its end, its resource tracker's end included (which holds the same stderr); only a killed one speaks."""
+    """Runs a program to its end, its resource tracker's end included (which holds the same stderr);
+    only a killed one speaks.
+    """
     header = "import os, pickle, sys\nfrom gristmill.sources import *\n"
     done = outcome(folder, header + textwrap.dedent(program), *arguments)
     assert done.stderr == "" or done.returncode == -9

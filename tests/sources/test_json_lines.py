@@ -1,4 +1,6 @@
-"""Lines of JSON: the records that a naive reader finds, in any order, from files that are compressed or not; and damage."""
+"""Lines of JSON: the records that a naive reader finds, in any order, from files that are
+compressed or not; and damage.
+"""
 
 import contextlib
 import gzip
@@ -268,7 +270,8 @@ def test_a_line_null_is_an_error_that_says_what_to_do(tmp_path):
         assert_raises(DamagedFileError, "null in record 1", list, grain.MapDataset.source(source).batch(2))
     assert JsonlSource(path, parse=bytes)[3] == b"null"
     assert JsonlSource(path, parse=lambda line: json.loads(line) or 0)[3] == 0
-    assert JsonlSource(path, parse=lambda line: None)[0] is None  # a hole, by a function of the user
+    # a hole, by a function of the user
+    assert JsonlSource(path, parse=lambda line: None)[0] is None
 
 
 LINES = b'{"a": 1}\n{"b": "\xc3\xa9"}\n[1, 2]\n'
@@ -299,7 +302,8 @@ def test_a_damaged_line_is_an_error_that_says_where(tmp_path, name):
     path = tmp_path / "a.jsonl"
     path.write_bytes(data)
     source = JsonlSource(path)
-    assert len(source) == key + 1 and source.__getitems__([2, 0]) == [[1, 2], {"a": 1}]  # the others are as they were
+    # the others are as they were
+    assert len(source) == key + 1 and source.__getitems__([2, 0]) == [[1, 2], {"a": 1}]
     for read in (lambda: source[key], lambda: source.__getitems__([0, key, 99])):
         with pytest.raises(DamagedFileError, match=match) as raised:
             read()
@@ -373,7 +377,8 @@ def test_a_part_that_is_too_large_is_refused_with_what_to_do(tmp_path, monkeypat
 
 @pytest.mark.parametrize("command", ["gzip", "zstd"])
 def test_what_the_error_says_makes_a_file_of_small_parts(tmp_path, command):
-    # The error names a command line; zstd's is not part of every system (the package zstandard, which reads, is installed).
+    # The error names a command line; zstd's is not part of every system (the package zstandard,
+    # which reads, is installed).
     if not all(map(shutil.which, (command, "split"))):
         pytest.skip(f"{command} and split are not installed")
     records = [{"id": i, "text": random.Random(i).randbytes(3000).hex()} for i in range(350)]
@@ -395,7 +400,8 @@ def test_data_that_change_under_a_source_are_noticed(tmp_path):
     copies = [pickle.loads(cloudpickle.dumps(JsonlSource(path))) for _ in range(5)]
     assert copies[0][2500]
     middle = len(text) // 2
-    path.write_bytes(text[:middle] + b"\n" + text[middle + 1 :])  # of the same size, the same at both ends
+    # of the same size, the same at both ends
+    path.write_bytes(text[:middle] + b"\n" + text[middle + 1 :])
     assert_raises(ChangedFileError, "was written to while it was read", copies[0].__getitem__, 1)
     changed = [key for key in range(5000) if not _reads(copies[1], key)]
     assert changed == [middle // 23]
@@ -406,7 +412,7 @@ def test_data_that_change_under_a_source_are_noticed(tmp_path):
     assert_raises(ChangedFileError, "its first 16384 bytes are others", copies[2].__getitem__, 1)
     path.write_bytes(text + b"1\n")
     assert_raises(ChangedFileError, f"it had {len(text)} bytes and has {len(text) + 2}", copies[3].__getitem__, 1)
-    assert len(JsonlSource(path)) == 5001  # the index is made anew
+    assert len(JsonlSource(path)) == 5001  # the index is made again
 
 
 def _reads(source, key):

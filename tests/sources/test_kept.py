@@ -30,7 +30,7 @@ def test_values_are_made_once_for_all_who_wait():
 
 
 def wait_for_others(num):
-    """Until so many threads wait for a lock."""
+    """Waits until ``num`` threads wait for a lock."""
     waits = Lock.__enter__.__code__
     wait_until(lambda: [x.f_code for x in sys._current_frames().values()].count(waits) >= num)
 
@@ -82,7 +82,9 @@ def test_those_used_longest_ago_make_room_and_a_large_one_is_alone():
 
 @pytest.mark.parametrize("seed", range(5))
 def test_what_is_kept_and_made_has_room(seed):
-    """Any sizes and wrong estimates, in 16 threads: nobody waits for ever, and no more is kept than is allowed."""
+    """Any sizes and wrong estimates, in 16 threads: no thread waits forever, and no more is kept
+    than is allowed.
+    """
     sizes = [random.Random(seed).choice([0, 1, 10, 40, 150]) for _ in range(30)]
     kept, lock, making = KeptValues(100), threading.Lock(), []
 

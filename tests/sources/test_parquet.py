@@ -139,7 +139,8 @@ def test_files_that_are_none_or_damaged(path, monkeypatch):
     for _ in range(2):
         assert_raises(ValueError, r"row group 1 of .*x\.parquet cannot be read", rows.read, 1, 0)
     assert [row["x"] for row in read_group(rows, 2)] == list(range(2000, 3000))
-    # Checksums of pages are compared if that is asked for; otherwise another byte may be another value.
+    # Checksums of pages are compared if that is asked for; otherwise another byte may be another
+    # value.
     write(path, {"x": range(1000)}, compression="none", use_dictionary=False, write_page_checksum=True)
     path.write_bytes(path.read_bytes().replace(np.int64(500).tobytes(), np.int64(-500).tobytes(), 1))
     assert [row["x"] for row in read_all(ParquetRows(path))[0]] == [*range(500), -500, *range(501, 1000)]
@@ -179,9 +180,12 @@ def damage_footer(path, byte, is_wanted):
 
 
 def test_footers_that_lie(path, monkeypatch):
-    """Rows whose types would depend on the block that they are read in are an error, and so are fewer rows."""
+    """Rows whose types would depend on the block that they are read in are an error, and so are
+    fewer rows.
+    """
     write(path, {"x": ["a"] * 50}, row_group_size=30)
-    damage_footer(path, 40, lambda: pq.ParquetFile(path).metadata.row_group(1).num_rows < 0)  # 20, as Thrift writes it
+    # 20, as Thrift writes it
+    damage_footer(path, 40, lambda: pq.ParquetFile(path).metadata.row_group(1).num_rows < 0)
     rows = ParquetRows(path)
     assert rows.num_rows(0) == 30
     for use, *place in ((rows.num_rows, 1), (rows.read, 1, 0)):
@@ -189,7 +193,8 @@ def test_footers_that_lie(path, monkeypatch):
     monkeypatch.setattr(parquet, "_BLOCK_ROWS", 2)
     for values in ([1, 2, None, 4], [[1], [2, 3], [4, None], [5]], [{"a": 1}, {"a": 2}, {"a": None}, {"a": 3}]):
         write(path, {"x": values})
-        damage_footer(path, 2, lambda: NullCounts(footer_of(path)).of_group(0) == [0])  # one, as Thrift writes it
+        # one, as Thrift writes it
+        damage_footer(path, 2, lambda: NullCounts(footer_of(path)).of_group(0) == [0])
         rows = ParquetRows(path)
         assert len(rows.read(0, 0)) == 2
         match = r"row group 0 of .*x\.parquet .* column 'x' has missing values, but its statistics say"
@@ -236,16 +241,20 @@ def test_null_counts_of_random_large_cut_off_and_missing_footers(tmp_path):
 
 
 def field(number, kind, *value):
-    return bytes([kind, 2 * number, *value])  # the number in full, not as the difference from the one before
+    # the number in full, not as the difference from the one before
+    return bytes([kind, 2 * number, *value])
 
 
 def test_fields_of_all_types_are_passed_over():
-    """A footer as a later version of Parquet may write it, with fields that nobody knows before the row groups."""
+    """A footer as a later version of Parquet may write it, with fields that are unknown, before the
+    row groups.
+    """
     binary, integers, booleans = [2, 9, 9], [0xF5, 16, *[3] * 16], [0x21, 1, 2]
     unknown = field(40, 1) + field(41, 2) + field(42, 3, 7) + field(43, 4, 0x80, 1) + field(44, 7, *range(8))
     unknown += field(45, 8, *binary) + field(46, 9, *booleans) + field(47, 10, *integers) + field(48, 13, *range(16))
     unknown += field(49, 11, 0) + field(50, 11, 2, 0x89, *binary, *booleans, *binary, *integers)
-    unknown += field(51, 12, *field(4, 9, 0x1C, *field(1, 6, 2), 0), 0)  # what looks like row groups, but is deeper
+    # what looks like row groups, but is deeper
+    unknown += field(51, 12, *field(4, 9, 0x1C, *field(1, 6, 2), 0), 0)
     statistics = field(3, 6, 10) + unknown
     column = unknown + field(3, 12, *unknown, *field(12, 12, *statistics, 0), 0)
     group = unknown + field(1, 9, 0x1C, *column, 0)

@@ -178,7 +178,9 @@ def test_only_the_bytes_of_wanted_columns_are_read(tmp_path):
 
 
 def decoded(source, filesystem, paths):
-    """How many row groups were decoded: a file is opened for each, and twice for its footer."""
+    """The number of row groups that were decoded: a file is opened for each, and twice for its
+    footer.
+    """
     return sum([filesystem.opened[path.name] - 2 for path in paths if filesystem.opened[path.name] > 1])
 
 
@@ -447,7 +449,8 @@ def test_urls(paths):
     with servers.HttpServer(paths[0].parent) as server:
         source = ParquetSource([f"{server.url}/{path.name}" for path in paths])
         assert [exact(row) for row in source.__getitems__(range(50))] == streamed(*paths)
-        assert repr(source) == repr(ParquetSource(paths)) and len(server.requests) <= 3 * 2 + 2 + 8  # 8 row groups
+        # 8 row groups
+        assert repr(source) == repr(ParquetSource(paths)) and len(server.requests) <= 3 * 2 + 2 + 8
         paths[0].write_bytes(paths[2].read_bytes())
         source.close()
         assert_raises(ChangedFileError, r"0\.parquet has changed", source.__getitem__, 3)

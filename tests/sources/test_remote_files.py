@@ -108,7 +108,7 @@ def test_ranges_are_what_they_are_in_local_files(folder, place):
 def test_a_block_is_few_requests_that_run_together(tmp_path):
     (tmp_path / "long.bin").write_bytes(bytes(40_000_000))
     (tmp_path / "other.bin").write_bytes(bytes(1000))
-    meeting = threading.Barrier(2)  # requests are answered when so many are there
+    meeting = threading.Barrier(2)  # requests are answered when two are there
     with HttpServer(tmp_path, faults=lambda number: (meeting.wait(30), None)[1]) as server:
         files = Files([f"{server.url}/long.bin", f"{server.url}/other.bin"])
         assert server.num_requests == 2

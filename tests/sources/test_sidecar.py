@@ -1,4 +1,4 @@
-"""Arrays noted beside files: what is read, who makes them, and what is made anew or refused."""
+"""Arrays noted beside files: what is read, who makes them, and what is made again or refused."""
 
 import json
 import logging
@@ -99,7 +99,8 @@ def test_the_lock_of_a_file_that_was_removed_is_none(tmp_path):
 
 @pytest.mark.parametrize("scene", SCENES)
 def test_processes(scene):
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # files are synced to disk many times
+    # files are synced to disk many times
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=memory) as folder:
         program = [sys.executable, str(Path(__file__).with_name("sidecar_processes.py")), scene, folder]
         result = subprocess.run(program, capture_output=True, text=True, timeout=60)
@@ -119,7 +120,8 @@ def test_folders_for_indices(tmp_path):
     assert sorted(scan.numbers) == [0, 0, 1, 1] and len(names_in(tmp_path / "new" / "indices")) == 4
     assert names_in(tmp_path / "a") == ["x"]
     open_sidecars(files, "test", scan)
-    open_sidecars(files, "test", scan, index_dir=tmp_path / "newer")  # those beside the files are good
+    # those beside the files are good
+    open_sidecars(files, "test", scan, index_dir=tmp_path / "newer")
     assert len(scan.numbers) == 6 and not (tmp_path / "newer").exists()
     open_sidecars(files, "other", scan, index_dir=tmp_path / "newer")  # those are not
     assert len(scan.numbers) == 8

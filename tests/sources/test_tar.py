@@ -1,4 +1,6 @@
-"""Tar shards against Python's ``tarfile`` and a naive reading of WebDataset's rules; damage; what is read, and how much."""
+"""Tar shards against Python's ``tarfile`` and a naive reading of WebDataset's rules; damage; what
+is read, and how much.
+"""
 
 import io
 import os
@@ -53,7 +55,8 @@ def naive(paths, extensions=None):
         with tarfile.open(path, "r:") as tar:
             for member in tar:
                 match = re.match(r"^((?:.*/)?[^./][^./]*)\.([^/]*)$", member.name, re.DOTALL)
-                is_file = member.isreg() or member.islnk()  # tarfile reads the target of a hard link
+                # tarfile reads the target of a hard link
+                is_file = member.isreg() or member.islnk()
                 if not is_file or match is None or re.match(r"__[^/]*__($|/)", member.name):
                     continue
                 key, extension = match[1], match[2].lower()
@@ -116,7 +119,8 @@ def test_any_archive_is_read_as_tarfile_reads_it(tmp_path, seed):
     source = TarSource(str(tmp_path / "shard-*"))
     assert len(source) == len(expected) and source.paths == paths
     assert [source[key] for key in range(len(source))] == expected == source.__getitems__(range(len(source)))
-    assert [list(record) for record in source] == [list(record) for record in expected]  # the order of files, too
+    # the order of files, too
+    assert [list(record) for record in source] == [list(record) for record in expected]
     keys = rng.choices(range(len(expected)), k=50)
     assert source.__getitems__(keys) == [expected[key] for key in keys]
     sizes = [sum(len(data) for name, data in record.items() if name != "__key__") for record in expected]
@@ -146,7 +150,7 @@ def test_hard_links_are_read_and_symbolic_ones_are_counted(tmp_path, caplog):
     with tarfile.open(path, "w") as tar:  # stores a file once, as tar does
         for name in sorted(path.name for path in folder.iterdir()):
             tar.add(folder / name, f"./{name}")
-        for name in ("./1.jpg", "3.txt"):  # as tar does for a file that it is told to store twice
+        for name in ("./1.jpg", "3.txt"):  # as tar does for a file that is stored twice
             add(tar, name, type=tarfile.LNKTYPE, linkname="0.jpg" if "1" in name else "./3.txt")
     files = {"0": ("jpg", "png", "txt"), "1": ("jpg", "txt"), "2": ("jpg", "txt"), "3": ("txt",)}
     expected = [
@@ -211,7 +215,9 @@ def test_a_source_keeps_all_promises_in_worker_processes_too(tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel counts reads")
 def test_files_beyond_8_gigabytes_are_found_and_passed_without_reading_them(tmp_path):
-    """Sizes as GNU and POSIX write them where eleven octal digits do not suffice; the file is a hole."""
+    """Sizes as GNU and POSIX write them where eleven octal digits do not suffice; the file is a
+    hole.
+    """
     for kind in ("gnu", "pax"):
         path, size = tmp_path / f"{kind}.tar", 9 * 2**30
         with path.open("wb") as file:
@@ -230,7 +236,7 @@ def test_files_beyond_8_gigabytes_are_found_and_passed_without_reading_them(tmp_
 
 
 def bytes_read(name="rchar"):
-    """What this process has read from all files, or how often."""
+    """The number of bytes, or of reads, of this process from all files."""
     return int(re.search(rf"{name}: (\d+)", Path("/proc/self/io").read_text())[1])
 
 
@@ -238,10 +244,12 @@ def bytes_read(name="rchar"):
 def test_a_record_is_one_read_and_what_is_not_needed_is_not_read(tmp_path):
     kinds = {"jpg": 3000, "cls": 2, "wav": 200_000, "json": 20}
     path = write(tmp_path / "a.tar", [(f"{i}.{name}", bytes(size)) for i in range(200) for name, size in kinds.items()])
-    # Two reads of the index; the small files before the large one with its header; the large one; what is behind it.
+    # Two reads of the index; the small files before the large one with its header; the large one;
+    # what is behind it.
     for extensions, most in ((["jpg", "cls"], 3), (["jpg", "json"], 4), ([*kinds], 5)):
         source = TarSource(path, extensions=extensions)
-        assert source[3] == {"__key__": "3", **{name: bytes(kinds[name]) for name in extensions}}  # all is open
+        # all is open
+        assert source[3] == {"__key__": "3", **{name: bytes(kinds[name]) for name in extensions}}
         before = bytes_read("syscr")
         for key in range(50, 150):
             source[key]
@@ -451,7 +459,7 @@ def test_no_damaged_byte_of_an_index_gives_another_record(tmp_path):
         except DamagedFileError as error:
             noticed += 1
             assert "a.tar" in str(error) and re.search(INDEX, str(error))
-    assert noticed > 50  # of the others most are in the index's header, for which it is made anew
+    assert noticed > 50  # of the others most are in the index's header, for which it is made again
 
 
 def test_an_index_of_other_records_is_noticed(tmp_path):
@@ -478,7 +486,8 @@ def test_no_damaged_byte_of_a_header_gives_another_record(tmp_path):
     path = write(tmp_path / "a.tar", [("a.jpg", b"a"), ("b.jpg", b"b")], format=tarfile.GNU_FORMAT)
     content = path.read_bytes()
     expected = list(TarSource(path, index_dir=tmp_path / "whole"))
-    for position in [*range(148), *range(156, 512), *range(1024, 1172, 7)]:  # but of the checksum, which may be filled up
+    # but of the checksum, which may be filled up
+    for position in [*range(148), *range(156, 512), *range(1024, 1172, 7)]:
         path.write_bytes(content[:position] + bytes([content[position] ^ 1 << position % 8]) + content[position + 1 :])
         match = f"byte {position // 512 * 512}: .*header"
         assert_raises(DamagedFileError, match, TarSource, path, index_dir=tmp_path / "damaged")

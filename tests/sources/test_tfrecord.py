@@ -176,7 +176,9 @@ def slow_crc32c(data):
 
 
 def test_published_values_all_lengths_and_strings_longer_than_a_fold(monkeypatch):
-    """RFC 3720, appendix B.4, and catalogues; masked by TensorFlow's rule: rotated by 15 bits, plus a constant."""
+    """RFC 3720, appendix B.4, and catalogues; masked by TensorFlow's rule: rotated by 15 bits, plus
+    a constant.
+    """
     strings = [bytes(32), b"\xff" * 32, bytes(range(32)), bytes(range(31, -1, -1)), b"123456789"]
     published = [0x8A9136AA, 0x62A8AB43, 0x46DD794E, 0x113FDB5C, 0xE3069283]
     assert crc32c(strings).tolist() == published

@@ -85,9 +85,7 @@ def test_sources_of_tokens_conform_and_elements_are_writable(folder, kind, tmp_p
     window = SOURCES[kind][1].get("window")
     assert (source.element_spec.shape, source.element_spec.dtype) == ((window,), dtype)
     for key in (-1, len(source), 2**70):
-        assert_raises(
-            KeyRangeError, rf"record key must be in \[0, {len(source)}\) .*TokenSource.*got {key}", source.__getitem__, key
-        )
+        assert_raises(KeyRangeError, rf"record key must be in \[0, {len(source)}\), .* got {key}", source.__getitem__, key)
         assert_raises(KeyRangeError, f"got {key}", source.__getitems__, [0, key, 1.0])
     assert_raises(TypeError, None, source.__getitems__, [0, 1.0, -1])
     moved = tmp_path / "moved"
@@ -121,7 +119,8 @@ def test_elements_of_every_kind(folder, tmp_path):
     chunks = [part[i : i + 12] for part in (tokens[:50], tokens[50:]) for i in range(0, len(part) - 11, 12)]
     assert as_lists(make(folder, "chunks")) == chunks
     chunks = [tokens[i : i + 12] for i in range(0, len(tokens) - 11, 12)]
-    order = [1, 4, 2, 3, 7, 5, 6, 0]  # made by OLMo 0.6.0: of 8 elements, with the seed 3 in epoch 2
+    # made by OLMo 0.6.0: of 8 elements, with the seed 3 in epoch 2
+    order = [1, 4, 2, 3, 7, 5, 6, 0]
     assert as_lists(make(folder, "chunks, shuffled")) == [chunks[i] for i in order]
     assert as_lists(make(folder, "chunks, stored")) == [chunks[3], chunks[0], chunks[3]]
     tables, _ = megatron_tables(LENGTHS, range(20), 8, seed=3, num_samples=30)
@@ -159,7 +158,8 @@ def test_windows_are_those_of_the_tokens_one_after_the_other(tmp_path_factory, d
     assert as_lists(TokenSource(paths["megatron"])) == [*chain.from_iterable(files)]
 
 
-# Made by GPTDataset of Megatron Core 0.11.0 and 0.16.1, which agree: of these documents, with the seed 1234 and samples of 8 + 1.
+# Made by GPTDataset of Megatron Core 0.11.0 and 0.16.1, which agree: of these documents, with the
+# seed 1234 and samples of 8 + 1.
 VECTORS = [
     ({}, 12, [29, 30, 19, 20, 21, 22, 23, 24, 25], "a8f7b550debcf73b"),
     ({"num_samples": 25}, 25, [76, 77, 78, 79, 80, 81, 82, 19, 20], "7b46f93f85e26a3c"),
@@ -585,7 +585,8 @@ def test_a_pipeline_over_windows_resumes_and_batches_by_lengths_read_none_of_the
 
 def test_an_index_of_ten_to_the_eight_documents_is_not_loaded(tmp_path):
     num, step = 10**8, 7
-    with (tmp_path / "x.idx").open("wb") as index:  # a file with holes: of a few documents the entries are written
+    # a file with holes: of a few documents the entries are written
+    with (tmp_path / "x.idx").open("wb") as index:
         index.write(struct.pack("<9sQBQQ", b"MMIDIDX", 1, 8, num, num + 1))
         index.truncate(34 + 12 * num + 8 * (num + 1))
         index.seek(34 + 20 * num)

@@ -1,4 +1,6 @@
-"""Files of tokens, written as their formats say, and Megatron's order of samples, computed step by step."""
+"""Files of tokens, written as their formats say, and Megatron's order of samples, computed step by
+step.
+"""
 
 import struct
 from pathlib import Path
@@ -9,7 +11,9 @@ CODES = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "uint16": 8}
 
 
 def write_megatron(prefix, sequences, dtype="uint16", document_ends=None):
-    """A pair of files; a document is a sequence, unless it is said after how many sequences each ends."""
+    """A pair of files; a document is a sequence, unless it is said after how many sequences each
+    ends.
+    """
     lengths = [len(sequence) for sequence in sequences]
     places = np.cumsum([0, *lengths])[:-1] * np.dtype(dtype).itemsize
     documents = [0, *(range(1, len(lengths) + 1) if document_ends is None else document_ends)]
@@ -38,7 +42,8 @@ def write_npy(path, tokens, dtype="uint16"):
 
 
 def megatron_tables(lengths, documents, num_inputs, seed, num_samples=None):
-    """The three tables of ``GPTDataset`` of Megatron Core, by loops over epochs, documents and tokens.
+    """The three tables of ``GPTDataset`` of Megatron Core, by loops over epochs, documents and
+    tokens.
 
     Returns:
         The tables, and whether the last epoch was shuffled by itself.

@@ -1,4 +1,6 @@
-"""Classes with one mistake each, made in a row of a table, to show that a conformance suite finds it and says what is wrong."""
+"""Classes with one mistake each, made in a row of a table, to show that a conformance suite finds
+it and says what is wrong.
+"""
 
 import re
 import threading
@@ -9,7 +11,9 @@ MAIN_THREAD = threading.get_ident()
 
 
 def variant(base, **overrides):
-    """A class that differs from ``base`` in ``overrides`` alone. It cannot be imported, so copies of its instances bring it."""
+    """A class that differs from ``base`` in ``overrides`` alone. It cannot be imported, so copies
+    of its instances bring it.
+    """
     return type("Variant", (base,), overrides)
 
 

@@ -1,4 +1,6 @@
-"""``assert_equal_output_after_checkpoint`` accepts what is right, and finds each kind of mistake; what is taken for equal."""
+"""``assert_equal_output_after_checkpoint`` accepts what is right, and finds each kind of mistake;
+what is taken for equal.
+"""
 
 import copy
 import dataclasses

@@ -1,6 +1,8 @@
-"""The checks of sources, samplers, map datasets and transformations accept what is right, and name the law that a mistake breaks.
+"""The checks of sources, samplers, map datasets and transformations accept what is right, and name
+the law that a mistake breaks.
 
-What all of them have in common is broken by sources here, and by the others only as far as it shows that they check it.
+What all of them have in common is broken by sources here, and by the others only to show that they
+check it.
 """
 
 import os
@@ -160,8 +162,10 @@ def test_options_and_inputs_that_are_changed():
     squares = made(Source, __getitem__=lambda self, key: key**2)
     assert_source_conforms(squares, with_range=False)
     assert_found("beyond the end...source[20], with len(source) = 20, gave 400...with_range", assert_source_conforms, squares)
-    assert_source_conforms(made(Source, __repr__=object.__repr__), with_repr=False)  # it matters to a DataLoader alone
-    assert_sampler_conforms(made(Sampler, key=lambda self, index: f"record {index}"))  # no number of records is given
+    # it matters to a DataLoader alone
+    assert_source_conforms(made(Source, __repr__=object.__repr__), with_repr=False)
+    # no number of records is given
+    assert_sampler_conforms(made(Sampler, key=lambda self, index: f"record {index}"))
     one_epoch = made(Dataset, element=lambda self, i: self.arrays[range(20)[i]])
     assert_map_dataset_conforms(one_epoch, endless=False)
     assert_found("is there. Found: ds[20] raised IndexError", assert_map_dataset_conforms, one_epoch)
@@ -202,7 +206,9 @@ def test_shards():
 
 
 class SharesAPosition(Source):
-    """Seeks, then reads: another thread may seek in between, and here, at the first read of each of eight, all do."""
+    """Seeks, then reads: another thread may seek in between, and here, at the first read of each of
+    eight, all do.
+    """
 
     meeting = threading.Barrier(8)
     thread = threading.local()
@@ -282,7 +288,8 @@ WRONG = [
     of_length_20("raises IndexError...sampler[20], with 20 indices before its end, gave RecordMetadata", lambda i: i % 20),
     of_length_20("raises IndexError...sampler[20], with 20 ... raised ValueError", range(20).index),
     sampler("is there...sampler[19] raised IndexError", __len__=lambda self: 20, key=lambda self, i: range(19)[i]),
-    sampler("raises IndexError...sampler[11], with 10 ... gave", key=lambda self, i: [i][i == 10]),  # there is more after its end
+    # there is more after its end
+    sampler("raises IndexError...sampler[11], with 10 ... gave", key=lambda self, i: [i][i == 10]),
     dataset(  # as soon as another thread has read
         "length of an epoch...len(ds) after reads must be 20, got 30",
         lambda self, i: self.seen.append(threading.get_ident()) or Dataset.element(self, i),

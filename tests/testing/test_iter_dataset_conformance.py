@@ -1,4 +1,6 @@
-"""``assert_iter_dataset_conforms`` accepts whatever is a stream, and names the law that a wrong one breaks."""
+"""``assert_iter_dataset_conforms`` accepts every stream, and names the law that a wrong one
+breaks.
+"""
 
 import copy
 import itertools
@@ -121,7 +123,8 @@ def failing(*keys, times=1):
     return numbers(20, fn=Failing(*keys, times=times, error=OSError))
 
 
-class HoldsHalfAPair(PairsIterator):  # keeps what it has read for the next attempt, its state does not say so, and need not
+# keeps what it has read for the next attempt, its state does not say so, and need not
+class HoldsHalfAPair(PairsIterator):
     half = ()
 
     def __next__(self):

@@ -69,7 +69,8 @@ def assert_same(ours, expected):
 
 
 def numpys(*leaves):
-    return np.expand_dims(leaves[0], 0) if len(leaves) == 1 else np.stack(leaves)  # of one the byte order is kept
+    # of one the byte order is kept
+    return np.expand_dims(leaves[0], 0) if len(leaves) == 1 else np.stack(leaves)
 
 
 STRUCTURES = {
@@ -138,7 +139,8 @@ def test_text_and_bytes_are_kept_or_refused(leaves, as_scalars):
             assert_raises(ValueError, re.escape(f"but {place}element {bad} ends in ") + ".*batch_fn=list", way, leaves)
 
 
-class Tensor:  # like PyTorch's: its ``__array__`` takes no ``copy=``, which NumPy 2 warns of where it is given one
+# like PyTorch's: its ``__array__`` takes no ``copy=``, which NumPy 2 warns of where it is given one
+class Tensor:
     values = np.ones(2)
 
     def __array__(self, dtype=None):
@@ -261,7 +263,8 @@ def test_a_dropped_batch_is_used_again():
     assert len({address(batch) for batch in kept}) == 30
     kept.clear()
     assert 0 < len(pool._free) < 10  # its size is limited
-    for num_bytes in (2**31, 2**20, 2**20):  # nor does it keep what was large for the sake of smaller ones
+    # nor does it keep what was large for the sake of smaller ones
+    for num_bytes in (2**31, 2**20, 2**20):
         pool((num_bytes,), np.dtype(np.uint8))
     assert sum(buffer.nbytes for buffer in pool._free) <= 2**22
 
@@ -376,7 +379,8 @@ def test_full_batches_are_the_default_ones_others_begin_with_them_and_a_pad_valu
     assert repr(padded["p"]) == repr(Point(np.array([1, 7]), [np.array([2.0, 7.0])]))
     assert (padded["n"], padded["t"], len(padded)) == (None, (), 3)
     values = [{"a": 1, "b": ("x", None)}]
-    padded = batch_and_pad(values, batch_size=2, pad_value={"a": -1, "b": ("y", None)})  # one for each leaf
+    # one for each leaf
+    padded = batch_and_pad(values, batch_size=2, pad_value={"a": -1, "b": ("y", None)})
     assert (padded["a"].tolist(), padded["b"][0].tolist(), padded["b"][1]) == ([1, -1], ["x", "y"], None)
     match = "have the structure of the elements with a value for each leaf; got"
     for wrong in ({"a": -1}, {"a": 1, "b": "y"}, {"a": 1, "b": ("y", 0)}, [1, "y"], None):
@@ -406,7 +410,8 @@ def test_what_is_refused_and_as_a_batch_function():
         for element, which in ((value, "the elements"), ({"k": [value]}, r"leaf \['k'\]\[0\]")):
             match = rf"pad_value must be a value that {which} of dtype .* can hold, got"
             assert_raises(error, match, batch_and_pad, [element], batch_size=2, pad_value=pad_value)
-        assert len(batch_and_pad([value], batch_size=1, pad_value=pad_value)) == 1  # nothing is padded
+        # nothing is padded
+        assert len(batch_and_pad([value], batch_size=1, pad_value=pad_value)) == 1
     for values, batch_size, error, match in [
         ([], 3, ValueError, "cannot batch 0 values to batch_size 3"),
         ([1] * 4, 3, ValueError, "cannot batch 4 values to batch_size 3: there must be at least 1 and at most 3"),
@@ -417,7 +422,8 @@ def test_what_is_refused_and_as_a_batch_function():
         assert_raises(error, match, batch_and_pad, values, batch_size=batch_size)
     batch_fn = partial(batch_and_pad, batch_size=4)
     for ds in (MapDataset.range(6), MapDataset.range(6).to_iter_dataset()):
-        for size, expected in ((4, [[0, 1, 2, 3], [4, 5, 0, 0]]), (3, [[0, 1, 2, 0], [3, 4, 5, 0]])):  # all padded to four
+        # all padded to four
+        for size, expected in ((4, [[0, 1, 2, 3], [4, 5, 0, 0]]), (3, [[0, 1, 2, 0], [3, 4, 5, 0]])):
             assert [x.tolist() for x in ds.batch(size, batch_fn=batch_fn)] == expected
             assert get_element_spec(ds.batch(size, batch_fn=batch_fn)) == ShapeDtypeStruct((4,), np.int64)
         masked = ds.batch(3, batch_fn=partial(batch_fn, with_mask=True, pad_value=-1))

@@ -32,7 +32,8 @@ def test_the_quick_placers_of_one_feature_choose_as_the_general_one():
             assert -1 in expected and num_bins - 1 in expected
     assert type(first_fit([Feature("x", 4)], 3, None)) is FirstFit
     assert type(best_fit([Feature("x", 4)], 3, None)) is BestFit
-    for make in (first_fit, best_fit):  # what is left is counted from the aligned place, which may lie behind the end of the bin
+    # what is left is counted from the aligned place, which may lie behind the end of the bin
+    for make in (first_fit, best_fit):
         assert placed(make([Feature("x", 4, 3)], 1, None), [[4], [0]]) == [0, -1]
 
 
@@ -68,9 +69,11 @@ def test_columns_and_an_element_that_cannot_be_added():
     for element, match in bad:
         assert_raises(ValueError, match, bins.add, list(element))
         assert [c[0].tolist() for c in bins.columns()] == before and len(bins) == 1
-    assert bins.add([np.array([100]), np.ones((1, 2), np.float32)])  # values that the dtypes can hold
+    # values that the dtypes can hold
+    assert bins.add([np.array([100]), np.ones((1, 2), np.float32)])
     assert [c[0].dtype for c in bins.columns()] == [np.int8, np.float64]
-    assert not bins.add([np.array([300, 300]), np.ones((1, 9))])  # what does not fit is not looked at: it begins other bins
+    # what does not fit is not looked at: it begins other bins
+    assert not bins.add([np.array([300, 300]), np.ones((1, 9))])
 
 
 def test_paddings():
@@ -161,7 +164,8 @@ def test_meta_features_first_tokens_and_dtypes():
     joined = Concatenation([Target("a", 4, bos_id=99), Target("b", 4)])
     for a, b in [([1, 2], [5]), ([], [6, 7]), ([3, 4], [])]:
         assert joined.add([np.array(a, np.int64), np.array(b, np.int64)], [0, 0]) is None
-    assert row(joined)["a"] == [99, 2, 99, 4]  # the one without tokens would have written behind the end
+    # the one without tokens would have written behind the end
+    assert row(joined)["a"] == [99, 2, 99, 4]
     assert row(joined)["b"] == [5, 6, 7, 0]
     wrong = [Target("a", 4, bos_id=300)]
     assert_raises(ValueError, r"feature 'a'.*int8.*bos_token_id", Concatenation, wrong, [np.zeros(2, np.int8)])

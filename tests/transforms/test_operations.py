@@ -45,10 +45,12 @@ def test_elements_metadata_and_errors():
         given = records()
         out = run(OPERATIONS[name], given)
         assert [(r.metadata.index, r.metadata.record_key, r.data) for r in out] == expected
-        assert all(r.metadata.rng is given[r.metadata.index].metadata.rng for r in out)  # it stays with the record
+        # it stays with the record
+        assert all(r.metadata.rng is given[r.metadata.index].metadata.rng for r in out)
         assert all(r.metadata.record_key is not None for r in given)
     assert [r.data for r in run(OPERATIONS["RandomMap"])] == DRAWN
-    assert [r.data for r in run(FilterOperation(lambda x: [x] if x > 1 else []))] == [2, 3]  # tests for truth
+    # tests for truth
+    assert [r.data for r in run(FilterOperation(lambda x: [x] if x > 1 else []))] == [2, 3]
     given = records()
     out = run(BatchOperation(3), given)
     assert [(b.metadata.index, b.metadata.record_key, b.data.tolist()) for b in out] == [(2, None, [0, 1, 2]), (3, None, [3])]

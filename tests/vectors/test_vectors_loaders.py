@@ -101,7 +101,8 @@ def make_loader(case, read_options=None):
 
 def full_state(case, state):
     """The bytes of a state that the vectors abbreviate."""
-    if "fan" in case["operations"]:  # all of Grain's state; ours says beside it which loader it belongs to
+    # all of Grain's state; ours says beside it which loader it belongs to
+    if "fan" in case["operations"]:
         source = f"RangeDataSource(start=0, stop={case['num_records']}, step=1)"
         origin = {"worker_count": case["worker_count"], "sampler": repr(make_loader(case)._sampler), "data_source": source}
         return json.dumps({**state, **origin}, indent=4).encode()
@@ -148,7 +149,9 @@ def test_outputs_and_states(number):
 
 
 def test_sharding():
-    """Each shard gets what Grain after 0.2.18 gives it, but an empty one no elements, no ``ZeroDivisionError`` (01 §5.3)."""
+    """Each shard gets what Grain after 0.2.18 gives it, but an empty one no elements, no
+    ``ZeroDivisionError`` (01 §5.3).
+    """
     for case in SHARDING:
         num_records, count, drop = case["num_records"], case["shard_count"], case["drop_remainder"]
         of_indices = case["sampler"] == "index"
@@ -158,7 +161,8 @@ def test_sharding():
             sampler = (IndexSampler if of_indices else SequentialSampler)(num_records, options, **epochs)
             loader = grain.DataLoader(data_source=grain.sources.RangeDataSource(0, num_records, 1), sampler=sampler)
             output = list(loader)
-            if of_indices and not drop and case["num_epochs"] > 1:  # epochs of its own slice: Grain cuts or fills them
+            # epochs of its own slice: Grain cuts or fills them
+            if of_indices and not drop and case["num_epochs"] > 1:
                 assert output == list(range(*even_split(num_records, options))) * case["num_epochs"], case
                 if upstream != "ZeroDivisionError":
                     shorter = min(len(output), len(upstream))

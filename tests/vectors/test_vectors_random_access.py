@@ -93,7 +93,8 @@ def test_draws_default_seeds_and_index_semantics():
         assert rng.integers(0, 1000, 6).tolist() == case["integers_1000"]
         assert [float(x).hex() for x in rng.random(2)] == case["random"]
         assert [float(x).hex() for x in rng.standard_normal(2)] == case["normal"]
-        rng.integers(0, 2**31, dtype=np.uint32)  # half a word stays behind: the next user must not see it
+        # half a word stays behind: the next user must not see it
+        rng.integers(0, 2**31, dtype=np.uint32)
         pool.release_rng(rng)
     for row in SEEDS:
         code = re.sub(r" \+ (\d+) x map\(f\) \+ ", lambda match: ".map(f)" * int(match[1]) + ".", row["pipeline"])
@@ -136,8 +137,9 @@ def test_mixes_and_others():
 
 
 def test_window_shuffle():
-    """In Grain the last window of an epoch reaches into the next one when the window size does not divide the length; ours ends
-    with the epoch. There, the formula of that decision is checked, all whole windows of the first epoch are Grain's still.
+    """In Grain the last window of an epoch reaches into the next one when the window size does not
+    divide the length; ours ends with the epoch. There, the formula of that decision is checked, all
+    whole windows of the first epoch are Grain's still.
     """
     for case in OWN_WINDOWS + WINDOWS:
         n, size, seed = case["n"], case["window_size"], case["seed"]
@@ -151,7 +153,9 @@ def test_window_shuffle():
 
 
 def in_block(index: int, max_index: int) -> bool:
-    """Whether ``index`` fits the cipher's block, whose size Grain takes from a logarithm in double precision."""
+    """True if ``index`` fits the cipher's block, whose size Grain takes from a logarithm in double
+    precision.
+    """
     bits = math.ceil(math.log2(max_index))
     return index < 2 ** max(bits + bits % 2, 16)
 
@@ -171,13 +175,16 @@ def test_round_keys_and_permutations():
         order = np.concatenate([permutation.many(np.zeros(len(block), np.int64), block) for block in blocks])
         assert order.dtype == np.int64
         assert np.array_equal(np.bincount(order, minlength=n), np.ones(n)), n
-        for i in {0, 1, 4095, 4096, n // 2, n - 2, n - 1} & set(range(n)) if n > 100 else ():  # it takes long for a small n
+        # it takes long for a small n
+        for i in {0, 1, 4095, 4096, n // 2, n - 2, n - 1} & set(range(n)) if n > 100 else ():
             assert order[i] == index_shuffle(i, n - 1, n, 4)
 
 
 @pytest.mark.parametrize(("name", "num_deviations"), [("samples", 3), ("rounds", 0), ("power_of_two_plus_one", 10)])
 def test_samples_of_permutations(name, num_deviations):
-    """Equal to Grain but for indices that do not fit the block: those map to themselves (DECISIONS 2)."""
+    """Equal to Grain but for indices that do not fit the block: those map to themselves (DECISIONS
+    2).
+    """
     deviations = []
     for case in CIPHER[name]:
         n, seed, indices = case["n"], case["seed"], case["index"]
@@ -193,17 +200,20 @@ def test_samples_of_permutations(name, num_deviations):
 
 
 LONG = [2**31 - 1, 2**31 + 5, 2**32, 2**32 + 1, 2**50 + 1, 2**53 - 1, 2**53 + 1, 2**60 + 7, 2**62 + 3, 2**62 + 5000, 2**63 - 1]
-# The rounded logarithm makes the block too small for so many of the indices below.
+# The rounded logarithm makes the block too small for many of the indices below.
 NUM_OUTSIDE = {2**32 + 1: 1, 2**50 + 1: 1, 2**60 + 7: 7, 2**62 + 3: 3, 2**62 + 5000: 200}
 
 
 def test_lengths_beyond_32_and_53_bits():
-    """One index at a time and whole blocks agree, stay in range, and no two indices share an image."""
+    """One index at a time and whole blocks agree, stay in range, and no two indices share an
+    image.
+    """
     for n in LONG:
         top, permutation, images = n - 1, Permutation(n, seed=2**32 - 1), {}
         for start in (0, n // 3, min(2**53, n - 200) - 100, n - 200):
             block = np.arange(start, start + 200, dtype=np.int64)
-            many = permutation.many(np.ones(200, np.int64), block).tolist()  # epoch 1 of seed 2**32 - 1 is seed 0
+            # epoch 1 of seed 2**32 - 1 is seed 0
+            many = permutation.many(np.ones(200, np.int64), block).tolist()
             assert many == [index_shuffle(i, top, 0, 4) for i in block.tolist()]
             assert many == [permutation.one(1, i) for i in block.tolist()]
             images |= dict(zip(block.tolist(), many, strict=True))
@@ -243,7 +253,8 @@ def test_batches_with_and_without_jax(jax_or_none, monkeypatch):
         elements = parsed(case["elements"])
         ds = MapDataset.source(elements)
         for batch in (ds.batch(len(elements))[0], next(iter(ds.to_iter_dataset().batch(len(elements))))):
-            assert json.dumps(described(batch)) == json.dumps(case["batch"]), case["case"]  # the order of keys counts
+            # the order of keys counts
+            assert json.dumps(described(batch)) == json.dumps(case["batch"]), case["case"]
     # What Grain batches silently into an array of objects is an error here (10 §11.4, DECISIONS 1).
     for case in vectors["errors"] + vectors["grain_silent"]:
         elements = parsed(case["elements"])

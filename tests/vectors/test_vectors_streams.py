@@ -78,7 +78,9 @@ def concatenated(case):
 
 
 def rows():
-    """What it is, a function that makes the dataset and its arguments, elements and recorded states."""
+    """For each row: its name, a function that makes the dataset and its arguments, elements and
+    recorded states.
+    """
     for name, make in SMALL.items():
         yield name, make, (), MISC[name]["output"], recorded_states(MISC[name])
     for case in load("exp_rebatch")["cases"]:
@@ -162,7 +164,9 @@ NUMBERED = "range(5).to_iter.map_with_index((i,x))"
 
 
 def decided(row):
-    """The elements as DECISIONS 7 has them: worker ``i`` of ``n`` numbers its elements ``i``, ``i + n``, …; Grain 0, 1, …."""
+    """The elements as DECISIONS 7 has them: worker ``i`` of ``n`` numbers its elements ``i``, ``i +
+    n``, …; Grain 0, 1, ….
+    """
     if row["pipeline"] != NUMBERED:
         return row["elements"]
     assert row["elements"] == [[0, 0], [0, 1], [1, 2], [1, 3], [2, 4]]
@@ -170,7 +174,9 @@ def decided(row):
 
 
 def states_of_workers(row):
-    """Either all are recorded, the last one after the end, or those after 3 elements and after the end."""
+    """Either all are recorded, the last one after the end, or those after 3 elements and after the
+    end.
+    """
     if "states" in row:
         return {**dict(enumerate(row["states"][:-1])), -1: row["states"][-1]}
     return {3: row["state_after_3"], -1: row["state_after_stop"]}
@@ -184,7 +190,9 @@ def share(ds, index, count, **options):
 
 @pytest.mark.parametrize("number", range(len(OF_WORKERS)))
 def test_behind_workers(number):
-    """Shares taken in turn, threads, and real processes deliver what Grain's processes do, with the same states."""
+    """Shares taken in turn, threads, and real processes deliver what Grain's processes do, with the
+    same states.
+    """
     row, missing = OF_WORKERS[number], object()
     count, sequential = row["num_workers"], row.get("sequential_slice", False)
     elements, states = decided(row), states_of_workers(row)
@@ -207,7 +215,8 @@ def test_threads_elastic_iterators_padding_and_pack_and_batch_operation():
         batches = list(x.multithread_prefetch(ds.batch(2), num, 1))
         assert plain(batches) == case["batched2"] and {type(batch) for batch in batches} == {np.ndarray}
     cases = MISC["elastic"]["cases"]
-    for case in cases:  # Grain's shards end at different steps; ours all with the last whole global batch
+    # Grain's shards end at different steps; ours all with the last whole global batch
+    for case in cases:
         ds, size, count = MapDataset.range(case["length"]), case["global_batch_size"], case["shard_count"]
         per_shard = [plain(list(x.ElasticIterator(ds, size, ShardOptions(i, count)))) for i in range(count)]
         steps = case["length"] // size
@@ -236,6 +245,7 @@ def test_threads_elastic_iterators_padding_and_pack_and_batch_operation():
             warnings.simplefilter("ignore", DeprecationWarning)
             operation = x.PackAndBatchOperation(length, num_rows, case["max_sequences_per_bin"])
         loader = DataLoader(data_source=elements, sampler=SequentialSampler(len(elements)), operations=[operation])
-        for _ in range(2):  # Grain's operation begins the second time with what was left of the first
+        # Grain's operation begins the second time with what was left of the first
+        for _ in range(2):
             assert [plain(batch) for batch in loader] == case["batches"]
     assert len(cases) == 5

@@ -1,4 +1,6 @@
-"""The recorded behaviour of Grain 0.2.18, pipelines in the shorthand in which it is written down, and how both are compared."""
+"""The recorded behaviour of Grain 0.2.18, pipelines in the shorthand in which it is written down,
+and how both are compared.
+"""
 
 import copy
 import itertools
@@ -21,7 +23,9 @@ def load(name: str) -> dict[str, Any]:
 
 
 def build(pipeline: str) -> Any:
-    """The dataset that ``pipeline`` spells: Python, with ``to_iter`` for ``to_iter_dataset()`` and functions as bare bodies."""
+    """The dataset that ``pipeline`` spells: Python, with ``to_iter`` for ``to_iter_dataset()`` and
+    functions as bare bodies.
+    """
     code = re.sub(r"\.to_iter\b(?!_)", ".to_iter_dataset()", pipeline)
     code = re.sub(r"(\d)i\b", r"\1*i", code)  # as one writes it on paper
     code = code.replace("(same source", "(source([{a: arange(n)} for n in (2,3,4,1)]).to_iter_dataset()")
@@ -59,7 +63,9 @@ def recorded_states(row: dict[str, Any]) -> dict[int, Any]:
 
 
 def check(ds: Any, output: list[Any], recorded: dict[int, Any], *, ends: bool = True, new: bool = True) -> None:
-    """``ds`` has those elements and states; from each state, in an iterator that was used and a new one, the rest follows."""
+    """``ds`` has those elements and states; from each state, in an iterator that was used and a new
+    one, the rest follows.
+    """
     it, missing = iter(ds), object()
     states = [it.get_state()]
     for element in output:

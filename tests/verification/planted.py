@@ -1,4 +1,6 @@
-"""Pipelines that are not deterministic, each for another reason, with the words that are to be found in stage and reason."""
+"""Pipelines that are not deterministic, each for another reason, with the words expected in stage
+and reason.
+"""
 
 import functools
 import gc

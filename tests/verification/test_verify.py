@@ -1,4 +1,6 @@
-"""``verify``: every planted bug is named, and no pipeline that is deterministic is said not to be."""
+"""``verify``: every planted bug is named, and no pipeline that is deterministic is said not to
+be.
+"""
 
 import gc
 import itertools
@@ -60,7 +62,9 @@ OTHERS = ["coarse cache", *[*planted.IN_PROCESSES][2:]]  # similar to those that
 
 @pytest.fixture
 def timed_garbage():
-    """Measures the collection of garbage, as Hypothesis does, in whichever function that happens."""
+    """Measures the collection of garbage, as Hypothesis does, in whichever function that
+    happens.
+    """
 
     def measure(phase, info):
         time.perf_counter()

@@ -1,4 +1,6 @@
-"""What ``test_ray.py`` has a process of its own check, with pytest: Ray leaves threads and handlers in whatever uses it."""
+"""Checks that ``test_ray.py`` runs with pytest in another process: Ray leaves threads and handlers
+behind.
+"""
 
 import contextlib
 import gc
@@ -23,7 +25,8 @@ from test_lanes import NOISE
 from test_stream_order import outcomes
 from waiting import is_running, wait_until
 
-os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # read when Ray is imported: it listens at the loopback address alone
+# read when Ray is imported: it listens at the loopback address alone
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 import ray
 from ray.cluster_utils import Cluster
 
@@ -34,7 +37,8 @@ from gristmill.samplers import IndexSampler
 from gristmill.transforms import Batch
 
 LANES = MultiprocessingOptions(num_lanes=5)
-SHARED = RayOptions(3, num_lanes=5, pool="checks", num_cpus=0)  # no check has to wait for actors of its own to start
+# no check has to wait for actors of its own to start
+SHARED = RayOptions(3, num_lanes=5, pool="checks", num_cpus=0)
 MEGABYTE = 1 << 20
 
 
@@ -57,7 +61,9 @@ def actors(it):
 
 
 def chain(bad):
-    """All that may depend on who computes it: random streams, positions, windows, and errors at some elements."""
+    """All that may depend on who computes it: random streams, positions, windows, and errors at
+    some elements.
+    """
 
     def fail(x):
         if x[0] in bad:
@@ -74,7 +80,7 @@ def used_bytes():
 
 
 def outcome_of(ds):
-    """Elements, and what comes after them."""
+    """Elements, and the error or end after them."""
     elements = []
     try:
         elements.extend(frozen(x) for x in ds)
@@ -169,7 +175,8 @@ def test_an_element_that_kills_and_one_that_hangs():
     waiter = threading.Thread(target=assert_raises, args=(ValueError, "was closed", list, it))
     waiter.start()
     awaited = r"(?s)It waits for worker \d on node 127.0.0.1 \(\w{6}\), process \d+, lane \d, at element \d.*Event\(\).wait\(\)"
-    wait_until(lambda: re.search(awaited, waiting_text(it, waiter.ident, 21, 1.0)))  # a look may find it between two waits
+    # a look may find it between two waits
+    wait_until(lambda: re.search(awaited, waiting_text(it, waiter.ident, 21, 1.0)))
     it.close()
     waiter.join()
     it = iter(ds)
@@ -251,7 +258,7 @@ def test_many_kills_resizes_and_a_node_that_goes(cluster):
         assert int(next(it)[0]) == next(lanes)
         if time.monotonic() > next_at:
             next_at = time.monotonic() + rng.choice([0.0, 0.1, 1.0]) * rng.random()
-            with contextlib.suppress(ProcessLookupError):  # killed before, and nobody has noticed yet
+            with contextlib.suppress(ProcessLookupError):  # killed before, not noticed yet
                 os.kill(rng.choice([*actors(it).values()]), signal.SIGKILL)
                 kills += 1
                 if kills % 3 == 2:
@@ -315,7 +322,8 @@ def test_nothing_is_left_of_a_consumer_that_was_killed(cluster, is_alone):
     process.wait()
     began = time.monotonic()
     wait_until(lambda: not any(map(is_running, [*pids, *children])) and (is_alone or used_bytes() <= before + 1))
-    assert time.monotonic() - began < 5  # the specification's limit; it takes 0.5 s when the machine has nothing else to do
+    # the specification's limit; it takes 0.5 s when the machine has nothing else to do
+    assert time.monotonic() - began < 5
 
 
 @pytest.mark.slow
@@ -360,7 +368,8 @@ def test_diagnosis_tells_compute_transfer_object_store_and_waiting_by_node(clust
         wait_until(lambda: sorted([(x.num_workers, x.num_restarts) for x in loads().values()]) == [*expected])
 
     extra = cluster.add_node(num_cpus=3, node_ip_address="127.0.0.1", object_store_memory=200 * MEGABYTE)
-    options = RayOptions(3, num_lanes=6, num_cpus=3, max_bytes_ahead=MEGABYTE)  # one actor on each of three nodes
+    # one actor on each of three nodes
+    options = RayOptions(3, num_lanes=6, num_cpus=3, max_bytes_ahead=MEGABYTE)
     it = iter(MapDataset.range(10**6).map(slow).to_iter_dataset(ReadOptions(0)).mp_prefetch(options))
     with observe(it) as view:
         until((1, 0), (1, 0), (1, 0))

@@ -104,7 +104,7 @@ class TestSlots:
         assert ends.arena.allocate(40000) == slot
 
     def test_nothing_that_is_seen_is_overwritten(self, ends):
-        """Whatever is kept and dropped, in whatever order, and however late the worker learns of it."""
+        """Arrays are kept and dropped in any order, and the worker learns of it at any time."""
         rng = random.Random(1)
         kept = deque()
         for step in range(2000):
@@ -165,7 +165,9 @@ class TestGivingBack:
         assert sorted(again) == sorted(slots)
 
     def test_after_a_burst_slots_keep_their_memory_again(self, ends):
-        """Of many that were kept and let go most have lost their memory, but not those that are used again and again."""
+        """Of many that were kept and let go most have lost their memory, but not those that are
+        used again and again.
+        """
         for slot in [ends.arena.allocate(PAGE) for _ in range(20)]:
             ends.arena.free(slot)
         for _ in range(20):
@@ -185,7 +187,9 @@ class TestGivingBack:
         assert [int(a[0]) for a in kept] == [int(a[-1]) for a in kept] == [3, 4, 17] and large[0] == large[-1] == 7
 
     def test_the_memory_is_what_is_used_and_what_was_used_lately(self, ends, monkeypatch):
-        """Whatever the sizes, and in whatever order slots are freed; in the end next to nothing remains."""
+        """Whatever the sizes, and in whatever order slots are freed; in the end next to nothing
+        remains.
+        """
         monkeypatch.setattr(arena, "MAX_FREE_BYTES", least := 2**18)
         rng, slots, used, most = random.Random(2), [], 0, 0
         for step in range(3000):
@@ -206,7 +210,8 @@ class TestGivingBack:
         assert most > 50 * least and ends.used() <= room(slots[0]) + least
 
     @pytest.mark.parametrize("ends", ["by mappings"], indirect=True)
-    @pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # of JAX, where other tests have imported it
+    # of JAX, where other tests have imported it
+    @pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
     def test_after_close_each_array_returns_its_own_unless_a_forked_process_sees_it(self, ends):
         kept = [ends.share(2**20, k) for k in range(10)]
         ends.reader.close()
@@ -238,7 +243,9 @@ class TestChunks:
 
     @pytest.mark.parametrize("num_bytes", [2**26, 2**26 + 1, 2**32 + 5])
     def test_a_slot_may_be_larger_than_a_chunk(self, ends, num_bytes):
-        """It takes the room of a later one; the file is sparse, so nothing is used but what is written."""
+        """It takes the room of a later one; the file is sparse, so nothing is used but what is
+        written.
+        """
         arena = ends.arena
         small, slot, after = map(arena.allocate, (10, num_bytes, 10))
         view = arena.view(slot)
@@ -254,7 +261,7 @@ class TestChunks:
 
     def test_few_mappings_for_any_amount(self, ends):
         mapping = Mapping(ends.fd)
-        for slot in [ends.arena.allocate(2**24) for _ in range(500)]:  # 8 GB that nobody touches
+        for slot in [ends.arena.allocate(2**24) for _ in range(500)]:  # 8 GB that are never touched
             assert mapping.view(Slot(slot.offset, 10)).nbytes == 10 and mapping.view(slot).nbytes == 2**24
         assert len(mapping._chunks) <= 8 and ends.used() == 0
         assert Path("/proc/self/maps").read_text().count("gristmill-test") <= 8

@@ -1,4 +1,5 @@
-"""Messages of elements: what is shared, what is copied, and what is left when something cannot be sent.
+"""Messages of elements: what is shared, what is copied, and what is left when something cannot be
+sent.
 
 Elements of all structures are in ``properties/test_transport.py``.
 """
@@ -73,7 +74,8 @@ def test_large_arrays_are_shared_and_small_ones_copied(ends):
         assert type(array) is np.ndarray and array.flags.writeable and is_shared(array) == (num_bytes >= LARGE)
         array += 1
         np.testing.assert_array_equal(array, np.arange(num_bytes, dtype=np.uint8) + 1)
-    for given, shared in ((10**6, [False, False]), (10, [False, True])):  # the threshold can be raised and not lowered
+    # the threshold can be raised and not lowered
+    for given, shared in ((10**6, [False, False]), (10, [False, True])):
         with Messages(given) as ends:
             assert [is_shared(x) for x in ends.send(*[np.zeros(n, np.uint8) for n in (LARGE - 1, LARGE)])] == shared
 
@@ -88,7 +90,8 @@ def test_elements_share_nothing_with_each_other_and_arrays_keep_their_order_of_m
     assert elements[1][1] is elements[1][3] and elements[1][2] is elements[1][4] is not elements[2][2]
     c = np.arange(2**16).reshape(256, 256)
     views = [c[::2, ::2], np.asfortranarray(c), c[::-1], c.T, np.broadcast_to(c[0], (300, 256))]
-    for array in (c, *views, c[:3, :3], np.asfortranarray(c[:3, :3])):  # their values are looked at in the properties
+    # their values are looked at in the properties
+    for array in (c, *views, c[:3, :3], np.asfortranarray(c[:3, :3])):
         (received,) = ends.send(array)
         assert received.flags.forc and received.flags.f_contiguous == array.flags.f_contiguous
 
@@ -172,7 +175,8 @@ def test_elements_before_what_cannot_be_sent_or_received_arrive(ends, position):
     message = ends.encode(*elements, states="states")
     assert message.num_elements == position and isinstance(message.failure, TypeError)
     assert message.failure.__notes__[-1] == "An element of type tuple could not be sent from a worker process."
-    assert len(message.slots) == position == ends.num_used()  # those of the failed one are free again
+    # those of the failed one are free again
+    assert len(message.slots) == position == ends.num_used()
     if position:
         received, states, failure = ends.decode(message)
         assert [(int(a[0]), x) for a, x in received] == [(k, k) for k in range(position)]

@@ -218,7 +218,9 @@ def test_classes_that_a_program_registers_with_jax_are_nodes_in_workers(tmp_path
 
 
 class Refuses:
-    """Raises an error that has notes as pickle adds them from Python 3.14 on, and one of its own."""
+    """Raises an error that has notes as pickle adds them from Python 3.14 on, and one of its
+    own.
+    """
 
     def __reduce__(self):
         error = TypeError("refused")

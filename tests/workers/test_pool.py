@@ -1,4 +1,6 @@
-"""The guarantees of ``workers/pool.py``: which processes run which task, and when they end. Tasks travel by value."""
+"""The guarantees of ``workers/pool.py``: which processes run which task, and when they end. Tasks
+travel by value.
+"""
 
 import gc
 import os

@@ -375,7 +375,8 @@ def test_nothing_of_the_consumer_is_kept_alive():
 
 
 def test_what_cannot_be_rebuilt_is_a_remote_error():
-    cls = class_with_a_lock()  # which cannot be pickled, nor its instances, as they lack the attribute
+    # which cannot be pickled, nor its instances, as they lack the attribute
+    cls = class_with_a_lock()
     error = caught(raise_it, cls("the message"))
     error.__cause__ = caught(outer_failure)
     error.add_note("a note")

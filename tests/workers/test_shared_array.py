@@ -95,7 +95,7 @@ def test_metadata_and_arrays_that_are_attached_by_them():
     attached[1, 1] = 77
     assert attached.shm is not array.shm and attached.shm.name == array.shm.name and array[1, 1] == 77
     del array, attached
-    attached = SharedMemoryArray.from_metadata(metadata)  # it stays until somebody unlinks it
+    attached = SharedMemoryArray.from_metadata(metadata)  # it stays until it is unlinked
     metadata.close_and_unlink_shm()
     assert attached.sum() == 77 + 11, "what is attached stays"
     assert_raises(FileNotFoundError, None, metadata.close_and_unlink_shm)
@@ -387,12 +387,16 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_what_a_child_makes_before_or_after_its_tracker_is_freed_when_it_ends(tmp_path, method):
-    """It imports the main program first, and multiprocessing may then forget what was to be done at exit."""
+    """It imports the main program first, and multiprocessing may then forget the registered exit
+    functions.
+    """
     assert run(tmp_path, EARLY, method) == []
 
 
 def test_others_who_end_or_unlink_do_no_harm(tmp_path):
-    """Programs that have nothing in common, and the standard library; names that are gone are not remembered."""
+    """Programs that have nothing in common, and the standard library; names that are gone are not
+    remembered.
+    """
     script = """
     from gristmill.core import shared_block
     def attached(name):
@@ -467,7 +471,8 @@ def test_a_killed_creator_leaves_nothing(tmp_path):
     """The resource tracker cleans up, and says so."""
     process = programs.outcome(tmp_path, PRELUDE + "sys.kept = make()\nos.kill(os.getpid(), signal.SIGKILL)\n")
     assert process.returncode == -signal.SIGKILL
-    assert "leaked shared_memory" in process.stderr  # and the tracker, which has stderr too, has ended
+    # and the tracker, which has stderr too, has ended
+    assert "leaked shared_memory" in process.stderr
     assert not exists(process.stdout.strip())
 
 

@@ -1,4 +1,6 @@
-"""The pipelines of the golden states, made with Grain or with a module that has its names, and elements as JSON."""
+"""The pipelines of the golden states, made with Grain or with a module that has its names, and
+elements as JSON.
+"""
 
 import functools
 import os
@@ -42,7 +44,9 @@ def fourth_fails(element):
 
 
 def pipelines(m):
-    """Functions that make the pipelines, by name. Files are looked for in ``data``, beside this file."""
+    """Functions that make the pipelines, by name. Files are looked for in ``data``, beside this
+    file.
+    """
     x = m.experimental
     t = m.transforms
     Plus = functools.partial(step, "Plus", t.Map, "map", lambda v: v + 1)
@@ -68,7 +72,8 @@ def pipelines(m):
         return {"a": np.arange(10 * i, 10 * i + 1 + i * 7 % 9), "b": np.full((1 + i * 3 % 5, 2), i, np.float32), "m": i}
 
     def slowly(element):
-        time.sleep(float(os.environ.get("GOLDEN_SECONDS", "0")))  # so that a release that notes states now and then does it
+        # so that a release that notes states now and then does it
+        time.sleep(float(os.environ.get("GOLDEN_SECONDS", "0")))
         return element
 
     def row(i):

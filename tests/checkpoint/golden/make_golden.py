@@ -1,12 +1,16 @@
-"""Writes what restores for ever, and the elements that follow: states of Grain, also saved with Orbax, and of this library.
+"""Writes what restores forever, and the elements that follow: states of Grain, also saved with
+Orbax, and of this library.
 
-    python make_golden.py states [pipeline ...]    grain_<release>.json, with that release of Grain, JAX and pyarrow
-    python make_golden.py orbax                    the directory orbax, with Grain 0.2.18, JAX and orbax-checkpoint
-    python make_golden.py own [pipeline ...]       gristmill_<version>.json, for a version that writes something else than before
-    python make_golden.py data                     the files in data that pipelines read, with pyarrow and the tests in PYTHONPATH
+    python make_golden.py states [pipeline ...]    grain_<release>.json, with that release of Grain,
+    JAX and pyarrow python make_golden.py orbax                    the directory orbax, with Grain
+    0.2.18, JAX and orbax-checkpoint python make_golden.py own [pipeline ...]
+    gristmill_<version>.json, for a version that writes something else than before python
+    make_golden.py data                     the files in data that pipelines read, with pyarrow and
+    the tests in PYTHONPATH
 
-``GOLDEN_SECONDS=0.7`` lets a pipeline take longer than the 3 seconds after which Grain before 0.2.16 noted the states of workers
-anew. What an older release cannot make is left out. Files of our versions that were released are never written again.
+``GOLDEN_SECONDS=0.7`` lets a pipeline take longer than the 3 seconds after which Grain before
+0.2.16 noted the states of workers again. What an older release cannot make is left out. Files of
+our versions that were released are never written again.
 """
 
 import importlib.metadata
@@ -25,7 +29,8 @@ HERE = Path(__file__).parent
 DATA, ORBAX = HERE / "data", HERE / "orbax"
 NEWEST = "0.2.18"
 NUM_OF_ENDLESS = 12
-# What is kept of other releases: ``DataLoader`` and ``mp_prefetch``, and what looks like something else today.
+# What is kept of other releases: ``DataLoader`` and ``mp_prefetch``, and what looks like something
+# else today.
 OF_OTHERS = """
     loader loader_operations loader_shared_memory loader_endless loader_workers_3 loader_dry_worker loader_flat_map_workers
     workers_3 workers_files workers_repeated workers_noted nested mix interleave interleave_by_name interleave_all
@@ -40,7 +45,9 @@ SAVED = {
 
 
 def positions(name, n, *, is_newest):
-    """Those among ``n`` elements of which states are kept; restoring those with worker processes takes longest."""
+    """Those among ``n`` elements of which states are kept; restoring those with worker processes
+    takes longest.
+    """
     if not is_newest:
         return {0, 1, n // 2, n // 2 + 1, n}
     if "worker" in name:
@@ -51,7 +58,9 @@ def positions(name, n, *, is_newest):
 
 
 def follow(name, ds, state_of, *, is_newest):
-    """All elements, and states by how many elements came before them; the last one is from after the end."""
+    """All elements, and states by how many elements came before them; the last one is from after
+    the end.
+    """
     it, is_endless = iter(ds), "endless" in name
     elements, states = [], [state_of(it)]
     for element in itertools.islice(it, NUM_OF_ENDLESS) if is_endless else it:
@@ -133,7 +142,7 @@ def make_orbax():
                 next(it)
             save_with_orbax(way, Path(temporary) / f"{way}-{name}", it)
             expected[f"{way}-{name}"] = [plain(element) for element in itertools.islice(made[name](), num, None)]
-        # Nobody needs those markers, and they have names of directories.
+        # Those markers are not needed, and they have names of directories.
         shutil.copytree(temporary, ORBAX, ignore=shutil.ignore_patterns("commit_success.txt"))
     write_file(ORBAX / "expected.json", expected)
 

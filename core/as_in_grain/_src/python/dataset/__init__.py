@@ -1,7 +1,8 @@
 """Calls users' functions from where layers of Keras look for their caller.
 
-A preprocessing layer of Keras computes on the CPU when a data pipeline calls it. It knows pipelines of Grain by the call stack:
-by a file with "grain/_src/python/dataset" in its path. So that it knows ours too, this file has such a path.
+A preprocessing layer of Keras computes on the CPU when a data pipeline calls it. It knows pipelines
+of Grain by the call stack: by a file with "grain/_src/python/dataset" in its path. So that it knows
+ours too, this file has such a path.
 """
 
 from __future__ import annotations

@@ -1,0 +1,115 @@
+"""Words of docstrings, comments and pages: few phrases hide the subject, and all lines fit."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from test_house import ROOT, modules
+
+_MAX_MARKERS = 1.5  # per 1000 words
+_MAX_COLUMNS = 100
+# Phrases without a subject, or with a person in place of a thread, a worker or a caller.
+_MARKERS = re.compile(
+    r"\b(?:nobody|somebody|whoever|whomever|anew|of then|for ever|lest|as far as|so many"
+    r"|goes on|go on|went on|gone on|going on|judged?s?|judging|hires?|hired|tells|told|rests"
+    r"|(?:stands|stood)(?! for| in for)|(?:is|are|was|were) to be"
+    r"|(?<!there )(?:is|are|was|were|be) none|(?:for|of|to|by|from) (?:him )?who\b|for whom"
+    r"|what (?:comes|stands|follows|others|becomes|remains))\b",
+    re.IGNORECASE,
+)
+_OPENINGS = re.compile(r"(What|Whether|Where|How|Who)\b")
+_CODE = re.compile(r"``[^`]*``|`[^`]*`")
+_QUESTIONS = ROOT / "benchmarks" / "questions"  # docstrings are the questions that these measure
+# Folders that are not rewritten yet: the number of markers counts them, the other tests do not.
+_NOT_YET = tuple(
+    str(ROOT / folder)
+    for folder in ("dataset/engine", "dataset/bases", "dataset/faults", "dataset/executors", "prepare", "sources")
+) + tuple(str(ROOT / "dataset" / file) for file in ("stages/elastic", "stages/stream_interleave.py", "lane_rows.py"))
+
+
+@cache
+def files() -> list[Path]:
+    """The Python files of the repository."""
+    found = {*modules().values()}
+    for folder in ("tests", "benchmarks", "examples", "docs", ".ci"):
+        found |= {*(ROOT / folder).rglob("*.py")}
+    return sorted(found)
+
+
+def pages() -> list[Path]:
+    """The pages in Markdown."""
+    return sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+
+
+@cache
+def docstrings(path: Path) -> list[ast.Constant]:
+    """The docstrings of a file, as nodes of its syntax tree."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0] if node.body else None
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+                found.append(first.value)
+    return found
+
+
+def lines_of(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of docstrings and comments of a file with their numbers, without examples."""
+    lines = path.read_text().splitlines()
+    for node in docstrings(path):
+        for i in range(node.lineno, (node.end_lineno or 0) + 1):
+            if not lines[i - 1].strip().startswith((">>>", "...")):
+                yield i, lines[i - 1]
+    for i, line in enumerate(lines, 1):
+        if line.strip().startswith("# "):
+            yield i, line
+        elif (start := line.find("  # ")) > 0 and not line[start:].startswith(("  # type:", "  # noqa")):
+            yield i, line[start:]
+
+
+def lines_of_page(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a page outside of code, with their numbers."""
+    is_code = False
+    for i, line in enumerate(path.read_text().splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            is_code = not is_code
+        elif not is_code:
+            yield i, line
+
+
+def test_few_phrases_hide_the_subject():
+    num_words, found = 0, []
+    texts = [(path, lines_of(path)) for path in files() if path != Path(__file__)]
+    for path, lines in [*texts, *((page, lines_of_page(page)) for page in pages())]:
+        for i, line in lines:
+            plain = _CODE.sub("", line)
+            num_words += len(re.findall(r"[A-Za-z']+", plain))
+            found += [f"{path.relative_to(ROOT)}:{i}: {match[0]}" for match in _MARKERS.finditer(plain)]
+    assert num_words > 100_000
+    assert 1000 * len(found) < _MAX_MARKERS * num_words, "\n".join(found)
+
+
+def test_docstrings_begin_with_a_noun_or_a_verb():
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {str(node.value)[:60]}"
+        for path in files()
+        if path.parent != _QUESTIONS and not str(path).startswith(_NOT_YET)
+        for node in docstrings(path)
+        if _OPENINGS.match(str(node.value))
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_docstrings_and_comments_fit_in_the_columns():
+    found = [
+        f"{path.relative_to(ROOT)}:{i}"
+        for path in files()
+        if not str(path).startswith(_NOT_YET)
+        for i, line in lines_of(path)
+        if len(line) > _MAX_COLUMNS
+    ]
+    assert not found, "\n".join(found)
