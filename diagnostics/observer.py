@@ -27,11 +27,10 @@ from gristmill.dataset.bases.node import parents_of, upstream_for_observers
 from gristmill.dataset.bases.observing import (
     Instrument,
     Method,
-    drawn_from,
     let_observe,
     opens_pipelines,
-    work_ahead,
 )
+from gristmill.dataset.engine.iterators import StreamIterator
 from gristmill.dataset.mixtures.draw_counts import sum_of_counts
 from gristmill.dataset.watching import observe_as, observed_as, unobserve
 from gristmill.diagnostics.annotations import annotated
@@ -180,7 +179,7 @@ class Observer:
         """
         found: dict[int, dict[str, dict[str, int]]] = {}
         for it in self.alive():
-            probe, drawn = self.probe_of(it), drawn_from(it)
+            probe, drawn = self.probe_of(it), it._engine.drawn(it.pos) if isinstance(it, StreamIterator) else None
             if probe is not None and drawn is not None:
                 found[probe.number] = sum_of_counts(found.get(probe.number, {}), drawn)
         return found
@@ -240,7 +239,7 @@ class Observer:
 
     def _change(self, it: DatasetIterator[Any], probe: Probe) -> None:
         probe.name = name_of(it)
-        work = work_ahead(it)
+        work = it._engine.work_ahead()
         if work is not None:
             probe.depth = partial(_num_ready, weakref.ref(it))
             probe.waits, probe.num_threads, probe.reads_ahead = work.waits, work.num_threads, work.waits and work.reads
@@ -254,7 +253,7 @@ class Observer:
             hired=partial(self._attach, probe),
             waits=probe.budget_waits,
         )
-        for inner in it._inner_iterators():
+        for inner in it._engine.open_iterators():
             self._adopt_component(probe, inner)
         if self._waiting:
             self.prepare()
@@ -322,7 +321,8 @@ def _try(callback: Callable[..., None], *args: Any) -> None:
 
 
 def _category(stage: Any) -> str:
-    category: str | None = stage._work_category
+    stream = getattr(stage, "_engine", None)
+    category: str | None = stream and stream.work_category
     return category or ("preprocessing" if upstream_for_observers(stage) else "read")
 
 
@@ -337,5 +337,5 @@ def _fits(probe: Probe, stage: Any) -> bool:
 def _num_ready(owner: Callable[[], Any]) -> int | None:
     """The number of elements that a prefetching stage could deliver at once."""
     it = owner()
-    work = None if it is None else work_ahead(it)
+    work = None if it is None else it._engine.work_ahead()
     return None if work is None else work.num_ready

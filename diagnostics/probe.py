@@ -229,7 +229,9 @@ class Probe:
         self.waits = False  # for elements that other threads or processes compute
         self.reads_ahead = False  # by threads, a dataset by index
         self.takes_indices = not hasattr(stage, "__next__")
-        self.drops = category != "prefetch" and (getattr(stage, "_drops", False) or getattr(stage, "_flow", "") == "dropping")
+        self.drops = category != "prefetch" and (
+            getattr(stage, "_drops", False) or getattr(getattr(stage, "_engine", None), "flow", "") == "dropping"
+        )
         self.depth: Callable[[], int | None] = _unknown  # how many elements are ready
         self.num_threads: int | None = None  # that may compute its elements ahead
         self.budget_waits = BudgetWaits()

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from gristmill.dataset.bases.observing import num_long_elements
+from gristmill.dataset.engine.iterators import StreamIterator
 from gristmill.diagnostics.ahead import BudgetUse, ahead_text, budgets_of
 from gristmill.diagnostics.probe import Cell
 from gristmill.diagnostics.remote import StageRecord, WorkerGroup, WorkerReport, lanes_of, merge, records_of
@@ -497,7 +497,7 @@ def _num_long(observer: Any) -> dict[int, int]:
     """
     found: dict[int, int] = {}
     for it in observer.alive():
-        probe, num = observer.probe_of(it), num_long_elements(it)
+        probe, num = observer.probe_of(it), it._engine.num_long(it.pos) if isinstance(it, StreamIterator) else None
         if probe is not None and num is not None:
             found[probe.number] = found.get(probe.number, 0) + num
     return found

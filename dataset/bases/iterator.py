@@ -15,7 +15,7 @@ import abc
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any, ClassVar, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
 from gristmill.core.cached import cached
 from gristmill.core.claim import Claim
@@ -25,14 +25,15 @@ from gristmill.core.instruments import shadow
 from gristmill.core.state import shown, state_from_text, state_to_text
 from gristmill.dataset.bases.context import IteratorContext
 from gristmill.dataset.bases.node import Node, as_parents
-from gristmill.dataset.bases.observing import Observable, Wrap, divert_next, running_upstream
-from gristmill.dataset.bases.origins import Place
-from gristmill.dataset.bases.tolerating import Tolerating
+from gristmill.dataset.bases.observing import Instrument, Observable, Wrap, divert_next, running_upstream
 from gristmill.dataset.states.mixtures import as_names, without_components
 from gristmill.dataset.states.values import copied
 from gristmill.dataset.telling.failures import deliver, instead_of_stop
 from gristmill.dataset.telling.tracebacks import filter_traceback
 from gristmill.dataset.watching import watcher
+
+if TYPE_CHECKING:
+    from gristmill.dataset.faults.budget import FaultCounts
 
 R = TypeVar("R")
 T_co = TypeVar("T_co", covariant=True)
@@ -40,7 +41,7 @@ T_co = TypeVar("T_co", covariant=True)
 _UNUSED = IteratorContext(joined=None)  # that of an iterator which has none yet
 
 
-class DatasetIterator(Node, Observable, Tolerating, Iterator[T_co], abc.ABC):
+class DatasetIterator(Node, Iterator[T_co], abc.ABC):
     """An iterator that knows its position: ``get_state`` is small, ``set_state`` continues exactly from there.
 
     Law: after ``it.set_state(s)`` with ``s`` from ``get_state`` of an iterator of an equal pipeline, ``it`` delivers the
@@ -58,16 +59,22 @@ class DatasetIterator(Node, Observable, Tolerating, Iterator[T_co], abc.ABC):
     _node_family = "DatasetIterator"
     _parents: tuple[DatasetIterator[Any], ...] = ()
     _is_taken_again = False  # whether a step behind it may
+    # A stage here or upstream tolerates faults, so that its counts are in the state.
+    _counts_faults = False
     _closed = False
     _closes_anytime = False  # ``close`` may be called while another thread is in ``next``, which it ends if that waits
     _own_ctx: IteratorContext | None = None
     _definition: Any = None  # the dataset that it is of
+    _engine: Observable = Observable()  # its stream, if it is of one
+    _observed: Any = None  # who observes it, and as what (see ``gristmill.dataset.watching``)
+    _current_instrument: Instrument | None = None  # of an object of a user's class
 
     def __init__(self, parents: DatasetIterator[Any] | Iterable[DatasetIterator[Any]] = ()) -> None:
         self._claim = Claim()
         if parents != ():  # as quick as can be for the components of mixtures
             self._parents = as_parents(parents, DatasetIterator)
-            self._share_faults(self._parents)
+            if any([parent._counts_faults for parent in self._parents]):
+                self._counts_faults = True
         if self._parents:
             self._share_context(merged_contexts(self._parents))
         elif (joined := watcher()) is not None:
@@ -93,6 +100,7 @@ class DatasetIterator(Node, Observable, Tolerating, Iterator[T_co], abc.ABC):
             share_context(self._parents, ctx)
 
     def _set_instrument(self, wrap: Wrap | None) -> None:
+        """Let elements be taken through what ``wrap`` makes of the method that takes them; ``None``: as without it."""
         divert_next(self, wrap)
 
     def __iter__(self) -> DatasetIterator[T_co]:
@@ -118,6 +126,32 @@ class DatasetIterator(Node, Observable, Tolerating, Iterator[T_co], abc.ABC):
         """Begins work in the background, where the pipeline has any, without waiting for it. May be called again."""
         for parent in self._parents:
             parent.start_prefetch()
+
+    def faults(self) -> FaultCounts:
+        """Return what ``tolerate`` has skipped or replaced so far, in this run and those that it continues.
+
+        Returns:
+            ``total``, the number of elements; ``tried``, of how many; ``rate``, their share of these, at least of 1000; and
+            ``last``, the last 20 of this run, each with ``record_key``, ``stage`` and ``error``.
+
+        Example:
+            >>> from gristmill.dataset import MapDataset
+            >>> it = iter(MapDataset.source([1, 0, 2]).map(lambda x: 2 // x).tolerate(max_total=1, max_rate=None))
+            >>> list(it), it.faults().total, it.faults().last[0].record_key
+            ([2, 1], 1, 1)
+        """
+        from gristmill.dataset.faults.counts import counted
+
+        return counted(self.get_state())
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Returns what the state says of components of the mixture upstream, the nearest one, by name: how many ``"elements"``
+        were drawn, their ``"lengths"`` together, the ``"epochs"`` before this one. What a step holds counts when it has come.
+        Of a mixture of map datasets, where they are read in its order and in this process.
+        """
+        from gristmill.dataset.telling.counts import counts_of
+
+        return counts_of(self)
 
     def _expect(self, rate: float, due: float | None) -> None:
         """Notes the share ``rate`` of all draws; starts reading ahead unless ``due`` is ``None``.
@@ -224,10 +258,6 @@ class DatasetIterator(Node, Observable, Tolerating, Iterator[T_co], abc.ABC):
     def _before_last(self) -> Any:
         """A state from which the next output is the one that ``next`` gave last; ``None`` if there was none. Optional."""
         raise NotImplementedError(f"{self} does not know where it was before its last output: save the state before it")
-
-    def _place(self) -> Place | None:
-        """Where the element that was delivered last comes from, if that follows from what the stages upstream say. Optional."""
-        return None
 
     def _merged_state(self, states: Any) -> Any:
         """The state that goes on where all of several shards stopped, whose number was another one. Optional.
@@ -338,6 +368,10 @@ async def write_when_created(directory: Any, state: str, description: dict[str, 
 
 
 # For the iterators that are of no stream yet.
+class _Engine(Observable):
+    def open_iterators(self) -> Any: ...
+
+
 class BlockIterator(DatasetIterator[T_co]):
     """The base of our own iterators: whole blocks are taken, ``next`` is a block of one."""
 
@@ -347,6 +381,17 @@ class BlockIterator(DatasetIterator[T_co]):
     _stays_on_error: ClassVar[bool] = False
     # Whether ``_restore`` drops what is in memory or at work: going back after an error is left to ``_return_to`` then.
     _is_costly_to_restore: ClassVar = False
+
+    def _inner_iterators(self) -> Any:
+        return ()
+
+    def _tell_opened(self, tell: Any) -> None: ...
+
+    @property
+    def _engine(self) -> Any:  # type: ignore[override]
+        engine: Any = _Engine()
+        engine.open_iterators, engine.tell_opened = self._inner_iterators, self._tell_opened
+        return engine
 
     _last: Any = None  # the mark before the last output of ``next``; who stays on an error notes it by itself
 

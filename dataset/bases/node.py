@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -29,8 +29,6 @@ class Node:
     _parameters: Parameters = NONE  # what it was made with, but its parents
     _stats = STATS  # for users' datasets that report to it, as they may in Grain
     _own_options: DatasetOptions | None = None  # those that are given at this point of the pipeline
-    # What its time is spent for, as summaries say it: where it is not said here, that follows from whether it draws from others.
-    _work_category: ClassVar[Literal["read", "preprocessing", "prefetch"] | None] = None
 
     @property
     def _parent(self) -> Any:

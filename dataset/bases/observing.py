@@ -5,27 +5,27 @@ Nothing of this is called as long as nobody observes, and nothing is asked for e
 1. gives an object an instrument (``_set_instrument``): a function that is called in place of the method that takes elements. No
    other object has it. Python looks up methods of users' classes in the class alone: so the class has another one as long as some
    of its objects have instruments, which does for all others what the class's own does;
-2. is told of pipelines that a stage opens by itself (``_tell_opened``), and of its worker processes (``_tell_hired``);
-3. has a stage read another dataset by index, which does the same as its own (``_observe_reads``);
-4. asks a stage how it works ahead (``_work_ahead``); counts how long others wait for a thread, or memory, that it needs
-   (``_budget_waits``).
+2. is told of pipelines that a stage opens by itself (``tell_opened``), and of its worker processes (``tell_hired``);
+3. has a stage read another dataset by index, which does the same as its own (``observe_reads``);
+4. asks a stage how it works ahead (``work_ahead``); counts how long others wait for a thread, or memory, that it needs
+   (``budget_waits``).
 """
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from gristmill.core.indices import Indices, as_ints
 from gristmill.core.locks import Lock
 from gristmill.dataset.ahead.budget import Budget
 from gristmill.dataset.ahead.waits import BudgetWaits
 
+Flow: TypeAlias = Literal["one_to_one", "dropping", "stateful"]  # what becomes of an element of the parent
 Method: TypeAlias = Callable[[Any, Any], list[Any]]  # elements of a stage: as many as the number says, or at the indices
 Instrument: TypeAlias = Callable[[Any], list[Any]]  # the same of one stage, which it does not keep alive
 Wrap: TypeAlias = Callable[[Method], Instrument]
@@ -97,53 +97,50 @@ class WorkAhead(NamedTuple):
 
 
 class Observable:
-    """What iterators let observers do, and tell them. By default there is nothing to tell."""
+    """What the stream of an iterator lets observers do, and tells them. By default there is nothing to tell."""
 
-    _observed: Any = None  # who observes it, and as what (see ``gristmill.dataset.watching``)
-    _current_instrument: Instrument | None = None  # of an object of a user's class
-    _budget_waits: BudgetWaits | None = None  # of a stage that computes ahead with threads of the pipeline
+    flow: Flow = "stateful"
+    # What its time is spent for; by default that follows from whether it has parents.
+    work_category: Literal["read", "preprocessing", "prefetch"] | None = None
+    budget_waits: BudgetWaits | None = None  # of a stage that computes ahead with threads of the pipeline
 
-    @abc.abstractmethod
-    def _set_instrument(self, wrap: Wrap | None) -> None:
-        """Lets elements be taken through what ``wrap`` makes of the method that takes them; ``None``: as without it."""
+    def tell_opened(self, tell: Callable[[Any], None] | None) -> None:
+        """Call ``tell`` with the last iterator of each pipeline that this one opens by itself."""
 
-    def _tell_opened(self, tell: Callable[[Any], None] | None) -> None:
-        """Has ``tell`` be called with the last iterator of each pipeline that this one opens by itself."""
+    def tell_hired(self, tell: Callable[[Any], None] | None) -> None:
+        """Call ``tell`` with the pool of worker processes that is used, now or whenever that is another one."""
 
-    def _tell_hired(self, tell: Callable[[Any], None] | None) -> None:
-        """Has ``tell`` be called with the pool of worker processes that this one uses, now or whenever that is another one."""
+    def observe_reads(self, replace: Callable[[Any], Any] | None) -> None:
+        """Read by index what ``replace`` makes of the dataset, which is equal to it; ``None``: the dataset itself."""
 
-    def _observe_reads(self, replace: Callable[[Any], Any] | None) -> None:
-        """Reads by index what ``replace`` makes of the dataset, which is equal to it; ``None``: the dataset itself."""
-
-    def _work_ahead(self) -> WorkAhead | None:
-        """How elements are computed ahead, of a stage that is there for that (whose ``_work_category`` is ``"prefetch"``)."""
+    def work_ahead(self) -> WorkAhead | None:
+        """Return how elements are computed ahead, of a stage that is there for that (``work_category`` is ``"prefetch"``)."""
         return None
 
-    def _drawn(self) -> dict[str, dict[str, int]] | None:
-        """What it has drawn so far of each component, of a mixture; asked by any thread."""
+    def drawn(self, pos: Any) -> dict[str, dict[str, int]] | None:
+        """Return what was drawn of each component before ``pos``, of a mixture; asked by any thread."""
         return None
 
-    def _num_long_elements(self) -> int | None:
-        """How many of its elements were too long so far, of a step that makes batches by length; asked by any thread."""
+    def num_long(self, pos: Any) -> int | None:
+        """Return how many elements were too long before ``pos``, where batches are made by length; asked by any thread."""
         return None
 
-    def _worker_processes(self) -> Sequence[Any]:
-        """The worker processes that compute its elements at the moment."""
+    def worker_processes(self) -> Sequence[Any]:
+        """Return the worker processes that compute its elements at the moment."""
         return ()
 
-    def _inner_iterators(self) -> Iterable[Any]:
-        """Iterators that this one runs besides its parents, as far as there are any at the moment."""
+    def open_iterators(self) -> Sequence[Any]:
+        """Return the iterators that it runs besides those of its parents, as far as there are any at the moment."""
         return ()
 
 
 def opens_pipelines(it: Any) -> bool:
-    """Whether an iterator is of a class that runs others besides its parents."""
-    return type(it)._inner_iterators is not Observable._inner_iterators
+    """Return true if an iterator may run others besides its parents."""
+    return type(it._engine).open_iterators is not Observable.open_iterators
 
 
 def let_observe(
-    it: Observable,
+    it: Any,
     wrap: Wrap | None,
     *,
     reads: Callable[[Any], Any] | None = None,
@@ -153,26 +150,12 @@ def let_observe(
 ) -> None:
     """Lets somebody observe an iterator that has been made; with ``None`` alone it is as it was before."""
     it._set_instrument(wrap)
-    it._observe_reads(reads)
-    it._tell_opened(opened)
-    it._tell_hired(hired)
-    if it._budget_waits is not None:
-        it._budget_waits.observed = waits
-
-
-def work_ahead(it: Observable) -> WorkAhead | None:
-    """How an iterator computes elements ahead, if it is there for that."""
-    return it._work_ahead()
-
-
-def drawn_from(it: Observable) -> dict[str, dict[str, int]] | None:
-    """What a mixture of streams has drawn of each component so far; ``None`` of others."""
-    return it._drawn()
-
-
-def num_long_elements(it: Observable) -> int | None:
-    """How many elements were longer than the last boundary, of what makes batches by length; ``None`` of others."""
-    return it._num_long_elements()
+    stream: Observable = it._engine
+    stream.observe_reads(reads)
+    stream.tell_opened(opened)
+    stream.tell_hired(hired)
+    if stream.budget_waits is not None:
+        stream.budget_waits.observed = waits
 
 
 def shared_budget(it: Any) -> Budget | None:
@@ -183,7 +166,7 @@ def shared_budget(it: Any) -> Budget | None:
 
 def running_upstream(it: Any) -> list[Any]:
     """The iterators that one runs: its parents, and those that it has opened."""
-    return [*it._parents, *it._inner_iterators()]
+    return [*it._parents, *it._engine.open_iterators()]
 
 
 def divert_next(it: Any, wrap: Wrap | None) -> None:

@@ -1,6 +1,6 @@
 """Where elements come from, as stages say it of themselves: one step upstream at a time.
 
-A stage of map datasets answers ``_origins(index)``, an iterator ``_place()``. What they cannot know they leave out.
+A stage of map datasets answers ``_origins(index)``, a stream ``place(pos)``. What they cannot know they leave out.
 """
 
 from __future__ import annotations
@@ -57,9 +57,3 @@ class Place(Value):
     def in_epoch(self, epoch: int) -> Place:
         """That of a stage that has begun anew so often."""
         return self.replaced(epoch=self.epoch + epoch)
-
-
-def place_of(it: Any) -> Place | None:
-    """Where the element that ``it`` delivered last comes from."""
-    place: Place | None = it._place()
-    return place

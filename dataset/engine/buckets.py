@@ -203,6 +203,9 @@ class BucketBatch(Collecting[Buckets]):
         parent = self.load_parent(state, f"{len(held)} elements" if held else None)
         return parent, num_read, tuple(held), num_long
 
+    def num_long(self, pos: Pos) -> int:
+        return int(pos[3])
+
     def allocate_with(self, allocate: Allocate) -> None:
         self._allocate = allocate
 

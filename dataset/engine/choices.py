@@ -27,7 +27,6 @@ from typing import Any, ClassVar, NamedTuple
 
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import shown
-from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.engine.draws import Delivery, Draw, SavedDraws, count_in, names_lost, needed
 from gristmill.dataset.engine.stream import Cell, Layer, Pos, Stream, are_equal
 from gristmill.dataset.states.refilling import refilling
@@ -339,10 +338,6 @@ class Refilling(Layer):
                 for choice in {id(choice): choice for _, choice in record.unusual}.values():
                     stages[record.key].check_choice(choice)
         return found
-
-    def place(self, pos: Pos) -> Place | None:
-        """Return ``None``: the parent's position is the one before a group of elements."""
-        return None
 
     def note_same(self, pos: Pos, after: Pos) -> None:
         """Note that ``pos``, after the last output of a group, and ``after``, before the next group, are the same."""

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import shown
 from gristmill.dataset.bases.iterator import DatasetIterator
-from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.engine.choices import Records
 from gristmill.dataset.engine.members import Members
-from gristmill.dataset.engine.stream import Cell, Pos, Stream, cannot_merge
+from gristmill.dataset.engine.stream import Cell, Pos, Stream
 from gristmill.dataset.states.values import CycleState, copied
 
 NO_MEMBER: Any = ...  # in place of the position of a slot's member: ``None`` is the position of a plain iterator
@@ -60,14 +59,13 @@ class Interleave(Stream):
     """
 
     makes_choices = True  # members may, and their keys begin with that of this stage
-    work_category: ClassVar = "preprocessing"
+    work_category = "preprocessing"
     _cell: Cell | None = None  # of the last run
     _pos: Pos = None  # of the next one, without a cell
 
     def __init__(self, stage: Any, members: Members, length: int) -> None:
         super().__init__(stage)
         self.members = members
-        self.num_members = members.num
         self.length = length
         self.budget_waits = members.budget_waits
         self.unopenable = -1  # the dataset whose opening failed last: only a run tries again
@@ -81,6 +79,12 @@ class Interleave(Stream):
         self.members.join(self.ctx, self.key)
         *start, slots = self.start()
         return *start, slots._replace(totals=totals_after(end, records, self))
+
+    def open_iterators(self) -> Sequence[DatasetIterator[Any]]:
+        return self.members.iterators
+
+    def tell_opened(self, tell: Callable[[Any], None] | None) -> None:
+        self.members.opener.ctx.joined = tell
 
     # Running.
 
@@ -102,7 +106,7 @@ class Interleave(Stream):
             try:
                 if run is None:
                     if now[slot] is NO_MEMBER or ended[slot] == ENDED:
-                        if slots.num_opened == self.num_members:
+                        if slots.num_opened == self.members.num:
                             num_vacant, slot = num_vacant + 1, (slot + 1) % length
                             cell.pos = base, log, num, slot, slots
                         else:
@@ -188,7 +192,7 @@ class Interleave(Stream):
         self.members.join(self.ctx, self.key)
         for i in range(self.length):
             is_new = now[i] is NO_MEMBER and not slots.ended[i]
-            if is_new and slots.num_opened not in (self.num_members, self.unopenable):
+            if is_new and slots.num_opened not in (self.members.num, self.unopenable):
                 try:
                     now[i], slots = self._filled_slot(i, slots, self.members.opener.open)
                 except Exception:
@@ -232,12 +236,6 @@ class Interleave(Stream):
         self._cell, self._pos = None, pos
         return pos
 
-    def place(self, pos: Pos) -> Place | None:
-        return None
-
-    def merge(self, states: Any) -> Any:
-        raise cannot_merge(self)
-
     def index_of(self, pos: Pos) -> int:
         self._check_single("know the index of its next element")
         (part,), _, slots = self._filled(pos)
@@ -250,7 +248,7 @@ class Interleave(Stream):
         return self._moved_to(((part,), (), 0, 0, Slots(1, (0,), (RUNNING,), {}, {})))
 
     def has_gaps(self) -> bool:
-        return self.num_members == 1 and self._first().has_gaps()
+        return self.members.num == 1 and self._first().has_gaps()
 
     def _first(self) -> Stream:
         """Return the stream of the first member."""
@@ -258,7 +256,7 @@ class Interleave(Stream):
         return self.members[0].stream
 
     def _check_single(self, ability: str) -> None:
-        if self.num_members != 1:
+        if self.members.num != 1:
             raise NotImplementedError(f"{self} does not {ability}: only an interleave of a single dataset does")
 
     # Resources, and what observers ask.
@@ -286,7 +284,7 @@ class Interleave(Stream):
         self.members.close()
 
     def drop(self) -> None:
-        self._live = None
+        self.forget_run()
         self.members.drop()
 
     def forget(self) -> None:
@@ -295,7 +293,7 @@ class Interleave(Stream):
             stream.forget()
 
     def __str__(self) -> str:
-        return f"InterleaveDatasetIterator([{self.num_members} datasets], cycle_length={self.length})"
+        return f"InterleaveDatasetIterator([{self.members.num} datasets], cycle_length={self.length})"
 
 
 def parts(base: Sequence[Pos], log: Sequence[tuple[int, Pos]], num: int) -> list[Pos]:
@@ -334,9 +332,9 @@ def parsed(state: Any, owner: Interleave) -> CycleState:
         StateMismatchError: it is not the state of such an interleave.
     """
     cycle = CycleState.parse(state, owner, owner.length, "the cycle length")
-    if cycle.num_opened > owner.num_members:
+    if cycle.num_opened > owner.members.num:
         raise StateMismatchError(
-            f"next_index_in_datasets in the state of {owner} must be at most {owner.num_members}, the number of datasets, "
+            f"next_index_in_datasets in the state of {owner} must be at most {owner.members.num}, the number of datasets, "
             f"got {cycle.num_opened}"
         )
     if any([i >= max(1, cycle.num_opened) for i in cycle.indices]):

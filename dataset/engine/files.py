@@ -12,10 +12,9 @@ from typing import Any, TypeVar
 
 from gristmill.core.descriptors import with_descriptors
 from gristmill.dataset.bases.cells import Piece
-from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.bases.parameters import Described, Parameters
 from gristmill.dataset.bases.traced import Traced
-from gristmill.dataset.engine.stream import Cell, Pos, Stream, cannot_merge
+from gristmill.dataset.engine.stream import Cell, Pos, Stream
 from gristmill.dataset.telling.failures import tell
 from gristmill.sources.storage.files import is_url
 
@@ -31,12 +30,6 @@ class Reading(Stream, abc.ABC):
     @abc.abstractmethod
     def key_between(self, before: Pos, after: Pos) -> Any:
         """Return where the element between two positions is in what is read."""
-
-    def place(self, pos: Pos) -> Place | None:
-        return None
-
-    def merge(self, states: Any) -> Any:
-        raise cannot_merge(self)
 
 
 class FileStream(Reading):

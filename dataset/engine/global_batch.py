@@ -15,7 +15,6 @@ from gristmill.dataset.bases.context import collected_options
 from gristmill.dataset.bases.iterator import iterate
 from gristmill.dataset.bases.length import Exact, Infinite
 from gristmill.dataset.bases.node import ancestors, tolerances
-from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.engine.iterators import StreamIterator
 from gristmill.dataset.engine.round_robin import RoundRobinIterator
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, are_equal, pass_outputs
@@ -259,9 +258,6 @@ class GlobalBatch(Stream):
         self._keep([], _UNKNOWN)
         self._extended = _UNKNOWN, Position()
         return pos
-
-    def place(self, pos: Pos) -> Place | None:
-        return None
 
     def merge(self, states: Any) -> Any:
         if isinstance(states, Mapping):

@@ -12,8 +12,7 @@ from typing import Any, ClassVar, TypeVar
 from gristmill.core.exiting import end_thread_at_exit
 from gristmill.dataset.bases.context import IteratorContext
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate, snapshot
-from gristmill.dataset.bases.observing import WorkAhead, Wrap
-from gristmill.dataset.bases.origins import Place
+from gristmill.dataset.bases.observing import Wrap
 from gristmill.dataset.bases.parameters import Parameters
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, pass_outputs
 from gristmill.dataset.states.mixtures import as_names, without_components
@@ -53,7 +52,7 @@ class StreamIterator(DatasetIterator[T_co]):
     that the same element comes again.
     """
 
-    _flow: str  # of the stream
+    _engine: Stream
     _last: Pos = None  # the position before the output that was delivered last
     _is_shared: ClassVar = False  # several may draw from it, and each of them goes on where it is
     _part_of: tuple[weakref.ref[StreamIterator[Any]], int] | None = None  # its consumer, as which parent
@@ -63,8 +62,6 @@ class StreamIterator(DatasetIterator[T_co]):
         self._stage = stage
         self._engine = engine = make(stage, *[stream_of(parent) for parent in parents])
         self._parameters = engine.parameters
-        self._flow = engine.flow
-        self._work_category = engine.work_category  # type: ignore[assignment,misc]
         self._closes_anytime = engine.closes_anytime
         self._own_cell = Cell(engine.start())
         self._base = self._own_cell.pos  # the position after the output that was delivered last
@@ -237,9 +234,6 @@ class StreamIterator(DatasetIterator[T_co]):
     def _before_last(self) -> Any:
         return None if self._last is None else copied(self._engine.save(self._last))
 
-    def _place(self) -> Place | None:
-        return self._engine.place(self.pos)
-
     def _has_gaps(self) -> bool:
         return self._engine.has_gaps()
 
@@ -263,16 +257,6 @@ class StreamIterator(DatasetIterator[T_co]):
     @property
     def _work_options(self) -> Sequence[Any]:
         return [*self._stage._work_options]
-
-    def _work_ahead(self) -> WorkAhead | None:
-        return self._engine.work_ahead()
-
-    @property
-    def _budget_waits(self) -> Any:  # type: ignore[override]
-        return self._engine.budget_waits
-
-    def _observe_reads(self, replace: Callable[[Any], Any] | None) -> None:
-        self._engine.observe_reads(replace)
 
     @property
     def _reads_once(self) -> bool:
@@ -387,9 +371,6 @@ class IteratorStream(Stream):
         self._at = self._here()
         return self._at
 
-    def place(self, pos: Pos) -> Place | None:
-        return None
-
     def _here(self) -> Pos:
         """Return the position of the iterator, which may change its state later."""
         state = snapshot(self.it)
@@ -471,25 +452,13 @@ class SharedStream(Stream):
     """
 
     def __init__(self, it: StreamIterator[Any]) -> None:
-        super().__init__(it)
+        super().__init__(it, it._engine)
         self.it = it
-        self._stream, self._cell = it._engine, it._own_cell
+        self.chooses = False
         self._first = it.pos
 
     def start(self) -> Pos:
         return self._first
-
-    def save(self, pos: Pos) -> Any:
-        return self._stream.save(pos)
-
-    def saves_anywhere(self) -> bool:
-        return self._stream.saves_anywhere()
-
-    def load(self, state: Any) -> Pos:
-        return self._stream.load(state)
-
-    def place(self, pos: Pos) -> Place | None:
-        return None
 
     def _run(self, cell: Cell) -> Iterator[Any]:
         it = self.it
@@ -507,17 +476,8 @@ class SharedStream(Stream):
             yield found.pop()
 
     def _pass(self, cell: Cell) -> None:
-        self._cell.pass_failed()
+        self.it._own_cell.pass_failed()
         cell.pos = self.it.commit()
-
-    def start_prefetch(self) -> None:
-        self.it.start_prefetch()
-
-    def reads_once(self) -> bool:
-        return self._stream.reads_once()
-
-    def merge(self, states: Any) -> Any:
-        return self._stream.merge(states)
 
     def __str__(self) -> str:
         return str(self.it)

@@ -10,7 +10,7 @@ from gristmill.core.state import state_list
 from gristmill.dataset.bases.next_index import check_no_gaps
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.engine.choices import Records
-from gristmill.dataset.engine.stream import Cell, Layer, Pos, Stream, cannot_merge, pass_outputs
+from gristmill.dataset.engine.stream import Cell, Layer, Pos, Stream, pass_outputs
 from gristmill.dataset.telling.failures import tell_epoch, told
 
 _END: Any = object()
@@ -165,12 +165,6 @@ class Zip(Stream):
     def expect(self, rate: float, due: float | None) -> None:
         self._rate, self._is_expected = rate, due is not None
         super().expect(rate, due)
-
-    def place(self, pos: Pos) -> Place | None:
-        return None
-
-    def merge(self, states: Any) -> Any:
-        raise cannot_merge(self)
 
     def index_of(self, pos: Pos) -> int:
         check_no_gaps(self)

@@ -6,7 +6,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from gristmill.dataset.ahead.pullahead import End, Failure, Fetched, PullAhead, end_waits
 from gristmill.dataset.ahead.waits import BudgetWaits
@@ -102,7 +102,7 @@ class Prefetch(Stream):
     """
 
     flow = "one_to_one"
-    work_category: ClassVar = "prefetch"
+    work_category = "prefetch"
     ahead: PullAhead | None = None
     is_closed = False
     _at: Pos = None  # the position after which the elements that are ready come, if that is known
@@ -270,6 +270,9 @@ class Prefetch(Stream):
 
     def place(self, pos: Pos) -> Place | None:
         return None if type(pos) is Saved else self.parent.place(pos)
+
+    def merge(self, states: Any) -> Any:
+        return self.parent.merge(states)
 
     def pos_of_parent(self, pos: Pos, i: int) -> Pos:
         return pos.pos if type(pos) is Saved else pos

@@ -16,7 +16,7 @@ from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import dropping_steps
 from gristmill.dataset.bases.observing import WorkAhead
 from gristmill.dataset.bases.origins import Place
-from gristmill.dataset.engine.stream import Cell, Pos, Stream, cannot_merge
+from gristmill.dataset.engine.stream import Cell, Pos, Stream
 from gristmill.dataset.stages.filter_guard import WINDOW, FilterGuard
 from gristmill.dataset.stages.runs import RunsMapDataset
 
@@ -160,9 +160,6 @@ class Read(Stream):
 
     def place(self, pos: Pos) -> Place:
         return Place(self.ds, pos - 1, is_exact=not self.has_gaps())
-
-    def merge(self, states: Any) -> Any:
-        raise cannot_merge(self)
 
     def index_of(self, pos: Pos) -> int:
         return int(pos)

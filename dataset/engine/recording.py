@@ -84,7 +84,7 @@ def key_prefix(key: str, number: int) -> str:
 class RecordChoices(Layer):
     """The parent's elements. The position, ``(the parent's, ShardChoices)``, has the choices."""
 
-    flow: ClassVar[str] = "one_to_one"
+    flow = "one_to_one"
     own = (ShardChoices(),)
 
     def __init__(self, stage: Any, parent: Stream) -> None:

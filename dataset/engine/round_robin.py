@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from gristmill.dataset.bases.context import IteratorContext, collected_options
 from gristmill.dataset.bases.iterator import iterate
 from gristmill.dataset.bases.node import ancestors, makes_choices, mixes_in_lanes, tolerances
-from gristmill.dataset.bases.observing import WorkAhead
-from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.engine.cycle import ENDED, RUNNING, SAID_TO_HAVE_ENDED, parts, replaced
 from gristmill.dataset.engine.iterators import StreamIterator, tell_faults_of
 from gristmill.dataset.engine.recording import add_choices, state_in
-from gristmill.dataset.engine.stream import Cell, Pos, Stream, cannot_merge
+from gristmill.dataset.engine.stream import Cell, Pos, Stream
 from gristmill.dataset.executors.known import KnownShards
-from gristmill.dataset.executors.protocol import Executor, Shard, Tell
+from gristmill.dataset.executors.protocol import Executor, Shard
 from gristmill.dataset.executors.running import UNKNOWN, RunningShards, is_old, state_of
 from gristmill.dataset.faults.lanes import LaneBudgets, lane_budgets
 from gristmill.dataset.states.lanes import check_mixed_in_lanes, mixed_in_lanes
@@ -57,7 +55,7 @@ class RoundRobin(Stream):
         executor: which no other stream uses.
     """
 
-    work_category: ClassVar = "prefetch"
+    work_category = "prefetch"
     is_one_stream = False  # the first end of a shard is that of all
     _budgets: LaneBudgets | None = None  # of what stages upstream tolerate
     _judged: Pos = None  # the position that the budgets are at
@@ -71,6 +69,8 @@ class RoundRobin(Stream):
         self.is_mixed = task.by_lanes and self.count > 1 and not task.sequential_slice and mixes_in_lanes(task.dataset)
         self.closes_anytime = executor.closes_anytime  # type: ignore[misc]
         self.budget_waits = executor.budget_waits
+        self.tell_opened, self.tell_hired = executor.tell_opened, executor.tell_hired  # type: ignore[method-assign]
+        self.work_ahead = executor.work_ahead  # type: ignore[method-assign]
         self._first: Pos = ((),) * self.count, (), 0, 0, (RUNNING,) * self.count
         self._pos: Pos = self._first  # where the first run begins; ``None`` afterwards, until a state is loaded
         self._now: Sequence[Pos] = self._first[0]  # the parts, of the run
@@ -230,12 +230,6 @@ class RoundRobin(Stream):
         self._pos = tuple(now), (), 0, cycle.slot, ended
         return self._pos
 
-    def place(self, pos: Pos) -> Place | None:
-        return None
-
-    def merge(self, states: Any) -> Any:
-        raise cannot_merge(self)
-
     def index_of(self, pos: Pos) -> int:
         return self.known.index_of(parts(*self.running.resolved(pos)[:3]))
 
@@ -274,8 +268,8 @@ class RoundRobin(Stream):
         self.forget_run()
         self.executor.rest()
 
-    def work_ahead(self) -> WorkAhead:
-        return self.executor.work_ahead()
+    def worker_processes(self) -> Sequence[Any]:
+        return self.executor.workers
 
     def __str__(self) -> str:
         return str(self.executor)
@@ -360,15 +354,6 @@ class RoundRobinIterator(StreamIterator[T]):
     @property
     def _work_options(self) -> Sequence[Any]:
         return [*self.executor.options, *[options for node in ancestors(self._ds) for options in node._work_options]]
-
-    def _worker_processes(self) -> Sequence[Any]:
-        return self.executor.workers
-
-    def _tell_opened(self, tell: Tell | None) -> None:
-        self.executor.tell_opened(tell)
-
-    def _tell_hired(self, tell: Tell | None) -> None:
-        self.executor.tell_hired(tell)
 
     def _resize(self, num_workers: int) -> bool:
         return self.executor.resize(num_workers)

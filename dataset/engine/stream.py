@@ -26,9 +26,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import state_count, state_field
-from gristmill.dataset.ahead.waits import BudgetWaits
 from gristmill.dataset.bases.context import IteratorContext, Numbers
-from gristmill.dataset.bases.observing import WorkAhead, Wrap
+from gristmill.dataset.bases.observing import Observable, Wrap
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.bases.parameters import Parameters
 from gristmill.dataset.telling.failures import instead_of_stop, tell_at_place
@@ -137,7 +136,7 @@ def are_equal(one: Pos, other: Pos) -> bool:
         return False
 
 
-class Stream:
+class Stream(Observable):
     """An opened stage. By default its position is its only parent's.
 
     Args:
@@ -145,7 +144,6 @@ class Stream:
         parents: the streams that it draws from.
     """
 
-    flow: ClassVar[str] = "stateful"  # as in ``BlockIterator._flow``
     makes_choices: ClassVar[bool] = False  # see ``engine.choices``
     counts_faults: ClassVar[bool] = False  # its position counts faults that ``tolerate`` has skipped
     key = ""  # of a stage that chooses
@@ -235,8 +233,11 @@ class Stream:
         """Raise ``StateMismatchError`` unless ``choice``, of a state, may be one of this stage."""
 
     def place(self, pos: Pos) -> Place | None:
-        """Return where in a map dataset the element before ``pos`` comes from, if that is known."""
-        return self.parent.place(pos)
+        """Return where in a map dataset the element before ``pos`` comes from, if that is known.
+
+        By default where the parent's comes from, unless an element may be made of others.
+        """
+        return None if self.flow == "stateful" else self.parent.place(self.pos_of_parent(pos, 0))
 
     def index_of(self, pos: Pos) -> int:
         """Return how many elements come before ``pos``, if that follows from it."""
@@ -255,7 +256,15 @@ class Stream:
 
         Args:
             states: those of all shards; or, by their number, those of all datasets that the shards share out.
+
+        Raises:
+            StateMismatchError: the state is not the parent's, and depends on the number of shards.
         """
+        if type(self).save is not Stream.save:
+            raise StateMismatchError(
+                f"{self} cannot continue with another number of shards or processes: only ElasticIterator and global_batch can, "
+                "and steps after them that keep nothing for later"
+            )
         return self.parent.merge(states)
 
     def may_have_chosen(self) -> bool:
@@ -281,9 +290,7 @@ class Stream:
     # Resources, and what observers ask.
 
     draws_from: Sequence[Any] = ()  # a map dataset, of a stream that reads one
-    work_category: ClassVar[str | None] = None
     closes_anytime: ClassVar[bool] = False  # ``close`` may be called while another thread is in a run
-    budget_waits: BudgetWaits | None = None
     reader: Any = None
     numbers: Numbers | None = None  # which of the elements of a whole stream it reads
     # Of a stream that reads a map dataset: what its first elements were drawn from, by component.
@@ -316,13 +323,6 @@ class Stream:
         self._live = None
         for parent in self.parents:
             parent.forget()
-
-    def work_ahead(self) -> WorkAhead | None:
-        """Return how elements are computed ahead, if they are."""
-        return None
-
-    def observe_reads(self, replace: Callable[[Any], Any] | None) -> None:
-        """Read by index what ``replace`` makes of the dataset; ``None``: the dataset itself."""
 
     def reads_once(self) -> bool:
         """Return true if a source may not give the same record again."""
@@ -360,20 +360,6 @@ class Layer(Stream):
     def load(self, state: Any) -> Pos:
         own = [state_count(state, key, self) for key in self.keys[1:]]
         return self.parent.load(state_field(state, self.keys[0], self)), *own
-
-    def place(self, pos: Pos) -> Place | None:
-        return self.parent.place(pos[0])
-
-    def merge(self, states: Any) -> Any:
-        raise cannot_merge(self)
-
-
-def cannot_merge(stage: Any) -> StateMismatchError:
-    """Return the error of a stage whose state depends on the number of shards."""
-    return StateMismatchError(
-        f"{stage} cannot continue with another number of shards or processes: only ElasticIterator and global_batch can, and "
-        "steps after them that keep nothing for later"
-    )
 
 
 def iterator_name(stage: Any) -> str:

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import compress, islice, repeat
 from operator import length_hint
-from typing import Any, ClassVar
+from typing import Any
 
 from gristmill.core.errors import FaultBudgetError, StateMismatchError, add_note
 from gristmill.core.state import shown, state_count, state_field
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.bases.traced import Tracing
 from gristmill.dataset.engine.choices import NEW, USUAL, Records
-from gristmill.dataset.engine.stream import Cell, Pos, Stream, cannot_merge
+from gristmill.dataset.engine.stream import Cell, Pos, Stream
 from gristmill.dataset.faults.budget import Fault, Tolerance, failed_again, refuse, refused_by
 from gristmill.dataset.faults.counts import Choice, Count, Faults, Skipped
 from gristmill.dataset.faults.known import FaultLog, Known, keep_known, parse_counts, passed_in
@@ -35,7 +35,7 @@ class SkipFailed(Stream):
         tracing: is told what is skipped, of a pipeline that is explained.
     """
 
-    flow: ClassVar[str] = "dropping"
+    flow = "dropping"
     makes_choices = counts_faults = True
 
     def __init__(self, stage: Any, parent: Stream, tolerance: Tolerance, tracing: Tracing | None = None) -> None:
@@ -270,9 +270,6 @@ class SkipFailed(Stream):
     def place(self, pos: Pos) -> Place | None:
         place = self.parent.place(pos[0])
         return None if place is None else place.with_gaps()
-
-    def merge(self, states: Any) -> Any:
-        raise cannot_merge(self)
 
 
 def _after(inner: Cell, end: int, steps: Iterator[bool], count: Count, known: Known | None) -> Pos:

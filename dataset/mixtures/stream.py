@@ -11,11 +11,10 @@ from typing import Any
 
 from gristmill.dataset.bases.iterator import DatasetIterator, are_taken_again, iterate, share_context
 from gristmill.dataset.bases.next_index import check_no_gaps
-from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.engine.choices import Records, choosers
 from gristmill.dataset.engine.draws import Draw
 from gristmill.dataset.engine.iterators import StreamIterator, stream_of
-from gristmill.dataset.engine.stream import Cell, Pos, Stream, cannot_merge
+from gristmill.dataset.engine.stream import Cell, Pos, Stream
 from gristmill.dataset.epochs import in_epoch
 from gristmill.dataset.mixtures.draw_counts import DrawCounts
 from gristmill.dataset.mixtures.drawing import Drawing
@@ -94,12 +93,6 @@ class Mix(Stream):
         base, log, num = pos
         index: int = log[num - 1][2] if num else base.num_asked
         return index
-
-    def merge(self, states: Any) -> Any:
-        raise cannot_merge(self)
-
-    def place(self, pos: Pos) -> Place | None:
-        return None
 
     def saves_anywhere(self) -> bool:
         return self.stop != "never" and super().saves_anywhere()
@@ -273,6 +266,10 @@ class Mix(Stream):
         if part is before or not is_same(part, before):  # else there was no element
             at.pass_one(i, part)
 
+    def drawn(self, pos: Pos) -> dict[str, dict[str, int]]:
+        at = self.standing(pos)
+        return counts_by_name(self, at.counts, at.num_asked - at.has_ended)
+
     def start_prefetch(self) -> None:
         if not self.is_expected:
             self.expect(self.rate, 0.0)
@@ -336,16 +333,6 @@ class MixIterator(StreamIterator[Any]):
         """
         counts = counts_in(self._mix, state, state["index"])
         return counts_by_name(self._mix, counts, state["index"] - bool(state["stop"]))
-
-    def _drawn(self) -> dict[str, dict[str, int]]:
-        at = self._mix.standing(self.pos)
-        return counts_by_name(self._mix, at.counts, at.num_asked - at.has_ended)
-
-    # For stages with iterators of their own, which say in their states what they replay.
-
-    @property
-    def _index(self) -> int:
-        return self._mix.index(self._own_cell.settle())
 
 
 @lru_cache(maxsize=256)

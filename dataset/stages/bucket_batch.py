@@ -277,15 +277,14 @@ class BucketBatchIterDataset(IterDataset[T]):
 class BucketBatchDatasetIterator(StreamIterator[T]):
     """The iterator of ``bucket_batch`` of streams."""
 
+    _engine: BucketBatch
+
     @property
     def num_long(self) -> int:
         """The number of elements so far that are longer than the last boundary, and were truncated
         or dropped.
         """
-        return int(self.pos[3])
-
-    def _num_long_elements(self) -> int:
-        return self.num_long
+        return self._engine.num_long(self.pos)
 
 
 class _TracedPadding:

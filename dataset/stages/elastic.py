@@ -140,7 +140,7 @@ class ElasticIterator(StreamIterator[T], IterDataset[T]):
         if (running := self._engine.running) is not None:
             self._ctx.options = running._ctx.options
             adopt(self, [running])
-        share_context(self._inner_iterators(), self._ctx)
+        share_context(self._engine.open_iterators(), self._ctx)
 
     def _traced(self, tracing: Tracing) -> Any:
         ds: Any = self._ds
@@ -230,10 +230,6 @@ class ElasticIterator(StreamIterator[T], IterDataset[T]):
             )
         return self._engine
 
-    def _inner_iterators(self) -> Sequence[DatasetIterator[Any]]:
-        running = self._engine.running
-        return () if running is None else (running,)
-
     def _share_context(self, ctx: IteratorContext) -> None:
         super()._share_context(ctx)
-        share_context(self._inner_iterators(), ctx)
+        share_context(self._engine.open_iterators(), ctx)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, ClassVar
@@ -19,7 +19,6 @@ from gristmill.dataset.bases.iterator import DatasetIterator, iterate
 from gristmill.dataset.bases.length import Length, Unknown
 from gristmill.dataset.bases.map import BlockMapDataset, MapDataset
 from gristmill.dataset.bases.node import dropping_steps, only_parent, tolerances
-from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.engine.iterators import StreamIterator, stream_of
 from gristmill.dataset.engine.round_robin import RoundRobinIterator
 from gristmill.dataset.engine.stream import Cell, Layer, Pos, Stream, pass_outputs
@@ -182,9 +181,6 @@ class Batches(Stream):
         self._cell, self._pos = None, (index, faults)
         return self._pos
 
-    def place(self, pos: Pos) -> Place | None:
-        return None
-
     def merge(self, states: Any) -> Any:
         positions = {state_count(state, "global_next_index", self) for state in _list_of(states, self)}
         if len(positions) != 1:
@@ -202,6 +198,9 @@ class Batches(Stream):
             self._begin(pos)
             assert self.running is not None
             self.running.start_prefetch()
+
+    def open_iterators(self) -> Sequence[DatasetIterator[Any]]:
+        return () if self.running is None else (self.running,)
 
     def close(self) -> None:
         self._is_closed = True

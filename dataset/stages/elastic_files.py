@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,6 @@ from gristmill.core.state import shown, state_count, state_field
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate
 from gristmill.dataset.bases.node import ancestors, only_parent
-from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.bases.parameters import parameters_of
 from gristmill.dataset.engine.iterators import adds_no_state, stream_of
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, observed
@@ -65,9 +64,6 @@ class ElasticFiles(Stream):
             state = self.merge([state])  # of all shards there were
         return self.parent.load(state_field(state, "parent", self))
 
-    def place(self, pos: Pos) -> Place | None:
-        return None
-
     def _members(self, shard_index: int, shard_count: int) -> range:
         """Return the numbers of a shard's datasets."""
         return range(shard_index, self._num_datasets, shard_count)
@@ -116,6 +112,9 @@ class ElasticFiles(Stream):
                 f"{shown(shards)}"
             )
         return self.state_from({number: x for state in states for number, x in self.states_in(state).items()})
+
+    def open_iterators(self) -> Sequence[DatasetIterator[Any]]:
+        return () if self.running is None else (self.running,)
 
     def close(self) -> None:
         if self.running is not None:

@@ -12,7 +12,7 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -257,28 +257,22 @@ class InterleaveDatasetIterator(StreamIterator[T]):
 
     @property
     def _described_parameters(self) -> dict[str, Any]:
-        return {"num_datasets": self._engine.num_members, "cycle_length": self._engine.length}
+        return {"num_datasets": self._engine.members.num, "cycle_length": self._engine.length}
 
     @property
     def _draws_from(self) -> Sequence[Any]:
-        found: Sequence[Any] = self._inner_iterators()
+        found: Sequence[Any] = self._engine.open_iterators()
         datasets = self._opener.datasets
         return found or ([datasets] if isinstance(datasets, MapDataset) else datasets)
 
     @property
     def _observed_upstream(self) -> Sequence[Any]:
-        return self._inner_iterators()
+        return self._engine.open_iterators()
 
     @property
     def _described_upstream(self) -> Sequence[Any]:
         datasets = self._opener.datasets
         return [datasets] if isinstance(datasets, MapDataset) else [iterate(ds) for ds in datasets[:_NUM_DESCRIBED]]
-
-    def _inner_iterators(self) -> Sequence[DatasetIterator[Any]]:
-        return self._engine.members.iterators
-
-    def _tell_opened(self, tell: Callable[[Any], None] | None) -> None:
-        self._opener.ctx.joined = tell
 
     @property
     def could_not_open(self) -> bool:

@@ -16,12 +16,11 @@ from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import Infinite, Length, num_elements, of_number, same_number
 from gristmill.dataset.bases.map import BlockMapDataset, MapDataset
 from gristmill.dataset.bases.node import dropping_steps, may_leave_out, spec_of, spec_of_first_parent, tolerances
-from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.bases.parameters import Parameters, aside
 from gristmill.dataset.bases.traced import Traced, Tracing, note_failed, rows_at
 from gristmill.dataset.engine.iterators import StreamIterator, open_stage
 from gristmill.dataset.engine.read import Read
-from gristmill.dataset.engine.stream import Cell, Pos, Stream, observed
+from gristmill.dataset.engine.stream import Cell, Stream, observed
 from gristmill.dataset.stages.range import RangeMapDataset
 
 T = TypeVar("T")
@@ -114,9 +113,6 @@ class TracedStepwise(Stream):
     def run(self, cell: Cell) -> Iterator[Any]:
         run = self.parent.run(cell)
         return run if self.wrap is None else observed(run, self)
-
-    def place(self, pos: Pos) -> Place | None:
-        return None
 
 
 class TracedMapDataset(BlockMapDataset[Any]):

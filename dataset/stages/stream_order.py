@@ -40,7 +40,7 @@ from gristmill.dataset.engine.elements import Keep
 from gristmill.dataset.engine.iterators import StreamIterator, open_stage, stream_of
 from gristmill.dataset.engine.read import Read
 from gristmill.dataset.engine.round_robin import RoundRobinIterator
-from gristmill.dataset.engine.stream import Cell, Pos, Stream, cannot_merge
+from gristmill.dataset.engine.stream import Cell, Pos, Stream
 from gristmill.dataset.slicing import replaced_in
 from gristmill.dataset.stages.filter_guard import WINDOW, FilterGuard
 from gristmill.dataset.stages.map import MapIterDataset
@@ -497,9 +497,6 @@ class StreamOrder(Stream):
 
     def place(self, pos: Pos) -> Place | None:
         return self._whole.place(self._in_whole(pos))
-
-    def merge(self, states: Any) -> Any:
-        raise cannot_merge(self)
 
     def has_gaps(self) -> bool:
         return self._whole.has_gaps()

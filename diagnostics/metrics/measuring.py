@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gristmill.dataset.bases.observing import Method, work_ahead
+from gristmill.dataset.bases.observing import Method
 from gristmill.diagnostics.metrics.histogram import Histogram
 from gristmill.diagnostics.probe import Cell, Lanes, Probe, clock
 from gristmill.diagnostics.spec_text import element_nbytes
@@ -59,7 +59,7 @@ def _taking(original: Method, number: int, lanes: Lanes) -> Method:
 
 
 def _num_ready(it: Any) -> int:
-    work = work_ahead(it)
+    work = it._engine.work_ahead()
     return 0 if work is None else work.num_ready
 
 
