@@ -347,7 +347,7 @@ class ScheduledSelection:
         number, offset = divmod(position, _BLOCK)
         block = self._blocks.get(number)
         if block is None:
-            if self._missed != number and self._num <= _MANY:  # else it takes as long as the whole block
+            if self._missed != number:  # the others of the block may not be needed
                 self._missed = number
                 return self._single(position)
             block = self._block(number)
