@@ -113,12 +113,13 @@ class RngPool:
             rng = self._free.popleft()
         except IndexError:
             rng = keyed_rng(0)
+        index, op_seed = index & _UINT64, op_seed & _UINT64
         bit_generator: Any = rng.bit_generator
         origin = bit_generator.seed_seq
-        origin.entropy, origin.children = (self._seed, op_seed & _UINT64, index & _UINT64), None
+        origin.entropy, origin.children = (self._seed, op_seed, index), None
         bit_generator.state = {
             "bit_generator": "Philox",
-            "state": {"counter": (0, 0, op_seed & _UINT64, index & _UINT64), "key": self._key},
+            "state": {"counter": (0, 0, op_seed, index), "key": self._key},
             "buffer": (0, 0, 0, 0),
             "buffer_pos": 4,  # empty
             "has_uint32": 0,

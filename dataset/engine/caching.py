@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice, repeat
+from itertools import islice
 from operator import length_hint
 from typing import Any, NamedTuple
 
@@ -85,8 +85,7 @@ class Cache(Refilling):
                 num = min(num + wanted, len(elements))
                 known = None if is_known else memory
                 cell.compute_by(partial(_in_memory, known, parent, num, items, skipped, records))
-                for _ in repeat(None, length_hint(items)):
-                    yield next(items)
+                yield from items
                 cell.end_block()
                 continue
             num += 1

@@ -5,7 +5,8 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from itertools import islice
+from itertools import compress, islice, repeat
+from operator import length_hint
 from typing import Any
 
 from gristmill.core.errors import StateIndexError, StateMismatchError
@@ -36,20 +37,17 @@ class Each(Stream):
         self.function = fn if with_nones else partial(unless_none, fn)
 
     def run(self, cell: Cell) -> Iterator[Any]:
-        if cell.wanted > 1:
+        if cell.wants_many:
             return super().run(cell)
         run = map(self._call(cell), self.parent.run(cell))
         return run if self.wrap is None else observed(run, self)
 
     def _run(self, cell: Cell) -> Iterator[Any]:
-        """As ``run``, quicker: it keeps an element of the parent, but not the last one of a block."""
+        """As ``run``, quicker: it keeps an element of the parent until the next one is requested."""
         fn, with_nones = self.fn, self.with_nones
         for x in self.parent.run(cell):
             try:
-                if x is None and not with_nones:
-                    yield None
-                else:
-                    yield fn(x) if cell.is_counting else fn((x, x := None)[0])
+                yield None if x is None and not with_nones else fn(x)
             except Exception as error:
                 self.fail(error, cell)
                 raise
@@ -120,9 +118,10 @@ class Numbered(Layer):
         self.keys = ("parent", key)
 
     def _run(self, cell: Cell) -> Iterator[Any]:
-        (pos, num), fn = cell.pos, self.fn
+        (pos, num), fn = cell.settle(), self.fn
         number_of = self.ctx.numbers if self.ctx.numbers != ALL_NUMBERS else None
         inner = self.inner.at(pos, cell)
+        cell.compute_by(lambda: (inner.settle(), num))
         try:
             for x in self.parent.run(inner):
                 try:
@@ -131,12 +130,12 @@ class Numbered(Layer):
                     self.fail(error, inner)
                     raise
                 num += 1
-                cell.pos = inner.settle(), num
                 yield (x, x := None)[0]
         except Exception:
+            cell.end_block()
             cell.past_failed = partial(self._pass, cell, num)
             raise
-        cell.pos = inner.settle(), num
+        cell.end_block()
 
     def _pass(self, cell: Cell, num: int) -> None:
         self.inner.pass_failed()
@@ -172,21 +171,19 @@ class Limit(Layer):
         self.most = most
 
     def _run(self, cell: Cell) -> Iterator[Any]:
-        pos, num = cell.pos
+        pos, num = cell.settle()
         if num >= self.most:
             return
         inner = self.inner.at(pos, cell)
+        left = repeat(True, self.most - num)
+        cell.compute_by(lambda: (inner.settle(), self.most - length_hint(left)))
         try:
-            for x in self.parent.run(inner):
-                num += 1
-                cell.pos = inner.settle(), num
-                yield (x, x := None)[0]
-                if num >= self.most:
-                    return
+            yield from islice(compress(self.parent.run(inner), left), self.most - num)
         except Exception:
-            cell.past_failed = partial(self._pass, cell, num)
+            cell.end_block()
+            cell.past_failed = partial(self._pass, cell, cell.pos[1])
             raise
-        cell.pos = inner.settle(), num
+        cell.end_block()
 
     def _pass(self, cell: Cell, num: int) -> None:
         self.inner.pass_failed()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import chain, compress, islice, repeat
+from operator import length_hint
 from typing import Any
 
 from gristmill.core.state import state_list
@@ -32,24 +35,25 @@ class Repeat(Layer):
         self.note_epoch: Callable[[int, list[Any]], list[Any]] | None = note_epoch
 
     def _run(self, cell: Cell) -> Iterator[Any]:
-        pos, epoch = cell.pos
+        pos, epoch = cell.settle()
         note, is_new = self.note_epoch, False
         while self.num_epochs is None or epoch < self.num_epochs:
             inner = self.inner.at(pos, cell)
+            cell.compute_by(partial(_in_epoch, inner, epoch))
             try:
-                for x in self.parent.run(inner):
+                run = self.parent.run(inner)
+                if note is not None:
+                    run = map(partial(_noted, note, epoch), run)
+                for x in run:
                     is_new = False
-                    if not inner.is_counting:
-                        cell.is_counting, cell.pos = False, (inner.pos, epoch)
-                    elif not cell.is_counting:  # the parent is in a block
-                        cell.compute_by(partial(_in_epoch, inner, epoch))
-                    yield (x, x := None)[0] if note is None else note(epoch, [x]).pop()
+                    yield (x, x := None)[0]
+                    yield from islice(run, None)  # which does not close the run
             except Exception as error:
-                cell.is_counting = False
+                cell.end_block()
                 tell_epoch(error, self, epoch)
                 cell.past_failed = partial(self._pass, cell, epoch)
                 raise
-            cell.is_counting = False
+            cell.end_block()
             if is_new and self.num_epochs is None:
                 cell.past_failed = self._refuse_empty
                 self._refuse_empty()
@@ -76,6 +80,10 @@ class Repeat(Layer):
 
 def _in_epoch(inner: Cell, epoch: int) -> Pos:
     return inner.settle(), epoch
+
+
+def _noted(note: Callable[[int, list[Any]], list[Any]], epoch: int, x: Any) -> Any:
+    return note(epoch, [x]).pop()
 
 
 class Zip(Stream):
@@ -112,7 +120,7 @@ class Zip(Stream):
         return tuple([parent.load(inner) for parent, inner in zip(self.parents, states, strict=True)]), False
 
     def _run(self, cell: Cell) -> Iterator[Any]:
-        positions, has_ended = cell.pos
+        positions, has_ended = cell.settle()
         if has_ended:
             return
         if not self._is_expected:
@@ -120,29 +128,26 @@ class Zip(Stream):
         cells = self.cells
         choices = cell.choices
         runs = [parent.run(c.at(pos, choices=choices)) for parent, c, pos in zip(self.parents, cells, positions, strict=True)]
-        while True:
-            if (wanted := cell.take_wanted()) > 1:
-                for c in cells:
-                    c.wanted = wanted
-            row: list[Any] = []
-            try:
-                for run in runs:
-                    x = next(run, _END)
-                    if x is _END:
-                        break
-                    row.append(x)
-                if x is _END:
+        steps = [repeat(True, sys.maxsize) for _ in runs]
+        rows = chain(map(_as_tuple, *map(compress, runs, steps)))  # its end is the end
+        cell.compute_by(lambda: (tuple([c.settle() for c in cells]), False))
+        try:
+            while True:
+                if (wanted := cell.take_wanted()) > 1:
+                    for c in cells:
+                        c.wanted = wanted
+                made = [next(rows, _END)]
+                if made[0] is _END:
                     break
-            except Exception:
-                cell.past_failed = partial(self._pass, cell, len(row))
-                raise
-            del x
-            cell.pos = tuple([c.settle() for c in cells]), False
-            made = [tuple(row)]
-            del row
-            yield made.pop()
+                yield made.pop()
+                yield from islice(rows, wanted - 1)
+        except Exception:
+            cell.is_counting = False  # some parents are past the row that failed
+            cell.past_failed = partial(self._pass, cell, _last_drawn(steps))
+            raise
+        cell.is_counting = False
         if self.strict:
-            self._check_ends(cell, len(row), runs)
+            self._check_ends(cell, _last_drawn(steps), runs)
         cell.pos = tuple([c.settle() for c in cells]), True
 
     def _check_ends(self, cell: Cell, first: int, runs: list[Iterator[Any]]) -> None:
@@ -177,6 +182,16 @@ class Zip(Stream):
 
     def __str__(self) -> str:
         return f"ZipDatasetIterator([{len(self.parents)} parents])"
+
+
+def _as_tuple(*row: Any) -> tuple[Any, ...]:
+    return row
+
+
+def _last_drawn(steps: Sequence[Iterator[bool]]) -> int:
+    """Return the parent that gave no element for a row: the first one that has given the fewest."""
+    left = [length_hint(counter) for counter in steps]
+    return left.index(max(left))
 
 
 def _arguments(num: int) -> str:

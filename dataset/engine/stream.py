@@ -88,6 +88,11 @@ class Cell:
             self.go_to(pos)
         return self
 
+    @property
+    def wants_many(self) -> bool:
+        """True if several elements may be read at once."""
+        return self.wanted > 1 or (self.outer is not None and self.outer.wants_many)
+
     def take_wanted(self) -> int:
         """Return how many elements may be read at once, which is said once; at least 1, as one has been requested."""
         if self.outer is not None:
@@ -315,7 +320,7 @@ class Stream(Observable):
         """Close as far as that needs no wait: nobody refers to the iterator of this stream any more."""
         for stream in (self, *self.parents):
             stream.forget_run()
-        self.inner.past_failed = None  # it refers to the cell
+        self.inner.past_failed = self.inner.outer = None  # they refer to the consumer's cell, which may refer to this
         self.close()
 
     def forget(self) -> None:

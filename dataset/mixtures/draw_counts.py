@@ -8,6 +8,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import plain_int, shown, state_count, state_field, state_flag
+from gristmill.dataset.mixtures.tournament import Runner, Tournament
+
+_FEW = 16  # components that are compared one by one in less time
 
 
 class DrawCounts(NamedTuple):
@@ -103,7 +106,7 @@ class RunningCounts:
         frozen: where to begin.
     """
 
-    __slots__ = ("_aims", "_length", "elements", "ended", "epochs", "lengths", "targets", "whole")
+    __slots__ = ("_aims", "_length", "_order", "_was_asked", "elements", "ended", "epochs", "lengths", "targets", "whole")
 
     def __init__(self, frozen: DrawCounts) -> None:
         self.elements, self.lengths, self.epochs = [*frozen.elements], [*frozen.lengths], [*frozen.epochs]
@@ -111,6 +114,8 @@ class RunningCounts:
         # A length that was drawn under these shares, and is not in the targets.
         self._length = 0
         self._aims: Aims = ()
+        self._was_asked = False  # ``furthest_behind`` was, under these shares
+        self._order: Tournament | None = None  # of the components, if it was asked again
 
     def frozen(self) -> DrawCounts:
         """Return the numbers of now."""
@@ -125,6 +130,7 @@ class RunningCounts:
             for i, share in self._aims:
                 targets[i] += share * length
         self._length, self._aims = 0, aims
+        self._was_asked, self._order = False, None
 
     def draw(self, i: int, length: int, aims: Aims | None) -> None:
         """Count an element of component ``i``, whose length is shared among ``aims``."""
@@ -136,6 +142,8 @@ class RunningCounts:
             if aims is not self._aims:
                 self._aim_for(aims)
             self._length += length
+            if self._order is not None and length:
+                self._order.change(i, self.lengths[i] * self.whole - self.targets[i], self._length)
 
     def end(self, i: int) -> None:
         """Component ``i`` has no more elements."""
@@ -153,7 +161,12 @@ class RunningCounts:
         if aims is not self._aims:
             self._aim_for(aims)
         length, lengths, targets, whole = self._length, self.lengths, self.targets, self.whole
-        return min([(lengths[i] * whole - targets[i] - share * length, i) for i, share in aims])[1]
+        if not self._was_asked or len(aims) <= _FEW:  # the shares may change with every element
+            self._was_asked = True
+            return min([(lengths[i] * whole - targets[i] - share * length, i) for i, share in aims])[1]
+        if self._order is None:
+            self._order = Tournament([Runner(lengths[i] * whole - targets[i], i, share) for i, share in aims], length)
+        return self._order.least(length)
 
 
 def sum_of_counts(some: dict[str, dict[str, int]], others: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:

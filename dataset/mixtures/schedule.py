@@ -367,8 +367,8 @@ class ScheduledSelection:
         number, offset = divmod(position, _BLOCK)
         block = self._blocks.get(number)
         if block is None:
-            # else it takes as long as the whole block
-            if self._missed != number and self._num <= _MANY:
+            # the others of the block may not be needed
+            if self._missed != number:
                 self._missed = number
                 return self._single(position)
             block = self._block(number)

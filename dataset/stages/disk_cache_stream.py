@@ -8,6 +8,7 @@ import pickle
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from operator import length_hint
 from typing import Any, TypeVar
 
 from gristmill.core.errors import StateIndexError
@@ -140,6 +141,12 @@ class DiskBlocks(Refilling):
     def _run(self, cell: Cell) -> Iterator[Any]:
         block, offset = self._begin(cell)
         while True:
+            if block.is_complete and self.choices is None:
+                left = iter(block.elements[offset:])
+                cell.compute_by(partial(self._pos_before, left, block))
+                yield from left if self._cache is None else map(pickle.loads, left)
+                cell.end_block()
+                offset = len(block.elements)
             for i in range(offset, len(block.elements)):
                 self._repeat_choices(block, i)
                 cell.pos = self._pos(block, i + 1)
@@ -160,11 +167,15 @@ class DiskBlocks(Refilling):
     def _pos(self, block: _Block, offset: int) -> Pos:
         return block.before, block.start, offset, block.has_skipped, self.records()
 
+    def _pos_before(self, left: Iterator[Any], block: _Block) -> Pos:
+        """Return the position before the elements that are ``left`` of a block."""
+        return self._pos(block, len(block.elements) - length_hint(left))
+
     def _begin(self, cell: Cell) -> tuple[_Block, int]:
         """Return the block of the position of ``cell``, and how many of its elements were
         delivered.
         """
-        before, start, offset, has_skipped, records = cell.pos
+        before, start, offset, has_skipped, records = cell.settle()
         if self.choices is not None:
             self.choices.outer = cell.choices
             self.choices.restart(records)

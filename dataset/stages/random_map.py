@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from gristmill.core.indices import Indices, as_ints
 from gristmill.core.seeds import RngPool
@@ -23,6 +23,7 @@ from gristmill.dataset.telling.failures import failed_at
 from gristmill.transforms.base import RandomMap, transform_function
 
 T = TypeVar("T")
+Draw: TypeAlias = Callable[[int, Any], Any]
 
 
 class RandomMapParameters(Parameters):
@@ -50,11 +51,12 @@ class RandomMapMapDataset(BlockMapDataset[T]):
         self._rng_pool = RngPool(self._parameters.seed)
 
     def _items(self, indices: Indices) -> Iterator[Any]:
-        return map(self._mapped, self._parents[0]._items(indices), as_ints(indices))
+        mapped = partial(self._mapped, _drawing(self._fn, self._rng_pool))
+        return map(mapped, self._parents[0]._items(indices), as_ints(indices))
 
-    def _mapped(self, x: Any, index: int) -> Any:
+    def _mapped(self, draw: Draw, x: Any, index: int) -> Any:
         try:
-            return None if x is None else _draw(self._fn, self._rng_pool, index, x)
+            return None if x is None else draw(index, x)
         except Exception as error:
             failed_at(error, self, index)
             raise
@@ -82,16 +84,16 @@ class RandomMapIterDataset(IterDataset[T]):
         self._rng_pool = RngPool(self._parameters.seed)
 
     def _traced(self, tracing: Tracing) -> Any:
-        fn, seed, pool = self._fn, self._parameters.seed, self._rng_pool
+        draw, seed = _drawing(self._fn, self._rng_pool), self._parameters.seed
 
         def drawn(x: Traced, stream: int) -> Traced:
             known = x.with_pieces(lambda piece: piece.replaced(seeds=(*piece.seeds, (seed, stream))))
-            return known.then(lambda value: None if value is None else _draw(fn, pool, stream, value), self)
+            return known.then(lambda value: None if value is None else draw(stream, value), self)
 
         return tracing.over(self, _fn=drawn, _rng_pool=_Streams())
 
     def __iter__(self) -> DatasetIterator[T]:
-        return open_stage(self, partial(Numbered, fn=partial(_draw, self._fn, self._rng_pool), key="index_for_rng"))
+        return open_stage(self, partial(Numbered, fn=_drawing(self._fn, self._rng_pool), key="index_for_rng"))
 
 
 class _Streams:
@@ -103,8 +105,14 @@ class _Streams:
     def release_rng(self, rng: int) -> None: ...
 
 
-def _draw(fn: Any, pool: Any, number: int, x: Any) -> Any:
-    rng = pool.acquire_rng(number)
-    x = fn(x, rng)
-    pool.release_rng(rng)  # not after an error: a debugger may show it
-    return x
+def _drawing(fn: Any, pool: Any) -> Draw:
+    """Return a function of a number and an element: ``fn`` with the generator of that number."""
+    acquire, release = pool.acquire_rng, pool.release_rng
+
+    def draw(number: int, x: Any) -> Any:
+        rng = acquire(number)
+        x = fn(x, rng)
+        release(rng)  # not after an error: a debugger may show it
+        return x
+
+    return draw
