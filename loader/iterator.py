@@ -11,6 +11,7 @@ from gristmill.core.errors import StateIndexError, StateKeyError, StateMismatchE
 from gristmill.core.naming import one_line, stable_repr
 from gristmill.core.state import plain_int, shown, state_count, state_field, state_from_text, state_to_text
 from gristmill.dataset.bases.iterator import iterate, write_when_created
+from gristmill.dataset.bases.length import elements_left
 from gristmill.dataset.bases.next_index import get_next_index, set_next_index
 from gristmill.dataset.faults.budget import FaultCounts
 from gristmill.dataset.states.mixtures import as_names, without_components
@@ -233,6 +234,17 @@ class DataLoaderIterator(Iterator[Any]):
 
     def _set_next_index(self, index: int) -> None:
         set_next_index(self._iterator, index)
+
+    def __len__(self) -> int:
+        """Returns the number of elements that it has not delivered yet, for progress bars.
+
+        Raises:
+            TypeError: the number does not follow from the sampler, the operations and the position.
+        """
+        return elements_left(self, self._loader, self._get_next_index)
+
+    def __bool__(self) -> bool:
+        return True  # also at the end
 
     def close(self) -> None:
         """Releases threads and other resources; may be called again. ``next`` raises ``ValueError``

@@ -24,6 +24,7 @@ from gristmill.core.exiting import closing_when_dropped, end_thread_at_exit
 from gristmill.core.instruments import shadow
 from gristmill.core.state import shown, state_from_text, state_to_text
 from gristmill.dataset.bases.context import IteratorContext
+from gristmill.dataset.bases.length import elements_left
 from gristmill.dataset.bases.node import Node, as_parents
 from gristmill.dataset.bases.observing import Instrument, Observable, Wrap, divert_next, running_upstream
 from gristmill.dataset.states.mixtures import as_names, without_components
@@ -109,6 +110,17 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
     @abc.abstractmethod
     def __next__(self) -> T_co:
         """Returns the next element; raises ``StopIteration`` at the end."""
+
+    def __len__(self) -> int:
+        """Returns the number of elements that it has not delivered yet, for progress bars.
+
+        Raises:
+            TypeError: the number does not follow from the stages and the position.
+        """
+        return elements_left(self, self._definition, partial(alone, self, self._get_next_index))
+
+    def __bool__(self) -> bool:
+        return True  # also at the end
 
     @abc.abstractmethod
     def get_state(self) -> Any:

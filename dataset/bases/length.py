@@ -159,9 +159,30 @@ def exact_length(stream: Any) -> int:
     raise _no_length(stream, reason)
 
 
+def elements_left(it: Any, ds: Any, next_index: Callable[[], int]) -> int:
+    """Return ``len(it)``, the number of elements of ``ds`` that its iterator has not delivered.
+
+    Args:
+        it: the iterator.
+        ds: its dataset, or ``None``.
+        next_index: returns the index of its next element, or raises.
+
+    Raises:
+        TypeError: the number does not follow from the stages and the position. ``list(it)`` asks
+            for the length, too, and ignores this error alone.
+    """
+    if ds is None:
+        raise _no_length(it, "its dataset is not known")
+    length = exact_length(ds)
+    try:
+        return max(0, length - next_index())
+    except Exception as error:  # ``list`` must raise what ``next`` raises
+        raise _no_length(it, f"the index of its next element is not known ({type(error).__name__}: {error!s:.200})") from error
+
+
 def has_own_length(node: Any) -> bool:
-    """Whether a dataset or iterator has a length that does not follow from its parents', as a stream's does."""
-    return getattr(type(node), "__len__", exact_length) is not exact_length
+    """Return True if a dataset has a length that does not follow from its parents', as a stream's does."""
+    return not hasattr(node, "__next__") and getattr(type(node), "__len__", exact_length) is not exact_length
 
 
 def _no_length(stream: Any, reason: str) -> TypeError:

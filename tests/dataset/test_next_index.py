@@ -1,5 +1,6 @@
 """The index of the next element: it says which one comes, and jumping there computes nothing."""
 
+import io
 from functools import partial
 
 import numpy as np
@@ -8,11 +9,13 @@ from computing_ahead import Failing, numbers
 from local_workers import LocalWorkersIterDataset
 from operations import operation
 from refusing import assert_raises
+from tqdm import tqdm
 from users_datasets import BareIterator, BareStream, Plain
 
 from gristmill import DataLoader, IndexSampler, IterDataset, MapDataset, MultiprocessingOptions, RangeDataSource, ReadOptions
 from gristmill import experimental as gx
 from gristmill.experimental import get_next_index, set_next_index
+from gristmill.lengths import Exact, dataset_length
 from gristmill.transforms import Batch, Filter, Map
 
 N = 11
@@ -86,6 +89,8 @@ def test_where_it_is_and_jumping(name):
         assert get_next_index(it) == len(expected)
     last = len(expected)
     assert get_next_index(it) == last
+    num = dataset_length(PIPELINES[name])
+    assert it and (num == Exact(last) or not isinstance(num, Exact))
     # Jumping is like having delivered the elements before.
     indices = [*range(last + 1), *reversed(range(last + 1))]
     for index in [3, last, 1] if name in SLOW else indices:
@@ -98,6 +103,10 @@ def test_where_it_is_and_jumping(name):
         for jumping in (it, iter(PIPELINES[name])):
             set_next_index(jumping, index)
             assert get_next_index(jumping) == index
+            if isinstance(num, Exact):
+                assert len(jumping) == tqdm(jumping, disable=True).total == last - index
+            else:
+                assert_raises(TypeError, "has no len", len, jumping)
             assert index == last or jumping.get_state() == states[index]
             state = jumping.get_state()
             assert list(jumping) == expected[index:]
@@ -176,6 +185,9 @@ def test_what_has_no_index_loses_nothing(ds, reason_to_ask, reason_to_jump):
         assert_raises(NotImplementedError, reason_to_ask, get_next_index, it)
     for index in (0, 1) if reason_to_jump else ():
         assert_raises(NotImplementedError, reason_to_jump, set_next_index, it, index)
+    if reason_to_ask is not None:
+        assert_raises(TypeError, r"has no len\(\)", len, it)
+        assert it and tqdm(it, file=io.StringIO()).total is None
     assert list(it) == expected[1:]
 
 
