@@ -82,9 +82,8 @@ class Ranges:
 
         def where(place: int) -> str:
             if self._steps or (self._counts_faults and it.faults().total):  # which have no position
-                return (
-                    f"element {place} of those at {start} to {stop - 1}{records_of_last(it, row)}"
-                )
+                records = records_of_last(it, row)
+                return f"element {place} of those at {start} to {stop - 1}{records}"
             return f"element {position}{records_at(self._root, position)}"
 
         # Small elements are taken together: one by one they take three times as long.

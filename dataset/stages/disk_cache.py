@@ -99,9 +99,7 @@ class DiskCache:
             except ValueError:
                 difference = "its description is damaged"
             difference = difference or "its Python"
-            _log.warning(
-                "cache: %s begins another cache, since the pipeline has changed: %s", root, difference
-            )
+            _log.warning("cache: %s begins another cache, since the pipeline has changed: %s", root, difference)
 
 
 def check_no_draws(parent: Any, parameters: DiskCacheParameters, *, is_stream: bool) -> None:

@@ -24,7 +24,9 @@ def counted(factor=1):
 
     def decoded(x):
         calls.append(x)
-        return {"image": np.full((70, 80), x * factor, np.uint8), "name": f"{x}", "deep": [x, None]}
+        image = np.full((70, 80), x * factor, np.uint8)
+        objects = np.array([f"{x}", None], object)
+        return {"image": image, "name": f"{x}", "deep": [x, None], "objects": objects}
 
     return grain.MapDataset.range(60).map(decoded), calls
 
