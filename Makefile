@@ -12,6 +12,8 @@ install = $(1)/bin/python -m uv pip install --quiet --python $(1)
 GRAIN := 0.2.18
 TORCH := 2.13.0
 ORBAX_OLDEST := 0.11.17
+# Libraries that prepare data sets.
+WRITERS := litdata==0.2.76 mosaicml-streaming==0.13.0 datasets==5.0.1
 # Libraries that use Grain and come with their tests, which tests/clients runs; flax has them in its source archive only.
 CLIENTS := flax==0.12.8 keras==3.15.1
 CLIENTS_NEED := clu==0.0.12 jax==0.10.2 jaxtyping==0.3.11 pytest==9.2.0 sentencepiece==0.2.0 tensorboard==2.21.0 \
@@ -114,6 +116,7 @@ lint: $(VENV)/.installed-dev  ## ruff and mypy --strict
 
 .PHONY: peers
 peers: .peers/grain/.installed-$(GRAIN) .peers/torch/.installed-$(TORCH) .peers/orbax-oldest/.installed-$(ORBAX_OLDEST)
+peers: .peers/writers/.installed
 peers:  ## install what we compare with and the oldest Orbax, each in its own environment
 
 .peers/grain/.installed-$(GRAIN):
@@ -126,6 +129,12 @@ peers:  ## install what we compare with and the oldest Orbax, each in its own en
 	$(call ensure_venv,.peers/torch)
 	.peers/torch/bin/python -m pip install --quiet --no-compile torch==$(TORCH)
 	$(call install,.peers/torch) keras ipykernel --editable .
+	@touch $@
+
+.peers/writers/.installed: Makefile
+	$(call ensure_venv,.peers/writers)
+	.peers/writers/bin/python -m pip install --quiet --no-compile torch==$(TORCH)
+	$(call install,.peers/writers) $(WRITERS) pillow
 	@touch $@
 
 # This package with the oldest Orbax that setup.cfg admits: tests/checkpoint/test_oldest_orbax.py runs in it.

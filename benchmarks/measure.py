@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from workload import Measured, Run
 
-# others get NumPy
 MODULES = {"gristmill": "gristmill", "grain": "grain", "torch": "torch", "tf.data": "tensorflow"}
+MODULES |= {"LitData": "litdata", "MDSWriter": "streaming", "datasets.map": "datasets"}  # others get NumPy
 # for the read-ahead of the run before, which may be another process's, to die down
 PAUSE_SECONDS = 0.1
 

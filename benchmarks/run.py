@@ -38,6 +38,7 @@ PYTHONS = {
     "grain": HERE.parent / ".peers/grain/bin/python",
     "torch": HERE.parent / ".peers/torch/bin/python",
     "tf.data": HERE.parent / ".peers/clients/bin/python",  # which has TensorFlow
+    **dict.fromkeys(["LitData", "MDSWriter", "datasets.map"], HERE.parent / ".peers/writers/bin/python"),
 }
 # Installed packages are compiled; a checkout is compiled by its first run.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}

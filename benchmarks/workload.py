@@ -33,7 +33,8 @@ class Workload:
         count: how many elements (records, calls) a run handles; figures are per element.
         candidates: from a candidate's name to a function that takes a module and returns a run.
             ``gristmill``, ``grain`` and ``torch`` get the module of that name in the environment it
-            is installed in, ``tf.data`` gets TensorFlow. Any other candidate is the bound, and gets
+            is installed in, ``tf.data`` gets TensorFlow, and libraries that write data sets get
+            their modules (see ``measure.MODULES``). Any other candidate is the bound, and gets
             numpy. A run is called again and again; what is timed is the call and the iteration over
             what it returns (or the run returns ``Measured``). An iterator with ``close`` is closed.
         goals: from a text for the table to a test of the medians (by candidate, in units).

@@ -171,8 +171,7 @@ def missing_package(package: str, extra: str, purpose: str) -> ImportError:
 
     Example:
         >>> str(missing_package("jax", "jax", "ShardByJaxProcess"))
-        "ShardByJaxProcess needs the package jax, which is not installed; run: pip install
-        'gristmill[jax]'"
+        "ShardByJaxProcess needs the package jax, which is not installed; run: pip install 'gristmill[jax]'"
     """
     return ImportError(f"{purpose} needs the package {package}, which is not installed; run: pip install 'gristmill[{extra}]'")
 

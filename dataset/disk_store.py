@@ -279,7 +279,7 @@ def _read(descriptor: int, offset: int, length: int) -> memoryview:
     if length < _BUFFER_BYTES:
         return memoryview(os.pread(descriptor, length, offset))
     memory = np.empty(length + _ALIGNMENT, np.uint8)
-    start = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % _ALIGNMENT
+    start = -ctypes.addressof(ctypes.c_char.from_buffer(memory.data)) % _ALIGNMENT
     view = memory.data[start : start + length]
     return view[: os.preadv(descriptor, [view], offset)]
 
@@ -295,7 +295,9 @@ def pickled(value: Any) -> tuple[bytes, list[memoryview]]:
         return raw.nbytes < _BUFFER_BYTES
 
     file = io.BytesIO()
-    _Pickler(file, 5, buffer_callback=is_within).dump(value)
+    pickler = pickle.Pickler(file, 5, buffer_callback=is_within)
+    pickler.dispatch_table = _REDUCE
+    pickler.dump(value)
     return file.getvalue(), buffers
 
 
@@ -306,8 +308,7 @@ def _array_as_call(array: Any) -> Any:
     return np.ndarray, (array.shape, array.dtype.str, pickle.PickleBuffer(array))
 
 
-class _Pickler(pickle.Pickler):
-    dispatch_table = ChainMap({np.ndarray: _array_as_call}, copyreg.dispatch_table)
+_REDUCE: Any = ChainMap[Any, Any]({np.ndarray: _array_as_call}, copyreg.dispatch_table)
 
 
 def _write_all(descriptor: int, part: Any) -> None:

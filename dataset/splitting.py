@@ -140,7 +140,7 @@ class _Splitter:
 
 
 _REMEDY = "Split before that step"
-_OR_BY = f"{_REMEDY}, or pass by=, a function of an element that tells which record it is"
+_OR_BY = f"{_REMEDY}, or pass by=, a function of an element that returns which record it is"
 
 
 def _can_be_over_parts(ds: Any) -> bool:

@@ -166,6 +166,7 @@ def _boxes(graph: Graph, notes: Mapping[int, Sequence[str]], weights: Mapping[in
     boxes: list[_Box] = []
     drawn: dict[int | str, _Box] = {}  # of stages
     stages = graph.by_id
+    names = {i: name for stage in graph.stages for i, name in zip(stage.inputs, stage.input_names, strict=False)}
     todo: list[tuple[int | str, _Box | None]] = [(graph.stages[0].id, None)]
     while todo:
         what, consumer = todo.pop()
@@ -174,7 +175,8 @@ def _boxes(graph: Graph, notes: Mapping[int, Sequence[str]], weights: Mapping[in
             if isinstance(what, str):
                 box = _Box(what)
             else:
-                box = drawn[what] = _box(stages, stages[what], notes.get(what, ()), weights.get(what))
+                named = [f"component {names[what]}"] if what in names else []
+                box = drawn[what] = _box(stages, stages[what], [*named, *notes.get(what, ())], weights.get(what))
                 inputs = abbreviated(list(stages[what].inputs), _MAX_INPUTS, _left_out)
                 todo.extend([(x, box) for x in reversed(inputs)])
             boxes.append(box)

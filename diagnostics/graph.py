@@ -15,7 +15,7 @@ from gristmill.core.state import shown
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import DatasetNode
-from gristmill.dataset.telling.display import stage_inputs, stage_length, stage_name
+from gristmill.dataset.telling.display import component_names, stage_inputs, stage_length, stage_name
 from gristmill.diagnostics.spec_text import static_spec_text
 from gristmill.loader.data_loader import DataLoader
 from gristmill.loader.iterator import DataLoaderIterator
@@ -35,6 +35,7 @@ class Stage:
         spec: what the elements after it look like, as ``spec_text`` says it; ``None`` if that is
             not known.
         length: number of its elements, if it has one.
+        input_names: of a mixture, the names of its components, if they have any.
     """
 
     id: int
@@ -42,6 +43,7 @@ class Stage:
     inputs: tuple[int, ...] = ()
     spec: str | None = None
     length: int | None = None
+    input_names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,14 @@ def graph_of(pipeline: Any) -> Graph:
     return Graph(
         tuple(
             [
-                Stage(i, stage_name(node), inputs[i], None if i in unknown else static_spec_text(node), stage_length(node))
+                Stage(
+                    i,
+                    stage_name(node),
+                    inputs[i],
+                    None if i in unknown else static_spec_text(node),
+                    stage_length(node),
+                    tuple(component_names(node) or ()),
+                )
                 for i, node in enumerate(nodes)
             ]
         )

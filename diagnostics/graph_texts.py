@@ -6,9 +6,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from gristmill.dataset.telling.display import joined
+from gristmill.dataset.telling.display import abbreviated, joined, length_text, named
 from gristmill.diagnostics.graph import Graph, Notes, Stage, Weights
 
+_MAX_LINES = 60
 _UNKNOWN = "(not known before the first element)"
 
 
@@ -56,11 +57,51 @@ def _text_lines(stages: Mapping[int, Stage], output: int, drawn: set[int]) -> li
     if len(above) == 1:
         lines = [f"{stages[above[0]].name}  (as above)", ""]
     else:
-        lines = joined([_text_lines(stages, stage, drawn) for stage in above])
+        names = chain[-1].input_names or ("",) * len(above)
+        lines = joined([named(_text_lines(stages, stage, drawn), name) for stage, name in zip(above, names, strict=True)])
     for stage in chain[::-1]:
         name = f"  ││  {stage.name}" if stage.inputs else "  ││"
         lines += [] if stage.inputs else [stage.name]
         lines += ["  ││", name, "  ││", "  ╲╱", stage.spec or _UNKNOWN, ""]
+    return lines
+
+
+def stage_lines(graph: Graph) -> list[str]:
+    """The stages of a graph from the sources down, one to a line, with lengths and the look of
+    elements where these change. Long pipelines are abbreviated in the middle.
+
+    Example:
+        >>> from gristmill.dataset import MapDataset
+        >>> from gristmill.diagnostics.graph import graph_of
+        >>> print("\\n".join(stage_lines(graph_of(MapDataset.range(4).batch(2, drop_remainder=True)))))
+        RangeMapDataset(start=0, stop=4, step=1)  4 elements  int64[]
+        BatchMapDataset(batch_size=2, drop_remainder=True)  2 elements  int64[2]
+    """
+    return abbreviated(_stage_lines(graph.by_id, graph.stages[0].id, set()), _MAX_LINES, "… {} more lines …".format)
+
+
+def _stage_lines(stages: Mapping[int, Stage], output: int, drawn: set[int]) -> list[str]:
+    chain: list[Stage] = []
+    above: tuple[int, ...] = (output,)
+    while len(above) == 1 and above[0] not in drawn:
+        chain.append(stages[above[0]])
+        drawn.add(above[0])
+        above = chain[-1].inputs
+    if len(above) == 1:
+        lines = [f"{stages[above[0]].name}  (as above)"]
+    else:
+        names = chain[-1].input_names or ("",) * len(above)
+        lines = joined([named(_stage_lines(stages, stage, drawn), name) for stage, name in zip(above, names, strict=True)])
+    length, spec = "", None
+    for stage in chain[::-1]:
+        texts = [stage.name]
+        if (now := length_text(stage.length)) not in ("", length):
+            texts.append(now)
+            length = now
+        if stage.spec not in (None, spec):
+            texts.append(str(stage.spec))
+            spec = stage.spec
+        lines.append("  ".join(texts))
     return lines
 
 
@@ -86,7 +127,10 @@ def graph_dot(graph: Graph, notes: Notes = None, weights: Weights = None) -> str
         label = "\n".join([stage.name, *([stage.spec] if stage.spec else []), *(notes or {}).get(stage.id, ())])
         colour = f', fillcolor="0.06 {0.7 * weights[stage.id]:.2f} 1.00"' if weights and stage.id in weights else ""
         lines.append(f"  s{stage.id} [label={json.dumps(label, ensure_ascii=False)}{colour}];")
-        lines += [f"  s{i} -> s{stage.id};" for i in stage.inputs]
+        names = stage.input_names or ("",) * len(stage.inputs)
+        for i, name in zip(stage.inputs, names, strict=True):
+            edge = f" [label={json.dumps(name, ensure_ascii=False)}]" if name else ""
+            lines.append(f"  s{i} -> s{stage.id}{edge};")
     return "\n".join([*lines, "}"])
 
 
@@ -101,7 +145,9 @@ def graph_json(graph: Graph, notes: Notes = None, weights: Weights = None) -> st
     """
     stages: list[dict[str, Any]] = []
     for stage in graph.stages:
-        stages.append({**vars(stage), "inputs": list(stage.inputs)})
+        stages.append({**vars(stage), "inputs": list(stage.inputs), "input_names": list(stage.input_names)})
+        if not stage.input_names:
+            del stages[-1]["input_names"]
         if notes is not None:
             stages[-1]["notes"] = list(notes.get(stage.id, ()))
         if weights is not None:

@@ -30,6 +30,7 @@ from gristmill.dataset.ahead.waits import BudgetWaits
 from gristmill.dataset.bases.node import DatasetNode, ancestors, parents_of
 from gristmill.dataset.bases.observing import Computed, Instrument, Method
 from gristmill.dataset.engine.iterators import StreamIterator
+from gristmill.dataset.telling.display import component_names
 from gristmill.diagnostics.metrics.histogram import Histogram
 from gristmill.diagnostics.spec_text import element_nbytes, spec_text
 
@@ -217,6 +218,7 @@ class Probe:
     def __init__(self, number: int, stage: Any, category: str, inputs: list[Probe]) -> None:
         self.number = number
         self.name = name_of(stage)
+        self.input_names = component_names(stage)
         self.kind = stage._class_name
         # the class of what is read
         self.source = _source_name(stage) if category == "read" else None

@@ -46,6 +46,7 @@ class StageRecord:
     waits: bool = False  # for elements that others compute
     thread_wait: int = 0  # how long others waited because it had no thread,
     memory_wait: int = 0  # or no memory
+    input_names: list[str] | None = None  # of a mixture whose components have names
 
     @property
     def form(self) -> tuple[str, tuple[int, ...]]:
@@ -106,6 +107,7 @@ def records_of(observer: Any) -> list[StageRecord]:
             probe.waits,
             round(1e9 * probe.budget_waits.seconds["threads"]),
             round(1e9 * probe.budget_waits.seconds["memory"]),
+            probe.input_names,
         )
         for probe in probes
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
@@ -56,6 +56,8 @@ class StageSummary:
             ``None``.
         cpu_time_ns: CPU time within ``total_processing_time_ns``; ``None`` unless ``diagnose`` has
             measured it.
+        component: the name of the component of a mixture that it belongs to; of nested mixtures all
+            names, the outermost first, with ``/`` between them; empty without a name.
     """
 
     id: int
@@ -82,6 +84,12 @@ class StageSummary:
     components: dict[str, dict[str, int]] = field(default_factory=dict)
     num_long: int | None = None
     cpu_time_ns: int | None = None
+    component: str = ""
+
+    @property
+    def label(self) -> str:
+        """Its name, after that of its component."""
+        return f"{self.component}: {self.name}" if self.component else self.name
 
     @property
     def mean_processing_time_ns(self) -> float:
@@ -218,7 +226,7 @@ def _row(node: StageSummary, is_bottleneck: bool) -> list[str]:
     texts = [time_text(t) if num else "N/A" for t in [*times, times[0] // max(num, 1)]]
     return [
         f"> {node.id}" if is_bottleneck else f"  {node.id}",
-        node.name,
+        node.label,
         ", ".join(map(str, node.inputs)) or "-",
         f"{node.wait_time_ratio:.2%}" if not node.is_prefetch or node.wait_time_ratio else "N/A",
         *texts,
@@ -429,6 +437,7 @@ def _summary(
     depths = {probe.number: probe.depth() for probe in observer.probes if probe.category == "prefetch"}
     threads = {probe.number: probe.num_threads for probe in observer.probes}
     components, num_long = observer.components(), _num_long(observer)
+    names = _names_of_components(records, order)
     nodes = {}
     for number, id_ in order.items():
         record = records[number]
@@ -459,9 +468,27 @@ def _summary(
             components.get(number, {}),
             num_long.get(number),
             cell.cpu if observer.times_threads else None,
+            names.get(number, ""),
         )
     output = observer.output
     return ExecutionSummary(nodes, output.last - output.first if output.first is not None else 0, output.waited)
+
+
+def _names_of_components(records: list[StageRecord], order: Iterable[int]) -> dict[int, str]:
+    """The component that each stage belongs to, by its place in ``records``.
+
+    Args:
+        records: all stages.
+        order: their places, each stage before its inputs.
+    """
+    found: dict[int, str] = {}
+    for number in order:
+        inputs, outer = records[number].inputs, found.get(number, "")
+        names = records[number].input_names or []
+        for i, stage in enumerate(inputs):
+            name = names[i] if len(names) == len(inputs) else ""
+            found.setdefault(stage, "/".join([text for text in (outer, name) if text]))
+    return found
 
 
 def _num_long(observer: Any) -> dict[int, int]:

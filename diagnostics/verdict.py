@@ -238,7 +238,7 @@ class _Finding:
         text = f"Bound by {_name(best)}: {why}."
         if self._threads_wait:
             return (
-                f"{text} That is not certain, and it cannot be told how much more than {rate} the pipeline would give if it took "
+                f"{text} That is not certain, and it is unknown how much more than {rate} the pipeline would give if it took "
                 "no time: threads or workers compete for CPUs or for the interpreter's lock (GIL), and the times of stages "
                 "include waiting for one another. diagnose(dataset) also runs them in one thread."
             )
@@ -254,7 +254,7 @@ class _Finding:
         other = self.parts[1]
         return (
             f"{text} That is not certain: without {_name(other)}, it would give about {rate_text(other.ceiling_per_second)}, and "
-            f"differences of {self._noise:.0%} are not told apart."
+            f"differences of {self._noise:.0%} are not distinguished."
         )
 
 

@@ -228,7 +228,7 @@ class DataLoader(grain_names.DataLoader):
             reason = "it does not end. Give num_epochs to its sampler (or to gristmill.load)"
         else:
             reason = f"how many elements {self._first_unsteady()} makes is known when they have been read. Count them"
-        raise TypeError(f"object of type 'DataLoader' has no len(): {reason}, or take so many: itertools.islice(loader, n)")
+        raise TypeError(f"object of type 'DataLoader' has no len(): {reason}, or take n: itertools.islice(loader, n)")
 
     __length_hint__ = length_hint
 
@@ -398,7 +398,7 @@ def _check_length(sampler: Any, source: Any) -> None:
         if length and num_records > length:
             warnings.warn(
                 f"the sampler has num_records={num_records}, but the source only {length} records: keys past its end "
-                "begin anew, so some records are read more often than others",
+                "start again, so some records are read more often than others",
                 stacklevel=_CALLER,
             )
 

@@ -26,10 +26,10 @@ _ORIGIN = ("worker_count", "sampler", "data_source")
 _FILES = "data_source_files"  # beside what Grain writes, which ignores it
 _MAX_FILES = 4  # that a state names
 _MAX_TEXT = 500
-_UNCHECKED = ". If these are the same records, DataLoaderIterator(loader, state, validate_state=False) goes on with them"
+_UNCHECKED = ". If these are the same records, DataLoaderIterator(loader, state, validate_state=False) continues with them"
 _OTHER_INDICES = (
     ". The indices must be the same: a random sampler gives them again if it has a generator with a seed "
-    "(torch.Generator().manual_seed(0)) and nobody has drawn from that before"
+    "(torch.Generator().manual_seed(0)) and is unused before"
 )
 _KEYS = ("version", "last_seen_indices", "last_worker_index", *_ORIGIN)
 

@@ -63,10 +63,9 @@ def advice(args: Sequence[Any], arguments: Mapping[str, Any]) -> str:
     Example:
         >>> print(advice([range(9), 4], {"shuffle": True, "num_workers": 2}))
         DataLoader has none of PyTorch's parameters dataset, batch_size, shuffle, num_workers. Write
-            gristmill.load(dataset, num_epochs=1, shuffle=True, seed=0, batch_size=4,
-            worker_count=2)
-        num_epochs: one iterator goes through all epochs, and a shuffle has another order in each;
-        None never ends worker_count: each worker makes batches of its own share of the records
+            gristmill.load(dataset, num_epochs=1, shuffle=True, seed=0, batch_size=4, worker_count=2)
+        num_epochs: one iterator goes through all epochs, and a shuffle has another order in each; None never ends
+        worker_count: each worker makes batches of its own share of the records
     """
     if _THEIRS_ALONE.isdisjoint(arguments) and len(args) > 1 and not isinstance(args[1], int | None):
         return (

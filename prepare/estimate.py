@@ -9,7 +9,7 @@ from typing import Any
 from gristmill.core.value import Value
 from gristmill.dataset.bases.length import AtMost, Exact, dataset_length
 from gristmill.dataset.bases.map import MapDataset
-from gristmill.prepare.planning import DEFAULT_BYTES
+from gristmill.prepare.planning import file_records
 from gristmill.prepare.report import WriteReport, size_text
 from gristmill.prepare.writing import write
 
@@ -70,8 +70,7 @@ def estimate(ds: Any, **arguments: Any) -> Estimate:
     factor = total / max(positions, 1)
     size = arguments.get("records_per_file")
     if size is None:
-        bytes_per_file = arguments.get("bytes_per_file") or DEFAULT_BYTES
-        size = max(1, round(bytes_per_file * positions / max(report.bytes, 1)))
+        size = file_records(arguments.get("bytes_per_file"), report.bytes / max(positions, 1))
     records, num_bytes = round(report.records * factor), round(report.bytes * factor)
     return Estimate(records, num_bytes, -(-total // size), report.seconds * factor, *sample)
 

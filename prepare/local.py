@@ -91,6 +91,14 @@ class LocalFolder:
             if path.is_file()
         ]
 
+    def unfinished_sizes(self) -> list[int]:
+        """Returns the number of bytes that is written of each file in work."""
+        sizes = []
+        for folder in self._at(UNFINISHED).glob("*.tmp"):
+            with contextlib.suppress(OSError):  # it has just been finished
+                sizes.append(sum([path.stat().st_size for path in folder.iterdir()]))
+        return sizes
+
     def remove_unfinished(self) -> None:
         """Removes all that is left of writing."""
         shutil.rmtree(self._at(UNFINISHED), ignore_errors=True)

@@ -16,6 +16,7 @@ from gristmill.prepare.formats.base import Format
 from gristmill.prepare.ranges import Ranges, records_at
 
 DEFAULT_BYTES = 1 << 28
+DEFAULT_RECORDS = 1 << 20  # writers keep an index of a file's records in memory
 _NUM_SAMPLED = 32
 
 
@@ -71,9 +72,20 @@ def planned(
     record_bytes = sum(sizes) / len(sizes) if sizes else 0.0
     num_records = request["records_per_file"]
     if num_records is None:
-        wanted = request["bytes_per_file"] or DEFAULT_BYTES
-        num_records = max(1, round(wanted / record_bytes)) if record_bytes else wanted
+        num_records = file_records(request["bytes_per_file"], record_bytes)
     return Plan(fitted, num_records, num_files_of(ds, num_records), record_bytes)
+
+
+def file_records(bytes_per_file: int | None, record_bytes: float) -> int:
+    """Returns how many records a file has if ``records_per_file`` is not given.
+
+    Example:
+        >>> file_records(None, 1 << 20), file_records(None, 1), file_records(1 << 30, 1)
+        (256, 1048576, 1073741824)
+    """
+    num_bytes = DEFAULT_BYTES if bytes_per_file is None else bytes_per_file
+    num = max(1, round(num_bytes / record_bytes)) if record_bytes else num_bytes
+    return num if bytes_per_file is not None else min(num, DEFAULT_RECORDS)
 
 
 def num_files_of(ds: Any, records_per_file: int) -> int | None:

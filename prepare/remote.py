@@ -114,6 +114,10 @@ class RemoteFolder:
             names = [found["path"].rpartition("/")[2] for page in pages for found in page]
         return [f"{UNFINISHED}/{name}" for name in names]
 
+    def unfinished_sizes(self) -> list[int]:
+        """Returns nothing: files in work are on the machines that write them."""
+        return []
+
     def remove_unfinished(self) -> None:
         """Removes all that is left of writing."""
         for name in self.unfinished_names():

@@ -5,12 +5,19 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gristmill.core.locks import Lock, Signal
 from gristmill.core.value import Value
-from gristmill.prepare.manifest import WrittenFile
+from gristmill.dataset.ahead.threads import start_thread
+from gristmill.prepare.files import Finished, Folder
+from gristmill.prepare.manifest import Part, WrittenFile
+
+_SECONDS = 0.5  # between two looks at the files in work
+_PLAIN_SECONDS = 5.0  # between two lines, without a bar
 
 
 class WriteReport(Value):
@@ -66,45 +73,98 @@ class WriteReport(Value):
         return "; ".join(texts)
 
 
+def is_shown(progress: bool | None) -> bool:
+    """Returns True if there is to be a progress bar; for ``None``, if stderr is a terminal."""
+    if progress is None:
+        return sys.stderr is not None and sys.stderr.isatty()
+    return progress
+
+
 class ProgressBar:
-    """Records, bytes, rate and time left, on a terminal.
+    """Records, bytes, rate and time left, on a terminal, also of files that are not whole yet.
 
     Args:
-        show: ``None``: if stderr is a terminal.
-        num_files: files to write; ``None`` if that is not known.
+        show: as for ``is_shown``.
+        folder: where files are written.
+        part: the plan of these files.
+        num_files: how many files are to be there at the end; ``None`` if that is not known.
         num_done: files that are there already.
     """
 
-    def __init__(self, show: bool | None, num_files: int | None, num_done: int) -> None:
-        self._bar: Any = None
+    def __init__(
+        self, show: bool | None, folder: Folder, part: Part, num_files: int | None, num_done: int
+    ) -> None:
+        self._is_shown = is_shown(show)
+        self._folder, self._part = folder, part
+        self._num_files, self._num_done, self._num_new = num_files, num_done, 0
         self._records = self._bytes = 0
-        self._start = self._last = time.monotonic()
-        if show or (show is None and sys.stderr is not None and sys.stderr.isatty()):
-            with contextlib.suppress(ImportError):
-                tqdm = importlib.import_module("tqdm").tqdm  # which has no types
-                self._bar = tqdm(
-                    total=num_files, initial=num_done, unit="file", desc="writing", file=sys.stderr
-                )
-        self._is_plain = bool(show) and self._bar is None
+        self._bar: Any = None
+        self._lock, self._stop = Lock(), Signal()
+        self._thread: threading.Thread | None = None
+        self._start = time.monotonic()
 
-    def add(self, file: WrittenFile) -> None:
-        """Counts a file that was written."""
-        self._records += file.records
-        self._bytes += file.bytes
-        seconds = max(time.monotonic() - self._start, 1e-9)
-        rate = f"{self._records / seconds:,.0f} records/s"
-        text = f"{self._records:,} records, {size_text(self._bytes)}, {rate}"
-        if self._bar is not None:
-            self._bar.set_postfix_str(text, refresh=False)
-            self._bar.update(1)
-        elif self._is_plain and time.monotonic() - self._last > 1:
-            self._last = time.monotonic()
-            print(f"writing: {text}", file=sys.stderr)
+    def add(self, done: Finished) -> None:
+        """Counts a file that was written, with those that belong to it."""
+        with self._lock:
+            self._num_new += 1
+            self._records += sum([file.records for file in done.files])
+            self._bytes += sum([file.bytes for file in done.files])
+
+    def text(self) -> tuple[float, str]:
+        """Returns how many files are there, with fractions of those in work, and the counts.
+
+        The records of a file in work are estimated from its size.
+        """
+        with self._lock:
+            num_new, records, num_bytes = self._num_new, self._records, self._bytes
+        in_work = self._folder.unfinished_sizes()
+        mean = num_bytes / num_new if num_bytes else self._part.record_bytes * self._size
+        fractions = sum([min(size / mean, 0.99) for size in in_work]) if mean else 0.0
+        records += round(fractions * (records / num_new if num_new else self._size))
+        rate = records / max(time.monotonic() - self._start, 1e-9)
+        size = size_text(num_bytes + sum(in_work))
+        counts = f"{records:,} records, {size}, {rate:,.0f} records/s"
+        return self._num_done + num_new + fractions, counts
+
+    @property
+    def _size(self) -> int:
+        return self._part.records_per_file
+
+    def _show(self) -> None:
+        num, counts = self.text()
+        whole = "" if self._num_files is None else f"/{self._num_files:,}"
+        counts = f"{int(num):,}{whole} files, {counts}"
+        if self._bar is None:
+            print(f"writing: {counts}", file=sys.stderr)
+            return
+        self._bar.n = num if self._num_files is None else min(num, self._num_files)
+        self._bar.set_postfix_str(counts)
+
+    def _show_often(self) -> None:
+        while not self._stop.wait(_SECONDS if self._bar is not None else _PLAIN_SECONDS):
+            self._show()
 
     def __enter__(self) -> ProgressBar:
+        if self._is_shown:
+            with contextlib.suppress(ImportError):
+                tqdm = importlib.import_module("tqdm").tqdm  # which has no types
+                text = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
+                text = text if self._num_files else "{desc}: {elapsed}{postfix}"
+                self._bar = tqdm(
+                    total=self._num_files,
+                    initial=self._num_done,
+                    desc="writing",
+                    file=sys.stderr,
+                    bar_format=text,
+                )
+            self._thread = start_thread(self._show_often, "gristmill-progress", self._stop.set)
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._thread is not None:
+            self._stop.set()
+            self._thread.join()
+            self._show()
         if self._bar is not None:
             self._bar.close()
 

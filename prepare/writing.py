@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
@@ -15,6 +16,7 @@ from gristmill.core.ray_options import RayOptions
 from gristmill.core.sharding import NoSharding, ShardOptions
 from gristmill.core.state import shown
 from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.length import Exact, dataset_length
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.telling.code import described_pipeline, pipeline_difference
 from gristmill.prepare.codecs import codec_of
@@ -31,8 +33,8 @@ from gristmill.prepare.manifest import NAME, Manifest, ManifestError, Part
 from gristmill.prepare.planning import Plan, num_files_of, planned
 from gristmill.prepare.ranges import NO_FAULTS, RangeJob, Ranges, added_faults
 from gristmill.prepare.reading import folder_at, manifest_in, note_codec, verify_manifest
-from gristmill.prepare.report import ProgressBar, WriteReport
-from gristmill.prepare.stream import finished_files, write_stream
+from gristmill.prepare.report import ProgressBar, WriteReport, is_shown
+from gristmill.prepare.stream import StreamJob
 
 _log = logging.getLogger("gristmill")
 
@@ -71,16 +73,18 @@ def write(
         format: ``"array_record"`` (the default), ``"parquet"``, ``"jsonl"``, ``"tar"``,
             ``"megatron"``, ``"npy"``, ``"tfrecord"`` or ``"bagz"``.
         records_per_file: positions of a map dataset, or elements of a stream, of one file.
-        bytes_per_file: about how many bytes a file has before compression, 256 MiB by default.
+        bytes_per_file: about how many bytes a file has before compression. By default 256 MiB,
+            and at most 2**20 records.
         codec: for records of bytes: ``"msgpack"`` (the default for elements that are no bytes),
             ``"json"``, ``"example"``, or a pair of functions ``(encode, decode)``.
         workers: the number of worker processes, or their options; 0, as ``None``, is this process.
         shard: which of the files this host writes. The manifest is complete when all hosts have
-            written theirs.
+            written theirs. Of a stream that packs or batches, each host computes all elements.
         compression: the format's own; ``None`` for its default.
         overwrite: remove what was written there first, also by an earlier call that is repeated.
         append: write after the records of a complete folder, a pipeline only once in a row.
-        progress: show a progress bar; by default if stderr is a terminal.
+        progress: show a progress bar, and the report as the last line, on stderr; by default if
+            that is a terminal.
         format_options: such as ``group_size`` of ArrayRecord and ``row_group_size`` of Parquet.
 
     Raises:
@@ -147,12 +151,6 @@ class _Call:
             **sizes,
         }
         self.has_ranges = Ranges.has_ranges(ds)
-        if self.shard.shard_count > 1 and not self.has_ranges:
-            raise ValueError(
-                f"shard: {ds!s:.100} is a stream whose elements follow from those before, so that "
-                "hosts cannot share it: write a MapDataset, or a stream of to_iter_dataset(), map "
-                "and filter; or write a folder on each host"
-            )
         if self.codec is not None and self.codec.name == "functions":
             note_codec(self.folder, self.codec)
 
@@ -185,15 +183,15 @@ class _Call:
         if manifest.complete:
             self.folder.remove_unfinished()
             verify_manifest(self.folder, manifest)
-            return self._report(writer.format, manifest, [], time.monotonic() - start)
-        if self.has_ranges:
-            new = self._written_ranges(writer, part, workers, progress)
-            manifest = self._completed(writer, manifest)
+            new = []
         else:
-            with self.folder.lock("stream"):  # who waits for it finds a complete manifest
-                new = self._written_stream(writer, part, workers, progress)
-                manifest = self._completed(writer, manifest)
-        return self._report(writer.format, manifest, new, time.monotonic() - start)
+            written = self._written_ranges if self.has_ranges else self._written_stream
+            new = written(writer, part, workers, progress)
+            manifest = self._completed(writer, manifest)
+        report = self._report(writer.format, manifest, new, time.monotonic() - start)
+        if is_shown(progress):
+            print(report, file=sys.stderr)
+        return report
 
     def _functions(self) -> Any:
         return self.codec if self.codec is not None and self.codec.name == "functions" else None
@@ -267,14 +265,16 @@ class _Call:
         self, writer: FileWriter, part: Part, workers: Any, progress: bool | None
     ) -> list[Finished]:
         """Writes the files of a stream. Returns those that this call has written."""
-        now = manifest_in(self.folder)
-        if now is not None and now.complete:  # by another process, while this one waited
-            return []
-        num_done = len(finished_files(writer, part.first_file))
         ds = _in_stream_order(self.ds, workers)
-        with ProgressBar(progress, None, 0) as bar:
-            first, size = part.first_file, part.records_per_file
-            return write_stream(writer, ds, first, size, lambda file: _count(bar, file))[num_done:]
+        length = dataset_length(self.ds)
+        num_files = -(-length.num // part.records_per_file) if isinstance(length, Exact) else None
+        job = self._stream_job(writer, part)
+        num_done = len(job.finished())
+        with ProgressBar(progress, self.folder, part, num_files, num_done) as bar:
+            return job.write(ds, bar.add)
+
+    def _stream_job(self, writer: FileWriter, part: Part) -> StreamJob:
+        return StreamJob(writer, part.first_file, part.records_per_file, self.shard)
 
     def _written_ranges(
         self, writer: FileWriter, part: Part, workers: Any, progress: bool | None
@@ -284,12 +284,12 @@ class _Call:
         num_all = len([*self._units(part)])
         job = RangeJob(writer, Ranges(self.ds), part.record_bytes)
         with (
-            ProgressBar(progress, num_all, num_all - len(units)) as bar,
+            ProgressBar(progress, self.folder, part, num_all, num_all - len(units)) as bar,
             _computed(job, units, workers) as results,
         ):
             new = []
             for _, is_new, file in results:
-                _count(bar, file)
+                bar.add(file)
                 new += [file] if is_new else []
             return new
 
@@ -305,7 +305,7 @@ class _Call:
         """The manifest with all files that are finished; stored, if these are all."""
         part = manifest.parts[-1]
         if part.num_files is None:
-            done: list[Finished | None] = [*finished_files(writer, part.first_file)]
+            done: list[Finished | None] = [*self._stream_job(writer, part).finished()]
             is_complete = bool(done) and cast("Finished", done[-1]).is_last
             faults = done[-1].faults if done and done[-1] is not None else NO_FAULTS
         else:
@@ -347,11 +347,6 @@ class _Call:
             seconds,
             manifest.parts[-1].faults,
         )
-
-
-def _count(bar: ProgressBar, file: Finished) -> None:
-    for one in file.files:
-        bar.add(one)
 
 
 @contextlib.contextmanager

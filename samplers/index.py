@@ -63,7 +63,7 @@ class IndexSampler(BlockSampler):
         if self._num_epochs is None and not self._size:
             raise ValueError(
                 f"shard {shard.shard_index} of {shard.shard_count} has no records (num_records is {self._num_records}), "
-                "so it cannot repeat them for ever: give num_epochs, or use fewer shards"
+                "so it cannot repeat them forever: give num_epochs, or use fewer shards"
             )
         self._bound = None
         if self._num_epochs is not None:

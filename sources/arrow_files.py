@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
+from gristmill.sources.storage.file_object import FileObject
 from gristmill.sources.storage.local import is_local
 
 if TYPE_CHECKING:
@@ -55,42 +55,4 @@ def open_ranges(files: Files, number: int) -> Any:
     """One of ``files``, opened as pyarrow wants it: a ``pyarrow.NativeFile``. Its errors are raised as they are."""
     import pyarrow
 
-    return pyarrow.PythonFile(_Reader(files, number), mode="r")
-
-
-class _Reader:
-    """What pyarrow uses of a file in Python. It calls it from one thread at a time."""
-
-    def __init__(self, files: Files, number: int) -> None:
-        self._files, self._number = files, number
-        self._size = files.sizes[number]
-        self._position = 0
-        self.closed = False
-
-    def read(self, num_bytes: int = -1) -> bytes:
-        start = min(self._position, self._size)
-        stop = self._size if num_bytes is None or num_bytes < 0 else min(start + num_bytes, self._size)
-        if start == stop:
-            return b""
-        (data,) = self._files.read([(self._number, start, stop)])
-        self._position = stop
-        return data
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._position = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
-
-    def close(self) -> None:
-        self.closed = True
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def writable(self) -> bool:
-        return False
+    return pyarrow.PythonFile(FileObject(files, number), mode="r")

@@ -35,9 +35,13 @@ class JsonlSource(ShardedSource[Any]):
     Where the lines begin is noted once, in an index beside each file, ``<file>.gmidx`` (8 bytes a record), by the first process
     that needs it. A record costs two reads then, whatever the size of the file, and nothing is held in memory.
 
-    Files that begin like gzip or zstd are decompressed (zstd needs the extra ``zstd``). They have to consist of parts that can be
-    decompressed alone: what ``bgzip`` writes, zstd's seekable format, or any files joined by ``cat``. A record costs the
-    decompression of its part, unless it is one of those that were used last.
+    Files that begin like gzip or zstd are decompressed (zstd needs the extra ``zstd``). A record
+    costs the decompression of its part of the file, unless the part is one of those used last.
+    Parts are what ``bgzip`` writes, the frames of zstd's seekable format, or files joined by
+    ``cat``. ``gzip`` and ``zstd`` make one part of a file. If it has more than 64 MiB of text, its
+    records are read fast in their order. For another order it is decompressed from its beginning
+    again and again, and a warning says so. The extra ``gzip`` prevents that for gzip: the index
+    then has a place every 2 MiB of text from which to decompress, with 32 KiB for each.
 
     Args:
         patterns: a path or URL, or a sequence of them, with ``*``, ``**``, ``?``, ``[abc]`` and ``{000..127}``.
@@ -50,7 +54,8 @@ class JsonlSource(ShardedSource[Any]):
     Raises:
         FileNotFoundError: a file does not exist, or nothing matches a pattern.
         DamagedFileError: a file is not text, or compressed and damaged.
-        ValueError: a compressed file has a part of more than 64 MiB, or an index is needed that can be written nowhere.
+        ValueError: a file is compressed in another way, or an index is needed that can be written
+            nowhere.
         OSError: an index cannot be written; the text says what to do.
         ImportError: a package is missing.
 

@@ -134,7 +134,7 @@ class ParquetSource(ShardedSource[dict[str, Any]]):
         return self._kept.num_bytes
 
     def close(self) -> None:
-        """Closes all files and connections, and frees decoded row groups. The next read opens them again."""
+        """Closes all files, and frees decoded row groups. The next read opens them again."""
         super().close()
         self._groups.close()
 

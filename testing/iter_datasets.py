@@ -33,7 +33,7 @@ _INDEPENDENT = Law(
 _KEPT = Law(
     "an element stays as it is when the next one is made", "Do not hand out memory that the next element fills again: copy it."
 )
-_END = Law("after its end an iterator raises StopIteration at every call", "Let __next__ find the end anew, from its position.")
+_END = Law("after its end an iterator raises StopIteration at every call", "Let __next__ find the end again, from its position.")
 _JSON = Law(
     "states are JSON-able, and mean the same after it",
     "Use dicts with text as keys, lists, built-in numbers, text, True, False and None: int(x) of a NumPy integer.",
@@ -107,8 +107,7 @@ def assert_iter_dataset_conforms(
         >>> assert_iter_dataset_conforms(Letters())  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        AssertionError: broken law: iter(ds) is a DatasetIterator, and iter(it) is it. Found:
-        iter(ds) is a str_...
+        AssertionError: broken law: iter(ds) is a DatasetIterator, and iter(it) is it. Found: iter(ds) is a str_...
     """
     for name, value in (("ds", ds), ("failing", failing)):
         if not isinstance(value, IterDataset) and value is not None:

@@ -77,7 +77,7 @@ THREADS = Law(
 )
 PICKLES = Law(
     "a copy made by cloudpickle is equal",
-    "Worker processes get such a copy: leave open files, locks and the like out of __getstate__ and make them anew at the "
+    "Worker processes get such a copy: leave open files, locks and the like out of __getstate__ and make them again at the "
     "first use.",
 )
 WORKERS = Law(

@@ -114,7 +114,7 @@ def _check_metadata(sampler: Any, index: int, metadata: Any, num_records: int | 
         _KEYS.check(is_key, f"sampler[{index}].record_key is {key!r:.200}, and num_records {num_records}")
     if rng is not None:
         sampler[index].rng.random()
-        REPEATABLE.equal(f"sampler[{index}], after somebody drew from its rng,", metadata, sampler[index])
+        REPEATABLE.equal(f"sampler[{index}], after its rng was used,", metadata, sampler[index])
 
 
 def _check_shards(make_shard: Callable[[ShardOptions], Any], num_records: int) -> None:

@@ -55,8 +55,7 @@ def assert_source_conforms(
         >>> assert_source_conforms(Noise())  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        AssertionError: broken law: what comes back depends on what is asked for alone, ... Found:
-        source[2] must...
+        AssertionError: broken law: what comes back depends on what is asked for alone, ... Found: source[2] must...
     """
     if not isinstance(source, RandomAccessDataSource):
         raise TypeError(f"source must have __len__ and __getitem__, got {shown(source)} of type {type(source).__name__}")

@@ -24,7 +24,7 @@ _METHODS: dict[type, str] = {
 _INPUT = Law(
     "a transformation leaves its input as it is",
     "Sources and caches hand out what they keep, so a change in place is there again in the next epoch: make a new element "
-    "(x = x + 1, not x += 1; {**x, 'key': value}). If every element is always made anew, say may_change_input=True.",
+    "(x = x + 1, not x += 1; {**x, 'key': value}). If every element is always a new one, say may_change_input=True.",
 )
 
 
@@ -63,8 +63,7 @@ def assert_transform_conforms(
         >>> assert_transform_conforms(lambda x: x.pop(), [[1], [2, 3]])  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        AssertionError: broken law: a transformation leaves its input as it is. Found: element 0 was
-        [1] before and [] after...
+        AssertionError: broken law: a transformation leaves its input as it is. Found: element 0 was [1] before and [] after...
     """
     if kind is None:
         kind = next((kind for kind in _METHODS if isinstance(transform, kind)), Map)

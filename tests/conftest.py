@@ -24,7 +24,8 @@ if not sys.dont_write_bytecode:
 # Background jobs and nohup ignore these, and programs that are started from here would inherit it:
 # some tests send them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-signal.signal(signal.SIGHUP, signal.SIG_DFL)
+if hasattr(signal, "SIGHUP"):  # Windows has none
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture

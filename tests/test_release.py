@@ -67,6 +67,17 @@ def test_the_version_is_that_of_setup_cfg_and_nothing_else_repeats_it():
     assert [name for name in files if repeats.search((ROOT / name).read_text(encoding="utf-8", errors="replace"))] == []
 
 
+def test_the_workflow_runs_every_supported_python():
+    text = (ROOT / ".github/workflows/ci.yml").read_text()
+    python = "Programming Language :: Python :: "
+    classifiers = SETUP["metadata"]["classifiers"].split("\n")
+    versions = [line.removeprefix(python) for line in classifiers if line.startswith(f"{python}3")]
+    matrices = [json.loads(found) for found in re.findall(r"^ +python: (\[.*\])$", text, re.M)]
+    assert matrices == [versions] * 3  # Linux, macOS and Windows
+    for target in re.findall(r"make ([-a-z]+)", text):
+        assert f"\n{target}:" in (ROOT / "Makefile").read_text(), target
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     """Folders with an sdist and a wheel each, of files with other times and permissions, in folders

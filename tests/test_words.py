@@ -61,8 +61,11 @@ def lines_of(path: Path) -> Iterator[tuple[int, str]]:
     """The lines of docstrings and comments of a file with their numbers, without examples."""
     lines = path.read_text().splitlines()
     for node in docstrings(path):
+        is_example = False  # up to the next empty line
         for i in range(node.lineno, (node.end_lineno or 0) + 1):
-            if not lines[i - 1].strip().startswith((">>>", "...")):
+            line = lines[i - 1].strip()
+            is_example = line.startswith(">>>") or (is_example and line != "")
+            if not is_example:
                 yield i, lines[i - 1]
     for i, line in enumerate(lines, 1):
         if line.strip().startswith("# "):

@@ -640,7 +640,7 @@ class Worker:
             try:
                 pickle.loads(self._connection.calls.pop(0))(self)
             except Exception:  # elements are what matters
-                _log.warning("somebody who watches this worker failed", exc_info=True)
+                _log.warning("an observer of this worker failed", exc_info=True)
 
 
 def _num_sent(lane: _Lane) -> int:

@@ -81,7 +81,7 @@ class Process(ABC):
         """In words."""
         code = self.exit_code
         if code is None:
-            return "ended, nobody knows how: this program ignores SIGCHLD, or something in it waits for all child processes"
+            return "ended in an unknown way: this program ignores SIGCHLD, or something in it waits for all child processes"
         if code >= 0:
             return f"exited with code {code}"
         try:

@@ -36,7 +36,7 @@ def connected() -> Any:
         else:
             _start(ray)
     if os.getpid() != _user_of_ray():
-        raise RuntimeError("Ray cannot be used in a process that was forked from one that uses it: start it anew, by spawn say")
+        raise RuntimeError("Ray cannot be used in a process that was forked from one that uses it: start it by spawn instead")
     if ray.util.client.ray.is_connected():
         raise RuntimeError("RayOptions needs a program that runs on a node of the cluster: Ray Client (ray://…) has no streams")
     return ray

@@ -22,7 +22,7 @@ def interpreter() -> list[str]:
     python = spawn.get_executable() if spawn is not None else sys.executable
     if not python or (getattr(sys, "frozen", False) and python == sys.executable):
         raise RuntimeError(
-            "worker processes need a Python interpreter to run, and sys.executable is none: "
+            "worker processes need a Python interpreter to run, and sys.executable is not one: "
             "name one with multiprocessing.set_executable(...), or use 0 workers"
         )
     # The function is not in the type checkers' stubs.

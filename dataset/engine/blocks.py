@@ -33,9 +33,12 @@ class SavedPositions(Sequence[Any]):
         stream: the stream.
         before: the position before all of them.
         positions: the positions; the list may grow.
+        have_same_faults: the counts of faults are the same in all of them, those that will be added
+            to the list included.
     """
 
-    def __init__(self, stream: Stream, before: Pos, positions: list[Pos]) -> None:
+    def __init__(self, stream: Stream, before: Pos, positions: list[Pos], *, have_same_faults: bool = False) -> None:
+        self.have_same_faults = have_same_faults
         self._stream = stream
         self._before = before
         self._positions = positions
@@ -48,7 +51,10 @@ class SavedPositions(Sequence[Any]):
             start, stop, _ = i.indices(len(self))
             before = self._positions[start - 1] if start else self._before
             return SavedPositions(self._stream, before, self._positions[start:stop])
-        return self._stream.save(self._positions[i])
+        try:
+            return self._stream.save(self._positions[i])
+        except NotImplementedError:  # as of a plain iterator
+            return None
 
     def without_stream(self) -> Sequence[Any]:
         """Return the states themselves, as few numbers where all counts grow by one with each element."""
@@ -73,8 +79,7 @@ class StreamBlocks:
     def __init__(self, it: StreamIterator[Any]) -> None:
         self._it = it
         self._stream, self._cell = it._engine, it._own_cell
-        # The consumer of several lanes keeps the counts of faults in the states that it gets.
-        self._saves_anywhere = self._stream.saves_anywhere() and not it._counts_faults
+        self._saves_anywhere = self._stream.saves_anywhere()
         self.growing = Growing()
         self.stopped: BaseException | None = None
 
@@ -103,7 +108,7 @@ class StreamBlocks:
         return self._end() if is_at_end[0] and not block.elements else None
 
     def _end(self) -> StopIteration:
-        return StopIteration(self._it.get_state()) if self._it._counts_faults else StopIteration()
+        return StopIteration(snapshot(self._it)) if self._it._counts_faults else StopIteration()
 
     def _until_late(self, after: list[Any], n: int, is_at_end: list[bool]) -> Iterator[Any]:
         it, deadline = self._it, time.perf_counter() + _BLOCK_SECONDS
@@ -130,11 +135,17 @@ class StreamBlocks:
         try:
             after: list[Any] = []  # positions, or states where these cannot be had later
             states: Sequence[Any] = after
-            for x in it.run():
-                if (num := len(after)) % _MOST_IN_LIST == 0:
+            faults_in = self._stream.faults_in if it._counts_faults else None
+            faults: Any = None
+            run, pos = it.run(), it.pos
+            for x in run:
+                before, pos, num = pos, it.commit(), len(after)
+                is_new = num % _MOST_IN_LIST == 0
+                if faults_in is not None and faults != (found := faults_in(pos)):
+                    is_new, faults = True, found
+                if is_new:
                     num, after = 0, []
-                    states = SavedPositions(self._stream, it.pos, after) if self._saves_anywhere else after
-                pos = it.commit()
+                    states = SavedPositions(self._stream, before, after, have_same_faults=True) if self._saves_anywhere else after
                 after.append(pos if self._saves_anywhere else snapshot(it))
                 yield (x, x := None)[0], states, num
             it.commit()  # otherwise a window would be filled again to find its end

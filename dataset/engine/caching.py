@@ -36,13 +36,16 @@ class Cache(Refilling):
     def start(self) -> Pos:
         return self.parent.start(), 0, False, (), ()
 
-    def next_epoch(self, end: Pos) -> Pos:
+    def next_epoch(self, end: Pos, records: Records = ()) -> Pos:
         return self.parent.start(), 0, *end[2:]
 
     def save_layer(self, pos: Pos) -> Any:
         parent, num, is_filled, skipped = pos
         state = {"parent": self.parent.save(parent), "position": num, "cache_filled": is_filled}
         return {**state, "skipped": [*skipped]} if skipped else state
+
+    def faults_in(self, pos: Pos) -> Any:
+        return pos  # the parent's position may be after the choices
 
     def load_layer(self, state: Any) -> Pos:
         num = state_count(state, "position", self)

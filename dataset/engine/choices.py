@@ -285,16 +285,22 @@ class Refilling(Layer):
     def start(self) -> Pos:
         return *super().start(), ()
 
-    def next_epoch(self, end: Pos) -> Pos:
-        return self.parent.next_epoch(self.end_of_parent(end)), *self.own, ()
+    def next_epoch(self, end: Pos, records: Records = ()) -> Pos:
+        return self.next_of_parent(end, records), *self.own, ()
 
-    def end_of_parent(self, end: Pos) -> Pos:
-        """Return where the parent is at the end of a run; the position has an earlier one, to replay elements."""
-        return end[0] if self.inner.pos is None else self.inner.settle()
+    def next_of_parent(self, end: Pos, records: Records) -> Pos:
+        """Return ``next_epoch`` of the parent, whose position in ``end`` is the one before a group."""
+        live = self._live
+        if live is not None and live[0].gi_frame is None and live[2] == live[1].moves and are_equal(live[1].pos, end):
+            return self.parent.next_epoch(self.inner.settle(), records)
+        return self.parent.next_epoch(end[0], (*end[-1], *records))
 
     def save(self, pos: Pos) -> Any:
         records = {record.key: _saved(record) for record in pos[-1]}
         return {**self.save_layer(pos[:-1]), **({} if self.choices is None else {"choices": records})}
+
+    def faults_in(self, pos: Pos) -> Any:
+        return super().faults_in(pos), pos[-1]
 
     def load(self, state: Any) -> Pos:
         is_mapping = isinstance(state, Mapping)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import shown
 from gristmill.dataset.bases.iterator import DatasetIterator
+from gristmill.dataset.engine.choices import Records
 from gristmill.dataset.engine.members import Members
 from gristmill.dataset.engine.stream import Cell, Pos, Stream
 from gristmill.dataset.states.values import CycleState, copied
@@ -79,6 +80,11 @@ class Interleave(Stream):
 
     def tell_opened(self, tell: Callable[[Any], None] | None) -> None:
         self.members.opener.ctx.joined = tell
+
+    def next_epoch(self, end: Pos, records: Records = ()) -> Pos:
+        self.members.join(self.ctx, self.key)
+        *start, slots = self.start()
+        return *start, slots._replace(totals=totals_after(end, records, self))
 
     # Running.
 
@@ -296,6 +302,23 @@ def parts(base: Sequence[Pos], log: Sequence[tuple[int, Pos]], num: int) -> list
     for i, part in log[:num]:
         now[i] = part
     return now
+
+
+def totals_after(end: Pos, records: Records, owner: Interleave) -> Mapping[int, Any]:
+    """Return the totals of faults at ``end`` and in ``records``, by slot; all members are closed."""
+    *found, _, slots = end
+    members = owner.members
+    for slot, (index, part) in enumerate(zip(slots.indices, parts(*found), strict=True)):
+        if part is not NO_MEMBER and slots.ended[slot] != ENDED:
+            slots = slots.with_totals(slot, members.totals(index, part, records))
+    numbers = [record.key.removeprefix(f"{owner.key}.").partition("/")[0] for record in records]
+    for index in range(slots.num_opened, members.num):
+        if str(index) in numbers:  # it began after ``end``
+            first = members.first(index, slots.totals.get(slot := index % owner.length))
+            slots = slots.with_totals(slot, members.totals(index, first, records))
+    members.close_but(set())
+    totals: Mapping[int, Any] = slots.totals
+    return totals
 
 
 def replaced(values: tuple[Any, ...], i: int, value: Any) -> tuple[Any, ...]:

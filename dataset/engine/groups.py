@@ -41,8 +41,8 @@ class Window(Refilling):
     def start(self) -> Pos:
         return self.parent.start(), 0, 0, (), ()
 
-    def next_epoch(self, end: Pos) -> Pos:
-        return self.parent.next_epoch(self.end_of_parent(end)), 0, 0, (), ()
+    def next_epoch(self, end: Pos, records: Records = ()) -> Pos:
+        return self.next_of_parent(end, records), 0, 0, (), ()
 
     def save_layer(self, pos: Pos) -> Any:
         *plain, sources = pos

@@ -9,6 +9,7 @@ from typing import Any
 from gristmill.core.state import state_list
 from gristmill.dataset.bases.next_index import check_no_gaps
 from gristmill.dataset.bases.origins import Place
+from gristmill.dataset.engine.choices import Records
 from gristmill.dataset.engine.stream import Cell, Layer, Pos, Stream, pass_outputs
 from gristmill.dataset.telling.failures import tell_epoch, told
 
@@ -98,8 +99,9 @@ class Zip(Stream):
     def start(self) -> Pos:
         return tuple([parent.start() for parent in self.parents]), False
 
-    def next_epoch(self, end: Pos) -> Pos:
-        return tuple([parent.next_epoch(inner) for parent, inner in zip(self.parents, end[0], strict=True)]), False
+    def next_epoch(self, end: Pos, records: Records = ()) -> Pos:
+        ends = zip(self.parents, end[0], strict=True)
+        return tuple([parent.next_epoch(inner, records) for parent, inner in ends]), False
 
     def save(self, pos: Pos) -> Any:
         return {"parents": [parent.save(inner) for parent, inner in zip(self.parents, pos[0], strict=True)]}

@@ -247,8 +247,8 @@ class Prefetch(Stream):
 
     # Positions.
 
-    def next_epoch(self, end: Pos) -> Pos:
-        return self.parent.next_epoch(self.pos_of_parent(end, 0))
+    def next_epoch(self, end: Pos, records: Records = ()) -> Pos:
+        return self.parent.next_epoch(self.pos_of_parent(end, 0), records)
 
     def save(self, pos: Pos) -> Any:
         first = self._first

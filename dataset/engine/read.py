@@ -145,6 +145,9 @@ class Read(Stream):
     def save(self, pos: Pos) -> Any:
         return {"next_index": pos}
 
+    def faults_in(self, pos: Pos) -> Any:
+        return None
+
     def load(self, state: Any) -> int:
         index = state_field(state, "next_index", self)
         position = plain_int(index)

@@ -139,7 +139,7 @@ class RoundRobin(Stream):
                 if not was_said:  # by a state, so that its turn was over then
                     num_vacant, slot = 0, (slot + 1) % count
                 continue
-            if self._budgets is not None:
+            if self._budgets is not None and not self._budgets.has_judged(slot, shard.ready[0][1]):
                 now[slot] = shard.ready[0][1:]
                 self._judge(cell, slot, ended)
             running.at = UNKNOWN

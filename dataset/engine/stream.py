@@ -34,7 +34,7 @@ from gristmill.dataset.telling.failures import instead_of_stop, tell_at_place
 from gristmill.transforms.batching import Allocate
 
 if TYPE_CHECKING:
-    from gristmill.dataset.engine.choices import Choices
+    from gristmill.dataset.engine.choices import Choices, Records
 
 Pos = Any  # of a stream: immutable and picklable
 
@@ -200,13 +200,14 @@ class Stream(Observable):
         """Return the position before the first element."""
         return self.parent.start()
 
-    def next_epoch(self, end: Pos) -> Pos:
-        """Return the position before the first element, with what is known of them from a run that has just ended.
+    def next_epoch(self, end: Pos, records: Records = ()) -> Pos:
+        """Return the position before the first element, with what remains of an epoch, such as totals of faults.
 
         Args:
-            end: where the run has ended.
+            end: where the epoch has ended.
+            records: the choices from ``end`` on that were made in it, if elements after that are replayed.
         """
-        return self.parent.next_epoch(end) if type(self).start is Stream.start else self.start()
+        return self.parent.next_epoch(end, records) if type(self).start is Stream.start else self.start()
 
     def save(self, pos: Pos) -> Any:
         """Return the JSON-able state of a position."""
@@ -215,6 +216,10 @@ class Stream(Observable):
     def saves_anywhere(self) -> bool:
         """Return true if ``save`` may be called by any thread at any time."""
         return all([parent.saves_anywhere() for parent in self.parents])
+
+    def faults_in(self, pos: Pos) -> Any:
+        """Return a value that is equal for two positions only if the states of both have as many faults."""
+        return self.parent.faults_in(self.pos_of_parent(pos, 0)) if len(self.parents) == 1 else pos
 
     def load(self, state: Any) -> Pos:
         """Return the position of a state. Nothing is moved.
@@ -346,8 +351,8 @@ class Layer(Stream):
     def start(self) -> Pos:
         return self.parent.start(), *self.own
 
-    def next_epoch(self, end: Pos) -> Pos:
-        return self.parent.next_epoch(end[0]), *self.own
+    def next_epoch(self, end: Pos, records: Records = ()) -> Pos:
+        return self.parent.next_epoch(end[0], records), *self.own
 
     def save(self, pos: Pos) -> Any:
         return {self.keys[0]: self.parent.save(pos[0]), **dict(zip(self.keys[1:], pos[1:], strict=True))}

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from gristmill.dataset.ahead.waits import BudgetWaits
-from gristmill.dataset.bases.iterator import DatasetIterator
+from gristmill.dataset.bases.iterator import DatasetIterator, snapshot
 from gristmill.dataset.bases.observing import WorkAhead
 from gristmill.dataset.engine.blocks import SavedPositions
 from gristmill.dataset.engine.iterators import StreamIterator
@@ -94,7 +94,7 @@ class ThreadShard(Shard):
             self.ready.append((elements.pop(), SavedPositions(it._engine, None, [it.pos]), 0))
         else:
             self.has_ended = True
-            self.final = it.get_state() if it._counts_faults else None
+            self.final = snapshot(it) if it._counts_faults else None
 
     def skip(self, state: Any) -> Any:
         self._iterator._skip()

@@ -36,7 +36,7 @@ class LaneBudgets:
         self._states = states
         self._told = told
         self._is_common = is_common
-        self._seen: dict[int, Any] = {}  # by lane, what its counts were read from
+        self._seen: dict[int, Any] = {}  # by lane, states that all have the counts that were read last
         self._counts: dict[tuple[Any, ...], tuple[str, int, int]] = {}  # stage, total, tried; by lane and path
         self._logs: dict[tuple[Any, ...], FaultLog] = {}
         self._written: dict[tuple[Any, ...], int] = {}
@@ -69,9 +69,10 @@ class LaneBudgets:
         Returns:
             The error if a limit is exceeded.
         """
-        if type(source) is LinearStates and self._seen.get(lane) is source:
-            return None  # a whole block without faults
-        self._seen[lane] = source
+        if self.has_judged(lane, source):
+            return None
+        if type(source) is LinearStates or getattr(source, "have_same_faults", False):
+            self._seen[lane] = source
         fresh = [(key, tally) for key, tally in self._of_lane(lane, state()) if tally.total > self._known(key)]
         if not fresh:
             return None
@@ -82,6 +83,10 @@ class LaneBudgets:
         for key, tally in fresh:
             self._pass(key, tally)
         return None
+
+    def has_judged(self, lane: int, source: Any) -> bool:
+        """Return true if no element whose state is in ``source`` has faults that were not counted."""
+        return self._seen.get(lane, self) is source
 
     def _known(self, key: tuple[Any, ...]) -> int:
         return self._counts[key][1] if key in self._counts else 0

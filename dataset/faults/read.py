@@ -17,6 +17,7 @@ from gristmill.dataset.bases.map import BlockMapDataset, MapDataset, ReindexMapD
 from gristmill.dataset.bases.node import DatasetNode, ancestors, spec_of_first_parent, tolerance_of
 from gristmill.dataset.bases.observing import Wrap
 from gristmill.dataset.bases.origins import Place
+from gristmill.dataset.engine.choices import Records
 from gristmill.dataset.engine.read import Read
 from gristmill.dataset.engine.stream import Cell, Pos
 from gristmill.dataset.faults.attempts import Event, Outcome, Reports, current, noted_events
@@ -340,8 +341,12 @@ class ReadOutcomes(Read):
         num = len(self.tolerances)
         return _At(0, 0, (Count(),) * num, (None,) * num)
 
-    def next_epoch(self, end: Pos) -> Pos:
+    def next_epoch(self, end: Pos, records: Records = ()) -> Pos:
         index, before, counts, known = end
+        for record in [record for record in records if record.key == self.key]:
+            for i, choice in record.unusual:
+                counts = self._added(_At(index + i, before, counts, known), choice)
+            index += record.num
         return _At(0, before + index, counts, (None,) * len(known))
 
     def save(self, pos: Pos) -> Any:
@@ -353,6 +358,9 @@ class ReadOutcomes(Read):
         state["faults"] = [self._counts(slot, place, *both) for slot, both in enumerate(zip(counts, known, strict=True))]
         return state
 
+    def faults_in(self, pos: Pos) -> Any:
+        return pos[2]
+
     def _counts(self, slot: int, place: int, count: Count, known: Known | None) -> Faults:
         values = {"total": count.total, **passed_in(known, place)}
         length = max(1, self.length)
@@ -361,9 +369,8 @@ class ReadOutcomes(Read):
         return Faults(values, self.tolerances[slot].limits, count.recent, log, self.key, (rate, 1 if self._is_even else length))
 
     def load(self, state: Any) -> Pos:
-        found = state_field(state, "faults", self)
+        found, num = state_field(state, "faults", self), len(self.tolerances)
         tried = state.get("tried", [])
-        num = len(self.tolerances)
         if not isinstance(found, list) or len(found) != num:
             raise self._wrong(found)
         if not isinstance(tried, list) or plain_counts(tried) is None:

@@ -8,11 +8,11 @@ from itertools import compress, islice, repeat
 from operator import length_hint
 from typing import Any
 
-from gristmill.core.errors import FaultBudgetError, StateMismatchError
+from gristmill.core.errors import FaultBudgetError, StateMismatchError, add_note
 from gristmill.core.state import shown, state_count, state_field
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.bases.traced import Tracing
-from gristmill.dataset.engine.choices import NEW, USUAL
+from gristmill.dataset.engine.choices import NEW, USUAL, Records
 from gristmill.dataset.engine.stream import Cell, Pos, Stream
 from gristmill.dataset.faults.budget import Fault, Tolerance, failed_again, refuse, refused_by
 from gristmill.dataset.faults.counts import Choice, Count, Faults, Skipped
@@ -132,6 +132,7 @@ class SkipFailed(Stream):
                 failed_again(error, self, limits)
                 raise error
             self._check_budget(tried, count, error)
+            self._check_state(before, error)
         except Exception as refused:
             cause = refused.__cause__ if isinstance(refused, FaultBudgetError) else None
             # A stage upstream counts what it has let through.
@@ -159,6 +160,16 @@ class SkipFailed(Stream):
         if excess is not None:
             refuse(excess, limits)
             raise excess from error
+
+    def _check_state(self, pos: Pos, error: Exception) -> None:
+        """Raise ``error`` if the parent has no state: it may be a plain iterator, which ends or goes on after an error."""
+        try:
+            self.parent.save(pos)
+            return
+        except NotImplementedError as stateless:
+            reason = str(stateless)
+        add_note(error, f"{self} does not skip the element: {reason}")
+        raise error
 
     def _skip(self, cell: Cell, fault: Fault, counts: Mapping[str, int] | None) -> None:
         """Move past the output that failed, and count it."""
@@ -222,9 +233,13 @@ class SkipFailed(Stream):
     def start(self) -> Pos:
         return self.parent.start(), 0, Count(), None
 
-    def next_epoch(self, end: Pos) -> Pos:
+    def next_epoch(self, end: Pos, records: Records = ()) -> Pos:
         inner, tried, count, _ = end
-        return self.parent.next_epoch(inner), tried, count, None
+        for record in [record for record in records if record.key == self.key]:
+            for i, choice in record.unusual:
+                count = count.added(tried + i, 1, getattr(choice, "skipped", ()))
+            tried += record.num
+        return self.parent.next_epoch(inner, records), tried, count, None
 
     def pos_of_parent(self, pos: Pos, i: int) -> Pos:
         return pos[0]
@@ -234,6 +249,9 @@ class SkipFailed(Stream):
         counts = {"total": count.total, **passed_in(known, tried)}
         faults = Faults(counts, self.tolerance.limits, count.recent, self.log, self.key)
         return {"parent": self.parent.save(inner), "tried": tried, "faults": [faults]}
+
+    def faults_in(self, pos: Pos) -> Any:
+        return super().faults_in(pos), pos[2]
 
     def load(self, state: Any) -> Pos:
         tried, found = state_count(state, "tried", self), state_field(state, "faults", self)

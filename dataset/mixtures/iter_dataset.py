@@ -53,6 +53,7 @@ class MixedIterDataset(IterDataset[T]):
         if not callable(by) and (not isinstance(by, str) or by != "elements"):
             raise TypeError(f"by must be 'elements' or a function that gives the length of an element, got {shown(by)}")
         self._parameters = MixParameters(by, stop)
+        self._component_names = names
         self._names, self._by, self._stop = names, None if by == "elements" else by, stop
         self._plan = plan_for(names, weights, len(self._parents), exactly=self._by is not None)
 

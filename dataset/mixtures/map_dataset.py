@@ -96,6 +96,10 @@ class MixedMapDataset(BlockMapDataset[T]):
         new._names = self._names
         return new
 
+    @property
+    def _component_names(self) -> list[str] | None:
+        return [self._names[i] for i in range(len(self._parents))] if self._names else None
+
     def _with_names(self, names: Sequence[str] | None) -> MixedMapDataset[T]:
         """This dataset, not in use yet, for which ``explain`` calls the components by these
         names.

@@ -11,7 +11,7 @@ from typing import Any
 
 from gristmill.dataset.bases.iterator import DatasetIterator, are_taken_again, iterate, share_context
 from gristmill.dataset.bases.next_index import check_no_gaps
-from gristmill.dataset.engine.choices import choosers
+from gristmill.dataset.engine.choices import Records, choosers
 from gristmill.dataset.engine.draws import Draw
 from gristmill.dataset.engine.iterators import StreamIterator, stream_of
 from gristmill.dataset.engine.stream import Cell, Pos, Stream
@@ -81,9 +81,9 @@ class Mix(Stream):
     def start(self) -> Pos:
         return self._beginning([parent.start() for parent in self.parents])
 
-    def next_epoch(self, end: Pos) -> Pos:
+    def next_epoch(self, end: Pos, records: Records = ()) -> Pos:
         ends = zip(self.parents, self.standing(end).parts, strict=True)
-        return self._beginning([parent.next_epoch(part) for parent, part in ends])
+        return self._beginning([parent.next_epoch(part, records) for parent, part in ends])
 
     def _beginning(self, parts: Sequence[Pos]) -> Pos:
         return Standing(tuple(parts), counts=None if self.is_plain else self.nothing), [], 0

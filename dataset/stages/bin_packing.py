@@ -133,8 +133,7 @@ class FirstFitPackIterDataset(_PackIterDataset):
         >>> ds = MapDataset.source([3, 4, 2]).map(lambda n: {"x": np.full(n, n)}).to_iter_dataset()
         >>> rows = list(FirstFitPackIterDataset(ds, length_struct={"x": 6}, num_packing_bins=2, shuffle_bins=False))
         >>> rows[0]["x"], rows[0]["x_segment_ids"], rows[1]["x"]
-        (array([3, 3, 3, 2, 2, 0]), array([1, 1, 1, 2, 2, 0], dtype=int32), array([4, 4, 4, 4, 0,
-        0]))
+        (array([3, 3, 3, 2, 2, 0]), array([1, 1, 1, 2, 2, 0], dtype=int32), array([4, 4, 4, 4, 0, 0]))
     """
 
     @staticmethod
@@ -159,8 +158,7 @@ class BestFitPackIterDataset(_PackIterDataset):
         >>> ds = MapDataset.source([3, 4, 2]).map(lambda n: {"x": np.full(n, n)}).to_iter_dataset()
         >>> rows = list(BestFitPackIterDataset(ds, length_struct={"x": 6}, num_packing_bins=2, shuffle_bins=False))
         >>> rows[0]["x"], rows[1]["x"], rows[1]["x_segment_ids"]
-        (array([3, 3, 3, 0, 0, 0]), array([4, 4, 4, 4, 2, 2]), array([1, 1, 1, 1, 2, 2],
-        dtype=int32))
+        (array([3, 3, 3, 0, 0, 0]), array([4, 4, 4, 4, 2, 2]), array([1, 1, 1, 1, 2, 2], dtype=int32))
     """
 
     @staticmethod

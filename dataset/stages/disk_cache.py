@@ -41,11 +41,13 @@ class DiskCacheParameters(Parameters):
     def __post_init__(self) -> None:
         if not isinstance(self.path, str | os.PathLike):
             raise TypeError(f"path must be a folder, got {shown(self.path)} of type {type(self.path).__name__}")
-        if "://" in os.fspath(self.path):
+        if not os.fspath(self.path) or "://" in os.fspath(self.path):
             raise ValueError(f"path must be a folder of this machine or of a shared file system, got {self.path!r}")
         if self.max_bytes is not None:
             as_int("max_bytes", self.max_bytes, minimum=1)
-        self._replace(path=os.path.abspath(self.path), freeze=bool(self.freeze))  # noqa: PTH100
+        if not isinstance(self.freeze, bool):
+            raise TypeError(f"freeze must be True or False, got {shown(self.freeze)}")
+        self._replace(path=os.path.abspath(self.path))  # noqa: PTH100
 
 
 class DiskCache:
@@ -65,8 +67,19 @@ class DiskCache:
         self._folder, self._max_bytes = os.path.join(parameters.path, name), parameters.max_bytes  # noqa: PTH118
 
     def store(self) -> DiskStore:
-        """Returns the store of this process, opened by the first call."""
-        return store_at(self._folder, self._max_bytes, self._begin)
+        """Returns the store of this process, opened by the first call.
+
+        Raises:
+            OSError: the folder cannot be made, or written to.
+        """
+        try:
+            return store_at(self._folder, self._max_bytes, self._begin)
+        except OSError as error:
+            if error.errno is None:
+                raise
+            root = Path(self._folder).parent
+            text = f"path must be a folder that can be written to, got {root}: {error.strerror}"
+            raise OSError(error.errno, text) from error
 
     def _begin(self) -> None:
         path = Path(self._folder, _DESCRIPTION)
@@ -85,7 +98,8 @@ class DiskCache:
                 difference = pipeline_difference(json.loads(other.read_bytes()), self._description)
             except ValueError:
                 difference = "its description is damaged"
-            _log.info("cache: %s begins another cache, since the pipeline has changed: %s", root, difference or "its Python")
+            difference = difference or "its Python"
+            _log.warning("cache: %s begins another cache, since the pipeline has changed: %s", root, difference)
 
 
 def check_no_draws(parent: Any, parameters: DiskCacheParameters, *, is_stream: bool) -> None:

@@ -134,10 +134,8 @@ class DiskBlocks(Refilling):
         offset = state_count(state, "offset", self)
         return f"{offset} elements" if offset else None
 
-    def next_epoch(self, end: Pos) -> Pos:
-        block = self._block
-        after = end[0] if block is None else block.after if block.is_complete else block.last_end
-        return self.parent.next_epoch(after), *self.own, ()
+    def next_of_parent(self, end: Pos, records: Records) -> Pos:
+        return self.parent.next_epoch(end[0], (*end[-1], *records))  # its cell does not move where blocks are on disk
 
     def _run(self, cell: Cell) -> Iterator[Any]:
         block, offset = self._begin(cell)
@@ -150,6 +148,8 @@ class DiskBlocks(Refilling):
                 for x in self._computed(cell, block):
                     cell.pos = self._pos(block, len(block.elements))
                     yield (x, x := None)[0]
+            elif block.is_last:
+                self._repeat_choices(block, len(block.elements))  # those after the last element
             if block.is_last:
                 cell.pos = self._pos(block, len(block.elements))
                 return
@@ -204,9 +204,10 @@ class DiskBlocks(Refilling):
         return True
 
     def _repeat_choices(self, block: _Block, i: int) -> None:
-        """Record the choices that were made for element ``i``."""
+        """Record the choices that were made for element ``i``, or after the last one."""
         if self.choices is not None and block.is_complete:
-            self.choices.add(_part(block.records, block.counts[i - 1] if i else {}, block.counts[i]))
+            counts = [{}, *block.counts, {record.key: record.num for record in block.records}]
+            self.choices.add(_part(block.records, counts[i], counts[i + 1]))
 
     def _look_up(self, before: Pos, start: int, has_skipped: bool) -> _Block:
         """Return the block on disk, or an empty one."""

@@ -270,8 +270,8 @@ class GlobalBatchIterDataset(IterDataset[T]):
         except (NotImplementedError, ValueError, TypeError) as error:
             # a stage, perhaps a user's, does not say it
             raise ValueError(
-                f"no lane of shard {self._parameters.shard_options.shard_index} has had an element, so that nobody knows there "
-                f"what to pad with: {error}. Say what elements look like (see get_element_spec), or use fewer lanes"
+                f"no lane of shard {self._parameters.shard_options.shard_index} has had an element, so that the padding is "
+                f"unknown there: {error}. Say what elements look like (see get_element_spec), or use fewer lanes"
             ) from error
 
     def _over(self, replaced: Callable[[Any], Any]) -> Any:

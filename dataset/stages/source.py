@@ -15,7 +15,7 @@ from gristmill.dataset.bases.items import read_items
 from gristmill.dataset.bases.map import BlockMapDataset, MapDataset, source_reads_once
 from gristmill.dataset.bases.node import DatasetNode, dropping_steps, is_of_library, may_leave_out, spec_of
 from gristmill.dataset.bases.origins import Part, RecordKey
-from gristmill.dataset.telling.description import short_source_text, source_files, source_text
+from gristmill.dataset.telling.description import short_source_text, source_files, source_name, source_text
 from gristmill.dataset.telling.failures import tell
 from gristmill.sources.base import check_source
 from gristmill.sources.columns import ColumnsDataSource, by_position, is_columns
@@ -48,7 +48,7 @@ class SourceMapDataset(BlockMapDataset[T]):
         return len(self._source)
 
     def __str__(self) -> str:
-        return f"SourceMapDataset(source={type(self._source).__name__})"
+        return f"SourceMapDataset(source={source_name(self._source)})"
 
     def __repr__(self) -> str:
         return f"SourceMapDataset(source={self._source_text})"

@@ -177,7 +177,7 @@ class DividedPart:
 def must_be_there(x: Any) -> Any:
     if x is None:
         raise ValueError(
-            "an element is None, which means that there is none, so that the positions of all that follow depend on it: "
+            "an element is None, which means a missing one, so that the positions of all that follow depend on it: "
             "order='stream' divides steps that number or batch elements by their index. Leave out elements with filter, whose "
             "steps after it are not divided, or use order='workers'"
         )

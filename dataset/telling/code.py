@@ -64,7 +64,8 @@ def pipeline_difference(saved: Mapping[str, Any], own: Mapping[str, Any]) -> str
     try:
         check_description(saved.get("stages"), own["stages"])
     except StateMismatchError as error:
-        return str(error).partition("pipeline: ")[2] or str(error)
+        _, is_difference, text = str(error).partition("pipeline: ")
+        return text.rpartition(". ")[0] if is_difference else str(error)  # without the remedy of checkpoints
     if saved.get("python") != own["python"]:
         return None
     for then, now in zip(saved.get("code", ()), own["code"], strict=False):

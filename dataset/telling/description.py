@@ -12,6 +12,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,10 @@ from gristmill.dataset.bases.node import DatasetNode
 
 _MAX_TEXT = 1000
 _MAX_SHOWN = 500  # of a value in a message
+_MAX_WHOLE = 100  # characters of a value; of a longer one, the part around the first difference
+_BEFORE = 30
+_NUM_LANES = ("RoundRobinIterator", "num_shards")  # in descriptions, whose texts stay
+_REMEDY_OF_STAGES = "Build the pipeline as it was then, or begin without the checkpoint"
 MAX_FILES = 64  # that a description names
 _MAX_RECORDS = 16  # of a list whose records are shown in place of their number,
 _MAX_LIST = 100  # if they are not longer
@@ -84,6 +89,21 @@ def short_source_text(source: Any) -> str:
         return _text(source)
     text = repr(source) if len(source) <= _MAX_RECORDS and getattr(source, "ndim", 1) == 1 else ""
     return text if 0 < len(text) <= _MAX_LIST else f"{type(source).__name__} of {len(source)} records"
+
+
+def source_name(source: Any) -> str:
+    """The class of a source and, if it reads files, the name of the first one and their number."""
+    kind, paths = type(source).__name__, file_paths(source)
+    if not paths:
+        return kind
+    more = f", … {len(paths)} files" if len(paths) > 1 else ""
+    return f"{kind}({PurePath(paths[0]).name!r}{more})"
+
+
+def file_paths(source: Any) -> Sequence[str]:
+    """The files of a source, in their order; empty if it has none."""
+    paths = getattr(source, "paths", None) or getattr(getattr(source, "_files", None), "paths", None)
+    return paths if isinstance(paths, list | tuple) and all([isinstance(path, str) for path in paths[:1]]) else ()
 
 
 def source_files(source: Any) -> list[str] | None:
@@ -176,11 +196,11 @@ def check_description(saved: Any, own: Any, place: str = "the last stage") -> No
     for key in dict.fromkeys([*saved, *own]):
         difference = _difference(key, saved, own)
         if difference is not None:
-            name = key if key in own else shown(key)
-            then, now = [shown(description.get(key), _MAX_SHOWN) for description in (saved, own)]
+            what, remedy = _words_for(key if key in own else shown(key), saved.get(key), own, place)
+            then, now = _parts_that_differ(saved.get(key), own.get(key))
             raise StateMismatchError(
-                f"the checkpoint belongs to another pipeline: {name} of {own['stage']} ({place}) was {then} when it was saved, "
-                f"and is {now} here{difference and f'. {difference}'}"
+                f"the checkpoint belongs to another pipeline: {what} was {then} when it was saved, "
+                f"and is {now} here{difference and f'. {difference}'}. {remedy}"
             )
     saved_components, saved_parents = saved.get("components", {}), saved.get("parents", [])
     if not isinstance(saved_components, dict) or not isinstance(saved_parents, list):
@@ -192,11 +212,36 @@ def check_description(saved: Any, own: Any, place: str = "the last stage") -> No
     if len(saved_parents) != len(own_parents):
         raise StateMismatchError(
             f"the checkpoint belongs to another pipeline: {own['stage']} ({place}) had {len(saved_parents)} parents "
-            f"when it was saved, and has {len(own_parents)} here"
+            f"when it was saved, and has {len(own_parents)} here. {_REMEDY_OF_STAGES}"
         )
     for i, (saved_parent, own_parent) in enumerate(zip(saved_parents, own_parents, strict=True)):
         which = "the stage" if len(own_parents) == 1 else f"parent {i}, the stage"
         check_description(saved_parent, own_parent, f"{which} before {own['stage']}")
+
+
+def _words_for(key: str, then: Any, own: dict[str, Any], place: str) -> tuple[str, str]:
+    """Return the name of a parameter that differs, in the words of users, and the remedy."""
+    stage = own["stage"]
+    if key == "stage":
+        return place, _REMEDY_OF_STAGES
+    if (stage, key) == _NUM_LANES:
+        return (
+            f"num_lanes ({place}; without one, num_workers)",
+            f"Set num_lanes={shown(then)} beside num_workers: any number of workers can compute as many lanes",
+        )
+    return f"{key} of {stage} ({place})", "Change it back, or begin without the checkpoint"
+
+
+def _parts_that_differ(then: Any, now: Any) -> list[str]:
+    """Return both values as text; of long texts, the parts around the first difference."""
+    texts = [shown(value, _MAX_SHOWN) for value in (then, now)]
+    if max(map(len, texts)) <= _MAX_WHOLE:
+        return texts
+    same = next((i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), min(map(len, texts)))
+    start = max(0, same - _BEFORE)
+    return [
+        f"{'…' if start else ''}{text[start : start + _MAX_WHOLE]}{'…' if text[start + _MAX_WHOLE :] else ''}" for text in texts
+    ]
 
 
 def _difference(key: Any, saved: dict[str, Any], own: dict[str, Any]) -> str | None:

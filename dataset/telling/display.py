@@ -16,7 +16,7 @@ from weakref import ref
 
 from gristmill.core.naming import one_line, without_addresses
 from gristmill.dataset.bases.length import has_own_length
-from gristmill.dataset.telling.description import as_json
+from gristmill.dataset.telling.description import as_json, file_paths
 
 T = TypeVar("T")
 
@@ -25,6 +25,7 @@ _MAX_BRANCHES = 8  # side by side
 _MAX_DEPTH = 4  # of branches in branches
 _MAX_LINES = 100
 _MAX_LINE = 200  # characters
+_MAX_NAME = 40
 
 
 class _Showing:
@@ -93,11 +94,22 @@ def stage_inputs(stage: Any) -> Sequence[Any]:
     return list(stage._draws_from)
 
 
+def component_names(stage: Any) -> list[str] | None:
+    """The names of the inputs of a mixture, dataset or iterator, if its components have names."""
+    names = getattr(stage, "_component_names", None) or getattr(getattr(stage, "_stage", None), "_component_names", None)
+    return None if not names else [one_line(str(name), _MAX_NAME) for name in names]
+
+
 def joined(branches: Sequence[Sequence[str]]) -> list[str]:
     """The lines of several branches, one after the other, with a bar along them that leads to the
     next stage.
     """
     return [("│  " if j else "├─ " if i else "┌─ ") + line for i, branch in enumerate(branches) for j, line in enumerate(branch)]
+
+
+def named(lines: list[str], name: str) -> list[str]:
+    """The lines of a branch, with the name of the component at its beginning."""
+    return [f"{name}: {lines[0]}", *lines[1:]] if name and lines else lines
 
 
 def abbreviated(items: list[Any], limit: int, left_out: Callable[[int], str]) -> list[Any]:
@@ -128,7 +140,13 @@ def _lines(stage: Any, shown: dict[int, Any], depth: int) -> list[str]:
         lines = [f"… {len(above)} branches …"]
     else:
         branches = abbreviated(list(above), _MAX_BRANCHES, lambda num: f"… {num} more branches …")
-        lines = joined([[x] if isinstance(x, str) else _lines(x, shown, depth + 1) for x in branches])
+        names = abbreviated(component_names(chain[-1]) or [""] * len(above), _MAX_BRANCHES, lambda num: "")
+        lines = joined(
+            [
+                named([x] if isinstance(x, str) else _lines(x, shown, depth + 1), name)
+                for x, name in zip(branches, names, strict=True)
+            ]
+        )
     before = ""
     for x in abbreviated(chain[::-1], _MAX_CHAIN, lambda num: f"… {num} more stages …"):
         if isinstance(x, str):
@@ -143,7 +161,7 @@ def _lines(stage: Any, shown: dict[int, Any], depth: int) -> list[str]:
 def _stage_text(stage: Any) -> str:
     """The name of a stage and its parameters."""
     kind = type(stage)
-    if not stage._shows_chain and not _inputs(stage):
+    if not stage._shows_chain and not _inputs(stage) and not file_paths(getattr(stage, "_source", None)):
         return without_addresses(one_line(_answer(lambda: repr(stage), kind.__name__), _MAX_LINE))
     text = stage_name(stage)
     found: dict[str, Any] = _answer(lambda: stage._described_parameters, {})

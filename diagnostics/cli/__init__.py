@@ -144,8 +144,8 @@ def _add_inspect(commands: Commands) -> None:
         commands,
         "inspect",
         "show the stages, the lengths and what elements look like",
-        "Shows the stages of a pipeline, its length, and what its elements look like, as far as sources and\n"
-        "transformations say it. Nothing is read without --run.",
+        "Shows the stages of a pipeline, its length, and what its elements look like, if sources and\n"
+        "transformations declare it. Nothing is read without --run.",
         ["inspect input_pipeline:train_ds", "inspect train.py:make_dataset --run --output graph.svg"],
     )
     command.set_defaults(command=run.inspect)
@@ -205,7 +205,7 @@ def _add_diagnose(commands: Commands) -> None:
     _add_pipeline(command)
     command.add_argument("--seconds", metavar="S", type=_positive, default=5.0, help="how long to run it (default: 5)")
     command.add_argument(
-        "--consumer-ms", metavar="MS", type=_seconds, default=0.0, help="wait so many milliseconds after each element"
+        "--consumer-ms", metavar="MS", type=_seconds, default=0.0, help="wait this many milliseconds after each element"
     )
     _add_stall_seconds(command, "20 for the first one, 5 for others, not less than --seconds")
     command.add_argument("--html", metavar="FILE", help="write a report with pictures, for a browser")
@@ -219,7 +219,7 @@ def _add_bench(commands: Commands) -> None:
         "bench",
         "measure how fast a pipeline is",
         "Measures elements and bytes per second, the median of some runs in a row, and how long the consumer\n"
-        "waits for an element. The pipeline runs as in a program, unobserved; a short one begins anew at its end.",
+        "waits for an element. The pipeline runs as in a program, unobserved; a short one starts again at its end.",
         ["bench train.py:make_dataset", "bench train.py:make_dataset --seconds 2 --repeat 5 --json"],
     )
     command.set_defaults(command=run.bench)
@@ -238,7 +238,7 @@ def _add_verify(commands: Commands) -> None:
         "say whether a pipeline is deterministic",
         "Runs a pipeline again and again: in a fresh process with another PYTHONHASHSEED, by threads and\n"
         "workers, in other blocks, restored at random steps. At the first difference it names the step, the\n"
-        "stage and, where it can be told, the reason, and exits with 1.",
+        "stage and, where it can be determined, the reason, and exits with 1.",
         ["verify input_pipeline:train_ds", "verify train.py:make_dataset --steps 1000 --seconds 300 --json"],
     )
     command.set_defaults(command=verify.verify)
@@ -294,7 +294,7 @@ def _add_state(commands: Commands) -> None:
         "say where a checkpoint stands, and whether it fits a pipeline",
         "Says which library wrote a checkpoint, of which pipeline, and where that stands. PATH is the\n"
         "directory of an iterator's checkpoint, one of Orbax with such an item, a file\n"
-        "process_<i>-of-<n>.json, or any file with a state. With --pipeline: whether that would go on from\n"
+        "process_<i>-of-<n>.json, or any file with a state. With --pipeline: whether that would continue from\n"
         "there, and the first difference otherwise; a new iterator is restored for it, and nothing is read.",
         ["state checkpoints/1000", "state checkpoints/1000/data --pipeline train.py:make_dataset"],
     )

@@ -22,6 +22,7 @@ from gristmill.diagnostics.cli.reader import iterator_of
 from gristmill.diagnostics.cli.run import Lines
 from gristmill.diagnostics.cli.state import state_text
 from gristmill.diagnostics.cli.target import CommandError, load_pipeline
+from gristmill.diagnostics.cli.words import in_options
 from gristmill.diagnostics.provenance import Ledger, Record, explain
 from gristmill.diagnostics.provenance.explaining import NoOutputError, each_output
 from gristmill.diagnostics.provenance.ledger import as_ledger
@@ -75,7 +76,7 @@ def _said_of_the_pipeline() -> Iterator[None]:
     try:
         yield
     except (NotImplementedError, IndexError, FileNotFoundError, NoOutputError, StateMismatchError) as error:
-        raise CommandError(str(error), 1) from error
+        raise CommandError(in_options(str(error)), 1) from error
 
 
 def _words(record: Record) -> str:

@@ -21,7 +21,7 @@ T = TypeVar("T")
 END = object()
 
 _STALL_SECONDS = 30.0
-_HINT = "If it is only slow, allow more time for an element: --stall-seconds 300 (0 is for ever)."
+_HINT = "If it is only slow, allow more time for an element: --stall-seconds 300 (0 is forever)."
 
 
 class Reader:

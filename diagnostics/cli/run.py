@@ -19,14 +19,14 @@ import numpy as np
 from gristmill.core.options import ReadOptions
 from gristmill.dataset.bases.iterator import snapshot
 from gristmill.dataset.bases.map import MapDataset
-from gristmill.dataset.telling.display import abbreviated, length_text, stage_length
+from gristmill.dataset.telling.display import length_text, stage_length
 from gristmill.diagnostics.cli.elements import element_lines
 from gristmill.diagnostics.cli.reader import END, attended, ended_if_frozen, iterator_of, reading
 from gristmill.diagnostics.cli.target import CommandError, load_pipeline
 from gristmill.diagnostics.files import write_text
 from gristmill.diagnostics.graph import Graph, graph_of
 from gristmill.diagnostics.graph_files import write_graph
-from gristmill.diagnostics.graph_texts import graph_text
+from gristmill.diagnostics.graph_texts import stage_lines
 from gristmill.diagnostics.jumping import jumped
 from gristmill.diagnostics.seen_specs import seen_specs
 from gristmill.diagnostics.spec_text import element_nbytes, spec_text
@@ -36,7 +36,6 @@ from gristmill.diagnostics.view import diagnose, observe, progress_of, run
 
 Lines: TypeAlias = Generator[str, None, int]
 
-_MAX_SOURCES = 8
 _FROZEN_SECONDS = 30.0
 _MAX_TRACE_SECONDS = 1.0
 
@@ -56,12 +55,9 @@ def inspect(args: Namespace) -> Lines:
                 seen |= {**seen_specs(graph, view.summary()), 0: spec}
         graph = graph.with_specs(seen)
         _draw(graph, args.output)
-    yield graph_text(graph)
+    yield from stage_lines(graph)
     yield ""
     yield f"length:   {length_text(stage_length(pipeline)) or 'not known before the end'}"
-    sources = [f"{stage.name}  {length_text(stage.length)}".rstrip() for stage in graph.stages if not stage.inputs]
-    for text in abbreviated(sources, _MAX_SOURCES, lambda num: f"… {num} more …"):
-        yield f"source:   {text}"
     yield f"element:  {spec}"
     return 0
 
@@ -218,7 +214,9 @@ class _Endless:
                 take()
             except StopIteration:
                 if num_at_end == len(delays):
-                    raise CommandError("the pipeline has elements only once: it gives none when it begins anew", code=1) from None
+                    raise CommandError(
+                        "the pipeline has elements only once: it gives none when it starts again", code=1
+                    ) from None
                 num_at_end = len(delays)
                 self._begin()
                 take = self.it.__next__

@@ -8,8 +8,11 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from gristmill.diagnostics.cli.target import CommandError, load_pipeline
+from gristmill.diagnostics.cli.words import in_options
 from gristmill.diagnostics.mixture_shares import mixture_shares
 from gristmill.diagnostics.shuffle_quality import shuffle_quality
+
+_OPTIONS = ("key", "batch_size", "block_size", "max_batches")
 
 
 def shuffle(args: Namespace) -> Generator[str, None, int]:
@@ -21,7 +24,8 @@ def shuffle(args: Namespace) -> Generator[str, None, int]:
         )
     except (TypeError, ValueError) as error:
         if note_free(error):
-            raise CommandError(str(error)) from error
+            text = str(error).replace("a function of an element", "the name of the entry that is their class")
+            raise CommandError(in_options(text, *_OPTIONS)) from error
         raise
     mixtures = mixture_shares(pipeline, args.batch_size)
     if args.json:

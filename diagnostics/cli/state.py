@@ -155,9 +155,9 @@ def _verdict(item: list[_Saved], name: str, pipeline: Any) -> Lines:
     differences = [_difference(pipeline, functools.partial(_restore, saved)) for saved in item]
     for saved, difference in zip(item, differences, strict=True):
         where = f" from {saved.path.name}" if len(item) > 1 else ""
-        yield f"{name} {f'would go on{where}' if difference is None else f'would refuse to go on{where}: {difference}'}"
+        yield f"{name} {f'would continue{where}' if difference is None else f'would refuse to continue{where}: {difference}'}"
     if len(item) > 1 and None not in differences and _difference(pipeline, functools.partial(_merge, item)) is None:
-        yield f"{name} would go on from all of them together"
+        yield f"{name} would continue from all of them together"
         return 0
     return int(None not in differences)
 

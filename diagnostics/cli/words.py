@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Any
 
@@ -13,6 +14,27 @@ _MAX_NUMBER = 10**30  # a larger one is not spelt out
 def own_form(state: Any) -> str:
     """A state that nothing is known about."""
     return f"in a form of its own: {shown(state)}"
+
+
+def in_options(text: str, *names: str) -> str:
+    """The message of a function, with the options of the command in place of its parameters.
+
+    Args:
+        text: the message.
+        names: the parameters that are options of the same name.
+
+    Example:
+        >>> in_options("batch_size must be positive; or pass append=True or state=... (--state)", "batch_size", "append")
+        '--batch-size must be positive; or pass --append or --state'
+    """
+    text = re.sub(r"\b\w+=\.\.\. \((--[\w-]+)\)", r"\1", text)
+    for name in names:
+        option = f"--{name.replace('_', '-')}"
+        text = re.sub(rf"\b{name}=(?:True\b|(?=,))", option, text)
+        text = re.sub(rf"(?<= of ){name}='(\w+)'", rf"{option} \1", text)  # not in texts of stages
+        ends = r"\b(?!=)" if "_" in name else r"(?= must)"  # names of one word are words, too
+        text = re.sub(rf"(?<!-)\b{name}{ends}", option, text)
+    return text
 
 
 def number_text(value: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from gristmill.core.sharding import ShardOptions
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.diagnostics.cli.run import Lines
 from gristmill.diagnostics.cli.target import CommandError, load_object, load_pipeline
+from gristmill.diagnostics.cli.words import in_options
 from gristmill.loader import DataLoader
 
 _SOURCES = {
@@ -25,6 +27,7 @@ _SOURCES = {
     ".bag": "BagDataSource",
 }
 _HUB = "hf://"
+_OPTIONS = ("format", "codec", "compression", "records_per_file", "bytes_per_file", "workers", "shard", "overwrite", "append")
 
 
 def write(args: Namespace) -> Lines:
@@ -66,9 +69,10 @@ def write(args: Namespace) -> Lines:
         )
     except (TypeError, ValueError, ImportError, OSError) as error:
         if _is_of_arguments(error):
-            raise CommandError(str(error)) from error
+            raise CommandError(in_options(str(error), *_OPTIONS)) from error
         raise
-    yield str(report)
+    if args.quiet or not (sys.stderr.isatty() and sys.stdout.isatty()):  # else it is there
+        yield str(report)
     return 0
 
 

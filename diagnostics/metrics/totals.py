@@ -103,7 +103,7 @@ QUEUE_DEPTH = Family("gauge", "gristmill_queue_depth", "Elements that a prefetch
 _COMPONENT = (*_STAGE, "component")
 DRAWN = Family("gauge", "gristmill_component_elements", "Elements that a mixture has drawn of a component.", _COMPONENT)
 LENGTHS = Family("gauge", "gristmill_component_lengths", "Their lengths together, as the mixture measures them.", _COMPONENT)
-EPOCHS = Family("gauge", "gristmill_component_epochs", "How often a component of a mixture has begun anew.", _COMPONENT)
+EPOCHS = Family("gauge", "gristmill_component_epochs", "How often a component of a mixture has started again.", _COMPONENT)
 LONG = Family("gauge", "gristmill_long_elements", "Elements longer than the last boundary of batches by length.", _STAGE)
 BUDGET_WAIT = Family(
     "counter",

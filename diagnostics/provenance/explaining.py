@@ -12,11 +12,13 @@ from gristmill.core.state import shown
 from gristmill.dataset.bases.cells import Rows
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate
+from gristmill.dataset.bases.length import Exact, dataset_length
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.next_index import set_next_index
 from gristmill.dataset.bases.node import ancestors, dropping_steps
 from gristmill.dataset.bases.traced import Traced, Tracing, rows_at, unexplained
 from gristmill.dataset.stages.prefetch import deciding_part
+from gristmill.diagnostics.provenance.places import with_places
 from gristmill.diagnostics.provenance.records import Provenance, Row, record_of
 from gristmill.diagnostics.view import dataset_iterator
 from gristmill.loader import DataLoader, DataLoaderIterator
@@ -83,10 +85,12 @@ def explain(it_or_ds: Any, *, state: Any = None, step: int | None = None, ledger
 
         if step is None:
             raise ValueError("step must be given with ledger: it says which output is meant")
-        return subject.at_recorded_step(_step(step), as_ledger(ledger))
-    if step is not None:
-        return subject.at_step(_step(step))
-    return subject.after(state) if state is not None else subject.last()
+        found = subject.at_recorded_step(_step(step), as_ledger(ledger))
+    elif step is not None:
+        found = subject.at_step(_step(step))
+    else:
+        found = subject.after(state) if state is not None else subject.last()
+    return with_places(found, subject.definition)
 
 
 def _step(step: Any) -> int:
@@ -154,6 +158,10 @@ class _Subject:
                 if it._has_gaps():
                     raise NotImplementedError(f"{_holes_of(stream)} leaves out elements, so that steps are no indices")
                 set_next_index(it, step)
+            except IndexError:
+                length = dataset_length(ds)
+                num = f"{length.num:,} outputs" if isinstance(length, Exact) else "no more outputs"
+                raise IndexError(f"there is no output {step}: the stream has {num}") from None
             except NotImplementedError as error:
                 raise NotImplementedError(
                     f"output {step} does not follow from its number: {error}. Pass state=... (--state), or record a Ledger while "

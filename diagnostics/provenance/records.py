@@ -30,6 +30,8 @@ class Record(Value):
         span: ``(start, stop)``, its cells in a packed row; ``None`` elsewhere.
         components: those in all mixtures, the outermost first.
         seeds: the random streams of all random steps, the first one first.
+        place: its file and the position there, counted from 0, such as ``"web.jsonl, record 40"``;
+            ``None`` for a source that is no file, or does not say.
 
     Example:
         >>> Record("[4, 5]", 1, 7, 3, None, None, None)
@@ -45,6 +47,7 @@ class Record(Value):
     span: tuple[int, int] | None = None
     components: tuple[Any, ...] = ()
     seeds: tuple[tuple[int, int], ...] = ()
+    place: str | None = None
 
     def __repr__(self) -> str:
         known = {name: value for name, value in self.as_dict().items() if value not in (None, ()) and name != "source"}
@@ -122,7 +125,7 @@ class Provenance:
         return "".join(_html_lines(names, lines))
 
 
-_COLUMNS = ("source", "record_key", "index", "epoch", "component", "seed", "span")
+_COLUMNS = ("source", "record_key", "place", "index", "epoch", "component", "seed", "span")
 
 
 def _cell(record: Record | None, name: str) -> str:

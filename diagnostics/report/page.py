@@ -13,6 +13,7 @@ from gristmill.diagnostics.summary import ExecutionSummary, StageSummary, Worker
 from gristmill.diagnostics.units import digits_text, size_text, time_text
 from gristmill.diagnostics.verdict import Diagnosis
 
+_WARNING = "c2"  # the orange of the seven colours
 _MAX_STAGES = 100  # in the table
 _MAX_DRAWN = 150  # in the picture
 _MAX_NAME, _MAX_SPEC = 160, 400  # characters
@@ -67,8 +68,8 @@ def report_html(diagnosis: Diagnosis, title: str = "Pipeline report") -> str:
         title: of the page.
     """
     summary = diagnosis.snapshot.summary
-    colours = _colours(summary)
     binding = _binding(diagnosis)
+    colours = _colours(summary, binding)
     is_chain = all([len(node.inputs) < 2 for node in summary.values()])
     return _PAGE.format(
         title=safe(title),
@@ -82,13 +83,16 @@ def report_html(diagnosis: Diagnosis, title: str = "Pipeline report") -> str:
     )
 
 
-def _colours(summary: ExecutionSummary) -> dict[int, str]:
+def _colours(summary: ExecutionSummary, binding: StageSummary | None) -> dict[int, str]:
     """The classes of the stages' colours: those that take the most time get one each, from the
-    sources on.
+    sources on; the bottleneck has the colour of warnings.
     """
     working = sorted([node for node in summary.values() if not node.is_prefetch], key=lambda node: -node.total_processing_time_ns)
     ids = sorted([node.id for node in working[:NUM_COLOURS]], reverse=True)
     named = {id_: f"c{i}" for i, id_ in enumerate(ids, 1)}
+    if binding is not None and binding.id in named:
+        other = next((id_ for id_ in ids if named[id_] == _WARNING), binding.id)
+        named[other], named[binding.id] = named[binding.id], _WARNING
     return {node.id: WAITING if node.is_prefetch else named.get(node.id, "c0") for node in summary.values()}
 
 
@@ -159,6 +163,8 @@ def _graph(summary: ExecutionSummary, binding: StageSummary | None) -> str:
     notes, weights = {}, {}
     for id_, node in summary.items():
         lines = ["bottleneck"] if node is binding else []
+        if node.component and any([id_ in user.inputs and user.component != node.component for user in summary.values()]):
+            lines.append(f"component {shortened(node.component, _MAX_NAME)}")
         if node.wait_time_ratio >= 0.0005:
             lines.append(f"{node.wait_time_ratio:.1%} of waiting")
         if node.buffered is not None:
@@ -198,7 +204,7 @@ def _stages(summary: ExecutionSummary, colours: dict[int, str], binding: StageSu
 
 def _row(node: StageSummary, is_bottleneck: bool, longest: int, colour: str) -> str:
     num = node.num_produced_elements
-    kind, bracket, rest = node.name.partition("(")
+    kind, bracket, rest = node.label.partition("(")
     parameters = bracket + rest if bracket else ""
     mark = ' <span class="mark">bottleneck</span>' if is_bottleneck else ""
     share = f"{node.wait_time_ratio:.1%}" if node.wait_time_ratio or not node.is_prefetch else "–"
@@ -223,7 +229,7 @@ def _row(node: StageSummary, is_bottleneck: bool, longest: int, colour: str) -> 
         ("Output", "spec", f"<code>{safe(shortened(node.output_spec, _MAX_SPEC)) or '–'}</code><small>{sizes}</small>"),
     ]
     return (
-        f'<tr><th scope="row" class="stage" title="{safe(shortened(node.name, 4 * _MAX_NAME))}">{swatch(colour)}'
+        f'<tr><th scope="row" class="stage" title="{safe(shortened(node.label, 4 * _MAX_NAME))}">{swatch(colour)}'
         f'<span class="id">{node.id}</span> <span class="name">{safe(shortened(kind, _MAX_NAME))}</span>{mark}'
         f"<small>{safe(shortened(parameters, _MAX_NAME))}</small></th>"
         + "".join([f'<td data-label="{label}" class="{kind}">{text}</td>' for label, kind, text in cells])

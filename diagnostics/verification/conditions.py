@@ -276,7 +276,7 @@ def _recorded_there(part: Part, num: int, seconds: float, pipeline: Any) -> list
 
 
 class MadeAnew(Fresh):
-    where = "made anew, in a process"
+    where = "made again, in a process"
     otherwise = "the code that makes the pipeline depends on the process that runs it"
 
 

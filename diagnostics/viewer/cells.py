@@ -69,7 +69,7 @@ class Cells:
         look = self.look(number)
         if look.kind in ("text", "scalar"):
             return len(look.value) <= _MAX_LINE and "\n" not in look.value
-        return look.kind == "array" and look.value.ndim == 1 and look.value.size <= _MAX_SHORT
+        return look.kind == "array" and not look.documents and look.value.ndim == 1 and look.value.size <= _MAX_SHORT
 
     def line(self, number: int) -> str:
         """A leaf on one line."""
@@ -122,6 +122,13 @@ class Cells:
             return self._sound(number, look)
         if look.kind == "file":
             return self._file(number, look)
+        if look.documents:
+            title = f"{look.value.size:,} {'ids' if look.kind == 'tokens' else 'values'}"
+            return (
+                _documents(look, full)
+                + _folded(title, _ids(look.value), False)
+                + _note("" if look.kind == "tokens" else look.note)
+            )
         if look.kind == "tokens":
             return _text(look.note, full) + _folded(f"{look.value.size:,} ids", _ids(look.value), False)
         if look.kind == "array":
@@ -259,6 +266,15 @@ def _values(array: Any, limit: int) -> str:
 def _ids(array: Any) -> str:
     more = " …" if array.size > 10 * _MAX_VALUES else ""
     return " ".join(map(str, array[: 10 * _MAX_VALUES].tolist())) + more
+
+
+def _documents(look: Look, full: bool) -> str:
+    """The documents of a packed row, each on lines of its own."""
+    items = []
+    for segment, text in look.documents:
+        content = _text(text, full) if segment else f'<p class="text">{safe(text)}</p>'
+        items.append(f'<li class="{"doc" if segment else "pad"}"><small>{segment or ""}</small>{content}</li>')
+    return f'<ol class="docs">{"".join(items)}</ol>'
 
 
 def _text(text: str, full: bool) -> str:

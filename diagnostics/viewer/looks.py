@@ -13,6 +13,7 @@ import numpy as np
 
 from gristmill.core.locks import Lock
 from gristmill.core.state import shown
+from gristmill.diagnostics.viewer.documents import documents_of
 from gristmill.diagnostics.viewer.encoded import media_type_of
 from gristmill.diagnostics.viewer.leaves import Leaf, Unreadable, is_plain_list
 from gristmill.diagnostics.viewer.numbers import as_array, is_numeric
@@ -35,6 +36,7 @@ _RATE_NAMES = ("sampling_rate", "sample_rate", "samplerate", "rate", "sr", "fs")
 _TIMES = (datetime.date, datetime.datetime, datetime.time, datetime.timedelta)
 _SCALARS = {int, float, complex, bool, type(None), *_TIMES}
 _MAX_REPR = 2000  # characters
+_MAX_VALUES = 200  # of a document
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Look:
         note: what has to be said about it.
         rate: of a sound, samples per second.
         media_type: of a file in bytes.
+        documents: of a feature of a packed row, the segment id and the text of each; 0 is padding.
     """
 
     kind: Kind
@@ -55,6 +58,7 @@ class Look:
     note: str = ""
     rate: int = 0
     media_type: str = ""
+    documents: tuple[tuple[int, str], ...] = ()
 
 
 class Looks:
@@ -112,28 +116,52 @@ class Looks:
             if channels is not None:
                 return _sound(channels, rate, leaf, others)
         if kind == "tokens" or (not kind and self._decoder is not None and _is_named_as_tokens(leaf)):
-            return self._decoded(array) if array.ndim == 1 and array.dtype.kind in "iu" else Look("array", array)
+            is_of_ids = array.ndim == 1 and array.dtype.kind in "iu"
+            return self._decoded(array, documents_of(leaf, others)) if is_of_ids else Look("array", array)
         if kind in ("", "image"):
             # a PIL image
             has_pixels = hasattr(leaf.value, "__array_interface__") and not hasattr(leaf.value, "dtype")
             picture = picture_of(array, bool(kind or has_pixels or _IMAGE_NAME.search(name)))
             if picture is not None:
                 return _picture(picture, array)
-        return Look("array", array, note=f"this is no {kind}" if kind else "")
+        note = f"this is no {kind}" if kind else ""
+        return Look("array", array, note=note, documents=_values_of(array, documents_of(leaf, others)))
 
-    def _decoded(self, ids: Any) -> Look:
-        """The ids and, as the note, their text. A long run of one id at the end is padding."""
+    def _decoded(self, ids: Any, documents: list[tuple[int, int, int]]) -> Look:
+        """The ids and, as the note, their text. A long run of one id at the end is padding, as is
+        segment 0 of a packed row.
+        """
         if self._decoder is None:
-            return Look("array", ids, note="there is no decoder for its tokens")
+            return Look("array", ids, note="there is no decoder for its tokens", documents=_values_of(ids, documents))
         different = np.flatnonzero(ids[:-1] != ids[-1:])
         num = int(different[-1]) + 2 if different.size else min(1, ids.size)
         kept = ids[:num] if ids.size - num >= 8 else ids
         try:
             with self._lock:
-                text = str(self._decoder(kept[:_MAX_TOKENS].tolist()))
+                texts = [(i, self._text_of(ids[start:stop]) if i else _cells(stop - start)) for i, start, stop in documents]
+                text = " ".join([text for i, text in texts if i]) if texts else self._text_of(kept)
         except Exception as error:
             return Look("array", ids, note=f"the decoder raised {type(error).__name__}: {shown(str(error))}")
-        return Look("tokens", ids, note=text[:_MAX_DECODED])
+        return Look("tokens", ids, note=text[:_MAX_DECODED], documents=tuple(texts))
+
+    def _text_of(self, ids: Any) -> str:
+        assert self._decoder is not None
+        return str(self._decoder(ids[:_MAX_TOKENS].tolist()))[:_MAX_DECODED]
+
+
+def _values_of(array: Any, documents: list[tuple[int, int, int]]) -> tuple[tuple[int, str], ...]:
+    if array.ndim != 1:
+        return ()
+    return tuple([(i, _ids(array[start:stop]) if i else _cells(stop - start)) for i, start, stop in documents])
+
+
+def _ids(array: Any) -> str:
+    more = " …" if array.size > _MAX_VALUES else ""
+    return " ".join(map(str, array[:_MAX_VALUES].tolist())) + more
+
+
+def _cells(num: int) -> str:
+    return f"padding, {num:,} cell{'s' * (num != 1)}"
 
 
 def _scalar_text(value: Any) -> str:

@@ -45,6 +45,11 @@ tbody th{font-weight:600}
 td.number{text-align:right;white-space:nowrap}
 tbody tr:hover{background:var(--card)}
 .key{color:var(--soft)}
+.docs{list-style:none;display:grid;gap:4px;margin:0 0 4px;padding:0}
+.docs li{display:flex;gap:8px;min-width:0;padding:1px 0 1px 8px;border-left:3px solid var(--c1)}
+.docs li:nth-child(even){border-color:var(--c2)}
+.docs .pad,.docs .pad:nth-child(even){border-color:var(--line);color:var(--soft)}
+.docs .text{margin:0;min-width:0}
 .spec{color:var(--spec);white-space:nowrap}
 .range{white-space:nowrap}
 .hist{display:block;width:150px;height:26px;fill:var(--c1);opacity:.85;overflow:visible}

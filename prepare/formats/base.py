@@ -10,6 +10,8 @@ from typing import Any, ClassVar, Protocol, Self
 
 from gristmill.core.state import shown
 
+_PIECE_BYTES = 1 << 18  # of a file, so that its checksum is computed in the processor's cache
+
 
 class RecordWriter(Protocol):
     """A file that is being written."""
@@ -105,9 +107,10 @@ class Format(abc.ABC):
 def crc32_of(path: Path) -> str:
     """Returns the checksum of a file, as a manifest has it."""
     checksum = 0
-    with path.open("rb") as file:
-        while piece := file.read(1 << 22):
-            checksum = zlib.crc32(piece, checksum)
+    piece = memoryview(bytearray(_PIECE_BYTES))
+    with path.open("rb", buffering=0) as file:
+        while size := file.readinto(piece):
+            checksum = zlib.crc32(piece[:size], checksum)
     return as_checksum(checksum)
 
 

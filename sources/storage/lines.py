@@ -5,13 +5,15 @@ from __future__ import annotations
 import codecs
 import re
 import tempfile
+import zlib
 from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from gristmill.sources.storage.compressed import WHOLE, compression_of, frames_of
 from gristmill.sources.storage.errors import damaged
 from gristmill.sources.storage.files import Files
-from gristmill.sources.storage.frames import OFFSET_BITS, compression_of, frames_of
+from gristmill.sources.storage.frames import OFFSET_BITS
 
 BLANK = b" \t\r\n"  # what JSON calls whitespace
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -21,6 +23,8 @@ _HEAD_BYTES = 1 << 12  # of a file, which are checked for being text
 _MAY_BE_BLANK = np.zeros(256, bool)  # the first byte of a line that is no record
 _MAY_BE_BLANK[list(BLANK + BYTE_ORDER_MARK[:1])] = True
 _NEWLINE = 10
+_WHOLE_DTYPES = {"records": "<u8", "frames": "<u8", "texts": "<u8"}
+_DTYPES = _WHOLE_DTYPES | {"ways": "|u1", "windows": "|u1", "window_stops": "<u8", "checksums": "<u4"}
 _OTHER_MARKS = (b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff")  # of UTF-16 and UTF-32
 _ASCII = rb"[\t\n\r -~]"  # as are the first two characters of most JSON texts
 _WIDE_TEXT = re.compile(rb"(?:%b\0){2}|(?:\0%b){2}|(?:%b\0{3}){2}|(?:\0{3}%b){2}" % ((_ASCII,) * 4))
@@ -33,11 +37,13 @@ def scan_lines(files: Files, number: int, progress: Callable[[int], None]) -> Ma
     Returns:
         ``records``: where each begins, and where the text ends; bytes, or places if the file is compressed (see ``frames.py``).
         Then also ``frames``, for each its first byte and the byte after it, and ``texts``, how many bytes of text are in front of
-        each, and in all.
+        each, and in all. If a frame is not ``WHOLE`` (see ``compressed.py``), also ``ways``, that of
+        each frame, ``windows`` and ``window_stops``, the windows of all frames and where each of
+        them ends, and ``checksums``, the CRC-32 of the text of each frame, or 0 for a whole one.
 
     Raises:
         DamagedFileError: a compressed file is, or the file is not text.
-        ValueError: it cannot be read from anywhere.
+        ValueError: it is compressed in a way that cannot be read.
     """
     with LineStarts() as lines:
         if compression_of(files, number) is None:
@@ -48,20 +54,31 @@ def scan_lines(files: Files, number: int, progress: Callable[[int], None]) -> Ma
 
 def are_lines(sizes: Mapping[str, tuple[str, int]]) -> bool:
     """Returns true if ``scan_lines`` may have made arrays of these dtypes and lengths."""
-    if any([dtype != "<u8" for dtype, _ in sizes.values()]) or not sizes.get("records", ("", 0))[1]:
+    dtypes = {name: dtype for name, (dtype, _) in sizes.items()}
+    lengths = {name: length for name, (_, length) in sizes.items()}
+    if not lengths.get("records") or any([dtypes[name] != _DTYPES.get(name) for name in dtypes]):
         return False
-    if sizes.keys() == {"records"}:
+    if lengths.keys() == {"records"}:
         return True
-    return sizes.keys() == {"records", "frames", "texts"} and sizes["frames"][1] == 2 * sizes["texts"][1] - 2
+    if lengths.keys() not in (_WHOLE_DTYPES.keys(), _DTYPES.keys()):
+        return False
+    num_frames = lengths["texts"] - 1
+    names = ("ways", "window_stops", "checksums") if "ways" in lengths else ()
+    return lengths["frames"] == 2 * num_frames and all([lengths[name] == num_frames for name in names])
 
 
 def _scan_compressed(files: Files, number: int, progress: Callable[[int], None], lines: LineStarts) -> Mapping[str, np.ndarray]:
     bounds: list[int] = []
+    ways, windows, window_stops, checksums = bytearray(), bytearray(), [], []
     texts = [0]
     for frame in frames_of(files, number):
         if not bounds:
             _check_text(files.paths[number], frame.text[:_HEAD_BYTES])
         bounds += frame.start, frame.stop
+        ways.append(frame.way)
+        windows += frame.window
+        window_stops.append(len(windows))
+        checksums.append(0 if frame.way == WHOLE else zlib.crc32(frame.text))
         texts.append(texts[-1] + len(frame.text))
         lines.add(np.frombuffer(frame.text, np.uint8))
         progress(frame.stop)
@@ -71,7 +88,13 @@ def _scan_compressed(files: Files, number: int, progress: Callable[[int], None],
         part = records[low : low + (1 << 20)]
         frame_numbers = np.searchsorted(starts, part, "right").astype("<u8") - np.uint64(1)
         part[:] = (frame_numbers << np.uint64(OFFSET_BITS)) | (part - starts[frame_numbers])
-    return {"records": records, "frames": np.array(bounds, "<u8"), "texts": starts}
+    found = {"records": records, "frames": np.array(bounds, "<u8"), "texts": starts}
+    if ways.count(WHOLE) < len(ways):
+        found["ways"] = np.frombuffer(ways, "|u1")
+        found["windows"] = np.frombuffer(windows, "|u1")
+        found["window_stops"] = np.array(window_stops, "<u8")
+        found["checksums"] = np.array(checksums, "<u4")
+    return found
 
 
 def _scan_plain(files: Files, number: int, progress: Callable[[int], None], lines: LineStarts) -> None:

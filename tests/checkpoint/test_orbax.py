@@ -197,7 +197,7 @@ def test_errors_of_restoring_come_through_and_change_nothing(tmp_path):
         manager.wait_until_finished()
         values(it, 1), values(other, 1)
         before = it.get_state(), other.get_state()
-        check_refused(other, ValueError, r"belongs to another pipeline: .* of BatchDatasetIterator")
+        check_refused(other, ValueError, "another pipeline: the last stage was 'Batch' .* and is 'BatchDatasetIterator' here")
         file.with_name(PIPELINE_FILE).unlink()  # as Grain writes it
         file.write_text(file.read_text().replace("num_records=23", "num_records=24"))
         check_refused(it, ValueError, "sampler")

@@ -2,7 +2,6 @@
 are killed.
 """
 
-import logging
 import os
 import signal
 import subprocess
@@ -14,7 +13,7 @@ import pytest
 from refusing import assert_raises
 
 import gristmill as grain
-from gristmill.dataset.disk_store import _SEGMENT, _STORES
+from gristmill.dataset.disk_store import _SEGMENT, _STORES, DiskStore
 from gristmill.dataset.stages import disk_cache_stream
 from gristmill.testing.equality import are_equal
 
@@ -25,7 +24,7 @@ def counted(factor=1):
 
     def decoded(x):
         calls.append(x)
-        return {"image": np.full((7, 5), x * factor, np.uint8), "name": f"{x}", "deep": [x, None]}
+        return {"image": np.full((70, 80), x * factor, np.uint8), "name": f"{x}", "deep": [x, None]}
 
     return grain.MapDataset.range(60).map(decoded), calls
 
@@ -66,11 +65,12 @@ def test_streams_are_computed_once_and_continue_anywhere(tmp_path):
         it = iter(cached)
         for place in range(0, 300, 60):
             state = it.get_state()
-            other = iter(cached)
-            other.set_state(state)
-            assert are_equal([next(other) for _ in range(60)], expected[place : place + 60])
-            for _ in range(60):
-                next(it)
+            for each in (it, iter(cached), it):
+                each.set_state(state)
+                elements = [next(each) for _ in range(60)]
+                assert are_equal(elements, expected[place : place + 60])
+                for element in elements:
+                    element["image"][:] = 255  # a copy
         forget()
     assert_raises(ValueError, "max_bytes is for a cache on disk", ds.cache, max_bytes=3)
 
@@ -105,7 +105,7 @@ def test_elements_that_were_skipped_stay_so_with_the_cache_and_without(tmp_path,
 
 
 def fails_for_some(x):
-    return 1 // (x not in (3, 4, 17)) and x
+    return 1 // (x not in (3, 4, 17, 19)) and x
 
 
 def replaced():
@@ -118,6 +118,8 @@ FAULTY = {
     "batches": lambda: replaced().batch(3).to_iter_dataset(),
     "components": lambda: grain.IterDataset.mix({"a": FAULTY["stream"](), "b": FAULTY["batches"]()}),
     "part": lambda: FAULTY["batches"]().limit(5),
+    "windows": lambda: FAULTY["map"]().window_shuffle(3, seed=1).window_shuffle(5, seed=2),
+    "items": lambda: FAULTY["stream"]().batch(3).rebatch(5).flat_map(list),
 }
 
 
@@ -167,7 +169,6 @@ def test_workers_fill_it_for_all(tmp_path):
 
 
 def test_another_function_or_source_is_another_cache_and_says_so(tmp_path, caplog):
-    caplog.set_level(logging.INFO, "gristmill")
     assert counted(1)[0].cache(tmp_path)[2]["image"][0, 0] == 2
     assert counted(3)[0].cache(tmp_path)[2]["image"][0, 0] == 6
     assert "begins another cache" in caplog.text and "code or the data of MapMapDataset differ" in caplog.text
@@ -211,12 +212,14 @@ def test_random_steps_before_it_are_refused_unless_they_are_meant(tmp_path, make
 
 
 def test_max_bytes_bounds_it_and_caches_of_other_pipelines_go_first(tmp_path):
-    def pictures(value):
-        return grain.MapDataset.range(40).map(lambda i: np.full(10_000, value, np.uint8)).cache(tmp_path, max_bytes=300_000)
+    def pictures(value, max_bytes=300_000):
+        ds = grain.MapDataset.range(40).map(lambda i: np.full(10_000, value, np.uint8))
+        return ds.cache(tmp_path, max_bytes=max_bytes)
 
     def used():
         return sum(path.stat().st_size for path in tmp_path.rglob("*.data"))
 
+    assert pictures(1, None)[0][0] == 1  # a store without a limit in the same process
     for value in (1, 2):
         assert [x[0] for x in pictures(value)] == [value] * 40
         assert 250_000 < used() <= 300_000
@@ -224,6 +227,15 @@ def test_max_bytes_bounds_it_and_caches_of_other_pipelines_go_first(tmp_path):
             os.close(store._in_use)  # as the end of its process does
         _STORES.clear()
         assert len([*tmp_path.iterdir()]) == 1
+
+
+def test_many_writers_stay_within_max_bytes(tmp_path):
+    stores = [DiskStore(str(tmp_path / "one"), 100_000) for _ in range(16)]
+    for key in range(640):
+        stores[key % 16].put(key, bytes(1000))
+    assert 90_000 < sum(path.stat().st_size for path in tmp_path.rglob("*.data")) <= 100_000
+    found = [value == bytes(1000) for value in stores[0].get(range(640))]
+    assert 80 < sum(found) < 100
 
 
 def test_what_a_stopped_machine_may_have_lost_is_checked(tmp_path):
@@ -275,7 +287,10 @@ def test_what_cannot_be_kept_and_wrong_arguments(tmp_path):
     assert_raises(TypeError, "path must be a folder", ds.cache, 3)
     assert_raises(TypeError, r"in memory .* ds.to_iter_dataset\(\).cache\(\)", ds.cache)
     assert_raises(ValueError, "path must be a folder of this machine", ds.cache, "s3://bucket/x")
+    assert_raises(ValueError, "path must be a folder of this machine", ds.cache, "")
     assert_raises(ValueError, "max_bytes", ds.cache, tmp_path, max_bytes=0)
+    assert_raises(TypeError, "freeze must be True or False", ds.cache, tmp_path, freeze="no")
+    assert_raises(OSError, "path must be a folder that can be written to", ds.cache(__file__).__getitem__, 0)
     unpicklable = ds.map(lambda i: lambda: i).cache(tmp_path)
     with pytest.raises(Exception, match=r"pickle|local object") as caught:
         unpicklable[1]

@@ -65,6 +65,10 @@ def test_branches_lead_to_what_stands_below_them_and_what_is_shared_is_shown_onc
         "  BatchMapDataset(batch_size=2, drop_remainder=False)  2 elements",
     )
     mixed = MapDataset.mix([MapDataset.range(2), MapDataset.range(3)])
+    named = MapDataset.mix({"web": MapDataset.range(2), "books": MapDataset.range(3).map(len)})
+    for ds in (named, IterDataset.mix({"web": named.to_iter_dataset(), "books": RANGE.to_iter_dataset()})):
+        for text in (repr(ds.map(len)), repr(iter(ds.map(len)))):
+            assert "┌─ books: RangeMapDataset(" in text and "├─ web: " in text
     assert "MixedMapDataset[2 parents](selection_map=SelectionWithProportionsMap(" in repr(mixed.map(len))
     zipped = ZipIterDataset([mixed.to_iter_dataset(), mixed.to_iter_dataset()])
     assert repr(zipped).endswith("ZipIterDataset([2 parents], strict=True)")

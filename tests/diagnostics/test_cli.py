@@ -139,6 +139,21 @@ def test_names_of_pipelines_and_wrong_ones(folder, call):
         assert text.count("\n") == 1 and all([part in text for part in parts]), text
 
 
+def test_messages_name_options(folder, call):
+    (folder / "written").mkdir()
+    for command, words in (
+        ("shuffle @numbers --batch-size 0", ": --batch-size must be a positive integer, got 0"),
+        ("shuffle @numbers --batch-size 99", "choose a smaller --batch-size"),
+        ("shuffle @images --batch-size 2", "pass --key, the name of the entry"),
+        ("write @numbers written/a --codec x", ": --codec must be one of 'bytes'"),
+        ("write @numbers written/a --option x=1", "x is no option of --format array_record;"),
+    ):
+        text = call(command, 2)
+        assert words in text and not re.search(r"\b(key|codec|batch_size|format)=(?!8)", text), text
+    assert call("write @numbers written/a --quiet --workers 0").startswith("wrote ")
+    assert "or --overwrite to remove" in call("write @odd written/a --quiet --workers 0", 2)
+
+
 def test_errors_of_users_code_are_shown_from_its_first_line_on(folder, call):
     for source, message in (
         ("import gristmill\nraise KeyError('in my module')\n", "KeyError: 'in my module'"),
@@ -161,15 +176,15 @@ def test_errors_of_users_code_are_shown_from_its_first_line_on(folder, call):
 
 def test_inspect(folder, call):
     text = call("inspect @unread")
-    assert "RepeatMapDataset" in text and "source:   SourceMapDataset(source=Untouchable)  12 elements\n" in text
+    assert "RepeatMapDataset" in text and "SourceMapDataset(source=Untouchable)  12 elements\n" in text
     assert text.endswith("element:  not known before the first one: --run reads it\n")
-    source = "RangeMapDataset(start=0, stop=20, step=1)  20 elements"
-    assert call("inspect @make").endswith(f"\n\nlength:   20 elements\nsource:   {source}\nelement:  int64[]\n")
+    source = "RangeMapDataset(start=0, stop=20, step=1)  20 elements  int64[]\n"
+    text = call("inspect @make")
+    assert text.startswith(source) and text.endswith("\n\nlength:   20 elements\nelement:  int64[]\n")
     text, spec = call("inspect @images --run"), "{'image': 'uint8[8, 4, 4]', 'label': 'int64[8]'}"
     # in the graph, and below it
     assert text.count(spec) == 2 and text.endswith(f"element:  {spec}\n")
-    # after the map, and after reading ahead
-    assert text.count("{'image': 'uint8[4, 4]', 'label': 'int[]'}") == 2
+    assert text.count("{'image': 'uint8[4, 4]', 'label': 'int[]'}") == 1  # after the map, where it changes
     text += call("inspect @workers --run --output graph.txt") + (folder / "graph.txt").read_text()
     assert "before the first" not in text and "not seen" not in text
     assert call("inspect @empty --run").endswith("element:  there is none\n")
@@ -241,7 +256,9 @@ def test_state(saved, folder, call):
     directory = saved("images", 2)
     text = call(f"state {directory} --pipeline @images")
     assert f"written by  gristmill {gristmill.__version__}\nprocesses   1\n" in text
-    assert "\n  next index: 16 of 20 in MapMapDataset (80%)\n" in text and text.endswith("\ncli_pipelines:images would go on\n")
+    assert "\n  next index: 16 of 20 in MapMapDataset (80%)\n" in text and text.endswith(
+        "\ncli_pipelines:images would continue\n"
+    )
     stages = ["RangeMapDataset(length=20, start=0, stop=20, step=1)", "MapMapDataset(length=20)"]
     stages += ["PrefetchDatasetIterator(allow_nones=False)", "BatchDatasetIterator(batch_size=8, drop_remainder=False)"]
     assert "  of the pipeline\n" + "".join([f"    {stage}\n" for stage in stages]) in text
@@ -250,11 +267,11 @@ def test_state(saved, folder, call):
     assert f"  next: lane 1\n  lane 0:\n    {own.format(3)}\n  lane 1:\n    {own.format(2)}\n" in text
     (folder / "state.json").write_text('{"next_index": 13}')
     # nothing is read
-    assert call("state state.json --pipeline @unread").endswith("cli_pipelines:unread would go on\n")
+    assert call("state state.json --pipeline @unread").endswith("cli_pipelines:unread would continue\n")
     for other, last in (("make", "PrefetchDatasetIterator"), ("loader", "Batch")):
         text = call(f"state {directory} --pipeline @{other}", 1)
-        assert f"cli_pipelines:{other} would refuse to go on: " in text
-        assert f"stage of {last} (the last stage) was 'BatchDatasetIterator'" in text
+        assert f"cli_pipelines:{other} would refuse to continue: " in text
+        assert f"the last stage was 'BatchDatasetIterator' when it was saved, and is '{last}' here. Build" in text
     for end, position, after in (("drop", 4, ""), ("pad", 2, ", 2 elements after")):
         shard = gristmill.ShardOptions(1, 2)
         it = iter(gristmill.MapDataset.range(40).global_batch(8, num_lanes=4, shard_options=shard, end=end))
@@ -265,7 +282,7 @@ def test_state(saved, folder, call):
     (folder / "state.json").write_text('{"parent": {"next_index": 4}, "count_elements_read": 3}')
     text = call("state state.json --pipeline @images", 1)
     assert "checkpoint  state.json\nwritten by  not noted" in text and "processes" not in text
-    assert "  limited: 3 elements\n    next index: 4\n" in text and "would refuse to go on: the state of" in text
+    assert "  limited: 3 elements\n    next index: 4\n" in text and "would refuse to continue: the state of" in text
     for file, content, *messages in (
         *(("process", b'{"next_index": 12}', "its checksum is "), ("process", b'{"next_index": ', "must be JSON text")),
         *(("process", b"\xff", "its bytes are no UTF-8"), ("process", b"[" * 100_000, "nested too deeply", "recursion")),
@@ -297,8 +314,8 @@ def test_states_of_several_processes(saved, folder, call):
     assert text.count("next index: 8 of 20") == 2 and text.count("of the pipeline") == 1
     (directory / "process_2-of-3.json").write_text('{"next_index": 100}')
     text = call(f"state {directory} --pipeline @images")  # it is the pipeline of one of them
-    assert "cli_pipelines:images would go on from process_0-of-3.json\n" in text
-    assert "cli_pipelines:images would refuse to go on from process_2-of-3.json: next_index" in text
+    assert "cli_pipelines:images would continue from process_0-of-3.json\n" in text
+    assert "cli_pipelines:images would refuse to continue from process_2-of-3.json: next_index" in text
     for count in ("1000000000", "9" * 200):  # which is not believed
         (folder / count).mkdir()
         for k in (0, 3):
@@ -312,8 +329,8 @@ def test_states_of_several_processes(saved, folder, call):
             (directory / f"{kind}_0-of-1.json").rename(folder / f"{kind}_{i}-of-2.json")
     text = call(f"state {folder} --pipeline @Shard")  # they are merged
     assert text.count("would refuse") == 2 and "  shard 1 of 2\n    next: dataset " in text
-    assert text.endswith("cli_pipelines:Shard would go on from all of them together\n")
-    assert "would go on from process_1-of-2.json" in call(f"state {folder} --pipeline @second")
+    assert text.endswith("cli_pipelines:Shard would continue from all of them together\n")
+    assert "would continue from process_1-of-2.json" in call(f"state {folder} --pipeline @second")
 
 
 def test_checkpoints_of_orbax(folder, call):

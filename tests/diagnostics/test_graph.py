@@ -26,10 +26,12 @@ from gristmill.dataset import IterDataset, MapDataset
 from gristmill.diagnostics.drawing import graph_html, graph_svg
 from gristmill.diagnostics.graph import Graph, Stage, graph_of
 from gristmill.diagnostics.graph_files import emit_graph, visualize
-from gristmill.diagnostics.graph_texts import graph_dot, graph_json, graph_text
+from gristmill.diagnostics.graph_texts import graph_dot, graph_json, graph_text, stage_lines
 from gristmill.diagnostics.spec_text import element_nbytes, spec_text, static_spec_text
+from gristmill.diagnostics.view import observe
 from gristmill.experimental import ElasticIterator, InterleaveIterDataset, ZipIterDataset, ZipMapDataset, get_element_spec
 from gristmill.sharding import ShardOptions
+from gristmill.sources import JsonlSource
 from gristmill.transforms import Map
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -284,3 +286,21 @@ def test_looks_sizes_and_specs():
     assert spec_text({"a": ShapeDtypeStruct((None, 3), np.int8)}) == "{'a': 'int8[?, 3]'}"
     for unknown in (MapDataset.source([1]), MapDataset.range(3).map(len), MapDataset.range(3).map(failing)):
         assert static_spec_text(unknown) is None
+
+
+def test_components_and_files_have_their_names(tmp_path):
+    (tmp_path / "web.jsonl").write_text("1\n2\n")
+    inner = {"a": MapDataset.range(2).to_iter_dataset(), "b": MapDataset.range(3).to_iter_dataset()}
+    web = MapDataset.source(JsonlSource(tmp_path / "web.jsonl")).to_iter_dataset()
+    ds = IterDataset.mix({"books": IterDataset.mix(inner), "web": web})
+    graph = graph_of(ds)
+    assert graph.stages[0].input_names == ("books", "web")
+    assert '[label="web"];' in graph_dot(graph) and "component web" in graph_svg(graph)
+    assert "web: SourceMapDataset(source=JsonlSource('web.jsonl'))" in graph_text(graph)
+    assert "├─ web: SourceMapDataset(source=JsonlSource('web.jsonl'))  2 elements" in stage_lines(graph)
+    it = iter(ds)
+    with observe(it) as view:
+        assert len(list(it)) > 3
+    labels = {node.label.partition("(")[0] for node in view.summary().values()}
+    assert {"books/a: RangeMapDataset", "books/b: RangeMapDataset", "web: SourceMapDataset"} <= labels
+    assert "books: MixedDatasetIterator" in labels and "MixedDatasetIterator" in labels

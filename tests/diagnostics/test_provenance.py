@@ -33,7 +33,7 @@ from gristmill.checkpoint import CheckpointHandler
 from gristmill.diagnostics.cli import main
 from gristmill.diagnostics.provenance import Record
 from gristmill.loader import DataLoaderIterator
-from gristmill.sources import RangeDataSource
+from gristmill.sources import JsonlSource, RangeDataSource
 from gristmill.transforms import Batch
 
 sys.path.append(str(Path(__file__).parents[1] / "loader"))
@@ -545,6 +545,12 @@ def test_show_and_trace(tmp_path, capsys, monkeypatch):
     from provenance_pipelines import stream
 
     list(Ledger(tmp_path / "ledger", every=3).follow(iter(stream)))
+    (tmp_path / "a.jsonl").write_text("1\n2\n")
+    (tmp_path / "b.jsonl").write_text("3\n4\n")
+    lines = MapDataset.source(JsonlSource([tmp_path / "a.jsonl", tmp_path / "b.jsonl"])).to_iter_dataset().batch(4)
+    assert [record.place for record in explain(lines, step=0).records][1:3] == ["a.jsonl, record 1", "b.jsonl, record 0"]
+    batches = MapDataset.range(10).to_iter_dataset().batch(4)
+    assert_raises(IndexError, "there is no output 9: the stream has 3 outputs", explain, batches, step=9)
     assert "no output 9 " in call(f"show @stream --step 9 --ledger {tmp_path / 'ledger'}", 1)
     assert "n.i: int64[4]  [ 9 11 13 15]" in call(f"show @stream --step 1 --ledger {tmp_path / 'ledger'} --field n.i")
     del sys.modules["provenance_pipelines"]

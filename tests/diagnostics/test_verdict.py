@@ -215,7 +215,7 @@ def test_what_each_part_would_gain_is_compared(judged):
     for source, step, threads in ((10, 10, 1), (10, 10.2, 1), (6, 6, 0)):
         found = measure(source, step, threads)
         assert not found.is_certain and {part.kind for part in found.parts[:2]} == {"source", "consumer"}
-        assert "That is not certain: without " in found.sentence and "differences of 5% are not told apart" in found.sentence
+        assert "That is not certain: without " in found.sentence and "differences of 5% are not distinguished" in found.sentence
         if threads:  # neither gains anything alone
             assert found.bound_by == "consumer" and not any("ReadOptions" in text for text in found.recommendations)
     for unevenness, is_certain in ((0, True), (6, False)):
@@ -297,11 +297,11 @@ def test_stages_that_compete_are_judged_by_what_they_take_alone(snapshot, run, c
     found = verdict.diagnosis_of(snapshot, settings, SECOND, alone(snapshot, run, True))
     assert (found.bound_by, found.stage) == ("transform", "Decode()"), found
     assert ceiling / 1.5 < found.ceiling_per_second < ceiling * 1.5, found
-    assert "instead of 1,000 elements/s" in found.sentence and "cannot be told" not in found.sentence
+    assert "instead of 1,000 elements/s" in found.sentence and "it is unknown how much" not in found.sentence
     # Without the run in one thread, the measured times say nothing.
     unknown = verdict.diagnosis_of(snapshot, settings, SECOND)
     assert unknown.ceiling_per_second is None and not unknown.is_certain
-    assert "cannot be told" in unknown.sentence and "If it took" not in unknown.sentence
+    assert "it is unknown how much" in unknown.sentence and "If it took" not in unknown.sentence
 
 
 def test_a_ceiling_that_depends_on_the_gil_is_a_range(judged):
@@ -361,7 +361,7 @@ def test_a_run_alone_that_hangs_is_given_up(monkeypatch):
 def test_a_pipeline_in_one_thread_does_not_run_again():
     found = diagnose(NUMBERS.to_iter_dataset(ReadOptions(0, 0)).map(compute), 0.05)
     assert {x.cpu_time_ns for x in found.snapshot.summary.values()} == {None}
-    assert found.ceiling_per_second and "cannot be told" not in found.sentence
+    assert found.ceiling_per_second and "it is unknown how much" not in found.sentence
 
 
 def test_one_thread_that_reads_and_a_step_that_is_shorter():

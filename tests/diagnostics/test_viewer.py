@@ -206,6 +206,17 @@ def test_the_story_of_a_row_ends_with_the_row(ds):
             assert not story.reason and last["nested"]["label"] == found.output.element["nested"]["label"][row]
 
 
+def test_documents_of_packed_rows_are_apart():
+    documents = [np.arange(1, 4), np.arange(4, 6), np.arange(6, 11)]
+    ds = MapDataset.source(documents).map(lambda x: {"ids": x}).to_iter_dataset()
+    ds = gm.experimental.FirstFitPackIterDataset(ds, length_struct={"ids": 6}, num_packing_bins=2, shuffle_bins=False)
+    for decoder, texts in ((None, ("1 2 3", "4 5")), (lambda ids: "".join([chr(96 + i) for i in ids]), ("abc", "de"))):
+        with gm.view(ds.batch(2), decoder=decoder) as viewer:
+            text = page_at(f"{viewer.url}step/0").text
+            assert "\n1\n{}\n2\n{}\npadding, 1 cell\n".format(*texts) in text, text
+            assert texts[0] in page_at(f"{viewer.url}step/0/row/0").text
+
+
 def test_nothing_is_too_large():
     huge = {
         "zeros": np.broadcast_to(np.float32(0), (1 << 15, 1 << 15)),

@@ -7,8 +7,10 @@ import pytest
 from refusing import assert_raises
 
 import gristmill as grain
-from gristmill.prepare.files import ElementError
-from gristmill.prepare.manifest import ManifestError
+from gristmill.prepare.files import ElementError, Finished
+from gristmill.prepare.local import LocalFolder
+from gristmill.prepare.manifest import ManifestError, Part, WrittenFile
+from gristmill.prepare.report import ProgressBar
 from gristmill.testing.equality import are_equal
 from written import contents, element, packed, sparse, stream
 
@@ -63,24 +65,17 @@ def test_the_same_bytes_for_any_number_of_workers(tmp_path, make):
     assert are_equal(list(grain.read(tmp_path / "2")), expected)
 
 
-def test_the_same_bytes_for_any_number_of_hosts_of_which_any_may_come_back(tmp_path):
-    grain.write(sparse(), tmp_path / "1", records_per_file=9)
+@pytest.mark.parametrize("make", [sparse, packed], ids=["ranges", "stream"])
+def test_the_same_bytes_for_any_number_of_hosts_of_which_any_may_come_back(tmp_path, make):
+    grain.write(make(), tmp_path / "1", records_per_file=9)
     for count in (2, 4):
         folder = tmp_path / str(count)
         for index in (*range(1, count), 1, 0):
             report = grain.write(
-                sparse(), folder, records_per_file=9, shard=grain.ShardOptions(index, count)
+                make(), folder, records_per_file=9, shard=grain.ShardOptions(index, count)
             )
             assert report.complete == (index == 0)
         assert contents(folder) == contents(tmp_path / "1")
-        assert_raises(
-            ValueError,
-            "shard: .* stream",
-            grain.write,
-            packed(),
-            tmp_path / "x",
-            shard=grain.ShardOptions(0, 2),
-        )
 
 
 @pytest.mark.parametrize(
@@ -232,7 +227,11 @@ def test_another_pipeline_or_other_arguments_are_refused_with_what_differs(tmp_p
             {},
             "code or the data of SourceMapDataset",
         ),
-        (scaled(7)[:20], {}, "stage of SliceMapDataset .* was 'MapMapDataset'"),
+        (
+            scaled(7)[:20],
+            {},
+            "the last stage was 'MapMapDataset' .* is 'SliceMapDataset' here. Use another",
+        ),
         (scaled(7), {"compression": "zstd"}, "options was"),
         (scaled(7), {"records_per_file": 11}, "records_per_file was 10, and is 11"),
         (scaled(7), {"format": "jsonl"}, "format was 'array_record', and is 'jsonl'"),
@@ -269,6 +268,27 @@ def test_files_that_were_changed_are_refused(tmp_path, is_complete):
             assert_raises(ManifestError, text, grain.verify_files, tmp_path)
     file.write_bytes(content)
     assert grain.write(sparse(), tmp_path, records_per_file=30).complete
+
+
+def test_progress_shows_files_in_work_and_a_last_line_says_how_to_read(tmp_path, capsys):
+    folder = LocalFolder(str(tmp_path))
+    part = Part({}, {}, 100, 40, 0, 3, {})
+    with ProgressBar(False, folder, part, 3, 0) as bar:
+        with folder.workspace("part-000000") as workspace:
+            (workspace / "part-000000.bin").write_bytes(bytes(1000))
+            num, text = bar.text()
+            assert num == 0.25 and text.startswith("25 records, 1.0 kB, ")
+        file = WrittenFile("part-000000.bin", 90, 2000, "")
+        bar.add(Finished((file, WrittenFile("part-000000.idx", 0, 0, "")), {}, {}))
+        with folder.workspace("part-000001") as workspace:
+            (workspace / "part-000001.bin").write_bytes(bytes(1000))
+            num, text = bar.text()
+            assert num == 1.5 and text.startswith("135 records, 3.0 kB, ")
+    for _ in range(2):
+        report = grain.write(sparse(), tmp_path, records_per_file=30, progress=True)
+        shown = capsys.readouterr().err
+        assert "writing: " in shown or not report.new_files
+        assert shown.endswith(f"{report}\n") and "read them with gristmill.read(" in shown
 
 
 def test_files_of_others_stay(tmp_path):

@@ -3,12 +3,14 @@ whatever replays elements.
 """
 
 import json
+from functools import partial
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gristmill import FaultBudgetError, MapDataset, ReadOptions
-from gristmill.experimental import RepeatIterDataset
+from gristmill import FaultBudgetError, IterDataset, MapDataset, ReadOptions
+from gristmill.experimental import InterleaveIterDataset, RepeatIterDataset
 
 EVERY = {"max_rate": None, "max_consecutive": None}
 LENGTH = 13
@@ -30,6 +32,9 @@ def twice(x):
     return [x] * (int(x) % 3)
 
 
+interleaved = partial(InterleaveIterDataset, cycle_length=2, iter_buffer_size=0, make_iter_buffer_size=0)
+
+
 def make_fails(functions, divisor, rest):
     functions.append(Fails(divisor, rest))
     return functions[-1]
@@ -45,7 +50,8 @@ stream_steps = st.one_of(
     st.tuples(st.just("fail"), divisors),
     st.tuples(st.just("window"), st.integers(2, 6)),
     st.tuples(st.just("rebatch"), st.integers(2, 4)),
-    st.tuples(st.sampled_from(["tolerate", "flat_map", "repeat", "filter"]), st.none()),
+    st.tuples(st.just("limit"), st.integers(1, 20)),
+    st.tuples(st.sampled_from(["tolerate", "flat_map", "repeat", "filter", "interleave", "mix"]), st.none()),
 )
 
 
@@ -69,6 +75,9 @@ def build(of_map, of_stream, threads, functions, last=EVERY):
             "window": lambda ds, argument: ds.window_shuffle(argument, seed=5),
             "rebatch": lambda ds, argument: ds.batch(2).rebatch(argument).flat_map(list),
             "flat_map": lambda ds, argument: ds.flat_map(twice),
+            "limit": lambda ds, argument: ds.limit(argument),
+            "interleave": lambda ds, argument: interleaved([ds.limit(n) for n in (9, 4, 20)]),
+            "mix": lambda ds, argument: IterDataset.mix([ds, ds.limit(7)], [5, 1]),
             "repeat": lambda ds, argument: RepeatIterDataset(ds, num_epochs=2),
             "filter": lambda ds, argument: ds.filter(lambda x: x % 7),
         }[name](ds, argument)
@@ -98,7 +107,12 @@ def through_json(state):
     return json.loads(json.dumps(state))
 
 
-pipelines = st.tuples(st.lists(map_steps, max_size=4), st.lists(stream_steps, max_size=4), st.sampled_from([0, 2]))
+def has_one_interleave(steps):  # totals of faults in an interleave of interleaves end with its members
+    return [name for name, _ in steps].count("interleave") < 2
+
+
+streams = st.lists(stream_steps, max_size=4).filter(has_one_interleave)
+pipelines = st.tuples(st.lists(map_steps, max_size=4), streams, st.sampled_from([0, 2]))
 some = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 
 
@@ -124,6 +138,21 @@ def test_a_restored_run_has_the_elements_and_counts_of_the_first(pipeline, max_t
                 next(it)
             else:
                 break
+
+
+@pytest.mark.parametrize("limit", [4, 7, 100])
+@pytest.mark.parametrize("stage", ["interleave", "windows", "windows of a mixture"])
+def test_totals_continue_in_each_epoch(stage, limit):
+    def one(num):
+        return MapDataset.range(num).to_iter_dataset(ReadOptions(0)).map(Fails(5, 3)).tolerate(**EVERY)
+
+    ds = {
+        "interleave": lambda: interleaved([one(4), one(6), one(9)]),
+        "windows": lambda: interleaved([one(4), one(6), one(9)]).window_shuffle(5, seed=1),
+        "windows of a mixture": lambda: IterDataset.mix([one(4), one(9)]).window_shuffle(5, seed=1),
+    }[stage]().limit(limit)
+    once = run(iter(ds))[1][-1]
+    assert run(iter(RepeatIterDataset(ds, num_epochs=3)))[1][-1] == (3 * once[0], 3 * once[1])
 
 
 @some

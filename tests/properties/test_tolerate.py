@@ -20,7 +20,7 @@ from refusing import assert_raises
 from stream_model import Endless, build, failing_trees, frozen, names, outcomes
 
 import gristmill
-from gristmill import DataLoader, FaultBudgetError, MapDataset, MultiprocessingOptions, ReadOptions, ShardOptions
+from gristmill import DataLoader, FaultBudgetError, IterDataset, MapDataset, MultiprocessingOptions, ReadOptions, ShardOptions
 from gristmill.core.errors import StateMismatchError
 from gristmill.dataset.stages.bin_packing import FirstFitPackIterDataset
 from gristmill.dataset.stages.concat_then_split import ConcatThenSplitIterDataset
@@ -455,6 +455,20 @@ def test_a_stage_covers_the_stages_since_the_one_before():
         assert_raises(OSError, "disk", next, it)
         it.skip_failed()
         assert [int(x) for x in it] == [6, 7, 8] and it.faults().total == 1 + num_skipped
+
+
+class Plain(IterDataset):
+    def __iter__(self):
+        return map(break_some, range(9))  # it has no state, and might end after an error
+
+
+def test_nothing_is_skipped_of_a_plain_iterator():
+    skipping = Plain().tolerate(**ALL)
+    lanes = skipping.mp_prefetch(MultiprocessingOptions(0))
+    for ds in (skipping, skipping.window_shuffle(6, seed=1), lanes, skipping.multithread_prefetch(1, 4)):
+        with pytest.raises(ValueError, match="record 5 is broken") as caught:
+            list(ds)
+        assert "return a DatasetIterator from __iter__" in "".join(caught.value.__notes__)
 
 
 def test_many_stages_cost_no_more_each_than_few():

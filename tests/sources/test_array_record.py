@@ -86,7 +86,7 @@ def test_blocks_have_the_records_in_the_order_of_the_keys(paths):
 
 
 @pytest.mark.usefixtures("way")
-def test_many_threads_read_from_files_that_nobody_has_opened_or_that_one_closes(paths):
+def test_threads_read_files_that_others_open_and_close(paths):
     source = ArrayRecordDataSource(paths)
 
     def read(seed):
@@ -146,7 +146,7 @@ def test_wrong_arguments_and_keys(paths, monkeypatch):
     assert_raises(RuntimeError, "array_record does not exist for Windows: read the files on", ArrayRecordDataSource, paths)
 
 
-def test_files_that_are_missing_or_no_array_record_files_are_named(paths, tmp_path):
+def test_missing_and_foreign_files_are_named(paths, tmp_path):
     assert issubclass(MissingFileError, RuntimeError) and issubclass(MissingFileError, FileNotFoundError)
     missing = str(tmp_path / "missing")
     assert_raises(MissingFileError, f"{missing} does not exist.*No such file", ArrayRecordDataSource, [*paths, missing])
@@ -168,7 +168,7 @@ def test_files_that_are_missing_or_no_array_record_files_are_named(paths, tmp_pa
 
 
 @pytest.mark.usefixtures("way")
-def test_a_broken_record_and_ranges_past_the_end_are_named_and_the_rest_can_be_read(paths, tmp_path):
+def test_broken_records_and_ranges_past_the_end_are_named(paths, tmp_path):
     records = [os.urandom(1000) for _ in range(40)]
     path = tmp_path / "broken"
     write(path, records)
@@ -217,7 +217,7 @@ def num_open(paths):
 
 @pytest.mark.usefixtures("no_garbage")
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="open files are listed on Linux only")
-def test_files_are_open_between_the_first_read_and_the_end_of_the_context_and_not_in_pickles(paths):
+def test_files_are_open_from_first_read_to_close(paths):
     source = ArrayRecordDataSource([*paths, f"{paths[2]}[3:5]"], {"max_parallelism": "1"})
     fresh = pickle.dumps(source)
     with source as entered:

@@ -6,7 +6,7 @@ import random
 import struct
 import subprocess
 import sys
-import textwrap
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -190,7 +190,7 @@ def test_damaged_ends_are_named_with_file_and_byte(damage, suffix, tmp_path, way
             assert_raises(DamagedFileError, rf"damaged at byte {table + 40}: {message}", read)
 
 
-def test_a_record_that_cannot_be_decompressed_is_an_error_alone_and_in_blocks(tmp_path, way):
+def test_a_record_that_cannot_be_decompressed_is_an_error(tmp_path, way):
     records = [random.Random(i).randbytes(20) * 3 for i in range(50)]
     path = write(tmp_path / "x.bagz", records)
     data = bytearray((tmp_path / "x.bagz").read_bytes())
@@ -207,43 +207,22 @@ def test_a_record_that_cannot_be_decompressed_is_an_error_alone_and_in_blocks(tm
     assert b"" in bagz.Reader(path).read_indices([*range(50)])  # the library says nothing
 
 
-CHANGES = {
-    "cut off": "os.truncate(path, 30)",
-    "longer": "open(path, 'ab').write(b'12345678')",
-    "written in place": "open(path, 'r+b').write(b'12345678')",
-    "replaced": "open(path + '~', 'wb').write(open(path, 'rb').read()); os.replace(path + '~', path)",
-}
+CHANGES = ["cut off", "longer", "written in place", "replaced"]
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_file_that_changes_while_it_is_read_is_an_error_and_not_the_end_of_the_process(change, suffix, tmp_path):
+def test_a_file_that_changes_does_not_end_the_process(change, suffix, tmp_path):
     """In a process of its own: it would be ended by a signal if a part of the file were read that
     is no longer there.
     """
-    program = f"""
-        import os, sys, bagz
-        from gristmill.sources import BagDataSource, ChangedFileError
-        path = sys.argv[1]
-        with bagz.Writer(path) as writer:
-            for i in range(20000):
-                writer.write(b"record %d" % i)
-        os.utime(path, (1, 1))
-        source = BagDataSource(path)
-        assert source[19999] == b"record 19999"
-        {CHANGES[change]}
-        for read in (lambda: source[10000], lambda: source.__getitems__([3, 10000])):
-            try:
-                read()
-            except ChangedFileError as error:
-                print(error)
-    """
     path = str(tmp_path / f"x{suffix}")
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program), path], capture_output=True, text=True, timeout=50)
+    command = [sys.executable, Path(__file__).with_name("change_bag.py"), path, change]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(f"{path} has changed since this source was made") == 2
 
 
-def test_files_that_change_before_they_are_opened_or_have_no_ends(tmp_path, suffix):
+def test_files_that_changed_or_have_no_ends_are_errors(tmp_path, suffix):
     path = write(tmp_path / f"x{suffix}", [b"abc"] * 20)
     source = BagDataSource(path)
     write(tmp_path / f"x{suffix}", [b"abc"] * 21)

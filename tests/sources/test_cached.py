@@ -36,7 +36,7 @@ from fixed_rows import FixedRows  # noqa: E402
 from servers import HttpServer, s3_bucket  # noqa: E402
 
 MB = 1 << 20
-HERE = str(Path(__file__).parent)
+PROGRAMS = Path(__file__).parent
 
 
 def taken(folder):
@@ -124,7 +124,7 @@ def test_a_second_epoch_asks_for_nothing(server, data, tmp_path):
 
 
 @pytest.mark.parametrize("max_bytes", [None, 64 << 10, MB, 4 * MB])
-def test_ranges_are_the_same_in_many_threads_and_within_the_room_there_is(server, data, tmp_path, max_bytes):
+def test_threads_read_the_same_ranges_within_the_room(server, data, tmp_path, max_bytes):
     ranges = some_ranges(data, 300 if max_bytes is None or max_bytes >= MB else 50, random.Random(max_bytes))
     files = CachedFiles(Files(urls(server)), str(tmp_path), max_bytes)
     blocks = [ranges[start : start + 10] for start in range(0, len(ranges), 10)]
@@ -256,7 +256,7 @@ DAMAGES = [cut, cut, flip_a_bit_of_the_table, flip_a_bit_of_the_data, make_a_hol
 
 
 @pytest.mark.parametrize("is_settled", [False, True], ids=["just written", "trusted"])
-def test_parts_that_were_damaged_are_read_again_also_while_they_are_open(server, data, tmp_path, is_settled):
+def test_damaged_parts_are_read_again_while_open(server, data, tmp_path, is_settled):
     rng = random.Random(is_settled)
     ranges = [(number, start, start + 1000) for number in (0, 2) for start in range(0, 3 * MB - 1000, 30_000)]
     sources = [CachedFiles(Files(urls(server)), str(tmp_path), None) for _ in range(2)]
@@ -303,35 +303,12 @@ def test_whole_files_that_were_damaged_are_downloaded_again(server, data, tmp_pa
     assert server.num_requests == num_requests + 2  # for its version in the store
 
 
-KILLED = """
-import os, random, signal, sys
-from gristmill.sources.storage import parts
-layout = parts.layout_for(1 << 20)
-content = random.Random(0).randbytes(layout.block_bytes)
-for name in sys.argv[1:]:
-    num_writes, half = map(int, os.path.basename(name).removesuffix(".part").split("-"))
-    process = os.fork()
-    if not process:
-        write, calls = os.pwrite, iter(range(num_writes))
-
-        def dying(descriptor, data, place):
-            if next(calls, None) is None:
-                write(descriptor, data[:half * len(data) // 2], place)
-                os.kill(os.getpid(), signal.SIGKILL)
-            return write(descriptor, data, place)
-
-        os.pwrite = dying
-        parts.Part(name, layout.block_bytes, layout).fill(0, content)
-        os._exit(0)
-    print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
-"""
-
-
-def test_a_writer_that_is_killed_in_any_write_leaves_no_wrong_page(tmp_path):
+def test_a_killed_writer_leaves_no_wrong_page(tmp_path):
     layout = parts.layout_for(MB)
     content = random.Random(0).randbytes(layout.block_bytes)
     names = [str(tmp_path / f"{num_writes}-{half}.part") for num_writes in range(3) for half in range(2)]
-    program = subprocess.run([sys.executable, "-c", KILLED, *names], capture_output=True, text=True, timeout=60, check=True)
+    command = [sys.executable, PROGRAMS / "kill_part_writer.py", *names]
+    program = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     codes = [int(code) for code in program.stdout.split()]
     # It is killed before and in the middle of each write: that of the bytes and that of the
     # checksums.
@@ -343,27 +320,13 @@ def test_a_writer_that_is_killed_in_any_write_leaves_no_wrong_page(tmp_path):
         assert (None in pages) == (code != 0)
 
 
-FILLING = """
-import random, sys
-sys.path.insert(0, sys.argv[1])
-from fixed_rows import FixedRows
-from gristmill.sources import cached
-source = cached(FixedRows(sys.argv[2].split(), row_bytes=1000), sys.argv[3], int(sys.argv[4]) or None)
-keys = list(range(len(source)))
-random.Random(sys.argv[5]).shuffle(keys)
-print("begun", flush=True)
-for start in range(0, len(keys), 5):
-    source.__getitems__(keys[start:start + 5])
-print("done", flush=True)
-"""
+def filling(server, folder, max_bytes=0, seed=0, program="fill_cache.py"):
+    arguments = [" ".join(urls(server)), str(folder), str(max_bytes), str(seed)]
+    command = [sys.executable, PROGRAMS / program, *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
-def filling(server, folder, max_bytes=0, seed=0, program=FILLING):
-    arguments = [HERE, " ".join(urls(server)), str(folder), str(max_bytes), str(seed)]
-    return subprocess.Popen([sys.executable, "-c", program, *arguments], stdout=subprocess.PIPE, text=True)
-
-
-def kill_at_random_moments(server, folder, times, max_bytes, check, program=FILLING):
+def kill_at_random_moments(server, folder, times, max_bytes, check, program="fill_cache.py"):
     """Kills processes that begin to fill an empty folder, and has ``check`` look at what they
     leave.
     """
@@ -406,33 +369,8 @@ def test_several_processes_fetch_a_block_once(server, tmp_path):
     assert len(wanted) <= 2 * 10  # ten blocks; one that is waited for too long is fetched twice
 
 
-FULL = """
-import resource, signal, sys
-sys.path.insert(0, sys.argv[1])
-import logging
-logging.basicConfig(stream=sys.stdout)
-from fixed_rows import FixedRows
-from gristmill.sources import cached
-plain = FixedRows(sys.argv[2].split(), row_bytes=1000)
-resource.setrlimit(resource.RLIMIT_FSIZE, (1_500_000, 1_500_000))
-source = cached(plain, sys.argv[3])
-keys = range(0, len(plain), 7)
-assert source.__getitems__(keys) == plain.__getitems__(keys)
-assert source.__getitems__(keys) == plain.__getitems__(keys)
-"""
-FULL_OF_FILES = """
-import resource, sys
-from gristmill.sources import cached
-resource.setrlimit(resource.RLIMIT_FSIZE, (1_500_000, 1_500_000))
-try:
-    cached(sys.argv[2].split(), sys.argv[3])
-except OSError as error:
-    print(error)
-"""
-
-
-def test_where_nothing_can_be_kept_it_is_read_from_its_store_and_said_once(server, tmp_path, caplog):
-    with filling(server, tmp_path, program=FULL) as process:
+def test_without_room_data_come_from_the_store_with_one_warning(server, tmp_path, caplog):
+    with filling(server, tmp_path, program="read_with_full_folder.py") as process:
         text, _ = process.communicate(timeout=60)
     why = r"File too large: there is no space left, or no more may be used; make room, or give a folder with room as folder\n"
     kept = rf"WARNING:gristmill:cached: files cannot be kept in {tmp_path}, so they are read from their store: {why}"
@@ -440,7 +378,7 @@ def test_where_nothing_can_be_kept_it_is_read_from_its_store_and_said_once(serve
     with HttpServer(server.folder, tags=False) as untold:
         for place in (server, untold):
             num_requests = place.num_requests
-            with filling(place, tmp_path, program=FULL_OF_FILES) as process:
+            with filling(place, tmp_path, program="copy_into_full_folder.py") as process:
                 text, _ = process.communicate(timeout=60)
             full = r"\[Errno 27\] cached: the disk of .* is full: 8389208 bytes have to be .* \(File too large\). Make room"
             assert re.match(full, text)
@@ -455,26 +393,10 @@ def test_where_nothing_can_be_kept_it_is_read_from_its_store_and_said_once(serve
     assert len(caplog.records) == 1
 
 
-LOCKED = """
-import os, sys
-sys.path.insert(0, sys.argv[1])
-from fixed_rows import FixedRows
-from gristmill.sources import cached
-if os.getuid() == 0:
-    os.setuid(65_534)
-for folder in (sys.argv[2], sys.argv[2] + "/deeper"):
-    for what in ("https://host/a.bin", FixedRows(sys.argv[3])):
-        try:
-            cached(what, folder)
-        except PermissionError as error:
-            print(error)
-"""
-
-
-def test_a_folder_that_cannot_be_written_is_an_error_that_says_so(tmp_path):
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     folder = tmp_path / "kept"
     folder.mkdir(mode=0o555)
-    command = [sys.executable, "-c", LOCKED, HERE, str(folder), "/etc/hosts"]
+    command = [sys.executable, PROGRAMS / "keep_in_locked_folder.py", str(folder), "/etc/hosts"]
     program = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     lines = program.stdout.splitlines()
     assert len(lines) == 4, program.stderr
@@ -515,14 +437,6 @@ def test_array_records_by_path(tmp_path, server):
         assert source.__getitems__(range(300)) == records
 
 
-WHOLE = """
-import sys
-from gristmill.sources import cached
-print("begun", flush=True)
-print(*cached(sys.argv[2].split(), sys.argv[3], int(sys.argv[4]) or None), flush=True)
-"""
-
-
 @pytest.mark.slow
 def test_downloads_that_are_killed_leave_no_torn_file(server, data, tmp_path):
     def check():
@@ -532,12 +446,12 @@ def test_downloads_that_are_killed_leave_no_torn_file(server, data, tmp_path):
         assert [Path(path).read_bytes() for path in paths] == list(data.values())
         assert len(list(tmp_path.glob("files/*/*"))) == 3
 
-    kill_at_random_moments(server, tmp_path, 12, 0, check, program=WHOLE)
+    kill_at_random_moments(server, tmp_path, 12, 0, check, program="copy_whole_files.py")
 
 
 def test_downloads_by_several_processes_and_room_for_them(server, data, tmp_path):
     with contextlib.ExitStack() as stack:
-        processes = [stack.enter_context(filling(server, tmp_path, program=WHOLE)) for _ in range(2)]
+        processes = [stack.enter_context(filling(server, tmp_path, program="copy_whole_files.py")) for _ in range(2)]
         paths = [process.communicate(timeout=60)[0].split()[1:] for process in processes]
     assert paths[0] == paths[1] and [Path(path).read_bytes() for path in paths[0]] == list(data.values())
     assert server.num_requests == 2 * 3 + 3  # sizes, and each file once

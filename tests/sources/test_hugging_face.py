@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -133,8 +134,8 @@ def test_the_text_tells_the_data_in_every_run_and_place(folder, tmp_path):
     datasets.load_from_disk(folder).save_to_disk(tmp_path / "copy")
     assert repr(HuggingFaceSource(datasets.load_from_disk(tmp_path / "copy"))) == text
     assert repr(HuggingFaceSource(in_memory())) == text
-    program = f"import datasets, gristmill.sources as s; print(s.HuggingFaceSource(datasets.load_from_disk({str(folder)!r})))"
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip() == text
+    command = [sys.executable, Path(__file__).with_name("print_hugging_face.py"), folder]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == text
     seen = {text}
     for other in (
         in_memory().select(range(NUM_ROWS - 1)),
@@ -148,7 +149,7 @@ def test_the_text_tells_the_data_in_every_run_and_place(folder, tmp_path):
         seen.add(repr(HuggingFaceSource(other)))
 
 
-def test_copies_of_data_on_disk_carry_paths_and_workers_read_them(folder):
+def test_copies_of_data_on_disk_carry_paths(folder):
     import cloudpickle
 
     ds = datasets.concatenate_datasets([datasets.load_from_disk(folder)] * 50)

@@ -36,7 +36,7 @@ def wait_for_others(num):
 
 
 @pytest.mark.parametrize("error", [ValueError("damaged"), KeyboardInterrupt()])
-def test_an_error_goes_to_all_who_wait_and_an_interrupt_to_nobody_else(error):
+def test_an_error_reaches_all_waiters_an_interrupt_only_one(error):
     kept, is_made = KeptValues(100), threading.Event()
 
     def fail():
@@ -62,7 +62,7 @@ def test_an_error_goes_to_all_who_wait_and_an_interrupt_to_nobody_else(error):
     assert (kept.get("y", lambda: 1, lambda: ("other", 99)), kept.num_bytes) == ("other", 100)
 
 
-def test_those_used_longest_ago_make_room_and_a_large_one_is_alone():
+def test_the_least_recently_used_make_room():
     kept, made = KeptValues(10), []
 
     def get(key, num_bytes):

@@ -40,7 +40,7 @@ def read_group(rows, group, row=0):
 
 
 @pytest.mark.usefixtures("block_rows")
-def test_values_are_those_of_whole_row_groups_in_blocks_of_any_size(path):
+def test_values_do_not_depend_on_the_size_of_blocks(path):
     rng = random.Random(5)
     for file in written(path, rng):
         rows = ParquetRows(file)

@@ -184,7 +184,7 @@ def decoded(source, filesystem, paths):
     return sum([filesystem.opened[path.name] - 2 for path in paths if filesystem.opened[path.name] > 1])
 
 
-def test_each_row_group_is_decoded_once_and_those_used_longest_ago_are_dropped(paths):
+def test_row_groups_are_decoded_once_and_the_oldest_dropped(paths):
     expected, counting = streamed(*paths), Counting()
     source = ParquetSource(list(map(str, paths)), filesystem=counting)
     assert sum(counting.opened.values()) == 3

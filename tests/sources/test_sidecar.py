@@ -289,7 +289,7 @@ def test_nothing_else_is_written_over(tmp_path, content):
     assert_raises(DamagedFileError, "of the kind 'tests', not 'test'", open_sidecars, files, "test", Counted())
 
 
-def test_an_error_of_the_scan_leaves_nothing_and_is_that_of_the_first_file(tmp_path):
+def test_an_error_of_the_scan_is_that_of_the_first_file(tmp_path):
     files = data_files(tmp_path / "data", 20)
 
     def scan(files, number, progress):

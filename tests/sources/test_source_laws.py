@@ -159,7 +159,7 @@ def test_other_processes_and_forks_read_the_same(folder):
         sys.executable,
         "-W",
         "ignore::DeprecationWarning",
-        HERE / "source_process.py",
+        HERE / "read_every_source.py",
         folder,
         *names,
     ]

@@ -55,7 +55,7 @@ IN_BLOCKS = [Vectored, GrainVectored, derived(Parsing, __getitems__=parse_block)
 
 
 @pytest.mark.parametrize("keys", [[], [2], KEYS])
-def test_a_block_is_what_single_reads_are_and_is_read_at_once_where_the_more_derived_method_does(keys):
+def test_blocks_equal_single_reads_by_the_most_derived_method(keys):
     for kind in (Plain, Parsing, Mixed, Disabled, *IN_BLOCKS):
         source = kind()
         assert read_keys(source, keys) == [kind()[key] for key in keys]
@@ -106,7 +106,7 @@ def test_wrong_answers_errors_and_keys_that_stay():
     assert wrap_keys(source, [2]) == [2]
 
 
-def test_hugging_face_is_read_in_blocks_where_that_gives_the_same_types(monkeypatch):
+def test_hugging_face_is_read_in_blocks_of_the_same_types(monkeypatch):
     datasets = pytest.importorskip("datasets")
     calls = []
     read = datasets.Dataset.__getitems__

@@ -6,7 +6,6 @@ import io
 import os
 import random
 import re
-import resource
 import subprocess
 import sys
 import tarfile
@@ -214,7 +213,7 @@ def test_a_source_keeps_all_promises_in_worker_processes_too(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel counts reads")
-def test_files_beyond_8_gigabytes_are_found_and_passed_without_reading_them(tmp_path):
+def test_files_beyond_8_gigabytes_are_passed_unread(tmp_path):
     """Sizes as GNU and POSIX write them where eleven octal digits do not suffice; the file is a
     hole.
     """
@@ -267,17 +266,8 @@ def test_a_record_is_one_read_and_what_is_not_needed_is_not_read(tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
 def test_many_archives_with_few_open_files(tmp_path):
     pattern = shards(tmp_path / "many", 300, 2)
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    program = f"""
-import resource
-resource.setrlimit(resource.RLIMIT_NOFILE, (400, {hard}))
-from gristmill.sources import TarSource
-source = TarSource({pattern!r})
-assert len(source) == 600
-for _ in range(2):
-    assert [record["jpg"].decode() for record in source.__getitems__(range(1, 600, 2))] == [f"{{i}} 1 jpg" for i in range(300)]
-"""
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    command = [sys.executable, Path(__file__).with_name("read_many_archives.py"), pattern]
+    subprocess.run(command, check=True, timeout=60)
 
 
 def header(name, size=0, **fields):
@@ -378,7 +368,7 @@ def test_what_is_no_whole_archive_is_refused_and_leaves_no_index(tmp_path, case)
 
 
 @pytest.mark.parametrize("kind", ["gz", "bz2", "xz", "sparse", "pax sparse"])
-def test_what_cannot_be_read_at_random_is_refused_with_what_to_do(tmp_path, kind):
+def test_what_cannot_be_read_at_random_is_refused(tmp_path, kind):
     path = tmp_path / f"a.tar.{kind}"
     if "sparse" in kind:
         content = header("a.jpg", 0, type=b"S") if kind == "sparse" else pax(b"22 GNU.sparse.major=1\n") + A
@@ -391,7 +381,7 @@ def test_what_cannot_be_read_at_random_is_refused_with_what_to_do(tmp_path, kind
     assert_raises(ValueError, match, TarSource, path)
 
 
-def test_archives_without_end_without_files_and_with_old_and_global_headers(tmp_path):
+def test_archives_without_end_or_files_and_old_headers(tmp_path):
     signed = bytearray(header("ä.jpg"))
     signed[148:156] = b"%06o\0 " % (int(signed[148:154], 8) - 256 * sum(byte > 127 for byte in signed[:148]))
     members = [A, pax(b"16 comment=none\n"), header("g", 18, type=b"g"), padded(b"18 comment=of all\n"), B]
@@ -420,7 +410,7 @@ def big_archive(path, middle):
     return write(path, [*files[:150], (middle, b"x" * 900), *files[150:]])
 
 
-def test_an_archive_that_changed_between_two_runs_or_was_damaged_is_noticed(tmp_path):
+def test_an_archive_that_changed_or_was_damaged_is_noticed(tmp_path):
     path = big_archive(tmp_path / "a.tar", "x.jpg")
     source = TarSource(path)
     start = next(member.start for member in tar_members(Files([str(path)]), 0) if member.name == "x.jpg")

@@ -24,6 +24,8 @@ from gristmill.sources import ChangedFileError, DamagedFileError, TokenSource
 from gristmill.sources.tokens import megatron_index
 from gristmill.testing import assert_source_conforms
 
+FORKED = Path(__file__).with_name("forked_tokens.py")
+
 LENGTHS = [5 * i % 11 for i in range(20)]  # two are 0
 TOKENS = np.arange(sum(LENGTHS), dtype=np.uint16)
 DOCUMENTS = np.split(TOKENS, np.cumsum(LENGTHS)[:-1])
@@ -177,7 +179,7 @@ def test_samples_are_those_of_megatron_core(folder, options, length, first, dige
     assert hashlib.sha256(samples.tobytes()).hexdigest()[:16] == digest
 
 
-def test_samples_are_those_that_a_loop_finds_also_where_the_last_epoch_is_shuffled_by_itself(tmp_path):
+def test_samples_are_those_that_a_loop_finds(tmp_path):
     rng = np.random.default_rng(0)
     separate = []
     for trial in range(40):
@@ -340,7 +342,7 @@ def test_damaged_pairs_are_an_error_that_names_file_and_byte(tmp_path, suffix, d
     assert_raises(DamagedFileError, rf"x.idx is damaged at byte {offset}: .*{message}", read)
 
 
-def test_an_index_that_picks_documents_or_has_them_in_another_order_is_read_by_documents(tmp_path):
+def test_an_index_in_another_order_is_read_by_documents(tmp_path):
     prefix = write_megatron(tmp_path / "x", DOCUMENTS)
     index = Path(f"{prefix}.idx").read_bytes()
     for order in ([*range(3, 20)], [*range(10), *range(12, 20)], [0, *range(18, 0, -1), 19]):
@@ -359,7 +361,7 @@ def test_an_index_that_picks_documents_or_has_them_in_another_order_is_read_by_d
 
 @pytest.mark.parametrize("options", [{}, {"window": 4}, {"window": 4, "order": "megatron", "seed": 1}], ids=str)
 @pytest.mark.parametrize("is_long", [False, True], ids=["checked as a whole", "checked in stretches"])
-def test_a_flipped_bit_of_an_index_is_an_error_or_changes_nothing(tmp_path, monkeypatch, options, is_long):
+def test_a_flipped_bit_of_an_index_changes_no_data(tmp_path, monkeypatch, options, is_long):
     lengths, dtype = [3, 8, 16, 8, 0, 16, 1, 20], "int16"
     if is_long:
         lengths = lengths * 8
@@ -424,14 +426,14 @@ OF_TOKENS = [
 
 
 @pytest.mark.parametrize(("content", "options", "offset", "message"), OF_TOKENS)
-def test_damaged_files_of_tokens_are_an_error_that_names_file_and_byte(tmp_path, content, options, offset, message):
+def test_damaged_files_of_tokens_are_named_with_the_byte(tmp_path, content, options, offset, message):
     (tmp_path / "x").write_bytes(content)
     assert_raises(
         DamagedFileError, rf"x is damaged at byte {offset}: .*{message}", TokenSource, tmp_path / "x", window=3, **options
     )
 
 
-def test_arrays_that_are_no_tokens_and_files_of_other_sizes_than_their_headers_say(tmp_path):
+def test_foreign_arrays_and_files_of_wrong_sizes_are_refused(tmp_path):
     for array in (np.zeros((3, 4), np.uint16), np.uint16(3)):
         np.save(tmp_path / "x.npy", array)
         wanted = r"x.npy is damaged at byte 0: it has an array of .* of integers with one axis is needed. Save array.ravel\(\)"
@@ -512,7 +514,7 @@ def num_open(folder):
 @pytest.mark.usefixtures("no_garbage")
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="open files are listed on Linux only")
 @pytest.mark.parametrize("kind", SOURCES)
-def test_files_are_open_from_the_first_read_on_and_pickles_are_small(folder, kind):
+def test_files_are_open_from_the_first_read_on(folder, kind):
     before = num_open(folder)
     with make(folder, kind) as source:
         assert num_open(folder) == before
@@ -526,23 +528,9 @@ def test_files_are_open_from_the_first_read_on_and_pickles_are_small(folder, kin
     assert num_open(folder) == before
 
 
-FORKED = """
-import os, sys
-from gristmill.sources import TokenSource
-source = TokenSource(sys.argv[1])
-expected = source[1].tolist()
-opened = source._files._file(0)
-child = os.fork()
-is_right = source[1].tolist() == expected and (source._files._file(0) is opened) == bool(child)
-if not child:
-    os._exit(is_right)
-print(is_right and os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
 def test_a_forked_process_opens_files_of_its_own(folder):
-    command = [sys.executable, "-c", FORKED, str(folder / "all")]
+    command = [sys.executable, FORKED, str(folder / "all")]
     program = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert program.stdout == "1\n"
 
@@ -566,7 +554,7 @@ def test_threads_that_begin_together_read_the_same(folder, kind):
             assert all(pool.map(read, range(16)))
 
 
-def test_a_pipeline_over_windows_resumes_and_batches_by_lengths_read_none_of_the_tokens(folder):
+def test_windows_resume_and_batches_by_lengths_read_no_tokens(folder):
     ds = grain.MapDataset.source(make(folder, "windows")).shuffle(seed=1).repeat(3).batch(4).to_iter_dataset()
     it = iter(ds)
     batches = [next(it).tolist() for _ in range(3)]

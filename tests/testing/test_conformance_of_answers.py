@@ -277,7 +277,7 @@ WRONG = [
     source("the repr is the same...repr of a copy...Numbers(", __repr__=lambda self: f"Numbers({id(self)})"),
     source("the repr...repr after reads must be 'False'", **without_lock, __repr__=lambda self: str("lock" in vars(self))),
     source("beyond the end...source[20]...raised KeyError: 20", lambda self, key: dict(enumerate(self.records))[key]),
-    sampler("depends on what...sampler[0], after somebody drew from its rng, must be", lambda self, i: RecordMetadata(i, i, RNG)),
+    sampler("depends on what...sampler[0], after its rng was used, must be", lambda self, i: RecordMetadata(i, i, RNG)),
     sampler("the repr is the same...has a memory address", __repr__=object.__repr__),
     sampler("is a RecordMetadata...sampler[0] is 19", lambda self, i: self.key(i)),
     sampler("is a RecordMetadata...sampler[0].index is None", lambda self, i: RecordMetadata(None, i)),

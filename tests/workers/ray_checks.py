@@ -24,13 +24,14 @@ from stream_model import frozen
 from test_lanes import NOISE
 from test_stream_order import outcomes
 from waiting import is_running, wait_until
+from written import contents, packed, sparse
 
 # read when Ray is imported: it listens at the loopback address alone
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 import ray
 from ray.cluster_utils import Cluster
 
-from gristmill import DataLoader, MapDataset, MultiprocessingOptions, RayOptions, ReadOptions, observe
+from gristmill import DataLoader, MapDataset, MultiprocessingOptions, RayOptions, ReadOptions, observe, write
 from gristmill.diagnostics.report import report_html
 from gristmill.diagnostics.stalls import waiting_text
 from gristmill.samplers import IndexSampler
@@ -124,6 +125,15 @@ def test_loaders_batches_for_hosts_and_streams():
     assert_raises(ValueError, "worker_count must not be given beside workers", loader, worker_count=2, workers=two)
     assert_raises(ValueError, "num_workers must be at most num_lanes, 5, got 6", there.resize, 6)
     assert_raises(ValueError, "no workers that can be resized", iter(stream).resize, 2)
+
+
+def test_files_that_actors_write_are_those_of_one_process(tmp_path):
+    actors = RayOptions(3, pool="checks", num_cpus=0)
+    for make in (sparse, packed):
+        folders = [tmp_path / f"{make.__name__}-{name}" for name in ("here", "actors")]
+        for folder, workers in zip(folders, (0, actors), strict=True):
+            assert write(make(), folder, records_per_file=9, workers=workers).complete
+        assert contents(folders[0]) == contents(folders[1])
 
 
 @pytest.mark.parametrize("writable", [True, pytest.param(False, marks=pytest.mark.slow)])

@@ -11,7 +11,8 @@ from refusing import assert_raises
 from gristmill import MapDataset, RayOptions
 
 CHECKS = Path(__file__).with_name("ray_checks.py")
-FOLDERS = [CHECKS.parents[1], CHECKS.parents[1] / "dataset", CHECKS.parents[1] / "properties"]
+TESTS = CHECKS.parents[1]
+FOLDERS = [TESTS, TESTS / "dataset", TESTS / "prepare", TESTS / "properties"]
 
 
 def test_without_ray(monkeypatch):
