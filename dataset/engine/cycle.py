@@ -75,16 +75,16 @@ class Interleave(Stream):
         num = self.length
         return (NO_MEMBER,) * num, (), 0, 0, Slots(0, (0,) * num, (RUNNING,) * num, {}, {})
 
-    def next_epoch(self, end: Pos, records: Records = ()) -> Pos:
-        self.members.join(self.ctx, self.key)
-        *start, slots = self.start()
-        return *start, slots._replace(totals=totals_after(end, records, self))
-
     def open_iterators(self) -> Sequence[DatasetIterator[Any]]:
         return self.members.iterators
 
     def tell_opened(self, tell: Callable[[Any], None] | None) -> None:
         self.members.opener.ctx.joined = tell
+
+    def next_epoch(self, end: Pos, records: Records = ()) -> Pos:
+        self.members.join(self.ctx, self.key)
+        *start, slots = self.start()
+        return *start, slots._replace(totals=totals_after(end, records, self))
 
     # Running.
 

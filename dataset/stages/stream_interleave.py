@@ -20,14 +20,15 @@ from gristmill.core.options import MAX_LANES
 from gristmill.dataset.bases.context import ComponentContext, IteratorContext, collected_options
 from gristmill.dataset.bases.division import Division
 from gristmill.dataset.bases.iter import IterDataset
-from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, share_context, snapshot
+from gristmill.dataset.bases.iterator import DatasetIterator, iterate, share_context, snapshot
 from gristmill.dataset.bases.length import Length, Unknown, same_number
 from gristmill.dataset.bases.node import is_of_library, spec_of_first_parent
 from gristmill.dataset.bases.parameters import Parameters, aside, parameters_of
 from gristmill.dataset.bases.traced import Tracing
-from gristmill.dataset.engine.iterators import StreamIterator
+from gristmill.dataset.engine.choices import Records
+from gristmill.dataset.engine.iterators import Given, StreamIterator, stream_of
 from gristmill.dataset.engine.round_robin import RoundRobinIterator
-from gristmill.dataset.engine.stream import Cell, Pos, Stream, observed
+from gristmill.dataset.engine.stream import Cell, Pos, Stream, are_equal, observed
 from gristmill.dataset.slicing import replaced_in
 from gristmill.dataset.stages.interleave import InterleaveDatasetIterator, InterleaveIterDataset, Opener, as_stream, dataset_at
 from gristmill.dataset.states.values import copied
@@ -206,7 +207,7 @@ class StreamInterleaveIterator(StreamIterator[T]):
         return (iterate(self._ds),)
 
 
-_User: TypeAlias = "weakref.ref[MemberIterator[Any]]"
+_User: TypeAlias = "weakref.ref[MemberElements]"
 
 
 class _Members:
@@ -224,9 +225,9 @@ class _Members:
         self._users: dict[int, _User] = {}  # whose lanes are computed or are to be
         self._waiting: dict[int, Any] = {}  # states of lanes that were not started
 
-    def iterator(self, index: int, whole: DatasetIterator[Any]) -> MemberIterator[Any]:
+    def iterator(self, index: int, whole: DatasetIterator[Any]) -> MemberDatasetIterator[Any]:
         """What stands for ``whole``, an iterator of dataset ``index``."""
-        return MemberIterator(self, index, whole)
+        return MemberDatasetIterator(self, index, whole)
 
     def close(self) -> None:
         self._workers.close()
@@ -234,6 +235,10 @@ class _Members:
     def use(self, index: int, user: _User, state: Any) -> None:
         """Lets lane ``index`` go on from ``state``, for ``user``."""
         self._users[index], self._waiting[index] = user, state
+
+    def is_used(self, index: int, user: _User) -> bool:
+        """True if lane ``index`` is computed for ``user``."""
+        return self._users.get(index) is user
 
     def leave(self, index: int, user: _User) -> None:
         """Nobody needs lane ``index`` any more, unless another user has come."""
@@ -266,96 +271,148 @@ class _Members:
             self._lanes = [lane for lane in self._workers.lanes() if isinstance(lane, WorkerLane)]
             self._process_id = os.getpid()
             users = {i: user() for i, user in self._users.items()}
-            self._waiting = {i: user.get_state() for i, user in users.items() if user is not None}
+            self._waiting = {i: user.state() for i, user in users.items() if user is not None}
         waiting, self._waiting = self._waiting, {}
         for worker in {self._lanes[i].worker: None for i in waiting}:
             worker.go_on_with({i: state for i, state in waiting.items() if self._lanes[i].worker is worker})
 
 
-class MemberIterator(BlockIterator[T]):
-    """Stands for ``whole``, which is only asked for states."""
+_UNKNOWN: Any = object()
 
-    _stage_name: ClassVar = None  # the same elements and states
-    _flow = "stateful"
-    _stays_on_error = True
-    _is_costly_to_restore = True
 
-    def __init__(self, members: _Members, index: int, whole: DatasetIterator[T]) -> None:
-        super().__init__()
-        self._ctx.options = whole._ctx.options
-        self._whole = whole
+class MemberElements(Stream):
+    """The elements of dataset ``index``, taken from its lane. The position: states, and which of
+    them it is at.
+
+    Args:
+        stage: the definition.
+        members: has the lane.
+        index: of the dataset.
+        whole: an iterator of the dataset, which computes no element.
+    """
+
+    def __init__(self, stage: Any, members: _Members, index: int, whole: DatasetIterator[Any]) -> None:
+        super().__init__(stage, stream_of(whole))
         self._members = members
         self._index = index
         self._user = weakref.ref(self)
-        self._go_to([copied(snapshot(whole))])
+        self._first: Pos = [copied(snapshot(whole))], 0
+        self._pos: Pos = self._first  # where the first run begins; ``None`` afterwards
+        self._lane_pos: Pos = self._first  # where the lane was started, or taken from last
+        self._at: Pos = _UNKNOWN  # where the lane is; known after no interrupt
 
-    def _go_to(self, states: list[Any]) -> None:
-        self._after: tuple[Sequence[Any], int] = states, 0  # states, and which of them it is at
-        self._has_lane = False  # which may be another one's still, where a state is refused
+    def start(self) -> Pos:
+        return self._first
 
-    def _use_lane(self) -> None:
-        if not self._has_lane:
-            self._members.use(self._index, self._user, self.get_state())
-            self._has_lane = True
+    def next_epoch(self, end: Pos, records: Records = ()) -> Pos:
+        return self._saved(self.parent.next_epoch(self._loaded(end), records))
+
+    # Running.
+
+    def state(self) -> Any:
+        """Return the state that the lane continues from."""
+        return _state(self._lane_pos)
+
+    def _use_lane(self, pos: Pos) -> None:
+        """Let the lane continue from ``pos``, unless it is there."""
+        if not (are_equal(self._at, pos) and self._members.is_used(self._index, self._user)):
+            self._at, self._lane_pos = _UNKNOWN, pos
+            self._members.use(self._index, self._user, _state(pos))
+            self._at = pos
+
+    def _run(self, cell: Cell) -> Iterator[Any]:
+        self._pos = None
+        while True:
+            self._use_lane(cell.pos)  # a state may have been loaded, and then refused by another stage
+            lane = self._members.lane(self._index)
+            try:
+                while not lane.ready and lane.is_running:
+                    lane.receive(1)
+            except BaseException:
+                self._members.start_again()
+                raise
+            if not lane.ready:
+                break
+            self._at = _UNKNOWN
+            x, *pos = lane.ready.popleft()
+            cell.pos = self._at = self._lane_pos = tuple(pos)
+            yield (x, x := None)[0]
+        if lane.failure is not None:
+            cell.past_failed = partial(self._pass, cell)
+            raise lane.failure()
+        if lane.final is not None:
+            cell.pos = self._at = self._lane_pos = [lane.final], 0
+
+    def _pass(self, cell: Cell) -> None:
+        pos = cell.pos
+        self._use_lane(pos)
+        lane, self._at = self._members.lane(self._index), _UNKNOWN
+        state = lane.skip(_state(pos))
+        cell.pos = self._at = self._lane_pos = pos if state is None else ([state], 0)
+
+    # Positions and states.
+
+    def save(self, pos: Pos) -> Any:
+        return copied(_state(pos))
+
+    def saves_anywhere(self) -> bool:
+        return self.parent.saves_anywhere()
+
+    def load(self, state: Any) -> Pos:
+        self._pos = self._saved(self.parent.load(state))
+        return self._pos
+
+    def _saved(self, pos: Pos) -> Pos:
+        """Return the position of a position of the dataset."""
+        return [self.parent.save(pos)], 0
+
+    def _loaded(self, pos: Pos) -> Pos:
+        """Return the position of the dataset."""
+        return self.parent.load(_state(pos))
+
+    def place(self, pos: Pos) -> None:
+        return None
+
+    def index_of(self, pos: Pos) -> int:
+        return self.parent.index_of(self._loaded(pos))
+
+    def at_index(self, index: int) -> Pos:
+        self._pos = self._saved(self.parent.at_index(index))
+        return self._pos
+
+    # Resources.
+
+    def start_prefetch(self) -> None:
+        if self._pos is not None:
+            self._use_lane(self._pos)
+
+    def expect(self, rate: float, due: float | None) -> None:
+        pass  # the dataset computes nothing here
+
+    def close(self) -> None:
+        self._pos = None
+        self._members.leave(self._index, self._user)
+
+    def __str__(self) -> str:
+        return str(self.parent)
+
+
+def _state(pos: Pos) -> Any:
+    states, i = pos
+    return states[i]
+
+
+class MemberDatasetIterator(StreamIterator[T]):
+    """The iterator of such elements, which stands for ``whole``."""
+
+    _stage_name: ClassVar = None  # type: ignore[assignment]  # the same elements and states
+
+    def __init__(self, members: _Members, index: int, whole: DatasetIterator[T]) -> None:
+        self._whole = whole
+        stage = Given(Parameters())
+        super().__init__(stage, [], partial(MemberElements, members=members, index=index, whole=whole))
+        self._ctx.options = whole._ctx.options
 
     @property
     def _described_upstream(self) -> Sequence[Any]:
         return (self._whole,)
-
-    def start_prefetch(self) -> None:
-        if not self._closed:
-            self._use_lane()
-
-    def _take(self, n: int) -> list[T]:
-        self._use_lane()
-        lane = self._members.lane(self._index)
-        taken: list[T] = []
-        before = self._after
-        try:
-            while len(taken) < n and (lane.ready or lane.is_running):
-                if lane.ready:
-                    element, states, i = lane.ready.popleft()
-                    taken.append(element)
-                    self._after = states, i
-                else:
-                    lane.receive(1)
-        except BaseException:
-            self._after = before
-            self._members.start_again()
-            raise
-        if len(taken) < n and lane.failure is not None:
-            raise lane.failure()
-        return taken
-
-    def get_state(self) -> Any:
-        return copied(self._after[0][self._after[1]])
-
-    def _restore(self, state: Any) -> None:
-        self._whole.set_state(state)
-        self._go_to([self._whole.get_state()])
-
-    def _mark(self) -> Any:
-        return self._after
-
-    def _state_at(self, mark: Any) -> Any:
-        states, i = mark
-        return states[i]
-
-    def _return_to(self, mark: Any) -> None:
-        if mark != self._after:
-            states, i = mark
-            self._go_to([states[i]])
-
-    def _skip(self) -> None:
-        self._use_lane()
-        state = self._members.lane(self._index).skip(self.get_state())
-        if state is not None:
-            self._after = [state], 0
-
-    def close(self) -> None:
-        super().close()
-        self._members.leave(self._index, self._user)
-
-    def __del__(self) -> None:
-        if "_user" in vars(self):  # else an interrupt came while it was made
-            self.close()  # another one may stand for the dataset by now

@@ -182,6 +182,23 @@ def test_interleaves_are_those_without_workers(number):
     check(ds, rng, [(in_processes, 2)] if number == 0 else [(local, rng.choice([1, 2, 3, 7]))])
 
 
+def test_totals_of_faults_continue_in_the_next_dataset_of_a_slot():
+    members = [
+        MapDataset.range(10 * i, 10 * i + 10).map(failing(9, int)).to_iter_dataset().tolerate(max_rate=1) for i in range(3)
+    ]
+    ds = InterleaveIterDataset(members, cycle_length=2, iter_buffer_size=0)
+
+    def delivered(it):
+        return [*((x, it.get_state()) for x in it), it.get_state()]
+
+    expected = delivered(iter(ds))
+    assert delivered(iter(local(ds, 2))) == expected
+    restored = iter(local(ds, 2))
+    for i in (20, 7, 13):
+        restored.set_state(expected[i][1])
+        assert delivered(restored) == expected[i + 1 :]
+
+
 def test_processes():
     rng = random.Random(5)
     numbers = MapDataset.range(50).map(failing(23, lambda x: x + 1)).to_iter_dataset().seed(1)
