@@ -106,9 +106,6 @@ class StatedBlocks:
         """Return nothing: all elements come by ``take``."""
         return iter(())
 
-    def want(self, num: int) -> None:
-        """Do nothing: there is nothing in ``each``."""
-
     def _arrived(self, error: BaseException) -> BaseException:
         has_arrived(error)
         if isinstance(error, StopIteration):

@@ -129,11 +129,6 @@ class StreamBlocks:
         except Exception as error:
             self.stopped = self._arrived(error)
 
-    def want(self, num: int) -> None:
-        """Take note that the next ``num`` elements of ``each`` will surely be taken."""
-        if self._saves_anywhere and num > 1:
-            self._cell.wanted = num
-
     def go_back(self) -> None:
         """Do nothing: the stream is after the last element that was taken."""
 
