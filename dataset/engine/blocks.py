@@ -155,11 +155,6 @@ class StreamBlocks:
         except Exception as error:
             self.stopped = self._arrived(error)
 
-    def want(self, num: int) -> None:
-        """Take note that the next ``num`` elements of ``each`` will surely be taken."""
-        if self._saves_anywhere and num > 1:
-            self._cell.wanted = num
-
     def _arrived(self, error: BaseException) -> BaseException:
         has_arrived(error)
         return error

@@ -201,7 +201,8 @@ class StreamIterator(DatasetIterator[T_co]):
 
     def commit(self) -> Pos:
         """Take the element that a run has just yielded for delivered; return the position after it."""
-        self._base = pos = self._own_cell.settle()
+        cell = self._own_cell
+        self._base = pos = cell.settle() if cell.is_counting else cell.pos
         return pos
 
     def _take(self, n: int) -> list[Any]:

@@ -106,6 +106,11 @@ class RoundRobin(Stream):
         log: list[tuple[int, Pos]] = []
         left = num_vacant = 0  # elements that are surely wanted; slots in a row that will remain vacant
         while num_vacant < count:
+            if left > 1 and choices is None and self._budgets is None and not any(ended):
+                block = _Received(running, now, slot)
+                yield from block.elements(cell, left - 1)
+                left, slot, shards, pos = left - block.num, block.slot, running.shards, cell.pos
+                base, log, num = pos[0], [], 0
             if now[slot] is None or ended[slot] == ENDED:
                 ended = replaced(ended, slot, ENDED)
                 num_vacant, slot = num_vacant + 1, (slot + 1) % count
@@ -117,10 +122,7 @@ class RoundRobin(Stream):
                 shard.make_ready()
                 running.at = pos
             if not (shard.ready or shard.failure or shard.has_ended):
-                cell.past_failed = partial(self._begin_again, cell)
-                running.receive(now, slot, ended, left)
-                cell.past_failed = None
-                shards = running.shards
+                shards = _receive(self, cell, now, slot, ended, left)
                 shard = shards[slot]
             if num > count + _MOST_CHANGES:
                 base, log, num = tuple(now), [], 0
@@ -130,8 +132,7 @@ class RoundRobin(Stream):
                     raise_failure(shard)
                 if shard.final is not None:
                     now[slot] = [shard.final], 0
-                    log.append((slot, now[slot]))
-                    num += 1
+                    base, log, num = tuple(now), [], 0
                     add_choices(choices, shard.final)
                     self._judge(cell, slot, ended)
                 was_said = ended[slot]
@@ -149,8 +150,7 @@ class RoundRobin(Stream):
             now[slot] = part = states, i
             log.append((slot, part))
             num, num_vacant = num + 1, 0
-            if ended[slot]:
-                ended = replaced(ended, slot, RUNNING)
+            ended = replaced(ended, slot, RUNNING) if ended[slot] else ended
             slot = slot + 1 if slot + 1 < count else 0
             cell.pos = running.at = self._judged = pos = base, log, num, slot, ended
             yield (x, x := None)[0]
@@ -162,7 +162,8 @@ class RoundRobin(Stream):
 
     def _begin(self, cell: Cell) -> tuple[Pos, list[Pos], int, tuple[int, ...]]:
         """Let shards be computed from ``cell.pos`` on, unless they are; return that past old states, and its parts."""
-        cell.past_failed = partial(self._begin_again, cell)
+        cell.end_block()  # of a run that is gone
+        cell.past_failed = partial(_begin_again, self, cell)
         self._pos = None
         pos = self.running.go_to(cell.pos, cell.choices.to_come() if cell.choices and self.makes_choices else None)
         self._now = now = parts(*pos[:3])
@@ -171,10 +172,6 @@ class RoundRobin(Stream):
             self._judged = pos
         cell.past_failed = None
         return pos, now, pos[3], pos[4]
-
-    def _begin_again(self, cell: Cell) -> None:
-        """Try again what failed, which was no element: it cannot be passed."""
-        self._begin(cell)
 
     def _judge(self, cell: Cell, slot: int, ended: tuple[int, ...]) -> None:
         """Raise an error if the last element, or the end, of a shard exceeds the budgets."""
@@ -357,6 +354,54 @@ class RoundRobinIterator(StreamIterator[T]):
 
     def _resize(self, num_workers: int) -> bool:
         return self.executor.resize(num_workers)
+
+
+def _begin_again(stream: RoundRobin, cell: Cell) -> None:
+    """Try again what failed, which was no element: it cannot be passed."""
+    stream._begin(cell)
+
+
+def _receive(stream: RoundRobin, cell: Cell, now: list[Pos], slot: int, ended: tuple[int, ...], num: int) -> Sequence[Shard]:
+    """Wait until the shard in ``slot`` has something; return all shards."""
+    cell.past_failed = partial(_begin_again, stream, cell)
+    stream.running.receive(now, slot, ended, num)
+    cell.past_failed = None
+    return stream.running.shards
+
+
+class _Received:
+    """Delivers what was received, in turn, until a shard has nothing.
+
+    Args:
+        running: the shards, none of which has ended.
+        now: the parts of the position, which are moved.
+        slot: whose turn it is.
+    """
+
+    def __init__(self, running: RunningShards, now: list[Pos], slot: int) -> None:
+        self.running, self.now, self.slot = running, now, slot
+        self.num = 0  # delivered elements
+
+    def pos(self) -> Pos:
+        return tuple(self.now), (), 0, self.slot, (RUNNING,) * len(self.now)
+
+    def elements(self, cell: Cell, most: int) -> Iterator[Any]:
+        """Return up to ``most`` elements, and move ``cell`` past them."""
+        cell.compute_by(self.pos)
+        running, now, slot = self.running, self.now, self.slot
+        running.at = in_block = object()  # no position, in case of an interrupt
+        queues = [shard.ready for shard in running.shards]
+        while self.num < most and (ready := queues[slot]):
+            x, states, i = ready.popleft()
+            now[slot] = states, i
+            self.num += 1
+            self.slot = slot = slot + 1 if slot + 1 < len(now) else 0
+            yield (x, x := None)[0]
+            if running.at is not in_block:  # a state was loaded and refused, see ``RoundRobin``
+                running.start(now, slot, (RUNNING,) * len(now))
+                break
+        cell.end_block()
+        running.at = cell.pos
 
 
 def raise_failure(shard: Shard) -> None:

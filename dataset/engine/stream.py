@@ -98,7 +98,7 @@ class Cell:
         if self.outer is not None:
             return self.outer.take_wanted()
         wanted, self.wanted = self.wanted, 1
-        return max(wanted, 1)
+        return wanted if wanted > 1 else 1
 
     def count_from(self, index: int, num: int) -> Iterator[bool]:
         """Return an iterator of ``num`` steps, one for each element from ``index`` on, to be consumed with them."""

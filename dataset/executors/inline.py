@@ -96,7 +96,6 @@ class LocalShard(Shard):
     def receive(self, num: int) -> None:
         wanted = 1 + (num - 1) // self._num_lanes  # of this shard
         if self._each is not None:
-            self._blocks.want(wanted)
             self.ready.extend(islice(self._each, wanted))
             if self.ready:
                 return

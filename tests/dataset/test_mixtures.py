@@ -10,6 +10,7 @@ import random
 import sys
 from collections import Counter
 from fractions import Fraction
+from string import ascii_lowercase
 
 import cloudpickle
 import numpy as np
@@ -121,7 +122,7 @@ def test_random_access_far_from_the_beginning(num, most, make):
 
 def lists(name, num, epochs=1):
     """Elements that say where they come from, of 1 to 3 tokens."""
-    first = 1000 * ("abcd".index(name) + 1)
+    first = 1000 * (ascii_lowercase.index(name) + 1)
     return MapDataset.range(first, first + num).map(lambda x: {"x": np.full(x % 3 + 1, x)}).to_iter_dataset(DIRECT)
 
 
@@ -141,7 +142,14 @@ def flat(element):
 
 
 @pytest.mark.parametrize(
-    "weights", [{"a": 1, "b": 2}, {"a": 0.7, "b": 0.2, "c": 0.1}, Schedule({0: {"a": 1, "b": 3}, 20: {"a": 4, "b": 1}})]
+    "weights",
+    [
+        {"a": 1, "b": 2},
+        {"a": 0.7, "b": 0.2, "c": 0.1},
+        Schedule({0: {"a": 1, "b": 3}, 20: {"a": 4, "b": 1}}),
+        {name: 1 + i % 4 for i, name in enumerate(ascii_lowercase)},  # so many are in a tree
+        Schedule({0: dict.fromkeys(ascii_lowercase[:20], 1), 90: {name: ord(name) for name in ascii_lowercase[:20]}}),
+    ],
 )
 def test_by_length_the_component_that_is_furthest_behind_is_next(weights):
     it = iter(mixture(weights, num=400, by=num_tokens))
@@ -150,7 +158,7 @@ def test_by_length_the_component_that_is_furthest_behind_is_next(weights):
     lengths, targets = dict.fromkeys(names, 0), dict.fromkeys(names, Fraction(0))
     for position in range(200):
         element = next(it)
-        name = "abcd"[element["x"][0] // 1000 - 1]
+        name = ascii_lowercase[element["x"][0] // 1000 - 1]
         # the first one of those that are equal
         assert name == max(names, key=lambda n: targets[n] - lengths[n])
         now = steps[max(p for p in steps if p <= position)]
