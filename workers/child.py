@@ -16,6 +16,7 @@ Guarantees:
    end, leaves the others alone.
 7. Where an element takes longer than ``_STUCK_SECONDS``, or for ever, the other thread computes what the consumer needs of the
    other lanes before it, one element at a time, and nothing that comes after it.
+8. It leaves a lane between two outputs, when nothing is left that was computed ahead for it (see ``Divided.is_drained``).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from os import _exit as end_process  # at once, whatever other threads do
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 from gristmill.core.errors import add_note
 from gristmill.core.instruments import Wrap, shadow_for_good
@@ -53,6 +54,8 @@ from gristmill.workers.messages import (
     END,
     ERROR,
     HEADER,
+    LANES,
+    LEFT,
     MAX_INLINE,
     OUTPUTS,
     PASSED,
@@ -119,6 +122,22 @@ class Watched(Producer, Protocol):
         """The elements that ``take`` has finished, and the states; as many as there are of both. Called by another thread."""
 
 
+class Divided(Producer, Protocol):
+    """A producer whose lanes may change."""
+
+    def add(self, lane: int, state: Any) -> None:
+        """Compute this lane, too, from ``state`` on."""
+
+    def drain(self, lane: int) -> None:
+        """Compute nothing more ahead for this lane."""
+
+    def is_drained(self, lane: int) -> bool:
+        """Return true if nothing is left of the lane that was computed ahead. Called between two blocks."""
+
+    def remove(self, lane: int) -> None:
+        """Release what the lane holds."""
+
+
 class Frugal(Producer, Protocol):
     """A producer that has a budget of memory for what is ahead of the consumer. Called by any thread that sends."""
 
@@ -155,6 +174,7 @@ class Connection(Protocol):
     start: tuple[dict[int, Any], bool, Care | None] | None  # states, whether to skip an element, how to go on
     is_for_another: bool  # the start, than the ones before were
     calls: list[bytes]  # functions that nobody has called yet
+    changes: list[tuple[dict[int, Any], Sequence[int]]]  # of lanes: states of more lanes, and lanes to leave
 
     def receive(self, *, wait: bool) -> None:
         """Obeys the commands that are there.
@@ -185,6 +205,7 @@ class BoundedConnection(abc.ABC):
         self.start: tuple[dict[int, Any], bool, Care | None] | None = None
         self.is_for_another = False
         self.calls: list[bytes] = []
+        self.changes: list[tuple[dict[int, Any], Sequence[int]]] = []
 
     @property
     def num_ahead(self) -> int:
@@ -197,7 +218,7 @@ class BoundedConnection(abc.ABC):
 
     def _begin(self, generation: int, start: tuple[dict[int, Any], bool, Care | None]) -> None:
         """Notes a new start, which makes all messages before it worthless."""
-        self.start = start
+        self.start, self.changes = start, []
         self._generation = generation
         self.take_all_off()
 
@@ -271,6 +292,8 @@ class SocketConnection(BoundedConnection):
                 self._begin(generation, (states, skip, care))
             elif kind == CALL:
                 self.calls.append(body)
+            elif kind == LANES:
+                self.changes.append(pickle.loads(body))
             else:
                 for slot in unpack_slots(body):
                     self._arena.free(slot)
@@ -321,6 +344,7 @@ class _Lane:
         self.state = state
         self.num_sent = 0
         self.block_size = BlockSize()
+        self.is_leaving = False
 
 
 class Outbox:
@@ -355,6 +379,31 @@ class Outbox:
             self._connection.send(END if isinstance(stop, StopIteration) else PASSED, final, [], lane=lane.number)
         else:
             self.send_error(stop, lane, is_last=not self.lanes)
+
+    def change(self, added: dict[int, Any], leaving: Sequence[int]) -> None:
+        """Compute more lanes from these states on, and get ready to leave others."""
+        for number, state in added.items():
+            lane = _Lane(number, state)
+            lane.num_sent = min([x.num_sent for x in self.lanes], default=0)
+            try:
+                cast("Divided", self._producer).add(number, state)
+            except BaseException as error:
+                self.send_error(error, lane, is_last=not self.lanes)
+            else:
+                self.lanes = [lane, *self.lanes]
+        for lane in self.lanes:
+            lane.is_leaving |= lane.number in leaving
+
+    def leave_drained(self) -> None:
+        """Leave the lanes that are to be left, if nothing is left that was computed ahead for them."""
+        for lane in [x for x in self.lanes if x.is_leaving]:
+            producer = cast("Divided", self._producer)
+            producer.drain(lane.number)
+            if producer.is_drained(lane.number):
+                producer.remove(lane.number)
+                self.lanes = [x for x in self.lanes if x is not lane]
+                self._send_report(not self.lanes)
+                self._connection.send(LEFT, self._encoder.encode_state(None), [], lane=lane.number)
 
     def send_error(self, error: BaseException, lane: _Lane, *, is_last: bool) -> None:
         if isinstance(error, SystemExit):  # as if in the main program: the process ends
@@ -419,10 +468,13 @@ class Worker:
         with self._lock:
             while True:
                 while self._connection.start is None:
-                    self._connection.receive(wait=True)
+                    self._connection.receive(wait=not self._connection.changes)
                     self._obey()
+                    self._produce([], is_careful=False)  # unless it gets lanes, this does nothing
                 (states, skip, care), self._connection.start = self._connection.start, None
                 self._connection.send(STARTED, b"", [])
+                if not states:  # it will get lanes when it runs
+                    continue
                 first = next(iter(states))
                 if self._watched is not None:
                     self._watched.care = care
@@ -484,7 +536,12 @@ class Worker:
         The consumer needs elements of the lanes in turn: next comes a block of the one of which the fewest were sent.
         """
         connection, self.outbox.lanes = self._connection, lanes
-        while self.outbox.lanes and connection.start is None:
+        while connection.start is None:
+            if connection.changes and not self._in_turn(self._change_lanes):
+                break
+            self.outbox.leave_drained()
+            if not self.outbox.lanes or connection.start is not None:
+                break
             lane = min(self.outbox.lanes, key=_num_sent)
             stop = self._send_block(lane, is_careful)
             if stop is not None:
@@ -494,6 +551,10 @@ class Worker:
                 self._obey()
         if self._watched is not None:
             self._watched.end()
+
+    def _change_lanes(self) -> None:
+        while self._connection.changes:
+            self.outbox.change(*self._connection.changes.pop(0))
 
     def _send_block(self, lane: _Lane, is_careful: bool) -> BaseException | None:
         """Sends the next elements of ``lane``; returns what follows them, if that is no element."""

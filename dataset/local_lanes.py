@@ -1,0 +1,162 @@
+"""The lanes of a pool of processes or threads, whose number may change.
+
+Guarantees:
+
+1. A lane is handed over between two of its outputs. The worker that leaves it computes nothing more
+   ahead for it, and sends what it has computed. So nothing is computed twice, but for what a restored
+   state computes again (the window of a shuffle, say), and what is lost with a worker that dies.
+2. A new worker gets lanes when it is up: until then the others go on with them.
+3. Lanes move only after ``resize``. As long as a worker that has died is accounted for, its lanes stay.
+4. Elements, their order, errors and states do not depend on which worker computes a lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gristmill.dataset.bases.context import Numbers
+from gristmill.dataset.slicing import lanes_of_worker
+from gristmill.dataset.worker_lanes import LanesOfWorker, WorkerLane, divided
+
+
+class LocalLanes:
+    """All lanes of a pipeline, divided among the workers of a pool.
+
+    Args:
+        pool: the workers.
+        num_lanes: how many lanes there are.
+        numbers: which elements are those of all lanes; ``None`` if that is not known.
+    """
+
+    def __init__(self, pool: Any, num_lanes: int, numbers: Numbers | None) -> None:
+        count = len(pool.workers)
+        self.lanes = [WorkerLane(self, number) for number in range(num_lanes)]
+        self._pool = pool
+        self._args = num_lanes, numbers
+        self._num_wanted = count
+        self._is_settled = True  # no lane has to move
+        self._was_resized = False
+        self._groups: list[LanesOfWorker] = []  # by worker
+        self._add_groups(count)
+        for group, index in zip(self._groups, range(count), strict=True):
+            group.add([self.lanes[number] for number in lanes_of_worker(index, count, num_lanes)], {})
+
+    def _add_groups(self, count: int) -> None:
+        for index in range(len(self._groups), count):
+            self._groups.append(LanesOfWorker(self._pool, index, count, *self._args))
+
+    def text(self, lane: WorkerLane) -> str:
+        """Return which worker computes a lane, and where that is."""
+        text: str = lane.owner.text(lane)
+        return text
+
+    def start(self, states: dict[int, Any]) -> None:
+        """Begin to compute these lanes from these states on. They are needed in this order."""
+        for group in self._groups:
+            own = {number: state for number, state in states.items() if number in group.lanes}
+            if own:
+                group.start(own)
+
+    def go_on_with(self, states: dict[int, Any]) -> None:
+        """Compute these lanes, too, from these states on."""
+        if self._was_resized:
+            self._spread([*states])
+        for group in self._groups:
+            own = {number: state for number, state in states.items() if number in group.lanes}
+            if own:
+                group.go_on_with(own)
+
+    def fetch(self, lane: WorkerLane) -> None:
+        """Wait until ``lane`` has something."""
+        while lane.is_running and not lane.ready:
+            if not self._is_settled:
+                self._balance()
+            lane.owner.fetch(lane)
+            self._hand_over()
+
+    def skip(self, lane: WorkerLane, state: Any) -> Any:
+        """See ``Shard``."""
+        return lane.owner.skip(lane, state)
+
+    def resize(self, num: int) -> None:
+        """Let ``num`` workers compute the lanes from now on. Another thread may call this."""
+        self._num_wanted, self._was_resized, self._is_settled = num, True, False
+
+    # Moving lanes.
+
+    def _balance(self) -> None:
+        """Let workers leave the lanes that others are to compute, as far as these are up."""
+        wanted = self._num_wanted
+        self._recruit(wanted)
+        for group in self._groups:
+            group.receive_sent()
+        self._hand_over()
+        targets = self._targets()
+        if targets is None:
+            return
+        is_settled = True
+        for group in self._groups:
+            moving = [number for number in group.lanes if targets.get(number, group) is not group]
+            is_settled = is_settled and not moving and group.is_calm
+            asked = [number for number in moving if number not in group.leaving]
+            if asked and group.is_calm:
+                group.leave(asked)
+        if is_settled:
+            self._dismiss(wanted)
+            self._is_settled = wanted == self._num_wanted
+
+    def _recruit(self, wanted: int) -> None:
+        """Start workers, so that there are ``wanted``."""
+        if len(self._groups) < wanted:
+            self._pool.resize(wanted)
+            for worker in self._pool.workers[len(self._groups) :]:
+                worker.start({})
+            self._add_groups(wanted)
+            self._recount(wanted)
+
+    def _dismiss(self, wanted: int) -> None:
+        """End the workers beyond ``wanted``, which have no lanes that run."""
+        for group in self._groups[wanted:]:
+            for number in [*group.lanes]:
+                lane = group.lanes[number]
+                self._groups[number % wanted].add([lane], group.pop(number))
+        if len(self._groups) > wanted:
+            del self._groups[wanted:]
+            self._pool.resize(wanted)
+            self._recount(wanted)
+
+    def _recount(self, count: int) -> None:
+        for group in self._groups:
+            group.recount(count)
+
+    def _targets(self) -> dict[int, LanesOfWorker] | None:
+        """Return who is to compute each lane that runs; ``None`` if nobody can yet."""
+        up = [i for i, group in enumerate(self._groups[: self._num_wanted]) if group.is_up]
+        if not up:
+            return None
+        running = [lane.number for lane in self.lanes if lane.owner.computes(lane.number)]
+        before = {i: group.lanes.keys() & {*running} for i, group in enumerate(self._groups)}
+        shares = divided(running, before, up)
+        return {number: self._groups[i] for i, share in shares.items() for number in share}
+
+    def _hand_over(self) -> None:
+        """Let others compute the lanes that workers have left."""
+        for group in self._groups:
+            while group.left:
+                lane, state = group.left.pop()
+                self._least_busy().add([lane], {lane.number: state})
+
+    def _least_busy(self) -> LanesOfWorker:
+        up = [group for group in self._groups[: self._num_wanted] if group.is_up] or self._groups
+        return min(up, key=lambda group: len([lane for lane in group.lanes.values() if lane.is_running]))
+
+    def _spread(self, numbers: Sequence[int]) -> None:
+        """Let the least busy workers compute these lanes, which nobody computes."""
+        for number in numbers:
+            lane = self.lanes[number]
+            owner = lane.owner
+            if owner.is_calm and (target := self._least_busy()) is not owner:
+                target.add([lane], {})
+                owner.leave([number])
+                owner.pop(number)
