@@ -119,6 +119,21 @@ class LanesOnRay:
         self._num_wanted = num_workers
         self._look_at = 0.0
 
+    is_settled = True
+
+    @property
+    def num_received(self) -> int:
+        """How many elements have come of the actors that are there."""
+        return sum([group.num_received for group in self._groups.values()])
+
+    def busy(self) -> float:
+        """Return 1: nobody knows without asking each actor."""
+        return 1.0
+
+    def has_sent(self, lane: WorkerLane) -> bool:
+        """Return false: nobody knows without asking the actor."""
+        return False
+
     def text(self, lane: WorkerLane) -> str:
         """Which worker computes a lane, and where that is."""
         group = self._groups.get(self._actor_of.get(lane.number, -1))

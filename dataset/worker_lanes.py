@@ -95,6 +95,10 @@ class NamedWorker:
         """True if the worker runs."""
         return bool(self._pool.workers[self._index].is_up)
 
+    def has_sent(self) -> bool:
+        """Return true if the worker has sent something."""
+        return bool(self._pool.workers[self._index].has_sent())
+
     def recount(self, count: int) -> None:
         """Take note that there are ``count`` workers."""
         self._count = max(count, self._index + 1)
@@ -162,6 +166,7 @@ class LanesOfWorker(NamedWorker):
         self._is_suspected = False  # so were others, and it has died again since, with them
         self._accused: tuple[int, int] | None = None  # what the last worker that died was reading
         self._held: tuple[int, int, Any] | None = None  # a message that has been received ahead
+        self.num_received = 0  # elements
 
     def start(self, states: dict[int, Any]) -> None:
         """Begins to compute these lanes from these states on. They are needed in this order."""
@@ -271,6 +276,7 @@ class LanesOfWorker(NamedWorker):
         else:
             elements, states, error = content
             num = len(elements)
+            self.num_received += num
             if num:
                 self._states[lane.number], self._is_suspected = states[num - 1], False
                 if self._accused is not None and self._lane_of(self._accused) == lane.number:

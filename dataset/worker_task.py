@@ -131,6 +131,19 @@ class PipelineProducer:
         self._start(number, state, len(self.iterators) + 1, skip=False)
         self._share_threads()
 
+    def has(self, number: int) -> bool:
+        """Return true if the lane is open."""
+        return number in self._lanes and self._lanes[number].iterator is not None
+
+    def forget(self, number: int) -> None:
+        """Close a lane, if it is open."""
+        if number in self._lanes:
+            self._lanes[number].close()
+
+    def skip(self, number: int, state: Any) -> Any:
+        """Continue a lane past the element after ``state``; return the state then."""
+        return self._start(number, state, len(self.iterators) or 1, skip=True)
+
     def drain(self, number: int) -> None:
         """See ``Divided``."""
         lane = self._lanes[number]

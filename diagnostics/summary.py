@@ -90,6 +90,7 @@ class StageSummary:
 
 
 _MAX_COMPONENTS = 8  # that are shown
+_MAX_DECISIONS = 5
 
 
 def _drawn_text(components: dict[str, dict[str, int]]) -> str:
@@ -115,6 +116,7 @@ class ExecutionSummary(Mapping[int, StageSummary]):
         budgets: what is in use of the threads and the memory for what is computed ahead, in each process that does so.
         faults: how many elements each step that tolerates them has passed over since it is observed, by its name; only those
             that have.
+        decisions: the changes of the number of workers, where that is ``"auto"``, with their reasons.
     """
 
     nodes: dict[int, StageSummary]
@@ -122,6 +124,7 @@ class ExecutionSummary(Mapping[int, StageSummary]):
     waited_ns: int = 0
     budgets: tuple[BudgetUse, ...] = ()
     faults: dict[str, int] = field(default_factory=dict)
+    decisions: tuple[str, ...] = ()
 
     def __getitem__(self, key: int) -> StageSummary:
         return self.nodes[key]
@@ -173,14 +176,15 @@ class ExecutionSummary(Mapping[int, StageSummary]):
     @property
     def remarks(self) -> list[str]:
         """What stands below the table."""
-        return [line for line in (self.read_ahead, self.drawn, self.passed_over, self.too_long) if line]
+        lines = [line for line in (self.read_ahead, self.drawn, self.passed_over, self.too_long) if line]
+        return [*lines, *[f"auto: {decision}" for decision in self.decisions[-_MAX_DECISIONS:]]]
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain data."""
         nodes = {str(key): {**asdict(node), "inputs": list(node.inputs)} for key, node in self.nodes.items()}
         budgets = [asdict(budget) for budget in self.budgets]
         times = {"elapsed_ns": self.elapsed_ns, "waited_ns": self.waited_ns}
-        return {"nodes": nodes, **times, "budgets": budgets, "faults": self.faults}
+        return {"nodes": nodes, **times, "budgets": budgets, "faults": self.faults, "decisions": [*self.decisions]}
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2)
@@ -374,7 +378,9 @@ def take_snapshot(observer: Any) -> Snapshot:
         )
         for lane, offset in timelines
     ]
-    summary = replace(_summary(observer, records, order, places, transport), budgets=tuple(budgets), faults={**observer.faults})
+    decisions = tuple([decision for group in [*observer.groups.values()] for decision in group.decisions])
+    summary = _summary(observer, records, order, places, transport)
+    summary = replace(summary, budgets=tuple(budgets), faults={**observer.faults}, decisions=decisions)
     loads = [replace(load, stage=order[load.stage]) for load in loads if load.stage in order]
     marks = [(output.first or 0, 0), *output.marks]
     return Snapshot(summary, output.elements, delays, threads, loads, marks)

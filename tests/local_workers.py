@@ -79,18 +79,20 @@ class ResizedIterDataset(LocalWorkersIterDataset):
 
     def __iter__(self) -> RoundRobinIterator[Any]:
         task = lanes_task(self._parent, lanes_of(self._options), False, True)
-        return RoundRobinIterator(self, task, ResizedExecutor(self._options, None))
+        executor = ResizedExecutor(self._options, None)
+        executor.tune(self._options, self._options.num_workers, may_be_here=True)
+        return RoundRobinIterator(self, task, executor)
 
 
 class ResizedExecutor(PoolExecutor):
-    """Has another number of workers whenever it waits for an element."""
+    """Has another number of workers whenever it waits for an element, or none."""
 
     def __init__(self, options: MultiprocessingOptions, init_fn: Any) -> None:
         super().__init__(dataclasses.replace(options, executor="threads"), init_fn)
         self._random = random.Random(SEED)
 
     def receive(self, number: int, num: int) -> None:
-        self.resize(self._random.randint(1, lanes_of(self._options)))
+        self._use(self._random.randint(0, lanes_of(self._options)))
         super().receive(number, num)
 
 
