@@ -138,9 +138,8 @@ class LocalLanes:
             self._pool.resize(wanted)
             self._add_groups(wanted)
             self._recount(wanted)
-        for worker in self._pool.workers:
-            if not worker.generation:
-                worker.start({})
+        for group in self._groups:
+            group.begin()
 
     def _dismiss(self, wanted: int) -> None:
         """End the workers beyond ``wanted``, which have no lanes that run."""

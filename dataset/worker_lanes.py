@@ -120,6 +120,14 @@ class NamedWorker:
         numbers = self._numbers_of_all
         return None if numbers is None else numbers.replaced(index=number, count=self._num_lanes)
 
+    def _not_unpickled(self, error: Exception, number: int) -> Failure:
+        name = worker_name(self._index, self._count, number, self._num_lanes)
+        add_note(error, f"An output of {name}, {self._place(number)}, was received and could not be unpickled.")
+        return partial(decode_error, encode_error(error))
+
+    def _lane_of(self, entry: tuple[int, ...]) -> int:
+        return lane_and_root(entry[0])[0]
+
     def _obituary(self, death: WorkerDied, number: int) -> str:
         return (
             f"{self._death(death, number)}, {self._place(number)}. Nothing is lost: "
@@ -167,6 +175,13 @@ class LanesOfWorker(NamedWorker):
         self._accused: tuple[int, int] | None = None  # what the last worker that died was reading
         self._held: tuple[int, int, Any] | None = None  # a message that has been received ahead
         self.num_received = 0  # elements
+        self._has_begun = False  # the worker computes nothing that was asked for before
+
+    def begin(self) -> None:
+        """Let the worker start, and wait for lanes."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._pool.worker(self._index).start({})
 
     def start(self, states: dict[int, Any]) -> None:
         """Begins to compute these lanes from these states on. They are needed in this order."""
@@ -208,7 +223,7 @@ class LanesOfWorker(NamedWorker):
         new = {number: state for number, state in states.items() if self.lanes[number].is_running}
         if new:
             worker = self._pool.workers[self._index]
-            is_running = worker.generation and worker.is_alive()
+            is_running = self._has_begun and worker.generation and worker.is_alive()
             if is_running and self.is_calm and not self.leaving & new.keys():
                 worker.change_lanes(new, [])
             else:
@@ -233,6 +248,7 @@ class LanesOfWorker(NamedWorker):
         )
         if running:
             states = {number: self._states[number] for number in running}
+            self._has_begun = True
             self._pool.worker(self._index).start(states, skip=self._skipping is not None, care=self._care)
 
     def fetch(self, lane: WorkerLane) -> None:
@@ -285,11 +301,6 @@ class LanesOfWorker(NamedWorker):
             lane.ready.extend(zip(elements, repeat(states), range(num)))
             if error is not None:
                 lane.failure = self._not_unpickled(error, lane.number)
-
-    def _not_unpickled(self, error: Exception, number: int) -> Failure:
-        name = worker_name(self._index, self._count, number, self._num_lanes)
-        add_note(error, f"An output of {name}, {self._place(number)}, was received and could not be unpickled.")
-        return partial(decode_error, encode_error(error))
 
     def _receive(self) -> tuple[int, int, Any]:
         """The worker's next message, or that of one that takes its place.
@@ -390,6 +401,3 @@ class LanesOfWorker(NamedWorker):
             return False
         self._held = message
         return True
-
-    def _lane_of(self, entry: tuple[int, ...]) -> int:
-        return lane_and_root(entry[0])[0]

@@ -473,15 +473,14 @@ class Worker:
                     self._produce([], is_careful=False)  # unless it gets lanes, this does nothing
                 (states, skip, care), self._connection.start = self._connection.start, None
                 self._connection.send(STARTED, b"", [])
-                if not states:  # it will get lanes when it runs
-                    continue
-                first = next(iter(states))
+                first = next(iter(states), 0)  # without any, it will get lanes when it runs
                 if self._watched is not None:
                     self._watched.care = care
                 try:
                     started = self._in_turn(partial(self._start, states, skip=skip))
                 except BaseException as error:
-                    self.outbox.send_error(error, _Lane(first, states[first]), is_last=True)
+                    if states:
+                        self.outbox.send_error(error, _Lane(first, states[first]), is_last=True)
                     continue
                 for states in started:
                     if skip:
@@ -690,6 +689,9 @@ class Failed:
         return cls(error)
 
     def start(self, states: Mapping[int, Any], *, skip: bool) -> dict[int, Any]:
+        raise self._error
+
+    def add(self, lane: int, state: Any) -> None:
         raise self._error
 
     def take(self, lane: int, n: int) -> tuple[list[Any], Sequence[Any], BaseException | None]:

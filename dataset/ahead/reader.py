@@ -175,8 +175,9 @@ class Reader(_Items):
     def drain(self) -> None:
         """Compute nothing more ahead. What was computed ahead is handed out."""
         self._is_draining = True
-        if self._ahead is not None:
-            self._ahead.is_draining = True
+        if (ahead := self._ahead) is not None and not ahead.is_draining:
+            with ahead.budget.lock:  # nobody begins anything after this
+                ahead.is_draining = True
 
     @property
     def is_drained(self) -> bool:

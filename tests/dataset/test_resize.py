@@ -103,6 +103,23 @@ def test_no_kill_and_no_resize_is_observable(tmp_path):
     assert_raises(StopIteration, None, next, it)
 
 
+def test_a_state_that_is_set_while_lanes_move(tmp_path):
+    ds = sparse_batches(tmp_path / "calls", 150)
+    expected = outcome(iter(by_workers(ds, "threads")), lambda it: None)
+    draw = random.Random(SEED)
+    auto = ds.mp_prefetch(MultiprocessingOptions("auto", num_lanes=NUM_LANES, executor="threads"))
+    for it in (iter(by_workers(ds, "threads")), iter(auto)):
+        states = [it.get_state(), *[state for _, state in expected]]
+        for _ in range(20):
+            start = draw.randrange(len(expected))
+            it.set_state(states[start])
+            for x, state in expected[start : start + draw.randint(1, 20)]:
+                if draw.random() < 0.2:
+                    it.resize(draw.randint(1, NUM_LANES))
+                assert (str(next(it)), it.get_state()) == (x, state)
+        it.close()
+
+
 def test_stages_after_the_workers_and_the_order_of_the_stream(tmp_path):
     ds = MapDataset.range(200).shuffle(seed=1).map(lambda x: x * 2).to_iter_dataset()
     workers = MultiprocessingOptions(4, executor="threads")
