@@ -7,13 +7,17 @@ import logging
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from gristmill.core.errors import as_int, check_word
 
 _log = logging.getLogger("gristmill")
 
 MAX_LANES = 1 << 16  # as many as a message between processes can tell apart
+AUTO_LANES = 16  # with ``"auto"``, where no number is given: the same on every machine
+AUTO_THREADS = 64  # the most that read with ``"auto"``: they start as long as the consumer waits
+
+NumberOrAuto: TypeAlias = Any  # int | Literal["auto"], as a field whose number is used as an int
 
 
 @dataclass(slots=True)
@@ -21,9 +25,9 @@ class ReadOptions:
     """Options of threads that read records ahead.
 
     Args:
-        num_threads: threads that read and transform; 0 reads in the calling thread.
-        prefetch_buffer_size: elements that may be in flight or ready ahead of the consumer; 0 reads
-            on demand.
+        num_threads: threads that read and transform; 0 reads in the calling thread. ``"auto"``: up to 64, each started when the
+            consumer waits; the attribute is this number.
+        prefetch_buffer_size: elements that may be in flight or ready ahead of the consumer; 0 reads on demand.
 
     Raises:
         TypeError: a value is not an integer.
@@ -34,12 +38,14 @@ class ReadOptions:
         ReadOptions(num_threads=4, prefetch_buffer_size=500)
     """
 
-    num_threads: int = 16
+    num_threads: NumberOrAuto = 16
     prefetch_buffer_size: int = 500
 
     def __post_init__(self) -> None:
-        self.num_threads = as_int("num_threads", self.num_threads, minimum=0)
         self.prefetch_buffer_size = as_int("prefetch_buffer_size", self.prefetch_buffer_size, minimum=0)
+        self.num_threads = number_or_auto("num_threads", self.num_threads, 0)
+        if self.num_threads == "auto":
+            self.num_threads = min(AUTO_THREADS, self.prefetch_buffer_size)
         if 0 < self.prefetch_buffer_size < self.num_threads:
             _log.warning(
                 "prefetch_buffer_size=%d is smaller than num_threads=%d: only %d threads can be busy",
@@ -54,30 +60,30 @@ class MultiprocessingOptions:
     """Number and kind of the workers that run a pipeline, and how far they may run ahead.
 
     Args:
-        num_workers: number of workers; 0 runs in the calling thread.
-        per_worker_buffer_size: outputs that each worker may keep ready, at least 1 with workers; of
-            small outputs, as many as fit in 1 MB.
+        num_workers: number of workers; 0 runs in the calling thread. ``"auto"``: the number is found while they run, and may be
+            0. The stream is that of ``num_lanes``, by default 16, on every machine, or that of ``order="stream"``. Until workers
+            are up, this process computes the first elements, unless there are a ``worker_init_fn`` or ``worker_env``.
+        per_worker_buffer_size: outputs that each worker may keep ready, at least 1 with workers; of small outputs, as many as
+            fit in 1 MB.
         enable_profiling: accepted for compatibility, without effect.
-        worker_env: environment variables of worker processes that differ from this process's;
-            ``None`` as a value removes one. By default ``JAX_PLATFORMS`` is ``cpu`` and no GPU is
-            visible there.
-        num_lanes: into how many lanes the stream is divided, at least as many as workers and at
-            most 65 536. Elements, their order and states follow from this number alone, whatever
-            ``num_workers`` is: with 8 lanes, 0, 1, 3 or 8 workers give what 8 workers give without
-            it, and read each other's states. A worker computes whole lanes. ``None``: one for each
-            worker. Every lane has its own copy of what stateful steps keep: a window shuffle of 10
-            000 elements of 1 kB takes 10 MB in each, 80 MB in 8 lanes, wherever these are computed.
-            Sources are shared by the lanes of a process, and so are the threads and the read-ahead
-            of ``ReadOptions``, of which each lane uses its part.
-        executor: ``"processes"``, ``"threads"`` of this process, or ``None``: threads if Python
-            runs without the GIL when iteration begins (``sys._is_gil_enabled()`` returns
-            ``False``), otherwise processes. Elements, order, errors and states are the same.
-            Threads start at once and hand outputs over without pickling. Each has its own copy of
-            the functions, as a process has; threads share sources, modules, classes, and functions
-            that cannot be pickled, which must be safe to use from several threads.
-            ``worker_init_fn`` runs in each thread with the same arguments, and ``worker_env`` is
-            refused. A crash in C code ends the program, and a function that never returns keeps its
-            thread. With the GIL, threads help if functions release it or wait.
+        worker_env: environment variables of worker processes that differ from this process's; ``None`` as a value removes one.
+            By default ``JAX_PLATFORMS`` is ``cpu`` and no GPU is visible there.
+        num_lanes: into how many lanes the stream is divided, at least as many as workers and at most 65 536. Elements, their
+            order and states follow from this number alone, whatever ``num_workers`` is: with 8 lanes, 0, 1, 3 or 8 workers give
+            what 8 workers give without it, and read each other's states. A worker computes whole lanes. ``None``: one for each
+            worker. Every lane has its own copy of what stateful steps keep: a window shuffle of 10 000 elements of 1 kB takes
+            10 MB in each, 80 MB in 8 lanes, wherever these are computed. Sources are shared by the lanes of a process, and so
+            are the threads and the read-ahead of ``ReadOptions``, of which each lane uses its part.
+        executor: ``"processes"``, ``"threads"`` of this process, or ``None``: threads if Python runs without the GIL when
+            iteration begins (``sys._is_gil_enabled()`` returns ``False``), otherwise processes. Elements, order, errors and
+            states are the same. Threads start at once and hand outputs over without pickling. Each has its own copy of the
+            functions, as a process has; threads share sources, modules, classes, and functions that cannot be pickled, which
+            must be safe to use from several threads. ``worker_init_fn`` runs in each thread with the same arguments, and
+            ``worker_env`` is refused. A crash in C code ends the program, and a function that never returns keeps its thread.
+            With the GIL, threads help if functions release it or wait.
+        max_workers: the largest number for ``"auto"``. ``None``: twice the CPUs that this process may use, by affinity and
+            control group, divided by the number of training processes on the machine (``LOCAL_WORLD_SIZE``), and no more than
+            there is memory for.
 
     Raises:
         TypeError: a value is of the wrong type.
@@ -92,15 +98,17 @@ class MultiprocessingOptions:
         [array([0, 3]), array([1, 4]), array([2, 5]), array([6]), array([7]), array([8])]
     """
 
-    num_workers: int = 0
+    num_workers: NumberOrAuto = 0
     per_worker_buffer_size: int = 1
     enable_profiling: bool = False
     worker_env: Mapping[str, str | None] | None = field(default=None, repr=False, kw_only=True)
     num_lanes: int | None = field(default=None, repr=False, kw_only=True)
     executor: Literal["processes", "threads"] | None = field(default=None, repr=False, kw_only=True)
+    max_workers: int | None = field(default=None, repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        self.num_workers = as_int("num_workers", self.num_workers, minimum=0)
+        self.num_workers = number_or_auto("num_workers", self.num_workers, 0)
+        self.max_workers = check_max_workers(self.max_workers, self.num_workers, 0)
         self.per_worker_buffer_size = as_int(
             "per_worker_buffer_size", self.per_worker_buffer_size, minimum=1 if self.num_workers else 0
         )
@@ -117,11 +125,27 @@ class MultiprocessingOptions:
     def _check_lanes(self) -> None:
         if self.num_lanes is not None:
             self.num_lanes = as_int("num_lanes", self.num_lanes, minimum=1)
-            if not self.num_workers <= self.num_lanes <= MAX_LANES:
+            if not (0 if self.num_workers == "auto" else self.num_workers) <= self.num_lanes <= MAX_LANES:
                 raise ValueError(
                     f"num_lanes must be at least num_workers, {self.num_workers}, and at most {MAX_LANES}, "
                     f"got {self.num_lanes}: a worker computes whole lanes. Use fewer workers or more lanes"
                 )
+
+
+def number_or_auto(name: str, value: Any, minimum: int) -> Any:
+    """Return ``value``, which is ``"auto"`` or an integer of at least ``minimum``."""
+    if isinstance(value, str) and value != "auto":
+        raise ValueError(f"{name} must be an integer or 'auto', got {value!r:.200}")
+    return value if isinstance(value, str) else as_int(name, value, minimum=minimum)
+
+
+def check_max_workers(max_workers: Any, num_workers: Any, minimum: int) -> int | None:
+    """Return ``max_workers``, which bounds ``"auto"`` alone."""
+    if max_workers is not None and num_workers != "auto":
+        raise ValueError(
+            f"max_workers must be None unless num_workers is 'auto', got {max_workers!r:.100} beside {num_workers!r}"
+        )
+    return None if max_workers is None else as_int("max_workers", max_workers, minimum=minimum)
 
 
 def chosen_executor(options: MultiprocessingOptions) -> Literal["processes", "threads"]:

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
 import numpy as np
 
 from gristmill.core.errors import as_int, check_word
-from gristmill.core.options import MultiprocessingOptions, ReadOptions
-from gristmill.core.ray_options import RayOptions, WorkerOptions, check_worker_options
+from gristmill.core.options import MultiprocessingOptions, NumberOrAuto, ReadOptions
+from gristmill.core.ray_options import RayOptions, WorkerOptions, check_worker_options, in_lanes, with_number
 from gristmill.core.sharding import ShardOptions
 from gristmill.dataset.bases.migration_hints import lookup_with_hint
 from gristmill.transforms import (
@@ -69,8 +69,12 @@ def _by_workers(
 
 
 def _in_lanes(ds: Any, num_lanes: int | None = None, *, options: WorkerOptions, worker_init_fn: Any) -> Any:
-    num_workers = options.num_workers if num_lanes is None else min(options.num_workers, num_lanes)
-    return _by_workers(ds, replace(options, num_workers=num_workers, num_lanes=num_lanes), worker_init_fn, by_lanes=False)
+    if options.num_workers == "auto":
+        options = replace(options, num_lanes=num_lanes)
+    else:
+        num_workers = options.num_workers if num_lanes is None else min(options.num_workers, num_lanes)
+        options = replace(options, num_workers=num_workers, num_lanes=num_lanes)
+    return _by_workers(ds, options, worker_init_fn, by_lanes=False)
 
 
 def _warn_of_small_groups(ds: Any, batch_size: Any) -> None:
@@ -1470,7 +1474,8 @@ class IterAheadMethods(Generic[T_co]):
             options = MultiprocessingOptions(num_workers=10)
         check_worker_options("options", options)
         ds = cast("IterDataset[T_co]", self)
-        if _check_order(order, options, sequential_slice) == "workers" or not options.num_workers:
+        if _check_order(order, options, sequential_slice) == "workers" or 0 in (options.num_workers, options.max_workers):
+            options = in_lanes(options) if order == "workers" else with_number(options, 0)
             if options.num_lanes is None and not sequential_slice:
                 from gristmill.dataset.mixtures.shares import warn_if_one_sided
 
@@ -1480,19 +1485,19 @@ class IterAheadMethods(Generic[T_co]):
 
         return in_stream_order(ds, partial(_in_lanes, options=options, worker_init_fn=worker_init_fn))
 
-    def multithread_prefetch(self, num_threads: int, buffer_size: int, *, sequential_slice: bool = False) -> IterDataset[T_co]:
-        """Returns a dataset of the same elements, computed by threads: what ``mp_prefetch`` does
-        with processes.
+    def multithread_prefetch(
+        self, num_threads: NumberOrAuto, buffer_size: int, *, sequential_slice: bool = False
+    ) -> IterDataset[T_co]:
+        """Returns a dataset of the same elements, computed by threads: what ``mp_prefetch`` does with processes.
 
         An addition to Grain's methods: it stands for
         ``gristmill.experimental.multithread_prefetch``.
 
         Args:
-            num_threads: number of threads; 0 returns this dataset itself.
-            buffer_size: the most outputs for each thread to be ahead; 0 computes in the calling
-                thread.
-            sequential_slice: give each thread a contiguous part of the source instead of every
-                ``num_threads``-th element.
+            num_threads: number of threads; 0 returns this dataset itself. ``"auto"``: the stream is that of 16, and the threads
+                of the pipeline compute it (see ``DatasetOptions.max_threads``).
+            buffer_size: the most outputs for each thread to be ahead; 0 computes in the calling thread.
+            sequential_slice: give each thread a contiguous part of the source instead of every ``num_threads``-th element.
 
         Raises:
             TypeError: an argument has the wrong type.

@@ -16,14 +16,14 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from gristmill.core.ray_options import RayOptions
 from gristmill.dataset.bases.context import Numbers
 from gristmill.dataset.telling.failures import of_no_element
-from gristmill.dataset.worker_lanes import CAREFUL_OUTPUTS, LanesOfWorker, WorkerLane
+from gristmill.dataset.worker_lanes import CAREFUL_OUTPUTS, LanesOfWorker, WorkerLane, divided
 from gristmill.workers.messages import Care
 from gristmill.workers.process import WorkerBusy, WorkerDied, WorkerSilent
 
@@ -47,7 +47,6 @@ class LanesOfActor(LanesOfWorker):
 
     def __init__(self, pool: Any, index: int, count: int, num_lanes: int, numbers: Numbers | None, budget: int) -> None:
         super().__init__(pool, index, count, num_lanes, numbers)
-        self.lanes = {}
         self._budget = budget  # bytes that all actors may be ahead
 
     def take_over(self, lanes: dict[int, WorkerLane], states: dict[int, Any], first: int | None) -> None:
@@ -124,6 +123,21 @@ class LanesOnRay:
         self._deaths: Counter[int] = Counter()  # since the last element of a lane
         self._num_wanted = num_workers
         self._look_at = 0.0
+
+    is_settled = True
+
+    @property
+    def num_received(self) -> int:
+        """How many elements have come of the actors that are there."""
+        return sum([group.num_received for group in self._groups.values()])
+
+    def busy(self) -> float:
+        """Return 1: nobody knows without asking each actor."""
+        return 1.0
+
+    def has_sent(self, lane: WorkerLane) -> bool:
+        """Return false: nobody knows without asking the actor."""
+        return False
 
     def text(self, lane: WorkerLane) -> str:
         """Which worker computes a lane, and where that is."""
@@ -208,29 +222,3 @@ class LanesOnRay:
                 dangerous = next((number for number in share if self._deaths[number] >= _CAREFUL_DEATHS), None)
                 of_share = {number: state for number, state in states.items() if number in share}
                 self._groups[index].take_over({number: self.lanes[number] for number in share}, of_share, dangerous)
-
-
-def divided(lanes: Sequence[int], before: Mapping[int, Set[int]], actors: Sequence[int]) -> dict[int, list[int]]:
-    """Which lanes each actor computes: as many as others, up to one, and as many as may be of those
-    that it had before.
-
-    Example:
-        >>> divided([0, 1, 2, 3, 4], {}, [0, 1])
-        {0: [0, 2, 4], 1: [1, 3]}
-        >>> divided([0, 1, 2, 3, 4], {0: {0, 2, 4}, 1: {1, 3}}, [0, 1, 2])
-        {0: [0, 2], 1: [1, 3], 2: [4]}
-    """
-    least, rest = divmod(len(lanes), len(actors))
-    shares: dict[int, list[int]] = {index: [] for index in actors}
-    homeless = []
-    owner = {number: index for index, numbers in before.items() for number in numbers}
-    for number in lanes:
-        share = shares.get(owner.get(number, -1))
-        if share is None or len(share) > least or (len(share) == least and not rest):
-            homeless.append(number)
-            continue
-        rest -= len(share) == least
-        share.append(number)
-    for number in homeless:
-        min(shares.values(), key=len).append(number)
-    return shares

@@ -41,8 +41,8 @@ from gristmill.dataset.worker_task import PipelineTask
 from gristmill.workers.child import LARGE, MIN_BYTES, BoundedConnection, Disconnected, Failed, Worker
 from gristmill.workers.codec import MIN_SHARED_BYTES, Encoded
 from gristmill.workers.logbook import Entry
-from gristmill.workers.messages import CALL, ERROR, OUTPUTS, REPORT, START, STARTED, TAKEN, Care
-from gristmill.workers.pool import close_pools, hire_pool
+from gristmill.workers.messages import CALL, ERROR, LANES, OUTPUTS, REPORT, START, STARTED, TAKEN, Care
+from gristmill.workers.pool import close_pools, hire_pool, retire
 from gristmill.workers.process import WorkerBusy, WorkerDied, WorkerSilent
 
 _CLOSE = 0  # a command besides those of ``messages``: the worker is not needed any more
@@ -143,6 +143,8 @@ class _Channel(BoundedConnection):
             self._begin(generation, content)
         elif kind == CALL:
             self.calls.append(content)
+        elif kind == LANES:
+            self.changes.append(content)
         elif generation == self._generation:
             self._take_off()
 
@@ -236,6 +238,16 @@ class ThreadWorker:
         if self._thread is None:
             self._thread = start_thread(self._work, f"gristmill-worker-{self.index}", self._channel.close)
 
+    def change_lanes(self, states: Mapping[int, Any], leaving: Sequence[int]) -> None:
+        """See ``WorkerProcess.change_lanes``."""
+        self._channel.tell(LANES, content=({**states}, [*leaving]))
+
+    def has_sent(self) -> bool:
+        """See ``WorkerProcess.has_sent``."""
+        return not self._channel.messages.empty()
+
+    is_up = True  # a thread starts at once
+
     def call(self, function: bytes) -> None:
         """See ``WorkerProcess.call``."""
         self._channel.tell(CALL, content=function)
@@ -321,21 +333,36 @@ class ThreadPool:
         self.parked_until = 0.0
         self.owner: Callable[[], object] = lambda: None
         self.on_start: Callable[[ThreadWorker], None] | None = None
-        self._make = partial(ThreadWorker, count=count, load_task=load_task, buffer_size=buffer_size)
-        self.workers = [self._make(index) for index in range(count)]
+        self._load_task, self._buffer_size = load_task, buffer_size
+        self.workers: list[ThreadWorker] = []
         self._is_closed = False
+        self.resize(count)
 
     @property
     def is_closed(self) -> bool:
         return self._is_closed
+
+    def _make(self, index: int) -> ThreadWorker:
+        worker = ThreadWorker(index, max(self._count, index + 1), self._load_task, self._buffer_size)
+        if self.on_start is not None:
+            self.on_start(worker)
+        return worker
+
+    def resize(self, count: int) -> None:
+        """Have ``count`` workers. The last ones end without a wait."""
+        self._count = count
+        while len(self.workers) > count:
+            retire(self.workers.pop())
+        while len(self.workers) < count:
+            self.workers.append(self._make(len(self.workers)))
+            if self._is_closed:  # in the meantime
+                self.workers[-1].hang_up()
 
     def worker(self, index: int) -> ThreadWorker:
         """The worker, or a new one in its place if it has ended or does not answer."""
         if not self.workers[index].is_alive():
             self.workers[index].hang_up()
             worker = self._make(index)
-            if self.on_start is not None:
-                self.on_start(worker)
             self.workers[index] = worker
             if self._is_closed:  # in the meantime
                 worker.hang_up()

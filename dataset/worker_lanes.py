@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Mapping, Sequence, Set
 from functools import partial
 from itertools import repeat
 from typing import Any
@@ -9,12 +11,11 @@ from typing import Any
 from gristmill.core.errors import add_note
 from gristmill.dataset.bases.context import Numbers
 from gristmill.dataset.executors.protocol import Failure, Shard
-from gristmill.dataset.slicing import lanes_of_worker
 from gristmill.dataset.telling.failures import of_no_element
-from gristmill.dataset.worker_task import place, worker_name
+from gristmill.dataset.worker_task import divide_worker, place, worker_name
 from gristmill.workers.logbook import OUTPUTS as OUTPUTS_MADE
 from gristmill.workers.logbook import Entry, lane_and_root
-from gristmill.workers.messages import END, ERROR, PASSED, SKIPPED, Care
+from gristmill.workers.messages import END, ERROR, LEFT, PASSED, SKIPPED, Care
 from gristmill.workers.process import WorkerBusy, WorkerDied, WorkerSilent
 from gristmill.workers.remote_errors import decode_error, encode_error
 
@@ -22,12 +23,38 @@ _PATIENCE_SECONDS = 0.5  # for the next element, where a death is still to be re
 CAREFUL_OUTPUTS = 1000  # of each lane after a death: read-ahead may have been that far
 
 
+def divided(lanes: Sequence[int], before: Mapping[int, Set[int]], workers: Sequence[int]) -> dict[int, list[int]]:
+    """Return which lanes each worker computes: as many as others, up to one, and as many as may be of those that it had before.
+
+    Example:
+        >>> divided([0, 1, 2, 3, 4], {}, [0, 1])
+        {0: [0, 2, 4], 1: [1, 3]}
+        >>> divided([0, 1, 2, 3, 4], {0: {0, 2, 4}, 1: {1, 3}}, [0, 1, 2])
+        {0: [0, 2], 1: [1, 3], 2: [4]}
+    """
+    least, rest = divmod(len(lanes), len(workers))
+    shares: dict[int, list[int]] = {index: [] for index in workers}
+    homeless = []
+    owner = {number: index for index, numbers in before.items() for number in numbers}
+    for number in lanes:
+        share = shares.get(owner.get(number, -1))
+        if share is None or len(share) > least or (len(share) == least and not rest):
+            homeless.append(number)
+            continue
+        rest -= len(share) == least
+        share.append(number)
+    for number in homeless:
+        min(shares.values(), key=len).append(number)
+    return shares
+
+
 class WorkerLane(Shard):
     """A lane that a worker process computes, perhaps with others."""
 
-    def __init__(self, worker: LanesOfWorker, number: int) -> None:
+    def __init__(self, worker: Any, number: int) -> None:
         super().__init__()
-        self.worker = worker
+        self.worker = worker  # knows who computes the lane
+        self.owner: Any = None  # who does, in a pool of this machine
         self.number = number
 
     def __str__(self) -> str:
@@ -44,8 +71,88 @@ class WorkerLane(Shard):
         return self.worker.skip(self, state)
 
 
-class LanesOfWorker:
-    """The lanes that one worker process computes.
+class NamedWorker:
+    """A worker as its pool and errors know it, and where its lanes are.
+
+    Args:
+        pool: has the worker.
+        index: which one.
+        count: of how many.
+        num_lanes: how many lanes there are.
+        numbers: which elements are those of all lanes; ``None`` if that is not known.
+    """
+
+    def __init__(self, pool: Any, index: int, count: int, num_lanes: int, numbers: Numbers | None) -> None:
+        self._pool = pool
+        self._index = index
+        self._count = count
+        self._num_lanes = num_lanes
+        self._numbers_of_all = numbers
+        self._states: dict[int, Any] = {}  # of lanes that were started: after the last element that was fetched
+
+    @property
+    def is_up(self) -> bool:
+        """True if the worker runs."""
+        return bool(self._pool.workers[self._index].is_up)
+
+    def has_sent(self) -> bool:
+        """Return true if the worker has sent something."""
+        return bool(self._pool.workers[self._index].has_sent())
+
+    def recount(self, count: int) -> None:
+        """Take note that there are ``count`` workers."""
+        self._count = max(count, self._index + 1)
+        worker = self._pool.workers[self._index]
+        if worker.is_alive():
+            worker.call(pickle.dumps(partial(divide_worker, self._count)))
+
+    def text(self, lane: WorkerLane) -> str:
+        """Which worker, which lane, and where that is."""
+        is_same = self._count == self._num_lanes and self._index == lane.number
+        name = f"worker {self._index}" if is_same else f"worker {self._index}, lane {lane.number}"
+        return f"{name}, {self._place(lane.number)}"
+
+    def _place(self, number: int) -> str:
+        return place(self._states.get(number), self._numbers(number))
+
+    def _numbers(self, number: int) -> Numbers | None:
+        """Which elements of the whole pipeline are those of a lane, if that is known."""
+        numbers = self._numbers_of_all
+        return None if numbers is None else numbers.replaced(index=number, count=self._num_lanes)
+
+    def _not_unpickled(self, error: Exception, number: int) -> Failure:
+        name = worker_name(self._index, self._count, number, self._num_lanes)
+        add_note(error, f"An output of {name}, {self._place(number)}, was received and could not be unpickled.")
+        return partial(decode_error, encode_error(error))
+
+    def _lane_of(self, entry: tuple[int, ...]) -> int:
+        return lane_and_root(entry[0])[0]
+
+    def _obituary(self, death: WorkerDied, number: int) -> str:
+        return (
+            f"{self._death(death, number)}, {self._place(number)}. Nothing is lost: "
+            "it.set_state(it.get_state()) continues after the last delivered element with a new "
+            f"{self._pool.kind_of_worker}"
+        )
+
+    def _accusation(self, death: WorkerDied, who: int, index: int) -> str:
+        number, root = lane_and_root(who)
+        where = (
+            f"at element {index} of its input {root}" if root else place({"next_index": index}, self._numbers(number), exact=True)
+        )
+        return (
+            f"{self._death(death, number)}, {where}. Nothing is lost: it.skip_failed() continues "
+            "without that element, it.set_state(it.get_state()) tries it again"
+        )
+
+    def _death(self, death: WorkerDied, number: int) -> str:
+        is_same = self._count == self._num_lanes and self._index == number
+        lane = "" if is_same else f", at work for lane {number} of {self._num_lanes}"
+        return f"Worker {self._pool.kind_of_worker} {self._index} of {self._count} was terminated unexpectedly{lane}: it {death}"
+
+
+class LanesOfWorker(NamedWorker):
+    """What one worker process computes.
 
     A worker that dies is replaced. The new one continues from the last elements that arrived, and
     carefully, as long as it is where the dead one was at work: it computes one output at a time and
@@ -57,16 +164,11 @@ class LanesOfWorker:
     """
 
     def __init__(self, pool: Any, index: int, count: int, num_lanes: int, numbers: Numbers | None) -> None:
-        self.lanes = {number: WorkerLane(self, number) for number in lanes_of_worker(index, count, num_lanes)}
-        self._pool = pool
-        self._index = index
-        self._count = count
-        self._num_lanes = num_lanes
-        # of which those of the lanes are parts; ``None`` if that is not known
-        self._numbers_of_all = numbers
-        # of lanes that were started: after the last element that was fetched
-        self._states: dict[int, Any] = {}
-        self._skipping: int | None = None  # the lane whose next element will be skipped
+        super().__init__(pool, index, count, num_lanes, numbers)
+        self.lanes: dict[int, WorkerLane] = {}
+        self.leaving: set[int] = set()  # lanes that the worker was told to leave
+        self.left: list[tuple[WorkerLane, Any]] = []  # lanes that it has left since, and where they go on
+        self._skipping: int | None = None  # the lane whose next element is to be left out
         self._care: Care | None = None
         self._num_careful = 0  # outputs to go carefully
         self._unexplained = ""  # a death that may be no element's fault
@@ -75,11 +177,14 @@ class LanesOfWorker:
         self._is_suspected = False  # so were others, and it has died again since, with them
         self._accused: tuple[int, int] | None = None  # what the last worker that died was reading
         self._held: tuple[int, int, Any] | None = None  # a message that has been received ahead
+        self.num_received = 0  # elements
+        self._has_begun = False  # the worker computes nothing that was asked for before
 
-    def text(self, lane: WorkerLane) -> str:
-        """Which worker, which lane, and where that is."""
-        name = f"worker {self._index}" if self._count == self._num_lanes else f"worker {self._index}, lane {lane.number}"
-        return f"{name}, {self._place(lane.number)}"
+    def begin(self) -> None:
+        """Let the worker start, and wait for lanes."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._pool.worker(self._index).start({})
 
     def start(self, states: dict[int, Any]) -> None:
         """Begins to compute these lanes from these states on. They are needed in this order."""
@@ -94,21 +199,66 @@ class LanesOfWorker:
         self._skipping = None
         self._restart()
 
+    @property
+    def is_calm(self) -> bool:
+        """True if no worker has died that is still to be accounted for."""
+        return self._care is None and self._skipping is None and self._accused is None and not self._unexplained
+
+    def computes(self, number: int) -> bool:
+        """Return true if this computes a lane."""
+        return number in self._states and self.lanes[number].is_running
+
+    def leave(self, numbers: Sequence[int]) -> None:
+        """Tell the worker to leave these lanes. What it has computed of them still comes."""
+        self.leaving.update(numbers)
+        self._pool.workers[self._index].change_lanes({}, numbers)
+
+    def pop(self, number: int) -> dict[int, Any]:
+        """Forget a lane that the worker does not compute; return its state, if there is one."""
+        del self.lanes[number]
+        return {number: self._states.pop(number)} if number in self._states else {}
+
+    def add(self, lanes: Sequence[WorkerLane], states: Mapping[int, Any]) -> None:
+        """Compute these lanes, too, from these states on."""
+        for lane in lanes:
+            self.lanes[lane.number], lane.owner = lane, self
+        self._states.update(states)
+        new = {number: state for number, state in states.items() if self.lanes[number].is_running}
+        if new:
+            worker = self._pool.workers[self._index]
+            is_running = self._has_begun and worker.generation and worker.is_alive()
+            if is_running and self.is_calm and not self.leaving & new.keys():
+                worker.change_lanes(new, [])
+            else:
+                self._restart(self._skipping)
+
+    def receive_sent(self) -> None:
+        """Receive what the worker has sent, without waiting for more."""
+        while self.leaving and self.is_calm and self._held is None and self._pool.workers[self._index].has_sent():
+            try:
+                kind, number, content = self._receive()
+            except WorkerDied:  # whoever waits for it will learn that
+                self.leaving.clear()
+            else:
+                self._give(next(iter(self.lanes.values())), kind, number, content)
+
     def _restart(self, first: int | None = None) -> None:
         """Has the worker continue with all lanes that are running, from where their last element
         was fetched.
         """
         self._held = None
+        self.leaving.clear()
         running = sorted(
             [n for n in self._states if self.lanes[n].is_running], key=lambda n: (n != first, len(self.lanes[n].ready))
         )
         if running:
             states = {number: self._states[number] for number in running}
+            self._has_begun = True
             self._pool.worker(self._index).start(states, skip=self._skipping is not None, care=self._care)
 
     def fetch(self, lane: WorkerLane) -> None:
-        """Waits until ``lane`` has something; messages for other lanes are stored for them."""
-        while lane.is_running and not lane.ready:
+        """Waits until ``lane`` has something; what comes for the others is theirs."""
+        while lane.is_running and not lane.ready and lane.number in self.lanes:
             if self._care is not None and self._num_careful <= 0:
                 if self._is_to_be_told():
                     lane.failure = partial(of_no_element, self._unexplained)
@@ -120,10 +270,19 @@ class LanesOfWorker:
             except WorkerDied as death:
                 lane.failure = partial(of_no_element, self._obituary(death, lane.number))
                 return
-            self._give(lane if kind == PASSED else self.lanes[number], kind, content)
+            self._give(lane, kind, number, content)
 
-    def _give(self, lane: WorkerLane, kind: int, content: Any) -> None:
-        """Gives a lane what has come for it."""
+    def _give(self, awaited: WorkerLane, kind: int, number: int, content: Any) -> None:
+        """Gives a lane what has come for it, or the one that is awaited what is for none."""
+        lane = awaited if kind == PASSED else self.lanes.get(number)
+        if lane is None:
+            return  # it was in use for something else when the worker computed this
+        if kind in (LEFT, END, ERROR):
+            self.leaving.discard(number)
+        if kind == LEFT:
+            self.left.append((lane, self._states.pop(number)))
+            del self.lanes[number]
+            return
         if not lane.is_running:
             return  # it follows something that could not be unpickled
         if kind in (END, PASSED):
@@ -138,6 +297,7 @@ class LanesOfWorker:
         else:
             elements, states, error = content
             num = len(elements)
+            self.num_received += num
             if num:
                 self._states[lane.number], self._is_suspected = states[num - 1], False
                 if self._accused is not None and self._lane_of(self._accused) == lane.number:
@@ -146,11 +306,6 @@ class LanesOfWorker:
             lane.ready.extend(zip(elements, repeat(states), range(num)))
             if error is not None:
                 lane.failure = self._not_unpickled(error, lane.number)
-
-    def _not_unpickled(self, error: Exception, number: int) -> Failure:
-        name = worker_name(self._index, self._count, number, self._num_lanes)
-        add_note(error, f"An output of {name}, {self._place(number)}, was received and could not be unpickled.")
-        return partial(decode_error, encode_error(error))
 
     def _receive(self) -> tuple[int, int, Any]:
         """The worker's next message, or that of one that takes its place.
@@ -257,35 +412,3 @@ class LanesOfWorker:
             return False
         self._held = message
         return True
-
-    def _place(self, number: int) -> str:
-        return place(self._states.get(number), self._numbers(number))
-
-    def _numbers(self, number: int) -> Numbers | None:
-        """Which elements of the whole pipeline are those of a lane, if that is known."""
-        numbers = self._numbers_of_all
-        return None if numbers is None else numbers.replaced(index=number, count=self._num_lanes)
-
-    def _lane_of(self, entry: tuple[int, ...]) -> int:
-        return lane_and_root(entry[0])[0]
-
-    def _obituary(self, death: WorkerDied, number: int) -> str:
-        return (
-            f"{self._death(death, number)}, {self._place(number)}. Nothing is lost: "
-            "it.set_state(it.get_state()) continues after the last delivered element with a new "
-            f"{self._pool.kind_of_worker}"
-        )
-
-    def _accusation(self, death: WorkerDied, who: int, index: int) -> str:
-        number, root = lane_and_root(who)
-        where = (
-            f"at element {index} of its input {root}" if root else place({"next_index": index}, self._numbers(number), exact=True)
-        )
-        return (
-            f"{self._death(death, number)}, {where}. Nothing is lost: it.skip_failed() continues "
-            "without that element, it.set_state(it.get_state()) tries it again"
-        )
-
-    def _death(self, death: WorkerDied, number: int) -> str:
-        lane = "" if self._count == self._num_lanes else f", at work for lane {number} of {self._num_lanes}"
-        return f"Worker {self._pool.kind_of_worker} {self._index} of {self._count} was terminated unexpectedly{lane}: it {death}"

@@ -4,13 +4,15 @@ pipeline.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from gristmill.core.node_types import register_expected
 from gristmill.core.options import DatasetOptions
-from gristmill.dataset.ahead.budget import Budget
+from gristmill.dataset.ahead.budget import Budget, divide
 from gristmill.dataset.ahead.memory import Holding
 from gristmill.dataset.ahead.reader import Reader
 from gristmill.dataset.ahead.root_log import RootLog
@@ -20,12 +22,15 @@ from gristmill.dataset.bases.iterator import DatasetIterator, are_taken_again, i
 from gristmill.dataset.bases.observing import running_upstream
 from gristmill.dataset.engine.blocks import Growing, StreamBlocks
 from gristmill.dataset.engine.iterators import StreamIterator
+from gristmill.dataset.engine.prefetch import Prefetch
 from gristmill.dataset.engine.recording import number_shard, shard_iterator, state_in
 from gristmill.dataset.slicing import numbers_of, slice_pipeline
 from gristmill.transforms.batching import Allocate
 from gristmill.workers.logbook import Logbook, who_reads
 from gristmill.workers.messages import Care
 from gristmill.workers.turns import Turns
+
+_DRAIN_SECONDS = 1.0  # for which a lane of several datasets waits for what each has computed ahead
 
 
 @dataclass(frozen=True)
@@ -59,11 +64,13 @@ class _Lane:
     def __init__(self, ds: IterDataset[Any]) -> None:
         self.ds = ds
         self.iterator: StreamIterator[Any] | None = None
+        self.drained_by = math.inf  # when it is left, whatever was computed ahead
         self.blocks: StreamBlocks | None = None
         self.logs: list[RootLog] = []  # of what it reads
 
     def close(self) -> None:
         it, self.iterator, self.blocks = self.iterator, None, None
+        self.drained_by = math.inf
         if it is not None:
             it.close()
 
@@ -124,10 +131,61 @@ class PipelineProducer:
         num = len(states)
         return {lane: self._start(lane, state, num, skip=skip and i == 0) for i, (lane, state) in enumerate(states.items())}
 
+    def add(self, number: int, state: Any) -> None:
+        """See ``Divided``."""
+        self._start(number, state, len(self.iterators) + 1, skip=False)
+        self._share_threads()
+
+    def has(self, number: int) -> bool:
+        """Return true if the lane is open."""
+        return number in self._lanes and self._lanes[number].iterator is not None
+
+    def forget(self, number: int) -> None:
+        """Close a lane, if it is open."""
+        if number in self._lanes:
+            self._lanes[number].close()
+
+    def skip(self, number: int, state: Any) -> Any:
+        """Continue a lane past the element after ``state``; return the state then."""
+        return self._start(number, state, len(self.iterators) or 1, skip=True)
+
+    def drain(self, number: int) -> None:
+        """See ``Divided``."""
+        lane = self._lanes[number]
+        lane.drained_by = min(lane.drained_by, time.monotonic() + _DRAIN_SECONDS)
+        for part in ahead_of(lane.iterator):
+            part.drain()
+
+    def is_drained(self, number: int) -> bool:
+        """See ``Divided``. Of several datasets one may seldom be drawn from, so that is not waited for."""
+        lane = self._lanes[number]
+        found = ahead_of(lane.iterator)
+        return all([part.is_drained for part in found]) or (len(found) > 1 and time.monotonic() > lane.drained_by)
+
+    def remove(self, number: int) -> None:
+        """See ``Divided``."""
+        self._lanes[number].close()
+        self._share_threads()
+
+    def _share_threads(self) -> None:
+        if self._task.budget is None:
+            iterators = self.iterators
+            for it in iterators:
+                share_threads(it, len(iterators))
+
+    def divide(self, count: int) -> None:
+        """Be one of ``count`` workers from now on."""
+        self._count = self._ctx.num_processes = count
+        budget = self._ctx.known_budget
+        if self._task.budget is None and self._lender is None and budget is not None:
+            divide(budget, self._task.options, count)
+
     def _start(self, number: int, state: Any, num_lanes: int, *, skip: bool) -> Any:
         lane = self._lanes.get(number)
         if lane is None:
             lane = self._lanes[number] = _Lane(self._task.share(number))
+        if lane.drained_by < math.inf:
+            lane.close()  # nothing would be read ahead
         it = lane.iterator
         if it is None or state_in(state) is None:
             lane.close()
@@ -212,9 +270,9 @@ class PipelineProducer:
 
 
 def worker_name(index: int, count: int, lane: int, num_lanes: int) -> str:
-    """The name of a worker in messages about one of its lanes."""
-    worker = f"worker {index} of {count}"
-    return worker if count == num_lanes else f"{worker}, lane {lane} of {num_lanes}"
+    """What a worker is called when something happens in one of its lanes."""
+    worker = f"worker {index} of {max(count, index + 1)}"
+    return worker if count == num_lanes and index == lane else f"{worker}, lane {lane} of {num_lanes}"
 
 
 def share_threads(it: DatasetIterator[Any], num_lanes: int) -> None:
@@ -223,6 +281,25 @@ def share_threads(it: DatasetIterator[Any], num_lanes: int) -> None:
     """
     for reader in readers(it):
         reader.share(num_lanes)
+
+
+def ahead_of(it: Any) -> list[Any]:
+    """Return what computes ahead below ``it``: readers and threads that pull."""
+    upstream = {id(inner): inner for inner in running_upstream(it)}
+    found = [part for inner in upstream.values() for part in ahead_of(inner)]
+    if isinstance(it, StreamIterator):
+        stream = it._engine
+        if stream.draws_from:
+            return [stream.reader]
+        if isinstance(stream, Prefetch) and stream.ahead is not None:
+            found.append(stream.ahead)
+    return found
+
+
+def divide_worker(count: int, worker: Any) -> None:
+    """Let a worker be one of ``count``. Called in the worker."""
+    if hasattr(worker.producer, "divide"):  # else it has failed to start
+        worker.producer.divide(count)
 
 
 def roots(it: Any) -> list[StreamIterator[Any]]:

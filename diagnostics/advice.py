@@ -73,6 +73,9 @@ class Advisor:
         self._reads = settings.read_options
         self._workers = settings.multiprocessing_options
         self._num_workers = self._workers.num_workers if self._workers is not None else 0
+        self._finds_workers = self._num_workers == "auto"
+        if self._finds_workers:
+            self._num_workers = max(1, sum([load.num_workers for load in on_all_nodes(snapshot.workers)]))
         self._machine = machine
         self._cluster = cluster or machine  # where the workers are
         self._budget = BudgetAdvisor(self._summary, capacity, machine)
@@ -274,7 +277,7 @@ class Advisor:
             yield Change(text, left)
         cpus = self._cluster.cpus
         more = max(self._num_workers + 1, min(2 * self._num_workers, cpus)) if busy < _WAITS else cpus
-        if more > self._num_workers and not (busy < _WAITS and self._budget.is_divided):
+        if not self._finds_workers and more > self._num_workers and not (busy < _WAITS and self._budget.is_divided):
             num, text = self._worker_text(more)
             yield Change(text, self._with(key, station, num) if key is not None else None)
 

@@ -169,6 +169,12 @@ class WorkerGroup:
         for worker in pool.workers:
             self._watch(worker)
 
+    @property
+    def decisions(self) -> list[str]:
+        """Return the changes of the number of workers, where that is ``"auto"``, with their reasons."""
+        tuning = getattr(self._pool, "tuning", None)
+        return [] if tuning is None else [str(decision) for decision in tuning.decisions]
+
     def update(self) -> None:
         """Sends the workers the current requests."""
         for worker in self._workers:

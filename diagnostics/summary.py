@@ -105,6 +105,7 @@ class StageSummary:
 
 
 _MAX_COMPONENTS = 8  # that are shown
+_MAX_DECISIONS = 5
 
 
 def _drawn_text(components: dict[str, dict[str, int]]) -> str:
@@ -128,10 +129,10 @@ class ExecutionSummary(Mapping[int, StageSummary]):
         nodes: the stages.
         elapsed_ns: time since the first ``next``, of which
         waited_ns: the consumer has waited so long.
-        budgets: what is in use of the threads and the memory for what is computed ahead, in each
-            process that does so.
-        faults: how many elements each step that tolerates them has passed over since it is
-            observed, by its name; only those that have.
+        budgets: what is in use of the threads and the memory for what is computed ahead, in each process that does so.
+        faults: how many elements each step that tolerates them has passed over since it is observed, by its name; only those
+            that have.
+        decisions: the changes of the number of workers, where that is ``"auto"``, with their reasons.
     """
 
     nodes: dict[int, StageSummary]
@@ -139,6 +140,7 @@ class ExecutionSummary(Mapping[int, StageSummary]):
     waited_ns: int = 0
     budgets: tuple[BudgetUse, ...] = ()
     faults: dict[str, int] = field(default_factory=dict)
+    decisions: tuple[str, ...] = ()
 
     def __getitem__(self, key: int) -> StageSummary:
         return self.nodes[key]
@@ -195,15 +197,16 @@ class ExecutionSummary(Mapping[int, StageSummary]):
 
     @property
     def remarks(self) -> list[str]:
-        """The remarks below the table."""
-        return [line for line in (self.read_ahead, self.drawn, self.passed_over, self.too_long) if line]
+        """What stands below the table."""
+        lines = [line for line in (self.read_ahead, self.drawn, self.passed_over, self.too_long) if line]
+        return [*lines, *[f"auto: {decision}" for decision in self.decisions[-_MAX_DECISIONS:]]]
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain data."""
         nodes = {str(key): {**asdict(node), "inputs": list(node.inputs)} for key, node in self.nodes.items()}
         budgets = [asdict(budget) for budget in self.budgets]
         times = {"elapsed_ns": self.elapsed_ns, "waited_ns": self.waited_ns}
-        return {"nodes": nodes, **times, "budgets": budgets, "faults": self.faults}
+        return {"nodes": nodes, **times, "budgets": budgets, "faults": self.faults, "decisions": [*self.decisions]}
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2)
@@ -403,7 +406,9 @@ def take_snapshot(observer: Any) -> Snapshot:
         )
         for lane, offset in timelines
     ]
-    summary = replace(_summary(observer, records, order, places, transport), budgets=tuple(budgets), faults={**observer.faults})
+    decisions = tuple([decision for group in [*observer.groups.values()] for decision in group.decisions])
+    summary = _summary(observer, records, order, places, transport)
+    summary = replace(summary, budgets=tuple(budgets), faults={**observer.faults}, decisions=decisions)
     loads = [replace(load, stage=order[load.stage]) for load in loads if load.stage in order]
     marks = [(output.first or 0, 0), *output.marks]
     return Snapshot(summary, output.elements, delays, threads, loads, marks)

@@ -26,6 +26,7 @@ IN_TIME = 0.2  # the share of waiting below which the stages need not be disting
 _MAX_RANGE = 2.25  # the largest ratio of two ceilings that is reported as one number
 _KINDS = {"read": "source", "preprocessing": "transform", "prefetch": "transport"}
 _MAX_REPR = 300  # characters
+_MAX_DECISIONS = 5
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ class Diagnosis:
             f"{rate_text(self.elements_per_second)}; the consumer waited {self.starved_ratio:.0%} of the time (each: {delays})",
             *[f"- {text}" for text in self.recommendations],
             *[_load_text(load) for load in self.snapshot.workers if load.node],
+            *[f"auto: {decision}" for decision in self.snapshot.summary.decisions[-_MAX_DECISIONS:]],
         ]
         return "\n".join(lines)
 

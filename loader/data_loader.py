@@ -14,8 +14,8 @@ from gristmill.core.cached import cached
 from gristmill.core.errors import as_int
 from gristmill.core.live import LiveObjects
 from gristmill.core.naming import stable_repr, transform_name, without_addresses
-from gristmill.core.options import MultiprocessingOptions, ReadOptions
-from gristmill.core.ray_options import RayOptions, WorkerOptions, check_worker_options
+from gristmill.core.options import MultiprocessingOptions, NumberOrAuto, ReadOptions, number_or_auto
+from gristmill.core.ray_options import RayOptions, WorkerOptions, check_worker_options, in_lanes
 from gristmill.core.sharding import ShardOptions
 from gristmill.core.state import shown
 from gristmill.dataset.bases.iter import IterDataset
@@ -62,8 +62,9 @@ class DataLoader(grain_names.DataLoader):
             threads.
         sampler: which records to read and in which order.
         operations: transformations (``gristmill.transforms``) in the order to apply them.
-        worker_count: number of workers; 0 does everything in the calling thread, ``None`` means one
-            per CPU.
+        worker_count: number of workers; 0 does everything in the calling thread, ``None`` means one per CPU. ``"auto"`` finds the
+            number while they run, in 16 lanes unless ``num_lanes`` is given (see ``MultiprocessingOptions``); to bound it, give
+            ``workers=MultiprocessingOptions("auto", max_workers=...)``.
         worker_buffer_size: outputs that each worker keeps ready.
         shard_options: which part of the sampler's indices to read; by default the sampler's own
             sharding.
@@ -107,7 +108,7 @@ class DataLoader(grain_names.DataLoader):
         data_source: Any,
         sampler: Sampler,
         operations: Sequence[Transformation | Any] = (),
-        worker_count: int | None = 0,
+        worker_count: NumberOrAuto = 0,  # or None
         worker_buffer_size: int = 1,
         shard_options: ShardOptions | None = None,
         read_options: ReadOptions | None = None,
@@ -131,7 +132,7 @@ class DataLoader(grain_names.DataLoader):
         self._operations = [_as_operation(i, operation) for i, operation in enumerate(_as_iterable(operations))]
         self._read_options = read_options or ReadOptions()
         self._multiprocessing_options = options
-        self._num_lanes = self._multiprocessing_options.num_lanes
+        self._num_lanes = in_lanes(options).num_lanes if order == "workers" else options.num_lanes
         self._order = order
         self._worker_init_fn = worker_init_fn
         self._shard_options = _sharding(sampler, shard_options)
@@ -303,10 +304,10 @@ class DataLoader(grain_names.DataLoader):
 
 
 def _worker_options(
-    workers: Any, worker_count: int | None, buffer_size: Any, profiles: bool, worker_env: Any, num_lanes: int | None
+    workers: Any, worker_count: NumberOrAuto, buffer_size: Any, profiles: bool, worker_env: Any, num_lanes: int | None
 ) -> WorkerOptions:
     """``workers``, or what the arguments say together that stand for it."""
-    num_workers = as_int("worker_count", os.cpu_count() or 1 if worker_count is None else worker_count, minimum=0)
+    num_workers = number_or_auto("worker_count", os.cpu_count() or 1 if worker_count is None else worker_count, 0)
     if workers is None:
         buffer_size = as_int("worker_buffer_size", buffer_size, minimum=1 if num_workers else 0)
         return MultiprocessingOptions(num_workers, buffer_size, profiles, worker_env=worker_env, num_lanes=num_lanes)

@@ -4,13 +4,16 @@ messages are written.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import pickle
+import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import cloudpickle
+from new_seed import SEED
 
 from gristmill.core.options import MultiprocessingOptions
 from gristmill.dataset import IterDataset
@@ -73,6 +76,28 @@ class LocalWorkersExecutor(PoolExecutor):
         workers = [LocalWorker(self._through(task)(i, num_workers, None), self._care) for i in range(num_workers)]
         pool: Any = LocalPool(workers)
         self._start_in(pool, states)
+
+
+class ResizedIterDataset(LocalWorkersIterDataset):
+    """``parent`` in lanes that threads compute, whose number changes at random steps."""
+
+    def __iter__(self) -> RoundRobinIterator[Any]:
+        task = lanes_task(self._parent, lanes_of(self._options), False, True)
+        executor = ResizedExecutor(self._options, None)
+        executor.tune(self._options, self._options.num_workers, may_be_here=True)
+        return RoundRobinIterator(self, task, executor)
+
+
+class ResizedExecutor(PoolExecutor):
+    """Has another number of workers whenever it waits for an element, or none."""
+
+    def __init__(self, options: MultiprocessingOptions, init_fn: Any) -> None:
+        super().__init__(dataclasses.replace(options, executor="threads"), init_fn)
+        self._random = random.Random(SEED)
+
+    def receive(self, number: int, num: int) -> None:
+        self._use(self._random.randint(0, lanes_of(self._options)))
+        super().receive(number, num)
 
 
 class LocalPool:

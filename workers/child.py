@@ -11,14 +11,14 @@ Guarantees:
    ones, and one message; nor, if the producer is ``Frugal``, by more than one message that it does
    not afford.
 4. An interrupt from the keyboard is not for it, and it writes nothing to the standard streams.
-5. No element waits for one that comes after it: what is finished of a block that takes long is sent
-   within twice ``_LATE_SECONDS``, by another thread.
-6. It computes for several lanes, of whose elements the consumer needs one each in turn: always for
-   the one of which the fewest were sent. So none waits for more than a block of each of the others.
-   The error after the elements of a lane, or the end, leaves the others alone.
-7. Where an element takes longer than ``_STUCK_SECONDS``, or forever, the other thread computes what
-   the consumer needs of the other lanes before it, one element at a time, and nothing that comes
-   after it.
+5. No element waits for one that comes after it: what is finished of a block that takes long is sent within twice
+   ``_LATE_SECONDS``, by another thread.
+6. It computes for several lanes, of whose elements the consumer needs one each in turn: always for the one of which the fewest
+   were sent. So none waits for more than a block of each of the others. What follows the elements of a lane, an error or the
+   end, leaves the others alone.
+7. Where an element takes longer than ``_STUCK_SECONDS``, or for ever, the other thread computes what the consumer needs of the
+   other lanes before it, one element at a time, and nothing that comes after it.
+8. It leaves a lane between two outputs, when nothing is left that was computed ahead for it (see ``Divided.is_drained``).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from os import _exit as end_process  # at once, whatever other threads do
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 from gristmill.core.errors import add_note
 from gristmill.core.instruments import Wrap, shadow_for_good
@@ -56,6 +56,8 @@ from gristmill.workers.messages import (
     END,
     ERROR,
     HEADER,
+    LANES,
+    LEFT,
     MAX_INLINE,
     OUTPUTS,
     PASSED,
@@ -134,6 +136,22 @@ class Watched(Producer, Protocol):
         """
 
 
+class Divided(Producer, Protocol):
+    """A producer whose lanes may change."""
+
+    def add(self, lane: int, state: Any) -> None:
+        """Compute this lane, too, from ``state`` on."""
+
+    def drain(self, lane: int) -> None:
+        """Compute nothing more ahead for this lane."""
+
+    def is_drained(self, lane: int) -> bool:
+        """Return true if nothing is left of the lane that was computed ahead. Called between two blocks."""
+
+    def remove(self, lane: int) -> None:
+        """Release what the lane holds."""
+
+
 class Frugal(Producer, Protocol):
     """A producer that has a budget of memory for what is ahead of the consumer. Called by any
     thread that sends.
@@ -174,7 +192,8 @@ class Connection(Protocol):
     # states, whether to skip an element, how to continue
     start: tuple[dict[int, Any], bool, Care | None] | None
     is_for_another: bool  # the start, than the ones before were
-    calls: list[bytes]  # functions not called yet
+    calls: list[bytes]  # functions that nobody has called yet
+    changes: list[tuple[dict[int, Any], Sequence[int]]]  # of lanes: states of more lanes, and lanes to leave
 
     def receive(self, *, wait: bool) -> None:
         """Obeys the commands that are there.
@@ -208,6 +227,7 @@ class BoundedConnection(abc.ABC):
         self.start: tuple[dict[int, Any], bool, Care | None] | None = None
         self.is_for_another = False
         self.calls: list[bytes] = []
+        self.changes: list[tuple[dict[int, Any], Sequence[int]]] = []
 
     @property
     def num_ahead(self) -> int:
@@ -220,7 +240,7 @@ class BoundedConnection(abc.ABC):
 
     def _begin(self, generation: int, start: tuple[dict[int, Any], bool, Care | None]) -> None:
         """Notes a new start, which makes all messages before it worthless."""
-        self.start = start
+        self.start, self.changes = start, []
         self._generation = generation
         self.take_all_off()
 
@@ -295,6 +315,8 @@ class SocketConnection(BoundedConnection):
                 self._begin(generation, (states, skip, care))
             elif kind == CALL:
                 self.calls.append(body)
+            elif kind == LANES:
+                self.changes.append(pickle.loads(body))
             else:
                 for slot in unpack_slots(body):
                     self._arena.free(slot)
@@ -345,6 +367,7 @@ class _Lane:
         self.state = state
         self.num_sent = 0
         self.block_size = BlockSize()
+        self.is_leaving = False
 
 
 class Outbox:
@@ -380,6 +403,31 @@ class Outbox:
             self._connection.send(END if isinstance(stop, StopIteration) else PASSED, final, [], lane=lane.number)
         else:
             self.send_error(stop, lane, is_last=not self.lanes)
+
+    def change(self, added: dict[int, Any], leaving: Sequence[int]) -> None:
+        """Compute more lanes from these states on, and get ready to leave others."""
+        for number, state in added.items():
+            lane = _Lane(number, state)
+            lane.num_sent = min([x.num_sent for x in self.lanes], default=0)
+            try:
+                cast("Divided", self._producer).add(number, state)
+            except BaseException as error:
+                self.send_error(error, lane, is_last=not self.lanes)
+            else:
+                self.lanes = [lane, *self.lanes]
+        for lane in self.lanes:
+            lane.is_leaving |= lane.number in leaving
+
+    def leave_drained(self) -> None:
+        """Leave the lanes that are to be left, if nothing is left that was computed ahead for them."""
+        for lane in [x for x in self.lanes if x.is_leaving]:
+            producer = cast("Divided", self._producer)
+            producer.drain(lane.number)
+            if producer.is_drained(lane.number):
+                producer.remove(lane.number)
+                self.lanes = [x for x in self.lanes if x is not lane]
+                self._send_report(not self.lanes)
+                self._connection.send(LEFT, self._encoder.encode_state(None), [], lane=lane.number)
 
     def send_error(self, error: BaseException, lane: _Lane, *, is_last: bool) -> None:
         if isinstance(error, SystemExit):  # as if in the main program: the process ends
@@ -446,17 +494,19 @@ class Worker:
         with self._lock:
             while True:
                 while self._connection.start is None:
-                    self._connection.receive(wait=True)
+                    self._connection.receive(wait=not self._connection.changes)
                     self._obey()
+                    self._produce([], is_careful=False)  # unless it gets lanes, this does nothing
                 (states, skip, care), self._connection.start = self._connection.start, None
                 self._connection.send(STARTED, b"", [])
-                first = next(iter(states))
+                first = next(iter(states), 0)  # without any, it will get lanes when it runs
                 if self._watched is not None:
                     self._watched.care = care
                 try:
                     started = self._in_turn(partial(self._start, states, skip=skip))
                 except BaseException as error:
-                    self.outbox.send_error(error, _Lane(first, states[first]), is_last=True)
+                    if states:
+                        self.outbox.send_error(error, _Lane(first, states[first]), is_last=True)
                     continue
                 for states in started:
                     if skip:
@@ -514,7 +564,12 @@ class Worker:
         fewest were sent.
         """
         connection, self.outbox.lanes = self._connection, lanes
-        while self.outbox.lanes and connection.start is None:
+        while connection.start is None:
+            if connection.changes and not self._in_turn(self._change_lanes):
+                break
+            self.outbox.leave_drained()
+            if not self.outbox.lanes or connection.start is not None:
+                break
             lane = min(self.outbox.lanes, key=_num_sent)
             stop = self._send_block(lane, is_careful)
             if stop is not None:
@@ -524,6 +579,10 @@ class Worker:
                 self._obey()
         if self._watched is not None:
             self._watched.end()
+
+    def _change_lanes(self) -> None:
+        while self._connection.changes:
+            self.outbox.change(*self._connection.changes.pop(0))
 
     def _send_block(self, lane: _Lane, is_careful: bool) -> BaseException | None:
         """Sends the next elements of ``lane``; returns the outcome after them, if that is no
@@ -661,6 +720,9 @@ class Failed:
         return cls(error)
 
     def start(self, states: Mapping[int, Any], *, skip: bool) -> dict[int, Any]:
+        raise self._error
+
+    def add(self, lane: int, state: Any) -> None:
         raise self._error
 
     def take(self, lane: int, n: int) -> tuple[list[Any], Sequence[Any], BaseException | None]:

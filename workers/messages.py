@@ -20,8 +20,9 @@ END = 2  # there are no more elements in the lane
 ERROR = 3  # what the next element of the lane raises
 SKIPPED = 4  # the state of the lane after an element that was skipped
 STARTED = 5  # the last start has been noticed
-REPORT = 6  # the report for the worker's observer
-PASSED = 7  # the worker is past the quarantined elements
+REPORT = 6  # whatever somebody who watches the worker has it say
+PASSED = 7  # what the worker was told to be careful about is behind it
+LEFT = 8  # the worker computes the lane no more, and has sent all that it computed of it
 NOT_STARTED = 0xFF  # and a text, instead of a header: the process could not import what it needs
 
 # kind, whether the bytes are in the last slot, lane, generation, slots, bytes
@@ -31,6 +32,7 @@ SLOT = struct.Struct("<QQ")
 START = 1  # from a pickled state on
 TAKEN = 2  # the consumer has taken a message; slots follow that may be used again
 CALL = 3  # a pickled function follows, to be called with what runs in the worker
+LANES = 4  # pickled states of lanes to compute besides the others, and the lanes to leave, follow
 COMMAND = struct.Struct("<BxxxII")  # kind, generation, bytes
 
 # to a template: descriptors come along, connection, arena, luggage, lifeline, directory and open

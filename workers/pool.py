@@ -235,6 +235,24 @@ class WorkerPool:
                 if self._is_closed:  # in the meantime
                     worker.stop(time.monotonic())
 
+    def resize(self, count: int) -> None:
+        """Have ``count`` workers. The last ones end without a wait."""
+        if count != self._count:
+            uninterrupted(partial(self._resize, count))
+
+    def _resize(self, count: int) -> None:
+        with self._replacing:
+            self._count = count
+            while len(self.workers) > count:
+                retire(self.workers.pop())
+            while len(self.workers) < count and not self._is_closed:
+                worker = with_descriptors(partial(self._new_worker, len(self.workers), self._template()))
+                self.workers.append(worker)
+                if self.on_start is not None:
+                    self.on_start(worker)
+                if self.is_closed:  # in the meantime
+                    worker.stop(time.monotonic())
+
     def runs(self, luggage: Luggage, count: int) -> bool:
         """True if the pool runs exactly this task."""
         return (
@@ -295,6 +313,27 @@ class Pool(Protocol):
 
     def abandon(self) -> None:
         """In a forked process: lets go of what belongs to the other one."""
+
+
+class _Retired:
+    """A worker that its pool does not need any more, as a pool that is parked until it has ended."""
+
+    parked_seconds = 0.0
+    is_closed = False
+
+    def __init__(self, worker: Any) -> None:
+        self.parked_until = 0.0
+        self.owner: Callable[[], object] = lambda: None
+        self.workers = [worker]
+
+    def shut(self) -> None:
+        self.is_closed = True
+
+    def release(self, deadline: float) -> None:
+        self.workers[0].stop(deadline)
+
+    def abandon(self) -> None:
+        self.workers[0].abandon()
 
 
 P = TypeVar("P", bound=Pool)
@@ -364,6 +403,15 @@ def _hire(make: Callable[[], P], is_fit: Callable[[P], bool], kind: type[P], own
         close_pools([pool])
         raise
     return pool
+
+
+def retire(worker: Any) -> None:
+    """End a worker whose pool has others, without a wait."""
+    worker.hang_up()
+    retired = _Retired(worker)
+    _live.add(retired)
+    _start_keeper()
+    park(retired)
 
 
 def _join_template(pool: WorkerPool, environment: Mapping[str, str]) -> Template | None:

@@ -21,7 +21,7 @@ import select
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gristmill.core.instruments import Wrap, shadow
@@ -34,6 +34,7 @@ from gristmill.workers.messages import (
     CALL,
     COMMAND,
     HEADER,
+    LANES,
     NOT_STARTED,
     OUTPUTS,
     REPORT,
@@ -74,7 +75,55 @@ class WorkerSilent(Exception):
     """The process runs, and says nothing for longer than its caller wants to wait."""
 
 
-class WorkerProcess:
+class _Bytes:
+    """The bytes that a worker sends and receives."""
+
+    _socket: socket.socket
+
+    def __init__(self) -> None:
+        self.usable = True
+        self._received = bytearray()
+
+    def has_sent(self) -> bool:
+        """Return true if it has sent something, or has ended."""
+        return bool(self._received) or self._is_readable(0)
+
+    def _read(self) -> bytes:
+        """What is there; nothing if the connection has ended."""
+        try:
+            return self._socket.recv(1 << 16, socket.MSG_DONTWAIT)
+        except OSError as error:
+            if not self._is_gone(error):
+                raise
+            return b""
+
+    def _is_gone(self, error: OSError) -> bool:
+        """Whether the other side has ended, or another thread is stopping this one: it has taken what was to be read."""
+        return isinstance(error, ConnectionError | BlockingIOError) or self._socket.fileno() < 0
+
+    def _is_readable(self, seconds: float) -> bool:
+        return bool(_poll(self._socket, select.POLLIN, seconds))
+
+    def _send(self, data: bytes) -> None:
+        self.usable = False
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[self._socket.send(view, socket.MSG_DONTWAIT | _NO_SIGPIPE) :]
+            except BlockingIOError:
+                # It may be waiting for its own messages to be received.
+                if _poll(self._socket, select.POLLIN | select.POLLOUT, _LOOK_SECONDS) & select.POLLIN:
+                    data = self._read()
+                    if not data:
+                        return
+                    self._received += data
+            except OSError as error:
+                if not self._is_gone(error):
+                    raise
+                return  # the next to receive will learn why
+
+
+class WorkerProcess(_Bytes):
     """Starts a process; it imports what it needs and waits for ``start``.
 
     Args:
@@ -109,8 +158,8 @@ class WorkerProcess:
         self._reader = ArenaReader(arena)
 
     def _be_new(self, index: int) -> None:
+        super().__init__()
         self.index = index
-        self.usable = True
         self.generation = 0
         # the next start, than the ones before were: the task is loaded again
         self.is_for_another = False
@@ -118,7 +167,6 @@ class WorkerProcess:
         self._has_answered = self._is_started = False  # it has noticed a start; the last start
         self._patience: float | None = None
         self._answer_by: float | None = None  # until then it should notice the last start
-        self._received = bytearray()
         self._lifeline: list[int] = []  # this end of the lifeline
         self._to_return: list[Slot] = []
 
@@ -158,6 +206,23 @@ class WorkerProcess:
         self._send(COMMAND.pack(START, self.generation, len(body)) + body)
         self.is_for_another = False
         self.usable = True
+
+    def change_lanes(self, states: Mapping[int, Any], leaving: Sequence[int]) -> None:
+        """Let the worker compute other lanes, without a new start; it goes on with those that are named nowhere.
+
+        Args:
+            states: of lanes that it computes from now on.
+            leaving: lanes that it leaves when nothing is left that was computed ahead for them. Of each that has not ended
+                until then, ``LEFT`` comes after its last output.
+        """
+        body = dumps(({**states}, [*leaving]))
+        self._send(COMMAND.pack(LANES, self.generation, len(body)) + body)
+        self.usable = True
+
+    @property
+    def is_up(self) -> bool:
+        """True if it runs, so that it begins at once with what it gets."""
+        return self._has_answered or self.has_sent()
 
     def call(self, function: bytes) -> None:
         """Has the worker call a pickled function with its ``Worker``, soon, between two
@@ -296,42 +361,6 @@ class WorkerProcess:
                 raise self._death()
             self._received += data
             self.usable = True
-
-    def _read(self) -> bytes:
-        """Reads the available bytes; empty if the connection has ended."""
-        try:
-            return self._socket.recv(1 << 16, socket.MSG_DONTWAIT)
-        except OSError as error:
-            if not self._is_gone(error):
-                raise
-            return b""
-
-    def _is_gone(self, error: OSError) -> bool:
-        """True if the other side has ended, or another thread is stopping this one and has taken
-        the remaining bytes.
-        """
-        return isinstance(error, ConnectionError | BlockingIOError) or self._socket.fileno() < 0
-
-    def _is_readable(self, seconds: float) -> bool:
-        return bool(_poll(self._socket, select.POLLIN, seconds))
-
-    def _send(self, data: bytes) -> None:
-        self.usable = False
-        view = memoryview(data)
-        while view:
-            try:
-                view = view[self._socket.send(view, socket.MSG_DONTWAIT | _NO_SIGPIPE) :]
-            except BlockingIOError:
-                # It may be waiting for its own messages to be received.
-                if _poll(self._socket, select.POLLIN | select.POLLOUT, _LOOK_SECONDS) & select.POLLIN:
-                    data = self._read()
-                    if not data:
-                        return
-                    self._received += data
-            except OSError as error:
-                if not self._is_gone(error):
-                    raise
-                return  # the next to receive will learn why
 
     def _return_slots(self) -> None:
         slots, self._to_return = self._to_return + self._reader.released(), []

@@ -127,9 +127,9 @@ class Budget:
         self.num_waits = 0  # elements in a row for which threads waited, other than for a CPU
         self.waited_seconds = 0.0  # by consumers
         self._process_id = os.getpid()
-        self.is_flexible = max_threads is None  # there are more if a reader may use more
-        self.max_threads = _usual_threads(num_processes) if max_threads is None else max(1, max_threads // num_processes)
-        self.memory = Memory((_usual_bytes() if max_bytes is None else max_bytes) // num_processes)
+        self.is_flexible = max_threads is None  # there are more where somebody may use more
+        self.max_threads, num_bytes = _part_of(max_threads, max_bytes, num_processes)
+        self.memory = Memory(num_bytes)
         self.is_held_up = False  # there is no memory for what would be read next
         self._readers: dict[Holding, ReadingClient] = {}
         self._dismissed: deque[Holding] = deque()
@@ -379,6 +379,19 @@ class Budget:
 def budget_of(options: DatasetOptions, num_processes: int = 1) -> Budget:
     """A budget as ``options`` say."""
     return Budget(options.max_threads, options.max_bytes_ahead, num_processes)
+
+
+def divide(budget: Budget, options: DatasetOptions, num_processes: int) -> None:
+    """Let a budget as ``options`` say be that of one of ``num_processes``."""
+    with budget.lock:
+        limits = _part_of(options.max_threads, options.max_bytes_ahead, num_processes)
+        budget.max_threads, budget.memory.max_bytes = limits
+
+
+def _part_of(max_threads: int | None, max_bytes: int | None, num_processes: int) -> tuple[int, int]:
+    """Return the threads and the bytes of one of ``num_processes``."""
+    num_threads = _usual_threads(num_processes) if max_threads is None else max(1, max_threads // num_processes)
+    return num_threads, (_usual_bytes() if max_bytes is None else max_bytes) // num_processes
 
 
 @functools.cache

@@ -115,25 +115,19 @@ class PullAhead(PullingClient):
         super().__init__()
         self._source = source
         self._buffer_size = buffer_size
-        self._budget = budget
-        self._waits = waits or BudgetWaits()
-        self._element_bytes = 0.0
-        self._sampling = Sampling()
-        # One block to take from, one to be computed; but a consumer that asks for more gets long
-        # blocks.
+        self._budget, self._waits = budget, waits or BudgetWaits()
+        self._element_bytes, self._sampling = 0.0, Sampling()
+        # One block to take from, one to be computed; but whoever asks for more is given that in long blocks.
         self._max_block_size = max(1, buffer_size // 2)
         self._block_size = BlockSize()
         self._size = 0  # elements of the block that is being computed
         self._process_id = os.getpid()
-        self._has_thread = False
-        self._is_working = False  # it is there
-        self._must_leave = False  # others need the thread more
-        self._is_held_up = False  # the thread has room, and no memory
+        self._has_thread = self._is_working = False  # it was asked for; it is there
+        self._must_leave = self._is_held_up = False  # others need the thread more; it has room, and no memory
         self._thread: threading.Thread | None = None  # the one that was there last
         self.ready: list[Fetched] = []
         self._failure: Failure | None = None  # follows what is ready
-        self._is_started = False
-        self._is_stopped = False
+        self._is_started = self._is_stopped = False
         self.has_begun = False  # the source may have been used
         self._room = Signal()  # there may be room for another block
         self._filled = Signal()  # there may be what the consumer waits for
@@ -174,6 +168,10 @@ class PullAhead(PullingClient):
         """The number of elements that can be taken without waiting."""
         return len(self.ready)
 
+    @property
+    def is_drained(self) -> bool:
+        return not self.ready and self._inside.is_free()
+
     def wait(self, n: int) -> tuple[list[Fetched], Failure | None]:
         """Waits until ``n`` elements are ready, or all before an error or the end; returns the
         elements that are ready, and the error or end after them.
@@ -208,6 +206,10 @@ class PullAhead(PullingClient):
             elif self._inside.is_free(_LOOK_SECONDS) and (num := n - len(ready)) > 0:
                 # the thread may have left more
                 self._pull_inside(num)
+
+    def drain(self) -> None:
+        """Compute nothing more ahead: only what the consumer waits for."""
+        self._buffer_size, self._max_block_size = 0, 1
 
     def forget_failure(self) -> None:
         """Forget what was delivered last, an error or the end: its traceback may refer to the

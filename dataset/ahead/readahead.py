@@ -100,6 +100,7 @@ class ReadAhead(ReadingClient):
         self._running: list[_Block] = []  # blocks that are being computed
         self._ready: dict[int, _Ready] = {}  # by the first index of the block
         self._block_size, self._sampling = BlockSize(), Sampling()
+        self.is_draining = False  # nothing more is begun, unless the consumer waits for it
         self._closed = False
         self._block: list[Any] = []  # what the consumer takes from
         self._drawn = 0, 0  # how many elements, and bytes, it had
@@ -253,7 +254,7 @@ class ReadAhead(ReadingClient):
         if self._returned:
             start, stop = self._returned[0]
             return min(size, stop - start)
-        limit = self.budget.draws.most_ahead(self, self._buffer_size)
+        limit = int(self.is_awaited) if self.is_draining else self.budget.draws.most_ahead(self, self._buffer_size)
         room = limit - self.num_ahead
         if limit < self._buffer_size and room < min(size, limit // 2):
             return 0  # not in many small blocks

@@ -32,9 +32,39 @@ _MOST_LIVE = 64  # indices that are looked up at once, of which elements are com
 _NEAR = 32
 
 
-class Reader:
-    """Computes the elements of ``ds`` at consecutive indices, ahead of its consumer if there are
-    threads.
+class _Items:
+    """Computes elements of ``ds`` at a range of indices, from blocks that are kept if it has some."""
+
+    _ahead: ReadAhead | None = None
+
+    def __init__(self, ds: MapDataset[Any], ctx: IteratorContext) -> None:
+        self.ctx = ctx
+        self.reads_once = ds._draws_once
+        self._ds = ds
+        self._read_from: Any = ds  # or what an observer has made of it
+        self._keeps_blocks = ds._draws_blocks and not self.reads_once
+        self._blocks: dict[str, KeptBlocks] = {}  # one: several threads may make it
+
+    @property
+    def _items(self) -> Items:
+        """Computes the elements at a range of indices."""
+        return self._items_from_kept if self._keeps_blocks else self._read_from._items
+
+    def _items_from_kept(self, indices: range) -> Iterator[Any]:
+        return Call(self._kept_blocks(), indices[0]).elements(partial(self._read_from._items, indices))
+
+    def _kept_blocks(self) -> KeptBlocks:
+        made = self._blocks
+        kept = made.get("kept")
+        return kept or made.setdefault("kept", KeptBlocks(self.ctx.budget, self._lowest))
+
+    def _lowest(self, call: int) -> int:
+        ahead = self._ahead
+        return call if ahead is None else ahead.lowest
+
+
+class Reader(_Items):
+    """Computes the elements of ``ds`` at consecutive indices, ahead of its consumer if there are threads.
 
     Args:
         ds: the dataset.
@@ -44,19 +74,14 @@ class Reader:
     """
 
     def __init__(self, ds: MapDataset[Any], num_threads: int, buffer_size: int, ctx: IteratorContext) -> None:
+        super().__init__(ds, ctx)
         self.log: RootLog | None = None  # in a worker
-        self.ctx = ctx
         self.waits = BudgetWaits()
         self.num_threads = min(num_threads, buffer_size)
-        self.reads_once = ds._draws_once
-        self._ds = ds
-        self._read_from: Any = ds  # or the observer's replacement of it
-        self._keeps_blocks = ds._draws_blocks and not self.reads_once
+        self._given_limits = self.num_threads, buffer_size
         self._reads_many = ds._draws_many
-        self._blocks: dict[str, KeptBlocks] = {}  # one: several threads may make it
         self._length = len(ds)
         self._buffer_size = buffer_size
-        self._ahead: ReadAhead | None = None
         self._finalizer: Any = None
         self._rate = 1.0  # how often elements are needed, relative to others
         self._index = 0  # next come the buffered elements, then the error, then new reads
@@ -68,6 +93,9 @@ class Reader:
         # computes the elements from ``_live_index`` to ``_live_stop``
         self._live: Iterator[Any] | None = None
         self._live_index = self._live_stop = self._live_size = 0
+        self._is_draining = False  # nothing more is computed ahead
+        self._given_out: list[Any] = []  # what is left of the last part that was computed at once
+        self._num_at_once = 0  # elements of the last part that a source read at once, without threads
         self._is_closed = False
 
     @property
@@ -118,12 +146,13 @@ class Reader:
         if index != self._index or self._keeps:
             self.go_to(index)
         if self.num_threads or self._keeps:
-            elements = self.take(index, n)
+            elements = self._given_out = self.take(index, n)
             n = len(elements)
             part = given_out(elements)
             if index + n == self._index:  # else they come again
                 self._part, self._keeps = part, True
             return part, n
+        n = self._num_now(n)
         if self.log is not None:
             self.log.note(index, index + n)
         self._index = index + n
@@ -150,10 +179,25 @@ class Reader:
             raise
 
     def share(self, num: int) -> None:
-        """Leaves room for ``num - 1`` others like this: uses its part of the threads, and of what
-        may be ahead.
-        """
-        self.num_threads, self._buffer_size = -(-self.num_threads // num), -(-self._buffer_size // num)
+        """Leaves room for ``num - 1`` others like this: uses its part of the threads, and of what may be ahead."""
+        threads, size = self._given_limits
+        self.num_threads, self._buffer_size = -(-threads // num), -(-size // num)
+        if self._ahead is not None:
+            self._ahead.num_threads = min(self.num_threads, self._buffer_size)
+
+    def drain(self) -> None:
+        """Compute nothing more ahead. What was computed ahead is handed out."""
+        self._is_draining = True
+        if (ahead := self._ahead) is not None and not ahead.is_draining:
+            with ahead.budget.lock:  # nobody begins anything after this
+                ahead.is_draining = True
+
+    @property
+    def is_drained(self) -> bool:
+        """True if nothing was computed that has not been handed out. To be asked between two outputs of the pipeline."""
+        ahead = self._ahead
+        has_ahead = ahead is not None and ahead.num_ahead > 0
+        return not (has_ahead or self._kept or self._given_out or self._num_at_once > 1)
 
     def start(self) -> None:
         """Begins to read ahead."""
@@ -171,12 +215,12 @@ class Reader:
 
     @property
     def _may_read_ahead(self) -> bool:
-        return bool(self.num_threads) and not (self._is_closed or self.is_careful or self._keeps)
+        return bool(self.num_threads) and not (self._is_closed or self.is_careful or self._keeps or self._is_draining)
 
     def stop(self) -> None:
         """Ends the threads, and keeps nothing."""
         self._kept, self._error, self._part, self._ahead, self._keeps = [], None, None, None, False
-        self._live = None
+        self._live, self._given_out = None, []
         if self._finalizer is not None:
             self._finalizer()
         blocks, self._blocks = self._blocks, {}
@@ -197,23 +241,6 @@ class Reader:
         if self._ahead is not None:
             self._ahead.items = self._items
 
-    @property
-    def _items(self) -> Items:
-        """Computes the elements at a range of indices."""
-        return self._items_from_kept if self._keeps_blocks else self._read_from._items
-
-    def _items_from_kept(self, indices: range) -> Iterator[Any]:
-        return Call(self._kept_blocks(), indices[0]).elements(partial(self._read_from._items, indices))
-
-    def _kept_blocks(self) -> KeptBlocks:
-        made = self._blocks
-        kept = made.get("kept")
-        return kept or made.setdefault("kept", KeptBlocks(self.ctx.budget, self._lowest))
-
-    def _lowest(self, call: int) -> int:
-        ahead = self._ahead
-        return call if ahead is None else ahead.lowest
-
     def _collect(self) -> None:
         """Keeps what was not taken of the last part."""
         if self._part is not None:
@@ -224,7 +251,8 @@ class Reader:
 
     def _read(self, index: int, n: int) -> list[Any]:
         log = self.log
-        if self.num_threads and index >= self._index and not self.is_careful:
+        has_ahead = not self._is_draining or (self._ahead is not None and self._ahead.num_ahead > 0)
+        if self.num_threads and index >= self._index and has_ahead and not self.is_careful:
             try:
                 elements = self._started(index).take(n)
             except BaseException:
@@ -233,6 +261,7 @@ class Reader:
             if log is not None:
                 log.note(index, index + len(elements))
             return elements
+        n = self._num_now(n)
         if log is not None:
             if log.is_careful:
                 n = 1
@@ -253,6 +282,12 @@ class Reader:
             traceback = error.__traceback__
             self._error, self._keeps = error.with_traceback(traceback and traceback.tb_next), True
         return read
+
+    def _num_now(self, n: int) -> int:
+        """Return how many of ``n`` elements to ask for without threads: one that comes at once with no others, while draining."""
+        is_at_once = self.is_observed or self._keeps_blocks or self._reads_many
+        self._num_at_once = (1 if self._is_draining else n) if is_at_once else 0
+        return self._num_at_once or n
 
     def _live_at(self, index: int, n: int) -> Iterator[Any]:
         """Returns an iterator of at least ``n`` elements: the one that has returned those before,

@@ -174,20 +174,23 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
             parent._expect(rate, due)
 
     def resize(self, num_workers: int) -> None:
-        """Has another number of Ray actors compute the elements from now on. May be called at any time, and does not wait:
-        elements, their order and states stay the same.
+        """Let another number of workers compute the elements from now on: processes, threads or Ray actors.
+
+        May be called at any time, by any thread, and does not wait. Elements, their order and states stay the same. A
+        lane goes over to another worker between two outputs, when the other one runs and what was computed ahead for
+        the lane has been delivered.
 
         Args:
-            num_workers: how many, at least 1 and at most as many as there are lanes (see ``RayOptions``).
+            num_workers: the number of workers, at least 1 and at most the number of lanes (``num_lanes``).
 
         Raises:
-            ValueError: there are fewer lanes, or no actors: the number of processes or threads is for ever.
+            ValueError: there are fewer lanes, or no workers.
             TypeError: ``num_workers`` is no integer.
         """
         if not self._resize(as_int("num_workers", num_workers, minimum=1)):
             raise ValueError(
-                f"{self} has no workers that can be resized. To change the number of processes, save the state and restore it in "
-                "an iterator with another num_workers and the same num_lanes; Ray actors (RayOptions) can be resized"
+                f"{self} has no workers that can be resized. Make the pipeline with mp_prefetch and options of at least one "
+                "worker, and with num_lanes if you need more workers later"
             )
 
     def _resize(self, num_workers: int) -> bool:

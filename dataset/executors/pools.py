@@ -14,8 +14,12 @@ from gristmill.dataset.bases.context import IteratorContext
 from gristmill.dataset.bases.node import ancestors
 from gristmill.dataset.bases.parameters import parameters_of
 from gristmill.dataset.executors.protocol import Executor, Tell
+from gristmill.dataset.executors.tuning import Tuning
+from gristmill.dataset.lanes_here import LanesHere
+from gristmill.dataset.local_lanes import LocalLanes
+from gristmill.dataset.ray_lanes import LanesOnRay
 from gristmill.dataset.slicing import numbers_of
-from gristmill.dataset.worker_lanes import LanesOfWorker, WorkerLane
+from gristmill.dataset.worker_lanes import WorkerLane
 from gristmill.dataset.worker_set import crew_of, join_workers
 from gristmill.dataset.worker_task import PipelineTask
 from gristmill.workers.pickling import dumps
@@ -37,6 +41,8 @@ class PoolExecutor(Executor):
     """
 
     shards: list[WorkerLane]
+    _lanes: LocalLanes | LanesOnRay | None = None  # since the last ``start``
+    _may_be_here = False  # lanes may be computed by this process
     _resting: Any = None  # the pool that was used last, if nobody else has taken it over
     _finalizer: Any = None
 
@@ -44,11 +50,12 @@ class PoolExecutor(Executor):
         self.shards = []
         self._options = options
         self.options = [options]
+        self._num_workers = options.num_workers
         self._may_share = init_fn is None
         self._held: list[Any] = []  # the pool that is in use; the finalizer has the list, too
 
     def __str__(self) -> str:
-        return f"MultiprocessPrefetchIterator(multiprocessing_options={self._options})"
+        return f"MultiprocessPrefetchIterator(multiprocessing_options={self.options[0]})"
 
     @property
     def pool(self) -> Any:
@@ -64,6 +71,25 @@ class PoolExecutor(Executor):
         if self._may_share:
             join_workers(self, ctx)
 
+    def tune(self, given: Any, most: int, *, may_be_here: bool) -> None:
+        """Find the number of workers while they run.
+
+        Args:
+            given: the options that the user gave.
+            most: the largest number.
+            may_be_here: true if this process may compute lanes, so that there need be no worker.
+        """
+        self._may_be_here, self.options = may_be_here, [given]
+        self.tuning = Tuning(0 if may_be_here else 1, most, self._num_workers)
+
+    def receive(self, number: int, num: int) -> None:
+        if self.tuning is None or self._lanes is None or not self.tuning.is_on:
+            super().receive(number, num)
+            return
+        num_workers = self.tuning.receive(self._lanes, number, num)
+        if num_workers is not None:
+            self._use(num_workers)
+
     def tell_hired(self, tell: Tell | None) -> None:
         super().tell_hired(tell)
         if tell is not None and self.pool is not None:
@@ -74,20 +100,40 @@ class PoolExecutor(Executor):
 
     def start(self, states: Mapping[int, Any]) -> None:
         pool = self._use_pool()
+        pool.resize(self._num_workers)
+        pool.tuning = self.tuning  # for observers
         if self._tell_hired is not None:
             self._tell_hired(pool)
         self._start_in(pool, states)
 
     def _start_in(self, pool: Any, states: Mapping[int, Any]) -> None:
-        num_workers, num_lanes = self._options.num_workers, self._task.num_lanes
-        workers = [LanesOfWorker(pool, i, num_workers, num_lanes, self._numbers()) for i in range(num_workers)]
-        lanes = {number: lane for worker in workers for number, lane in worker.lanes.items()}
-        self.shards = [lanes[number] for number in range(num_lanes)]
-        of_workers: dict[LanesOfWorker, dict[int, Any]] = {}
-        for number, state in states.items():
-            of_workers.setdefault(lanes[number].worker, {})[number] = state
-        for worker, states_of_lanes in of_workers.items():
-            worker.start(states_of_lanes)
+        here = None
+        if self._may_be_here:
+            here = LanesHere(self._task, self.ctx.budget, reads_ahead=not self._num_workers)
+        self._use_lanes(LocalLanes(pool, self._task.num_lanes, self._numbers(), here), states)
+
+    def _use_lanes(self, lanes: LocalLanes | LanesOnRay, states: Mapping[int, Any]) -> None:
+        self._lanes, self.shards = lanes, [*lanes.lanes]
+        lanes.start({**states})
+        if self.tuning is not None:
+            self.tuning.begin_anew()
+
+    def resize(self, num_workers: int) -> bool:
+        num_lanes = self._options.num_lanes or self._options.num_workers
+        if num_workers > num_lanes:
+            raise ValueError(
+                f"num_workers must be at most num_lanes, {num_lanes}, got {num_workers}: a worker computes whole lanes. Make "
+                f"the pipeline with {type(self._options).__name__}(num_lanes=...) of the largest number that you will need"
+            )
+        if self.tuning is not None:
+            self.tuning.is_on = False  # the user decides from now on
+        self._use(num_workers)
+        return True
+
+    def _use(self, num_workers: int) -> None:
+        self._num_workers = num_workers
+        if self._lanes is not None:
+            self._lanes.resize(num_workers)
 
     def _numbers(self) -> Any:
         return None if self._task.sequential_slice else numbers_of(self._task.dataset)
@@ -132,10 +178,10 @@ class PoolExecutor(Executor):
             from gristmill.dataset.thread_workers import hire_threads
 
             payload = ThreadPayload(replace(task, budget=self.ctx.budget))
-            return hire_threads(payload, options.num_workers, options.per_worker_buffer_size)
+            return hire_threads(payload, self._num_workers, options.per_worker_buffer_size)
         luggage = self._pack({"buffer_size": options.per_worker_buffer_size}, options.worker_env or {})
         crew = crew_of(self, self.ctx) if self._may_share else None
-        return (hire if crew is None else crew.hire)(luggage, options.num_workers, self._owner)
+        return (hire if crew is None else crew.hire)(luggage, self._num_workers, self._owner)
 
     def _pack(self, settings: Mapping[str, Any], environment: Mapping[str, str | None]) -> Luggage:
         """Return what workers load."""
@@ -153,6 +199,7 @@ class PoolExecutor(Executor):
 
     def rest(self) -> None:
         super().rest()
+        self._lanes = None
         pool = self.pool
         if pool is not None:
             try:

@@ -82,6 +82,7 @@ class Executor(abc.ABC):
     pool: Any = None  # the workers that are in use
     workers: Sequence[Any] = ()  # of the pool
     options: Sequence[Any] = ()  # that users gave
+    tuning: Any = None  # finds the number of workers, with ``"auto"``
     ctx: IteratorContext
     _task: PipelineTask
     _tell_opened: Tell | None = None

@@ -20,23 +20,9 @@ class RayExecutor(PoolExecutor):
     until there is.
     """
 
-    _num_workers: int | None = None  # if it has been resized
-    _divided: LanesOnRay | None = None
-
     def __init__(self, options: Any, init_fn: Any) -> None:
         super().__init__(options, init_fn)
         self._may_share = False
-
-    def resize(self, num_workers: int) -> bool:
-        num_lanes = self._options.num_lanes or self._options.num_workers
-        if num_workers > num_lanes:
-            raise ValueError(
-                f"num_workers must be at most num_lanes, {num_lanes}, got {num_workers}: an actor computes whole lanes"
-            )
-        self._num_workers = num_workers
-        if self._divided is not None:
-            self._divided.resize(num_workers)
-        return True
 
     def _hire(self) -> Any:
         connected()
@@ -47,11 +33,5 @@ class RayExecutor(PoolExecutor):
         return hire_pool(make, lambda pool: pool.runs(luggage, options), RayPool, self._owner)
 
     def _start_in(self, pool: Any, states: Mapping[int, Any]) -> None:
-        num_workers = self._num_workers or self._options.num_workers
-        self._divided = divided = LanesOnRay(pool, self._options, num_workers, self._task.num_lanes, self._numbers())
-        self.shards = [*divided.lanes]
-        divided.start(dict(states))
-
-    def rest(self) -> None:
-        super().rest()
-        self._divided = None
+        lanes = LanesOnRay(pool, self._options, self._num_workers, self._task.num_lanes, self._numbers())
+        self._use_lanes(lanes, states)

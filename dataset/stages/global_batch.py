@@ -11,9 +11,10 @@ import numpy as np
 from gristmill.core.cached import cached
 from gristmill.core.element_spec import ShapeDtypeStruct, map_spec
 from gristmill.core.errors import as_int, check_word
-from gristmill.core.ray_options import WorkerOptions, check_worker_options
+from gristmill.core.ray_options import RayOptions, WorkerOptions, check_worker_options, with_number
 from gristmill.core.sharding import NoSharding, ShardOptions
 from gristmill.core.state import shown
+from gristmill.dataset.auto import most_workers
 from gristmill.dataset.bases.division import Division
 from gristmill.dataset.bases.element_spec import batched_spec
 from gristmill.dataset.bases.iter import IterDataset
@@ -84,6 +85,10 @@ class GlobalBatchParameters(Parameters):
         if workers is None:
             return
         check_worker_options("workers", workers)
+        if workers.num_workers == "auto":  # each worker gives a part of every batch, so their number is fixed
+            most = len(self.lanes) if isinstance(workers, RayOptions) else most_workers(workers.max_workers, len(self.lanes))
+            workers = with_number(workers, min(most, workers.max_workers or most))
+            self._replace(workers=workers)
         if workers.num_lanes is not None:
             raise ValueError(f"workers must have num_lanes=None, got {workers}: give num_lanes to global_batch itself")
         if workers.num_workers > len(self.lanes):

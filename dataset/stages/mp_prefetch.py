@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from gristmill.core.options import DatasetOptions, ReadOptions
-from gristmill.core.ray_options import WorkerOptions
+from gristmill.core.options import AUTO_LANES, DatasetOptions, MultiprocessingOptions, ReadOptions
+from gristmill.core.ray_options import RayOptions, WorkerOptions, with_number
+from gristmill.dataset.auto import FIRST_WORKERS, most_workers
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import Length
@@ -77,7 +78,7 @@ class MultiprocessPrefetchIterDataset(IterDataset[T]):
         options = self._options
         if num_workers in (None, options.num_workers) or options.executor == "ray" or num_workers > self._num_lanes:
             return self
-        workers = dataclasses.replace(options, num_workers=num_workers, num_lanes=self._num_lanes)
+        workers = dataclasses.replace(with_number(options, num_workers), num_lanes=self._num_lanes)
         new: MultiprocessPrefetchIterDataset[T] = MultiprocessPrefetchIterDataset(
             self._parent, workers, self._worker_init_fn, self._sequential_slice
         )
@@ -128,6 +129,8 @@ def lanes_task(
 
 def executor_for(options: WorkerOptions, init_fn: Any = None) -> Executor:
     """Return a new executor of lanes."""
+    if options.num_workers == "auto":
+        return _tuned_executor(options, init_fn)
     if not options.num_workers:
         return InlineExecutor(lanes_of(options))
     if options.executor != "ray":
@@ -135,6 +138,20 @@ def executor_for(options: WorkerOptions, init_fn: Any = None) -> Executor:
     from gristmill.dataset.executors.ray import RayExecutor
 
     return RayExecutor(options, init_fn)
+
+
+def _tuned_executor(options: WorkerOptions, init_fn: Any) -> Executor:
+    num_lanes, is_on_ray = lanes_of(options), isinstance(options, RayOptions)
+    most = min(num_lanes, options.max_workers or num_lanes) if is_on_ray else most_workers(options.max_workers, num_lanes)
+    if not most:
+        return InlineExecutor(num_lanes)
+    fixed = dataclasses.replace(with_number(options, min(FIRST_WORKERS, most)), num_lanes=num_lanes)
+    executor = executor_for(fixed, init_fn)
+    assert isinstance(executor, PoolExecutor)
+    # What an init function or variables do to a worker is not to be done to this process.
+    may_be_here = isinstance(options, MultiprocessingOptions) and init_fn is None and not options.worker_env
+    executor.tune(options, most, may_be_here=may_be_here)
+    return executor
 
 
 def check_no_workers(stage: str, ds: Any) -> None:
@@ -148,5 +165,6 @@ def check_no_workers(stage: str, ds: Any) -> None:
 
 
 def lanes_of(options: WorkerOptions) -> int:
-    """The number of lanes."""
-    return options.num_workers if options.num_lanes is None else options.num_lanes
+    """How many lanes there are."""
+    num_workers: int = AUTO_LANES if options.num_workers == "auto" else options.num_workers
+    return num_workers if options.num_lanes is None else options.num_lanes

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from gristmill.core.errors import as_int
+from gristmill.core.options import AUTO_LANES, NumberOrAuto, number_or_auto
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import Length
@@ -21,7 +22,7 @@ T = TypeVar("T")
 
 
 def multithread_prefetch(
-    ds: IterDataset[T], num_threads: int, buffer_size: int, sequential_slice: bool = False
+    ds: IterDataset[T], num_threads: NumberOrAuto, buffer_size: int, sequential_slice: bool = False
 ) -> IterDataset[T]:
     """Returns a dataset of the same elements, computed by threads.
 
@@ -33,7 +34,8 @@ def multithread_prefetch(
 
     Args:
         ds: the dataset.
-        num_threads: number of threads; 0 returns ``ds`` itself.
+        num_threads: number of threads; 0 returns ``ds`` itself. ``"auto"``: the stream is that of 16, and the threads of the
+            pipeline compute it (see ``DatasetOptions.max_threads``).
         buffer_size: the most outputs for each thread to be ahead; 0 computes in the calling thread.
         sequential_slice: give each thread a contiguous part of the source instead of every
             ``num_threads``-th element.
@@ -48,7 +50,8 @@ def multithread_prefetch(
         >>> list(multithread_prefetch(ds, num_threads=3, buffer_size=1))
         [array([0, 3]), array([1, 4]), array([2, 5]), array([6])]
     """
-    num_threads = as_int("num_threads", num_threads, minimum=0)
+    num_threads = number_or_auto("num_threads", num_threads, 0)
+    num_threads = AUTO_LANES if num_threads == "auto" else num_threads
     buffer_size = as_int("buffer_size", buffer_size, minimum=0)
     if not num_threads:
         return ds

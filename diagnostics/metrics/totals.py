@@ -98,6 +98,8 @@ ELEMENTS = Family("counter", "gristmill_stage_elements", "Elements that a stage 
 TIME = Family("counter", "gristmill_stage_time_ns", "Time spent in a stage, in all threads and workers.", _STAGE)
 FAULTS = Family("counter", "gristmill_faults", "Elements that a step that tolerates faults has passed over.", _STAGE)
 RESTARTS = Family("counter", "gristmill_worker_restarts", "Worker processes that took the place of others.", _STAGE)
+WORKERS = Family("gauge", "gristmill_workers", "Workers that have reported, at the moment.", _STAGE)
+DECISIONS = Family("counter", "gristmill_worker_decisions", "Changes of the number of workers by auto.", _PIPELINE)
 WAIT_RATIO = Family("gauge", "gristmill_stage_wait_ratio", "A stage's share of the time that the consumer waited.", _STAGE)
 QUEUE_DEPTH = Family("gauge", "gristmill_queue_depth", "Elements that a prefetching stage has ready.", _STAGE)
 _COMPONENT = (*_STAGE, "component")
@@ -129,6 +131,8 @@ FAMILIES = (
     TIME,
     FAULTS,
     RESTARTS,
+    WORKERS,
+    DECISIONS,
     WAIT_RATIO,
     QUEUE_DEPTH,
     *_BUDGET,
@@ -227,6 +231,9 @@ class Metrics:
             gauges[BUDGET, (name, "memory")] = sum([x.max_bytes for x in budgets])
         for load in on_all_nodes(snapshot.workers):
             now[RESTARTS, (name, stages[load.stage])] = [load.num_restarts]
+            gauges[WORKERS, (name, stages[load.stage])] = load.num_workers
+        if decisions := snapshot.summary.decisions:
+            now[DECISIONS, (name,)] = [len(decisions)]
         for place, numbers in now.items():
             before = pipeline.counted.setdefault(place, [0] * len(numbers))
             totals = self._totals.setdefault(place, [0] * len(numbers))

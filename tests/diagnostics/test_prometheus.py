@@ -35,9 +35,10 @@ ELEMENTS = "gristmill_stage_elements_total"
 OWN_NEXT = "gristmill_next_duration_ns"
 FAULTS = "gristmill_faults_total"
 RESTARTS = "gristmill_worker_restarts_total"
+DECISIONS = "gristmill_worker_decisions_total"
 GAUGES = ("gristmill_stage_wait_ratio", "gristmill_queue_depth", "gristmill_budget", "gristmill_budget_used")
 GAUGES += tuple([f"gristmill_component_{what}" for what in ("elements", "lengths", "epochs")])
-GAUGES += ("gristmill_long_elements",)
+GAUGES += ("gristmill_long_elements", "gristmill_workers")
 BUDGET_WAIT = "gristmill_budget_wait_ns_total"
 SLOW = "SlowSource"
 SECONDS = 0.001  # so long that every read is timed
@@ -124,7 +125,7 @@ def test_what_is_shown_is_what_has_happened(port):
         assert [*shown] == [*limits, float("inf")] and [*counts] == sorted(counts) and counts[-1] == count
     assert dict(line.split()[2:] for line in text.splitlines() if line.startswith("# TYPE")) == {
         **dict.fromkeys([NEXT, READY, READ, LOADER, OWN_NEXT], "histogram"),
-        **dict.fromkeys([BYTES, ELEMENTS, "gristmill_stage_time_ns_total", FAULTS, RESTARTS, BUDGET_WAIT], "counter"),
+        **dict.fromkeys([BYTES, ELEMENTS, "gristmill_stage_time_ns_total", FAULTS, RESTARTS, DECISIONS, BUDGET_WAIT], "counter"),
         **dict.fromkeys(GAUGES, "gauge"),
     }
     assert f'{BYTES}{{source="{SLOW}"}} ' in text and f'{READ}_bucket{{le="+Inf",source="{SLOW}"}} ' in text

@@ -13,7 +13,7 @@ import pytest
 from entry import plain, run, through_json
 from interrupting import interrupted_where_handlers_run
 from iter_entries import twins
-from local_workers import LocalWorkersIterDataset, through_pickle
+from local_workers import LocalWorkersIterDataset, ResizedIterDataset, through_pickle
 from new_seed import SEED
 from refusing import assert_raises
 from stage_table import ITER_ENTRIES, LOCAL_WORKERS, STREAMS, WITH_PROCESSES
@@ -300,6 +300,7 @@ LANES = {
     "two": lambda ds: LocalWorkersIterDataset(ds, 2, num_lanes=3),
     "careful": lambda ds: LocalWorkersIterDataset(ds, 1, care=Care(), num_lanes=3),
     "threads": lambda ds: ds.mp_prefetch(MultiprocessingOptions(num_workers=2, num_lanes=3, executor="threads")),
+    "resized": lambda ds: ResizedIterDataset(ds, 2, num_lanes=3),
 }
 
 

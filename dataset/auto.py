@@ -1,0 +1,145 @@
+"""The number of workers that ``"auto"`` stands for, decided while they run.
+
+Guarantees:
+
+1. The controller is a function of what it is told: times, rates and shares. It reads no clock.
+2. It grows while the consumer waits, and takes back a change that gained less than ``_GAIN``.
+3. On a steady load it changes nothing after the first ``_SEARCH_SECONDS``. If three measurements in a
+   row say that the load has changed, the search begins again.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from gristmill.core.cgroup import available_memory, usable_cpus
+
+FIRST_WORKERS = 2  # at the beginning
+WINDOW_SECONDS = 1.0  # of one measurement
+_GAIN = 0.03  # a change that gains less is taken back
+_WAITS = 0.05  # from this share of its time on, the consumer waits
+_BUSY = 0.5  # below this share of looks at which a worker had nothing ready, there are too many
+_SEARCH_SECONDS = 20.0
+_CHANGED = 0.3  # a load that differs by more has changed
+_NUM_CHANGED = 3  # measurements in a row that must say so
+_WORKER_BYTES = 1 << 28  # memory that a worker is taken to need
+# How launchers name the number of training processes on this machine.
+_LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE")
+
+
+class Measured(NamedTuple):
+    """One measurement.
+
+    Args:
+        now: when it ended, in seconds.
+        rate: elements per second that the consumer took.
+        waited: the share of its time for which the consumer waited for workers.
+        busy: the share of looks at workers at which they had nothing ready.
+    """
+
+    now: float
+    rate: float
+    waited: float
+    busy: float
+
+
+class Decision(NamedTuple):
+    """A change of the number of workers.
+
+    Args:
+        now: when, in seconds of ``time.monotonic``.
+        before, after: the numbers.
+        reason: why, in words.
+    """
+
+    now: float
+    before: int
+    after: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.before} → {self.after} workers: {self.reason}"
+
+
+class Controller:
+    """Finds the number of workers.
+
+    Args:
+        least: the smallest number, 0 or 1.
+        most: the largest number.
+        num: the number at the beginning.
+        now: when that is.
+    """
+
+    def __init__(self, least: int, most: int, num: int, now: float) -> None:
+        self.num = num
+        self._least, self._most = least, most
+        self._search_until = now + _SEARCH_SECONDS
+        self._before: tuple[int, Measured] | None = None  # of an attempt: the number, and what was measured
+        self._settled: Measured | None = None  # with this number, there is nothing to gain
+        self._num_changed = 0
+
+    def decide(self, measured: Measured) -> Decision | None:
+        """Return the change to make after a measurement of the current number, if any."""
+        if self._before is not None:
+            return self._judge(*self._before, measured)
+        if self._settled is not None:
+            self._look_for_change(self._settled, measured)
+        return self._attempt(measured) if self._settled is None else None
+
+    def _attempt(self, measured: Measured) -> Decision | None:
+        """Try another number, if there may be something to gain."""
+        if measured.now >= self._search_until:
+            after = self.num
+        elif measured.waited >= _WAITS:
+            after = min(max(2, 2 * self.num), self._most)
+        elif measured.busy < _BUSY and self.num > self._least:
+            after = max(self._least, self.num // 2)
+        else:
+            after = self.num
+        if after == self.num:
+            self._settled = measured
+            return None
+        self._before = self.num, measured
+        shares = f"the consumer waited {measured.waited:.0%}, {measured.busy:.0%} of the workers had nothing ready"
+        return self._change(measured.now, after, shares)
+
+    def _judge(self, num: int, before: Measured, measured: Measured) -> Decision | None:
+        """Keep the last attempt, or take it back."""
+        self._before = None
+        gain = measured.rate / before.rate - 1 if before.rate else 1.0
+        if gain >= _GAIN or (self.num < num and gain > -_GAIN):
+            return self._attempt(measured)
+        self._settled = before
+        return self._change(measured.now, num, f"{self.num} workers changed the speed by {gain:+.0%}, which is not worth it")
+
+    def _change(self, now: float, after: int, reason: str) -> Decision:
+        before, self.num = self.num, after
+        return Decision(now, before, after, reason)
+
+    def _look_for_change(self, settled: Measured, measured: Measured) -> None:
+        """Search again if the load is another one."""
+        differs = abs(measured.rate - settled.rate) > _CHANGED * settled.rate or abs(measured.waited - settled.waited) > _CHANGED
+        self._num_changed = self._num_changed + 1 if differs else 0
+        if self._num_changed >= _NUM_CHANGED:
+            self._num_changed, self._settled = 0, None
+            self._search_until = measured.now + _SEARCH_SECONDS
+
+
+def most_workers(max_workers: int | None, num_lanes: int) -> int:
+    """Return the largest number of workers that this process may start: two for each CPU that is its own.
+
+    Processes of one training run on this machine share its CPUs and its memory.
+
+    Args:
+        max_workers: what the user allows.
+        num_lanes: a worker computes whole lanes.
+    """
+    num_processes = next((int(os.environ[name]) for name in _LOCAL_SIZES if os.environ.get(name, "").isdecimal()), 1)
+    num_processes = max(1, num_processes)
+    most = max(1, 2 * usable_cpus() // num_processes)
+    memory = available_memory() / num_processes
+    if memory < most * _WORKER_BYTES:
+        most = max(1, int(memory // _WORKER_BYTES))
+    return min(most, num_lanes, most if max_workers is None else max_workers)

@@ -1,0 +1,125 @@
+"""The lanes that the consumer computes itself, until workers are up, and where workers would gain nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import repeat
+from typing import Any
+
+from gristmill.dataset.ahead.budget import Budget
+from gristmill.dataset.executors.inline import raised_again
+from gristmill.dataset.worker_lanes import WorkerLane
+from gristmill.dataset.worker_task import PipelineProducer, PipelineTask
+
+_MAX_BLOCK = 64  # elements that are computed before the consumer gets one, unless they take long
+
+
+class LanesHere:
+    """Interface of ``LanesOfWorker``, for the consumer in place of a worker.
+
+    Args:
+        task: the pipeline.
+        budget: of the consumer.
+        reads_ahead: false if others will take over soon.
+    """
+
+    is_up = is_calm = True
+
+    def __init__(self, task: PipelineTask, budget: Budget, *, reads_ahead: bool) -> None:
+        self.lanes: dict[int, WorkerLane] = {}
+        self.leaving: set[int] = set()
+        self.left: list[tuple[WorkerLane, Any]] = []
+        self.num_received = 0
+        self._states: dict[int, Any] = {}
+        self._producer = PipelineProducer(replace(task, budget=budget), 0, 1)
+        self._reads_ahead = reads_ahead
+
+    def text(self, lane: WorkerLane) -> str:
+        """Return who computes a lane."""
+        return f"this process, lane {lane.number}"
+
+    def has_sent(self) -> bool:
+        """Return false: the consumer waits while it computes."""
+        return False
+
+    def recount(self, count: int) -> None:
+        """Do nothing: the consumer is no worker."""
+
+    def computes(self, number: int) -> bool:
+        """Return true if this computes a lane."""
+        return number in self._states and self.lanes[number].is_running
+
+    def start(self, states: dict[int, Any]) -> None:
+        """Compute these lanes from these states on, each when it is fetched."""
+        self._producer.close()
+        self._states = {}
+        self.add([], states)
+
+    def go_on_with(self, states: dict[int, Any]) -> None:
+        """Compute these lanes, too, from these states on."""
+        for number in states:
+            self.lanes[number].clear()
+            self.leaving.discard(number)
+        self.add([], states)
+
+    def add(self, lanes: Sequence[WorkerLane], states: Mapping[int, Any]) -> None:
+        """Compute these lanes, too, from these states on."""
+        for lane in lanes:
+            self.lanes[lane.number], lane.owner = lane, self
+        self._states.update(states)
+        for number in states:
+            self._producer.forget(number)
+
+    def pop(self, number: int) -> dict[int, Any]:
+        """Forget a lane; return its state, if there is one."""
+        del self.lanes[number]
+        return {number: self._states.pop(number)} if number in self._states else {}
+
+    def leave(self, numbers: Sequence[int]) -> None:
+        """Let others compute these lanes, as soon as nothing is left that was computed ahead for them."""
+        self.leaving.update(numbers)
+        self.receive_sent()
+
+    def receive_sent(self) -> None:
+        """Leave the lanes that can be left."""
+        for number in [*self.leaving]:
+            if not self.computes(number):
+                self.leaving.discard(number)
+            elif not self._producer.has(number) or self._is_drained(number):
+                self._producer.forget(number)
+                self.leaving.discard(number)
+                self.left.append((self.lanes.pop(number), self._states.pop(number)))
+
+    def _is_drained(self, number: int) -> bool:
+        self._producer.drain(number)
+        return self._producer.is_drained(number)
+
+    def fetch(self, lane: WorkerLane) -> None:
+        """Compute elements of ``lane``, one if it takes long."""
+        number, producer = lane.number, self._producer
+        try:
+            if not producer.has(number):
+                producer.add(number, self._states[number])
+                if not self._reads_ahead:
+                    producer.drain(number)
+            elements, states, stop = producer.take(number, _MAX_BLOCK)
+        except Exception as error:
+            elements, states, stop = [], [], error
+        if elements:
+            self._states[number] = states[len(elements) - 1]
+            self.num_received += len(elements)
+            lane.ready.extend(zip(elements, repeat(states), range(len(elements))))
+        if isinstance(stop, StopIteration):
+            lane.has_ended, lane.final = True, stop.value
+        elif isinstance(stop, Exception):
+            lane.failure = partial(raised_again, stop, stop.__traceback__)
+        elif stop is not None:
+            raise stop
+
+    def skip(self, lane: WorkerLane, state: Any) -> Any:
+        """See ``Shard``."""
+        lane.failure = None
+        self._states[lane.number] = self._producer.skip(lane.number, state)
+        return self._states[lane.number]

@@ -1,0 +1,191 @@
+"""The lanes of a pool of processes or threads, whose number may change.
+
+Guarantees:
+
+1. A lane is handed over between two of its outputs. The worker that leaves it computes nothing more
+   ahead for it, and sends what it has computed. So nothing is computed twice, but for what a restored
+   state computes again (the window of a shuffle, say), and what is lost with a worker that dies.
+2. A new worker gets lanes when it is up: until then the others go on with them, or the consumer does.
+3. Lanes move only after ``resize``. As long as a worker that has died is accounted for, its lanes stay.
+4. Elements, their order, errors and states do not depend on which worker computes a lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gristmill.dataset.bases.context import Numbers
+from gristmill.dataset.lanes_here import LanesHere
+from gristmill.dataset.slicing import lanes_of_worker
+from gristmill.dataset.worker_lanes import LanesOfWorker, WorkerLane, divided
+
+
+class LocalLanes:
+    """All lanes of a pipeline, divided among the workers of a pool.
+
+    Args:
+        pool: the workers.
+        num_lanes: how many lanes there are.
+        numbers: which elements are those of all lanes; ``None`` if that is not known.
+        here: lets the consumer compute all lanes until workers are up, and where there are to be none.
+    """
+
+    def __init__(self, pool: Any, num_lanes: int, numbers: Numbers | None, here: LanesHere | None = None) -> None:
+        count = len(pool.workers)
+        self.lanes = [WorkerLane(self, number) for number in range(num_lanes)]
+        self._pool = pool
+        self._args = num_lanes, numbers
+        self._num_wanted = count
+        self._here = here
+        self.is_settled = here is None  # no lane has to move
+        self._was_resized = here is not None
+        self._groups: list[LanesOfWorker] = []  # by worker
+        self._add_groups(count)
+        if here is not None:
+            here.add(self.lanes, {})
+            return
+        for group, index in zip(self._groups, range(count), strict=True):
+            group.add([self.lanes[number] for number in lanes_of_worker(index, count, num_lanes)], {})
+
+    @property
+    def _owners(self) -> list[LanesOfWorker | LanesHere]:
+        return [*self._groups, *([] if self._here is None else [self._here])]
+
+    @property
+    def num_received(self) -> int:
+        """How many elements have come."""
+        return sum([owner.num_received for owner in self._owners])
+
+    def has_sent(self, lane: WorkerLane) -> bool:
+        """Return true if who computes a lane has sent something, so that nobody waits for it."""
+        return bool(lane.owner.has_sent())
+
+    def busy(self) -> float:
+        """Return the share of the workers that have sent nothing that was not received."""
+        workers = self._pool.workers
+        return sum([not worker.has_sent() for worker in workers]) / (len(workers) or 1)
+
+    def _add_groups(self, count: int) -> None:
+        for index in range(len(self._groups), count):
+            self._groups.append(LanesOfWorker(self._pool, index, count, *self._args))
+
+    def text(self, lane: WorkerLane) -> str:
+        """Return which worker computes a lane, and where that is."""
+        text: str = lane.owner.text(lane)
+        return text
+
+    def start(self, states: dict[int, Any]) -> None:
+        """Begin to compute these lanes from these states on. They are needed in this order."""
+        for group in self._owners:
+            own = {number: state for number, state in states.items() if number in group.lanes}
+            if own:
+                group.start(own)
+
+    def go_on_with(self, states: dict[int, Any]) -> None:
+        """Compute these lanes, too, from these states on."""
+        if self._was_resized:
+            self._spread([*states])
+        for group in self._owners:
+            own = {number: state for number, state in states.items() if number in group.lanes}
+            if own:
+                group.go_on_with(own)
+
+    def fetch(self, lane: WorkerLane) -> None:
+        """Wait until ``lane`` has something."""
+        while lane.is_running and not lane.ready:
+            if not self.is_settled:
+                self._balance()
+            lane.owner.fetch(lane)
+            self._hand_over()
+
+    def skip(self, lane: WorkerLane, state: Any) -> Any:
+        """See ``Shard``."""
+        self.is_settled = not self._was_resized
+        return lane.owner.skip(lane, state)
+
+    def resize(self, num: int) -> None:
+        """Let ``num`` workers compute the lanes from now on. Another thread may call this."""
+        self._num_wanted, self._was_resized, self.is_settled = num, True, False
+
+    # Moving lanes.
+
+    def _balance(self) -> None:
+        """Let workers leave the lanes that others are to compute, as far as these are up."""
+        wanted = self._num_wanted
+        self._recruit(wanted)
+        for group in self._owners:
+            group.receive_sent()
+        self._hand_over()
+        targets = self._targets()
+        if targets is None:
+            return
+        is_settled = True
+        for group in self._owners:
+            moving = [number for number in group.lanes if targets.get(number, group) is not group]
+            is_settled = is_settled and not moving and group.is_calm
+            asked = [number for number in moving if number not in group.leaving]
+            if asked and group.is_calm:
+                group.leave(asked)
+        self._hand_over()
+        if is_settled:
+            self._dismiss(wanted)
+            self.is_settled = wanted == self._num_wanted
+
+    def _recruit(self, wanted: int) -> None:
+        """Start workers, so that there are ``wanted``."""
+        if len(self._groups) < wanted:
+            self._pool.resize(wanted)
+            self._add_groups(wanted)
+            self._recount(wanted)
+        for group in self._groups:
+            group.begin()
+
+    def _dismiss(self, wanted: int) -> None:
+        """End the workers beyond ``wanted``, which have no lanes that run."""
+        for group in self._groups[wanted:]:
+            for number in [*group.lanes]:
+                lane = group.lanes[number]
+                self._least_busy().add([lane], group.pop(number))
+        if len(self._groups) > wanted:
+            del self._groups[wanted:]
+            self._pool.resize(wanted)
+            self._recount(wanted)
+
+    def _recount(self, count: int) -> None:
+        for group in self._groups:
+            group.recount(count)
+
+    def _targets(self) -> dict[int, Any] | None:
+        """Return who is to compute each lane that runs; ``None`` if nobody can yet."""
+        up = [i for i, group in enumerate(self._groups[: self._num_wanted]) if group.is_up]
+        if not up and (self._num_wanted or self._here is None):
+            return None
+        running = [lane.number for lane in self.lanes if lane.owner.computes(lane.number)]
+        if not up:
+            return dict.fromkeys(running, self._here)
+        before = {i: group.lanes.keys() & {*running} for i, group in enumerate(self._groups)}
+        shares = divided(running, before, up)
+        return {number: self._groups[i] for i, share in shares.items() for number in share}
+
+    def _hand_over(self) -> None:
+        """Let others compute the lanes that workers have left."""
+        for group in self._owners:
+            while group.left:
+                lane, state = group.left.pop()
+                self._least_busy().add([lane], {lane.number: state})
+
+    def _least_busy(self) -> Any:
+        up: list[Any] = [group for group in self._groups[: self._num_wanted] if group.is_up]
+        up = up or ([] if self._here is None else [self._here]) or self._groups
+        return min(up, key=lambda group: len([lane for lane in group.lanes.values() if lane.is_running]))
+
+    def _spread(self, numbers: Sequence[int]) -> None:
+        """Let the least busy workers compute these lanes, which nobody computes."""
+        for number in numbers:
+            lane = self.lanes[number]
+            owner = lane.owner
+            if owner.is_calm and (target := self._least_busy()) is not owner:
+                owner.leave([number])
+                owner.pop(number)
+                target.add([lane], {})

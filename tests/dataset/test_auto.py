@@ -1,0 +1,128 @@
+"""``"auto"``: its stream is that of a fixed number, and the controller with models of loads."""
+
+import itertools
+
+import pytest
+from refusing import assert_raises
+
+from gristmill import DataLoader, IndexSampler, MapDataset, MultiprocessingOptions, ReadOptions, diagnostics
+from gristmill.core.ray_options import RayOptions
+from gristmill.dataset.auto import Controller, Decision, Measured, most_workers
+from gristmill.experimental import multithread_prefetch
+
+SECONDS = 200
+
+
+def simulated(load, most=8, seconds=SECONDS, noise=0.01):
+    """The number of workers in each second, and the decisions; ``load(num, t)`` is the rate of workers, and the consumer's."""
+    controller, numbers, decisions = Controller(0, most, min(2, most), 0.0), [], []
+    for t in range(1, seconds):
+        by_workers, by_consumer = load(controller.num, t)
+        rate = 1 / max(1 / by_workers, 1 / by_consumer)
+        rate *= 1 + noise * ((t * 7919) % 5 - 2) / 2
+        waited = max(0.0, 1 - by_workers / by_consumer) if by_workers < by_consumer else 0.0
+        busy = min(1.0, rate / by_workers)
+        decision = controller.decide(Measured(float(t), rate, waited, busy))
+        numbers.append(controller.num)
+        if decision is not None:
+            decisions.append(decision)
+    return numbers, decisions
+
+
+def bound_by_cpus(cpus, each, consumer):
+    return lambda num, t: (each * min(num, cpus) if num else 1 / (1 / each + 1 / consumer), consumer)
+
+
+LOADS = {
+    "python": (bound_by_cpus(4, 100, 10_000), {4}),
+    "reads": (bound_by_cpus(1000, 10, 10_000), {8}),
+    "consumer": (bound_by_cpus(4, 1000, 500), {1}),
+    "both": (bound_by_cpus(4, 100, 250), {3, 4}),
+}
+
+
+@pytest.mark.parametrize("name", LOADS)
+def test_it_finds_the_number_and_keeps_it(name):
+    load, expected = LOADS[name]
+    numbers, decisions = simulated(load)
+    assert set(numbers[10:20]) <= expected | {8}
+    assert numbers[-1] in expected
+    assert [decision for decision in decisions if decision.now > 20] == []
+
+
+def test_a_load_that_changes_is_followed():
+    def load(num, t):
+        return (100 * max(num, 0.5), 10_000) if t > 60 else (1000 * num or 300, 500)
+
+    numbers, decisions = simulated(load)
+    assert numbers[58] == 1
+    assert numbers[70] == 8
+    assert "the consumer waited" in str(decisions[-1])
+
+
+def test_bounds(monkeypatch):
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    whole = most_workers(None, 64)
+    assert most_workers(1, 64) == 1 and most_workers(None, 1) == 1 and most_workers(0, 64) == 0
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert most_workers(None, 64) == max(1, whole // 2)
+
+
+def states_and_elements(it):
+    return [(str(x), it.get_state()) for x in it]
+
+
+AUTO = MultiprocessingOptions("auto", executor="threads")
+
+
+def test_the_stream_is_that_of_16_lanes_or_of_no_workers():
+    ds = MapDataset.range(200).shuffle(seed=1).map(lambda x: x * 2).to_iter_dataset(ReadOptions("auto", 20))
+    lanes = ds.batch(3).mp_prefetch(MultiprocessingOptions(0, num_lanes=16))
+    with iter(ds.batch(3).mp_prefetch(AUTO)) as it:
+        assert states_and_elements(it) == states_and_elements(iter(lanes))
+    with iter(ds.batch(3).mp_prefetch(AUTO, order="stream")) as it:
+        assert states_and_elements(it) == states_and_elements(iter(ds.batch(3)))
+    expected = [*multithread_prefetch(ds, 16, 2)]
+    assert [*multithread_prefetch(ds, "auto", 2)] == expected
+
+
+def test_a_loader_finds_its_workers():
+    def loader(**options):
+        sampler = IndexSampler(40, shuffle=True, seed=1, num_epochs=1)
+        return iter(DataLoader(data_source=range(40), sampler=sampler, **options))
+
+    for given, fixed in (
+        ({"worker_count": "auto"}, {"num_lanes": 16}),
+        ({"worker_count": "auto", "order": "stream"}, {}),
+        ({"workers": MultiprocessingOptions("auto", max_workers=0)}, {"num_lanes": 16}),
+    ):
+        it, expected = loader(**given), loader(**fixed)
+        state = [next(it) for _ in range(5)] and it.get_state()
+        assert [next(expected) for _ in range(5)] and expected.get_state() == state
+        assert [*it] == [*expected]
+
+
+def test_the_first_element_needs_no_worker():
+    with iter(MapDataset.range(100).to_iter_dataset().mp_prefetch(MultiprocessingOptions("auto"))) as it:
+        lanes = it.executor
+        assert next(it) == 0
+        assert all(lane.owner.text(lane) == f"this process, lane {lane.number}" for lane in lanes.shards)
+        assert [*it] == [*range(1, 100)]
+
+
+def test_decisions_are_seen():
+    with iter(MapDataset.range(100).to_iter_dataset().mp_prefetch(AUTO)) as it, diagnostics.observe(it) as view:
+        [*itertools.islice(it, 10)]
+        it.executor.tuning.decisions = [Decision(0.0, 2, 3, "the consumer waited 41%")]
+        assert view.summary().decisions == ("2 → 3 workers: the consumer waited 41%",)
+        assert "auto: 2 → 3 workers: the consumer waited 41%" in str(view.summary())
+        assert "auto: 2 → 3 workers: the consumer waited 41%" in str(view.diagnosis())
+        it.resize(1)
+        assert [*it] == [*range(10, 100)]
+
+
+def test_what_is_refused():
+    assert_raises(ValueError, "num_workers must be an integer or 'auto', got 'many'", MultiprocessingOptions, "many")
+    assert_raises(ValueError, "max_workers must be None unless num_workers is 'auto'", MultiprocessingOptions, 2, max_workers=3)
+    assert_raises(ValueError, "max_workers must be a positive integer, got 0", RayOptions, "auto", max_workers=0)
+    assert_raises(ValueError, "num_threads must be an integer or 'auto'", ReadOptions, "some")
