@@ -18,7 +18,8 @@ import numpy as np
 from workload import Measured, Run
 
 MODULES = {"gristmill": "gristmill", "grain": "grain", "torch": "torch", "tf.data": "tensorflow"}
-MODULES |= {"LitData": "litdata", "MDSWriter": "streaming", "datasets.map": "datasets"}  # others get NumPy
+# others get NumPy
+MODULES |= {"LitData": "litdata", "MDSWriter": "streaming", "datasets.map": "datasets"}
 # for the read-ahead of the run before, which may be another process's, to die down
 PAUSE_SECONDS = 0.1
 

@@ -25,9 +25,10 @@ class ReadOptions:
     """Options of threads that read records ahead.
 
     Args:
-        num_threads: threads that read and transform; 0 reads in the calling thread. ``"auto"``: up to 64, each started when the
-            consumer waits; the attribute is this number.
-        prefetch_buffer_size: elements that may be in flight or ready ahead of the consumer; 0 reads on demand.
+        num_threads: threads that read and transform; 0 reads in the calling thread. ``"auto"``: up
+            to 64, each started when the consumer waits; the attribute is this number.
+        prefetch_buffer_size: elements that may be in flight or ready ahead of the consumer; 0 reads
+            on demand.
 
     Raises:
         TypeError: a value is not an integer.
@@ -60,30 +61,36 @@ class MultiprocessingOptions:
     """Number and kind of the workers that run a pipeline, and how far they may run ahead.
 
     Args:
-        num_workers: number of workers; 0 runs in the calling thread. ``"auto"``: the number is found while they run, and may be
-            0. The stream is that of ``num_lanes``, by default 16, on every machine, or that of ``order="stream"``. Until workers
-            are up, this process computes the first elements, unless there are a ``worker_init_fn`` or ``worker_env``.
-        per_worker_buffer_size: outputs that each worker may keep ready, at least 1 with workers; of small outputs, as many as
-            fit in 1 MB.
+        num_workers: number of workers; 0 runs in the calling thread. ``"auto"``: the number is
+            found while they run, and may be 0. The stream is that of ``num_lanes``, by default 16,
+            on every machine, or that of ``order="stream"``. Until workers are up, this process
+            computes the first elements, unless there are a ``worker_init_fn`` or ``worker_env``.
+        per_worker_buffer_size: outputs that each worker may keep ready, at least 1 with workers; of
+            small outputs, as many as fit in 1 MB.
         enable_profiling: accepted for compatibility, without effect.
-        worker_env: environment variables of worker processes that differ from this process's; ``None`` as a value removes one.
-            By default ``JAX_PLATFORMS`` is ``cpu`` and no GPU is visible there.
-        num_lanes: into how many lanes the stream is divided, at least as many as workers and at most 65 536. Elements, their
-            order and states follow from this number alone, whatever ``num_workers`` is: with 8 lanes, 0, 1, 3 or 8 workers give
-            what 8 workers give without it, and read each other's states. A worker computes whole lanes. ``None``: one for each
-            worker. Every lane has its own copy of what stateful steps keep: a window shuffle of 10 000 elements of 1 kB takes
-            10 MB in each, 80 MB in 8 lanes, wherever these are computed. Sources are shared by the lanes of a process, and so
-            are the threads and the read-ahead of ``ReadOptions``, of which each lane uses its part.
-        executor: ``"processes"``, ``"threads"`` of this process, or ``None``: threads if Python runs without the GIL when
-            iteration begins (``sys._is_gil_enabled()`` returns ``False``), otherwise processes. Elements, order, errors and
-            states are the same. Threads start at once and hand outputs over without pickling. Each has its own copy of the
-            functions, as a process has; threads share sources, modules, classes, and functions that cannot be pickled, which
-            must be safe to use from several threads. ``worker_init_fn`` runs in each thread with the same arguments, and
-            ``worker_env`` is refused. A crash in C code ends the program, and a function that never returns keeps its thread.
-            With the GIL, threads help if functions release it or wait.
-        max_workers: the largest number for ``"auto"``. ``None``: twice the CPUs that this process may use, by affinity and
-            control group, divided by the number of training processes on the machine (``LOCAL_WORLD_SIZE``), and no more than
-            there is memory for.
+        worker_env: environment variables of worker processes that differ from this process's;
+            ``None`` as a value removes one. By default ``JAX_PLATFORMS`` is ``cpu`` and no GPU is
+            visible there.
+        num_lanes: into how many lanes the stream is divided, at least as many as workers and at
+            most 65 536. Elements, their order and states follow from this number alone, whatever
+            ``num_workers`` is: with 8 lanes, 0, 1, 3 or 8 workers give what 8 workers give without
+            it, and read each other's states. A worker computes whole lanes. ``None``: one for each
+            worker. Every lane has its own copy of what stateful steps keep: a window shuffle of 10
+            000 elements of 1 kB takes 10 MB in each, 80 MB in 8 lanes, wherever these are computed.
+            Sources are shared by the lanes of a process, and so are the threads and the read-ahead
+            of ``ReadOptions``, of which each lane uses its part.
+        executor: ``"processes"``, ``"threads"`` of this process, or ``None``: threads if Python
+            runs without the GIL when iteration begins (``sys._is_gil_enabled()`` returns
+            ``False``), otherwise processes. Elements, order, errors and states are the same.
+            Threads start at once and hand outputs over without pickling. Each has its own copy of
+            the functions, as a process has; threads share sources, modules, classes, and functions
+            that cannot be pickled, which must be safe to use from several threads.
+            ``worker_init_fn`` runs in each thread with the same arguments, and ``worker_env`` is
+            refused. A crash in C code ends the program, and a function that never returns keeps its
+            thread. With the GIL, threads help if functions release it or wait.
+        max_workers: the largest number for ``"auto"``. ``None``: twice the CPUs that this process
+            may use, by affinity and control group, divided by the number of training processes on
+            the machine (``LOCAL_WORLD_SIZE``), and no more than there is memory for.
 
     Raises:
         TypeError: a value is of the wrong type.

@@ -25,21 +25,27 @@ class RayOptions:
     reached from this machine alone.
 
     Args:
-        num_workers: number of actors, at least 1, or ``"auto"``: the number is found while they run. If
-            the cluster has no room for all of them, those that have some do the work;
+        num_workers: number of actors, at least 1, or ``"auto"``: the number is found while they
+            run. If the cluster has no room for all of them, those that have some do the work;
             others join them as soon as there is room.
-        num_lanes: into how many lanes the stream is divided (see ``MultiprocessingOptions``), at least as many as actors: it
-            can be resized up to this number. ``None``: one for each actor; 16 for ``"auto"``.
-        pool: the name of a set of actors that several programs of the cluster share. Each has lanes of its own. The actors are
-            those of the first program that asks for them; when it ends, another one starts new ones.
-        resources: custom resources of Ray that an actor needs, by name, to choose machines: ``{"loader": 1}``.
+        num_lanes: into how many lanes the stream is divided (see ``MultiprocessingOptions``), at
+            least as many as actors: it can be resized up to this number. ``None``: one for each
+            actor; 16 for ``"auto"``.
+        pool: the name of a set of actors that several programs of the cluster share. Each has lanes
+            of its own. The actors are those of the first program that asks for them; when it ends,
+            another one starts new ones.
+        resources: custom resources of Ray that an actor needs, by name, to choose machines:
+            ``{"loader": 1}``.
         num_cpus: CPUs that an actor counts for where Ray chooses its machine.
-        max_bytes_ahead: bytes of elements that all actors together may have ready ahead of the consumer, in Ray's object store:
-            never more than half of the smallest one in the cluster, whatever this is, so that nothing is spilled to disk. A
-            single element that is larger comes alone. What ``ReadOptions`` read ahead inside of an actor is not counted.
-        writable: whether arrays can be written to, at the cost of one copy; else they are read-only views of the object store.
-        runtime_env: the environment of the actors (``env_vars``, ``pip``, …), as Ray takes it for actors: folders of this
-            machine (``working_dir``) are for ``ray.init``. By default ``JAX_PLATFORMS`` is ``cpu`` there.
+        max_bytes_ahead: bytes of elements that all actors together may have ready ahead of the
+            consumer, in Ray's object store: never more than half of the smallest one in the
+            cluster, whatever this is, so that nothing is spilled to disk. A single element that is
+            larger comes alone. What ``ReadOptions`` read ahead inside of an actor is not counted.
+        writable: whether arrays can be written to, at the cost of one copy; else they are read-only
+            views of the object store.
+        runtime_env: the environment of the actors (``env_vars``, ``pip``, …), as Ray takes it for
+            actors: folders of this machine (``working_dir``) are for ``ray.init``. By default
+            ``JAX_PLATFORMS`` is ``cpu`` there.
         max_workers: the largest number for ``"auto"``; by default the number of lanes.
 
     Raises:
@@ -98,7 +104,9 @@ WorkerOptions = MultiprocessingOptions | RayOptions
 
 
 def in_lanes(options: Any) -> Any:
-    """Return ``options`` with a number of lanes if they need one: with ``"auto"`` it is a constant."""
+    """Return ``options`` with a number of lanes if they need one: with ``"auto"`` it is a
+    constant.
+    """
     return replace(options, num_lanes=AUTO_LANES) if options.num_workers == "auto" and options.num_lanes is None else options
 
 

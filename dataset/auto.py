@@ -4,8 +4,8 @@ Guarantees:
 
 1. The controller is a function of what it is told: times, rates and shares. It reads no clock.
 2. It grows while the consumer waits, and takes back a change that gained less than ``_GAIN``.
-3. On a steady load it changes nothing after the first ``_SEARCH_SECONDS``. If three measurements in a
-   row say that the load has changed, the search begins again.
+3. On a steady load it changes nothing after the first ``_SEARCH_SECONDS``. If three measurements in
+   a row say that the load has changed, the search begins again.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ class Controller:
         self.num = num
         self._least, self._most = least, most
         self._search_until = now + _SEARCH_SECONDS
-        self._before: tuple[int, Measured] | None = None  # of an attempt: the number, and what was measured
+        # of an attempt: the number, and what was measured
+        self._before: tuple[int, Measured] | None = None
         self._settled: Measured | None = None  # with this number, there is nothing to gain
         self._num_changed = 0
 
@@ -128,7 +129,8 @@ class Controller:
 
 
 def most_workers(max_workers: int | None, num_lanes: int) -> int:
-    """Return the largest number of workers that this process may start: two for each CPU that is its own.
+    """Return the largest number of workers that this process may start: two for each CPU that is
+    its own.
 
     Processes of one training run on this machine share its CPUs and its memory.
 

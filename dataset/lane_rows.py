@@ -1,4 +1,6 @@
-"""The next elements of several lanes, side by side: what a host, or one of its workers, gives to a global batch."""
+"""The next elements of several lanes, side by side: what a host, or one of its workers, gives to a
+global batch.
+"""
 
 from __future__ import annotations
 
@@ -40,14 +42,16 @@ from gristmill.dataset.telling.failures import tell
 from gristmill.dataset.worker_task import share_threads
 from gristmill.transforms.batching import Allocate, concatenate, stack
 
-# The rows of lanes that have any, in the order of lanes, and how many of them are elements, of each lane; ``NEVER``: it has no
-# rows, since it never had an element to copy. Where padding is not wanted and a lane is short, there are no rows at all.
+# The rows of lanes that have any, in the order of lanes, and how many of them are elements, of each
+# lane; ``NEVER``: it has no rows, since it never had an element to copy. Where padding is not
+# wanted and a lane is short, there are no rows at all.
 Part: TypeAlias = tuple[Any, tuple[int, ...]]
 NEVER = -1
 
 
 def join_parts(parts: Sequence[Part], size: int, *, stacks: bool, allocate: Allocate, unknown_row: Callable[[], Any]) -> Any:
-    """The rows of all lanes of a host, ``size`` of each, where those of lanes without any are zeros.
+    """The rows of all lanes of a host, ``size`` of each, where those of lanes without any are
+    zeros.
 
     Args:
         parts: of all workers, none of which lacks rows since a lane is short.
@@ -97,7 +101,8 @@ def part_of_lanes(lanes: range, index: int, count: int) -> range:
 
 
 class LaneRowsIterDataset(IterDataset[Part]):
-    """The next ``size`` elements of each lane, step by step and without end: a lane that has ended gives no more.
+    """The next ``size`` elements of each lane, step by step and without end: a lane that has ended
+    gives no more.
 
     Order: that of the lanes. State: that of every lane. Cost: one copy, of all rows of a step.
 
@@ -199,7 +204,8 @@ class LaneRowsDatasetIterator(BlockIterator[Part]):
     def _part(self) -> Part:
         rows: list[Any] = []
         counts: list[int] = []
-        for lane in self._opened():  # all of them, also where one has ended: what they raise does not depend on workers
+        # all of them, also where one has ended: what they raise does not depend on workers
+        for lane in self._opened():
             elements, count = lane.take(self._size)
             rows += elements
             counts.append(count)
@@ -303,13 +309,14 @@ class _Lane:
 class _PaddedLane(_Lane):
     """One that gives copies of its last element when it has ended.
 
-    The state is that before the last step that had elements, with their number: to continue, they are taken once more, so that
-    the last one is there.
+    The state is that before the last step that had elements, with their number: to continue, they
+    are taken once more, so that the last one is there.
     """
 
     _before: Any = None
     _num = 0  # elements since then
-    _last: list[Any] | None = None  # of them, if there are any; ``None``: they are to be taken once more
+    # of them, if there are any; ``None``: they are to be taken once more
+    _last: list[Any] | None = None
 
     def __init__(self, it: DatasetIterator[Any], name: str, *, keeps_copies: bool) -> None:
         super().__init__(it)

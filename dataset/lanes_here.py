@@ -1,4 +1,6 @@
-"""The lanes that the consumer computes itself, until workers are up, and where workers would gain nothing."""
+"""The lanes that the consumer computes itself, until workers are up, and where workers would gain
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,9 @@ class LanesHere:
         return {number: self._states.pop(number)} if number in self._states else {}
 
     def leave(self, numbers: Sequence[int]) -> None:
-        """Let others compute these lanes, as soon as nothing is left that was computed ahead for them."""
+        """Let others compute these lanes, as soon as nothing is left that was computed ahead for
+        them.
+        """
         self.leaving.update(numbers)
         self.receive_sent()
 

@@ -3,10 +3,13 @@
 Guarantees:
 
 1. A lane is handed over between two of its outputs. The worker that leaves it computes nothing more
-   ahead for it, and sends what it has computed. So nothing is computed twice, but for what a restored
-   state computes again (the window of a shuffle, say), and what is lost with a worker that dies.
-2. A new worker gets lanes when it is up: until then the others go on with them, or the consumer does.
-3. Lanes move only after ``resize``. As long as a worker that has died is accounted for, its lanes stay.
+   ahead for it, and sends what it has computed. So nothing is computed twice, but for what a
+   restored state computes again (the window of a shuffle, say), and what is lost with a worker that
+   dies.
+2. A new worker gets lanes when it is up: until then the others continue with them, or the consumer
+   does.
+3. Lanes move only after ``resize``. As long as a worker that has died is accounted for, its lanes
+   stay.
 4. Elements, their order, errors and states do not depend on which worker computes a lane.
 """
 
@@ -28,7 +31,8 @@ class LocalLanes:
         pool: the workers.
         num_lanes: how many lanes there are.
         numbers: which elements are those of all lanes; ``None`` if that is not known.
-        here: lets the consumer compute all lanes until workers are up, and where there are to be none.
+        here: lets the consumer compute all lanes until workers are up, and where there are to be
+            none.
     """
 
     def __init__(self, pool: Any, num_lanes: int, numbers: Numbers | None, here: LanesHere | None = None) -> None:
@@ -54,7 +58,7 @@ class LocalLanes:
 
     @property
     def num_received(self) -> int:
-        """How many elements have come."""
+        """Returns the number of elements that were received."""
         return sum([owner.num_received for owner in self._owners])
 
     def has_sent(self, lane: WorkerLane) -> bool:

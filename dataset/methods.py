@@ -1488,16 +1488,20 @@ class IterAheadMethods(Generic[T_co]):
     def multithread_prefetch(
         self, num_threads: NumberOrAuto, buffer_size: int, *, sequential_slice: bool = False
     ) -> IterDataset[T_co]:
-        """Returns a dataset of the same elements, computed by threads: what ``mp_prefetch`` does with processes.
+        """Returns a dataset of the same elements, computed by threads: what ``mp_prefetch`` does
+        with processes.
 
         An addition to Grain's methods: it stands for
         ``gristmill.experimental.multithread_prefetch``.
 
         Args:
-            num_threads: number of threads; 0 returns this dataset itself. ``"auto"``: the stream is that of 16, and the threads
-                of the pipeline compute it (see ``DatasetOptions.max_threads``).
-            buffer_size: the most outputs for each thread to be ahead; 0 computes in the calling thread.
-            sequential_slice: give each thread a contiguous part of the source instead of every ``num_threads``-th element.
+            num_threads: number of threads; 0 returns this dataset itself. ``"auto"``: the stream is
+                that of 16, and the threads of the pipeline compute it (see
+                ``DatasetOptions.max_threads``).
+            buffer_size: the most outputs for each thread to be ahead; 0 computes in the calling
+                thread.
+            sequential_slice: give each thread a contiguous part of the source instead of every
+                ``num_threads``-th element.
 
         Raises:
             TypeError: an argument has the wrong type.

@@ -128,7 +128,7 @@ class LanesOnRay:
 
     @property
     def num_received(self) -> int:
-        """How many elements have come of the actors that are there."""
+        """Returns the number of elements that were received from the present actors."""
         return sum([group.num_received for group in self._groups.values()])
 
     def busy(self) -> float:

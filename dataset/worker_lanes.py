@@ -24,7 +24,8 @@ CAREFUL_OUTPUTS = 1000  # of each lane after a death: read-ahead may have been t
 
 
 def divided(lanes: Sequence[int], before: Mapping[int, Set[int]], workers: Sequence[int]) -> dict[int, list[int]]:
-    """Return which lanes each worker computes: as many as others, up to one, and as many as may be of those that it had before.
+    """Return which lanes each worker computes: as many as others, up to one, and as many as may be
+    of those that it had before.
 
     Example:
         >>> divided([0, 1, 2, 3, 4], {}, [0, 1])
@@ -88,7 +89,8 @@ class NamedWorker:
         self._count = count
         self._num_lanes = num_lanes
         self._numbers_of_all = numbers
-        self._states: dict[int, Any] = {}  # of lanes that were started: after the last element that was fetched
+        # of lanes that were started: after the last element that was fetched
+        self._states: dict[int, Any] = {}
 
     @property
     def is_up(self) -> bool:
@@ -152,7 +154,7 @@ class NamedWorker:
 
 
 class LanesOfWorker(NamedWorker):
-    """What one worker process computes.
+    """The lanes that one worker process computes.
 
     A worker that dies is replaced. The new one continues from the last elements that arrived, and
     carefully, as long as it is where the dead one was at work: it computes one output at a time and
@@ -167,7 +169,8 @@ class LanesOfWorker(NamedWorker):
         super().__init__(pool, index, count, num_lanes, numbers)
         self.lanes: dict[int, WorkerLane] = {}
         self.leaving: set[int] = set()  # lanes that the worker was told to leave
-        self.left: list[tuple[WorkerLane, Any]] = []  # lanes that it has left since, and where they go on
+        # lanes that it has left since, and where they continue
+        self.left: list[tuple[WorkerLane, Any]] = []
         self._skipping: int | None = None  # the lane whose next element is to be left out
         self._care: Care | None = None
         self._num_careful = 0  # outputs to go carefully

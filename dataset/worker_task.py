@@ -157,7 +157,9 @@ class PipelineProducer:
             part.drain()
 
     def is_drained(self, number: int) -> bool:
-        """See ``Divided``. Of several datasets one may seldom be drawn from, so that is not waited for."""
+        """See ``Divided``. Of several datasets one may seldom be drawn from, so that is not waited
+        for.
+        """
         lane = self._lanes[number]
         found = ahead_of(lane.iterator)
         return all([part.is_drained for part in found]) or (len(found) > 1 and time.monotonic() > lane.drained_by)
@@ -270,7 +272,7 @@ class PipelineProducer:
 
 
 def worker_name(index: int, count: int, lane: int, num_lanes: int) -> str:
-    """What a worker is called when something happens in one of its lanes."""
+    """The name of a worker in messages about one of its lanes."""
     worker = f"worker {index} of {max(count, index + 1)}"
     return worker if count == num_lanes and index == lane else f"{worker}, lane {lane} of {num_lanes}"
 

@@ -171,7 +171,9 @@ class WorkerGroup:
 
     @property
     def decisions(self) -> list[str]:
-        """Return the changes of the number of workers, where that is ``"auto"``, with their reasons."""
+        """Return the changes of the number of workers, where that is ``"auto"``, with their
+        reasons.
+        """
         tuning = getattr(self._pool, "tuning", None)
         return [] if tuning is None else [str(decision) for decision in tuning.decisions]
 

@@ -129,10 +129,12 @@ class ExecutionSummary(Mapping[int, StageSummary]):
         nodes: the stages.
         elapsed_ns: time since the first ``next``, of which
         waited_ns: the consumer has waited so long.
-        budgets: what is in use of the threads and the memory for what is computed ahead, in each process that does so.
-        faults: how many elements each step that tolerates them has passed over since it is observed, by its name; only those
-            that have.
-        decisions: the changes of the number of workers, where that is ``"auto"``, with their reasons.
+        budgets: what is in use of the threads and the memory for what is computed ahead, in each
+            process that does so.
+        faults: how many elements each step that tolerates them has passed over since it is
+            observed, by its name; only those that have.
+        decisions: the changes of the number of workers, where that is ``"auto"``, with their
+            reasons.
     """
 
     nodes: dict[int, StageSummary]
@@ -197,7 +199,7 @@ class ExecutionSummary(Mapping[int, StageSummary]):
 
     @property
     def remarks(self) -> list[str]:
-        """What stands below the table."""
+        """The remarks below the table."""
         lines = [line for line in (self.read_ahead, self.drawn, self.passed_over, self.too_long) if line]
         return [*lines, *[f"auto: {decision}" for decision in self.decisions[-_MAX_DECISIONS:]]]
 

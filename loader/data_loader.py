@@ -62,8 +62,9 @@ class DataLoader(grain_names.DataLoader):
             threads.
         sampler: which records to read and in which order.
         operations: transformations (``gristmill.transforms``) in the order to apply them.
-        worker_count: number of workers; 0 does everything in the calling thread, ``None`` means one per CPU. ``"auto"`` finds the
-            number while they run, in 16 lanes unless ``num_lanes`` is given (see ``MultiprocessingOptions``); to bound it, give
+        worker_count: number of workers; 0 does everything in the calling thread, ``None`` means one
+            per CPU. ``"auto"`` finds the number while they run, in 16 lanes unless ``num_lanes`` is
+            given (see ``MultiprocessingOptions``); to bound it, give
             ``workers=MultiprocessingOptions("auto", max_workers=...)``.
         worker_buffer_size: outputs that each worker keeps ready.
         shard_options: which part of the sampler's indices to read; by default the sampler's own

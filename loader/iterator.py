@@ -208,7 +208,9 @@ class DataLoaderIterator(Iterator[Any]):
         self._iterator.start_prefetch()
 
     def resize(self, num_workers: int) -> None:
-        """Let another number of workers compute the elements from now on; see ``DatasetIterator.resize``."""
+        """Let another number of workers compute the elements from now on; see
+        ``DatasetIterator.resize``.
+        """
         self._iterator.resize(num_workers)
 
     def faults(self) -> FaultCounts:

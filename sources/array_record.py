@@ -2,11 +2,12 @@
 
 What holds when several threads use one source:
 
-1. A file is opened once, by the first read that needs it. Other reads of that file wait meanwhile, those of other files
-   do not.
-2. Readers are shared by all threads; the two calls used here, ``read(start, stop)`` and ``read(positions)``, keep no
-   position in the reader.
-3. ``close`` drops the source's references to its readers. A read under way keeps its own reader alive until it is done.
+1. A file is opened once, by the first read that needs it. Other reads of that file wait meanwhile,
+   those of other files do not.
+2. Readers are shared by all threads; the two calls used here, ``read(start, stop)`` and
+   ``read(positions)``, keep no position in the reader.
+3. ``close`` drops the source's references to its readers. A read under way keeps its own reader
+   alive until it is done.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from gristmill.sources.storage.local import starting_folder
 
 _log = logging.getLogger("gristmill")
 
-# The reader works through a list of positions in a pool of threads. That hides slow storage and decodes large records
-# in parallel, but costs about this much per record even when there is nothing to hide. One by one, small records from
-# the page cache take a quarter of it.
+# The reader works through a list of positions in a pool of threads. That hides slow storage and
+# decodes large records in parallel, but costs about this much per record even when there is nothing
+# to hide. One by one, small records from the page cache take a quarter of it.
 _POOLED_READ_SECONDS = 8e-6
 
 
@@ -55,7 +56,9 @@ class FileInstruction(Protocol):
 
 
 class _Part(NamedTuple):
-    """Records ``start`` to ``stop - 1`` of a file; all from ``start`` on when ``stop`` is ``None``."""
+    """Records ``start`` to ``stop - 1`` of a file; all from ``start`` on when ``stop`` is
+    ``None``.
+    """
 
     filename: str
     start: int
@@ -64,7 +67,8 @@ class _Part(NamedTuple):
 
 
 class ArrayRecordDataSource(ShardedSource[bytes]):
-    """The records of one or more ArrayRecord files, as ``bytes``; keys count through the files in the order given.
+    """The records of one or more ArrayRecord files, as ``bytes``; keys count through the files in
+    the order given.
 
     Files are opened at the first read and shared by all threads. Only the record counts of files
     that are named by paths are read at construction, many files at a time
@@ -74,11 +78,13 @@ class ArrayRecordDataSource(ShardedSource[bytes]):
     Files should be written with ``group_size:1``: records of a group can only be decoded together.
 
     Args:
-        paths: one item or a non-empty sequence of items, each of them a path, a path that ends in ``[a:b]`` (records
-            ``a`` to ``b - 1`` of that file), or a file instruction (an object with ``filename``, ``skip``, ``take`` and
-            ``examples_in_shard``, such as those of TFDS). Patterns are not expanded.
-        reader_options: options of the ArrayRecord reader, such as ``{"index_storage_option": "offloaded",
-            "footer_prefetch_bytes": "0"}``. The reader checks them when it opens a file.
+        paths: one item or a non-empty sequence of items, each of them a path, a path that ends in
+            ``[a:b]`` (records ``a`` to ``b - 1`` of that file), or a file instruction (an object
+            with ``filename``, ``skip``, ``take`` and ``examples_in_shard``, such as those of TFDS).
+            Patterns are not expanded.
+        reader_options: options of the ArrayRecord reader, such as
+            ``{"index_storage_option": "offloaded", "footer_prefetch_bytes": "0"}``. The reader
+            checks them when it opens a file.
 
     Raises:
         ValueError: ``paths`` is empty or of another type, or has an item of another type, a
@@ -111,7 +117,8 @@ class ArrayRecordDataSource(ShardedSource[bytes]):
         paths: str | os.PathLike[str] | FileInstruction | Sequence[str | os.PathLike[str] | FileInstruction],
         reader_options: Mapping[str, str] | None = None,
     ) -> None:
-        _reader_class()  # where there is no array_record, say so now and not in some thread at the first read
+        # where there is no array_record, say so now and not in some thread at the first read
+        _reader_class()
         if not isinstance(reader_options, Mapping | None):
             raise TypeError(f"reader_options must be a dict of options, got {reader_options!r:.200}")
         self._reader_options = "".join(f",{name}:{value}" for name, value in (reader_options or {}).items())
@@ -157,7 +164,8 @@ class ArrayRecordDataSource(ShardedSource[bytes]):
         position += self._starts[number]
         reader = self._readers.get(filename) or self._open(filename)
         try:
-            # A range of one: half the cost of a list of one, because the reader's threads are left out of it.
+            # A range of one: half the cost of a list of one, because the reader's threads are left
+            # out of it.
             record: bytes = reader.read(position, position + 1)[0]
         except RuntimeError as error:
             raise RuntimeError(f"cannot read record {position} of {filename}: {error}") from error
@@ -200,7 +208,9 @@ class ArrayRecordDataSource(ShardedSource[bytes]):
         return filename if is_url(filename) else os.path.join(self._starting_folder, filename)  # noqa: PTH118
 
     def described_files(self) -> list[str]:
-        """What tells the files from others, wherever they lie: of each its name, the records read from it, and its size."""
+        """Texts that identify the files in any folder: the name of each, the records read from it,
+        and its size.
+        """
         if self._file_texts is None:
             sizes = in_threads(_size_text, map(self._located, self._paths), config.num_threads_computing_num_records)
             self._file_texts = [
@@ -217,7 +227,8 @@ class ArrayRecordDataSource(ShardedSource[bytes]):
 
 
 def _as_sequence(paths: Any) -> Sequence[Any]:
-    if isinstance(paths, (str, os.PathLike, FileInstruction)):  # first: a file instruction may be a named tuple
+    # first: a file instruction may be a named tuple
+    if isinstance(paths, (str, os.PathLike, FileInstruction)):
         return [paths]
     if not isinstance(paths, Sequence):
         raise ValueError(
@@ -306,7 +317,7 @@ def _open_reader(filename: str, options: str) -> Any:
     if reader.ok():
         return reader
     try:
-        reader.close()  # the only call that tells what is wrong
+        reader.close()  # the only call that says what is wrong
         reason = ""
     except RuntimeError as error:
         reason = str(error)

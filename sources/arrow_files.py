@@ -52,7 +52,9 @@ def _located(path: str, memory_map: bool) -> tuple[Any, str]:
 
 
 def open_ranges(files: Files, number: int) -> Any:
-    """One of ``files``, opened as pyarrow wants it: a ``pyarrow.NativeFile``. Its errors are raised as they are."""
+    """One of ``files``, opened as pyarrow wants it: a ``pyarrow.NativeFile``. Its errors are raised
+    as they are.
+    """
     import pyarrow
 
     return pyarrow.PythonFile(FileObject(files, number), mode="r")

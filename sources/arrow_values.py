@@ -1,6 +1,7 @@
 """Values of Arrow columns as pyarrow gives them for NumPy.
 
-What a value is in NumPy may depend on the others of its column: integers are floats if one of them is missing.
+What a value is in NumPy may depend on the others of its column: integers are floats if one of them
+is missing.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def _converted(array: Any) -> Any:
 
 
 def depends_on_nulls(arrow_type: Any) -> bool:
-    """Whether missing values make others look different."""
+    """True if missing values make others look different."""
     from pyarrow import types
 
     return not (
@@ -55,12 +56,12 @@ def depends_on_nulls(arrow_type: Any) -> bool:
 
 
 def has_nulls(array: Any) -> bool:
-    """Whether values are missing in an array of pyarrow, at any depth."""
+    """True if values are missing in an array of pyarrow, at any depth."""
     return bool(array.null_count) or any([has_nulls(part) for part in _parts(array)])
 
 
 def _parts(array: Any) -> list[Any]:
-    """What an array of a nested type is made of; nothing for others."""
+    """The children of an array of a nested type; empty for others."""
     if hasattr(array, "storage"):  # an extension type
         return [array.storage]
     if hasattr(array, "keys"):  # a map, which has no flatten()
@@ -70,9 +71,11 @@ def _parts(array: Any) -> list[Any]:
 
 
 class DecodedRows:
-    """Rows whose columns are decoded: ``rows(numbers)`` are those of the given numbers, as dictionaries.
+    """Rows whose columns are decoded: ``rows(numbers)`` are those of the given numbers, as
+    dictionaries.
 
-    The rows share no memory with it, so that what is made of them can be written to, and lives on alone. Any thread may read.
+    The rows share no memory with it, so that what is made of them can be written to, and lives on
+    alone. Any thread may read.
 
     Args:
         names: the names of the columns.
@@ -116,7 +119,7 @@ def _column(column: Any) -> _Column:
 
 
 def _changes_by_nulls(array: Any) -> bool:
-    """Whether missing values, at any depth, make others look different."""
+    """True if missing values, at any depth, make others look different."""
     from pyarrow import types
 
     if types.is_fixed_size_list(array.type):  # a missing one has values, which are missing

@@ -1,7 +1,8 @@
 """The records of Bagz files.
 
-A file is its records, one behind the other, and then for each of them where it ends, in 64-bit little-endian words; the last word
-is so where the words begin. Records are compressed one by one in files called ``.bagz``, and as they are in others.
+A file is its records, one behind the other, and then for each of them where it ends, in 64-bit
+little-endian words; the last word is so where the words begin. Records are compressed one by one in
+files called ``.bagz``, and as they are in others.
 """
 
 from __future__ import annotations
@@ -27,28 +28,33 @@ _WORD_BYTES = 8
 _SHARDS = r"(.*)@(\d+|\*)(\.[^/@]*)?"
 _REMEDY = "Copy or write the file anew"
 
-# The library reads single records from mapped memory, and many in threads. Threads hide slow storage, but cost about this
-# much per record even where there is nothing to hide.
+# The library reads single records from mapped memory, and many in threads. Threads hide slow
+# storage, but cost about this much per record even where there is nothing to hide.
 _POOLED_READ_SECONDS = 50e-6
 
 
 class BagDataSource(ShardedSource[bytes]):
-    """Returns the records of Bagz files, as ``bytes``: those of the first file, then those of the second, and so on.
+    """Returns the records of Bagz files, as ``bytes``: those of the first file, then those of the
+    second, and so on.
 
-    Files called ``.bagz`` have compressed records, others plain ones, as the library ``bagz`` has it. It reads them; each file is
-    mapped into memory when a record of it is wanted for the first time. A block is read record by record, and in the library's
-    threads if that is slow. Damage is an error that names file and byte; the format has no checksums, so a plain record whose
-    bytes were changed cannot be told.
+    Files called ``.bagz`` have compressed records, others plain ones, as the library ``bagz`` has
+    it. It reads them; each file is mapped into memory when a record of it is wanted for the first
+    time. A block is read record by record, and in the library's threads if that is slow. Damage is
+    an error that names file and byte; the format has no checksums, so a plain record whose bytes
+    were changed cannot be determined.
 
-    Copies in workers carry paths and sizes, and open the files again. All methods may be called by several threads at once. The
-    files must not change while they are read: before each block it is looked whether they did.
+    Copies in workers carry paths and sizes, and open the files again. All methods may be called by
+    several threads at once. The files must not change while they are read: before each block it is
+    looked whether they did.
 
-    ``lengths``, for ``bucket_batch``, are the sizes of the records in bytes; sources with compressed files have none.
+    ``lengths``, for ``bucket_batch``, are the sizes of the records in bytes; sources with
+    compressed files have none.
 
     Args:
-        paths: a file, or a sequence of files; ``*``, ``?``, ``{000..127}`` and the like stand for what is there, and, as in the
-            library, ``name@3.bagz`` for ``name-00000-of-00003.bagz`` to ``name-00002-of-00003.bagz``, ``name@*.bagz`` for as
-            many as there are, and commas separate files.
+        paths: a file, or a sequence of files; ``*``, ``?``, ``{000..127}`` and the like stand for
+            what is there, and, as in the library, ``name@3.bagz`` for ``name-00000-of-00003.bagz``
+            to ``name-00002-of-00003.bagz``, ``name@*.bagz`` for as many as there are, and commas
+            separate files.
 
     Raises:
         TypeError, ValueError: ``paths`` is something else, or has URLs.
@@ -56,7 +62,8 @@ class BagDataSource(ShardedSource[bytes]):
         DamagedFileError: a file is cut off, or no Bagz file.
         ImportError: ``bagz`` is not installed (it exists for Linux only).
 
-    Errors of reading: ``KeyRangeError`` if a key is not in ``[0, len(source))``; ``DamagedFileError``; ``ChangedFileError``.
+    Errors of reading: ``KeyRangeError`` if a key is not in ``[0, len(source))``;
+    ``DamagedFileError``; ``ChangedFileError``.
 
     Example:
         >>> import os, tempfile, bagz
@@ -78,7 +85,8 @@ class BagDataSource(ShardedSource[bytes]):
         self._start_closed()
 
     def _start_closed(self) -> None:
-        self._readers: dict[int, tuple[Any, tuple[int, int]]] = {}  # of open files, and what they were when they were opened
+        # of open files, and what they were when they were opened
+        self._readers: dict[int, tuple[Any, tuple[int, int]]] = {}
         super()._start_closed()
 
     def _num_records_of(self, number: int) -> int:
@@ -112,8 +120,8 @@ class BagDataSource(ShardedSource[bytes]):
         return records + self._pooled_read(places[len(records) :])
 
     def _check_unchanged(self, numbers: Any) -> None:
-        """Refuses to read on in files that were written to, or replaced: memory that is mapped to a file that was cut off must
-        not be touched, or the system ends the process.
+        """Refuses to read on in files that were written to, or replaced: memory that is mapped to a
+        file that was cut off must not be touched, or the system ends the process.
         """
         for number in numbers:
             _, opened_as = self._readers.get(number) or self._open(number)
@@ -154,7 +162,9 @@ class BagDataSource(ShardedSource[bytes]):
         return damaged(path, begin, f"record {position}, up to byte {end}, cannot be read ({error})", _REMEDY)
 
     def _words(self, number: int, first: int, stop: int) -> NDArray[np.uint64]:
-        """Where the records ``first`` to ``stop - 1`` of a file end; negative ones and 0 are counted from its end."""
+        """The ends of the records ``first`` to ``stop - 1`` of a file; negative ones and 0 are
+        counted from its end.
+        """
         bounds = self._shards.bounds
         num_records = bounds[number + 1] - bounds[number]
         first, stop = (num_records + first, num_records + stop) if first < 0 else (first, stop)
@@ -163,7 +173,9 @@ class BagDataSource(ShardedSource[bytes]):
         return np.frombuffer(data, "<u8")
 
     def _pooled_read(self, places: Sequence[tuple[int, int]]) -> list[bytes]:
-        """By the library's threads. Where a compressed record cannot be read, they give empty ones without a word."""
+        """By the library's threads. Where a compressed record cannot be read, they give empty ones
+        without a word.
+        """
         found: dict[tuple[int, int], bytes] = {}
         for number in {number for number, _ in places}:
             positions = sorted({position for of, position in places if of == number})
@@ -242,7 +254,9 @@ def _expanded(paths: Any) -> list[str]:
 
 
 def _shards(path: str) -> list[str]:
-    """``name-00000-of-00003.bagz`` and so on, of ``name@3.bagz``; of another path what the pattern stands for."""
+    """``name-00000-of-00003.bagz`` and so on, of ``name@3.bagz``; of another path what the pattern
+    stands for.
+    """
     match = re.fullmatch(_SHARDS, path)
     if match is None:
         return list_files("paths", path)

@@ -1,4 +1,4 @@
-"""What a data source is."""
+"""The interface of a data source."""
 
 from __future__ import annotations
 
@@ -14,20 +14,22 @@ T_co = TypeVar("T_co", covariant=True)
 class RandomAccessDataSource(Protocol[T_co]):
     """A collection of records that can be read in any order: ``len(source)`` and ``source[key]``.
 
-    Subclassing is optional. Lists, tuples, NumPy arrays and the data sets of TFDS, Hugging Face and PyTorch are data
-    sources as they are, and ``isinstance`` says so: it looks for the two methods and nothing else.
+    Subclassing is optional. Lists, tuples, NumPy arrays and the data sets of TFDS, Hugging Face and
+    PyTorch are data sources as they are, and ``isinstance`` says so: it looks for the two methods
+    and nothing else.
 
     A source has to be
 
     * deterministic: the same key always gives an equal record;
     * thread-safe, because several threads read ahead (``ReadOptions.num_threads``, 16 by default);
-    * picklable by cloudpickle when worker processes are used; open files are best left out of the pickle and reopened
-      at the first read;
-    * of a ``repr`` that says which data it holds and is the same in every run (no memory addresses), because the
-      states of a ``DataLoader`` carry it to notice that they are restored with other data.
+    * picklable by cloudpickle when worker processes are used; open files are best left out of the
+      pickle and reopened at the first read;
+    * of a ``repr`` that says which data it holds and is the same in every run (no memory
+      addresses), because the states of a ``DataLoader`` carry it to notice that they are restored
+      with other data.
 
-    Optional: ``__getitems__(keys: list[int])``, which returns ``[self[key] for key in keys]``, but faster.
-    Pipelines read many records at once and call it when it is there.
+    Optional: ``__getitems__(keys: list[int])``, which returns ``[self[key] for key in keys]``, but
+    faster. Pipelines read many records at once and call it when it is there.
 
     Example:
         >>> class Squares(RandomAccessDataSource[int]):

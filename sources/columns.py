@@ -44,10 +44,11 @@ def by_position(source: Any) -> Any:
 
 
 def is_columns(source: Any) -> bool:
-    """Whether ``source`` is a mapping of columns: a ``dict`` of which all keys are ``str``, or an empty one.
+    """True if ``source`` is a mapping of columns: a ``dict`` of which all keys are ``str``, or an
+    empty one.
 
-    Of mappings with a ``__getitem__`` of their own, nobody knows what they answer. A ``dict`` of other keys, ``{0: a, 1: b}``, is
-    a source as it is.
+    Of mappings with a ``__getitem__`` of their own, nobody knows what they answer. A ``dict`` of
+    other keys, ``{0: a, 1: b}``, is a source as it is.
     """
     return isinstance(source, dict) and type(source).__getitem__ is dict.__getitem__ and all([isinstance(k, str) for k in source])
 
@@ -55,11 +56,12 @@ def is_columns(source: Any) -> bool:
 class ColumnsDataSource:
     """Rows of a mapping of columns: record ``i`` is a ``dict`` of the entries ``i`` of all columns.
 
-    Rows are new dicts, and entries of NumPy arrays copies: what is done to a record does not change the columns.
+    Rows are new dicts, and entries of NumPy arrays copies: what is done to a record does not change
+    the columns.
 
     Args:
-        columns: sequences of one length by name: arrays, lists, other data sources; or mappings of such, which become dicts in
-            the record. They are kept, not copied.
+        columns: sequences of one length by name: arrays, lists, other data sources; or mappings of
+            such, which become dicts in the record. They are kept, not copied.
 
     Raises:
         TypeError: a column has no length or no ``[]``, or a name is no ``str``.
@@ -105,7 +107,9 @@ class ColumnsDataSource:
 
     @property
     def element_spec(self) -> Any:
-        """What a record looks like, if all columns say it: NumPy arrays, and sources with an ``element_spec``."""
+        """The spec of a record, if all columns declare it: NumPy arrays, and sources with an
+        ``element_spec``.
+        """
         return _spec(self._columns)
 
     def __repr__(self) -> str:
@@ -150,7 +154,8 @@ def _rows(columns: dict[str, Any], keys: list[int]) -> list[dict[str, Any]]:
 def _entries(column: Any, keys: list[int]) -> list[Any]:
     if type(column) not in (np.ndarray, np.memmap):
         return read_keys(column, keys)
-    return list(np.asarray(column[np.asarray(keys, np.intp)]))  # one copy, of which the entries are parts
+    # one copy, of which the entries are parts
+    return list(np.asarray(column[np.asarray(keys, np.intp)]))
 
 
 def _spec(column: Any) -> Any:

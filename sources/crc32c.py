@@ -1,8 +1,9 @@
 """CRC-32C (Castagnoli, RFC 3720 appendix B.4) of many byte strings at once, in NumPy.
 
-The checksum is linear, so the strings' 32-bit words are not gone through one by one. With every string a row of words, zeros
-in front, words at the front are moved over those behind them: a word ``k`` places further to the front counts as much as
-what it becomes when ``k`` words of zeros follow it, a table for every half of a word. A few such folds leave one word.
+The checksum is linear, so the strings' 32-bit words are not gone through one by one. With every
+string a row of words, zeros in front, words at the front are moved over those behind them: a word
+``k`` places further to the front counts as much as what it becomes when ``k`` words of zeros follow
+it, a table for every half of a word. A few such folds leave one word.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def crc32c(strings: Sequence[bytes]) -> npt.NDArray[np.uint32]:
         ['0xe3069283', '0x0']
     """
     checksums = np.empty(len(strings), np.uint32)
-    alike: dict[int, list[int]] = {}  # strings of similar lengths, so that rows have few zeros in front
+    # strings of similar lengths, so that rows have few zeros in front
+    alike: dict[int, list[int]] = {}
     for i, string in enumerate(strings):
         alike.setdefault(len(string).bit_length(), []).append(i)
     for members in alike.values():
@@ -38,7 +40,9 @@ def crc32c(strings: Sequence[bytes]) -> npt.NDArray[np.uint32]:
 
 
 def masked_crc32c(strings: Sequence[bytes]) -> npt.NDArray[np.uint32]:
-    """The checksums as they stand in files: rotated, and a constant added, so that a file of checksums has a good one itself."""
+    """The checksums as they stand in files: rotated, and a constant added, so that a file of
+    checksums has a good one itself.
+    """
     crc = crc32c(strings)
     return (crc >> np.uint32(15) | crc << np.uint32(17)) + np.uint32(0xA282EAD8)
 
@@ -67,7 +71,9 @@ def _followed_by_zeros(words: npt.NDArray[np.uint32], num_words: int) -> npt.NDA
 
 @functools.cache
 def _tables(num_words: int) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
-    """What the low and the high halves of a word become when ``num_words`` words of zeros follow; a power of two."""
+    """The images of the low and the high halves of a word when ``num_words`` words of zeros follow;
+    a power of two.
+    """
     bits = _bits(num_words)
     return _all_sums(bits[:16]), _all_sums(bits[16:])
 
@@ -81,7 +87,7 @@ def _all_sums(bits: list[int]) -> npt.NDArray[np.uint32]:
 
 @functools.cache
 def _bits(num_words: int) -> list[int]:
-    """What each bit of a word becomes when ``num_words`` words of zeros follow."""
+    """The image of each bit of a word when ``num_words`` words of zeros follow."""
     if num_words > 1:
         half = _bits(num_words // 2)
         return [functools.reduce(int.__xor__, [half[i] for i in range(32) if bit >> i & 1], 0) for bit in half]

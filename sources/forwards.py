@@ -39,7 +39,8 @@ class ForwardFile(abc.ABC):
 
 
 class UnseekableFile(ForwardFile):
-    """A file that cannot seek: to go back, it is opened again, and what comes before is read and dropped.
+    """A file that cannot seek: to go back, it is opened again, and what comes before is read and
+    dropped.
 
     Args:
         file: the file, at its beginning; ``close`` closes it.
@@ -88,5 +89,5 @@ class UnseekableFile(ForwardFile):
 
 
 def can_seek(file: Any) -> bool:
-    """Whether a file object says that it can go to any place."""
+    """True if a file object says that it can go to any place."""
     return hasattr(file, "seek") and (not hasattr(file, "seekable") or bool(file.seekable()))

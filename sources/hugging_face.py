@@ -13,26 +13,32 @@ _NUM_SAMPLED = 8  # rows that tell data sets apart in the ``repr``
 
 
 class HuggingFaceSource:
-    """Returns the rows of a ``datasets.Dataset``: ``source[i]`` is what ``dataset[i]`` is, in the data set's own format.
+    """Returns the rows of a ``datasets.Dataset``: ``source[i]`` is what ``dataset[i]`` is, in the
+    data set's own format.
 
-    So a format (``with_format("numpy")``, ``"torch"``, ``"jax"``, ``"arrow"``, ...), chosen columns, ``output_all_columns``,
-    ``with_transform`` and features that are decoded (images, audio) all hold. A block of rows is read at once where that is
-    sure to give the same: rows without a format, of plain features; rows in the format ``"arrow"``; numbers in the format
-    ``"numpy"``. Everything else is read row by row, as in a block the library gives other types (a float of 64 bits becomes one
-    of 32, integers beside a missing one become floats), and hands a transform many rows.
+    So a format (``with_format("numpy")``, ``"torch"``, ``"jax"``, ``"arrow"``, ...), chosen
+    columns, ``output_all_columns``, ``with_transform`` and features that are decoded (images,
+    audio) all hold. A block of rows is read at once where that is sure to give the same: rows
+    without a format, of plain features; rows in the format ``"arrow"``; numbers in the format
+    ``"numpy"``. Everything else is read row by row, as in a block the library gives other types (a
+    float of 64 bits becomes one of 32, integers beside a missing one become floats), and hands a
+    transform many rows.
 
-    A data set on disk stays memory-mapped: copies in workers carry its paths and map the files again. One in memory is copied
-    with its rows. All methods may be called by several threads at once. The files must not change while they are read.
+    A data set on disk stays memory-mapped: copies in workers carry its paths and map the files
+    again. One in memory is copied with its rows. All methods may be called by several threads at
+    once. The files must not change while they are read.
 
     Args:
-        dataset: one split. It is not copied, and must not be changed afterwards (``set_format``; use ``with_format`` before).
+        dataset: one split. It is not copied, and must not be changed afterwards (``set_format``;
+            use ``with_format`` before).
 
     Raises:
-        TypeError: it is something else, such as all splits (``DatasetDict``), or a stream, for which there is
-            ``HuggingFaceIterDataset``.
+        TypeError: it is something else, such as all splits (``DatasetDict``), or a stream, for
+            which there is ``HuggingFaceIterDataset``.
         ImportError: ``datasets`` is not installed.
 
-    Errors of reading: ``KeyRangeError`` if a key is not in ``[0, len(source))``; whatever the library or a transform raises.
+    Errors of reading: ``KeyRangeError`` if a key is not in ``[0, len(source))``; whatever the
+    library or a transform raises.
 
     Example:
         >>> import datasets
@@ -54,10 +60,11 @@ class HuggingFaceSource:
         self._read_block = self._block_reader()
         self._text: str | None = None
         self._table: Any = None  # the same rows as Arrow tables
-        self._others: Any = None  # the same rows without the columns that are read from those, if there are any
+        # the same rows without the columns that are read from those, if there are any
+        self._others: Any = None
 
     def _block_reader(self) -> Callable[[list[int]], list[Any]]:
-        """What reads several rows, each as it would be alone."""
+        """A function that reads several rows, each as it would be alone."""
         dataset = self._dataset
         given = dataset.format
         if not dataset.column_names or given["output_all_columns"]:
@@ -106,7 +113,9 @@ class HuggingFaceSource:
         return rows
 
     def _numbers(self, names: list[str], keys: list[int]) -> dict[str, list[Any]]:
-        """The columns of numbers in which none is missing: a missing one makes a float of an integer, in its row alone."""
+        """The columns of numbers in which none is missing: a missing one makes a float of an
+        integer, in its row alone.
+        """
         candidates = [name for name in names if _is_number(self._dataset.features[name])]
         if not candidates:
             return {}
@@ -127,7 +136,9 @@ class HuggingFaceSource:
         self._start_without_views()
 
     def __repr__(self) -> str:
-        """Tells the rows by some of them: fingerprints of the library change with the time when a file was written."""
+        """Tells the rows by some of them: fingerprints of the library change with the time when a
+        file was written.
+        """
         if self._text is None:
             import hashlib
 
@@ -185,7 +196,7 @@ def _check(dataset: Any) -> None:
 
 
 def _is_plain(feature: Any) -> bool:
-    """Whether a value of ``feature`` does not depend on those it is read with."""
+    """True if a value of ``feature`` does not depend on those it is read with."""
     import datasets
 
     if isinstance(feature, dict):

@@ -1,8 +1,9 @@
-"""What has to be known of the streams of Hugging Face's ``datasets`` so that they can be resumed exactly and shared out.
+"""Facts about the streams of Hugging Face's ``datasets`` that are needed to resume them exactly and
+to share them out.
 
-A stream is a tree of steps (``_ex_iterable``), which the library itself walks by the names ``ex_iterable`` and ``ex_iterables``.
-Each step keeps its position in itself, so two iterations of one stream disturb each other: ``fresh`` gives one with steps of its
-own.
+A stream is a tree of steps (``_ex_iterable``), which the library itself walks by the names
+``ex_iterable`` and ``ex_iterables``. Each step keeps its position in itself, so two iterations of
+one stream disturb each other: ``fresh`` gives one with steps of its own.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from typing import Any
 
 from gristmill.core.value import Value
 
-# Steps after whose state the next example is exactly the next one, in any combination: tried with streams drawn at random, at
-# every position and twice (tests/dataset/test_hugging_face_stream.py). Of others, those of releases to come, nothing is assumed.
+# Steps after whose state the next example is exactly the next one, in any combination: tried with
+# streams drawn at random, at every position and twice (tests/dataset/test_hugging_face_stream.py).
+# Of others, those of releases to come, nothing is assumed.
 _EXACT_STEPS = {
     "ArrowExamplesIterable",
     "BufferShuffledExamplesIterable",  # of one example, others are refused
@@ -52,7 +54,7 @@ _MAX_SEED_BITS = 64  # what NumPy draws in place of a seed has about 128
 
 
 class StreamFacts(Value):
-    """What a stream is.
+    """The facts about a stream.
 
     Args:
         is_exact: whether the library's states are those of the next example.
@@ -84,7 +86,8 @@ def fresh(stream: Any) -> Any:
 
 
 def finish(stream: Any, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-    """Closes the event loops in which ``async`` functions of a ``fresh`` stream have run: the library leaves them open.
+    """Closes the event loops in which ``async`` functions of a ``fresh`` stream have run: the
+    library leaves them open.
 
     At the end of the interpreter it does nothing: there, names of this module may be gone.
     """
@@ -113,7 +116,7 @@ def sharded(stream: Any, num_shards: int, index: int) -> Any:
 
 
 def examined(stream: Any) -> StreamFacts:
-    """What ``stream`` is.
+    """The facts about ``stream``.
 
     Raises:
         ValueError: it is shuffled in a way that cannot be resumed.
@@ -136,11 +139,14 @@ def examined(stream: Any) -> StreamFacts:
 
 
 def fits(stream: Any, state: Any) -> bool:
-    """Whether ``state`` can be one of ``stream``: of the same epoch, and the same steps, each with what belongs to it."""
+    """True if ``state`` can be one of ``stream``: of the same epoch, and the same steps, each with
+    what belongs to it.
+    """
     if not isinstance(state, dict) or set(state) != {"examples_iterable", "epoch"} or state["epoch"] != stream.epoch:
         return False
     reader = fresh(stream)
-    read = reader._prepare_ex_iterable_for_iteration()  # with steps around the others, and in later epochs other ones within
+    # with steps around the others, and in later epochs other ones within
+    read = reader._prepare_ex_iterable_for_iteration()
     initial = reader.state_dict()["examples_iterable"]
     known = [form for step in _steps(read) for form in _forms(_own_steps(step)._init_state_dict())]
     return _is_like(state["examples_iterable"], initial, known)
@@ -154,8 +160,8 @@ def _forms(state: Any) -> list[Any]:
 
 
 def _is_like(state: Any, initial: Any, known: list[Any], is_whole: bool = True) -> bool:
-    """Whether ``state`` has the form of ``initial``; where that has nothing yet, that of a step among the ``known`` ones, or of
-    some shards of it, which may have shorter lists.
+    """True if ``state`` has the form of ``initial``; where that has nothing yet, that of a step
+    among the ``known`` ones, or of some shards of it, which may have shorter lists.
     """
     if isinstance(initial, dict):
         is_same = isinstance(state, dict) and set(state) == set(initial) and state.get("type") == initial.get("type")
@@ -215,12 +221,14 @@ def _is_exact(step: Any) -> bool:
 
 
 def _has_one_kind(step: Any) -> bool:
-    """Whether all that is joined gives tables, or none: the library knows it of the whole, and shards of it may be others."""
+    """True if all that is joined gives tables, or none: the library knows it of the whole, and
+    shards of it may be others.
+    """
     return len({bool(inner.iter_arrow) for inner in getattr(step, "ex_iterables", ())}) < 2
 
 
 def _is_cut(step: Any) -> bool:
-    """Whether examples that a function gets from tables are counted one by one."""
+    """True if examples that a function gets from tables are counted one by one."""
     while type(step).__name__ == "FormattedExamplesIterable":
         step = step.ex_iterable
     return not step.iter_arrow or type(step).__name__ == "RebatchedArrowExamplesIterable"

@@ -25,17 +25,22 @@ EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", "
 
 
 class ImageFolderSource(PerProcess):
-    """The pictures of a folder that has a folder for each class, or of a ``.zip`` or ``.tar`` archive of such a folder.
+    """The pictures of a folder that has a folder for each class, or of a ``.zip`` or ``.tar``
+    archive of such a folder.
 
-    An element is a dictionary: ``image``, the bytes of the file or what ``decode`` makes of them; ``label``, the number of the
-    class; ``path``, the name of the file below the folder, with slashes. Classes are sorted by name and numbered from 0, files
-    are sorted by name within a class, also those in folders of a class. Hidden files and folders are left out, and so are files
-    with other extensions. If an archive has one folder that has all others, its folders are the classes.
+    An element is a dictionary: ``image``, the bytes of the file or what ``decode`` makes of them;
+    ``label``, the number of the class; ``path``, the name of the file below the folder, with
+    slashes. Classes are sorted by name and numbered from 0, files are sorted by name within a
+    class, also those in folders of a class. Hidden files and folders are left out, and so are files
+    with other extensions. If an archive has one folder that has all others, its folders are the
+    classes.
 
     Args:
         path: the folder or archive.
-        extensions: the endings of the files to read, with or without a dot; capital letters do not count.
-        decode: makes a picture of the bytes of a file, such as ``PIL.Image.open`` with ``io.BytesIO``.
+        extensions: the endings of the files to read, with or without a dot; capital letters do not
+            count.
+        decode: makes a picture of the bytes of a file, such as ``PIL.Image.open`` with
+            ``io.BytesIO``.
 
     Attributes:
         classes: the names of the classes, sorted.
@@ -134,7 +139,8 @@ class ImageFolderSource(PerProcess):
     def _read(self, name: str) -> bytes:
         if self._archive is None:
             return Path(self._path, name).read_bytes()
-        if self._fork != forks.number:  # a process shares the position in an open file with its fork
+        # a process shares the position in an open file with its fork
+        if self._fork != forks.number:
             self._start_closed()
         if self._archive == "zip":
             try:

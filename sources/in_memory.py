@@ -1,8 +1,9 @@
 """Records in memory that all processes of a machine share.
 
-The block of shared memory holds, in 64-bit little-endian words: a magic word, the number of elements ``n``, ``n + 1``
-offsets (where each element's slot starts, and where the last one ends), and the slots. A slot is a word that holds the
-payload's length in bytes and its kind (``length << 3 | kind``), and the payload, padded with zeros to the slot's end.
+The block of shared memory holds, in 64-bit little-endian words: a magic word, the number of
+elements ``n``, ``n + 1`` offsets (where each element's slot starts, and where the last one ends),
+and the slots. A slot is a word that holds the payload's length in bytes and its kind
+(``length << 3 | kind``), and the payload, padded with zeros to the slot's end.
 """
 
 from __future__ import annotations
@@ -63,22 +64,25 @@ def _encode(what: str, value: Any) -> tuple[int, bytes]:
 
 
 class SharedMemoryDataSource(ShareableList[Any]):
-    """A fixed-length list in shared memory, as a data source. Pickling sends its name: no process copies the data.
+    """A fixed-length list in shared memory, as a data source. Pickling sends its name: no process
+    copies the data.
 
-    What is put in comes out again, exactly. Elements can be assigned to (``source[0] = 10``) within the room that their
-    first value took, which is at least 8 bytes; all processes see the new value. Any number of threads and processes
-    may read at the same time, but an element that is read while it is assigned may come out garbled.
+    What is put in comes out again, exactly. Elements can be assigned to (``source[0] = 10``) within
+    the room that their first value took, which is at least 8 bytes; all processes see the new
+    value. Any number of threads and processes may read at the same time, but an element that is
+    read while it is assigned may come out garbled.
 
-    The process that creates the source owns the memory: it is freed by ``unlink``, or else when that process ends.
-    Deleting the object, or ``close``, only detaches this handle. Other processes keep what they have attached.
+    The process that creates the source owns the memory: it is freed by ``unlink``, or else when
+    that process ends. Deleting the object, or ``close``, only detaches this handle. Other processes
+    keep what they have attached.
 
-    ``repr`` has the length and a hash of the content instead of the content and the name, so it is short and the same
-    in every run. The hash is computed once, and again after assignments through this handle; assignments by other
-    processes do not show in it.
+    ``repr`` has the length and a hash of the content instead of the content and the name, so it is
+    short and the same in every run. The hash is computed once, and again after assignments through
+    this handle; assignments by other processes do not show in it.
 
     Args:
-        elements: the records: ``int``, ``float``, ``bool``, ``str``, ``bytes`` or ``None`` of any size, no other types.
-            ``None`` attaches to the existing source of that name.
+        elements: the records: ``int``, ``float``, ``bool``, ``str``, ``bytes`` or ``None`` of any
+            size, no other types. ``None`` attaches to the existing source of that name.
         name: the name of the block of shared memory, unique on the machine. ``None`` chooses one.
 
     Raises:
@@ -175,7 +179,9 @@ class SharedMemoryDataSource(ShareableList[Any]):
 
     @property
     def format(self) -> str:
-        """The elements' types and room, spelled as the standard library's ``ShareableList`` does."""
+        """The elements' types and room, spelled as the standard library's ``ShareableList``
+        does.
+        """
         memory = self._memory()
         formats = []
         for offset in range(_TABLE, _TABLE + self._length * _WORD_BYTES, _WORD_BYTES):
@@ -184,7 +190,9 @@ class SharedMemoryDataSource(ShareableList[Any]):
         return "".join(formats)
 
     def close(self) -> None:
-        """Detaches this handle from the memory; it cannot be read any more. Other handles are not affected."""
+        """Detaches this handle from the memory; it cannot be read any more. Other handles are not
+        affected.
+        """
         self.shm.close()
 
     def unlink(self) -> None:
@@ -209,7 +217,9 @@ class SharedMemoryDataSource(ShareableList[Any]):
         return f"InMemoryDataSource(name={self.shm.name}, len={self._length})"
 
     def is_described_by(self, text: str) -> bool:
-        """Whether ``text`` is the ``repr`` of a source with these elements: of ours, or of Grain's, under any name."""
+        """True if ``text`` is the ``repr`` of a source with these elements: of ours, or of Grain's,
+        under any name.
+        """
         return text == repr(self) or re.sub(r", name='[^']*'\)$", "", text) == f"SharedMemoryDataSource({list(self)}"
 
     def _memory(self) -> mmap.mmap:

@@ -12,10 +12,12 @@ _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 
 
 class InflatedFile(ForwardFile):
-    """What a gzip or zlib file holds, to be read forwards; a ``seek`` backwards starts again from the beginning.
+    """The contents of a gzip or zlib file, to be read forwards; a ``seek`` backwards starts again
+    from the beginning.
 
     Args:
-        file: the compressed file, which is closed with this one. A gzip file may consist of several, one behind another.
+        file: the compressed file, which is closed with this one. A gzip file may consist of
+            several, one behind another.
 
     Example:
         >>> import gzip, io
@@ -39,11 +41,13 @@ class InflatedFile(ForwardFile):
         """Up to ``size`` bytes, at least one unless this is the end.
 
         Raises:
-            ValueError: the file is damaged or cut off here. Reading it again, the bytes before come out again.
+            ValueError: the file is damaged or cut off here. Reading it again, the bytes before come
+                out again.
         """
         while True:
             compressed = self._rest or self._file.read(_PIECE_BYTES)
-            if self._inflate.eof or not (compressed or self._has_begun):  # at the end of one of several files, or it is empty
+            # at the end of one of several files, or it is empty
+            if self._inflate.eof or not (compressed or self._has_begun):
                 if not compressed:
                     return b""
                 self._inflate = zlib.decompressobj(_GZIP_OR_ZLIB)

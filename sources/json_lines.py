@@ -25,15 +25,17 @@ _DECODER = json.JSONDecoder()
 
 
 class JsonlSource(ShardedSource[Any]):
-    """What the lines of JSON files say, one record a line; keys count through the files in the order of ``patterns``.
+    """The lines of JSON files, one record a line; keys count through the files in the order of
+    ``patterns``.
 
-    A record is what ``json.loads`` makes of a line, ``source[key]`` always of the same one. Lines end with ``\\n`` or ``\\r\\n``;
-    the last of a file may lack it. Lines of whitespace alone are no records. A byte order mark
-    before a line is not part of it. A line ``null`` is an error when it is read, because ``None``
-    means that an element is missing.
+    A record is what ``json.loads`` makes of a line, ``source[key]`` always of the same one. Lines
+    end with ``\\n`` or ``\\r\\n``; the last of a file may lack it. Lines of whitespace alone are no
+    records. A byte order mark before a line is not part of it. A line ``null`` is an error when it
+    is read, because ``None`` means that an element is missing.
 
-    Where the lines begin is noted once, in an index beside each file, ``<file>.gmidx`` (8 bytes a record), by the first process
-    that needs it. A record costs two reads then, whatever the size of the file, and nothing is held in memory.
+    Where the lines begin is noted once, in an index beside each file, ``<file>.gmidx`` (8 bytes a
+    record), by the first process that needs it. A record costs two reads then, whatever the size of
+    the file, and nothing is held in memory.
 
     Files that begin like gzip or zstd are decompressed (zstd needs the extra ``zstd``). A record
     costs the decompression of its part of the file, unless the part is one of those used last.
@@ -44,11 +46,14 @@ class JsonlSource(ShardedSource[Any]):
     then has a place every 2 MiB of text from which to decompress, with 32 KiB for each.
 
     Args:
-        patterns: a path or URL, or a sequence of them, with ``*``, ``**``, ``?``, ``[abc]`` and ``{000..127}``.
-        parse: what makes a record of a line (``bytes``, without its end), such as ``orjson.loads`` or ``bytes``. By default
-            ``json.loads`` of the text, which must be UTF-8.
-        index_dir: a folder for indices, for files in folders that cannot be written and for files that are not on this machine.
-        max_bytes: how much decompressed text a process keeps; without effect on files that are not compressed.
+        patterns: a path or URL, or a sequence of them, with ``*``, ``**``, ``?``, ``[abc]`` and
+            ``{000..127}``.
+        parse: what makes a record of a line (``bytes``, without its end), such as ``orjson.loads``
+            or ``bytes``. By default ``json.loads`` of the text, which must be UTF-8.
+        index_dir: a folder for indices, for files in folders that cannot be written and for files
+            that are not on this machine.
+        max_bytes: how much decompressed text a process keeps; without effect on files that are not
+            compressed.
         filesystem: an fsspec file system to read the files through.
 
     Raises:
@@ -100,7 +105,8 @@ class JsonlSource(ShardedSource[Any]):
 
     @property
     def lengths(self) -> np.ndarray:
-        """The number of bytes of each record's line in the text, with its end (and blank lines that follow it): ``int64``.
+        """The number of bytes of each record's line in the text, with its end (and blank lines that
+        follow it): ``int64``.
 
         They are computed from the indices, 8 bytes for each record, each time.
         """
@@ -120,7 +126,7 @@ class JsonlSource(ShardedSource[Any]):
         return lengths
 
     def _stop(self, number: int) -> int:
-        """Where the text of a file ends."""
+        """The end of the text of a file."""
         if self._is_compressed[number]:
             return self._sidecars[number].length("frames") // 2 << OFFSET_BITS
         return self._files.sizes[number]
@@ -190,7 +196,9 @@ class JsonlSource(ShardedSource[Any]):
         return record
 
     def _check(self, line: tuple[int, int], lead: int, span: tuple[int, int, int], text: bytes, end: int) -> None:
-        """A line that is not between two others: the first, the last without an end, or one that blank lines follow."""
+        """A line that is not between two others: the first, the last without an end, or one that
+        blank lines follow.
+        """
         number, start, stop = span
         others = BLANK + BYTE_ORDER_MARK  # around lines
         begins = text[0] == _NEWLINE if lead and line[1] else not text[:lead].strip(others)
@@ -217,7 +225,7 @@ class JsonlSource(ShardedSource[Any]):
             raise damaged(self._files.paths[number], first, what, remedy) from error
 
     def _told(self, number: int, start: int) -> str:
-        """Where a record begins, in words."""
+        """The beginning of a record, in words."""
         if not self._is_compressed[number]:
             return f"from byte {start} on"
         return f"from byte {start & _OFFSETS} on of the text of the part that begins at byte {self._part(number, start)}"

@@ -130,7 +130,9 @@ class KeptValues(Generic[K, V]):
                 self._entries.pop(key, None)
 
     def _make_room(self, num_bytes: int) -> None:
-        """Drops values that were used longest ago, until ``num_bytes`` more have room, or nothing is left."""
+        """Drops values that were used longest ago, until ``num_bytes`` more have room, or nothing
+        is left.
+        """
         surplus = self._kept_bytes + sum(self._making.values()) + num_bytes - self._max_bytes
         for key in list(self._entries) if surplus > 0 else ():
             entry = self._entries[key]

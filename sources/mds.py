@@ -1,7 +1,8 @@
 """``MDSSource``: the shards of MosaicML Streaming, read at random without their library.
 
-A shard has the number of its samples, then where each begins and the last one ends (all as 32-bit words), a description, and the
-samples. A sample has the sizes of those columns whose size is not fixed, and the values of all columns.
+A shard has the number of its samples, then where each begins and the last one ends (all as 32-bit
+words), a description, and the samples. A sample has the sizes of those columns whose size is not
+fixed, and the values of all columns.
 """
 
 from __future__ import annotations
@@ -46,23 +47,27 @@ class _Shard:
 
 
 class MDSSource(ShardedSource[dict[str, Any]]):
-    """The samples of a folder that MosaicML's ``MDSWriter`` has written: dictionaries of columns, in the order of ``index.json``.
+    """The samples of a folder that MosaicML's ``MDSWriter`` has written: dictionaries of columns,
+    in the order of ``index.json``.
 
-    Values are those that their library gives: pictures are Pillow's, scalars NumPy's. A sample of a shard without compression is
-    read by itself. A compressed shard is decompressed when a sample of it is wanted, and kept until shards have ``max_bytes``;
-    then the one used longest ago is dropped: shuffle by ``block_shuffle``, or decompress the shards once.
+    Values are those that their library gives: pictures are Pillow's, scalars NumPy's. A sample of a
+    shard without compression is read by itself. A compressed shard is decompressed when a sample of
+    it is wanted, and kept until shards have ``max_bytes``; then the one used longest ago is
+    dropped: shuffle by ``block_shuffle``, or decompress the shards once.
 
     Args:
         path: the folder with ``index.json``, or its URL.
         split: a folder in it.
-        decode_images: make pictures of ``jpeg`` and ``png`` columns; otherwise they are bytes, as in the file.
+        decode_images: make pictures of ``jpeg`` and ``png`` columns; otherwise they are bytes, as
+            in the file.
         allow_pickle: read columns of encoding ``pkl``, which can run any code.
         max_bytes: how many bytes of decompressed shards each process keeps.
 
     Raises:
         FileNotFoundError: there is no ``index.json``, or no file of a shard.
         DamagedFileError: a file is not what ``index.json`` says (a ``ValueError``).
-        ValueError: the folder is of another format or version, has pickles, or an unknown encoding or compression.
+        ValueError: the folder is of another format or version, has pickles, or an unknown encoding
+            or compression.
 
     Example:
         >>> import json, pathlib, struct, tempfile
@@ -140,7 +145,9 @@ class MDSSource(ShardedSource[dict[str, Any]]):
         self._files.close()
 
     def _is_raw(self, entry: dict[str, Any]) -> bool:
-        """Returns True if the file without compression is read: it is the only one, or it is local."""
+        """Returns True if the file without compression is read: it is the only one, or it is
+        local.
+        """
         if not entry.get("zip_data"):
             return True
         return not is_url(self._folder) and Path(self._folder, entry["raw_data"]["basename"]).exists()

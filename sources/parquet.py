@@ -24,12 +24,14 @@ _BLOCK_ROWS = 4096  # and rows, that are converted at a time
 class ParquetRows:
     """The rows of a file, row group by row group.
 
-    What a value is in NumPy may depend on the others of its column and row group: integers are floats if one of them is missing.
-    So columns of integers, booleans and nested types that have missing values, or may have, are converted for a whole row group
-    at once; the others are read and converted a block at a time. What may be missing is told by the footer's statistics, which
+    What a value is in NumPy may depend on the others of its column and row group: integers are
+    floats if one of them is missing. So columns of integers, booleans and nested types that have
+    missing values, or may have, are converted for a whole row group at once; the others are read
+    and converted a block at a time. What may be missing is told by the footer's statistics, which
     are not believed: values that are missing nevertheless are an error.
 
-    Only those functions of pyarrow are called that raise where a file is damaged; ``metadata.column(i)`` ends the interpreter.
+    Only those functions of pyarrow are called that raise where a file is damaged;
+    ``metadata.column(i)`` ends the interpreter.
 
     Args:
         path: the file.
@@ -70,7 +72,8 @@ class ParquetRows:
         for sl in slices:
             self._groups = self._groups[sl]
         self._blocks: Iterator[list[dict[str, Any]]] = iter(())
-        self._position: tuple[int, int] | None = None  # row group and row at which the next of the blocks begins
+        # row group and row at which the next of the blocks begins
+        self._position: tuple[int, int] | None = None
 
     def _open(self, **read_kwargs: Any) -> list[str]:
         """The names of the columns."""
@@ -97,11 +100,11 @@ class ParquetRows:
 
     @property
     def num_groups(self) -> int:
-        """How many row groups there are to read, counted from 0."""
+        """The number of row groups to read, counted from 0."""
         return len(self._groups)
 
     def num_rows(self, group: int) -> int:
-        """How many rows a row group has, as the footer says.
+        """The number of rows of a row group, from the footer.
 
         Raises:
             ValueError: the footer is damaged.
@@ -119,7 +122,8 @@ class ParquetRows:
         return explained(f"row group {self._groups[group]} of {self._path}")
 
     def read(self, group: int, row: int) -> list[dict[str, Any]]:
-        """Some rows of a row group from ``row`` on; none only at its end. Goes on at once where the last call ended.
+        """Some rows of a row group from ``row`` on; none only at its end. Continues at once where
+        the last call ended.
 
         Raises:
             OSError: the file cannot be read.
@@ -200,10 +204,13 @@ class ParquetRows:
 
     @cached
     def _leaves(self) -> list[tuple[list[str], bool]]:
-        """For each column of the file's own schema: the columns and fields it is a part of; whether values may be missing."""
+        """For each column of the file's own schema: the columns and fields it is a part of; whether
+        values may be missing.
+        """
         schema = self._metadata.schema
         columns = [schema.column(i) for i in range(len(schema))]
-        paths = [column.path.split(".") for column in columns]  # of fields in fields; names may have dots, too
+        # of fields in fields; names may have dots, too
+        paths = [column.path.split(".") for column in columns]
         prefixes = [[".".join(path[:depth]) for depth in range(1, len(path) + 1)] for path in paths]
         return [(names, column.max_definition_level > 0) for names, column in zip(prefixes, columns, strict=True)]
 
@@ -223,7 +230,7 @@ class ParquetRows:
         return found
 
     def element_spec(self) -> dict[str, ShapeDtypeStruct]:
-        """What a row looks like, from the schema and the statistics of the row groups.
+        """The spec of a row, from the schema and the statistics of the row groups.
 
         Raises:
             NotImplementedError: names a column of which that cannot be said.
@@ -270,7 +277,9 @@ def checked_columns(columns: Any) -> list[str] | None:
 
 @contextlib.contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Errors of pyarrow become a ``DamagedFileError`` that names ``what``; those of the system only get a note."""
+    """Errors of pyarrow become a ``DamagedFileError`` that names ``what``; those of the system only
+    get a note.
+    """
     from pyarrow import ArrowException
 
     try:
@@ -280,7 +289,8 @@ def explained(what: str) -> Iterator[None]:
     except (OSError, ValueError, ArrowException) as error:
         if isinstance(error, MemoryError):
             raise
-        if isinstance(error, OSError) and (error.errno is not None or type(error) is not OSError):  # not about its content
+        # not about its content
+        if isinstance(error, OSError) and (error.errno is not None or type(error) is not OSError):
             if what not in str(error):
                 add_note(error, f"{what} was to be read.")
             raise

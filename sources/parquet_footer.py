@@ -2,9 +2,10 @@
 
 ``pyarrow`` has this too, but ``RowGroupMetaData.column(i)`` ends the interpreter if a footer is
 damaged. Its binding declares the C++ function ``ColumnChunk`` without ``except +``, so an exception
-that the function throws is not caught (pyarrow 26). We found no issue of Arrow about it. The nearest
-is https://github.com/apache/arrow/issues/40081, about the same classes.
-``tests/sources/test_parquet_footer.py`` fails once pyarrow raises an error; then this module can go.
+that the function throws is not caught (pyarrow 26). We found no issue of Arrow about it. The
+nearest is https://github.com/apache/arrow/issues/40081, about the same classes.
+``tests/sources/test_parquet_footer.py`` fails once pyarrow raises an error; then this module can
+go.
 
 The footer is a Thrift structure in the compact protocol
 (https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md), defined in
@@ -37,7 +38,9 @@ _Readers = Mapping[int, Callable[[int], int]]
 
 
 def read_footer(file: Any) -> bytes:
-    """The footer of an open ``pyarrow.NativeFile``; nothing if it is encrypted, or longer than the file."""
+    """The footer of an open ``pyarrow.NativeFile``; nothing if it is encrypted, or longer than the
+    file.
+    """
     size = file.size()
     num_bytes = min(size, _TAIL_BYTES)
     tail = file.read_at(num_bytes, size - num_bytes)
@@ -51,9 +54,11 @@ def read_footer(file: Any) -> bytes:
 
 
 class NullCounts:
-    """How many values are missing in the columns of the row groups, as the statistics in a footer say.
+    """The numbers of missing values in the columns of the row groups, from the statistics in a
+    footer.
 
-    Row groups are read as far as somebody asks for them: about 8 µs for each column of each row group.
+    Row groups are read as far as somebody asks for them: about 8 µs for each column of each row
+    group.
     """
 
     def __init__(self, footer: bytes) -> None:
@@ -64,11 +69,13 @@ class NullCounts:
         self._of_column: _Readers = {_METADATA_OF_COLUMN: self._metadata}
         self._of_metadata: _Readers = {_STATISTICS_OF_METADATA: self._statistics}
         self._of_statistics: _Readers = {_NULL_COUNT_OF_STATISTICS: self._null_count}
-        with contextlib.suppress(LookupError):  # comes mostly: what is behind the row groups is not read
+        # comes mostly: what is behind the row groups is not read
+        with contextlib.suppress(LookupError):
             self._struct(0, {_ROW_GROUPS_OF_FILE: self._row_groups})
 
     def of_group(self, group: int) -> list[int | None]:
-        """For each column of a row group, how many values are missing; ``None`` where the file does not say.
+        """For each column of a row group, how many values are missing; ``None`` where the file does
+        not say.
 
         Fewer if the footer is damaged.
         """
@@ -103,8 +110,8 @@ class NullCounts:
         self._groups[-1][-1], position = self._zigzag(position)
         return position
 
-    # The compact protocol. Each function takes a position; an end of the data too early, or an unknown type, is a
-    # ``LookupError``.
+    # The compact protocol. Each function takes a position; an end of the data too early, or an
+    # unknown type, is a ``LookupError``.
 
     def _struct(self, position: int, readers: _Readers) -> int:
         data, number = self._data, 0
@@ -178,4 +185,5 @@ class NullCounts:
     def _skip_item(self, kind: int, position: int) -> int:
         if _I16 <= kind <= _I64 and self._data[position] < 128:
             return position + 1
-        return position + 1 if kind in (_TRUE, _FALSE) else self._skip(kind, position)  # here they have a byte
+        # here they have a byte
+        return position + 1 if kind in (_TRUE, _FALSE) else self._skip(kind, position)

@@ -2,9 +2,10 @@
 
 What holds when several threads and processes use one ``RowGroups``:
 
-1. A file is open only while its footer, or one of its row groups, is read, by the thread that reads it: there are at most as
-   many open files as threads that read.
-2. Footers belong to the process. Copies (pickles) carry how many rows the files have, and the checksums of their footers.
+1. A file is open only while its footer, or one of its row groups, is read, by the thread that reads
+   it: there are at most as many open files as threads that read.
+2. Footers belong to the process. Copies (pickles) carry how many rows the files have, and the
+   checksums of their footers.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _MAX_NAMES = 20  # of columns that an error names
 
 
 class _Footer(NamedTuple):
-    """What is known of an open file."""
+    """The facts known about an open file."""
 
     metadata: Any  # of pyarrow
     checksum: int
@@ -45,11 +46,13 @@ class _Footer(NamedTuple):
 
 
 class RowGroups(PerProcess):
-    """The row groups of files, by the number of the file and their number in it. Any thread may read at any time.
+    """The row groups of files, by the number of the file and their number in it. Any thread may
+    read at any time.
 
     Args:
         files: which ones. Sizes below 0 are not known yet.
-        filesystem: one of pyarrow or fsspec, or a URI, to read them through; ``None`` reads as ``files`` does.
+        filesystem: one of pyarrow or fsspec, or a URI, to read them through; ``None`` reads as
+            ``files`` does.
         columns: the names of those to decode; ``None`` for all of the first file.
         verifies: whether checksums are compared.
 
@@ -208,7 +211,9 @@ class RowGroups(PerProcess):
         return open_input(self._files.local_path(number), fs.LocalFileSystem())
 
     def _status(self, number: int) -> Any:
-        """What changes when a local file is written to; ``None`` for others."""
+        """The part of the status that changes when a local file is written to; ``None`` for
+        others.
+        """
         path = self._files.paths[number]
         if self._filesystem is not None or is_url(path):
             return None
@@ -217,7 +222,8 @@ class RowGroups(PerProcess):
 
     def _check_unchanged(self, number: int) -> None:
         status = self._status(number)
-        if status != self._statuses.get(number, status):  # none, after another thread has called ``close``
+        # none, after another thread has called ``close``
+        if status != self._statuses.get(number, status):
             raise changed(self._files.paths[number], "it was written to")
 
     def _check_size(self, number: int, size: int) -> None:

@@ -2,8 +2,10 @@
 
 What holds when several threads and processes use one source:
 
-1. A row group is decoded by one thread at a time; others that want rows of it wait for it (see ``kept.py``).
-2. Decoded row groups belong to the process. Copies (pickles) do not carry them, nor does a process that was forked.
+1. A row group is decoded by one thread at a time; others that want rows of it wait for it (see
+   ``kept.py``).
+2. Decoded row groups belong to the process. Copies (pickles) do not carry them, nor does a process
+   that was forked.
 """
 
 from __future__ import annotations
@@ -32,23 +34,26 @@ class ParquetSource(ShardedSource[dict[str, Any]]):
     where an integer is missing, that column is of floats, unless an integer in it is beyond 2**53:
     then the missing ones are ``None``, and the others stay integers.
 
-    To read a row, its row group is decoded, the wanted columns alone. Decoded row groups are kept until they have ``max_bytes``
-    together; then those used longest ago are dropped. So read in an order that stays within a row group for a while, unless all
-    of them fit: ``ds.block_shuffle(block_size)``, with about as many rows as a row group has. Pages of a row group cannot be read
-    one by one: pyarrow has no function for that, with or without a page index.
+    To read a row, its row group is decoded, the wanted columns alone. Decoded row groups are kept
+    until they have ``max_bytes`` together; then those used longest ago are dropped. So read in an
+    order that stays within a row group for a while, unless all of them fit:
+    ``ds.block_shuffle(block_size)``, with about as many rows as a row group has. Pages of a row
+    group cannot be read one by one: pyarrow has no function for that, with or without a page index.
 
-    The constructor reads the footers, many files at a time (``gristmill.config.num_threads_computing_num_records``). There are no
-    ``lengths``: how long values are is known when they are decoded.
+    The constructor reads the footers, many files at a time
+    (``gristmill.config.num_threads_computing_num_records``). There are no ``lengths``: how long
+    values are is known when they are decoded.
 
     Args:
-        paths: a path, a URL or a pattern, or a non-empty sequence of them (``*``, ``?``, ``[abc]``, ``{a,b}``, ``{00..15}``).
-            With ``filesystem``, paths in it, without patterns.
+        paths: a path, a URL or a pattern, or a non-empty sequence of them (``*``, ``?``, ``[abc]``,
+            ``{a,b}``, ``{00..15}``). With ``filesystem``, paths in it, without patterns.
         columns: the names of the columns to read; all by default. Their values must be of the same
             types in all files, however Arrow holds them (``list`` or ``large_list``, ``string`` or
             ``string_view``, with a dictionary or without).
-        max_bytes: how many bytes of decoded row groups each process keeps, and decodes at a time, at most. A row group that is
-            larger is decoded and kept alone.
-        filesystem: one of pyarrow or fsspec, or a URI, for all files. Without it, URLs are read through obstore.
+        max_bytes: how many bytes of decoded row groups each process keeps, and decodes at a time,
+            at most. A row group that is larger is decoded and kept alone.
+        filesystem: one of pyarrow or fsspec, or a URI, for all files. Without it, URLs are read
+            through obstore.
         page_checksum_verification: compare checksums that files may have, at about 0.4 ns per byte.
 
     Raises:
@@ -130,7 +135,7 @@ class ParquetSource(ShardedSource[dict[str, Any]]):
 
     @property
     def kept_bytes(self) -> int:
-        """How many bytes the decoded row groups have that this process keeps now."""
+        """The number of bytes of the decoded row groups that this process keeps now."""
         return self._kept.num_bytes
 
     def close(self) -> None:

@@ -13,7 +13,9 @@ from gristmill.core.errors import as_int, key_out_of_range
 
 
 class InvalidRangeError(ValueError, AssertionError):
-    """A range that cannot be. Grain raises ``AssertionError`` for it, Python's own ``range`` ``ValueError``."""
+    """A range that cannot be. Grain raises ``AssertionError`` for it, Python's own ``range``
+    ``ValueError``.
+    """
 
 
 class RangeDataSource:
@@ -28,7 +30,8 @@ class RangeDataSource:
 
     Raises:
         TypeError: an argument is not an integer.
-        InvalidRangeError: ``step`` is 0 or leads away from ``stop`` (a ``ValueError`` and an ``AssertionError``).
+        InvalidRangeError: ``step`` is 0 or leads away from ``stop`` (a ``ValueError`` and an
+            ``AssertionError``).
 
     Example:
         >>> source = RangeDataSource(start=0, stop=10, step=3)
@@ -44,13 +47,14 @@ class RangeDataSource:
         self._step = as_int("step", step)
         if self._step == 0:
             raise InvalidRangeError("step can't be zero")
-        self._length = -((self._start - self._stop) // self._step)  # rounded up, and exact for integers of any size
+        # rounded up, and exact for integers of any size
+        self._length = -((self._start - self._stop) // self._step)
         if self._length < 0:
             raise InvalidRangeError(f"length can't be negative: from {self._start} no steps of {self._step} lead to {self._stop}")
 
     @property
     def element_spec(self) -> ShapeDtypeStruct:
-        """What a record looks like, for ``get_element_spec``."""
+        """The spec of a record, for ``get_element_spec``."""
         return ShapeDtypeStruct((), np.int64)
 
     def __len__(self) -> int:

@@ -1,11 +1,13 @@
-"""How pipelines read blocks of records from any source.
+"""Reading blocks of records from any source, for pipelines.
 
-* ``read_keys(source, keys)``: the records at the keys, which are handed to the source as they are. Nothing else is done
-  per key, so a caller whose keys are built-in ints below the source's length calls this alone.
-* ``wrap_keys(source, keys)``: the keys as they have to be handed to the source when they may lie outside of it.
-  ``read_keys(source, wrap_keys(source, keys))`` is the general way to read.
+* ``read_keys(source, keys)``: the records at the keys, which are handed to the source as they are.
+  Nothing else is done per key, so a caller whose keys are built-in ints below the source's length
+  calls this alone.
+* ``wrap_keys(source, keys)``: the keys as they have to be handed to the source when they may lie
+  outside of it. ``read_keys(source, wrap_keys(source, keys))`` is the general way to read.
 
-Both keep no state and look at the source anew at each call: its length may change between two blocks.
+Both keep no state and look at the source again at each call: its length may change between two
+blocks.
 """
 
 from __future__ import annotations
@@ -29,9 +31,10 @@ _VECTORED_READS = ("__getitems__", "_getitems")
 def read_keys(source: Any, keys: Sequence[Any]) -> list[Any]:
     """Returns ``[source[key] for key in keys]``, by one vectored read where the source has one.
 
-    A vectored read is the method ``__getitems__`` or ``_getitems``, provided that its class does not come after the one
-    that defines ``__getitem__``: a subclass that overrides ``__getitem__`` alone (to parse records, say) is read by it.
-    A data set of Hugging Face in a format (``numpy``, ``jax``) is read one by one: of a block it makes other types.
+    A vectored read is the method ``__getitems__`` or ``_getitems``, provided that its class does
+    not come after the one that defines ``__getitem__``: a subclass that overrides ``__getitem__``
+    alone (to parse records, say) is read by it. A data set of Hugging Face in a format (``numpy``,
+    ``jax``) is read one by one: of a block it makes other types.
 
     Args:
         source: anything with ``__getitem__``.
@@ -53,7 +56,8 @@ def read_keys(source: Any, keys: Sequence[Any]) -> list[Any]:
         answer = getattr(source, name)(keys)
     except StopIteration as error:
         raise SourceEnded from error
-    if isinstance(answer, dict | str | bytes):  # a table of columns, for example: as long as keys only by accident
+    # a table of columns, for example: as long as keys only by accident
+    if isinstance(answer, dict | str | bytes):
         raise TypeError(f"{type(source).__name__}.{name} must return a sequence of records, got {type(answer).__name__}")
     records = list(answer)
     if len(records) != len(keys):
@@ -64,15 +68,15 @@ def read_keys(source: Any, keys: Sequence[Any]) -> list[Any]:
 
 
 def is_read_in_blocks(source: Any) -> bool:
-    """Whether ``read_keys`` reads several records at once."""
+    """True if ``read_keys`` reads several records at once."""
     return _vectored_read(source) is not None
 
 
 def may_be_read_again(source: Any) -> bool:
-    """Whether ``source`` is sure to give the same record for a key again.
+    """True if ``source`` is sure to give the same record for a key again.
 
-    Ours do, and sequences of Python and NumPy, and what reads several records at once. Another one may give whatever comes
-    next, in disguise.
+    Ours do, and sequences of Python and NumPy, and what reads several records at once. Another one
+    may give whatever comes next, in disguise.
 
     Example:
         >>> may_be_read_again([1, 2])
@@ -86,7 +90,8 @@ def _vectored_read(source: Any) -> str | None:
     for base in kind.__mro__:
         methods = vars(base)
         for name in _VECTORED_READS:
-            if name in methods and getattr(kind, name) is not None:  # None in a subclass switches it off
+            # None in a subclass switches it off
+            if name in methods and getattr(kind, name) is not None:
                 return None if _converts_blocks(source, base) else name
         if "__getitem__" in methods:
             return None
@@ -94,15 +99,18 @@ def _vectored_read(source: Any) -> str | None:
 
 
 def _converts_blocks(source: Any, base: type) -> bool:
-    """Whether records have other types in a block than alone, as Hugging Face's do in formats like ``numpy``."""
+    """True if records have other types in a block than alone, as Hugging Face's do in formats like
+    ``numpy``.
+    """
     return base.__module__ == "datasets.arrow_dataset" and source.format["type"] is not None
 
 
 def wrap_keys(source: Any, keys: Sequence[Any] | NDArray[Any]) -> list[Any]:
-    """Returns the keys reduced modulo ``len(source)``, as built-in ints: keys past the end begin anew, -1 is the last.
+    """Returns the keys reduced modulo ``len(source)``, as built-in ints: keys past the end start
+    again, -1 is the last.
 
-    Keys that are not integers, and all keys of a source without a length, come back unchanged (dictionaries with string
-    keys are sources, too).
+    Keys that are not integers, and all keys of a source without a length, come back unchanged
+    (dictionaries with string keys are sources, too).
 
     Raises:
         IndexError: the source is empty, and a key is an integer.

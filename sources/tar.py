@@ -19,11 +19,13 @@ from gristmill.sources.storage.sidecar import Sidecar, open_sidecars, without_si
 from gristmill.sources.tar_index import Entry, File, index_archive, is_tar_index, read_entries
 from gristmill.sources.tar_members import BLOCK_BYTES, header_crc, is_header
 
-_LOCAL_WINDOW, _REMOTE_WINDOW = 1 << 12, 1 << 22  # bytes that are read while one waits for an answer
+# bytes that are read while one waits for an answer
+_LOCAL_WINDOW, _REMOTE_WINDOW = 1 << 12, 1 << 22
 _NEAR_RECORDS = 256  # entries that lie no further apart are read at once
 _MANY_RECORDS = 1 << 14  # of which all entries are read
 _NEAR_BYTES = 1 << 11  # parts of a record that lie no further apart are read at once
-_COPIED_BYTES = 1 << 15  # longer parts are read by themselves, so that they need not be cut out of what was read
+# longer parts are read by themselves, so that they need not be cut out of what was read
+_COPIED_BYTES = 1 << 15
 
 
 _log = logging.getLogger("gristmill")
@@ -32,10 +34,11 @@ _log = logging.getLogger("gristmill")
 class TarSource(ShardedSource[dict[str, Any]]):
     """The records of WebDataset shards, which are tar archives: files of one stem are a record.
 
-    A record is a dictionary: its key under ``"__key__"``, and the bytes of each of its files under the file's extension, in the
-    order of the archive. The extension is what follows the first dot of a file's name, in small letters; the key is what is
-    before it, with the folder. Nothing is decoded: that is for a ``map``. There is no ``"__url__"``: records are the same
-    wherever the data lie.
+    A record is a dictionary: its key under ``"__key__"``, and the bytes of each of its files under
+    the file's extension, in the order of the archive. The extension is what follows the first dot
+    of a file's name, in small letters; the key is what is before it, with the folder. Nothing is
+    decoded: that is for a ``map``. There is no ``"__url__"``: records are the same wherever the
+    data lie.
 
     The files of a record must be neighbours in the archive, as for WebDataset. As there, folders,
     files without an extension, hidden files (``.name``) and those whose name, or first folder,
@@ -43,14 +46,17 @@ class TarSource(ShardedSource[dict[str, Any]]):
     points to, which must be before it in the archive. Symbolic links are missing from their
     records; a warning counts them.
 
-    The first time an archive is seen its headers are read, not its data, and an index is written: to ``<archive>.gmidx``, or into
-    ``index_dir``. From then on a record takes one read, and one more for each large file. The header of a file is compared with
-    the index whenever the file is read; of data, tar has no checksums.
+    The first time an archive is seen its headers are read, not its data, and an index is written:
+    to ``<archive>.gmidx``, or into ``index_dir``. From then on a record takes one read, and one
+    more for each large file. The header of a file is compared with the index whenever the file is
+    read; of data, tar has no checksums.
 
     Args:
-        patterns: a path or URL, or a non-empty sequence of them. ``*``, ``?``, ``[abc]`` and ``**`` stand for what is there, in
-            the order of the names, ``{a,b}`` and ``{000..127}`` for all of these. Archives must not be compressed.
-        extensions: the only files to read; the bytes of others stay on disk. A record without one of them lacks its entry.
+        patterns: a path or URL, or a non-empty sequence of them. ``*``, ``?``, ``[abc]`` and ``**``
+            stand for what is there, in the order of the names, ``{a,b}`` and ``{000..127}`` for all
+            of these. Archives must not be compressed.
+        extensions: the only files to read; the bytes of others stay on disk. A record without one
+            of them lacks its entry.
         index_dir: a folder for indices, for data whose own folder cannot be written.
         filesystem: an fsspec file system to read everything through.
 
@@ -125,7 +131,9 @@ class TarSource(ShardedSource[dict[str, Any]]):
 
     @property
     def lengths(self) -> np.ndarray:
-        """How many bytes the files of each record have, those of ``extensions`` alone; from the index, at the first call."""
+        """The number of bytes of the files of each record, those of ``extensions`` alone; from the
+        index, at the first call.
+        """
         if self._lengths is None:
             lengths = np.concatenate([self._lengths_in(index) for index in self._indices])
             lengths.setflags(write=False)
@@ -168,12 +176,13 @@ class TarSource(ShardedSource[dict[str, Any]]):
     def _plan(self, place: tuple[int, int], entry: Entry, ranges: list[tuple[int, int, int]]) -> list[tuple[File, int, int]]:
         """Appends what has to be read for a record to ``ranges``.
 
-        Returns, for each file, the range that its header is in and where it begins there. The data follow the header; those of a
-        large file are the next range.
+        Returns, for each file, the range that its header is in and where it begins there. The data
+        follow the header; those of a large file are the next range.
         """
         archive = place[0]
         planned = []
-        begin = end = -1  # of the range that the next file may be read with; none at first and behind a large one
+        # of the range that the next file may be read with; none at first and behind a large one
+        begin = end = -1
         for file in self._chosen(place, entry):
             _, start, size, _ = file
             header, stop = start - BLOCK_BYTES, start + size
@@ -193,7 +202,9 @@ class TarSource(ShardedSource[dict[str, Any]]):
         return planned
 
     def _entries(self, places: Iterable[tuple[int, int]]) -> dict[tuple[int, int], Entry]:
-        """What the indices say of these records. Entries that lie close together are read at once."""
+        """The entries of these records in the indices. Entries that lie close together are read at
+        once.
+        """
         entries: dict[tuple[int, int], Entry] = {}
         for archive, numbers in itertools.groupby(sorted(set(places)), operator.itemgetter(0)):
             for run in _runs([number for _, number in numbers]):

@@ -37,7 +37,7 @@ File = tuple[str, int, int, int]
 
 
 class Entry(NamedTuple):
-    """What an index says of a record."""
+    """The entry of a record in an index."""
 
     key: str
     files: list[File]
@@ -163,7 +163,8 @@ def _without_records(path: str, counts: Mapping[str, int]) -> DamagedFileError:
 
 
 def _key_and_extension(name: str) -> tuple[str, str] | None:
-    """The key of the record that a file belongs to, and the file's name in it; ``None`` if it belongs to none.
+    """The key of the record that a file belongs to, and the file's name in it; ``None`` if it
+    belongs to none.
 
     Example:
         >>> _key_and_extension("train/0001.seg.PNG"), _key_and_extension("README"), _key_and_extension("__about__/x.json")
@@ -183,7 +184,7 @@ def _packed(entry: Entry) -> bytes:
 
 
 def _unpacked(packed: bytes) -> Entry:
-    """What was packed. Raises ``ValueError`` or ``struct.error`` for anything else."""
+    """Unpacks an entry. Raises ``ValueError`` or ``struct.error`` for anything else."""
     checksum, num_files = _CHECKSUM_AND_NUMBER.unpack_from(packed)
     if zlib.crc32(packed[_NUMBER.size :]) != checksum:
         raise ValueError
@@ -194,7 +195,9 @@ def _unpacked(packed: bytes) -> Entry:
 
 
 def read_entries(index: Sidecar, numbers: Sequence[int]) -> list[Entry]:
-    """What the index says of the records of these ascending numbers, which lie close together, in two reads."""
+    """The entries of the records of these ascending numbers, which are close together, in two
+    reads.
+    """
     first, stop = numbers[0], numbers[-1] + 1
     starts = index.read("starts", first, stop + 1)
     begin, end = int(starts[0]), int(starts[-1])

@@ -1,7 +1,8 @@
-"""The files in tar archives (POSIX, and what GNU tar and Python's ``tarfile`` write), found by their headers.
+"""The files in tar archives (POSIX, and what GNU tar and Python's ``tarfile`` write), found by
+their headers.
 
-``tarfile`` is not used: it takes several times as long for a header, and one that is damaged ends the archive for it without an
-error, so that all files behind would be missing.
+``tarfile`` is not used: it takes several times as long for a header, and one that is damaged ends
+the archive for it without an error, so that all files behind would be missing.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def header_crc(block: bytes) -> int:
 
 
 def is_header(block: bytes) -> bool:
-    """Whether these 512 bytes are the header of a member: it contains the sum of its bytes."""
+    """True if these 512 bytes are the header of a member: it contains the sum of its bytes."""
     try:
         told = _octal(block[148:156])
     except ValueError:
@@ -84,8 +85,8 @@ def tar_members(
     """Yields all members of archive ``number`` of ``files``, in its order.
 
     Args:
-        window_bytes: how much to read at a time, more than the 512 bytes of a header: what can be read while one waits for an
-            answer. Data that are longer are not read.
+        window_bytes: how much to read at a time, more than the 512 bytes of a header: what can be
+            read while one waits for an answer. Data that are longer are not read.
         progress: called with the number of bytes that have been passed.
 
     Raises:
@@ -202,7 +203,7 @@ class _Archive:
         ), stop
 
     def _extended(self, block: bytes, offset: int) -> tuple[dict[bytes, bytes], int]:
-        """What an extended header tells, and where it ends."""
+        """The contents of an extended header, and its end."""
         start = offset + BLOCK_BYTES
         size = self._num_bytes(block, offset)
         stop = self._stop(start + size, offset, "an extended header")
@@ -222,7 +223,7 @@ class _Archive:
             raise self._damaged(start, f"there is no extended header, but {data[:32]!r}") from None
 
     def _num_bytes(self, block: bytes, offset: int, told: bytes | None = None) -> int:
-        """How long the data of a member are, by its header or by what was told of it before."""
+        """The length of the data of a member, from its header or from an earlier extended one."""
         try:
             size = int(told) if told else _size(block[124:136])
         except ValueError:
@@ -232,7 +233,7 @@ class _Archive:
         return size
 
     def _stop(self, stop: int, offset: int, what: str) -> int:
-        """Where a member ends whose data end at ``stop``."""
+        """The end of a member whose data end at ``stop``."""
         stop += -stop % BLOCK_BYTES
         if stop > self._size:
             raise self._damaged(offset, f"{what!r}, which begins there, would end at byte {stop}; the archive has {self._size}")

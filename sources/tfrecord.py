@@ -1,7 +1,7 @@
 """TFRecord files (https://www.tensorflow.org/tutorials/load_data/tfrecord), without TensorFlow.
 
-A file is a sequence of records: the length of the data (8 bytes, little-endian), a masked CRC-32C of these 8 bytes (4 bytes),
-the data, and a masked CRC-32C of them (4 bytes).
+A file is a sequence of records: the length of the data (8 bytes, little-endian), a masked CRC-32C
+of these 8 bytes (4 bytes), the data, and a masked CRC-32C of them (4 bytes).
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ Compression = Literal["gzip", "zlib"]
 
 
 class BinaryFile(Protocol):
-    """What a function that opens files returns. It is read from front to back; with a method ``seek``, from anywhere."""
+    """Interface of the result of a function that opens files. It is read from front to back; with a
+    method ``seek``, from anywhere.
+    """
 
     def read(self, size: int, /) -> bytes: ...
 
@@ -63,9 +65,11 @@ class TFRecordFile:
     """The records of a file, from any offset on.
 
     Args:
-        path: the file; an object with a method ``open``, like those of ``pathlib`` and ``etils.epath``, opens itself.
+        path: the file; an object with a method ``open``, like those of ``pathlib`` and
+            ``etils.epath``, opens itself.
         check_crc: compare all checksums.
-        compression: what the whole file is compressed with. Offsets are those in the uncompressed data.
+        compression: what the whole file is compressed with. Offsets are those in the uncompressed
+            data.
         open: opens the file in place of that.
 
     Raises:
@@ -85,7 +89,8 @@ class TFRecordFile:
             file = UnseekableFile(file, self._opened)
         self._file = file if compression is None else InflatedFile(file)
         self._window, self._window_offset = b"", 0  # what was read last, where that begins
-        self._record_size = 0  # that of the last block's first one: large records mostly come together
+        # that of the last block's first one: large records mostly come together
+        self._record_size = 0
 
     def _opened(self) -> Any:
         path: Any = self._path
@@ -112,7 +117,8 @@ class TFRecordFile:
     def read(self, offset: int) -> tuple[list[bytes], list[int]]:
         """Some records from ``offset`` on; where each of them begins, and where the last one ends.
 
-        There is at least one record unless ``offset`` is the end of the file. Records before a damaged one are returned first.
+        There is at least one record unless ``offset`` is the end of the file. Records before a
+        damaged one are returned first.
 
         Raises:
             ValueError: the record at ``offset`` is damaged or cut off.
@@ -144,7 +150,9 @@ class TFRecordFile:
         return records, [offset + begin for begin in begins]
 
     def check_begin(self, offset: int) -> None:
-        """Raises ``StateIndexError`` if no record begins at ``offset``, which somebody else has got from somewhere."""
+        """Raises ``StateIndexError`` if no record begins at ``offset``, which somebody else has got
+        from somewhere.
+        """
         if not offset:
             return
         if offset > sys.maxsize:
@@ -179,10 +187,12 @@ class TFRecordFile:
         return bool(masked_crc32c([header[:8]])[0] == _HEADER.unpack(header)[1])
 
     def skip(self, offset: int) -> int:
-        """The end of the record at ``offset``, whose data may be damaged, or of the file, if the record is cut off.
+        """The end of the record at ``offset``, whose data may be damaged, or of the file, if the
+        record is cut off.
 
         Raises:
-            ValueError: the length of the record is damaged, so that nobody knows where the next one begins.
+            ValueError: the length of the record is damaged, so that nobody knows where the next one
+                begins.
         """
         header = self._bytes(offset, _HEADER.size, _HEADER.size)
         if len(header) < _HEADER.size:
@@ -200,7 +210,9 @@ class TFRecordFile:
         return int(size)
 
     def _bytes(self, offset: int, size: int, min_size: int) -> bytes:
-        """``size`` bytes; fewer at the end of the file, or if reading on fails and ``min_size`` bytes are there."""
+        """``size`` bytes; fewer at the end of the file, or if reading on fails and ``min_size``
+        bytes are there.
+        """
         begin = offset - self._window_offset
         pieces = [self._window[begin : begin + size]] if 0 <= begin < len(self._window) else []
         num_bytes = len(pieces[0]) if pieces else 0
@@ -244,7 +256,9 @@ class TFRecordFile:
 
 
 def _complete_records(data: bytes) -> tuple[list[bytes], list[int], list[int]]:
-    """The records in ``data``; where each begins, and the last one ends; the checksums of each one's length and data."""
+    """The records in ``data``; where each begins, and the last one ends; the checksums of each
+    one's length and data.
+    """
     records: list[bytes] = []
     begins = [0]
     checksums: list[int] = []

@@ -11,14 +11,16 @@ Guarantees:
    ones, and one message; nor, if the producer is ``Frugal``, by more than one message that it does
    not afford.
 4. An interrupt from the keyboard is not for it, and it writes nothing to the standard streams.
-5. No element waits for one that comes after it: what is finished of a block that takes long is sent within twice
-   ``_LATE_SECONDS``, by another thread.
-6. It computes for several lanes, of whose elements the consumer needs one each in turn: always for the one of which the fewest
-   were sent. So none waits for more than a block of each of the others. What follows the elements of a lane, an error or the
-   end, leaves the others alone.
-7. Where an element takes longer than ``_STUCK_SECONDS``, or for ever, the other thread computes what the consumer needs of the
-   other lanes before it, one element at a time, and nothing that comes after it.
-8. It leaves a lane between two outputs, when nothing is left that was computed ahead for it (see ``Divided.is_drained``).
+5. No element waits for one that comes after it: what is finished of a block that takes long is sent
+   within twice ``_LATE_SECONDS``, by another thread.
+6. It computes for several lanes, of whose elements the consumer needs one each in turn: always for
+   the one of which the fewest were sent. So none waits for more than a block of each of the others.
+   What follows the elements of a lane, an error or the end, leaves the others alone.
+7. Where an element takes longer than ``_STUCK_SECONDS``, or forever, the other thread computes what
+   the consumer needs of the other lanes before it, one element at a time, and nothing that comes
+   after it.
+8. It leaves a lane between two outputs, when nothing is left that was computed ahead for it (see
+   ``Divided.is_drained``).
 """
 
 from __future__ import annotations
@@ -146,7 +148,9 @@ class Divided(Producer, Protocol):
         """Compute nothing more ahead for this lane."""
 
     def is_drained(self, lane: int) -> bool:
-        """Return true if nothing is left of the lane that was computed ahead. Called between two blocks."""
+        """Return true if nothing is left of the lane that was computed ahead. Called between two
+        blocks.
+        """
 
     def remove(self, lane: int) -> None:
         """Release what the lane holds."""
@@ -193,7 +197,8 @@ class Connection(Protocol):
     start: tuple[dict[int, Any], bool, Care | None] | None
     is_for_another: bool  # the start, than the ones before were
     calls: list[bytes]  # functions that nobody has called yet
-    changes: list[tuple[dict[int, Any], Sequence[int]]]  # of lanes: states of more lanes, and lanes to leave
+    # of lanes: states of more lanes, and lanes to leave
+    changes: list[tuple[dict[int, Any], Sequence[int]]]
 
     def receive(self, *, wait: bool) -> None:
         """Obeys the commands that are there.
@@ -419,7 +424,9 @@ class Outbox:
             lane.is_leaving |= lane.number in leaving
 
     def leave_drained(self) -> None:
-        """Leave the lanes that are to be left, if nothing is left that was computed ahead for them."""
+        """Leave the lanes that are to be left, if nothing is left that was computed ahead for
+        them.
+        """
         for lane in [x for x in self.lanes if x.is_leaving]:
             producer = cast("Divided", self._producer)
             producer.drain(lane.number)

@@ -316,7 +316,9 @@ class Pool(Protocol):
 
 
 class _Retired:
-    """A worker that its pool does not need any more, as a pool that is parked until it has ended."""
+    """A worker that its pool does not need any more, as a pool that is parked until it has
+    ended.
+    """
 
     parked_seconds = 0.0
     is_closed = False

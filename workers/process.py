@@ -89,7 +89,7 @@ class _Bytes:
         return bool(self._received) or self._is_readable(0)
 
     def _read(self) -> bytes:
-        """What is there; nothing if the connection has ended."""
+        """Reads the available bytes; empty if the connection has ended."""
         try:
             return self._socket.recv(1 << 16, socket.MSG_DONTWAIT)
         except OSError as error:
@@ -98,7 +98,9 @@ class _Bytes:
             return b""
 
     def _is_gone(self, error: OSError) -> bool:
-        """Whether the other side has ended, or another thread is stopping this one: it has taken what was to be read."""
+        """True if the other side has ended, or another thread is stopping this one: it has taken
+        what was to be read.
+        """
         return isinstance(error, ConnectionError | BlockingIOError) or self._socket.fileno() < 0
 
     def _is_readable(self, seconds: float) -> bool:
@@ -208,12 +210,13 @@ class WorkerProcess(_Bytes):
         self.usable = True
 
     def change_lanes(self, states: Mapping[int, Any], leaving: Sequence[int]) -> None:
-        """Let the worker compute other lanes, without a new start; it goes on with those that are named nowhere.
+        """Let the worker compute other lanes, without a new start; it continues with those that are
+        named nowhere.
 
         Args:
             states: of lanes that it computes from now on.
-            leaving: lanes that it leaves when nothing is left that was computed ahead for them. Of each that has not ended
-                until then, ``LEFT`` comes after its last output.
+            leaving: lanes that it leaves when nothing is left that was computed ahead for them. Of
+                each that has not ended until then, ``LEFT`` comes after its last output.
         """
         body = dumps(({**states}, [*leaving]))
         self._send(COMMAND.pack(LANES, self.generation, len(body)) + body)

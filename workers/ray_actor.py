@@ -85,8 +85,10 @@ class Channel:
         self.start: Any = None  # see ``child.Connection``
         self.is_for_another = False
         self.calls: list[bytes] = []
-        self.changes: list[tuple[dict[int, Any], Sequence[int]]] = []  # lanes of actors change with a new start alone
-        self._for_worker, self._for_ray = Signal(), Signal()  # something has changed for that thread
+        # lanes of actors change with a new start alone
+        self.changes: list[tuple[dict[int, Any], Sequence[int]]] = []
+        # something has changed for that thread
+        self._for_worker, self._for_ray = Signal(), Signal()
         self._commands: deque[Command] = deque()
         self._outbox: Any = None  # the message that is being handed over
         self._is_closed = False

@@ -1,4 +1,6 @@
-"""How long does it take to prepare a data set with two processes, in files that are read at random afterwards?"""
+"""How long does it take to prepare a data set with two processes, in files that are read at random
+afterwards?
+"""
 
 import functools
 import importlib
@@ -18,7 +20,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 WORKERS = 2
 DOCUMENTS = 10_000
 PICTURES = 2_000
-BYTES = 1 << 26  # of a file, where a library can be told
+BYTES = 1 << 26  # of a file, where a library can be determined
 
 
 @functools.cache

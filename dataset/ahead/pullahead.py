@@ -117,13 +117,15 @@ class PullAhead(PullingClient):
         self._buffer_size = buffer_size
         self._budget, self._waits = budget, waits or BudgetWaits()
         self._element_bytes, self._sampling = 0.0, Sampling()
-        # One block to take from, one to be computed; but whoever asks for more is given that in long blocks.
+        # One block to take from, one to be computed; but whoever asks for more is given that in
+        # long blocks.
         self._max_block_size = max(1, buffer_size // 2)
         self._block_size = BlockSize()
         self._size = 0  # elements of the block that is being computed
         self._process_id = os.getpid()
         self._has_thread = self._is_working = False  # it was asked for; it is there
-        self._must_leave = self._is_held_up = False  # others need the thread more; it has room, and no memory
+        # others need the thread more; it has room, and no memory
+        self._must_leave = self._is_held_up = False
         self._thread: threading.Thread | None = None  # the one that was there last
         self.ready: list[Fetched] = []
         self._failure: Failure | None = None  # follows what is ready

@@ -33,7 +33,9 @@ _NEAR = 32
 
 
 class _Items:
-    """Computes elements of ``ds`` at a range of indices, from blocks that are kept if it has some."""
+    """Computes elements of ``ds`` at a range of indices, from blocks that are kept if it has
+    some.
+    """
 
     _ahead: ReadAhead | None = None
 
@@ -64,7 +66,8 @@ class _Items:
 
 
 class Reader(_Items):
-    """Computes the elements of ``ds`` at consecutive indices, ahead of its consumer if there are threads.
+    """Computes the elements of ``ds`` at consecutive indices, ahead of its consumer if there are
+    threads.
 
     Args:
         ds: the dataset.
@@ -95,7 +98,8 @@ class Reader(_Items):
         self._live_index = self._live_stop = self._live_size = 0
         self._is_draining = False  # nothing more is computed ahead
         self._given_out: list[Any] = []  # what is left of the last part that was computed at once
-        self._num_at_once = 0  # elements of the last part that a source read at once, without threads
+        # elements of the last part that a source read at once, without threads
+        self._num_at_once = 0
         self._is_closed = False
 
     @property
@@ -179,7 +183,9 @@ class Reader(_Items):
             raise
 
     def share(self, num: int) -> None:
-        """Leaves room for ``num - 1`` others like this: uses its part of the threads, and of what may be ahead."""
+        """Leaves room for ``num - 1`` others like this: uses its part of the threads, and of what
+        may be ahead.
+        """
         threads, size = self._given_limits
         self.num_threads, self._buffer_size = -(-threads // num), -(-size // num)
         if self._ahead is not None:
@@ -194,7 +200,9 @@ class Reader(_Items):
 
     @property
     def is_drained(self) -> bool:
-        """True if nothing was computed that has not been handed out. To be asked between two outputs of the pipeline."""
+        """True if nothing was computed that has not been handed out. To be asked between two
+        outputs of the pipeline.
+        """
         ahead = self._ahead
         has_ahead = ahead is not None and ahead.num_ahead > 0
         return not (has_ahead or self._kept or self._given_out or self._num_at_once > 1)
@@ -284,7 +292,9 @@ class Reader(_Items):
         return read
 
     def _num_now(self, n: int) -> int:
-        """Return how many of ``n`` elements to ask for without threads: one that comes at once with no others, while draining."""
+        """Return how many of ``n`` elements to ask for without threads: one that comes at once with
+        no others, while draining.
+        """
         is_at_once = self.is_observed or self._keeps_blocks or self._reads_many
         self._num_at_once = (1 if self._is_draining else n) if is_at_once else 0
         return self._num_at_once or n

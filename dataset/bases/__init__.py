@@ -1,1 +1,3 @@
-"""What a stage is made of: nodes of the graph, the harness of iterators, and what several stages have in common."""
+"""Base classes of stages: nodes of the graph, the harness of iterators, and code that several
+stages share.
+"""

@@ -1,4 +1,4 @@
-"""What the iterators of one pipeline share."""
+"""The context that the iterators of one pipeline share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from gristmill.dataset.watching import watcher
 
 
 class Numbers(Value):
-    """Which elements of a whole pipeline are those of share ``index`` of ``count``: its element ``i`` is number ``numbers(i)``.
+    """Which elements of a whole pipeline are those of share ``index`` of ``count``: its element
+    ``i`` is number ``numbers(i)``.
 
     From ``origin`` on, runs of ``run`` consecutive elements belong to the shares in turn.
 
@@ -40,7 +41,7 @@ class Numbers(Value):
         return [self(i) for i in range(start, start + num)]
 
     def num_before(self, number: int) -> int:
-        """How many elements of the share come before ``number``."""
+        """The number of elements of the shard before ``number``."""
         cycles, rest = divmod(max(0, number - self.origin), self.run * self.count)
         return cycles * self.run + min(max(0, rest - self.index * self.run), self.run)
 
@@ -51,11 +52,12 @@ _NONE_GIVEN = DatasetOptions()
 
 @dataclass
 class IteratorContext:
-    """What all iterators of one pipeline share."""
+    """The context that all iterators of one pipeline share."""
 
     options: DatasetOptions = _NONE_GIVEN
     numbers: Numbers = ALL_NUMBERS
-    joined: Callable[[Any], None] | None = field(default_factory=watcher)  # is told of every iterator that joins, if set
+    # is told of every iterator that joins, if set
+    joined: Callable[[Any], None] | None = field(default_factory=watcher)
     num_processes: int = 1  # that share what the options allow
     lender: IteratorContext | None = None  # whose budget it is
     # Of the outermost context: what several threads may make first is in dictionaries, whose
@@ -65,7 +67,9 @@ class IteratorContext:
 
     @property
     def budget(self) -> Budget:
-        """What all share that compute ahead. Options that come later have no effect on it."""
+        """The budget that all prefetching stages share. Options that come later have no effect on
+        it.
+        """
         if self.lender is not None:
             return self.lender.budget
         whole, process_id = self.outermost, os.getpid()
@@ -87,7 +91,9 @@ class IteratorContext:
         self._budgets[os.getpid()] = budget
 
     def belong_to(self, index: int, count: int, whole: IteratorContext) -> None:
-        """Makes the pipeline share ``index`` of ``count`` of one with ``whole``, whose options hold where it has none."""
+        """Makes the pipeline share ``index`` of ``count`` of one with ``whole``, whose options hold
+        where it has none.
+        """
         self.options = whole.options.merge(self.options)
         self.numbers = self.numbers.replaced(index=index, count=count)
         self.lender = whole
@@ -123,7 +129,9 @@ class ComponentContext(IteratorContext):
 
 
 def collected_options(ds: Any) -> DatasetOptions:
-    """The options in ``ds`` and upstream, merged as iterators merge them: nearest the output first, then first parent first."""
+    """The options in ``ds`` and upstream, merged as iterators merge them: nearest the output first,
+    then first parent first.
+    """
     options = DatasetOptions()
     for parent in ds._parents:
         options = options.merge(collected_options(parent))

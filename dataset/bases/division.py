@@ -1,4 +1,6 @@
-"""How datasets are divided among workers: what each is asked (``_divided``), and what it may answer."""
+"""The division of datasets among workers: the question that each is asked (``_divided``), and the
+possible answers.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,14 @@ from typing import Any
 
 
 class Division(abc.ABC):
-    """The share of one worker, while it is made: a dataset answers with one of these methods, or raises ``ValueError``.
+    """The share of one worker, while it is made: a dataset answers with one of these methods, or
+    raises ``ValueError``.
 
     Args:
         index: which worker.
         num_workers: their number.
-        is_sequential: whether sources are cut into consecutive parts, instead of giving every ``num_workers``-th element.
+        is_sequential: whether sources are cut into consecutive parts, instead of giving every
+            ``num_workers``-th element.
         by_lanes: whether the shares are lanes, in which mixtures have the proportions of the whole.
     """
 
@@ -24,7 +28,9 @@ class Division(abc.ABC):
 
     @abc.abstractmethod
     def every_nth(self, ds: Any) -> Any:
-        """The worker's elements of a map dataset, of which every ``num_workers``-th one is its own."""
+        """The worker's elements of a map dataset, of which every ``num_workers``-th one is its
+        own.
+        """
 
     @abc.abstractmethod
     def part(self, ds: Any) -> Any:

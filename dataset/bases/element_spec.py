@@ -1,4 +1,4 @@
-"""What the elements of a dataset look like, found out without reading any."""
+"""Specs of the elements of a dataset, found without reading any."""
 
 from __future__ import annotations
 
@@ -13,20 +13,24 @@ from gristmill.dataset.bases.parameters import parameters_of
 
 
 def get_element_spec(ds: Any) -> Any:
-    """Returns what the elements of ``ds`` look like: a pytree with a ``ShapeDtypeStruct`` in place of every array.
+    """Returns what the elements of ``ds`` look like: a pytree with a ``ShapeDtypeStruct`` in place
+    of every array.
 
-    No element is read and no iterator is made. A length that is not known before the elements are is ``None``, as the first
-    axis of batches the last of which may be smaller. A source says what its records look like with an attribute
-    ``element_spec``, a transformation what it makes of that with a method ``output_spec(input_spec)``, a ``batch_fn`` with a
-    method ``output_spec(input_spec, batch_size, drop_remainder)`` (which is also given those keywords of a
-    ``functools.partial`` that it takes), and a dataset of your own with a property ``_element_spec``.
+    No element is read and no iterator is made. A length that is not known before the elements are
+    is ``None``, as the first axis of batches the last of which may be smaller. A source says what
+    its records look like with an attribute ``element_spec``, a transformation what it makes of that
+    with a method ``output_spec(input_spec)``, a ``batch_fn`` with a method
+    ``output_spec(input_spec, batch_size, drop_remainder)`` (which is also given those keywords of a
+    ``functools.partial`` that it takes), and a dataset of your own with a property
+    ``_element_spec``.
 
     Args:
         ds: a ``MapDataset`` or ``IterDataset``.
 
     Raises:
         TypeError: ``ds`` is no dataset.
-        NotImplementedError: a source, a dataset or a ``batch_fn`` does not say what its elements look like.
+        NotImplementedError: a source, a dataset or a ``batch_fn`` does not say what its elements
+            look like.
         ValueError: a transformation does not.
 
     Example:
@@ -51,11 +55,12 @@ def _transformed_spec(stage: Any) -> Any:
     return transform.output_spec(spec_of(stage._parents[0]))
 
 
-transformed_spec = property(_transformed_spec)  # ``_element_spec`` of stages that apply ``_transform`` to every element
+# ``_element_spec`` of stages that apply ``_transform`` to every element
+transformed_spec = property(_transformed_spec)
 
 
 def batched_spec(batch_fn: Any, spec: Any, batch_size: int, drop_remainder: bool) -> Any:
-    """What the batches look like that ``batch_fn`` makes of elements that look like ``spec``."""
+    """The spec of the batches that ``batch_fn`` makes of elements with spec ``spec``."""
     arguments = {"batch_size": batch_size, "drop_remainder": drop_remainder}
     keywords: dict[str, Any] = {}
     while isinstance(batch_fn, functools.partial):

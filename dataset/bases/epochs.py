@@ -1,7 +1,9 @@
-"""What positions of a map dataset hold over its epochs, and which records several datasets share: stages say it of themselves.
+"""The records at the positions of a map dataset over its epochs, and the records that datasets
+share, as stages declare them.
 
-A stage with ``_moves_records`` may hold other records at a position in another epoch. One with ``_shares_records`` may hold a
-record at several positions of an epoch. One with ``_has_one_epoch`` asks its parents for nothing but their first epoch.
+A stage with ``_moves_records`` may hold other records at a position in another epoch. One with
+``_shares_records`` may hold a record at several positions of an epoch. One with ``_has_one_epoch``
+asks its parents for nothing but their first epoch.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ from typing import Any
 
 
 def upstream(ds: Any, *, of_later_epochs: bool = False) -> Iterator[Any]:
-    """``ds`` and the datasets that it draws from, each once; with ``of_later_epochs``, those of which it reaches later epochs."""
+    """``ds`` and the datasets that it draws from, each once; with ``of_later_epochs``, those of
+    which it reaches later epochs.
+    """
     seen: set[int] = set()
     todo = [ds]
     while todo:
@@ -26,17 +30,19 @@ def upstream(ds: Any, *, of_later_epochs: bool = False) -> Iterator[Any]:
 
 
 def keeps_records(ds: Any) -> bool:
-    """Whether every position has the same records in all epochs."""
+    """True if every position has the same records in all epochs."""
     return not any([node._moves_records for node in upstream(ds, of_later_epochs=True)])
 
 
 def may_hold_twice(ds: Any) -> bool:
-    """Whether a record may be at several positions of an epoch."""
+    """True if a record may be at several positions of an epoch."""
     return any([node._shares_records for node in upstream(ds)])
 
 
 def part_that_changes(ds: Any) -> Any | None:
-    """A step of ``ds``, or it, that takes some positions of what is shuffled anew: it has other records in later epochs."""
+    """A step of ``ds``, or it, that takes some positions of what is shuffled again: it has other
+    records in later epochs.
+    """
     for node in upstream(ds, of_later_epochs=True):
         if node._takes_a_part and any([above._is_reshuffled for above in upstream(node, of_later_epochs=True)]):
             return node
@@ -44,14 +50,16 @@ def part_that_changes(ds: Any) -> Any | None:
 
 
 def are_parallel(ds: Any, other: Any) -> bool:
-    """Whether both have the same records of one dataset, in the same order."""
+    """True if both have the same records of one dataset, in the same order."""
     root, positions = _positions(ds)
     other_root, other_positions = _positions(other)
     return root is other_root and positions == other_positions
 
 
 def may_share_records(ds: Any, other: Any) -> bool:
-    """Whether both may have a record. It is told by the objects: two sources that read the same files are two."""
+    """True if both may have a record. It is told by the objects: two sources that read the same
+    files are two.
+    """
     if {id(data) for data in _data(ds)}.isdisjoint([id(data) for data in _data(other)]):
         return False
     root, positions = _positions(ds)
@@ -60,7 +68,9 @@ def may_share_records(ds: Any, other: Any) -> bool:
 
 
 def any_pair(datasets: Sequence[Any], *, parallel_ones: bool) -> tuple[Any, Any] | None:
-    """Two of ``datasets`` that may share records, if there are such; of those that are parallel only if asked for."""
+    """Two of ``datasets`` that may share records, if there are such; of those that are parallel
+    only if asked for.
+    """
     for ds, other in itertools.combinations(datasets, 2):
         if may_share_records(ds, other) and (parallel_ones or not are_parallel(ds, other)):
             return ds, other
@@ -72,7 +82,9 @@ def _data(ds: Any) -> list[Any]:
 
 
 def _positions(ds: Any) -> tuple[Any, range]:
-    """The dataset or data whose records ``ds`` passes on one by one, and the positions there that these have."""
+    """The dataset or data whose records ``ds`` passes on one by one, and the positions there that
+    these have.
+    """
     step = ds._passed_on
     if step is None:
         return ds._data, range(len(ds))

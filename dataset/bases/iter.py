@@ -40,9 +40,10 @@ class IterDataset(
     Immutable; every ``iter(ds)`` is an independent iterator at the beginning. Most are made by
     ``MapDataset.to_iter_dataset()``.
 
-    ``len(ds)`` is the number of elements where it follows from the steps, and a ``TypeError`` that says why where it does not
-    (behind a filter, without end, of files). As the length of a ``MapDataset``, it counts elements that a function of ``map``
-    leaves out by ``None``. ``operator.length_hint(ds)`` is the greatest number there can be, where that is known.
+    ``len(ds)`` is the number of elements where it follows from the steps, and a ``TypeError`` that
+    says why where it does not (behind a filter, without end, of files). As the length of a
+    ``MapDataset``, it counts elements that a function of ``map`` leaves out by ``None``.
+    ``operator.length_hint(ds)`` is the greatest number there can be, where that is known.
 
     Subclasses define ``__iter__``.
 
@@ -60,15 +61,17 @@ class IterDataset(
     _node_family = "IterDataset"
     _migration_hints = OF_STREAMS
     _passes_on: ClassVar = False  # all it does with elements is to pass them on, each as it is
-    _tells_place: ClassVar = False  # its state and those upstream say which element each of them gives next
-    # What the step does, if several workers can do it, each to some of the elements: it changes them one by one, with their
-    # number or without, it chooses which are kept, or it makes batches.
+    # its state and those upstream say which element each of them gives next
+    _tells_place: ClassVar = False
+    # What the step does, if several workers can do it, each to some of the elements: it changes
+    # them one by one, with their number or without, it chooses which are kept, or it makes batches.
     _works_on: ClassVar[Literal["nothing", "elements", "numbered elements", "choice", "batches"] | None] = None
 
     def __init_subclass__(cls, **given: Any) -> None:
         super().__init_subclass__(**given)
         if "__iter__" in vars(cls):
-            # For explain. In the class itself, as ``iter(ds)`` looks there; mypy allows no method to be replaced.
+            # For explain. In the class itself, as ``iter(ds)`` looks there; mypy allows no method
+            # to be replaced.
             cls.__iter__ = _noting_dataset(cls.__iter__)  # type: ignore[method-assign]
 
     def __init__(self, parents: Any | Iterable[Any] = ()) -> None:
@@ -85,7 +88,7 @@ class IterDataset(
         return True  # whatever its length
 
     def _num_elements(self) -> Length:
-        """How many elements it delivers, as far as that is known; of users' datasets it is not."""
+        """The number of elements that it delivers, if it is known; unknown for users' datasets."""
         return Unknown()
 
     def _traced(self, tracing: Tracing) -> Any:
@@ -95,7 +98,7 @@ class IterDataset(
         return tracing.over(self)
 
     def _divided(self, division: Division) -> Any:
-        """What a worker has in place of this dataset."""
+        """The dataset that a worker has in place of this one."""
         if hasattr(self, "set_slice"):
             return division.sliced_by_itself(self)
         if not self._parents:

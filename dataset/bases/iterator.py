@@ -1,12 +1,12 @@
 """``DatasetIterator`` and the harness that all our iterators share.
 
-A stage writes ``_take(n)``, ``get_state``, ``_restore`` and ``_skip``; ``__next__``, ``set_state``, errors and closing are
-here, once. The guarantees:
+A stage writes ``_take(n)``, ``get_state``, ``_restore`` and ``_skip``; ``__next__``, ``set_state``,
+errors and closing are here, once. The guarantees:
 
 1. ``next`` either delivers an element or leaves the iterator, its parents included, where it was.
 2. ``set_state`` either restores the whole state or leaves the iterator where it was.
-3. Which block sizes are used inside cannot be told from the outside: a block that fails is taken again one by one, which
-   finds the error that one-by-one evaluation meets first.
+3. Which block sizes are used inside cannot be determined from the outside: a block that fails is
+   taken again one by one, which finds the error that one-by-one evaluation meets first.
 """
 
 from __future__ import annotations
@@ -43,13 +43,16 @@ _UNUSED = IteratorContext(joined=None)  # that of an iterator which has none yet
 
 
 class DatasetIterator(Node, Iterator[T_co], abc.ABC):
-    """An iterator that knows its position: ``get_state`` is small, ``set_state`` continues exactly from there.
+    """An iterator that knows its position: ``get_state`` is small, ``set_state`` continues exactly
+    from there.
 
-    Law: after ``it.set_state(s)`` with ``s`` from ``get_state`` of an iterator of an equal pipeline, ``it`` delivers the
-    elements that followed when ``s`` was taken, whatever either iterator did before or since. States are JSON-able.
+    Law: after ``it.set_state(s)`` with ``s`` from ``get_state`` of an iterator of an equal
+    pipeline, ``it`` delivers the elements that followed when ``s`` was taken, whatever either
+    iterator did before or since. States are JSON-able.
 
-    An iterator is used by one thread at a time. When ``next`` raises, nothing is lost: the following ``next`` tries the same
-    element again. A context manager: leaving it closes the iterator.
+    An iterator is used by one thread at a time. When ``next`` raises, nothing is lost: the
+    following ``next`` tries the same element again. A context manager: leaving it closes the
+    iterator.
 
     Subclasses define ``__next__``, ``get_state`` and ``set_state``.
 
@@ -63,7 +66,8 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
     # A stage here or upstream tolerates faults, so that its counts are in the state.
     _counts_faults = False
     _closed = False
-    _closes_anytime = False  # ``close`` may be called while another thread is in ``next``, which it ends if that waits
+    # ``close`` may be called while another thread is in ``next``, which it ends if that waits
+    _closes_anytime = False
     _own_ctx: IteratorContext | None = None
     _definition: Any = None  # the dataset that it is of
     _engine: Observable = Observable()  # its stream, if it is of one
@@ -83,7 +87,7 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
 
     @cached
     def _reads_once(self) -> bool:
-        """Whether a source may not give the same record again."""
+        """True if a source may not give the same record again."""
         return any([parent._reads_once for parent in self._parents])
 
     @property
@@ -101,7 +105,9 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
             share_context(self._parents, ctx)
 
     def _set_instrument(self, wrap: Wrap | None) -> None:
-        """Let elements be taken through what ``wrap`` makes of the method that takes them; ``None``: as without it."""
+        """Let elements be taken through what ``wrap`` makes of the method that takes them;
+        ``None``: as without it.
+        """
         divert_next(self, wrap)
 
     def __iter__(self) -> DatasetIterator[T_co]:
@@ -126,8 +132,8 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
     def get_state(self) -> Any:
         """Returns the position after the last delivered element, as JSON-able data.
 
-        Not to be called by another thread, or by a signal handler, while ``next`` runs: positions of
-        several steps may not belong together then. Hold a lock, or set a flag in the handler.
+        Not to be called by another thread, or by a signal handler, while ``next`` runs: positions
+        of several steps may not belong together then. Hold a lock, or set a flag in the handler.
         """
 
     @abc.abstractmethod
@@ -135,16 +141,20 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
         """Continues from ``state``, backwards or forwards, also after the end or an error."""
 
     def start_prefetch(self) -> None:
-        """Begins work in the background, where the pipeline has any, without waiting for it. May be called again."""
+        """Begins work in the background, where the pipeline has any, without waiting for it. May be
+        called again.
+        """
         for parent in self._parents:
             parent.start_prefetch()
 
     def faults(self) -> FaultCounts:
-        """Return what ``tolerate`` has skipped or replaced so far, in this run and those that it continues.
+        """Return what ``tolerate`` has skipped or replaced so far, in this run and those that it
+        continues.
 
         Returns:
-            ``total``, the number of elements; ``tried``, of how many; ``rate``, their share of these, at least of 1000; and
-            ``last``, the last 20 of this run, each with ``record_key``, ``stage`` and ``error``.
+            ``total``, the number of elements; ``tried``, of how many; ``rate``, their share of
+            these, at least of 1000; and ``last``, the last 20 of this run, each with
+            ``record_key``, ``stage`` and ``error``.
 
         Example:
             >>> from gristmill.dataset import MapDataset
@@ -157,9 +167,10 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
         return counted(self.get_state())
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """Returns what the state says of components of the mixture upstream, the nearest one, by name: how many ``"elements"``
-        were drawn, their ``"lengths"`` together, the ``"epochs"`` before this one. What a step holds counts when it has come.
-        Of a mixture of map datasets, where they are read in its order and in this process.
+        """Returns what the state says of components of the mixture upstream, the nearest one, by
+        name: how many ``"elements"`` were drawn, their ``"lengths"`` together, the ``"epochs"``
+        before this one. What a step holds counts when it has come. Of a mixture of map datasets,
+        where they are read in its order and in this process.
         """
         from gristmill.dataset.telling.counts import counts_of
 
@@ -174,14 +185,16 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
             parent._expect(rate, due)
 
     def resize(self, num_workers: int) -> None:
-        """Let another number of workers compute the elements from now on: processes, threads or Ray actors.
+        """Let another number of workers compute the elements from now on: processes, threads or Ray
+        actors.
 
-        May be called at any time, by any thread, and does not wait. Elements, their order and states stay the same. A
-        lane goes over to another worker between two outputs, when the other one runs and what was computed ahead for
-        the lane has been delivered.
+        May be called at any time, by any thread, and does not wait. Elements, their order and
+        states stay the same. A lane goes over to another worker between two outputs, when the other
+        one runs and what was computed ahead for the lane has been delivered.
 
         Args:
-            num_workers: the number of workers, at least 1 and at most the number of lanes (``num_lanes``).
+            num_workers: the number of workers, at least 1 and at most the number of lanes
+                (``num_lanes``).
 
         Raises:
             ValueError: there are fewer lanes, or no workers.
@@ -198,7 +211,9 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
         return any([it._resize(num_workers) for it in running_upstream(self)])
 
     def close(self) -> None:
-        """Releases threads and other resources, of the parents too. May be called again; ``next`` raises from then on."""
+        """Releases threads and other resources, of the parents too. May be called again; ``next``
+        raises from then on.
+        """
         self._closed = True
         for parent in self._parents:
             parent.close()
@@ -237,7 +252,8 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
         raise ValueError(f"there is nothing to skip: the last next() of {self} did not fail")
 
     async def save(self, directory: Any) -> Awaitable[None]:
-        """Takes the state now; awaiting the result writes it to this process's file in ``directory``.
+        """Takes the state now; awaiting the result writes it to this process's file in
+        ``directory``.
 
         The protocol of Orbax's ``StatefulCheckpointable``.
 
@@ -250,10 +266,12 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
         return write_when_created(directory, state_to_text(state), describe(self))
 
     async def load(self, directory: Any) -> Awaitable[None]:
-        """Awaiting the result reads this process's file in ``directory`` and continues from the state in it.
+        """Awaiting the result reads this process's file in ``directory`` and continues from the
+        state in it.
 
         Raises:
-            ValueError: there is no such file (also when the number of processes changed), or it belongs to another pipeline.
+            ValueError: there is no such file (also when the number of processes changed), or it
+                belongs to another pipeline.
         """
         import asyncio
 
@@ -267,18 +285,24 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
         return restore()
 
     def _alone(self, use: Callable[[], R]) -> R:
-        """Return ``use()``, during which other threads may not use this. Users' iterators look after that themselves."""
+        """Return ``use()``, during which other threads may not use this. Users' iterators look
+        after that themselves.
+        """
         return use()
 
     def _before_last(self) -> Any:
-        """A state from which the next output is the one that ``next`` gave last; ``None`` if there was none. Optional."""
+        """A state from which the next output is the one that ``next`` gave last; ``None`` if there
+        was none. Optional.
+        """
         raise NotImplementedError(f"{self} does not know where it was before its last output: save the state before it")
 
     def _merged_state(self, states: Any) -> Any:
-        """The state that goes on where all of several shards stopped, whose number was another one. Optional.
+        """The state that continues where all of several shards stopped, whose number was another
+        one. Optional.
 
         Args:
-            states: those of all shards; or, by their number, those of all the datasets that the shards share out.
+            states: those of all shards; or, by their number, those of all the datasets that the
+                shards share out.
         """
         raise StateMismatchError(
             f"{self} cannot continue with another number of shards or processes: only ElasticIterator and global_batch can, and "
@@ -294,7 +318,7 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
         raise NotImplementedError(f"{self} cannot jump to an index: it would have to compute all elements before it")
 
     def _has_gaps(self) -> bool:
-        """Whether there may be no element at some of the indices of ``_get_next_index``."""
+        """True if there may be no element at some of the indices of ``_get_next_index``."""
         return any([parent._has_gaps() for parent in self._parents])
 
     def _skip(self) -> None:
@@ -303,7 +327,8 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
 
 
 class PlainIterator(DatasetIterator[T_co]):
-    """Wraps a plain Python iterator, which has no state to save, so that our stages can draw from it.
+    """Wraps a plain Python iterator, which has no state to save, so that our stages can draw from
+    it.
 
     Args:
         iterator: the plain one.
@@ -332,7 +357,7 @@ class PlainIterator(DatasetIterator[T_co]):
 
 
 def merged_contexts(iterators: Sequence[DatasetIterator[Any]]) -> IteratorContext:
-    """What several iterators are to share from now on."""
+    """The context that several iterators share from now on."""
     shared = iterators[0]._ctx
     contexts = {id(ctx): ctx for ctx in [it._own_ctx or _UNUSED for it in iterators]}.values()
     if len({ctx.numbers for ctx in contexts}) > 1:
@@ -394,7 +419,8 @@ class BlockIterator(DatasetIterator[T_co]):
     _flow: ClassVar[Literal["one_to_one", "dropping", "stateful"]]
     # Whether a failing ``_take(1)`` leaves the iterator and its parents where they were.
     _stays_on_error: ClassVar[bool] = False
-    # Whether ``_restore`` drops what is in memory or at work: going back after an error is left to ``_return_to`` then.
+    # Whether ``_restore`` drops what is in memory or at work: going back after an error is left to
+    # ``_return_to`` then.
     _is_costly_to_restore: ClassVar = False
 
     def _inner_iterators(self) -> Any:
@@ -408,7 +434,8 @@ class BlockIterator(DatasetIterator[T_co]):
         engine.open_iterators, engine.tell_opened = self._inner_iterators, self._tell_opened
         return engine
 
-    _last: Any = None  # the mark before the last output of ``next``; who stays on an error notes it by itself
+    # the mark before the last output of ``next``; who stays on an error notes it by itself
+    _last: Any = None
 
     @abc.abstractmethod
     def _take(self, n: int) -> list[Any]: ...
@@ -494,9 +521,10 @@ class BlockIterator(DatasetIterator[T_co]):
         """Continues from ``state``, backwards or forwards, also after the end or an error.
 
         Args:
-            state: from ``get_state`` of an iterator of an equal pipeline; of mixtures with names, weights and components may be
-                other.
-            drop: names of components of mixtures whose positions are to be forgotten, as the mixture does not have them any more.
+            state: from ``get_state`` of an iterator of an equal pipeline; of mixtures with names,
+                weights and components may be other.
+            drop: names of components of mixtures whose positions are to be forgotten, as the
+                mixture does not have them any more.
         """
         if drop:
             state = without_components(state, as_names(drop))
@@ -557,8 +585,9 @@ def return_to(it: Any, mark: Any) -> None:
 
 
 def state_to_refill(it: DatasetIterator[Any], before: Any, now: Callable[[], Any]) -> Any:
-    """The state to save for a step that takes elements of ``it`` again when it is restored, from ``before`` up to
-    where ``now`` says that it is."""
+    """The state to save for a step that takes elements of ``it`` again when it is restored, from
+    ``before`` up to where ``now`` says that it is.
+    """
     if not it._counts_faults:
         return copied(before)
     from gristmill.dataset.faults.known import with_passed
@@ -575,7 +604,9 @@ def note_interrupt(it: Any, error: BaseException) -> None:
 
 
 def go_to(it: Any, state: Any) -> None:
-    """Takes ``it`` back to ``state``, if that is known. An iterator of ours that is there keeps errors and what is in memory."""
+    """Takes ``it`` back to ``state``, if that is known. An iterator of ours that is there keeps
+    errors and what is in memory.
+    """
     if state is None:
         return
     if it._is_consistent and state == snapshot(it):
@@ -585,7 +616,8 @@ def go_to(it: Any, state: Any) -> None:
 
 
 def pull(it: DatasetIterator[Any], n: int) -> list[Any]:
-    """The next ``n`` elements of ``it``, fewer only at the end, or the error that taking them one by one meets first.
+    """The next ``n`` elements of ``it``, fewer only at the end, or the error that taking them one
+    by one meets first.
 
     If it raises, ``it`` may be anywhere (its outermost user restores it).
     """

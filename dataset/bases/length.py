@@ -1,7 +1,7 @@
-"""How many elements a stream delivers, as far as that follows from its stages.
+"""The number of elements of a stream, if it follows from its stages.
 
-Of a map dataset, the elements of an epoch that are there. A ``map`` that leaves out elements by ``None`` is not looked into:
-lengths are exact as ``len`` counts.
+Of a map dataset, the elements of an epoch that are there. A ``map`` that leaves out elements by
+``None`` is not looked into: lengths are exact as ``len`` counts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Length: TypeAlias = Exact | AtMost | Infinite | Unknown
 
 
 def num_elements(ds: Any) -> Length:
-    """How many elements ``ds`` delivers.
+    """The number of elements that ``ds`` delivers.
 
     Example:
         >>> from gristmill.dataset import MapDataset
@@ -54,9 +54,10 @@ def num_elements(ds: Any) -> Length:
 def dataset_length(ds: Any) -> Length:
     """Returns how many elements ``ds`` delivers, as far as its steps tell without reading any.
 
-    ``Exact(num)``: that many; ``len`` of a stream gives it then. ``AtMost(num)``: that many or fewer, as after a filter.
-    ``Infinite()``: it does not end. ``Unknown()``: nobody knows before it has been read. The classes are in
-    ``gristmill.lengths``. A function of ``map`` that leaves out elements by ``None`` is not looked into: they are counted.
+    ``Exact(num)``: that many; ``len`` of a stream gives it then. ``AtMost(num)``: that many or
+    fewer, as after a filter. ``Infinite()``: it does not end. ``Unknown()``: nobody knows before it
+    has been read. The classes are in ``gristmill.lengths``. A function of ``map`` that leaves out
+    elements by ``None`` is not looked into: they are counted.
 
     Args:
         ds: a ``MapDataset``, ``IterDataset`` or ``DataLoader``.
@@ -81,12 +82,14 @@ def of_number(num: int) -> Length:
 
 
 def scaled(length: Length, number: Callable[[int], int]) -> Length:
-    """What becomes of ``length`` if ``number`` elements are made of so many."""
+    """The length of a stage that makes ``number(n)`` elements of ``n``."""
     return type(length)(number(length.num)) if isinstance(length, Exact | AtMost) else length
 
 
 def at_most(length: Length) -> Length:
-    """What becomes of ``length`` if elements may be left out: what is endless remains so, even if nothing is left of it."""
+    """The length of a stage that may drop elements: an infinite one stays infinite, even if nothing
+    is left of it.
+    """
     return AtMost(length.num) if isinstance(length, Exact) else length
 
 
@@ -145,7 +148,8 @@ def exact_length(stream: Any) -> int:
     """
     try:
         length = num_elements(stream)
-    except Exception as error:  # of a source; ``list`` asks for lengths too, and the source's error is to come from reading
+    except Exception as error:
+        # of a source; ``list`` asks for lengths too, and the source's error is to come from reading
         raise _no_length(stream, f"its source does not say how long it is ({type(error).__name__}: {error!s:.200})") from error
     match length:
         case Exact(num) if num <= sys.maxsize:
@@ -181,7 +185,9 @@ def elements_left(it: Any, ds: Any, next_index: Callable[[], int]) -> int:
 
 
 def has_own_length(node: Any) -> bool:
-    """Return True if a dataset has a length that does not follow from its parents', as a stream's does."""
+    """Return True if a dataset has a length that does not follow from its parents', as a stream's
+    does.
+    """
     return not hasattr(node, "__next__") and getattr(type(node), "__len__", exact_length) is not exact_length
 
 
@@ -190,7 +196,9 @@ def _no_length(stream: Any, reason: str) -> TypeError:
 
 
 def length_hint(stream: Any) -> Any:
-    """The most elements that ``stream`` has; ``NotImplemented`` if that is not known, or far more than one would keep."""
+    """The most elements that ``stream`` has; ``NotImplemented`` if that is not known, or far more
+    than one would keep.
+    """
     try:
         length = num_elements(stream)
     except Exception:

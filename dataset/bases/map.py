@@ -53,11 +53,13 @@ class MapDataset(
     grain_names.MapDataset,
     metaclass=MapDatasetMeta,
 ):
-    """A lazily computed sequence with random access: ``ds[i]`` is the element at ``i``, ``len(ds)`` the length of an epoch.
+    """A lazily computed sequence with random access: ``ds[i]`` is the element at ``i``, ``len(ds)``
+    the length of an epoch.
 
-    Any integer is a valid index: ``i // len(ds)`` is the epoch it lies in. ``None`` means that there is no element at an
-    index (it was filtered out); iteration leaves such indices out. Datasets are immutable: every method returns a new one.
-    ``ds[i]`` depends on ``i`` alone, and may be asked for from several threads.
+    Any integer is a valid index: ``i // len(ds)`` is the epoch it lies in. ``None`` means that
+    there is no element at an index (it was filtered out); iteration leaves such indices out.
+    Datasets are immutable: every method returns a new one. ``ds[i]`` depends on ``i`` alone, and
+    may be asked for from several threads.
 
     Subclasses define ``__len__`` and ``__getitem__``.
 
@@ -77,7 +79,8 @@ class MapDataset(
     _reads_blocks = False  # whether it asks who reads for blocks that are kept (see ``kept``)
     # True if each element is made of the parent's element at the same index, and of nothing else.
     _keeps_indices: ClassVar[bool] = False
-    _gets_index: ClassVar[bool] = False  # true if its function gets the index of each element, or random numbers for it
+    # true if its function gets the index of each element, or random numbers for it
+    _gets_index: ClassVar[bool] = False
     # What its positions hold over the epochs (see ``epochs``).
     _moves_records = False
     _has_one_epoch = False
@@ -97,7 +100,9 @@ class MapDataset(
     def __getitem__(self, index: int) -> T_co: ...
     @abc.abstractmethod
     def __getitem__(self, index: Any) -> Any:
-        """Returns the element at ``index``, ``None`` if there is none; for a slice, the dataset of those elements."""
+        """Returns the element at ``index``, ``None`` if there is none; for a slice, the dataset of
+        those elements.
+        """
 
     def __iter__(self: MapDataset[T | None]) -> DatasetIterator[T]:
         return self.to_iter_dataset().__iter__()
@@ -129,7 +134,7 @@ class MapDataset(
 
     @cached
     def _draws_once(self) -> bool:
-        """Whether something upstream may not give the same element when it is asked again."""
+        """True if something upstream may not give the same element when it is asked again."""
         return reads_once(self)
 
     @cached
@@ -139,36 +144,43 @@ class MapDataset(
 
     @cached
     def _draws_blocks(self) -> bool:
-        """Whether something upstream reads blocks, of which more elements will come."""
+        """True if something upstream reads blocks, of which more elements will come."""
         return any([getattr(node, "_reads_blocks", False) for node in ancestors(self)])
 
     @property
     def _reads_once(self) -> bool:
-        """Whether this step itself may not give the same element when it is asked again."""
+        """True if this step itself may not give the same element when it is asked again."""
         return not self._parents and type(self)._items is MapDataset._items
 
     def _set_instrument(self, wrap: Wrap | None) -> None:
-        """Lets elements be computed through what ``wrap`` makes of the method that computes them (see ``observing``)."""
+        """Lets elements be computed through what ``wrap`` makes of the method that computes them
+        (see ``observing``).
+        """
         divert_items(self, wrap)
 
     @property
     def _is_mixed_in_lanes(self) -> bool:
-        # Stages that look at elements one by one, and those that group or repeat them, are applied to a lane.
+        # Stages that look at elements one by one, and those that group or repeat them, are applied
+        # to a lane.
         can_be_over_lane = self._keeps_indices or getattr(self, "_is_made_anew", False)
         is_one_of_ours = can_be_over_lane and len(self._parents) == 1 and is_of_library(self)
         return is_one_of_ours and self._parents[0]._is_mixed_in_lanes
 
     def _num_elements(self) -> Length:
-        """How many elements of an epoch are there."""
+        """The number of elements of an epoch that exist."""
         length = of_number(len(self))
         return AtMost(length.num) if isinstance(length, Exact) and dropping_steps(self) else length
 
     def _origins(self, index: int) -> Iterable[Part | RecordKey]:
-        """What the element at ``index`` is made of; nothing if that is not known, as of users' datasets."""
+        """The lineage of the element at ``index``; empty if it is unknown, as of users'
+        datasets.
+        """
         return [Part(self._parents[0], index)] if self._keeps_indices else ()
 
     def _behind(self, indices: Indices) -> tuple[MapDataset[Any], Indices] | None:
-        """Of which dataset, and where, each element at ``indices`` is one, changed or not; ``None`` if there is none such."""
+        """Of which dataset, and where, each element at ``indices`` is one, changed or not; ``None``
+        if there is none such.
+        """
         return (self._parents[0], indices) if self._keeps_indices else None
 
     def _made_of(self, index: int) -> Iterable[Part | RecordKey]:
@@ -176,18 +188,21 @@ class MapDataset(
         return self._origins(index)
 
     def _num_drawn(self, num: int, parent: int) -> int:
-        """How many elements of a parent, by its number, the first ``num`` elements are made of."""
+        """The number of elements of a parent, by its number, from which the first ``num`` elements
+        are made.
+        """
         return num
 
     def _counts_before(self, num: int) -> dict[str, dict[str, int]] | None:
-        """What the first ``num`` elements were drawn from, by component of the nearest mixture upstream (see ``counts``).
+        """The draw counts of the first ``num`` elements, by component of the nearest mixture
+        upstream (see ``counts``).
 
         ``None``: there is none, or they are not its first ones.
         """
         return self._parents[0]._counts_before(num) if self._keeps_indices else None
 
     def _divided(self, division: Division) -> Any:
-        """What a worker has in place of this dataset, from which a stream is made."""
+        """The dataset that a worker has in place of this one, from which a stream is made."""
         if not division.is_sequential:
             return division.every_nth(self)
         if not self._parents:
@@ -203,12 +218,14 @@ class MapDataset(
 
     @property
     def _data(self) -> Any:
-        """What its records are told from others by, if it has no parents."""
+        """The object that distinguishes its records from others, if it has no parents."""
         return self
 
     @property
     def _passed_on(self) -> tuple[MapDataset[Any], slice] | None:
-        """The dataset, and the slice of its positions, whose elements those of an epoch are made of, one of one."""
+        """The dataset, and the slice of its positions, whose elements those of an epoch are made
+        of, one of one.
+        """
         return (self._parents[0], _ALL) if self._keeps_indices else None
 
     def _over_parts(self, replaced: Callable[[Any], Any]) -> MapDataset[T_co]:
@@ -222,9 +239,10 @@ class MapDataset(
     def _over(self, replaced: Callable[[Any], Any]) -> MapDataset[T_co]:
         """This step over a part of its parent, for ``sequential_slice``.
 
-        A copy will do if element ``i`` is made of the parent's at ``i``. That cannot be proved of code; what the other
-        kinds of steps have in common is that they have several parents, or a length of their own, or keep something of the
-        parent's length (a permutation, labels). Steps of ours that do so nevertheless make themselves anew.
+        A copy will do if element ``i`` is made of the parent's at ``i``. That cannot be proved of
+        code; what the other kinds of steps have in common is that they have several parents, or a
+        length of their own, or keep something of the parent's length (a permutation, labels). Steps
+        of ours that do so nevertheless make themselves again.
 
         Raises:
             ValueError: this step may be of such a kind.
@@ -244,7 +262,8 @@ class MapDataset(
 class BlockMapDataset(MapDataset[T]):
     """The base of our own stages, which define ``_items``."""
 
-    _is_made_anew: ClassVar = False  # over other parents, since it keeps something that follows from them
+    # over other parents, since it keeps something that follows from them
+    _is_made_anew: ClassVar = False
     _reports: Reports | None = None  # takes faults that are tolerated, of a copy for one reader
 
     @abc.abstractmethod
@@ -296,10 +315,14 @@ class ReindexMapDataset(BlockMapDataset[T]):
 
     @abc.abstractmethod
     def _reindex(self, index: Any) -> Any:
-        """The parent's index for an ``int``, or the indices for an array [n]: written once with operators that take both."""
+        """The parent's index for an ``int``, or the indices for an array [n]: written once with
+        operators that take both.
+        """
 
     def _reindex_range(self, indices: range) -> Indices | None:
-        """The parent's indices for a ``range`` of at least two, where that is quicker than for an array; else ``None``."""
+        """The parent's indices for a ``range`` of at least two, where that is quicker than for an
+        array; else ``None``.
+        """
         return None
 
     @property
@@ -359,12 +382,14 @@ def _as_index(index: Any) -> int:
 
 
 def source_reads_once(source: Any) -> bool:
-    """Whether ``source`` may not give the same record again."""
+    """True if ``source`` may not give the same record again."""
     return reads_once(source) if isinstance(source, DatasetNode) else not may_be_read_again(source)
 
 
 def farthest_behind(ds: MapDataset[Any], indices: Indices) -> tuple[MapDataset[Any], Indices]:
-    """The farthest dataset upstream of which every element of ``ds`` is one, and where those at ``indices`` are in it."""
+    """The farthest dataset upstream of which every element of ``ds`` is one, and where those at
+    ``indices`` are in it.
+    """
     while (found := ds._behind(indices)) is not None:
         ds, indices = found
     return ds, indices

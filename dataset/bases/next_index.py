@@ -11,15 +11,17 @@ from gristmill.core.state import shown
 def get_next_index(ds_iter: Any) -> int:
     """Returns the index of the element that ``next(ds_iter)`` would deliver.
 
-    That is the number of elements before it. Only where a ``MapDataset`` is iterated that leaves out elements, as ``filter``
-    does, and nothing follows but ``map`` and prefetching, it is the index in that dataset. Nothing is computed; elements that
-    threads have read ahead may be dropped and read again.
+    That is the number of elements before it. Only where a ``MapDataset`` is iterated that leaves
+    out elements, as ``filter`` does, and nothing follows but ``map`` and prefetching, it is the
+    index in that dataset. Nothing is computed; elements that threads have read ahead may be dropped
+    and read again.
 
     Args:
         ds_iter: an iterator of a dataset or of a ``DataLoader``.
 
     Raises:
-        NotImplementedError: the index does not follow from the position: of a filter, a flat map and the like.
+        NotImplementedError: the index does not follow from the position: of a filter, a flat map
+            and the like.
         TypeError: ``ds_iter`` is no such iterator.
 
     Example:
@@ -35,9 +37,11 @@ def get_next_index(ds_iter: Any) -> int:
 
 
 def set_next_index(ds_iter: Any, index: int) -> None:
-    """Lets ``ds_iter`` continue with the element at ``index``, as if it had delivered those before it, without computing them.
+    """Lets ``ds_iter`` continue with the element at ``index``, as if it had delivered those before
+    it, without computing them.
 
-    ``set_next_index(it, get_next_index(it))`` changes nothing. If it raises, ``ds_iter`` stays where it was.
+    ``set_next_index(it, get_next_index(it))`` changes nothing. If it raises, ``ds_iter`` stays
+    where it was.
 
     Args:
         ds_iter: an iterator of a dataset or of a ``DataLoader``.
@@ -45,7 +49,8 @@ def set_next_index(ds_iter: Any, index: int) -> None:
 
     Raises:
         IndexError: ``index`` is out of range (the error is a ``ValueError`` too).
-        NotImplementedError: the position does not follow from the index: of a filter, a mixture and the like.
+        NotImplementedError: the position does not follow from the index: of a filter, a mixture and
+            the like.
         TypeError: ``ds_iter`` is no such iterator, or ``index`` no integer.
 
     Example:
@@ -61,12 +66,15 @@ def set_next_index(ds_iter: Any, index: int) -> None:
         raise StateIndexError(f"index must not be negative, got {number}")
     try:
         it._set_next_index(number)
-    except IndexError as error:  # about the index of something upstream, which the caller does not know
+    except IndexError as error:
+        # about the index of something upstream, which the caller does not know
         raise StateIndexError(f"index {number} is out of range: {error}") from error
 
 
 def check_no_gaps(stage: Any) -> None:
-    """Refuses to count, for ``stage``, elements before it by their indices if there may be none at some index."""
+    """Refuses to count, for ``stage``, elements before it by their indices if there may be none at
+    some index.
+    """
     if stage.has_gaps() if hasattr(stage, "has_gaps") else stage._has_gaps():
         raise NotImplementedError(
             f"{stage} has no index for its elements: a step of the MapDataset before it may leave out elements, so that how many "

@@ -21,7 +21,9 @@ S = TypeVar("S")
 
 
 class Node:
-    """What datasets and iterators have in common: their place in the graph, and what they say of themselves."""
+    """Base of datasets and iterators: their inputs in the graph, and their answers about
+    themselves.
+    """
 
     _node_family: ClassVar[str]  # the class that users know it by
     # On the class, so that a user's subclass that does not call ``super().__init__`` has it too.
@@ -36,7 +38,7 @@ class Node:
 
     @property
     def _draws_from(self) -> Sequence[Any]:
-        """What it draws from, datasets or iterators, as far as they exist: none is made for it."""
+        """The existing inputs, datasets or iterators: the call makes none."""
         return self._parents
 
     @property
@@ -46,7 +48,9 @@ class Node:
 
     @property
     def _observed_upstream(self) -> Sequence[Any]:
-        """The same for observers: without pipelines that it opens by itself, which they meet when they are opened."""
+        """The same for observers: without pipelines that it opens by itself, which they meet when
+        they are opened.
+        """
         return self._parents
 
     @property
@@ -56,12 +60,12 @@ class Node:
 
     @property
     def _shows_chain(self) -> bool:
-        """Whether its ``repr`` is the text of the whole chain."""
+        """True if its ``repr`` is the text of the whole chain."""
         return False
 
     @property
     def _described_parameters(self) -> dict[str, Any]:
-        """What decides which elements there are."""
+        """The parameters that determine the elements."""
         return parameters_of(self).described()
 
     @property
@@ -75,12 +79,12 @@ class Node:
         return f"{name}({text})" if text else name
 
     def _chain_text(self) -> str:
-        """What it is called in the text of a chain, below what it draws from."""
+        """Its name in the text of a chain, below its inputs."""
         return str(self)
 
 
 class DatasetNode(Node):
-    """What a ``MapDataset`` and an ``IterDataset`` have in common."""
+    """Base of ``MapDataset`` and ``IterDataset``."""
 
     _migration_hints: ClassVar[Mapping[str, str]] = {}  # by name, for attributes of other libraries
     _seed_point: int | None = None  # the seed given at this point of the pipeline
@@ -89,11 +93,14 @@ class DatasetNode(Node):
     _is_share = False  # whether it is a worker's part of its parent
     _mixes_over: int | None = None  # elements among which it mixes, where these are not all
     _starts_workers = False  # whether its iterators start processes
-    _shared_by_threads: ClassVar[tuple[str, ...]] = ()  # attributes that worker threads do not copy (see ``thread_payload``)
+    # attributes that worker threads do not copy (see ``thread_payload``)
+    _shared_by_threads: ClassVar[tuple[str, ...]] = ()
     _makes_batches = False  # whether an element has a row for each of those that it is made of
     _takes_apart = False  # an element of its parent may become several
-    _may_leave_out = False  # whether a function decides, of which nobody knows it without calling it
-    _tolerance: Any = None  # which faults of the steps before it are passed over (see ``gristmill.dataset.faults``)
+    # whether a function decides, of which nobody knows it without calling it
+    _may_leave_out = False
+    # which faults of the steps before it are passed over (see ``gristmill.dataset.faults``)
+    _tolerance: Any = None
 
     @property
     def _described_upstream(self) -> Sequence[Any]:
@@ -110,12 +117,12 @@ class DatasetNode(Node):
 
     @cached
     def _record_source(self) -> str:
-        """What the records that it reads are read from, in words."""
+        """The name of the source of the records that it reads."""
         return str(self)
 
     @property
     def _element_spec(self) -> Any:
-        """What an element looks like, for ``get_element_spec``. Optional for users' datasets."""
+        """The spec of an element, for ``get_element_spec``. Optional for users' datasets."""
         raise NotImplementedError(
             f"{type(self).__name__} does not say what its elements look like: define a property _element_spec that returns a "
             "pytree of ShapeDtypeStruct"
@@ -129,12 +136,16 @@ class DatasetNode(Node):
 
     @property
     def _is_mixed_in_lanes(self) -> bool:
-        """True if its lanes are other shares than every n-th element: mixtures of lanes of the components of a mixture."""
+        """True if its lanes are other shares than every n-th element: mixtures of lanes of the
+        components of a mixture.
+        """
         return False
 
     @property
     def _makes_choices(self) -> bool:
-        """True if its stream makes choices (see ``engine.choices``), besides those of ``_tolerance``."""
+        """True if its stream makes choices (see ``engine.choices``), besides those of
+        ``_tolerance``.
+        """
         return False
 
     @property
@@ -146,13 +157,14 @@ class DatasetNode(Node):
         return hooks.pipeline_html(self)
 
     def _over(self, replaced: Callable[[Any], Any]) -> Any:
-        """This step over other parents: a copy that shares whatever it has with this one, and has the same default seed.
+        """This step over other parents: a copy that shares whatever it has with this one, and has
+        the same default seed.
 
-        A step that keeps something else that follows from its parents makes itself anew.
+        A step that keeps something else that follows from its parents makes itself again.
 
         Args:
-            replaced: gives what takes the place of a parent, or of anything made of parents that an attribute may hold;
-                other values as they are.
+            replaced: gives what takes the place of a parent, or of anything made of parents that an
+                attribute may hold; other values as they are.
         """
         new = copy.copy(self)
         attributes = vars(new)
@@ -161,13 +173,14 @@ class DatasetNode(Node):
         return new
 
     def _computed_by(self, threads: ReadOptions | None, num_workers: int | None) -> Any:
-        """This step, computed by others, if it says by whom: by such threads, or so many worker processes. The elements, their
-        order and the states are the same; itself if that cannot be.
+        """This step, computed by others, if it says by whom: by such threads, or so many worker
+        processes. The elements, their order and the states are the same; itself if that cannot be.
         """
         return self
 
     def pipe(self, func: Callable[..., S], /, *args: Any, **kwargs: Any) -> S:
-        """Returns ``func(self, *args, **kwargs)``: lets any function of a dataset stand in a chain of methods.
+        """Returns ``func(self, *args, **kwargs)``: lets any function of a dataset stand in a chain
+        of methods.
 
         Example:
             >>> from gristmill.dataset import MapDataset
@@ -178,12 +191,14 @@ class DatasetNode(Node):
 
 
 def computed_by(ds: Any, *, threads: ReadOptions | None = None, num_workers: int | None = None) -> Any:
-    """``ds``, computed by other threads or by another number of worker processes; itself if that cannot be."""
+    """``ds``, computed by other threads or by another number of worker processes; itself if that
+    cannot be.
+    """
     return ds._computed_by(threads, num_workers)
 
 
 def spec_of(ds: Any) -> Any:
-    """What an element of ``ds`` looks like."""
+    """The spec of an element of ``ds``."""
     return ds._element_spec
 
 
@@ -191,7 +206,8 @@ def _spec_of_first_parent(stage: DatasetNode) -> Any:
     return spec_of(stage._parents[0])
 
 
-spec_of_first_parent = property(_spec_of_first_parent)  # ``_element_spec`` of stages that pass elements on as they are
+# ``_element_spec`` of stages that pass elements on as they are
+spec_of_first_parent = property(_spec_of_first_parent)
 
 
 def as_parents(parents: Any, *kinds: type) -> tuple[Any, ...]:
@@ -209,13 +225,15 @@ def parents_of(node: Any) -> tuple[Any, ...]:
 
 
 def upstream_for_observers(node: Any) -> Sequence[Any]:
-    """What an observer counts together with a dataset or iterator, of all that it draws from."""
+    """The inputs that an observer counts together with a dataset or iterator."""
     found: Sequence[Any] = node._observed_upstream
     return found
 
 
 class NoSingleParentError(ValueError, AttributeError):
-    """Also an ``AttributeError``, so that ``hasattr(node, "_parent")``, by which programs walk up a pipeline, is false."""
+    """Also an ``AttributeError``, so that ``hasattr(node, "_parent")``, by which programs walk up a
+    pipeline, is false.
+    """
 
 
 def only_parent(node: Any) -> Any:
@@ -231,7 +249,8 @@ def default_seed(dataset: Any) -> np.uint32 | None:
 
 
 def seed_entropy(dataset: Any) -> list[int]:
-    """The seeds nearest upstream and how many steps away each is: ``[seed, steps, seed, steps, …]``.
+    """The seeds nearest upstream and how many steps away each is:
+    ``[seed, steps, seed, steps, …]``.
 
     Breadth first from ``dataset`` (0 steps), parents in order. Nothing above a seed counts.
     """
@@ -283,17 +302,21 @@ def ancestors(ds: Any) -> Iterator[Any]:
 
 
 def reads_once(ds: Any) -> bool:
-    """Whether a source of ``ds`` may not give the same record again."""
+    """True if a source of ``ds`` may not give the same record again."""
     return any([node._reads_once for node in ancestors(ds)])
 
 
 def mixes_in_lanes(ds: Any) -> bool:
-    """Return true if the lanes of a pipeline are other shares than every n-th element of its map datasets."""
+    """Return true if the lanes of a pipeline are other shares than every n-th element of its map
+    datasets.
+    """
     return any([node._is_mixed_in_lanes for node in ancestors(ds)])
 
 
 def makes_choices(ds: Any) -> bool:
-    """Return true if a stage of a pipeline makes choices, which stages that replay elements record."""
+    """Return true if a stage of a pipeline makes choices, which stages that replay elements
+    record.
+    """
     return any([node._tolerance is not None or node._makes_choices for node in ancestors(ds)])
 
 
@@ -313,5 +336,5 @@ def may_leave_out(ds: Any) -> bool:
 
 
 def is_of_library(stage: Any) -> bool:
-    """Whether ``stage`` is of a class of this library: of a subclass, nobody knows what it does."""
+    """True if ``stage`` is of a class of this library: of a subclass, nobody knows what it does."""
     return type(stage).__module__.partition(".")[0] == "gristmill"

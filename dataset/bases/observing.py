@@ -1,14 +1,18 @@
-"""How a pipeline is observed from outside: what stages let an observer put between, and what they tell it.
+"""Observation of a pipeline from outside: the hooks that stages offer to an observer, and their
+reports.
 
-Nothing of this is called as long as nobody observes, and nothing is asked for each element. An observer
+Nothing of this is called as long as nobody observes, and nothing is asked for each element. An
+observer
 
-1. gives an object an instrument (``_set_instrument``): a function that is called in place of the method that takes elements. No
-   other object has it. Python looks up methods of users' classes in the class alone: so the class has another one as long as some
-   of its objects have instruments, which does for all others what the class's own does;
-2. is told of pipelines that a stage opens by itself (``tell_opened``), and of its worker processes (``tell_hired``);
+1. gives an object an instrument (``_set_instrument``): a function that is called in place of the
+   method that takes elements. No other object has it. Python looks up methods of users' classes in
+   the class alone: so the class has another one as long as some of its objects have instruments,
+   which does for all others what the class's own does;
+2. is told of pipelines that a stage opens by itself (``tell_opened``), and of its worker processes
+   (``tell_hired``);
 3. has a stage read another dataset by index, which does the same as its own (``observe_reads``);
-4. asks a stage how it works ahead (``work_ahead``); counts how long others wait for a thread, or memory, that it needs
-   (``budget_waits``).
+4. asks a stage how it works ahead (``work_ahead``); counts how long others wait for a thread, or
+   memory, that it needs (``budget_waits``).
 """
 
 from __future__ import annotations
@@ -25,9 +29,12 @@ from gristmill.core.locks import Lock
 from gristmill.dataset.ahead.budget import Budget
 from gristmill.dataset.ahead.waits import BudgetWaits
 
-Flow: TypeAlias = Literal["one_to_one", "dropping", "stateful"]  # what becomes of an element of the parent
-Method: TypeAlias = Callable[[Any, Any], list[Any]]  # elements of a stage: as many as the number says, or at the indices
-Instrument: TypeAlias = Callable[[Any], list[Any]]  # the same of one stage, which it does not keep alive
+# what becomes of an element of the parent
+Flow: TypeAlias = Literal["one_to_one", "dropping", "stateful"]
+# elements of a stage: as many as the number says, or at the indices
+Method: TypeAlias = Callable[[Any, Any], list[Any]]
+# the same of one stage, which it does not keep alive
+Instrument: TypeAlias = Callable[[Any], list[Any]]
 Wrap: TypeAlias = Callable[[Method], Instrument]
 
 
@@ -81,7 +88,7 @@ def observed_items(
 
 
 class WorkAhead(NamedTuple):
-    """How a stage works ahead of whoever takes its elements.
+    """The prefetching of a stage.
 
     Args:
         waits: whether others, threads or processes, compute its elements.
@@ -97,32 +104,45 @@ class WorkAhead(NamedTuple):
 
 
 class Observable:
-    """What the stream of an iterator lets observers do, and tells them. By default there is nothing to tell."""
+    """Interface of the stream of an iterator to observers; it also reports to them. By default there is nothing
+    to tell.
+    """
 
     flow: Flow = "stateful"
     # What its time is spent for; by default that follows from whether it has parents.
     work_category: Literal["read", "preprocessing", "prefetch"] | None = None
-    budget_waits: BudgetWaits | None = None  # of a stage that computes ahead with threads of the pipeline
+    # of a stage that computes ahead with threads of the pipeline
+    budget_waits: BudgetWaits | None = None
 
     def tell_opened(self, tell: Callable[[Any], None] | None) -> None:
         """Call ``tell`` with the last iterator of each pipeline that this one opens by itself."""
 
     def tell_hired(self, tell: Callable[[Any], None] | None) -> None:
-        """Call ``tell`` with the pool of worker processes that is used, now or whenever that is another one."""
+        """Call ``tell`` with the pool of worker processes that is used, now or whenever that is
+        another one.
+        """
 
     def observe_reads(self, replace: Callable[[Any], Any] | None) -> None:
-        """Read by index what ``replace`` makes of the dataset, which is equal to it; ``None``: the dataset itself."""
+        """Read by index what ``replace`` makes of the dataset, which is equal to it; ``None``: the
+        dataset itself.
+        """
 
     def work_ahead(self) -> WorkAhead | None:
-        """Return how elements are computed ahead, of a stage that is there for that (``work_category`` is ``"prefetch"``)."""
+        """Return how elements are computed ahead, of a stage that is there for that
+        (``work_category`` is ``"prefetch"``).
+        """
         return None
 
     def drawn(self, pos: Any) -> dict[str, dict[str, int]] | None:
-        """Return what was drawn of each component before ``pos``, of a mixture; asked by any thread."""
+        """Return what was drawn of each component before ``pos``, of a mixture; asked by any
+        thread.
+        """
         return None
 
     def num_long(self, pos: Any) -> int | None:
-        """Return how many elements were too long before ``pos``, where batches are made by length; asked by any thread."""
+        """Return how many elements were too long before ``pos``, where batches are made by length;
+        asked by any thread.
+        """
         return None
 
     def worker_processes(self) -> Sequence[Any]:
@@ -130,7 +150,9 @@ class Observable:
         return ()
 
     def open_iterators(self) -> Sequence[Any]:
-        """Return the iterators that it runs besides those of its parents, as far as there are any at the moment."""
+        """Return the iterators that it runs besides those of its parents, as far as there are any
+        at the moment.
+        """
         return ()
 
 
@@ -148,7 +170,9 @@ def let_observe(
     hired: Callable[[Any], None] | None = None,
     waits: BudgetWaits | None = None,
 ) -> None:
-    """Lets somebody observe an iterator that has been made; with ``None`` alone it is as it was before."""
+    """Lets somebody observe an iterator that has been made; with ``None`` alone it is as it was
+    before.
+    """
     it._set_instrument(wrap)
     stream: Observable = it._engine
     stream.observe_reads(reads)
@@ -159,7 +183,9 @@ def let_observe(
 
 
 def shared_budget(it: Any) -> Budget | None:
-    """The threads and the memory with which elements are computed ahead, if any were asked for yet."""
+    """The threads and the memory with which elements are computed ahead, if any were asked for
+    yet.
+    """
     budget: Budget | None = it._ctx.known_budget
     return budget
 
@@ -175,7 +201,9 @@ def divert_next(it: Any, wrap: Wrap | None) -> None:
 
 
 def divert_items(ds: Any, wrap: Wrap | None) -> None:
-    """Puts an instrument in place of the ``__getitem__`` of a user's class, but for slices; ``None`` takes it away."""
+    """Puts an instrument in place of the ``__getitem__`` of a user's class, but for slices;
+    ``None`` takes it away.
+    """
     _divert(ds, "__getitem__", wrap, _items_through)
 
 
@@ -185,7 +213,8 @@ def _next_through(cls: type, original: Any) -> tuple[Method, Callable[..., Any]]
 
     def next_element(it: Any) -> Any:
         instrument = it._current_instrument
-        if instrument is None or type(it) is not cls:  # a class made of this one calls the method that it has from it
+        # a class made of this one calls the method that it has from it
+        if instrument is None or type(it) is not cls:
             return original(it)
         return instrument(1)[0]
 
@@ -206,7 +235,9 @@ def _items_through(cls: type, original: Any) -> tuple[Method, Callable[..., Any]
 
 
 class _Diversion:
-    """A method of a class that goes through instruments, as long as there are objects of the class that have some."""
+    """A method of a class that goes through instruments, as long as there are objects of the class
+    that have some.
+    """
 
     def __init__(self, cls: type, name: str, through: Callable[[type, Any], tuple[Method, Callable[..., Any]]]) -> None:
         self._cls = cls
@@ -245,7 +276,8 @@ def _divert(stage: Any, name: str, wrap: Wrap | None, through: Callable[[type, A
         diversion = _diversions.get(cls) or _Diversion(cls, name, through)
         if key not in diversion.stages:
             weakref.finalize(stage, _leave, cls, key).atexit = False
-        diversion.stages.add(key)  # from here on nothing ends it; before, whatever is collected might
+        # from here on nothing ends it; before, whatever is collected might
+        diversion.stages.add(key)
         _diversions[cls] = diversion
         diversion.begin()
     stage._current_instrument = wrap(diversion.method)

@@ -1,6 +1,7 @@
-"""Where elements come from, as stages say it of themselves: one step upstream at a time.
+"""The lineage of elements, as stages declare it: one stage upstream at a time.
 
-A stage of map datasets answers ``_origins(index)``, a stream ``place(pos)``. What they cannot know they leave out.
+A stage of map datasets answers ``_origins(index)``, a stream ``place(pos)``. What they cannot know
+they leave out.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ class Part(Value):
     index: int
     epoch: int = 0  # that the index does not count
     components: tuple[Any, ...] = ()  # of a mixture, which one it is
-    seeds: tuple[tuple[int, int], ...] = ()  # of the random stream that the step draws from for it: (seed, index)
+    # of the random stream that the step draws from for it: (seed, index)
+    seeds: tuple[tuple[int, int], ...] = ()
 
 
 class RecordKey(Value):
@@ -30,14 +32,14 @@ class RecordKey(Value):
 
 
 class Place(Value):
-    """How far an iterator has come, by the random access part of its pipeline.
+    """The position of an iterator in the random access part of its pipeline.
 
     Args:
         ds: that part.
         last: the index in it that was given last.
         size: elements of it that make one of the iterator's.
         is_exact: none is left out on the way.
-        epoch: how often an iterator has begun anew.
+        epoch: how often an iterator has begun again.
     """
 
     ds: Any
@@ -55,5 +57,5 @@ class Place(Value):
         return self.replaced(is_exact=False)
 
     def in_epoch(self, epoch: int) -> Place:
-        """That of a stage that has begun anew so often."""
+        """That of a stage that has begun again so often."""
         return self.replaced(epoch=self.epoch + epoch)

@@ -1,4 +1,6 @@
-"""What a stage was made with, declared once: its description in checkpoints, its text and making it anew follow from that."""
+"""The parameters of a stage, declared once: its description in checkpoints, its text and
+``with_parents`` follow from them.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ _PLAIN = _Field()
 
 
 def function() -> Any:
-    """A field for a function of the user: in texts by its name, and in no description, since code may change."""
+    """A field for a function of the user: in texts by its name, and in no description, since code
+    may change.
+    """
     return _Field(is_described=False, show=transform_name)
 
 
@@ -35,10 +39,12 @@ def aside(*, in_text: bool = False, show: Callable[[Any], str] = str) -> Any:
 
 @dataclass_transform(frozen_default=True, field_specifiers=(function, silent, aside))
 class Parameters(Value):
-    """The base of the parameters of a stage: annotated fields, which are its arguments but the parents.
+    """The base of the parameters of a stage: annotated fields, which are its arguments but the
+    parents.
 
-    A field decides what elements there are, and is part of descriptions and texts, unless it is declared otherwise: as
-    ``function()``, ``silent()`` or ``aside()``. Arguments are validated in ``__post_init__``; after that nothing changes.
+    A field decides what elements there are, and is part of descriptions and texts, unless it is
+    declared otherwise: as ``function()``, ``silent()`` or ``aside()``. Arguments are validated in
+    ``__post_init__``; after that nothing changes.
 
     Example:
         >>> class Grouping(Parameters):
@@ -67,11 +73,13 @@ class Parameters(Value):
         """Validates the values."""
 
     def described(self) -> dict[str, Any]:
-        """What decides which elements there are, by name: what checkpoints tell pipelines apart by."""
+        """The parameters that determine the elements, by name: checkpoints identify pipelines by
+        them.
+        """
         return {name: getattr(self, name) for name, field in self._fields.items() if field.is_described}
 
     def text(self) -> str:
-        """What stands in the parentheses of a stage's text."""
+        """The text in the parentheses of a stage's text."""
         shown = [f"{name}={field.show(getattr(self, name))}" for name, field in self._fields.items() if field.in_text]
         return ", ".join(shown)
 
@@ -93,6 +101,6 @@ NONE = Parameters()
 
 
 def parameters_of(stage: Any) -> Any:
-    """What a dataset or iterator was made with; nothing if that is not known, as of users' classes."""
+    """The parameters of a dataset or iterator; empty if they are unknown, as of users' classes."""
     found = getattr(stage, "_parameters", NONE)
     return found if isinstance(found, Parameters) else NONE

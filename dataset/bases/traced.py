@@ -1,8 +1,9 @@
-"""What an output is made of: elements that know their records, and pipelines that run over such elements.
+"""The lineage of outputs: elements that know their records, and pipelines over such elements.
 
-A *twin* of a pipeline is the same pipeline over ``Traced`` elements. Stages that pass elements on are its own, with their own
-code and states; those with a function have one that makes a ``Traced`` of a ``Traced``, and calls the user's function only if
-somebody asks for the element. A stage tells its twin by ``_traced(tracing)``.
+A *twin* of a pipeline is the same pipeline over ``Traced`` elements. Stages that pass elements on
+are its own, with their own code and states; those with a function have one that makes a ``Traced``
+of a ``Traced``, and calls the user's function only if somebody asks for the element. A stage tells
+its twin by ``_traced(tracing)``.
 """
 
 from __future__ import annotations
@@ -129,11 +130,11 @@ def noting_failed(function: Callable[[Traced], T]) -> Callable[[Traced], T]:
 
 
 class Tracing:
-    """How the twin of a pipeline is made.
+    """Makes the traced twin of a pipeline.
 
     Args:
-        is_exact: functions of ``map`` are run, too, where an element is left out if they return ``None``. Otherwise it is
-            assumed that they do not.
+        is_exact: functions of ``map`` are run, too, where an element is left out if they return
+            ``None``. Otherwise it is assumed that they do not.
     """
 
     def __init__(self, is_exact: bool) -> None:
@@ -175,7 +176,9 @@ class Tracing:
         return stream._traced(self)
 
     def over(self, ds: Any, **changed: Any) -> Any:
-        """A copy of the step ``ds`` over the twins of its parents, or over ``_parents``, with other attributes."""
+        """A copy of the step ``ds`` over the twins of its parents, or over ``_parents``, with other
+        attributes.
+        """
         new = copy.copy(ds)
         if "_parents" not in changed:
             changed["_parents"] = tuple([self.of(parent) for parent in parents_of(ds)])
@@ -211,7 +214,8 @@ def refuse_to_trace(stage: DatasetNode) -> NotImplementedError:
 
 
 def rows_at(ds: Any, index: int) -> tuple[Rows, bool]:
-    """The records of the element at ``index`` of a map dataset, row by row, and whether it is a batch. Nothing is read.
+    """The records of the element at ``index`` of a map dataset, row by row, and whether it is a
+    batch. Nothing is read.
 
     Raises:
         NotImplementedError: a step does not say what its elements are made of.
@@ -269,5 +273,5 @@ def with_component(component: Any) -> Callable[[Traced], Traced]:
 
 
 def with_epochs(num: int, elements: Iterable[Any]) -> list[Any]:
-    """Says of ``elements`` that their stream has begun anew so often."""
+    """Says of ``elements`` that their stream has begun again so often."""
     return [x.with_pieces(lambda p: p.replaced(epoch=None if p.epoch is None else p.epoch + num)) for x in elements]

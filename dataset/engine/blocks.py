@@ -1,4 +1,6 @@
-"""Elements of a stream with the position after each, for threads and workers that compute them ahead."""
+"""Elements of a stream with the position after each, for threads and workers that compute them
+ahead.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ _MOST_IN_LIST = 64  # positions that are kept together
 
 
 class Growing:
-    """A block that others may look at while it grows: as many of its elements as there are states are finished."""
+    """A block that others may look at while it grows: as many of its elements as there are states
+    are finished.
+    """
 
     def __init__(self) -> None:
         self.elements: list[Any] = []
@@ -57,7 +61,9 @@ class SavedPositions(Sequence[Any]):
             return None
 
     def without_stream(self) -> Sequence[Any]:
-        """Return the states themselves, as few numbers where all counts grow by one with each element."""
+        """Return the states themselves, as few numbers where all counts grow by one with each
+        element.
+        """
         if len(self) > 1:
             linear = LinearStates.between(self._stream.save(self._before), self[-1], len(self))
             if linear is not None:
@@ -84,9 +90,11 @@ class StreamBlocks:
         self.stopped: BaseException | None = None
 
     def take(self, n: int) -> tuple[list[Any], Sequence[Any], BaseException | None]:
-        """Return up to ``n`` elements, the states after them, and what came instead of the next one.
+        """Return up to ``n`` elements, the states after them, and what came instead of the next
+        one.
 
-        That is an error, or ``StopIteration`` at the end, with the state there if that counts faults.
+        That is an error, or ``StopIteration`` at the end, with the state there if that counts
+        faults.
         """
         after: list[Any] = []  # positions, or states where these cannot be had later
         block = self.growing = Growing()
@@ -96,7 +104,9 @@ class StreamBlocks:
         return block.elements, block.states[: len(block.elements)], stop
 
     def _fill(self, block: Growing, after: list[Any], n: int) -> BaseException | None:
-        """Put up to ``n`` elements into ``block``, each when it is computed; return what came instead of the next one."""
+        """Put up to ``n`` elements into ``block``, each when it is computed; return what came
+        instead of the next one.
+        """
         is_at_end = [False]
         try:
             # Without the GIL, ``extend`` would hold the lock of the list until the last element.
@@ -126,7 +136,8 @@ class StreamBlocks:
             it.commit()
 
     def each(self) -> Generator[Fetched, None, None]:
-        """Return the next elements, each computed when it is requested, as long as nothing else comes.
+        """Return the next elements, each computed when it is requested, as long as nothing else
+        comes.
 
         Afterwards ``stopped`` is what came instead of the next one.
         """

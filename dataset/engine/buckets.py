@@ -65,8 +65,8 @@ class Buckets:
 class BucketBatch(Collecting[Buckets]):
     """Batches of elements of similar lengths, each as soon as its bucket is full.
 
-    The position: the parent's before the oldest element that is held, how many elements were read since, the numbers of those
-    that are held, how many elements were too long.
+    The position: the parent's before the oldest element that is held, how many elements were read
+    since, the numbers of those that are held, how many elements were too long.
     """
 
     own = (0, (), 0)
@@ -101,7 +101,9 @@ class BucketBatch(Collecting[Buckets]):
             yield made.pop()
 
     def _fill(self, found: Collected[Buckets]) -> None:
-        """Read elements until a bucket is full; at the end, choose the first one that is not empty."""
+        """Read elements until a bucket is full; at the end, choose the first one that is not
+        empty.
+        """
         buckets = found.made
         if buckets.full is not None:
             return
@@ -122,7 +124,9 @@ class BucketBatch(Collecting[Buckets]):
             buckets.full = next((b for b, held in enumerate(buckets.held) if held), None)
 
     def _put(self, found: Collected[Buckets], x: Any) -> int | None:
-        """Put an element into its bucket, if it goes into one; return the bucket if it is full then."""
+        """Put an element into its bucket, if it goes into one; return the bucket if it is full
+        then.
+        """
         given, buckets = self.given, found.made
         is_known = found.num < buckets.num_known
         length = given.length_fn(x)
@@ -174,7 +178,8 @@ class BucketBatch(Collecting[Buckets]):
         """Return the position after what was read, from which what is held is read again."""
         buckets = found.made
         held = buckets.all_held()
-        rest = [i for i in range(found.num, buckets.num_known) if i not in found.skipped]  # after a failure
+        # after a failure
+        rest = [i for i in range(found.num, buckets.num_known) if i not in found.skipped]
         if not held and found.num < buckets.num_known:
             num_gone = (rest[0] if rest else buckets.num_known) - found.num
             pass_outputs(self.parent, self.inner, num_gone)
@@ -222,7 +227,9 @@ def _as_text(numbers: Sequence[int]) -> str:
 
 
 def _as_numbers(text: Any, most: int) -> list[int] | None:
-    """Return the numbers of ``_as_text``; ``None`` if it is no such text, or has more than ``most``."""
+    """Return the numbers of ``_as_text``; ``None`` if it is no such text, or has more than
+    ``most``.
+    """
     if not isinstance(text, str) or not _NUMBERS.fullmatch(text):
         return None
     numbers: list[int] = []

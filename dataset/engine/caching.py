@@ -68,13 +68,15 @@ class Cache(Refilling):
         memory = self._memory_at(cell)
         elements, copies = memory.elements, self.copies
         skipped = max(memory.last.skipped, skipped, key=len)
-        is_known = is_filled or memory.is_all  # to be complete, which the parent's position does not say
+        # to be complete, which the parent's position does not say
+        is_known = is_filled or memory.is_all
         records = self._records()
         while True:
             wanted = cell.take_wanted()
             if num >= len(elements):
                 if not memory.is_all:
-                    # No choice is made before its element is requested: it belongs to that one's group.
+                    # No choice is made before its element is requested: it belongs to that one's
+                    # group.
                     stop = num + (max(wanted, 1) if self.choices is None else 1)
                     self._read(cell, memory, stop, (parent, num, is_filled, skipped))
                     records = self._records()
@@ -115,14 +117,18 @@ class Cache(Refilling):
         return memory
 
     def _knows(self, memory: _Memory, records: Records) -> bool:
-        """Return true if ``memory`` was read with just the choices in ``records``, after forgetting what came later."""
+        """Return true if ``memory`` was read with just the choices in ``records``, after forgetting
+        what came later.
+        """
         if self.choices is None:
             return True
         num_known = {record.key: record.num for record in records}
         return self.choices.begin_with(records) and (num_known == self._counts() or memory.cut(num_known))
 
     def _read(self, cell: Cell, memory: _Memory, stop: int, pos: Pos) -> None:
-        """Read the next element, and up to ``stop`` if none of these fails; or note that there is none."""
+        """Read the next element, and up to ``stop`` if none of these fails; or note that there is
+        none.
+        """
         inner, skipped, next_num = self.inner, pos[-1], pos[1]
         if self.choices is None and len(skipped) <= len(memory.last.skipped):
             self._read_block(memory, stop - len(memory.elements))
@@ -184,7 +190,8 @@ class Cache(Refilling):
         later = skipped[len(known) :]
         self.inner.pass_failed()
         memory.gap = new, self._mark((*known, new))
-        if num > new:  # it was delivered once, and cannot be computed again: it does not count any more
+        # it was delivered once, and cannot be computed again: it does not count any more
+        if num > new:
             cell.pos = parent, num - 1, is_filled, (*known, new, *[gap - 1 for gap in later]), self._records()
         else:
             cell.pos = memory.last.pos, num, False, (*known, new, *later), self._records()
@@ -193,13 +200,17 @@ class Cache(Refilling):
 def _in_memory(
     memory: _Memory | None, parent: Pos, stop: int, items: Iterator[Any], skipped: tuple[int, ...], records: Records
 ) -> Pos:
-    """Return the position before the ``items`` that are left before ``stop``; without ``memory`` all is in it."""
+    """Return the position before the ``items`` that are left before ``stop``; without ``memory``
+    all is in it.
+    """
     num = stop - length_hint(items)
     return (parent, num, True, skipped, records) if memory is None else (memory.pos_at(num), num, False, skipped, records)
 
 
 class _Mark(NamedTuple):
-    """Where the parent is after an element: its position, what was skipped until then, and how many choices were made."""
+    """The parent's position after an element, the elements skipped until then, and the number of
+    choices.
+    """
 
     pos: Pos
     skipped: tuple[int, ...] = ()
@@ -216,13 +227,17 @@ class _Memory:
 
     start: _Mark
     elements: list[Any] = field(default_factory=list)
-    marks: list[_Mark | None] = field(default_factory=list)  # appended after its element; none within a block
-    gap: tuple[int, _Mark] | None = None  # how many elements are before the one that was skipped last, and the mark after it
+    # appended after its element; none within a block
+    marks: list[_Mark | None] = field(default_factory=list)
+    # how many elements are before the one that was skipped last, and the mark after it
+    gap: tuple[int, _Mark] | None = None
     is_all: bool = False
     end: Pos = None  # of the parent, if that is all
 
     def pos_at(self, num: int) -> Pos:
-        """Return the parent's position after ``num`` elements, or before the block in which that is."""
+        """Return the parent's position after ``num`` elements, or before the block in which that
+        is.
+        """
         while num and self.marks[num - 1] is None:
             num -= 1
         mark = self.marks[num - 1] if num else None
@@ -236,7 +251,9 @@ class _Memory:
         return self.marks[-1] or self.start if self.marks else self.start
 
     def cut(self, counts: Mapping[str, int]) -> bool:
-        """Forget elements until as many choices as ``counts`` were made; return false if none is left."""
+        """Forget elements until as many choices as ``counts`` were made; return false if none is
+        left.
+        """
         self.is_all = False
         while self.marks and self.last.counts != counts:
             self.gap = None
@@ -244,7 +261,9 @@ class _Memory:
         return self.last.counts == counts
 
     def begins(self, num: int, skipped: tuple[int, ...]) -> bool:
-        """Return true if what is in memory comes, or up to ``num`` would come, with just these elements skipped."""
+        """Return true if what is in memory comes, or up to ``num`` would come, with just these
+        elements skipped.
+        """
         gaps = self.last.skipped
         num_both = min(len(gaps), len(skipped))
         if gaps[:num_both] != skipped[:num_both] or num > min(gaps[num_both:], default=num):

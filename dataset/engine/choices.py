@@ -1,4 +1,5 @@
-"""Choices: what the position of a stream does not determine, recorded by the stage that replays elements.
+"""Choices: what the position of a stream does not determine, recorded by the stage that replays
+elements.
 
 An element that an error budget skipped, the component that a mixture drew under earlier weights: a
 stage that makes such a choice *chooses*. A stage that restores its buffer by computing elements
@@ -107,7 +108,9 @@ class Choices:
             self._known[key] = dict(unusual)
 
     def ask(self, key: str) -> Any:
-        """Count one choice of a stage; return what is recorded of it, ``USUAL``, or ``NEW`` if nothing is."""
+        """Count one choice of a stage; return what is recorded of it, ``USUAL``, or ``NEW`` if
+        nothing is.
+        """
         num = self.counts.get(key, 0)
         self.counts[key] = num + 1
         if num < self.until.get(key, 0):
@@ -116,12 +119,14 @@ class Choices:
 
     @property
     def num_asked(self) -> int:
-        """How many choices were asked for."""
+        """The number of choices that were asked for."""
         return sum(self.counts.values())
 
     @property
     def are_new(self) -> bool:
-        """True if more was asked for than is known: what was chosen last is of no element of an earlier run."""
+        """True if more was asked for than is known: what was chosen last is of no element of an
+        earlier run.
+        """
         return any([num > self.until.get(key, 0) for key, num in self.counts.items()])
 
     def note(self, key: str, choice: Any) -> None:
@@ -132,7 +137,9 @@ class Choices:
             self.outer.note(key, choice)
 
     def retract(self, key: str) -> None:
-        """Take back the last ``ask``: there was no element to choose about, or it will be asked again."""
+        """Take back the last ``ask``: there was no element to choose about, or it will be asked
+        again.
+        """
         num = self.counts[key]
         if num > self.until.get(key, 0) and self.outer is not None:
             self.outer.retract(key)
@@ -142,7 +149,9 @@ class Choices:
         self.counts[key] = num - 1
 
     def go_back(self, counts: Mapping[str, int]) -> None:
-        """Take back what was asked after there were ``counts``: the same elements are computed again."""
+        """Take back what was asked after there were ``counts``: the same elements are computed
+        again.
+        """
         for key, num in self.counts.items():
             for _ in range(num - counts.get(key, 0)):
                 self.retract(key)
@@ -184,7 +193,9 @@ class Choices:
                     self.note(key, choices[i])
 
     def since(self, counts: Mapping[str, int] | None = None, *, until: Mapping[str, int] | None = None) -> Records:
-        """Return the choices that were made after there were ``counts``, and before there were ``until``; by default all."""
+        """Return the choices that were made after there were ``counts``, and before there were
+        ``until``; by default all.
+        """
         counts = counts or {}
         records = []
         for key, num in (self.counts if until is None else until).items():
@@ -249,7 +260,8 @@ def _between(unusual: list[tuple[int, Any]], start: int, stop: int) -> list[tupl
 
 
 def number_choosers(stream: Stream, prefix: str = "", start: int = 0) -> int:
-    """Give each stage that chooses, here and upstream, its key; return how many there are, and ``start``.
+    """Give each stage that chooses, here and upstream, its key; return how many there are, and
+    ``start``.
 
     The keys count from the source on, so that they do not depend on the stages downstream. Those in
     components that have names begin with these, so that they do not depend on the other components.
@@ -272,14 +284,17 @@ class Refilling(Layer):
     The records of the choices since then are the last item of its position.
     """
 
-    knows_draws: ClassVar[bool] = False  # its states allow that components of ``mixture`` are dropped
+    # its states allow that components of ``mixture`` are dropped
+    knows_draws: ClassVar[bool] = False
     _same: tuple[Pos, Pos] | None = None  # two positions, the second of which needs no replay
 
     def __init__(self, stage: Any, parent: Stream) -> None:
         super().__init__(stage, parent)
         self.choices = Choices() if parent.chooses else None
-        self.mixture = _mixture(parent) if self.knows_draws else None  # each draw of which gives one element at most
-        self.may_grow = any([stage.component_names is not None for stage in choosers(parent)])  # by added components
+        # each draw of which gives one element at most
+        self.mixture = _mixture(parent) if self.knows_draws else None
+        # by added components
+        self.may_grow = any([stage.component_names is not None for stage in choosers(parent)])
         number_choosers(self)
 
     def start(self) -> Pos:
@@ -289,7 +304,9 @@ class Refilling(Layer):
         return self.next_of_parent(end, records), *self.own, ()
 
     def next_of_parent(self, end: Pos, records: Records) -> Pos:
-        """Return ``next_epoch`` of the parent, whose position in ``end`` is the one before a group."""
+        """Return ``next_epoch`` of the parent, whose position in ``end`` is the one before a
+        group.
+        """
         live = self._live
         if live is not None and live[0].gi_frame is None and live[2] == live[1].moves and are_equal(live[1].pos, end):
             return self.parent.next_epoch(self.inner.settle(), records)
@@ -340,7 +357,9 @@ class Refilling(Layer):
         return found
 
     def note_same(self, pos: Pos, after: Pos) -> None:
-        """Note that ``pos``, after the last output of a group, and ``after``, before the next group, are the same."""
+        """Note that ``pos``, after the last output of a group, and ``after``, before the next
+        group, are the same.
+        """
         self._same = pos, after
 
     def same_as(self, pos: Pos) -> Pos:
@@ -356,7 +375,8 @@ class Refilling(Layer):
         return self.inner.at(pos, choices=self.choices)
 
     def records(self, delivery: Delivery = Delivery()) -> Records:  # noqa: B008  (never changed)
-        """Return the choices since the parent's position in that of this stage, with those that are known to follow.
+        """Return the choices since the parent's position in that of this stage, with those that are
+        known to follow.
 
         Args:
             delivery: where the elements of the mixture are.
@@ -371,25 +391,32 @@ class Refilling(Layer):
 
     @property
     def draw_index(self) -> int:
-        """The index of the draw of the mixture that gave the last element; -1 if that is not recorded."""
+        """The index of the draw of the mixture that gave the last element; -1 if that is not
+        recorded.
+        """
         assert self.choices is not None
         assert self.mixture is not None
         return self.choices.counts.get(self.mixture.key, 0) - 1
 
     def is_gone(self, state: Any) -> bool:
-        """Return true if a state from before there were records says that the element that is held is gone."""
+        """Return true if a state from before there were records says that the element that is held
+        is gone.
+        """
         turns = Turns.of(state, self)
         return turns is not None and turns.last_is_gone
 
     def is_missing(self) -> bool:
-        """Return true if the element that was held is gone: the parent has yielded another one instead."""
+        """Return true if the element that was held is gone: the parent has yielded another one
+        instead.
+        """
         return self.choices is not None and bool(self.choices.until) and self.choices.are_new
 
     def continues(self, cell: Cell, following: Pos) -> bool:
-        """Return true if the parent's end, which was met, is known from an earlier run: more elements may follow now.
+        """Return true if the parent's end, which was met, is known from an earlier run: more
+        elements may follow now.
 
-        Those make outputs of their own. The outermost stage that replays continues with these at once. Others end their
-        run, so that stages in between do so, too.
+        Those make outputs of their own. The outermost stage that replays continues with these at
+        once. Others end their run, so that stages in between do so, too.
 
         Args:
             cell: where the run is; it is moved if more may follow.
@@ -411,7 +438,9 @@ class Refilling(Layer):
 
 
 def _mixture(stream: Stream) -> Stream | None:
-    """Return the mixture upstream each draw of which gives one element of ``stream`` at most, if there is one."""
+    """Return the mixture upstream each draw of which gives one element of ``stream`` at most, if
+    there is one.
+    """
     if stream.component_names is not None:
         return stream
     is_simple = len(stream.parents) == 1 and stream.flow in ("one_to_one", "dropping") and not stream.makes_choices

@@ -1,4 +1,6 @@
-"""The stream of an interleave: elements of several datasets in turn, some of them open at a time."""
+"""The stream of an interleave: elements of several datasets in turn, some of them open at a
+time.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,10 @@ from gristmill.dataset.engine.members import Members
 from gristmill.dataset.engine.stream import Cell, Pos, Stream
 from gristmill.dataset.states.values import CycleState, copied
 
-NO_MEMBER: Any = ...  # in place of the position of a slot's member: ``None`` is the position of a plain iterator
-RUNNING, SAID_TO_HAVE_ENDED, ENDED = range(3)  # of a slot; Grain's states may say so of a member that has elements left
+# in place of the position of a slot's member: ``None`` is the position of a plain iterator
+NO_MEMBER: Any = ...
+# of a slot; Grain's states may say so of a member that has elements left
+RUNNING, SAID_TO_HAVE_ENDED, ENDED = range(3)
 _END: Any = object()
 _MOST_CHANGES = 64  # of a log, besides one for each slot
 
@@ -26,8 +30,10 @@ class Slots(NamedTuple):
     num_opened: int  # members that have been put into slots
     indices: tuple[int, ...]  # of the member in each slot
     ended: tuple[int, ...]  # ``RUNNING``, ``SAID_TO_HAVE_ENDED`` or ``ENDED``
-    future_states: Mapping[int, Any]  # of members that will be put into slots; ``None``: it has ended
-    totals: Mapping[int, Any]  # by slot, of faults of members that have ended (see ``Members.totals``)
+    # of members that will be put into slots; ``None``: it has ended
+    future_states: Mapping[int, Any]
+    # by slot, of faults of members that have ended (see ``Members.totals``)
+    totals: Mapping[int, Any]
 
     def put(self, slot: int, flag: int) -> Slots:
         """Put the next member into ``slot``."""
@@ -48,10 +54,11 @@ class Slots(NamedTuple):
 class Interleave(Stream):
     """One element of each member in turn. A slot whose member has ended is filled by the next one.
 
-    The position is ``(parts, log, num, slot, slots)``: ``slot`` is whose turn it is; ``parts`` are the
-    positions of the members in the slots, of which the first ``num`` entries ``(slot, position)`` of
-    the log have changed some; the log is shared by the positions of a run, and grows. In place of the
-    position of a member that is ``ENDED`` is its state, so that it is not opened again to be saved.
+    The position is ``(parts, log, num, slot, slots)``: ``slot`` is whose turn it is; ``parts`` are
+    the positions of the members in the slots, of which the first ``num`` entries
+    ``(slot, position)`` of the log have changed some; the log is shared by the positions of a run,
+    and grows. In place of the position of a member that is ``ENDED`` is its state, so that it is
+    not opened again to be saved.
 
     Args:
         members: the datasets.
@@ -145,7 +152,9 @@ class Interleave(Stream):
             yield (x, x := None)[0]
 
     def _begin(self, cell: Cell) -> tuple[list[Pos], int, Slots]:
-        """Take note of a run, and return where it begins; close members that are not needed soon."""
+        """Take note of a run, and return where it begins; close members that are not needed
+        soon.
+        """
         self._cell = cell
         self.members.join(self.ctx, self.key)
         *found, slot, slots = cell.pos
@@ -157,7 +166,9 @@ class Interleave(Stream):
         return now, slot, slots
 
     def _filled_slot(self, slot: int, slots: Slots, open_new: Callable[[int], DatasetIterator[Any]]) -> tuple[Pos, Slots]:
-        """Return the position of the next member, in ``slot``; ``NO_MEMBER`` if it ended in a shard of another size."""
+        """Return the position of the next member, in ``slot``; ``NO_MEMBER`` if it ended in a shard
+        of another size.
+        """
         index = slots.num_opened
         state = slots.future_states.get(index, _END)
         if state is None:
@@ -186,7 +197,9 @@ class Interleave(Stream):
     # Positions and states.
 
     def _filled(self, pos: Pos) -> tuple[list[Pos], int, Slots]:
-        """Return the parts of ``pos``, with members in slots that have never had one: the same elements follow."""
+        """Return the parts of ``pos``, with members in slots that have never had one: the same
+        elements follow.
+        """
         *found, slot, slots = pos
         now = parts(*found)
         self.members.join(self.ctx, self.key)
@@ -305,7 +318,9 @@ def parts(base: Sequence[Pos], log: Sequence[tuple[int, Pos]], num: int) -> list
 
 
 def totals_after(end: Pos, records: Records, owner: Interleave) -> Mapping[int, Any]:
-    """Return the totals of faults at ``end`` and in ``records``, by slot; all members are closed."""
+    """Return the totals of faults at ``end`` and in ``records``, by slot; all members are
+    closed.
+    """
     *found, _, slots = end
     members = owner.members
     for slot, (index, part) in enumerate(zip(slots.indices, parts(*found), strict=True)):

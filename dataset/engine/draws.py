@@ -12,11 +12,13 @@ from gristmill.core.state import plain_int
 from gristmill.dataset.states.turns import packed, unpacked
 from gristmill.dataset.states.values import copied, given
 
-LOST = "lost"  # components in the record of a state that were dropped, although elements of them are needed
+# components in the record of a state that were dropped, although elements of them are needed
+LOST = "lost"
 
 # What became of a draw.
 ELEMENT = 0  # the component gave an element
-DELIVERED = 1  # its element is left out: it was delivered, and the others of its group make other outputs
+# its element is left out: it was delivered, and the others of its group make other outputs
+DELIVERED = 1
 EXHAUSTED = 2  # the component had no element left
 END = 3  # the mixture ended
 _NUM_KINDS = 4
@@ -37,12 +39,13 @@ class Draw(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """What a stage says of the elements that it replays, each of which one draw gave.
+    """Describes the elements that a stage replays, each of which one draw gave.
 
     Attributes:
         rows: for each draw, the output of the stage in which its element is wholly; -1: in none.
             Empty if that is not needed.
-        left: what the stage says in its state of the last element, if a part of that is in an output.
+        left: what the stage says in its state of the last element, if a part of that is in an
+            output.
     """
 
     rows: tuple[int, ...] = ()
@@ -96,7 +99,9 @@ class SavedDraws(NamedTuple):
 
     @classmethod
     def read(cls, saved: Mapping[str, Any]) -> SavedDraws:
-        """Return what ``saved`` has made. Raises ``ValueError``, ``TypeError`` or ``KeyError`` for anything else."""
+        """Return what ``saved`` has made. Raises ``ValueError``, ``TypeError`` or ``KeyError`` for
+        anything else.
+        """
         saved = given(saved)
         names = tuple([None if name is None else str(name) for name in saved["names"]])
         try:
@@ -142,7 +147,9 @@ def count_in(value: Any) -> int:
 
 
 def names_lost(saved: Any) -> list[str]:
-    """Return the components in the record of a state that were dropped, although elements of them are needed."""
+    """Return the components in the record of a state that were dropped, although elements of them
+    are needed.
+    """
     lost = saved.get(LOST, []) if isinstance(saved, Mapping) else []
     return [*map(str, lost)] if isinstance(lost, list | tuple) else []
 

@@ -23,7 +23,8 @@ Fn = Callable[..., Any]
 
 
 class Each(Stream):
-    """``fn`` of every element of the parent; ``None`` is passed on without a call, unless it is an element.
+    """``fn`` of every element of the parent; ``None`` is passed on without a call, unless it is an
+    element.
 
     A run is a ``map`` object, which keeps no element.
     """
@@ -43,7 +44,9 @@ class Each(Stream):
         return run if self.wrap is None else observed(run, self)
 
     def _run(self, cell: Cell) -> Iterator[Any]:
-        """As ``run``, quicker: it keeps an element of the parent until the next one is requested."""
+        """As ``run``, quicker: it keeps an element of the parent until the next one is
+        requested.
+        """
         fn, with_nones = self.fn, self.with_nones
         for x in self.parent.run(cell):
             try:
@@ -108,7 +111,9 @@ class Keep(Stream):
 
 
 class Numbered(Layer):
-    """``fn(number, x)`` of every element of the parent. ``key`` is what the count is called in the state."""
+    """``fn(number, x)`` of every element of the parent. ``key`` is what the count is called in the
+    state.
+    """
 
     flow = "one_to_one"
 

@@ -1,4 +1,6 @@
-"""Streams of what is read from the beginning to the end: files, and data sets of other libraries."""
+"""Streams of what is read from the beginning to the end: files, and data sets of other
+libraries.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ class FileStream(Reading):
 
     @abc.abstractmethod
     def read(self, file: Any, pos: Pos) -> tuple[Sequence[Any], Sequence[Pos]]:
-        """Return the elements after ``pos``, none only at the end, with the positions before each and after all."""
+        """Return the elements after ``pos``, none only at the end, with the positions before each
+        and after all.
+        """
 
     @abc.abstractmethod
     def skip(self, file: Any, pos: Pos) -> Pos:

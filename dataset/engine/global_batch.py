@@ -1,4 +1,6 @@
-"""The stream of ``global_batch``: it puts together what the lanes of a host give, and finds out where they end."""
+"""The stream of ``global_batch``: it puts together what the lanes of a host give, and finds out
+where they end.
+"""
 
 from __future__ import annotations
 
@@ -50,9 +52,11 @@ class GlobalBatch(Stream):
     """
 
     is_restored = False  # a state was loaded
-    # Steps that were read and not delivered, with the parent's positions after them; and that before them.
+    # Steps that were read and not delivered, with the parent's positions after them; and that
+    # before them.
     _ahead_from: Pos = _UNKNOWN
-    # The position at which it was last found out how many steps follow, and the one with the answer.
+    # The position at which it was last found out how many steps follow, and the one with the
+    # answer.
     _extended: tuple[Pos, Position] = _UNKNOWN, Position()
 
     def __init__(self, stage: GlobalBatchIterDataset[Any], parent: Stream, rows: Any) -> None:
@@ -141,7 +145,9 @@ class GlobalBatch(Stream):
         return cell.settle()
 
     def _pass(self, cell: Cell, place: Pos, at: Position, after: Pos) -> None:
-        """Move past a step that failed, which was read if ``after``, the position after it, is given."""
+        """Move past a step that failed, which was read if ``after``, the position after it, is
+        given.
+        """
         if after is None:
             if at.step == at.horizon:
                 if self._is_agreed:
@@ -180,14 +186,18 @@ class GlobalBatch(Stream):
         self._ahead_from = place
 
     def _step(self, place: Pos) -> tuple[list[Part], Pos] | None:
-        """Return a step of the parent, with the position after it; ``None`` if its lanes cannot fill one."""
+        """Return a step of the parent, with the position after it; ``None`` if its lanes cannot
+        fill one.
+        """
         parts, after = self._read(place)
         counts = [num for counts in _counts(parts) for num in counts]
         is_step = max(counts) > 0 if self._pads else min(counts) == self.given.rows_per_lane
         return (parts, after) if is_step else None
 
     def _agree(self, first: Pos, at: Position) -> Position:
-        """Read steps ahead and ask all hosts how many they have. One that fails counts, and fails again in its turn."""
+        """Read steps ahead and ask all hosts how many they have. One that fails counts, and fails
+        again in its turn.
+        """
         every, agree = self.given.agree_every, self.given.agree
         ahead: list[tuple[list[Part], Pos]] = []
         num, place, has_failed = 0, first, False

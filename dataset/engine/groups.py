@@ -1,4 +1,6 @@
-"""Streams of stages that make their outputs of groups of elements, which they compute again after a restore."""
+"""Streams of stages that make their outputs of groups of elements, which they compute again after a
+restore.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +107,9 @@ class Window(Refilling):
             self.next_group()
 
     def _read(self, cell: Cell, start: Pos, number: int, taken: int, sources: Any) -> tuple[list[Any], Any]:
-        """Return the elements of a window, of which ``taken`` were delivered before, and their sources."""
+        """Return the elements of a window, of which ``taken`` were delivered before, and their
+        sources.
+        """
         window: list[Any] = []
         self.inner.wanted = self.size
         try:
@@ -158,7 +162,9 @@ class Window(Refilling):
         return () if found == [*range(num_asked())] else tuple(found)
 
     def _read_turns(self, window: list[Any], turns: Turns) -> None:
-        """Read a window of which a state from before there were records of choices says what is gone."""
+        """Read a window of which a state from before there were records of choices says what is
+        gone.
+        """
         run, are_there = self.parent.run(self.inner), turns.are_there()
         for is_there in are_there:
             window.append(next(run, _GONE) if is_there else _GONE)
@@ -188,7 +194,8 @@ def _in_window(start: Pos, number: int, num: int, sources: Any, records: Records
 
 
 class Spread(Refilling):
-    """The items that ``split`` makes of each element of the parent, without ``None`` unless it is an element.
+    """The items that ``split`` makes of each element of the parent, without ``None`` unless it is
+    an element.
 
     The position: the parent's before the element, and how many of its items were delivered.
     """
@@ -263,14 +270,18 @@ class Spread(Refilling):
             yield from self._run(cell)
 
     def _expect(self, cell: Cell) -> int:
-        """Return how many outputs are wanted, after telling the parent how many of its elements these need."""
+        """Return how many outputs are wanted, after telling the parent how many of its elements
+        these need.
+        """
         wanted = cell.take_wanted()
         if self._most:
             self.inner.wanted = max(1, wanted // self._most)
         return wanted if wanted > 1 else 0
 
     def _checked(self, num: int, taken: int) -> int:
-        """Return how many of ``num`` items were delivered, if it is the element of which ``taken`` were."""
+        """Return how many of ``num`` items were delivered, if it is the element of which ``taken``
+        were.
+        """
         if self.is_missing():
             return 0
         if num < taken:

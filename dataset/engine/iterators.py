@@ -55,8 +55,9 @@ class StreamIterator(DatasetIterator[T_co]):
 
     _engine: Stream
     _last: Pos = None  # the position before the output that was delivered last
-    _is_shared: ClassVar = False  # several may draw from it, and each of them goes on where it is
-    _part_of: tuple[weakref.ref[StreamIterator[Any]], int] | None = None  # its consumer, as which parent
+    _is_shared: ClassVar = False  # several may draw from it, and each of them continues where it is
+    # its consumer, as which parent
+    _part_of: tuple[weakref.ref[StreamIterator[Any]], int] | None = None
 
     def __init__(self, stage: Any, parents: Sequence[DatasetIterator[Any]], make: Callable[..., Stream]) -> None:
         # First, since observers that run look at it from the base class on.
@@ -160,9 +161,10 @@ class StreamIterator(DatasetIterator[T_co]):
         """Continues from ``state``, backwards or forwards, also after the end or an error.
 
         Args:
-            state: from ``get_state`` of an iterator of an equal pipeline; of mixtures with names, weights and components may be
-                other.
-            drop: names of components of mixtures whose positions are to be forgotten, as the mixture does not have them any more.
+            state: from ``get_state`` of an iterator of an equal pipeline; of mixtures with names,
+                weights and components may be other.
+            drop: names of components of mixtures whose positions are to be forgotten, as the
+                mixture does not have them any more.
         """
         if drop:
             state = without_components(state, as_names(drop))
@@ -200,7 +202,9 @@ class StreamIterator(DatasetIterator[T_co]):
         return self._engine.run(self._own_cell)
 
     def commit(self) -> Pos:
-        """Take the element that a run has just yielded for delivered; return the position after it."""
+        """Take the element that a run has just yielded for delivered; return the position after
+        it.
+        """
         cell = self._own_cell
         self._base = pos = cell.settle() if cell.is_counting else cell.pos
         return pos
@@ -340,7 +344,9 @@ def return_to(it: DatasetIterator[Any], mark: Any) -> None:
 
 
 class IteratorStream(Stream):
-    """A user's iterator as a stream. Its position is the iterator's state, ``None`` at the start of one without states."""
+    """A user's iterator as a stream. Its position is the iterator's state, ``None`` at the start of
+    one without states.
+    """
 
     def __init__(self, it: DatasetIterator[Any]) -> None:
         super().__init__(it)

@@ -151,7 +151,9 @@ class Zip(Stream):
         cell.pos = tuple([c.settle() for c in cells]), True
 
     def _check_ends(self, cell: Cell, first: int, runs: list[Iterator[Any]]) -> None:
-        """Raise unless all parents end where the one at ``first`` has ended, before which none has ended."""
+        """Raise unless all parents end where the one at ``first`` has ended, before which none has
+        ended.
+        """
         if first:
             cell.past_failed = partial(self._pass, cell, first)
             raise told(ValueError(f"ZipIterDataset argument {first + 1} is shorter than {_arguments(first)}: {_REMEDY}"), self)

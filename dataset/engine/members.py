@@ -16,7 +16,9 @@ from gristmill.dataset.engine.stream import Cell, Pos, Stream
 
 
 class Opener(Protocol):
-    """Makes iterators of datasets. Threads that open ahead know it, so it does not know the stream it serves."""
+    """Makes iterators of datasets. Threads that open ahead know it, so it does not know the stream
+    it serves.
+    """
 
     ctx: ComponentContext
     key: str  # of the interleave: the keys of stages in members that choose begin with it
@@ -118,7 +120,8 @@ class Members:
         return member.stream.run(member.cell.at(pos, choices=choices)), member.cell
 
     def totals(self, index: int, end: Pos, records: Records = ()) -> tuple[Any, Pos] | None:
-        """Return where a member of the same kind begins that continues the totals of one that has ended, with the kind.
+        """Return where a member of the same kind begins that continues the totals of one that has
+        ended, with the kind.
 
         ``None`` if it counts no faults, or not in a position that another stream understands.
         """
@@ -159,7 +162,9 @@ class Members:
             self._finalizer()
 
     def saved(self, index: int, pos: Pos) -> Any:
-        """Return the state of a position of a member, which is opened for a moment if it is not open."""
+        """Return the state of a position of a member, which is opened for a moment if it is not
+        open.
+        """
         is_open = index in self
         state = self.state_at(index, pos)
         if not is_open:

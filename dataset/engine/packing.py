@@ -1,4 +1,6 @@
-"""Streams that collect elements until outputs can be made of them, and those that pack sequences into rows."""
+"""Streams that collect elements until outputs can be made of them, and those that pack sequences
+into rows.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,8 @@ class Collected(Generic[M]):
 class Collecting(Refilling, Generic[M]):
     """A layer that collects elements whose number is not known beforehand.
 
-    What it has collected when computing the next element fails is kept, so that ``next`` continues with that element.
+    What it has collected when computing the next element fails is kept, so that ``next`` continues
+    with that element.
     """
 
     _kept: Collected[M] | None = None
@@ -81,7 +84,9 @@ class Collecting(Refilling, Generic[M]):
         return kept
 
     def elements(self, found: Collected[M]) -> Iterator[Any]:
-        """Return the next elements but ``None`` and skipped ones; each is collected when the next one is requested."""
+        """Return the next elements but ``None`` and skipped ones; each is collected when the next
+        one is requested.
+        """
         inner, skipped, choices = self.inner, found.skipped, self.choices
         run = self.parent.run(inner)
         while True:
@@ -129,7 +134,9 @@ class Collecting(Refilling, Generic[M]):
         self._kept = found
 
     def without(self, found: Collected[M], number: int) -> Pos:
-        """Return the position at which the elements are collected but for ``number``, the last one, which has failed."""
+        """Return the position at which the elements are collected but for ``number``, the last one,
+        which has failed.
+        """
         raise NotImplementedError
 
     def known_records(self) -> Records:
@@ -137,12 +144,15 @@ class Collecting(Refilling, Generic[M]):
         return () if self.choices is None else self.choices.known()
 
     def end(self, cell: Cell, *own: Any) -> None:
-        """Move to the end, where choices that were made after the last output need not be replayed."""
+        """Move to the end, where choices that were made after the last output need not be
+        replayed.
+        """
         if self.choices is not None:
             cell.pos = self.inner.settle(), *own, ()
 
     def load(self, state: Any) -> Pos:
-        Turns.of(state, self)  # of states from before there were records; raises an error unless it makes sense
+        # of states from before there were records; raises an error unless it makes sense
+        Turns.of(state, self)
         self._kept = None
         return *self.load_layer(state), self._load_records(state)
 
@@ -176,7 +186,9 @@ def _raise(kind: type[StateMismatchError], text: str) -> NoReturn:
 
 
 class BinPack(Collecting[Bins | None]):
-    """Rows of bins. The position: the parent's before the bins, their row, rows since the beginning, skipped elements."""
+    """Rows of bins. The position: the parent's before the bins, their row, rows since the
+    beginning, skipped elements.
+    """
 
     keys = ("parent", "next_row", "counter")
     own = (0, 0, ())
@@ -185,7 +197,8 @@ class BinPack(Collecting[Bins | None]):
     def __init__(self, stage: Any, parent: Stream, packing: Packing) -> None:
         super().__init__(stage, parent)
         self.packing = packing
-        self.reads_many = parent.saves_anywhere()  # the states of positions within a block are known
+        # the states of positions within a block are known
+        self.reads_many = parent.saves_anywhere()
         self.num_bytes: int | None = None
 
     @property
@@ -286,21 +299,24 @@ class BinPack(Collecting[Bins | None]):
         return self.load_parent(state, held), row, count, skipped
 
 
-Slices = tuple[tuple[int, int], ...]  # the bounds of what is left of an element, for each feature that may be cut
+# the bounds of what is left of an element, for each feature that may be cut
+Slices = tuple[tuple[int, int], ...]
 
 
 class CutRows:
     """A row in the making, and the rows of the full-length elements that come meanwhile.
 
     Attributes:
-        start: the parent's position before the first element, and what is left of that; ``None`` if it has not been cut.
+        start: the parent's position before the first element, and what is left of that; ``None`` if
+            it has not been cut.
         row: the row.
         first: the number of the first element.
         counts: how many choices each stage upstream had made before it.
         cut: its sequences, if it has been cut.
         is_next: the stream's position is still that of the rows before.
         passed: the rows of full-length elements.
-        draws: of the elements that are wholly in a row, with its number: 0 for the row in the making.
+        draws: of the elements that are wholly in a row, with its number: 0 for the row in the
+            making.
         left: what is left of the last element, if that has been cut.
     """
 
@@ -322,8 +338,9 @@ class CutRows:
 class ConcatSplit(Collecting[CutRows]):
     """Rows that are cut from sequences joined one after another.
 
-    The position: the parent's before the element in which a row begins, what is left of that, the number of rows that were
-    yielded since, skipped elements. It moves on with the next row, not with the last one of these.
+    The position: the parent's before the element in which a row begins, what is left of that, the
+    number of rows that were yielded since, skipped elements. It moves on with the next row, not
+    with the last one of these.
     """
 
     keys = ("parent_state", "remainder_slices", "elements_from_buffer_after_checkpoint")
@@ -387,7 +404,9 @@ class ConcatSplit(Collecting[CutRows]):
         return Delivery(tuple(rows), None if made.left is None else self._saved_slices(made.left))
 
     def _fill(self, found: Collected[CutRows]) -> CutRows:
-        """Read elements until the row is full, or to the end; return the beginning of the next row."""
+        """Read elements until the row is full, or to the end; return the beginning of the next
+        row.
+        """
         made, cut, rest = found.made, None, None
         for x in self.elements(found):
             try:

@@ -22,7 +22,9 @@ _BLOCK_SECONDS = 0.001  # a thread looks after this time whether it is still wan
 
 
 class Saved(NamedTuple):
-    """A position of a stream that only its own thread can save, with its state; ``None`` if it has none."""
+    """A position of a stream that only its own thread can save, with its state; ``None`` if it has
+    none.
+    """
 
     pos: Pos
     state: Any
@@ -92,7 +94,8 @@ class Pulled:
 
 
 class Prefetch(Stream):
-    """The parent's elements, computed ahead by one thread. The position is the parent's, or a ``Saved`` one.
+    """The parent's elements, computed ahead by one thread. The position is the parent's, or a
+    ``Saved`` one.
 
     At the end it is that after the last element, although the parent may have looked for more.
 
@@ -108,8 +111,8 @@ class Prefetch(Stream):
     _at: Pos = None  # the position after which the elements that are ready come, if that is known
     _is_known = False
     _first: Saved | None = None  # where the thread began, if only that can save it
-    # The position after the first element that is ready, if that was delivered: of a plain iterator,
-    # which cannot go back to it after an interrupt.
+    # The position after the first element that is ready, if that was delivered: of a plain
+    # iterator, which cannot go back to it after an interrupt.
     _lent: Pos = None
     raised = 0  # the id of the error of the thread that was raised last
     _finalizer: Any = None
@@ -145,7 +148,8 @@ class Prefetch(Stream):
                 ready, failure = ahead.wait(num)
                 if not ready:
                     assert failure is not None
-                    self.ahead = None  # it has ended, and must not refer to an error that refers to this
+                    # it has ended, and must not refer to an error that refers to this
+                    self.ahead = None
                     self._finalizer.detach()
                     ahead.forget_failure()
                     if isinstance(end := failure[0], End):
@@ -163,7 +167,8 @@ class Prefetch(Stream):
                 if is_plain := type(pos) is Saved and pos.state is None:
                     self._lent = pos
                 else:
-                    self._at = pos  # first: after an interrupt the elements that are ready belong elsewhere
+                    # first: after an interrupt the elements that are ready belong elsewhere
+                    self._at = pos
                     ahead.wanted = left
                     del ready[0]
                     if not left:
@@ -176,7 +181,9 @@ class Prefetch(Stream):
                     self._return_lent(ahead)
 
     def _end(self, cell: Cell, end: End) -> None:
-        """Move to the end, which says more than the position after the last element where there were choices."""
+        """Move to the end, which says more than the position after the last element where there
+        were choices.
+        """
         if cell.choices is not None:
             cell.choices.add(end.records)
             cell.choices.met_end |= self._pulled is not None and self._pulled.met_end
@@ -314,7 +321,9 @@ class Prefetch(Stream):
             self.start_prefetch()
 
     def close_within(self, seconds: float) -> None:
-        """Close this and the iterator of the parent, as soon as the thread is out of it; wait for so long at most."""
+        """Close this and the iterator of the parent, as soon as the thread is out of it; wait for
+        so long at most.
+        """
         self.is_closed = True
         if self.ahead is None:
             self._it.close()

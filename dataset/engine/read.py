@@ -33,7 +33,8 @@ class Read(Stream):
     flow = "dropping"
     work_category = "prefetch"
     closes_anytime = True
-    _is_in_step = True  # the consumer needs the last element of a block when it has delivered the others
+    # the consumer needs the last element of a block when it has delivered the others
+    _is_in_step = True
 
     def __init__(self, stage: Any, ds: MapDataset[Any]) -> None:
         super().__init__(stage)
@@ -60,18 +61,21 @@ class Read(Stream):
     def _run(self, cell: Cell) -> Iterator[Any]:
         cell.end_block()  # of a run that is gone
         reader, decisions, skips = self.reader, self._decisions, not self.with_nones
-        left, size, num_dropped = 0, 1, 0  # ``left`` is how many of those that are wanted are not in a block
+        # ``left`` is how many of those that are wanted are not in a block
+        left, size, num_dropped = 0, 1, 0
         is_in_step = self._is_in_step
         try:
             while (index := cell.pos) < self._end:
                 wanted = max(left, cell.take_wanted())
-                # The last element of a window is not in a block: the guard is asked before it is returned.
+                # The last element of a window is not in a block: the guard is asked before it is
+                # returned.
                 num = min(wanted, WINDOW - 1 - len(decisions), self._end - index)
                 if wanted > 1 and num > 1 and not reader.is_careful:
                     elements, num = reader.part(index, num)
                     if reader.log is not None:
                         reader.log.block = cell, index + num
-                    # All but the last one, so that this keeps no element when the block has been delivered.
+                    # All but the last one, so that this keeps no element when the block has been
+                    # delivered.
                     for x in compress(islice(elements, num - 1), cell.count_from(index, num - 1)):
                         if x is None and skips:
                             num_dropped += 1
@@ -112,7 +116,9 @@ class Read(Stream):
         return self._reads_many or reader.num_threads > 0 or reader.log is not None or reader.is_observed
 
     def _end_block(self, cell: Cell, start: int, num_dropped: int) -> None:
-        """Take note of the elements of a block that were read, of which ``num_dropped`` were not there."""
+        """Take note of the elements of a block that were read, of which ``num_dropped`` were not
+        there.
+        """
         if cell.is_counting:
             num = cell.settle() - start
             cell.is_counting = False

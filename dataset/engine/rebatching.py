@@ -85,7 +85,9 @@ class Rebatch(Refilling):
             yield from self._run(cell)
 
     def _next(self, cell: Cell, batches: Iterator[Any], row: int) -> Leaves | None:
-        """Return the leaves of the next batch, of which ``row`` rows were used; ``None`` at the end."""
+        """Return the leaves of the next batch, of which ``row`` rows were used; ``None`` at the
+        end.
+        """
         try:
             batch = next(batches, _END)
             if batch is _END:
@@ -139,7 +141,7 @@ class _Held:
 
 
 class _Rows:
-    """What batches have in common whose rows are joined.
+    """The structure that batches share whose rows are joined.
 
     Args:
         owner: the stage, for errors.

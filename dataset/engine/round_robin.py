@@ -72,7 +72,8 @@ class RoundRobin(Stream):
         self.tell_opened, self.tell_hired = executor.tell_opened, executor.tell_hired  # type: ignore[method-assign]
         self.work_ahead = executor.work_ahead  # type: ignore[method-assign]
         self._first: Pos = ((),) * self.count, (), 0, 0, (RUNNING,) * self.count
-        self._pos: Pos = self._first  # where the first run begins; ``None`` afterwards, until a state is loaded
+        # where the first run begins; ``None`` afterwards, until a state is loaded
+        self._pos: Pos = self._first
         self._now: Sequence[Pos] = self._first[0]  # the parts, of the run
 
     @property
@@ -104,7 +105,8 @@ class RoundRobin(Stream):
         running, count, choices = self.running, self.count, cell.choices if self.makes_choices else None
         shards, base, num = running.shards, tuple(now), 0
         log: list[tuple[int, Pos]] = []
-        left = num_vacant = 0  # elements that are surely wanted; slots in a row that will remain vacant
+        # elements that are surely wanted; slots in a row that will remain vacant
+        left = num_vacant = 0
         while num_vacant < count:
             if left > 1 and choices is None and self._budgets is None and not any(ended):
                 block = _Received(running, now, slot)
@@ -161,7 +163,9 @@ class RoundRobin(Stream):
         self.executor.rest()
 
     def _begin(self, cell: Cell) -> tuple[Pos, list[Pos], int, tuple[int, ...]]:
-        """Let shards be computed from ``cell.pos`` on, unless they are; return that past old states, and its parts."""
+        """Let shards be computed from ``cell.pos`` on, unless they are; return that past old
+        states, and its parts.
+        """
         cell.end_block()  # of a run that is gone
         cell.past_failed = partial(_begin_again, self, cell)
         self._pos = None
@@ -244,7 +248,8 @@ class RoundRobin(Stream):
 
         Args:
             found: what stages upstream tolerate.
-            is_common: true if each shard reads all elements, so that the faults of one are those of all.
+            is_common: true if each shard reads all elements, so that the faults of one are those of
+                all.
         """
         self._budgets = lane_budgets(self, found, is_common=is_common)
         if self._budgets is not None:

@@ -40,7 +40,8 @@ Pos = Any  # of a stream: immutable and picklable
 
 
 class Cell:
-    """Where a run is. Stages without a position of their own share the cell of their consumer.
+    """The position of a run. Stages without a position of their own share the cell of their
+    consumer.
 
     Attributes:
         pos: the position after the element that was yielded last.
@@ -94,14 +95,18 @@ class Cell:
         return self.wanted > 1 or (self.outer is not None and self.outer.wants_many)
 
     def take_wanted(self) -> int:
-        """Return how many elements may be read at once, which is said once; at least 1, as one has been requested."""
+        """Return how many elements may be read at once, which is said once; at least 1, as one has
+        been requested.
+        """
         if self.outer is not None:
             return self.outer.take_wanted()
         wanted, self.wanted = self.wanted, 1
         return wanted if wanted > 1 else 1
 
     def count_from(self, index: int, num: int) -> Iterator[bool]:
-        """Return an iterator of ``num`` steps, one for each element from ``index`` on, to be consumed with them."""
+        """Return an iterator of ``num`` steps, one for each element from ``index`` on, to be
+        consumed with them.
+        """
         end, steps = index + num, repeat(True, num)
         self.compute_by(lambda: end - length_hint(steps))
         return steps
@@ -150,7 +155,8 @@ class Stream(Observable):
     """
 
     makes_choices: ClassVar[bool] = False  # see ``engine.choices``
-    counts_faults: ClassVar[bool] = False  # its position counts faults that ``tolerate`` has skipped
+    # its position counts faults that ``tolerate`` has skipped
+    counts_faults: ClassVar[bool] = False
     key = ""  # of a stage that chooses
     component_names: Sequence[str] | None = None  # of the parents, if these may come and go
     chooses: bool  # a stage upstream makes choices, or this one does
@@ -206,11 +212,13 @@ class Stream(Observable):
         return self.parent.start()
 
     def next_epoch(self, end: Pos, records: Records = ()) -> Pos:
-        """Return the position before the first element, with what remains of an epoch, such as totals of faults.
+        """Return the position before the first element, with what remains of an epoch, such as
+        totals of faults.
 
         Args:
             end: where the epoch has ended.
-            records: the choices from ``end`` on that were made in it, if elements after that are replayed.
+            records: the choices from ``end`` on that were made in it, if elements after that are
+                replayed.
         """
         return self.parent.next_epoch(end, records) if type(self).start is Stream.start else self.start()
 
@@ -223,7 +231,9 @@ class Stream(Observable):
         return all([parent.saves_anywhere() for parent in self.parents])
 
     def faults_in(self, pos: Pos) -> Any:
-        """Return a value that is equal for two positions only if the states of both have as many faults."""
+        """Return a value that is equal for two positions only if the states of both have as many
+        faults.
+        """
         return self.parent.faults_in(self.pos_of_parent(pos, 0)) if len(self.parents) == 1 else pos
 
     def load(self, state: Any) -> Pos:
@@ -257,10 +267,12 @@ class Stream(Observable):
         return any([parent.has_gaps() for parent in self.parents])
 
     def merge(self, states: Any) -> Any:
-        """Return the state that continues where all of several shards stopped, whose number was another one.
+        """Return the state that continues where all of several shards stopped, whose number was
+        another one.
 
         Args:
-            states: those of all shards; or, by their number, those of all datasets that the shards share out.
+            states: those of all shards; or, by their number, those of all datasets that the shards
+                share out.
 
         Raises:
             StateMismatchError: the state is not the parent's, and depends on the number of shards.
@@ -273,11 +285,15 @@ class Stream(Observable):
         return self.parent.merge(states)
 
     def may_have_chosen(self) -> bool:
-        """Return true if stages upstream, or this one, may have made choices; all members of an interleave are known then."""
+        """Return true if stages upstream, or this one, may have made choices; all members of an
+        interleave are known then.
+        """
         return self.makes_choices or any([parent.may_have_chosen() for parent in self.parents])
 
     def take_singly(self) -> None:
-        """Compute no element of an iterator before it is requested: more may be requested than is wanted."""
+        """Compute no element of an iterator before it is requested: more may be requested than is
+        wanted.
+        """
         for parent in self.parents:
             parent.take_singly()
 
@@ -287,7 +303,9 @@ class Stream(Observable):
         self._live = None
 
     def fail(self, error: Exception, cell: Cell) -> None:
-        """Note at ``error``, of a user's function, where it was raised. ``cell`` is the parent's."""
+        """Note at ``error``, of a user's function, where it was raised. ``cell`` is the
+        parent's.
+        """
         tell_at_place(error, self, lambda: self.parent.place(cell.settle()))
         if isinstance(error, StopIteration):
             raise instead_of_stop(error, str(self)) from error
@@ -295,13 +313,16 @@ class Stream(Observable):
     # Resources, and what observers ask.
 
     draws_from: Sequence[Any] = ()  # a map dataset, of a stream that reads one
-    closes_anytime: ClassVar[bool] = False  # ``close`` may be called while another thread is in a run
+    # ``close`` may be called while another thread is in a run
+    closes_anytime: ClassVar[bool] = False
     reader: Any = None
     numbers: Numbers | None = None  # which of the elements of a whole stream it reads
     # Of a stream that reads a map dataset: what its first elements were drawn from, by component.
     counts_at: Callable[[int], dict[str, dict[str, int]] | None] | None = None
-    function: Callable[[Any], Any] | None = None  # of an element alone: what ``order="stream"`` lets workers do with each
-    tell_faults: Callable[[str, int], None] = staticmethod(lambda stage, num: None)  # an observer, of skipped elements
+    # of an element alone: what ``order="stream"`` lets workers do with each
+    function: Callable[[Any], Any] | None = None
+    # an observer, of skipped elements
+    tell_faults: Callable[[str, int], None] = staticmethod(lambda stage, num: None)
 
     def start_prefetch(self) -> None:
         """Start to compute ahead, here and upstream."""
@@ -309,7 +330,9 @@ class Stream(Observable):
             parent.start_prefetch()
 
     def expect(self, rate: float, due: float | None) -> None:
-        """Take note of the share of all draws, and compute ahead unless ``due`` is ``None``; upstream too."""
+        """Take note of the share of all draws, and compute ahead unless ``due`` is ``None``;
+        upstream too.
+        """
         for parent in self.parents:
             parent.expect(rate, due)
 
@@ -317,14 +340,19 @@ class Stream(Observable):
         """Release threads and files of this stream alone."""
 
     def drop(self) -> None:
-        """Close as far as that needs no wait: nobody refers to the iterator of this stream any more."""
+        """Close as far as that needs no wait: nobody refers to the iterator of this stream any
+        more.
+        """
         for stream in (self, *self.parents):
             stream.forget_run()
-        self.inner.past_failed = self.inner.outer = None  # they refer to the consumer's cell, which may refer to this
+        # they refer to the consumer's cell, which may refer to this
+        self.inner.past_failed = self.inner.outer = None
         self.close()
 
     def forget(self) -> None:
-        """Drop live runs, here and upstream: after a fork, a thread of the other process may be in them."""
+        """Drop live runs, here and upstream: after a fork, a thread of the other process may be in
+        them.
+        """
         self._live = None
         for parent in self.parents:
             parent.forget()
@@ -334,7 +362,9 @@ class Stream(Observable):
         return any([parent.reads_once() for parent in self.parents])
 
     def allocate_with(self, allocate: Allocate) -> None:
-        """Let new arrays in the outputs be made by ``allocate``, which knows where they are wanted."""
+        """Let new arrays in the outputs be made by ``allocate``, which knows where they are
+        wanted.
+        """
 
     def __str__(self) -> str:
         text = self.parameters.text()
@@ -385,7 +415,9 @@ def pass_outputs(stream: Stream, cell: Cell, num: int) -> None:
 
 
 def observed(run: Iterator[Any], stream: Stream) -> Iterator[Any]:
-    """Return the elements of ``run``, computed through the instrument that ``stream`` has at the time."""
+    """Return the elements of ``run``, computed through the instrument that ``stream`` has at the
+    time.
+    """
 
     def original(_: Any, num: int) -> list[Any]:
         return list(islice(run, num))

@@ -20,13 +20,15 @@ from gristmill.dataset.worker_task import PipelineTask
 
 
 class KnownShards:
-    """Looks at states with iterators of the shards, which compute nothing. They are made when they are needed first.
+    """Looks at states with iterators of the shards, which compute nothing. They are made when they
+    are needed first.
 
     Args:
         task: the pipeline and how it is divided.
         owner: the name of the stage, for errors.
-        begins_as_a_whole: the state of a shard before its first element is that of the pipeline, as in
-            Grain. That of the shard may differ: an interleave opens fewer datasets where it has fewer.
+        begins_as_a_whole: the state of a shard before its first element is that of the pipeline, as
+            in Grain. That of the shard may differ: an interleave opens fewer datasets where it has
+            fewer.
     """
 
     ctx: IteratorContext
@@ -58,7 +60,9 @@ class KnownShards:
         return iterators
 
     def opened(self) -> tuple[list[DatasetIterator[Any]], list[Any]]:
-        """Return iterators of all shards, which may be anywhere, and their states at the beginning."""
+        """Return iterators of all shards, which may be anywhere, and their states at the
+        beginning.
+        """
         if self._opened is not None:
             return self._opened
         iterators = self.new()
@@ -87,11 +91,14 @@ class KnownShards:
         return states
 
     def unused(self, states: Sequence[Any]) -> set[int]:
-        """Return the shards whose state is that of a new iterator of the shard, or of the whole pipeline."""
+        """Return the shards whose state is that of a new iterator of the shard, or of the whole
+        pipeline.
+        """
         it = iterate(self._task.dataset)
         whole = snapshot(it)
         if any([getattr(x, "could_not_open", False) for x in ancestors(it)]):
-            whole = snapshot(iterate(self._task.dataset))  # the state lacks a dataset, which may open now
+            # the state lacks a dataset, which may open now
+            whole = snapshot(iterate(self._task.dataset))
         pairs = enumerate(zip(states, self.opened()[1], strict=True))
         return {i for i, (x, first) in pairs if x is not None and (is_same(x, whole) or is_same(x, first))}
 

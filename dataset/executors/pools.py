@@ -1,4 +1,6 @@
-"""The executor of lanes that pools of workers compute: processes, or threads with objects of their own."""
+"""The executor of lanes that pools of workers compute: processes, or threads with objects of their
+own.
+"""
 
 from __future__ import annotations
 
@@ -194,7 +196,9 @@ class PoolExecutor(Executor):
 
     @property
     def _owner(self) -> Any:
-        """For whom workers may be used again. What an init function has done to one cannot be undone."""
+        """For whom workers may be used again. What an init function has done to one cannot be
+        undone.
+        """
         return self._task.dataset if self._task.init_fn is None else None
 
     def rest(self) -> None:

@@ -1,4 +1,5 @@
-"""The protocol between ``RoundRobin``, which delivers the elements of shards in turn, and what computes them.
+"""The protocol between ``RoundRobin``, which delivers the elements of shards in turn, and what
+computes them.
 
 An executor belongs to one stream. ``join``, ``open``, ``start``, ``receive``, ``skip`` and ``rest``
 are called by one thread at a time. Guarantees:
@@ -55,14 +56,17 @@ class Shard(abc.ABC):
 
     @abc.abstractmethod
     def receive(self, num: int) -> None:
-        """Wait until there is something, where ``num`` elements of all shards will surely be taken."""
+        """Wait until there is something, where ``num`` elements of all shards will surely be
+        taken.
+        """
 
     @abc.abstractmethod
     def skip(self, state: Any) -> Any:
         """Move past the element after ``state``, whether it fails or not.
 
         Returns:
-            The state then; ``None`` if what failed was no element, so that the shard is where it was.
+            The state then; ``None`` if what failed was no element, so that the shard is where it
+            was.
         """
 
     def clear(self) -> None:
@@ -75,7 +79,8 @@ class Executor(abc.ABC):
     """Computes the shards of a pipeline. Its text is that of the iterator that delivers them."""
 
     closes_anytime = True  # ``close`` ends a ``receive`` of another thread
-    begins_as_a_whole = True  # the state of a shard before its first element is that of the pipeline
+    # the state of a shard before its first element is that of the pipeline
+    begins_as_a_whole = True
     budget_waits: BudgetWaits | None = None
     is_closed = False
     shards: Sequence[Shard] = ()  # since the last ``start``
@@ -139,11 +144,15 @@ class Executor(abc.ABC):
         self._tell_opened = tell
 
     def tell_hired(self, tell: Tell | None) -> None:
-        """Call ``tell`` with the pool of workers that is used, now or whenever that is another one."""
+        """Call ``tell`` with the pool of workers that is used, now or whenever that is another
+        one.
+        """
         self._tell_hired = tell
 
     def where(self, number: int) -> str | None:
-        """Return which worker computes a shard, and where that is in the pipeline; ``None`` if there is none."""
+        """Return which worker computes a shard, and where that is in the pipeline; ``None`` if
+        there is none.
+        """
         return None
 
 

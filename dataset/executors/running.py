@@ -33,7 +33,8 @@ class RunningShards:
     at: Pos = UNKNOWN
     is_closed = False
     _awaited: int | None = None  # the shard that ``receive`` waits for
-    _passed: tuple[Pos, Pos] | None = None  # a position of an old state, and the one that follows from it
+    # a position of an old state, and the one that follows from it
+    _passed: tuple[Pos, Pos] | None = None
     _process_id = 0
 
     def __init__(self, executor: Executor, known: KnownShards) -> None:
@@ -82,7 +83,9 @@ class RunningShards:
             raise ValueError(f"{self.executor} is closed")
 
     def receive(self, now: Sequence[Pos], slot: int, ended: Sequence[int], num: int) -> None:
-        """Wait until the shard in ``slot`` has something, where ``num`` elements of all will surely be taken."""
+        """Wait until the shard in ``slot`` has something, where ``num`` elements of all will surely
+        be taken.
+        """
         try:
             if self._process_id != os.getpid():
                 self.start(now, slot, ended)
@@ -97,12 +100,16 @@ class RunningShards:
             self._awaited = None
 
     def awaited_worker(self) -> str | None:
-        """Return which worker ``receive`` waits for, and where that is in the pipeline. Any thread may ask."""
+        """Return which worker ``receive`` waits for, and where that is in the pipeline. Any thread
+        may ask.
+        """
         awaited = self._awaited
         return None if awaited is None else self.executor.where(awaited)
 
     def pass_failed(self, now: Sequence[Pos], slot: int, ended: tuple[int, ...]) -> Pos:
-        """Move past what failed in ``slot``: an element, or one or the end with too many faults before it."""
+        """Move past what failed in ``slot``: an element, or one or the end with too many faults
+        before it.
+        """
         shard, part, next_slot = self.shards[slot], now[slot], (slot + 1) % len(now)
         self.at = UNKNOWN
         if shard.ready:
@@ -155,13 +162,15 @@ class RunningShards:
                     self.executor.receive(i, 1)
 
     def forget(self) -> None:
-        """Forget what was received, as a state is set: the next run begins anew."""
+        """Forget what was received, as a state is set: the next run starts again."""
         self.at = UNKNOWN
         for shard in self.shards:
             shard.clear()
 
     def lanes(self) -> Sequence[Shard]:
-        """Return the shards, for a stage that takes elements from them instead. None is computed yet."""
+        """Return the shards, for a stage that takes elements from them instead. None is computed
+        yet.
+        """
         self.executor.open(self._known.task)
         self.executor.start({})
         return self.shards
@@ -173,10 +182,14 @@ class RunningShards:
 
 
 def state_of(part: Pos) -> Any:
-    """Return the state that a shard begins at; ``None`` if it begins at the beginning, or there is none."""
+    """Return the state that a shard begins at; ``None`` if it begins at the beginning, or there is
+    none.
+    """
     return part[0][part[1]] if part is not None and len(part) > 1 else None
 
 
 def is_old(pos: Pos) -> bool:
-    """Return true if the position is that of a state of Grain before 0.2.16, with elements to be passed."""
+    """Return true if the position is that of a state of Grain before 0.2.16, with elements to be
+    passed.
+    """
     return any([part is not None and len(part) > 2 for part in pos[0]])

@@ -23,9 +23,9 @@ _CLOSE_SECONDS = 0.2  # how long ``close`` waits for the threads to come out of 
 class ThreadExecutor(InProcessExecutor):
     """Computes each shard with a thread of the pipeline's budget.
 
-    ``receive`` waits in ``PullAhead.wait``: the thread sets a signal after each block, and where the
-    budget has no thread, the caller computes the element. ``start`` does not wait for threads of a
-    former start, which work on other iterators and end when they are out of user code.
+    ``receive`` waits in ``PullAhead.wait``: the thread sets a signal after each block, and where
+    the budget has no thread, the caller computes the element. ``start`` does not wait for threads
+    of a former start, which work on other iterators and end when they are out of user code.
 
     Args:
         num_threads: how many shards there are.
@@ -83,10 +83,12 @@ class ThreadShard(Shard):
         try:
             elements = it._take(1)
         except BaseException as error:
-            if not isinstance(error, Exception) and it._engine.raised != id(error):  # an interrupt of this thread
+            # an interrupt of this thread
+            if not isinstance(error, Exception) and it._engine.raised != id(error):
                 raise
             traceback = error.__traceback__
-            while traceback is not None and traceback.tb_frame.f_code in _OWN_CODE:  # which refers to the iterator
+            # which refers to the iterator
+            while traceback is not None and traceback.tb_frame.f_code in _OWN_CODE:
                 traceback = traceback.tb_next
             self.failure = partial(raised_again, error.with_traceback(traceback), traceback)
             return

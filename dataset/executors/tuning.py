@@ -1,4 +1,6 @@
-"""Measures what a running pool does, and asks the controller of ``"auto"`` how many workers there are to be."""
+"""Measures what a running pool does, and asks the controller of ``"auto"`` how many workers there
+are to be.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ class Tuning:
         self._begin(time.monotonic(), 0)
 
     def receive(self, lanes: Any, number: int, num: int) -> int | None:
-        """Wait until a lane has something; return the number of workers to use from now on, if it changes."""
+        """Wait until a lane has something; return the number of workers to use from now on, if it
+        changes.
+        """
         lane = lanes.lanes[number]
         began = time.monotonic()
         if began >= self._look_at:

@@ -2,8 +2,8 @@
 
 - ``tolerate``: the stages, of map datasets and of streams.
 - ``budget``: the arguments, which errors they are about, and the limits.
-- ``skip``: the stream that skips outputs of its parent. ``read``: the stream that reads a map dataset
-  in which stages tolerate faults, and counts these.
+- ``skip``: the stream that skips outputs of its parent. ``read``: the stream that reads a map
+  dataset in which stages tolerate faults, and counts these.
 - ``counts``: the counts in positions and states. ``known``: what a state says of elements that are
   computed again.
 - ``lanes``, ``shards``: budgets of several lanes, and of shards whose number changes.

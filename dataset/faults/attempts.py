@@ -1,4 +1,6 @@
-"""What a thread notes while it computes one element of a map dataset in which stages tolerate faults."""
+"""The notes of a thread while it computes one element of a map dataset in which stages tolerate
+faults.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,12 @@ class Event(NamedTuple):
     counts: bool = True
 
 
-Known = Mapping[tuple[str, int], int]  # how many elements fail, by the number of the stage and the index
+# how many elements fail, by the number of the stage and the index
+Known = Mapping[tuple[str, int], int]
 
 
 class Attempt(threading.local):
-    """What the current thread computes.
+    """The element that the current thread computes.
 
     Attributes:
         events: takes the events; ``None`` if they are not needed.
@@ -80,7 +83,9 @@ class Reports(dict[int, list[Event]]):
 
 
 def events_here(reports: Reports | None) -> list[Event] | None:
-    """Return the list that takes the events of a stage with these ``reports``; ``None`` if they are not needed."""
+    """Return the list that takes the events of a stage with these ``reports``; ``None`` if they are
+    not needed.
+    """
     return current.events if reports is None else reports.here()
 
 

@@ -27,7 +27,8 @@ class Fault(NamedTuple):
     """An element that failed.
 
     Args:
-        record_key: the key of its record, a list of them if there are several; ``None`` if it is not known.
+        record_key: the key of its record, a list of them if there are several; ``None`` if it is
+            not known.
         stage: the stage that raised the error.
         error: the type and the message of the error.
     """
@@ -50,7 +51,8 @@ class FaultCounts(Value):
 
     Args:
         total: their number.
-        rate: their share of the elements that were tried, at least of 1000; of several stages, the highest share.
+        rate: their share of the elements that were tried, at least of 1000; of several stages, the
+            highest share.
         tried: the number of elements that were tried.
         last: the last 20 of this run, the latest one last.
     """
@@ -130,7 +132,8 @@ class Tolerance:
         return is_meant and not is_of_no_element(error) and refused_by(error) is None
 
     def attempt(self, compute: Callable[[], Any], error: Exception | None = None) -> tuple[Any, Exception | None]:
-        """Return what ``compute`` returns, and ``None``; or ``None``, and the error of the last attempt.
+        """Return what ``compute`` returns, and ``None``; or ``None``, and the error of the last
+        attempt.
 
         Args:
             compute: called for every attempt.
@@ -168,12 +171,16 @@ class Tolerance:
 
 
 def refuse(error: BaseException, limits: Limits) -> None:
-    """Note that the stage with ``limits`` covers what raised ``error``, and that none downstream does."""
+    """Note that the stage with ``limits`` covers what raised ``error``, and that none downstream
+    does.
+    """
     vars(error).setdefault(_REFUSED, limits.number)
 
 
 def refused_by(error: BaseException) -> str | None:
-    """Return the number of the stage upstream that covers what raised ``error``, and has let it through."""
+    """Return the number of the stage upstream that covers what raised ``error``, and has let it
+    through.
+    """
     number: str | None = vars(error).get(_REFUSED)
     return number
 

@@ -14,7 +14,8 @@ class Skipped(NamedTuple):
 
     Args:
         place: the number.
-        entry: what is needed to skip it again, for stages that replay elements without a record of choices.
+        entry: what is needed to skip it again, for stages that replay elements without a record of
+            choices.
         fault: the fault.
         stage: which of the stages that tolerate faults in a map dataset has skipped it.
     """
@@ -31,7 +32,8 @@ class Count(NamedTuple):
     Args:
         total: their number.
         row: how many in a row the last ones were.
-        last: the number of the element that failed last, or was replaced; among those that the iterator reads.
+        last: the number of the element that failed last, or was replaced; among those that the
+            iterator reads.
         recent: the last 20 of this run, and all since the last element that did not fail.
     """
 
@@ -45,7 +47,9 @@ class Count(NamedTuple):
         return self.row if self.last in (place, place - 1) else 0
 
     def added(self, place: int, num: int, skipped: Sequence[Skipped]) -> Count:
-        """Return the counts after ``num`` faults at the element ``place``, and what is known of them."""
+        """Return the counts after ``num`` faults at the element ``place``, and what is known of
+        them.
+        """
         row = self.row_at(place)
         recent = self.recent if row else self.recent[-NUM_LAST + 1 :]
         return Count(self.total + num, row + num, place, (*recent, *skipped))
@@ -56,11 +60,13 @@ class Count(NamedTuple):
 
 
 class Choice(dict[str, Any]):
-    """The recorded choice of a stage to skip or replace elements: JSON, and the faults if they are of this run.
+    """The recorded choice of a stage to skip or replace elements: JSON, and the faults if they are
+    of this run.
 
-    It has ``after``, the state of the parent after the element that was skipped, and ``asked``, the numbers of choices that
-    stages upstream made for it. Or, of a map dataset, it has ``faults``: ``[stage, index, number]`` of each stage that
-    skipped or replaced elements, with a zero after it if another element counts them.
+    It has ``after``, the state of the parent after the element that was skipped, and ``asked``, the
+    numbers of choices that stages upstream made for it. Or, of a map dataset, it has ``faults``:
+    ``[stage, index, number]`` of each stage that skipped or replaced elements, with a zero after it
+    if another element counts them.
     """
 
     __slots__ = ("skipped",)
@@ -100,7 +106,8 @@ class Faults(dict[str, Any]):
         recent: see ``Count``.
         log: see ``FaultLog``.
         key: under which choices of the stage are recorded.
-        rate: how many elements of the stage the iterator draws from an epoch, and the length of that.
+        rate: how many elements of the stage the iterator draws from an epoch, and the length of
+            that.
     """
 
     __slots__ = ("key", "limits", "log", "rate", "recent")
@@ -127,7 +134,8 @@ class Faults(dict[str, Any]):
 
 
 class Tally(NamedTuple):
-    """The counts of a stage in a state, up to the end of what is known of the elements that are replayed.
+    """The counts of a stage in a state, up to the end of what is known of the elements that are
+    replayed.
 
     Args:
         path: where in the state they are.
@@ -149,7 +157,9 @@ class Tally(NamedTuple):
 
 
 def place_in(state: Any) -> int:
-    """Return how many elements of an iterator its state is after, those of earlier epochs included."""
+    """Return how many elements of an iterator its state is after, those of earlier epochs
+    included.
+    """
     place: int = next(state[key] for key in ("next_index", "global_next_index", "tried") if key in state)
     return place + int(state.get("before", 0))
 
@@ -180,7 +190,9 @@ def tallies(state: Any, path: tuple[Any, ...] = (), records: tuple[Mapping[str, 
 
 
 def _is_after_choices(state: Mapping[str, Any]) -> bool:
-    """Return true for a cache, which has the parent's state after its choices, unless it has another epoch."""
+    """Return true for a cache, which has the parent's state after its choices, unless it has
+    another epoch.
+    """
     return "cache_filled" in state and any([tally.place > 0 for tally in tallies(state["parent"])])
 
 
@@ -211,7 +223,8 @@ def counted(state: Any) -> FaultCounts:
         sums[0] += tally.total
         sums[1] += tally.tried
         recent += tally.recent
-    for record in _records(state):  # of members of an interleave that began after what the state has of it
+    # of members of an interleave that began after what the state has of it
+    for record in _records(state):
         for key in record.keys() - keys:
             num, found = _in_record(record[key])
             sums = totals.setdefault("", [0, 0])
@@ -236,7 +249,9 @@ def _records(state: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _in_record(record: Any) -> tuple[int, int]:
-    """Return how many elements a record of choices is about, and how many of them were skipped or replaced."""
+    """Return how many elements a record of choices is about, and how many of them were skipped or
+    replaced.
+    """
     if type(record) is not list:
         return 0, 0  # draws of a mixture
     num, choices = record

@@ -1,8 +1,8 @@
-"""What states say of elements that are computed again, for stages that keep no record of choices.
+"""The entries of states about replayed elements, for stages that keep no record of choices.
 
-In such a state, ``passed`` in the counts of a stage tells what was skipped between the state and a
-later one: ``until`` which element, how many were ``tried`` by then and the ``total``, and ``over``, a
-list of ``[number of the element, *entry]``.
+In such a state, ``passed`` in the counts of a stage says what was skipped between the state and a
+later one: ``until`` which element, how many were ``tried`` by then and the ``total``, and ``over``,
+a list of ``[number of the element, *entry]``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MAX_LOGGED = 100_000  # elements, more than any window has
 
 
 class Known(NamedTuple):
-    """What is known of the elements before number ``until``.
+    """The facts known about the elements before number ``until``.
 
     Args:
         until: the number.
@@ -72,7 +72,9 @@ def passed_in(known: Known | None, place: int) -> dict[str, Any]:
 
 
 class FaultLog:
-    """The elements that a stage has skipped in this run, by number, with what is needed to do so again."""
+    """The elements that a stage has skipped in this run, by number, with what is needed to do so
+    again.
+    """
 
     def __init__(self) -> None:
         self._places: dict[int, list[list[Any]]] = {}
@@ -102,7 +104,9 @@ class FaultLog:
 
 
 def with_passed(before: Any, now: Any) -> Any:
-    """Return a copy of the state ``before`` with what was skipped between it and ``now``, a later one of the same iterator."""
+    """Return a copy of the state ``before`` with what was skipped between it and ``now``, a later
+    one of the same iterator.
+    """
     result = copied(before)
     ends = {id(tally.faults.log): tally for tally in tallies(now)}
     for tally in tallies(result):
@@ -118,7 +122,9 @@ def with_passed(before: Any, now: Any) -> Any:
 
 
 def keep_known(state: Any, now: Any) -> Any:
-    """Return ``state``, a copy of a later one than ``now``, with what is known there of elements that follow."""
+    """Return ``state``, a copy of a later one than ``now``, with what is known there of elements
+    that follow.
+    """
     if isinstance(state, dict) and type(now) is dict:
         found, known = state.get("faults"), now.get("faults")
         if isinstance(found, list) and type(known) is list and known and type(known[0]) is Faults:
@@ -137,7 +143,8 @@ def keep_known(state: Any, now: Any) -> Any:
 
 
 def with_counts_since(state: Any, before: Any, now: Any) -> None:
-    """Change the counts of faults in ``state``, which were made from ``before`` on, to those that were made from ``now`` on.
+    """Change the counts of faults in ``state``, which were made from ``before`` on, to those that
+    were made from ``now`` on.
 
     Args:
         state: a copy of a state.

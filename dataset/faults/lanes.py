@@ -21,7 +21,8 @@ class LaneBudgets:
         tolerances: of the stages upstream.
         states: returns the state of every lane after what was delivered.
         told: called with the name of a stage, and how many more elements it has skipped.
-        is_common: true if every lane reads all elements, so that the faults of one are those of all.
+        is_common: true if every lane reads all elements, so that the faults of one are those of
+            all.
     """
 
     def __init__(
@@ -36,8 +37,10 @@ class LaneBudgets:
         self._states = states
         self._told = told
         self._is_common = is_common
-        self._seen: dict[int, Any] = {}  # by lane, states that all have the counts that were read last
-        self._counts: dict[tuple[Any, ...], tuple[str, int, int]] = {}  # stage, total, tried; by lane and path
+        # by lane, states that all have the counts that were read last
+        self._seen: dict[int, Any] = {}
+        # stage, total, tried; by lane and path
+        self._counts: dict[tuple[Any, ...], tuple[str, int, int]] = {}
         self._logs: dict[tuple[Any, ...], FaultLog] = {}
         self._written: dict[tuple[Any, ...], int] = {}
 
@@ -51,7 +54,9 @@ class LaneBudgets:
                     self._note(key, tally)
 
     def pass_skipped(self) -> None:
-        """As ``restart``, after ``skip_failed``: what failed in the output is reported, and no limit applies."""
+        """As ``restart``, after ``skip_failed``: what failed in the output is reported, and no
+        limit applies.
+        """
         for lane, state in enumerate(self._states()):
             for key, tally in self._of_lane(lane, state):
                 if tally.total > self._known(key):
@@ -85,7 +90,9 @@ class LaneBudgets:
         return None
 
     def has_judged(self, lane: int, source: Any) -> bool:
-        """Return true if no element whose state is in ``source`` has faults that were not counted."""
+        """Return true if no element whose state is in ``source`` has faults that were not
+        counted.
+        """
         return self._seen.get(lane, self) is source
 
     def _known(self, key: tuple[Any, ...]) -> int:
@@ -135,10 +142,12 @@ class LaneBudgets:
 
 
 def lane_budgets(stream: Any, tolerances: Iterable[Tolerance], *, is_common: bool = False) -> LaneBudgets | None:
-    """Return the budgets of a stream that delivers elements of lanes; ``None`` if nothing is tolerated.
+    """Return the budgets of a stream that delivers elements of lanes; ``None`` if nothing is
+    tolerated.
 
     Args:
-        stream: has ``states_now``, and ``tell_faults`` for its observer. The budgets do not keep it alive.
+        stream: has ``states_now``, and ``tell_faults`` for its observer. The budgets do not keep it
+            alive.
         tolerances: of the stages upstream.
         is_common: see ``LaneBudgets``.
     """

@@ -49,7 +49,9 @@ class _Copier(PipelineEditor):
 
 
 class OutcomesMapDataset(BlockMapDataset[Any]):
-    """The parent's elements; an ``Outcome`` where something failed, for the stream that reads it."""
+    """The parent's elements; an ``Outcome`` where something failed, for the stream that reads
+    it.
+    """
 
     _element_spec = spec_of_first_parent
     _keeps_indices = True
@@ -117,12 +119,15 @@ class OutcomesMapDataset(BlockMapDataset[Any]):
                 element = item(self._parent, index)
         finally:
             current.known = outer
-        events = [event for event in events if event.stage in self._numbers]  # else of a pipeline that a function uses
+        # else of a pipeline that a function uses
+        events = [event for event in events if event.stage in self._numbers]
         return Outcome(element, events) if events else element
 
 
 class KnownOutcomes:
-    """The faults of elements that are computed again, by index. The stream and the dataset that it reads share it."""
+    """The faults of elements that are computed again, by index. The stream and the dataset that it
+    reads share it.
+    """
 
     __slots__ = ("_by_index", "until")
 
@@ -138,7 +143,9 @@ class KnownOutcomes:
 
 
 def tolerating(ds: Any) -> list[Any]:
-    """Return the map datasets upstream that tolerate faults, in the same order for all copies of ``ds``."""
+    """Return the map datasets upstream that tolerate faults, in the same order for all copies of
+    ``ds``.
+    """
     return [node for node in ancestors(ds) if tolerance_of(node) is not None and isinstance(node, MapDataset)]
 
 
@@ -159,7 +166,9 @@ class _At(NamedTuple):
 
 
 class ReadOutcomes(Read):
-    """The elements of ``ds``, whose faults are counted when the element at their index is delivered or skipped."""
+    """The elements of ``ds``, whose faults are counted when the element at their index is delivered
+    or skipped.
+    """
 
     makes_choices = counts_faults = True
 
@@ -219,7 +228,9 @@ class ReadOutcomes(Read):
         cell.pos = index, before, counts, known
 
     def _replayed_choices(self, cell: Cell, at: _At) -> Mapping[int, Choice]:
-        """Return what is known of the elements from ``at`` on that fail, by index, after noting it for the dataset."""
+        """Return what is known of the elements from ``at`` on that fail, by index, after noting it
+        for the dataset.
+        """
         found: dict[int, Choice] = {}
         until = 0
         for slot, known in enumerate(at.known):
@@ -411,7 +422,9 @@ class ReadOutcomes(Read):
 
 
 def num_drawn(ds: Any, stage: Any, num: int) -> int:
-    """Return how many elements of ``stage``, upstream of ``ds``, the first ``num`` elements of ``ds`` are made of."""
+    """Return how many elements of ``stage``, upstream of ``ds``, the first ``num`` elements of
+    ``ds`` are made of.
+    """
     if ds is stage:
         return num
     parents = [(i, parent) for i, parent in enumerate(ds.parents) if stage in tolerating(parent)]

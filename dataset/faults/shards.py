@@ -16,8 +16,8 @@ from gristmill.dataset.states.values import copied
 class ShardFaults:
     """The faults of one shard.
 
-    Law: a shard continues with the counts in the state that it is given: the same if the number of shards is; else the same
-    rate of its own elements, rounded up to a whole fault.
+    Law: a shard continues with the counts in the state that it is given: the same if the number of
+    shards is; else the same rate of its own elements, rounded up to a whole fault.
 
     Args:
         ds: the dataset.

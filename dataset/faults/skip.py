@@ -53,7 +53,8 @@ class SkipFailed(Stream):
             if choices is None and (known is None or tried >= known.until):
                 try:
                     wanted = cell.take_wanted()
-                    if wanted > 1 and not self.tolerance.retries:  # which begin at a position before the output
+                    # which begin at a position before the output
+                    if wanted > 1 and not self.tolerance.retries:
                         inner.wanted = wanted
                         steps = repeat(True, wanted)
                         cell.compute_by(partial(_after, inner, tried + wanted, steps, count, known))
@@ -84,7 +85,9 @@ class SkipFailed(Stream):
             yield found.pop()
 
     def _one(self, cell: Cell) -> list[Any] | None:
-        """Return the next output in a list, which is empty at the end; ``None`` if it was skipped."""
+        """Return the next output in a list, which is empty at the end; ``None`` if it was
+        skipped.
+        """
         choices, (_, tried, _, known) = cell.choices, cell.pos
         choice, counts = NEW, None
         if choices is not None:
@@ -162,7 +165,9 @@ class SkipFailed(Stream):
             raise excess from error
 
     def _check_state(self, pos: Pos, error: Exception) -> None:
-        """Raise ``error`` if the parent has no state: it may be a plain iterator, which ends or goes on after an error."""
+        """Raise ``error`` if the parent has no state: it may be a plain iterator, which ends or
+        continues after an error.
+        """
         try:
             self.parent.save(pos)
             return
@@ -211,7 +216,8 @@ class SkipFailed(Stream):
     def _trace(self, cell: Cell, counts: Mapping[str, int] | None) -> None:
         assert self.tracing is not None
         try:
-            for x in islice(self.parent.run(self.inner), 1):  # an output that does not fail now is skipped, too
+            # an output that does not fail now is skipped, too
+            for x in islice(self.parent.run(self.inner), 1):
                 self.tracing.note_faults(x.rows)
         except Exception as error:
             self.tracing.note_fault(error)
@@ -273,5 +279,7 @@ class SkipFailed(Stream):
 
 
 def _after(inner: Cell, end: int, steps: Iterator[bool], count: Count, known: Known | None) -> Pos:
-    """Return the position in a block of outputs, of which there is one in ``steps`` for each that was not yielded."""
+    """Return the position in a block of outputs, of which there is one in ``steps`` for each that
+    was not yielded.
+    """
     return inner.settle(), end - length_hint(steps), count, known

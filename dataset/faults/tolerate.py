@@ -68,7 +68,8 @@ class TolerateParameters(Parameters):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "log": None if hasattr(self.log, "write") else self.log}  # an open file stays in its process
+        # an open file stays in its process
+        return {**vars(self), "log": None if hasattr(self.log, "write") else self.log}
 
     def tolerance_of(self, stage: Any) -> Tolerance:
         limits = Limits(Tolerance.new_number(), str(stage), self.max_rate, self.max_total, self.max_consecutive)
@@ -78,7 +79,8 @@ class TolerateParameters(Parameters):
 class TolerateMapDataset(BlockMapDataset[T]):
     """Returns the parent's elements; where one fails, ``None`` or the one at another index.
 
-    Order: the parent's. State: the iterator that reads it has the counts of faults. Cost: nothing as long as nothing fails.
+    Order: the parent's. State: the iterator that reads it has the counts of faults. Cost: nothing
+    as long as nothing fails.
     """
 
     _element_spec = spec_of_first_parent
@@ -132,7 +134,9 @@ class TolerateMapDataset(BlockMapDataset[T]):
 
     @cached
     def _keeps_attempts(self) -> bool:
-        """True if events of a failed attempt are dropped before the next one: the parent has such, too."""
+        """True if events of a failed attempt are dropped before the next one: the parent has such,
+        too.
+        """
         return self._tolerance.retries > 0 and any([node._tolerance is not None for node in ancestors(self._parent)])
 
     def _num_events(self) -> int:
@@ -190,7 +194,9 @@ class TolerateMapDataset(BlockMapDataset[T]):
         return [Part(self._parent, next(itertools.islice(self._candidates(index), num, None)))]
 
     def _failing(self, index: int, num: int) -> Iterable[int]:
-        """Return the indices of the ``num`` elements that failed in place of the one at ``index``."""
+        """Return the indices of the ``num`` elements that failed in place of the one at
+        ``index``.
+        """
         return itertools.islice(self._candidates(index), num)
 
     def _check_replacements(self, num_failed: int, faults: list[Fault]) -> None:
@@ -202,7 +208,9 @@ class TolerateMapDataset(BlockMapDataset[T]):
             raise error
 
     def _candidates(self, index: int) -> Iterator[int]:
-        """Return ``index``, then others of its epoch and component in an order that follows from the seed and ``index``."""
+        """Return ``index``, then others of its epoch and component in an order that follows from
+        the seed and ``index``.
+        """
         yield index
         length = len(self)
         if length < 2:
@@ -240,7 +248,8 @@ def _component(ds: Any, index: int) -> tuple[int, ...]:
 class TolerateIterDataset(IterDataset[T]):
     """Returns the parent's elements, without those that fail.
 
-    Order: the parent's. State: the parent's, how many elements were tried, and how many have failed. Cost: 0.2 µs per element.
+    Order: the parent's. State: the parent's, how many elements were tried, and how many have
+    failed. Cost: 0.2 µs per element.
     """
 
     _drops = True

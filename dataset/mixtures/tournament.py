@@ -22,7 +22,8 @@ class Runner(NamedTuple):
 
 
 class Tournament:
-    """Finds the least number at a length that only grows, in a time that hardly depends on how many there are.
+    """Finds the least number at a length that only grows, in a time that hardly depends on how many
+    there are.
 
     The numbers are the leaves of a binary tree. Each node knows the least one below it, and the
     length up to which that remains the least (a kinetic tournament). Source: J. Basch, L. Guibas,

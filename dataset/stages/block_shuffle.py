@@ -75,7 +75,9 @@ class BlockShuffleMapDataset(ReindexMapDataset[T]):
         return elements if self._reports is None else map(self._without_outcome, elements)
 
     def _without_outcome(self, x: Any) -> Any:
-        """Return an element of a block, after what failed in it is reported as if it was computed now."""
+        """Return an element of a block, after what failed in it is reported as if it was computed
+        now.
+        """
         if type(x) is Outcome and self._reports is not None:
             self._reports.here().extend(x.events)
             x = x.element

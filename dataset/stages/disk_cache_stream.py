@@ -136,7 +136,8 @@ class DiskBlocks(Refilling):
         return f"{offset} elements" if offset else None
 
     def next_of_parent(self, end: Pos, records: Records) -> Pos:
-        return self.parent.next_epoch(end[0], (*end[-1], *records))  # its cell does not move where blocks are on disk
+        # its cell does not move where blocks are on disk
+        return self.parent.next_epoch(end[0], (*end[-1], *records))
 
     def _run(self, cell: Cell) -> Iterator[Any]:
         block, offset = self._begin(cell)

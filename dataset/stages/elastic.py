@@ -1,4 +1,6 @@
-"""``ElasticIterator``: one of several shards, whose number may change from one checkpoint to the next."""
+"""``ElasticIterator``: one of several shards, whose number may change from one checkpoint to the
+next.
+"""
 
 from __future__ import annotations
 
@@ -30,52 +32,60 @@ T = TypeVar("T")
 
 
 class ElasticParameters(Parameters):
-    global_batch_size: int = aside(in_text=True)  # a state goes on with another one, and with other shards
+    # a state continues with another one, and with other shards
+    global_batch_size: int = aside(in_text=True)
     shard_options: ShardOptions = aside(in_text=True)
     read_options: ReadOptions | None = aside()
     multiprocessing_options: MultiprocessingOptions | None = aside()
 
 
 class ElasticIterator(StreamIterator[T], IterDataset[T]):
-    """Iterates over one shard of ``ds`` in batches; a checkpoint of any number of shards restores with any other number.
+    """Iterates over one shard of ``ds`` in batches; a checkpoint of any number of shards restores
+    with any other number.
 
-    Law, for a ``MapDataset``: in step ``t`` the ``n`` shards together deliver the next ``global_batch_size`` elements of
-    ``ds``, of which shard ``s`` has every ``n``-th, from the ``s``-th on. All shards end with the same step, the last one for
-    which a whole global batch is there. A state is the same in all shards after the same step, and restores in any shard of
-    any number of shards.
+    Law, for a ``MapDataset``: in step ``t`` the ``n`` shards together deliver the next
+    ``global_batch_size`` elements of ``ds``, of which shard ``s`` has every ``n``-th, from the
+    ``s``-th on. All shards end with the same step, the last one for which a whole global batch is
+    there. A state is the same in all shards after the same step, and restores in any shard of any
+    number of shards.
 
-    If ``ds`` has a filter, no shard knows without evaluating it which elements are its own: everything up to the last filter
-    is computed in all shards, what comes after it for a shard's own elements only.
+    If ``ds`` has a filter, no shard knows without evaluating it which elements are its own:
+    everything up to the last filter is computed in all shards, what comes after it for a shard's
+    own elements only.
 
-    Law, for an ``IterDataset``: it interleaves datasets, such as files, of which shard ``s`` has numbers ``s``, ``s + n``, ….
-    Each shard ends when its datasets do, its last batch may be smaller. After the number of shards has changed, every element
-    that no shard had delivered is delivered by exactly one, in an order of its own. That takes the states of all shards:
-    Orbax checkpoints have them; otherwise see ``get_shard_states``.
+    Law, for an ``IterDataset``: it interleaves datasets, such as files, of which shard ``s`` has
+    numbers ``s``, ``s + n``, …. Each shard ends when its datasets do, its last batch may be
+    smaller. After the number of shards has changed, every element that no shard had delivered is
+    delivered by exactly one, in an order of its own. That takes the states of all shards: Orbax
+    checkpoints have them; otherwise see ``get_shard_states``.
 
-    It is an iterator, and also a dataset that can be chained (``it.map(...)``) whose only iterator it is itself: iterating over
-    it again goes on where it is.
+    It is an iterator, and also a dataset that can be chained (``it.map(...)``) whose only iterator
+    it is itself: iterating over it again continues where it is.
 
-    Where ``ds`` tolerates faults, every shard has the budget for its own part, and the state has the shard's counts beside the
-    position. The same number of shards goes on with them. Another one goes on with the rate, of one shard or of all whose states
-    a checkpoint joins: as many faults as that are of its own elements so far, rounded up. What fails is tried anew.
+    Where ``ds`` tolerates faults, every shard has the budget for its own part, and the state has
+    the shard's counts beside the position. The same number of shards continues with them. Another
+    one continues with the rate, of one shard or of all whose states a checkpoint joins: as many
+    faults as that are of its own elements so far, rounded up. What fails is tried again.
 
-    Order: as above. State: ``{"global_next_index": g}``, with ``tolerate`` also ``"faults"``; for an ``IterDataset`` this shard,
-    the number of shards, and which datasets are where. Cost: that of ``ds``, sliced, batched and converted by
-    ``to_iter_dataset``.
+    Order: as above. State: ``{"global_next_index": g}``, with ``tolerate`` also ``"faults"``; for
+    an ``IterDataset`` this shard, the number of shards, and which datasets are where. Cost: that of
+    ``ds``, sliced, batched and converted by ``to_iter_dataset``.
 
     Args:
-        ds: a ``MapDataset``, not sharded. Or an ``IterDataset``: an ``InterleaveIterDataset``, with or without steps after it
-            that have no state of their own, such as ``map``, ``filter`` and ``batch``.
-        global_batch_size: elements per step in all shards together, a multiple of their number. 0, for an ``IterDataset``:
-            single elements.
+        ds: a ``MapDataset``, not sharded. Or an ``IterDataset``: an ``InterleaveIterDataset``, with
+            or without steps after it that have no state of their own, such as ``map``, ``filter``
+            and ``batch``.
+        global_batch_size: elements per step in all shards together, a multiple of their number. 0,
+            for an ``IterDataset``: single elements.
         shard_options: this shard and the number of shards.
-        read_options: number of threads and batches ahead. An ``IterDataset`` reads ahead as its own parts say.
+        read_options: number of threads and batches ahead. An ``IterDataset`` reads ahead as its own
+            parts say.
         multiprocessing_options: computes the batches of a ``MapDataset`` in worker processes.
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: ``global_batch_size`` is not a positive multiple of the number of shards, or ``ds`` is an ``IterDataset``
-            whose state cannot be divided anew.
+        ValueError: ``global_batch_size`` is not a positive multiple of the number of shards, or
+            ``ds`` is an ``IterDataset`` whose state cannot be divided again.
         NotImplementedError: ``multiprocessing_options`` for an ``IterDataset``.
 
     Example:
@@ -183,16 +193,19 @@ class ElasticIterator(StreamIterator[T], IterDataset[T]):
         return (self._ds if isinstance(self._ds, MapDataset) else iterate(self._ds),)
 
     def get_shard_states(self) -> dict[int, dict[str, Any]]:
-        """The states of the datasets of this shard, by their number among all datasets; for an ``IterDataset``.
+        """The states of the datasets of this shard, by their number among all datasets; for an
+        ``IterDataset``.
 
-        Those of all shards together are what ``set_shard_states`` of another number of shards needs.
+        Those of all shards together are what ``set_shard_states`` of another number of shards
+        needs.
 
         Returns:
-            For each dataset ``{"exhausted": 0 or 1, "state": state}``. The state is ``None`` where it says nothing more: of a
-            dataset from which nothing was read, or that has ended.
+            For each dataset ``{"exhausted": 0 or 1, "state": state}``. The state is ``None`` where
+            it says nothing more: of a dataset from which nothing was read, or that has ended.
 
         Raises:
-            NotImplementedError: ``ds`` is a ``MapDataset``, for which every state is that of all shards.
+            NotImplementedError: ``ds`` is a ``MapDataset``, for which every state is that of all
+                shards.
 
         Example:
             >>> from gristmill.dataset.stages.interleave import InterleaveDatasetIterator, InterleaveIterDataset
@@ -213,12 +226,14 @@ class ElasticIterator(StreamIterator[T], IterDataset[T]):
         """Continues with the datasets of this shard from ``states``.
 
         Args:
-            states: what ``get_shard_states`` of all shards gave, in one mapping, whatever their number was. The keys may be
-                text, as in JSON; datasets of other shards are ignored.
+            states: what ``get_shard_states`` of all shards gave, in one mapping, whatever their
+                number was. The keys may be text, as in JSON; datasets of other shards are ignored.
 
         Raises:
-            NotImplementedError: ``ds`` is a ``MapDataset``, for which every state is that of all shards.
-            StateMismatchError: the state of a dataset of this shard is missing or damaged; nothing has changed then.
+            NotImplementedError: ``ds`` is a ``MapDataset``, for which every state is that of all
+                shards.
+            StateMismatchError: the state of a dataset of this shard is missing or damaged; nothing
+                has changed then.
         """
         self.set_state(self._files.state_from(states))
 

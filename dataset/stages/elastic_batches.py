@@ -171,7 +171,8 @@ class Batches(Stream):
     def load(self, state: Any) -> Pos:
         value = state_field(state, "global_next_index", self)
         index = plain_int(value)
-        end = self.length + self.size  # some of Grain's shards go on for a step when others have ended
+        # some of Grain's shards continue for a step when others have ended
+        end = self.length + self.size
         if index is None or not 0 <= index < end:
             raise StateIndexError(
                 f"global_next_index in the state of {self} must be in [0, {end}), for a dataset of length {self.length}, "
@@ -255,12 +256,15 @@ class SparseBatches(Batches):
 
 
 def batches_of(ds: MapDataset[Any], **given: Any) -> Callable[[Any], Batches]:
-    """Return what makes the stream of the batches of ``ds``, with these other arguments of ``Batches``."""
+    """Return what makes the stream of the batches of ``ds``, with these other arguments of
+    ``Batches``.
+    """
     return partial(SparseBatches if dropping_steps(ds) else Batches, ds=ds, **given)
 
 
 class StepsIterDataset(IterDataset[tuple[int, list[int]]]):
-    """For every step the index in ``ds`` after its last element, and the indices of the elements of one shard.
+    """For every step the index in ``ds`` after its last element, and the indices of the elements of
+    one shard.
 
     Several workers take the steps in turn, each of them looks for all of them.
     """
@@ -288,7 +292,8 @@ class StepsIterDataset(IterDataset[tuple[int, list[int]]]):
 
 
 class Steps(Layer):
-    """The steps of one worker. The position: the parent's, and the number of the next step of all workers.
+    """The steps of one worker. The position: the parent's, and the number of the next step of all
+    workers.
 
     Args:
         stage: the definition.
@@ -359,7 +364,8 @@ class Steps(Layer):
     def pass_step(self, cell: Cell) -> None:
         """Move past the next step.
 
-        What fails counts as an element, so that shards that fail and shards that do not go on at the same place.
+        What fails counts as an element, so that shards that fail and shards that do not continue at
+        the same place.
         """
         pos, num_steps = cell.pos
         inner, is_own = self.inner.at(pos, choices=cell.choices), False

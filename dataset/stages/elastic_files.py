@@ -1,4 +1,4 @@
-"""The share of one shard in an interleave of datasets, whose states can be shared out anew."""
+"""The share of one shard in an interleave of datasets, whose states can be shared out again."""
 
 from __future__ import annotations
 
@@ -135,7 +135,9 @@ def open_files(ds: IterDataset[Any], batch_size: int, shard: ShardOptions, batch
 
 
 def _interleave_of(ds: IterDataset[Any]) -> InterleaveIterDataset[Any]:
-    """Return the interleave at the beginning of ``ds``, behind which there must be no other state."""
+    """Return the interleave at the beginning of ``ds``, behind which there must be no other
+    state.
+    """
     it = iterate(ds)
     while not isinstance(it, InterleaveDatasetIterator):
         if not (isinstance(it, ThreadPrefetchDatasetIterator) or adds_no_state(it)):

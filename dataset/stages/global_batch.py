@@ -85,7 +85,8 @@ class GlobalBatchParameters(Parameters):
         if workers is None:
             return
         check_worker_options("workers", workers)
-        if workers.num_workers == "auto":  # each worker gives a part of every batch, so their number is fixed
+        # each worker gives a part of every batch, so their number is fixed
+        if workers.num_workers == "auto":
             most = len(self.lanes) if isinstance(workers, RayOptions) else most_workers(workers.max_workers, len(self.lanes))
             workers = with_number(workers, min(most, workers.max_workers or most))
             self._replace(workers=workers)

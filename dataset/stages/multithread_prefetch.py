@@ -34,8 +34,8 @@ def multithread_prefetch(
 
     Args:
         ds: the dataset.
-        num_threads: number of threads; 0 returns ``ds`` itself. ``"auto"``: the stream is that of 16, and the threads of the
-            pipeline compute it (see ``DatasetOptions.max_threads``).
+        num_threads: number of threads; 0 returns ``ds`` itself. ``"auto"``: the stream is that of
+            16, and the threads of the pipeline compute it (see ``DatasetOptions.max_threads``).
         buffer_size: the most outputs for each thread to be ahead; 0 computes in the calling thread.
         sequential_slice: give each thread a contiguous part of the source instead of every
             ``num_threads``-th element.

@@ -1,9 +1,10 @@
-"""``mp_prefetch(order="stream")`` of a pipeline that begins with an interleave: workers compute its datasets, each a whole one.
+"""``mp_prefetch(order="stream")`` of a pipeline that begins with an interleave: workers compute its
+datasets, each a whole one.
 
 Guarantees:
 
-1. Which elements come from where is decided by the interleave, in the consumer, from the elements of its datasets alone. Its
-   states are those without workers.
+1. Which elements come from where is decided by the interleave, in the consumer, from the elements
+   of its datasets alone. Its states are those without workers.
 2. Dataset ``i`` is lane ``i`` of the workers. Only lanes of datasets that are open are computed.
 """
 
@@ -40,13 +41,17 @@ Workers = Callable[..., IterDataset[Any]]  # of a dataset, and optionally the nu
 
 
 def needs_of(step: Any) -> str | None:
-    """What a step needs to know of elements to be applied to each alone; ``None`` if that is not enough or not known."""
+    """The property of elements that a stage needs to be applied to each alone; ``None`` if that is
+    not enough or unknown.
+    """
     needs: str | None = step._works_on
     return needs if is_of_library(step) else None
 
 
 def interleaved_part(ds: IterDataset[Any]) -> IterDataset[Any] | None:
-    """Of ``ds`` the interleave that it begins with, and the steps behind that which change every element alone, if it does so."""
+    """Of ``ds`` the interleave that it begins with, and the steps behind that which change every
+    element alone, if it does so.
+    """
     chain = _chain(ds)
     if type(chain[0]) is not InterleaveIterDataset:
         return None
@@ -109,7 +114,9 @@ class MemberIterDataset(IterDataset[Any]):
 
 
 class _OfWhole(IteratorContext):
-    """Of a dataset that one worker has as a whole, so that its elements have the numbers that they have without workers."""
+    """Of a dataset that one worker has as a whole, so that its elements have the numbers that they
+    have without workers.
+    """
 
     def belong_to(self, index: int, count: int, whole: IteratorContext) -> None:
         super().belong_to(0, 1, whole)
@@ -120,9 +127,11 @@ class StreamInterleaveParameters(Parameters):
 
 
 class StreamInterleaveIterDataset(IterDataset[T]):
-    """The elements of the parent, an interleave and steps for every element alone, whose datasets are computed by ``workers``.
+    """The elements of the parent, an interleave and steps for every element alone, whose datasets
+    are computed by ``workers``.
 
-    Order: the parent's. State: the parent's. Cost: when a dataset is opened, its worker goes back to what has arrived.
+    Order: the parent's. State: the parent's. Cost: when a dataset is opened, its worker goes back
+    to what has arrived.
     """
 
     _adds_step = False
@@ -166,7 +175,9 @@ class StreamInterleaveIterDataset(IterDataset[T]):
 
 
 class StreamInterleave(Stream):
-    """The elements of an interleave whose datasets are computed by ``members``. The position is its."""
+    """The elements of an interleave whose datasets are computed by ``members``. The position is
+    its.
+    """
 
     flow = "one_to_one"
 
@@ -218,7 +229,8 @@ class _Members:
     """
 
     def __init__(self, workers: RoundRobinIterator[Any]) -> None:
-        self.ctx: IteratorContext = ComponentContext(IteratorContext(joined=None))  # of the interleave
+        # of the interleave
+        self.ctx: IteratorContext = ComponentContext(IteratorContext(joined=None))
         self._workers = workers
         self._lanes: Sequence[WorkerLane] = ()
         self._process_id = 0
@@ -226,14 +238,14 @@ class _Members:
         self._waiting: dict[int, Any] = {}  # states of lanes that were not started
 
     def iterator(self, index: int, whole: DatasetIterator[Any]) -> MemberDatasetIterator[Any]:
-        """What stands for ``whole``, an iterator of dataset ``index``."""
+        """The replacement of ``whole``, an iterator of dataset ``index``."""
         return MemberDatasetIterator(self, index, whole)
 
     def close(self) -> None:
         self._workers.close()
 
     def use(self, index: int, user: _User, state: Any) -> None:
-        """Lets lane ``index`` go on from ``state``, for ``user``."""
+        """Lets lane ``index`` continue from ``state``, for ``user``."""
         self._users[index], self._waiting[index] = user, state
 
     def is_used(self, index: int, user: _User) -> bool:
@@ -323,7 +335,8 @@ class MemberElements(Stream):
     def _run(self, cell: Cell) -> Iterator[Any]:
         self._pos = None
         while True:
-            self._use_lane(cell.pos)  # a state may have been loaded, and then refused by another stage
+            # a state may have been loaded, and then refused by another stage
+            self._use_lane(cell.pos)
             lane = self._members.lane(self._index)
             try:
                 while not lane.ready and lane.is_running:

@@ -65,7 +65,8 @@ def pipeline_difference(saved: Mapping[str, Any], own: Mapping[str, Any]) -> str
         check_description(saved.get("stages"), own["stages"])
     except StateMismatchError as error:
         _, is_difference, text = str(error).partition("pipeline: ")
-        return text.rpartition(". ")[0] if is_difference else str(error)  # without the remedy of checkpoints
+        # without the remedy of checkpoints
+        return text.rpartition(". ")[0] if is_difference else str(error)
     if saved.get("python") != own["python"]:
         return None
     for then, now in zip(saved.get("code", ()), own["code"], strict=False):

@@ -1,1 +1,1 @@
-"""Where the bytes of sources come from: numbered files on disks and in object stores, and what is noted beside them."""
+"""The bytes of sources: numbered files on disks and in object stores, and the notes beside them."""

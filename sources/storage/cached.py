@@ -1,15 +1,16 @@
 """Remote files that are kept on a local disk while they are read: ``cached``.
 
-A source reads remote files through ``Files``, its own or those of its parts. ``cached`` copies the source as pickling it does, so
-without what is open, with a ``CachedFiles`` in place of each ``Files`` that is met on the way. Nothing else is asked of a source.
+A source reads remote files through ``Files``, its own or those of its parts. ``cached`` copies the
+source as pickling it does, so without what is open, with a ``CachedFiles`` in place of each
+``Files`` that is met on the way. Nothing else is asked of a source.
 
 What holds when several threads and processes read through a cache (see also ``parts``):
 
 1. What is read is the same as without the cache, and of one version. A file in another version, or
    of another size, is another file. One whose store reports no versions is downloaded as a whole,
    from one answer, before any of it is read.
-2. A block is fetched by one thread at a time, in all processes. Nobody waits for it for longer than ``_WAIT_SECONDS``, and nobody
-   waits who fetches something himself: after that he fetches it, too.
+2. A block is fetched by one thread at a time, in all processes. Nobody waits for it for longer than
+   ``_WAIT_SECONDS``, and nobody waits who fetches something himself: after that he fetches it, too.
 3. Where nothing can be kept, what is read comes from the store, and one warning says so.
 """
 
@@ -51,7 +52,8 @@ Block = tuple[int, int]  # the number of a file, and which of its blocks
 
 
 def cached(source_or_urls: Any, folder: str | os.PathLike[str], max_bytes: int | None = None, *, filesystem: Any = None) -> Any:
-    """A source that keeps what it reads from afar in ``folder``; or, for URLs, the local paths of these files, downloaded.
+    """A source that keeps what it reads from afar in ``folder``; or, for URLs, the local paths of
+    these files, downloaded.
 
     The source has the same elements and the same ``repr`` as ``source_or_urls``, and reads blocks
     of 1 MB. What was read once, by whichever process of this machine, is read from the disk from
@@ -59,16 +61,19 @@ def cached(source_or_urls: Any, folder: str | os.PathLike[str], max_bytes: int |
     a store reports neither entity tags nor times of change, a warning says so, and each file is
     downloaded as a whole for this source and its copies alone.
 
-    URLs are for libraries that want paths: all files that are not in ``folder`` are downloaded before this returns.
+    URLs are for libraries that want paths: all files that are not in ``folder`` are downloaded
+    before this returns.
 
-    Any number of processes may share ``folder``, which must be on a disk of this machine, and any may be killed at any time.
+    Any number of processes may share ``folder``, which must be on a disk of this machine, and any
+    may be killed at any time.
 
     Args:
-        source_or_urls: a source of gristmill that reads URLs, or a URL, a pattern or a sequence of them (see ``JsonlSource``);
-            local paths among them are returned as they are.
+        source_or_urls: a source of gristmill that reads URLs, or a URL, a pattern or a sequence of
+            them (see ``JsonlSource``); local paths among them are returned as they are.
         folder: where files are kept; made if it does not exist.
-        max_bytes: how much may be kept there, at least 64 KB; above that, what was used least recently is thrown away. Files
-            whose paths were given to a process that lives stay. By default there is no limit but the disk.
+        max_bytes: how much may be kept there, at least 64 KB; above that, what was used least
+            recently is thrown away. Files whose paths were given to a process that lives stay. By
+            default there is no limit but the disk.
         filesystem: for URLs, a file system of fsspec to read them through. A source has its own.
 
     Returns:
@@ -77,7 +82,8 @@ def cached(source_or_urls: Any, folder: str | os.PathLike[str], max_bytes: int |
     Raises:
         TypeError: this is no source that reads files by ranges.
         ValueError: ``max_bytes`` is too small.
-        OSError: ``folder`` cannot be written; or, for URLs, one cannot be read, or there is not enough room.
+        OSError: ``folder`` cannot be written; or, for URLs, one cannot be read, or there is not
+            enough room.
 
     Example:
         >>> import tempfile, fsspec
@@ -149,7 +155,8 @@ def _through_a_cache(source: Any, folder: str, max_bytes: int | None) -> Any:
 
 
 def identity_of(files: Files, number: int, otherwise: str) -> str:
-    """What tells a remote file from all others, with ``otherwise`` in place of a version if its store tells none.
+    """The text that identifies a remote file, with ``otherwise`` in place of a version if its store
+    has none.
 
     Of a signed address, what is signed is part of it.
     """
@@ -178,7 +185,7 @@ def _has_version(found: Found | None) -> bool:
 
 
 def _text_of(filesystem: Any) -> str:
-    """What tells a file system of fsspec from others."""
+    """The text that identifies a file system of fsspec."""
     if filesystem is None:
         return ""
     try:
@@ -195,7 +202,9 @@ class _UnderWay:
         self._blocks: dict[Block, Lock] = {}
 
     def begin(self, block: Block, mine: Lock) -> Lock | None:
-        """Return the lock of the thread that fetches the block; ``None``: the caller is to do so."""
+        """Return the lock of the thread that fetches the block; ``None``: the caller is to do
+        so.
+        """
         with self._lock:
             other = self._blocks.get(block)
             if other is not None and not other.is_free():
@@ -229,7 +238,8 @@ def _few_blocks_at_a_time(places: Sequence[int], ranges: Sequence[tuple[int, int
 
 
 class CachedFiles(Files):
-    """The same files as ``files``, of which remote ones are read by blocks that are kept in a folder.
+    """The same files as ``files``, of which remote ones are read by blocks that are kept in a
+    folder.
 
     Args:
         files: files, local ones or others; their paths, sizes and description are those of this.
@@ -288,7 +298,8 @@ class CachedFiles(Files):
             check_range(self.paths, self.sizes, ranges[place])
             pieces[place] = self._kept(*ranges[place])
         missing = [place for place, piece in enumerate(pieces) if piece is None]
-        if missing and time.monotonic() < self._keep_again_at:  # whole blocks would be fetched in vain
+        # whole blocks would be fetched in vain
+        if missing and time.monotonic() < self._keep_again_at:
             for place, piece in zip(missing, super()._read_remote([ranges[place] for place in missing]), strict=True):
                 pieces[place] = piece
             return pieces
@@ -298,7 +309,9 @@ class CachedFiles(Files):
         return pieces
 
     def _kept_in_open_parts(self, ranges: Sequence[tuple[int, int, int]]) -> list[bytes | None]:
-        """What is had at once. Written for speed: this is all that happens in a second epoch."""
+        """The blocks that are available at once. Written for speed: this is all that happens in a
+        second epoch.
+        """
         parts, part_bytes = self._parts, self._layout.part_bytes
         pieces: list[bytes | None] = []
         used: dict[Part, Trust] = {}
@@ -360,7 +373,9 @@ class CachedFiles(Files):
         return part
 
     def _look_after_parts(self) -> None:
-        """Notes which parts were used, and closes those that were thrown away: open files take room on the disk."""
+        """Notes which parts were used, and closes those that were thrown away: open files take room
+        on the disk.
+        """
         self._look_after_at = time.monotonic() + 1
         for key, part in list(self._parts.items()):
             if not part.is_kept():
@@ -411,7 +426,9 @@ class CachedFiles(Files):
             return False
 
     def _fetch_blocks(self, blocks: Sequence[Block], alone: bool = True) -> tuple[dict[Block, bytes], dict[Block, Any]]:
-        """Fetches and keeps blocks, with ``alone`` those that nobody else fetches. What was fetched, and what others do."""
+        """Fetches and keeps blocks, with ``alone`` those that nobody else fetches. What was
+        fetched, and what others do.
+        """
         lock = Lock()
         with lock:
             return self._fetch_holding(lock, blocks, alone)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 
 class DamagedFileError(ValueError):
-    """A file does not hold what its format or its index says: the text names the file, the byte and what to do.
+    """A file does not hold what its format or its index says: the text names the file, the byte and
+    what to do.
 
     Example:
         >>> str(damaged("a.jsonl", 120, "the line is not valid JSON", "Repair the line, or leave it out"))
@@ -13,7 +14,9 @@ class DamagedFileError(ValueError):
 
 
 class ChangedFileError(DamagedFileError):
-    """A file is no longer the one that the source was made of. Data must not change while they are read."""
+    """A file is no longer the one that the source was made of. Data must not change while they are
+    read.
+    """
 
 
 def damaged(path: str, offset: int, what: str, remedy: str) -> DamagedFileError:

@@ -3,8 +3,10 @@
 What holds when several threads and processes use one ``Files``:
 
 1. Any thread may read at any time: no reader keeps a position.
-2. A file is opened by the first read of a process that needs it. Copies (pickles) carry paths and sizes, and open anew.
-3. What comes back is as long as what was asked for. A file that is not what it was is an error (see ``local``).
+2. A file is opened by the first read of a process that needs it. Copies (pickles) carry paths and
+   sizes, and open again.
+3. What comes back is as long as what was asked for. A file that is not what it was is an error (see
+   ``local``).
 4. Connections to stores and servers belong to the process, not to a ``Files`` (see ``remote``).
 """
 
@@ -24,12 +26,14 @@ from gristmill.sources.storage import forks, remote
 from gristmill.sources.storage.local import LocalFile, LocalFiles, is_local, local_size, starting_folder
 from gristmill.sources.storage.per_process import PerProcess
 
-REPLACEMENT = "files"  # in the memo of copy.deepcopy: the function of a ``Files`` that makes what takes its place in the copy
+# in the memo of copy.deepcopy: the function of a ``Files`` that makes what takes its place in the
+# copy
+REPLACEMENT = "files"
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
 
 
 def is_url(path: str) -> bool:
-    """Whether ``path`` is that of an object store or a server.
+    """True if ``path`` is that of an object store or a server.
 
     Example:
         >>> is_url("s3://bucket/a.jsonl"), is_url("/data/a.jsonl")
@@ -39,13 +43,16 @@ def is_url(path: str) -> bool:
 
 
 class Files(PerProcess):
-    """Files by number, of which ranges are read: local ones, and those of object stores and servers.
+    """Files by number, of which ranges are read: local ones, and those of object stores and
+    servers.
 
-    Sizes of remote files are found out together. Ranges that lie close to each other are read by one request.
+    Sizes of remote files are found out together. Ranges that lie close to each other are read by
+    one request.
 
     Args:
         paths: local paths or URLs, at least one, without patterns (see ``list_files``).
-        filesystem: an fsspec file system to read all of them through; with ``None`` URLs are read through obstore.
+        filesystem: an fsspec file system to read all of them through; with ``None`` URLs are read
+            through obstore.
 
     Raises:
         OSError: a file does not exist or cannot be read.
@@ -64,7 +71,8 @@ class Files(PerProcess):
         remotely = [filesystem is not None or is_url(path) for path in self.paths]
         those = [path for path, is_remote in zip(self.paths, remotely, strict=True) if is_remote]
         found = iter(remote.find_all(those, filesystem) if those else [])
-        self._found = [next(found) if is_remote else None for is_remote in remotely]  # None of local files
+        # None of local files
+        self._found = [next(found) if is_remote else None for is_remote in remotely]
         self.sizes = [known.size if known else local_size(path) for path, known in zip(self.paths, self._found, strict=True)]
         self._starting_folder = starting_folder(
             [path for path, is_remote in zip(self.paths, remotely, strict=True) if not is_remote]
@@ -83,9 +91,11 @@ class Files(PerProcess):
         return os.path.join(self._starting_folder, self.paths[number])  # noqa: PTH118
 
     def read(self, ranges: Sequence[tuple[int, int, int]]) -> list[bytes]:
-        """The bytes ``start`` to ``stop - 1`` of file ``number``, for each ``(number, start, stop)``, in this order.
+        """The bytes ``start`` to ``stop - 1`` of file ``number``, for each
+        ``(number, start, stop)``, in this order.
 
-        Ranges of remote files that lie close together are read by one request, and requests run together.
+        Ranges of remote files that lie close together are read by one request, and requests run
+        together.
 
         Raises:
             ChangedFileError: a file is not what it was.
@@ -124,7 +134,9 @@ class Files(PerProcess):
         return self._read_remote([(number, start, stop)])[0]
 
     def read_into(self, number: int, start: int, buffer: memoryview) -> None:
-        """Fills ``buffer``, writable and contiguous, with the bytes of file ``number`` from ``start`` on. Raises: as ``read``."""
+        """Fills ``buffer``, writable and contiguous, with the bytes of file ``number`` from
+        ``start`` on. Raises: as ``read``.
+        """
         if self._found[number] is None:
             self._file(number).read_into(start, buffer)
         else:
@@ -137,7 +149,7 @@ class Files(PerProcess):
         return self._local.opened.get(number) or self._local.file(number)
 
     def described(self) -> str:
-        """What tells these files from others, wherever they lie, in a few words: for the ``repr`` of a source.
+        """A short text that identifies these files in any folder, for the ``repr`` of a source.
 
         Example:
             >>> Files([]).described()
@@ -166,16 +178,19 @@ class Files(PerProcess):
 
 
 def list_files(name: str, patterns: Any, filesystem: Any = None) -> list[str]:
-    """The files that ``patterns`` stand for: each pattern's in the order of their names, the patterns in the order given.
+    """The files that ``patterns`` stand for: each pattern's in the order of their names, the
+    patterns in the order given.
 
     Args:
         name: the parameter's name, for messages.
-        patterns: a path or URL, or a non-empty sequence of them. ``*``, ``?``, ``[abc]``, ``**`` stand for what is there,
-            ``{a,b}`` and ``{000..127}`` for all of these, which must exist. Servers (``https://``) do not tell what is there.
+        patterns: a path or URL, or a non-empty sequence of them. ``*``, ``?``, ``[abc]``, ``**``
+            stand for what is there, ``{a,b}`` and ``{000..127}`` for all of these, which must
+            exist. Servers (``https://``) do not tell what is there.
         filesystem: an fsspec file system, of which these are paths.
 
     Raises:
-        TypeError, ValueError: ``patterns`` is something else, or empty, or a pattern of a server's files.
+        TypeError, ValueError: ``patterns`` is something else, or empty, or a pattern of a server's
+            files.
         FileNotFoundError: nothing is there for one of them.
     """
     if isinstance(patterns, str | os.PathLike):
@@ -197,7 +212,7 @@ def list_files(name: str, patterns: Any, filesystem: Any = None) -> list[str]:
 
 
 def _one_by_one(name: str, pattern: str, filesystem: Any) -> list[str]:
-    """What the braces in a pattern stand for. A local file may have them in its name."""
+    """The expansions of the braces in a pattern. A local file may have them in its name."""
     if filesystem is None and pattern.startswith("file://"):
         pattern = urllib.parse.unquote(pattern.removeprefix("file://"))
     if filesystem is None and not is_url(pattern) and Path(pattern).exists():
@@ -206,7 +221,9 @@ def _one_by_one(name: str, pattern: str, filesystem: Any) -> list[str]:
 
 
 def _files_like(path: str, filesystem: Any) -> list[str]:
-    """The files that ``path`` stands for. Of remote ones that are no pattern ``Files`` finds out whether they exist."""
+    """The files that ``path`` stands for. Of remote ones that are no pattern ``Files`` finds out
+    whether they exist.
+    """
     if filesystem is not None or is_url(path):
         return sorted(remote.stores_of([path], filesystem)[0].names(path)) if remote.has_pattern(path) else [path]
     if Path(path).exists():
@@ -244,7 +261,8 @@ def _folders_below(folder: str, above: set[tuple[int, int]]) -> Iterator[str]:
     inner: dict[str, tuple[int, int]] = {}
     with contextlib.suppress(OSError), os.scandir(folder or ".") as entries:
         for entry in entries:
-            with contextlib.suppress(OSError):  # a link to itself, or into a folder that cannot be read
+            # a link to itself, or into a folder that cannot be read
+            with contextlib.suppress(OSError):
                 if entry.is_dir() and not entry.name.startswith("."):
                     inner[f"{folder}{entry.name}/"] = _identity(entry.stat())
     for path, identity in inner.items():
@@ -257,7 +275,8 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 
 
 def with_braces(pattern: str, name: str = "pattern") -> list[str]:
-    """The patterns that ``{a,b}`` and ``{000..127}`` in ``pattern`` stand for, the leftmost braces changing slowest.
+    """The patterns that ``{a,b}`` and ``{000..127}`` in ``pattern`` stand for, the leftmost braces
+    changing slowest.
 
     Example:
         >>> with_braces("{a,b}-{08..10}.tar")

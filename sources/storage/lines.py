@@ -1,4 +1,4 @@
-"""Where the lines of text files begin, noted in one pass."""
+"""The beginnings of the lines of text files, noted in one pass."""
 
 from __future__ import annotations
 
@@ -32,14 +32,15 @@ _CONTROL = re.compile(rb"[\x01-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
 def scan_lines(files: Files, number: int, progress: Callable[[int], None]) -> Mapping[str, np.ndarray]:
-    """Where the lines of a file begin that are not blank.
+    """The beginnings of the lines of a file that are not blank.
 
     Returns:
-        ``records``: where each begins, and where the text ends; bytes, or places if the file is compressed (see ``frames.py``).
-        Then also ``frames``, for each its first byte and the byte after it, and ``texts``, how many bytes of text are in front of
-        each, and in all. If a frame is not ``WHOLE`` (see ``compressed.py``), also ``ways``, that of
-        each frame, ``windows`` and ``window_stops``, the windows of all frames and where each of
-        them ends, and ``checksums``, the CRC-32 of the text of each frame, or 0 for a whole one.
+        ``records``: where each begins, and where the text ends; bytes, or places if the file is
+        compressed (see ``frames.py``). Then also ``frames``, for each its first byte and the byte
+        after it, and ``texts``, how many bytes of text are in front of each, and in all. If a frame
+        is not ``WHOLE`` (see ``compressed.py``), also ``ways``, that of each frame, ``windows`` and
+        ``window_stops``, the windows of all frames and where each of them ends, and ``checksums``,
+        the CRC-32 of the text of each frame, or 0 for a whole one.
 
     Raises:
         DamagedFileError: a compressed file is, or the file is not text.
@@ -160,7 +161,7 @@ class LineStarts:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 (8 bytes a line may be more than there is memory)
 
     def add(self, piece: np.ndarray) -> None:
-        """The text goes on with these bytes (``uint8``)."""
+        """The text continues with these bytes (``uint8``)."""
         for start in range(0, len(piece), _PIECE_BYTES):
             part = piece[start : start + _PIECE_BYTES]
             if len(self._held):
@@ -171,7 +172,9 @@ class LineStarts:
             self._add(part[: len(part) - num_held])
 
     def noted(self) -> np.ndarray:
-        """Where the lines begin and, as the last item, where the text ends; once all has come."""
+        """The beginnings of the lines and, as the last item, the end of the text; once all has
+        come.
+        """
         self._add(self._held)
         self._file.write(np.array([self._position], "<u8").data)
         self._file.flush()

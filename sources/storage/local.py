@@ -3,8 +3,8 @@
 What holds:
 
 1. A file stays open as long as somebody refers to it: reads under way end before it is closed.
-2. What is read is what the file was when its size was found out: another size or time of change is an error, in the file that is
-   open and in one that is opened again under the same name.
+2. What is read is what the file was when its size was found out: another size or time of change is
+   an error, in the file that is open and in one that is opened again under the same name.
 3. Each ``LocalFiles`` has few files open, and fewer where the process may not have many. If
    descriptors run out, all idle files of the process are closed, and then parked worker processes
    (see ``core.descriptors``).
@@ -30,7 +30,8 @@ _everybody: LiveObjects[LocalFiles] = LiveObjects()
 
 
 class LocalFile:
-    """A local file, open until nobody refers to it any more. All its methods may be called by several threads at once.
+    """A local file, open until nobody refers to it any more. All its methods may be called by
+    several threads at once.
 
     Raises:
         OSError: it cannot be opened.
@@ -44,7 +45,9 @@ class LocalFile:
         self.status = status.st_size, status.st_mtime_ns
 
     def _check(self) -> None:
-        """A file that was written in place is noticed after each read; one that was replaced is read as it was."""
+        """A file that was written in place is noticed after each read; one that was replaced is
+        read as it was.
+        """
         status, (size, changed_at) = os.fstat(self._descriptor), self.status
         if status.st_size != size or status.st_mtime_ns != changed_at:
             raise changed(self._path, "it was written to while it was read")
@@ -101,7 +104,8 @@ class LocalFiles:
     def __init__(self, paths: Sequence[str], sizes: Sequence[int]) -> None:
         self._paths, self._sizes = paths, sizes
         self.opened: dict[int, LocalFile] = {}
-        self._statuses: dict[int, tuple[int, int]] = {}  # of files that this process has opened before
+        # of files that this process has opened before
+        self._statuses: dict[int, tuple[int, int]] = {}
         _everybody.add(self)
 
     def file(self, number: int) -> LocalFile:

@@ -4,10 +4,13 @@ What holds when several threads and processes make a file at the same path:
 
 1. What is at the path is whole: it is written under another name, synced to disk and renamed.
 2. The one that has locked ``<path>.lock`` makes it; long names are cut, see ``name_that_fits``.
-3. The kernel frees the lock of a process that dies. The next one finds nothing at the path, and makes it.
-4. Nothing else stays. Whoever holds the lock removes the lock file; a lock on a file that has been removed counts for nothing.
-   What a process has left half-written, and locked no more, is removed by the next that makes the file.
-5. Where a file system has no locks, several may make the file; the last to rename wins, and all have made the same.
+3. The kernel frees the lock of a process that dies. The next one finds nothing at the path, and
+   makes it.
+4. Nothing else stays. Whoever holds the lock removes the lock file; a lock on a file that has been
+   removed counts for nothing. What a process has left half-written, and locked no more, is removed
+   by the next that makes the file.
+5. Where a file system has no locks, several may make the file; the last to rename wins, and all
+   have made the same.
 """
 
 from __future__ import annotations
@@ -53,7 +56,8 @@ def renamed(path: Path) -> Iterator[BinaryIO]:
     start = part.name.removesuffix(f"{token}.part")
     for left in path.parent.glob(f"{glob.escape(start)}*.part"):
         with contextlib.suppress(OSError), left.open("rb+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # who wrote it has died, or it would have the lock
+            # who wrote it has died, or it would have the lock
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             left.unlink()
     try:
         with part.open("wb") as file:
@@ -103,7 +107,9 @@ def reason(error: OSError, parameter: str) -> str | None:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[bool]:
-    """Whether this is, of all threads and processes, the one that may make the sidecar at ``path``."""
+    """True if this is, of all threads and processes, the one that may make the sidecar at
+    ``path``.
+    """
     name = path.with_name(name_that_fits(path.stem, f"{path.suffix}.lock"))
     with explained(path):
         descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)

@@ -1,4 +1,5 @@
-"""Parts of remote files that are kept on a local disk: which bytes of them are there, and which parts have to go.
+"""Parts of remote files that are kept on a local disk: which bytes of them are there, and which
+parts have to go.
 
 A part is a file that begins with a table and holds consecutive blocks of one remote file, each at
 its place. The table has a checksum for each page of 4 KB, 0 for one that was never written.
@@ -68,7 +69,9 @@ def _rounded_up(num_bytes: int, unit: int = _PAGE_BYTES) -> int:
 
 
 def write_all(descriptor: int, data: bytes, place: int) -> None:
-    """Writes all of ``data`` at byte ``place`` of a file, of which one call may write only a part."""
+    """Writes all of ``data`` at byte ``place`` of a file, of which one call may write only a
+    part.
+    """
     done = 0
     while done < len(data):
         done += os.pwrite(descriptor, memoryview(data)[done:], place + done)
@@ -82,7 +85,8 @@ class Trust(NamedTuple):
 
 
 class Part:
-    """A part, open until nobody refers to it any more. All its methods may be called by several threads at once.
+    """A part, open until nobody refers to it any more. All its methods may be called by several
+    threads at once.
 
     Args:
         path: its file, which is made if there is none.
@@ -165,7 +169,9 @@ class Part:
         write_all(self._descriptor, self._sums(first, data), first * _SUM_BYTES)
 
     def is_mine_to_fill(self, block: int) -> bool:
-        """Whether no other process is about to fill the block; if so, none is until ``end_filling``. A killed one is not."""
+        """True if no other process is about to fill the block; if so, none is until
+        ``end_filling``. A killed one is not.
+        """
         try:
             fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, block)
         except BlockingIOError:
@@ -187,7 +193,7 @@ class Part:
         return not self.is_thrown_away()
 
     def is_thrown_away(self) -> bool:
-        """Whether the part has no name any more."""
+        """True if the part has no name any more."""
         return os.fstat(self._descriptor).st_nlink == 0
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
@@ -196,10 +202,11 @@ class Part:
 
 
 class Room:
-    """How much is kept in a folder, and what has to go. One in a process for a folder.
+    """The amount kept in a folder, and the choice of what to remove. One object in a process for a
+    folder.
 
-    The sizes of all files there are added up only now and then: processes may write a 64th of what is free before they look
-    again, so that 64 of them stay below ``max_bytes``.
+    The sizes of all files there are added up only now and then: processes may write a 64th of what
+    is free before they look again, so that 64 of them stay below ``max_bytes``.
 
     Args:
         folder: where parts are, and in ``files`` whole files.
@@ -214,7 +221,9 @@ class Room:
         self.num_thrown_away = 0
 
     def take(self, num_bytes: int) -> bool:
-        """Whether ``num_bytes`` of parts may be written, after what was used least recently has been thrown away if need be."""
+        """True if ``num_bytes`` of parts may be written, after what was used least recently has
+        been thrown away if need be.
+        """
         if self._max_bytes is None:
             return True
         with self._lock:
@@ -231,10 +240,12 @@ class Room:
             return free >= 0
 
     def make_room(self, num_bytes: int, files: Sequence[Path] = ()) -> int:
-        """Throws away parts, and of ``files`` what has to go, until ``num_bytes`` and an eighth are free. What is free then.
+        """Throws away parts, and of ``files`` what has to go, until ``num_bytes`` and an eighth are
+        free. What is free then.
 
-        Nothing goes as long as a 64th more than ``num_bytes`` is free: adding up all files takes a while, and the less is free,
-        the more often it is done. Without a limit, there is always room.
+        Nothing goes as long as a 64th more than ``num_bytes`` is free: adding up all files takes a
+        while, and the less is free, the more often it is done. Without a limit, there is always
+        room.
         """
         if self._max_bytes is None:
             return num_bytes

@@ -1,4 +1,4 @@
-"""How far reading has come, for who watches a terminal."""
+"""Progress bar for long scans, shown on a terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ QUICK_SECONDS = 0.5  # what takes no longer shows nothing
 
 
 class Progress:
-    """A bar for the bytes of several files, which several threads read. ``sizes`` are by the numbers of the files."""
+    """A bar for the bytes of several files, which several threads read. ``sizes`` are by the
+    numbers of the files.
+    """
 
     def __init__(self, sizes: Mapping[int, int]) -> None:
         self._done = dict.fromkeys(sizes, 0)

@@ -2,10 +2,11 @@
 
 What holds when several threads and processes read:
 
-1. A store (a bucket, a server) is connected to once in a process, by the first request, and shared by all threads and ``Files``.
-   Connections are never used after a fork: the child gets an error that says so, or, from fsspec, its own.
-2. Requests run together in the threads of one pool, ``_MAX_REQUESTS`` at a time in a process. No request waits for another,
-   and who waits for them can be interrupted.
+1. A store (a bucket, a server) is connected to once in a process, by the first request, and shared
+   by all threads and ``Files``. Connections are never used after a fork: the child gets an error
+   that says so, or, from fsspec, its own.
+2. Requests run together in the threads of one pool, ``_MAX_REQUESTS`` at a time in a process. No
+   request waits for another, and who waits for them can be interrupted.
 3. What comes back is of the object that was found at first and as long as what was asked for, or an
    error is raised: each answer says which object it is of (its entity tag, or when it was changed),
    and which bytes of it. An answer that says something else is asked for again, and never used. A
@@ -38,8 +39,9 @@ _log = logging.getLogger("gristmill")
 T = TypeVar("T")
 R = TypeVar("R")
 
-# 32 requests of 50 ms at once cost 1.6 ms each. In that time a machine that gets 160 MB/s reads 256 KB: ranges that are closer
-# to each other than that are had sooner by one request. An answer of 8 MB arrives within its 30 seconds at 270 KB/s.
+# 32 requests of 50 ms at once cost 1.6 ms each. In that time a machine that gets 160 MB/s reads 256
+# KB: ranges that are closer to each other than that are had sooner by one request. An answer of 8
+# MB arrives within its 30 seconds at 270 KB/s.
 _MAX_GAP = 256 << 10
 _MAX_REQUEST = 8 << 20
 _MAX_REQUESTS = 32
@@ -63,14 +65,18 @@ _VARIABLES = ("AWS_", "AZURE_", "GOOGLE_")
 
 
 class Found(NamedTuple):
-    """What a store says about an object: its length in bytes, and a text that another object at its place does not have."""
+    """The answer of a store about an object: its length in bytes, and a text that another object at
+    its place does not have.
+    """
 
     size: int
     version: str
 
 
 class Request(NamedTuple):
-    """One range of a file that is asked for, and what of it is wanted: for each part whose it is, and where it lies."""
+    """One range of a file that is asked for, and what of it is wanted: for each part whose it is,
+    and where it lies.
+    """
 
     number: int
     start: int
@@ -79,7 +85,9 @@ class Request(NamedTuple):
 
 
 class Store(Protocol):
-    """A bucket, a server or a file system. All its methods may be called by several threads at once."""
+    """A bucket, a server or a file system. All its methods may be called by several threads at
+    once.
+    """
 
     def find(self, path: str, /) -> Found: ...
 
@@ -91,7 +99,7 @@ class Store(Protocol):
 
 
 def find_all(paths: Sequence[str], filesystem: Any) -> list[Found]:
-    """What is known about these objects, which are asked for together.
+    """The answers about these objects, which are requested together.
 
     Raises:
         OSError: one is not there, or the store does not answer; the text says which.
@@ -129,7 +137,9 @@ def check_versions(paths: Sequence[str], found: Sequence[Found | None], filesyst
 def read_ranges(
     paths: Sequence[str], found: Sequence[Found | None], filesystem: Any, ranges: Sequence[tuple[int, int, int]]
 ) -> list[bytes]:
-    """The bytes ``start`` to ``stop - 1`` of file ``number``, for each ``(number, start, stop)``, by few requests at once."""
+    """The bytes ``start`` to ``stop - 1`` of file ``number``, for each ``(number, start, stop)``,
+    by few requests at once.
+    """
     numbers = list({number for number, _, _ in ranges})
     stores = dict(zip(numbers, stores_of([paths[number] for number in numbers], filesystem), strict=True))
 
@@ -155,7 +165,9 @@ def download(paths: Sequence[str], found: Sequence[Found | None], filesystem: An
 
 
 def check_range(paths: Sequence[str], sizes: Sequence[int], one: tuple[int, int, int]) -> None:
-    """Refuses a range that ends behind its file: whoever asks for it has been told something wrong about the file."""
+    """Refuses a range that ends behind its file: whoever asks for it has been told something wrong
+    about the file.
+    """
     number, start, stop = one
     if stop > sizes[number]:
         raise OSError(f"{without_query(paths[number])} ends at byte {sizes[number]}, bytes {start} to {stop - 1} were to be read")
@@ -164,7 +176,8 @@ def check_range(paths: Sequence[str], sizes: Sequence[int], one: tuple[int, int,
 def coalesced(
     ranges: Sequence[tuple[int, int, int]], max_gap: int = _MAX_GAP, max_bytes: int = _MAX_REQUEST
 ) -> Iterator[Request]:
-    """The requests by which ``ranges`` are read: in the order of files and bytes, none longer than ``max_bytes``.
+    """The requests by which ``ranges`` are read: in the order of files and bytes, none longer than
+    ``max_bytes``.
 
     Example:
         >>> [tuple(request) for request in coalesced([(0, 50, 60), (0, 0, 10), (1, 0, 25)], max_gap=40, max_bytes=20)]
@@ -189,19 +202,24 @@ def coalesced(
 
 
 def together(function: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    """``[function(item) for item in items]``, computed in the threads for requests; the error of the first that has one."""
+    """``[function(item) for item in items]``, computed in the threads for requests; the error of
+    the first that has one.
+    """
     pool = _POOLS.get(os.getpid()) or _POOLS.setdefault(os.getpid(), ThreadPoolExecutor(_MAX_REQUESTS, "gristmill requests"))
     return computed_by(pool, function, items)
 
 
-# By process: after a fork there are no threads, and connections are another's. setdefault is the lock that a fork cannot break.
+# By process: after a fork there are no threads, and connections are another's. setdefault is the
+# lock that a fork cannot break.
 _POOLS: dict[int, ThreadPoolExecutor] = {}
 _OPENED: dict[tuple[object, ...], Store] = {}
 _CONNECTED: list[int] = []  # the process that used obstore first
 
 
 def stores_of(paths: Sequence[str], filesystem: Any) -> list[Store]:
-    """What reads each of ``paths``: ``filesystem``, if there is one, else the bucket or server of a URL, which all share."""
+    """The store that reads each of ``paths``: ``filesystem``, if given, else the bucket or server
+    of a URL, which all share.
+    """
     if filesystem is not None:
         return [FilesystemStore(filesystem)] * len(paths)
     roots = [root_of(path) for path in paths]
@@ -235,7 +253,8 @@ def root_of(path: str) -> str:
 
 
 def without_query(path: str) -> str:
-    """A path or URL without what follows the question mark in that of a server: signatures, which nobody else should read.
+    """A path or URL without what follows the question mark in that of a server: signatures, which
+    nobody else should read.
 
     Example:
         >>> without_query("https://host/a.bin?signature=1"), without_query("s3://bucket/why?.bin")
@@ -245,7 +264,9 @@ def without_query(path: str) -> str:
 
 
 def _is_of_disk(error: Exception) -> bool:
-    """Returns True if it is the local disk that cannot be written, not a store that cannot be read."""
+    """Returns True if it is the local disk that cannot be written, not a store that cannot be
+    read.
+    """
     return isinstance(error, OSError) and reason(error, "folder") is not None
 
 
@@ -293,7 +314,8 @@ class UrlStore:
         return unquote(urlsplit(path).path).lstrip("/") if _SERVERS.match(path) else path[len(self._root) + 1 :]
 
     def find(self, path: str) -> Found:
-        """The size and version of an object. A server is asked for its first byte, and so whether it knows ranges.
+        """The size and version of an object. A server is asked for its first byte, and so whether
+        it knows ranges.
 
         Raises:
             OSError: it is not there, or may not be read.
@@ -324,7 +346,8 @@ class UrlStore:
 
         def ask() -> memoryview:
             try:
-                result = self._library.get(self._store, key, options={"range": (start, stop)})  # has tried again by itself
+                # has tried again by itself
+                result = self._library.get(self._store, key, options={"range": (start, stop)})
             except self._errors as error:
                 if _is_out_of_range(error):
                     _check(path, found, self.find(path))
@@ -418,10 +441,11 @@ class UrlStore:
 
 
 class FilesystemStore:
-    """What a file system of fsspec reads.
+    """The store that reads through a file system of fsspec.
 
     Args:
-        filesystem: an object with ``info``, ``glob`` and ``cat_file``, which must be safe to use from several threads.
+        filesystem: an object with ``info``, ``glob`` and ``cat_file``, which must be safe to use
+            from several threads.
 
     Raises:
         TypeError: it is something else.
@@ -499,7 +523,9 @@ def _check_key(path: str, key: str) -> None:
 
 
 def _found(meta: Any) -> Found:
-    """An entity tag that the server calls weak is the one that it had before its answer was compressed."""
+    """An entity tag that the server calls weak is the one that it had before its answer was
+    compressed.
+    """
     tag, version, when = meta["e_tag"], meta["version"], meta["last_modified"]
     return Found(meta["size"], (tag or version or (when.isoformat() if when.timestamp() else "")).removeprefix("W/").strip('"'))
 
@@ -520,7 +546,7 @@ def _first_line(error: Exception) -> str:
 
 
 def has_pattern(path: str) -> bool:
-    """Whether ``path`` stands for several.
+    """True if ``path`` stands for several.
 
     Example:
         >>> has_pattern("a-*.bin"), has_pattern("https://[::1]/a.bin?key=1"), has_pattern("s3://b/a?")
@@ -532,7 +558,8 @@ def has_pattern(path: str) -> bool:
 
 
 def is_like(names: Sequence[str], patterns: Sequence[str]) -> bool:
-    """Whether a path is one of those that a pattern stands for, both cut at ``/``. A leading dot has to be written.
+    """True if a path is one of those that a pattern stands for, both cut at ``/``. A leading dot
+    has to be written.
 
     Example:
         >>> is_like(["a", "b", "c.bin"], ["a", "**", "*.bin"]), is_like(["a", ".bin"], ["a", "*"]), is_like(["a", "b"], ["*"])

@@ -1,11 +1,13 @@
 """Sidecars: arrays that are noted beside a data file, ``<file>.gmidx``, and read by ranges.
 
-A sidecar begins with 20 bytes (magic, version, size and CRC-32 of the header) and the header, a JSON text that is padded to a
-multiple of 64 bytes: the kind of the data, their size, SHA-1 of their first and last 16 KiB, and for each array its type, where
-it begins after the header, and its length. The arrays follow, little-endian, each from a multiple of 64 bytes on.
+A sidecar begins with 20 bytes (magic, version, size and CRC-32 of the header) and the header, a
+JSON text that is padded to a multiple of 64 bytes: the kind of the data, their size, SHA-1 of their
+first and last 16 KiB, and for each array its type, where it begins after the header, and its
+length. The arrays follow, little-endian, each from a multiple of 64 bytes on.
 
-Sidecars are made once, by whoever needs them first: see the guarantees in ``once.py``. Those who find that one is being made turn
-to the next file and look again later, so processes that begin together divide the files among them.
+Sidecars are made once, by whoever needs them first: see the guarantees in ``once.py``. Those who
+find that one is being made turn to the next file and look again later, so processes that begin
+together divide the files among them.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ _log = logging.getLogger("gristmill")
 
 
 class _Edges(NamedTuple):
-    """What tells data from others without reading all of them."""
+    """A digest that identifies data without reading all of them."""
 
     size: int
     head: str
@@ -87,14 +89,15 @@ class _Header(NamedTuple):
 
 
 class _Unfit(Exception):
-    """Why a sidecar cannot be used and has to be made anew."""
+    """Why a sidecar cannot be used and has to be made again."""
 
 
 class Sidecar:
     """Named arrays noted beside a data file, read by ranges, never loaded whole.
 
-    When a process first reads it, it sees whether the data are what the sidecar is of, and whether that is still the same.
-    Pickles hold the names of the files. All methods may be called by several threads at once.
+    When a process first reads it, it sees whether the data are what the sidecar is of, and whether
+    that is still the same. Pickles hold the names of the files. All methods may be called by
+    several threads at once.
 
     Args:
         files: the sidecars of a source.
@@ -102,7 +105,8 @@ class Sidecar:
         data: the data files of the source.
         data_number: which of them this is the sidecar of.
         digest: what the header was when the source was made.
-        is_remote: whether the data are in a store or on a server; ``data`` sees then, in each process, whether they have changed.
+        is_remote: whether the data are in a store or on a server; ``data`` sees then, in each
+            process, whether they have changed.
     """
 
     def __init__(self, files: Files, number: int, data: Files, data_number: int, digest: str, is_remote: bool = False) -> None:
@@ -142,7 +146,8 @@ class Sidecar:
         """The items ``start`` to ``start + count - 1`` of an array for each of ``starts``.
 
         Returns:
-            An array of shape (number of starts, ``count``). Items that lie close together are read at once. Raises: as ``read``.
+            An array of shape (number of starts, ``count``). Items that lie close together are read
+            at once. Raises: as ``read``.
         """
         if len(starts) == 1:
             return self.read(name, int(starts[0]), int(starts[0]) + count)[np.newaxis]
@@ -153,13 +158,15 @@ class Sidecar:
         starts = np.asarray(starts, np.int64)
         order = np.argsort(starts, kind="stable")
         starts = starts[order]
-        is_first = np.diff(starts, prepend=starts[0] - _GAP_ITEMS - 1) > _GAP_ITEMS  # of a run that is read at once
+        # of a run that is read at once
+        is_first = np.diff(starts, prepend=starts[0] - _GAP_ITEMS - 1) > _GAP_ITEMS
         low = starts[is_first]
         high = starts[np.flatnonzero(np.append(is_first[1:], True))] + count
         assert low[0] >= 0 and high[-1] <= array.length, (name, low[0], high[-1], array.length)
         bounds = (array.start + np.stack([low, high], 1) * items.itemsize).tolist()
         runs = b"".join(self._files.read([(self._number, start, stop) for start, stop in bounds]))
-        shifts = np.cumsum(high - low) - high  # from an item's number in the array to that in the runs
+        # from an item's number in the array to that in the runs
+        shifts = np.cumsum(high - low) - high
         places = starts + shifts[np.cumsum(is_first) - 1]
         items[order] = np.frombuffer(runs, array.dtype)[places[:, np.newaxis] + np.arange(count)]
         return items
@@ -200,22 +207,28 @@ def open_sidecars(
     index_dir: str | os.PathLike[str] | None = None,
     filesystem: Any = None,
 ) -> list[Sidecar]:
-    """The sidecars of all ``files``, in their order; those that are missing or do not fit are made first.
+    """The sidecars of all ``files``, in their order; those that are missing or do not fit are made
+    first.
 
-    A sidecar is looked for in ``index_dir``, if there is one, and beside its file. It is made in ``index_dir``, else beside the
-    file. Meanwhile a progress bar is shown, if tqdm is installed and standard error is a terminal.
+    A sidecar is looked for in ``index_dir``, if there is one, and beside its file. It is made in
+    ``index_dir``, else beside the file. Meanwhile a progress bar is shown, if tqdm is installed and
+    standard error is a terminal.
 
     Args:
         files: the data.
-        kind: what the data are and what is noted about them. Data have sidecars of one kind only, beside them.
-        scan: makes the arrays, little-endian and of one dimension. Several threads call it at once, for different files.
+        kind: what the data are and what is noted about them. Data have sidecars of one kind only,
+            beside them.
+        scan: makes the arrays, little-endian and of one dimension. Several threads call it at once,
+            for different files.
         fits: returns true if ``scan`` may have made arrays of these sizes; if not, they are made
             again.
-        index_dir: a folder for sidecars of files whose own folder cannot be written; it is made if it does not exist.
+        index_dir: a folder for sidecars of files whose own folder cannot be written; it is made if
+            it does not exist.
         filesystem: the fsspec file system that ``files`` were made with.
 
     Raises:
-        DamagedFileError: something that is not a sidecar of this kind has the name of one; or whatever ``scan`` finds.
+        DamagedFileError: something that is not a sidecar of this kind has the name of one; or
+            whatever ``scan`` finds.
         OSError: a file cannot be read, or a sidecar cannot be written.
         ValueError: a remote file has no sidecar beside it and ``index_dir`` is not given.
     """
@@ -233,7 +246,7 @@ def open_sidecars(
 
 
 class _Place(NamedTuple):
-    """Where a sidecar is."""
+    """The path of a sidecar."""
 
     path: str
     is_remote: bool
@@ -269,7 +282,9 @@ class _Opening:
         return [place for place in found if place is not None]
 
     def _in_threads(self, function: Callable[[int], _Place | None], numbers: Sequence[int]) -> list[_Place | None]:
-        """The results for all numbers, in their order. Raises the first error in this order, when all threads have ended."""
+        """The results for all numbers, in their order. Raises the first error in this order, when
+        all threads have ended.
+        """
         if len(numbers) == 1:
             return [function(numbers[0])]
         from concurrent.futures import ThreadPoolExecutor
@@ -285,7 +300,9 @@ class _Opening:
         return self._filesystem is not None or is_url(self._files.paths[number])
 
     def _own_place(self, number: int) -> Path:
-        """Where the sidecar is made: in ``index_dir`` by a name that no other path and no other kind has there."""
+        """The path at which the sidecar is made: in ``index_dir`` by a name that no other path and
+        no other kind has there.
+        """
         path, _ = _without_query(self._files.paths[number])
         if self._folder is None:
             return Path(_beside(path))
@@ -317,7 +334,9 @@ class _Opening:
         return None
 
     def _fitting(self, path: str, is_remote: bool, number: int) -> _Place:
-        """The sidecar at ``path``. Raises FileNotFoundError, _Unfit, and DamagedFileError if nothing may be written there."""
+        """The sidecar at ``path``. Raises FileNotFoundError, _Unfit, and DamagedFileError if
+        nothing may be written there.
+        """
         header = _read_header(Files([path], self._filesystem if is_remote else None), 0)
         if header.kind != self._kind:
             if self._folder is not None:
@@ -337,7 +356,8 @@ class _Opening:
         with locked(path) as is_mine:
             if not is_mine:
                 return None
-            with contextlib.suppress(FileNotFoundError, _Unfit):  # unless another process has made it
+            # unless another process has made it
+            with contextlib.suppress(FileNotFoundError, _Unfit):
                 return self._fitting(str(path), False, number)
 
             def progress(num_bytes: int) -> None:
@@ -352,7 +372,8 @@ class _Opening:
 
 
 def without_sidecars(paths: Sequence[str]) -> list[str]:
-    """The paths of data: patterns such as ``data/*`` match sidecars, too, and what is there while they are made.
+    """The paths of data: patterns such as ``data/*`` match sidecars, too, and what is there while
+    they are made.
 
     Example:
         >>> without_sidecars(["a.jsonl", "a.jsonl.gmidx", "b.jsonl"])
@@ -368,7 +389,9 @@ def _beside(path: str) -> str:
 
 
 def _without_query(path: str) -> tuple[str, str]:
-    """A path, and what follows it in the URL of a server: signatures, which are others every time."""
+    """A path, and what follows it in the URL of a server: signatures, which are others every
+    time.
+    """
     name, mark, query = path.partition("?") if path.startswith(("http://", "https://")) else (path, "", "")
     return name, mark + query
 

@@ -1,13 +1,15 @@
 """Remote files that are downloaded whole, for libraries that want local paths.
 
-What holds for all processes that share a folder, whenever one of them is killed or the machine stops:
+What holds for all processes that share a folder, whenever one of them is killed or the machine
+stops:
 
 1. A file is written under another name, brought to the disk, and renamed. A record has its size,
    time of change and checksum. A path is returned if the file has the size of the remote one, and
    either the time of change or the checksum of the record. Any other file is downloaded again.
-2. One process downloads at a time. It holds a lock that the kernel takes back if the process dies; what is unfinished then
-   belongs to nobody, and whoever gets the lock removes it.
-3. A file is not thrown away while a process lives that was given its path, nor while that process's children do that it forked.
+2. One process downloads at a time. It holds a lock that the kernel takes back if the process dies;
+   what is unfinished then belongs to nobody, and whoever gets the lock removes it.
+3. A file is not thrown away while a process lives that was given its path, nor while that process's
+   children do that it forked.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ _SECOND = 10**9
 
 
 def whole_files(files: Files, numbers: Sequence[int], identities: Sequence[str], folder: str, room: Room) -> list[str]:
-    """The local paths of these files, each with the name that it has in its store, downloaded if they are not there.
+    """The local paths of these files, each with the name that it has in its store, downloaded if
+    they are not there.
 
     Args:
         files: where they are.
@@ -55,7 +58,8 @@ def whole_files(files: Files, numbers: Sequence[int], identities: Sequence[str],
     """
     paths = [Path(folder, "files", *_place_of(files.paths[n], text)) for n, text in zip(numbers, identities, strict=True)]
     with _one_process(folder):
-        for path in Path(folder).glob(f"files/*/*{_UNFINISHED}"):  # first, because these may fill the disk
+        # first, because these may fill the disk
+        for path in Path(folder).glob(f"files/*/*{_UNFINISHED}"):
             path.unlink()
         _pin(folder, paths)
         records = _records_in(folder)
@@ -145,7 +149,7 @@ def _one_process(folder: str) -> Iterator[None]:
 
 
 def _is_locked(descriptor: int) -> bool:
-    """Whether the lock of this open file could be had."""
+    """True if the lock of this open file could be had."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -201,7 +205,8 @@ def _download(files: Files, paths: dict[int, Path], folder: str) -> None:
                 continue
             descriptors[number] = os.open(_unfinished(path), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
             if files.sizes[number] and hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(descriptors[number], 0, files.sizes[number])  # a full disk is an error now
+                # a full disk is an error now
+                os.posix_fallocate(descriptors[number], 0, files.sizes[number])
             for start in range(0, files.sizes[number], _PIECE_BYTES):
                 batch.append((number, start, min(start + _PIECE_BYTES, files.sizes[number])))
                 if len(batch) == _PIECES_AT_ONCE:

@@ -1,4 +1,6 @@
-"""Files of tokens, as trainers of language models write them, read document by document or window by window."""
+"""Files of tokens, as trainers of language models write them, read document by document or window
+by window.
+"""
 
 from gristmill.sources.tokens.source import TokenSource
 

@@ -1,4 +1,4 @@
-"""What a source of tokens is asked for: its arguments, checked, but for the files."""
+"""The arguments of a source of tokens, checked, but for the files."""
 
 from __future__ import annotations
 
@@ -98,7 +98,9 @@ class Arrangement:
                 raise ValueError(f"{name} may be given {when}; got {name}={shown(getattr(self, name))}")
 
     def __str__(self) -> str:
-        """What changes the elements, for a ``repr``; where the files lie is not in it."""
+        """The parameters that change the elements, for a ``repr``; without the folder of the
+        files.
+        """
         values = {
             field.name: getattr(self, field.name) for field in fields(self) if field.name not in ("format", "dtype", "index")
         }

@@ -1,4 +1,4 @@
-"""What the elements of a source of tokens are, and where their tokens lie."""
+"""The elements of a source of tokens, and the places of their tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ class Layout(Protocol):
     def __len__(self) -> int: ...
 
     def ranges(self, keys: Sequence[int], /) -> list[list[Range]]:
-        """Where the tokens of each element are, in their order; all keys are numbers of elements."""
+        """The places of the tokens of each element, in their order; all keys are numbers of
+        elements.
+        """
         ...
 
 
@@ -65,7 +67,9 @@ class Documents:
 
 
 class Windows:
-    """Windows of ``window`` tokens over the files one after the other, each ``step`` tokens after the one before."""
+    """Windows of ``window`` tokens over the files one after the other, each ``step`` tokens after
+    the one before.
+    """
 
     def __init__(self, runs: Sequence[Run], itemsize: int, window: int, step: int) -> None:
         self._runs, self._itemsize = [run for run in runs if run.num_tokens], itemsize
@@ -137,9 +141,10 @@ class Samples:
         files: the files.
         index: the data set.
         window: how many tokens a sample has.
-        tables: ``document_index``, ``sample_index`` and ``shuffle_index`` as ``GPTDataset`` calls them. Element ``i`` is sample
-            ``s = shuffle_index[i]``; it begins at token ``t`` of document ``document_index[p]``, ``p, t = sample_index[s]``.
-            Its last token is the one at which sample ``s + 1`` begins.
+        tables: ``document_index``, ``sample_index`` and ``shuffle_index`` as ``GPTDataset`` calls
+            them. Element ``i`` is sample ``s = shuffle_index[i]``; it begins at token ``t`` of
+            document ``document_index[p]``, ``p, t = sample_index[s]``. Its last token is the one at
+            which sample ``s + 1`` begins.
     """
 
     def __init__(self, files: Files, index: MegatronIndex, window: int, tables: Tables) -> None:
@@ -175,7 +180,9 @@ class Samples:
         return self._index.spans([sequence for sequences in members for sequence in sequences.tolist()])
 
     def _cut(self, number: int, ranges: list[Range], begin: int, end: int) -> list[Range]:
-        """The documents of a sample without what is before token ``begin`` of the first and after ``end`` of the last."""
+        """The documents of a sample without what is before token ``begin`` of the first and after
+        ``end`` of the last.
+        """
         itemsize = self._index.dtype.itemsize
         data, start, stop = ranges[-1]
         ranges[-1] = data, start, min(stop, start + (end + 1) * itemsize)
@@ -189,7 +196,8 @@ class Samples:
 
 
 class Tables(PerProcess):
-    """Tables that are in files, or are computed in each process when they are first needed; not pickled then.
+    """Tables that are in files, or are computed in each process when they are first needed; not
+    pickled then.
 
     1. Threads that need them at the same time wait for one that computes them.
     2. Who has them once keeps them; nothing is ever replaced.
@@ -241,7 +249,9 @@ class Tables(PerProcess):
 
 
 def shuffled_numbers(length: int, seed: int) -> NDArray[np.uint32]:
-    """The order in which OLMo trains on ``length`` chunks in the epoch for which its seed and its epoch add up to ``seed``."""
+    """The order in which OLMo trains on ``length`` chunks in the epoch for which its seed and its
+    epoch add up to ``seed``.
+    """
     numbers = np.arange(length, dtype=np.uint32)
     # As OLMo's, this order is NumPy's: a test would notice a version that shuffles otherwise.
     np.random.Generator(np.random.PCG64(seed)).shuffle(numbers)

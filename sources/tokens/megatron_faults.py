@@ -75,7 +75,8 @@ def size_of_tokens(found: Entries, num_bytes: int, itemsize: int) -> int:
 
 
 def flipped_document(numbers: NDArray[np.int64], others: NDArray[np.intp]) -> str | None:
-    """Returns the fault of a list of as many documents as sequences of which one bit has flipped, or ``None``.
+    """Returns the fault of a list of as many documents as sequences of which one bit has flipped,
+    or ``None``.
 
     Args:
         numbers: the first sequence of each document.

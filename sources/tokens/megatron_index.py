@@ -1,9 +1,11 @@
-"""The index of a Megatron data set: a file ``.idx`` that says where in the file ``.bin`` beside it each sequence lies.
+"""The index of a Megatron data set: a file ``.idx`` that says where in the file ``.bin`` beside it
+each sequence lies.
 
-Its layout, little-endian: the magic ``MMIDIDX\\0\\0``, the version 1 (8 bytes), the code of the dtype (1 byte), the number of
-sequences ``n`` and the number ``m`` of entries in the list of documents (8 bytes each); then ``n`` lengths in tokens (int32),
-``n`` places in bytes (int64), and ``m`` numbers of sequences (int64): document ``d`` has the sequences from entry ``d`` to below
-entry ``d + 1``. Data sets for language models have one sequence for each document.
+Its layout, little-endian: the magic ``MMIDIDX\\0\\0``, the version 1 (8 bytes), the code of the
+dtype (1 byte), the number of sequences ``n`` and the number ``m`` of entries in the list of
+documents (8 bytes each); then ``n`` lengths in tokens (int32), ``n`` places in bytes (int64), and
+``m`` numbers of sequences (int64): document ``d`` has the sequences from entry ``d`` to below entry
+``d + 1``. Data sets for language models have one sequence for each document.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ class MegatronIndex:
         data, index: the numbers of the files ``.bin`` and ``.idx`` among them.
 
     Raises:
-        DamagedFileError: the index is none, is cut short, or ends elsewhere than the file of tokens allows.
+        DamagedFileError: the index is none, is cut short, or ends elsewhere than the file of tokens
+            allows.
     """
 
     def __init__(self, files: Files, data: int, index: int) -> None:
@@ -67,7 +70,8 @@ class MegatronIndex:
         self._itemsize = self.dtype.itemsize
         self._pointers = _HEADER.size + 4 * self.num_sequences
         self._documents = self._pointers + 8 * self.num_sequences
-        self.has_one_sequence_each = self._num_entries - 1 == self.num_sequences  # document d is sequence d
+        # document d is sequence d
+        self.has_one_sequence_each = self._num_entries - 1 == self.num_sequences
         self._check_size()
         self._check_documents()
         self._fits_neighbours = False  # each entry that is read must
@@ -224,7 +228,7 @@ class MegatronIndex:
         return [(number, length + 4 * first, length + 4 * stop), (number, pointer + 8 * first, pointer + 8 * stop)]
 
     def span(self, sequence: int, lengths: bytes, pointers: bytes) -> Range:
-        """Where the tokens of a sequence are, from its entry.
+        """The place of the tokens of a sequence, from its entry.
 
         Raises:
             DamagedFileError: it is not within the file of tokens, or not between its neighbours.
@@ -258,7 +262,7 @@ class MegatronIndex:
         return self.span(sequence, lengths, pointers)
 
     def spans(self, sequences: Sequence[int]) -> list[Range]:
-        """Where the tokens of sequences are. Raises: as ``span``."""
+        """The places of the tokens of sequences. Raises: as ``span``."""
         return spans(self._files, [(self, sequence) for sequence in sequences])
 
     def sequences_of(self, document: int) -> range:
@@ -271,7 +275,9 @@ class MegatronIndex:
         return range(start, stop)
 
     def lengths(self, start: int, stop: int) -> NDArray[np.int32]:
-        """The lengths of the sequences from ``start`` to ``stop - 1``, in tokens; read into memory."""
+        """The lengths of the sequences from ``start`` to ``stop - 1``, in tokens; read into
+        memory.
+        """
         found = np.empty(stop - start, "<i4")
         if len(found):
             self._files.read_into(self._index, _HEADER.size + 4 * start, found.view(np.uint8).data)
@@ -281,7 +287,7 @@ class MegatronIndex:
         return found
 
     def num_tokens(self, start: int, stop: int) -> int:
-        """How many tokens the sequences from ``start`` to ``stop - 1`` have."""
+        """The number of tokens of the sequences from ``start`` to ``stop - 1``."""
         parts = (self.lengths(place, min(place + _CHUNK, stop)) for place in range(start, stop, _CHUNK))
         found = sum(int(part.sum(dtype=np.int64)) for part in parts)
         if self._fits_neighbours and start < stop:
@@ -292,12 +298,14 @@ class MegatronIndex:
         return found
 
     def mapped_lengths(self) -> NDArray[np.int32]:
-        """All lengths, as a memory map of a local file: for programs that go through all of them."""
+        """All lengths, as a memory map of a local file: for programs that go through all of
+        them.
+        """
         return np.memmap(self._files.local_path(self._index), "<i4", "r", _HEADER.size, (self.num_sequences,))
 
 
 def spans(files: Files, places: Sequence[tuple[MegatronIndex, int]]) -> list[Range]:
-    """Where the tokens of sequences are, each of an index; looked up together."""
+    """The places of the tokens of sequences, each of an index; looked up together."""
     entries: list[Range] = []
     for index, sequence in places:
         entries += index.entry(sequence)

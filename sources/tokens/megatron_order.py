@@ -15,7 +15,8 @@ _SEPARATE_BELOW = 0.80  # of an epoch: a last epoch of which less is needed is s
 
 
 class SampleOrder(NamedTuple):
-    """What decides the order: the documents, how often all of them are used, and how samples are cut and shuffled.
+    """The parameters of the order: the documents, how often all of them are used, and how samples
+    are cut and shuffled.
 
     Fields:
         sequences: the documents of the part.
@@ -35,14 +36,16 @@ class SampleOrder(NamedTuple):
 
     @property
     def length(self) -> int:
-        """How many samples there are, which may be more than were asked for: as many as the epochs have."""
+        """The number of samples, which may be more than requested: as many as the epochs have."""
         return self._samples_of(self.num_epochs)
 
     def _samples_of(self, num_epochs: int) -> int:
         return max(0, (num_epochs * self.num_tokens - 1) // self.num_inputs)
 
     def _num_together(self) -> int:
-        """How many epochs are shuffled as one; the last, if it is not among them, is shuffled by itself."""
+        """The number of epochs that are shuffled as one; the last, if it is not among them, is
+        shuffled by itself.
+        """
         if self.num_epochs == 1 or self.num_samples is None:
             return self.num_epochs
         num_last = self.num_samples - self._samples_of(self.num_epochs - 1)
@@ -50,7 +53,9 @@ class SampleOrder(NamedTuple):
         return self.num_epochs - is_separate
 
     def tables(self, index: MegatronIndex) -> tuple[NDArray[np.int32], NDArray[Any], NDArray[Any]]:
-        """``document_index`` [epochs * documents], ``sample_index`` [samples + 1, 2] and ``shuffle_index`` [samples]."""
+        """``document_index`` [epochs * documents], ``sample_index`` [samples + 1, 2] and
+        ``shuffle_index`` [samples].
+        """
         rng = np.random.RandomState(self.seed)
         num_together = self._num_together()
         epochs = [num_together] if num_together == self.num_epochs else [num_together, 1]
@@ -75,11 +80,14 @@ class SampleOrder(NamedTuple):
         places = np.searchsorted(ends, starts, side="right")
         found = np.stack([places, starts - ends[places] + lengths[places]], axis=1)
         found[0] = 0  # also where the first document is empty
-        return found.astype(np.int32 if len(documents) < 2**31 else np.int64)  # offsets fit: lengths are int32
+        # offsets fit: lengths are int32
+        return found.astype(np.int32 if len(documents) < 2**31 else np.int64)
 
 
 def needed_epochs(num_tokens: int, num_inputs: int, num_samples: int | None) -> int:
-    """How many epochs have ``num_samples`` samples of ``num_inputs + 1`` tokens that overlap by one."""
+    """The number of epochs with ``num_samples`` samples of ``num_inputs + 1`` tokens that overlap
+    by one.
+    """
     return 1 if num_samples is None else max(1, -(-(num_samples * num_inputs + 1) // num_tokens))
 
 

@@ -82,7 +82,9 @@ def _opened(files: Files, data: list[str], wanted: Arrangement) -> Opened:
 
 
 def _data_of_pairs(paths: Any) -> Any:
-    """``paths`` with the names of the files of tokens, where they are prefixes or those of indexes."""
+    """``paths`` with the names of the files of tokens, where they are prefixes or those of
+    indexes.
+    """
     if isinstance(paths, str | os.PathLike) or not isinstance(paths, Sequence):
         return _data_of_pair(paths)
     given = [os.fspath(path) for path in paths if isinstance(path, str | os.PathLike)]

@@ -17,48 +17,60 @@ from gristmill.sources.tokens.opening import open_tokens
 
 
 class TokenSource(ShardedSource[NDArray[Any]]):
-    """The documents of files of tokens, or windows of equal length over them. Nothing is loaded: an element is what is read.
+    """The documents of files of tokens, or windows of equal length over them. Nothing is loaded: an
+    element is what is read.
 
-    Elements are writable one-dimensional arrays of the files' dtype. Several files are read one after the other, in the order
-    given.
+    Elements are writable one-dimensional arrays of the files' dtype. Several files are read one
+    after the other, in the order given.
 
-    * **Documents** (the default for Megatron's files): element ``i`` is document ``i``. Other formats do not say where documents
-      begin. Where an index has as many documents as sequences, each sequence is one.
-    * **Windows** of ``window = L + 1`` tokens: element ``i`` has the tokens from ``i * L`` to ``i * L + L`` of all files, as they
-      follow one another. The last token of a window is the first of the next: each token is a label once, and an input once
-      (``window[1:]`` and ``window[:-1]``). Fewer than ``L`` tokens at the end are not used.
-    * **Windows in Megatron's order**, ``order="megatron"``: element ``i`` has the tokens that ``GPTDataset`` of Megatron Core
-      gives for ``i``: documents shuffled over all epochs, cut into samples of ``L + 1`` tokens that overlap by one, and these
-      shuffled. A document is a sequence of the index.
-    * **Windows in OLMo's order**, ``order="olmo"``: chunks of ``window`` tokens that do not overlap; none crosses from a file to
-      the next, and what is left at the end of a file is not used. With ``seed`` they are shuffled as OLMo does.
+    * **Documents** (the default for Megatron's files): element ``i`` is document ``i``. Other
+      formats do not say where documents begin. Where an index has as many documents as sequences,
+      each sequence is one.
+    * **Windows** of ``window = L + 1`` tokens: element ``i`` has the tokens from ``i * L`` to
+      ``i * L + L`` of all files, as they follow one another. The last token of a window is the
+      first of the next: each token is a label once, and an input once (``window[1:]`` and
+      ``window[:-1]``). Fewer than ``L`` tokens at the end are not used.
+    * **Windows in Megatron's order**, ``order="megatron"``: element ``i`` has the tokens that
+      ``GPTDataset`` of Megatron Core gives for ``i``: documents shuffled over all epochs, cut into
+      samples of ``L + 1`` tokens that overlap by one, and these shuffled. A document is a sequence
+      of the index.
+    * **Windows in OLMo's order**, ``order="olmo"``: chunks of ``window`` tokens that do not
+      overlap; none crosses from a file to the next, and what is left at the end of a file is not
+      used. With ``seed`` they are shuffled as OLMo does.
 
-    A process that reads has its files open, at most 128 of them, and nothing of them in memory. Orders that are not stored are
-    computed by each process at its first read, and kept: 4 bytes for each chunk of OLMo's; for Megatron's 12 bytes for each
-    sample and 4 for each document of each epoch, and about four times as much meanwhile.
+    A process that reads has its files open, at most 128 of them, and nothing of them in memory.
+    Orders that are not stored are computed by each process at its first read, and kept: 4 bytes for
+    each chunk of OLMo's; for Megatron's 12 bytes for each sample and 4 for each document of each
+    epoch, and about four times as much meanwhile.
 
     Args:
-        paths: files or patterns: ``*`` and ``?`` stand for what is there, ``{a,b}`` and ``{00..31}`` for all of these. For
-            Megatron prefixes, or either file of a pair.
-        format: ``"megatron"`` (``.bin`` and ``.idx``), ``"npy"`` (NumPy files with one axis; and OLMo's, which are called so and
-            have no header), or ``"raw"`` (nothing but tokens, as nanoGPT's; or a header of llm.c before them).
-        dtype: of the tokens. Needed where files do not tell: raw tokens, and OLMo's files. Otherwise what they must tell.
+        paths: files or patterns: ``*`` and ``?`` stand for what is there, ``{a,b}`` and
+            ``{00..31}`` for all of these. For Megatron prefixes, or either file of a pair.
+        format: ``"megatron"`` (``.bin`` and ``.idx``), ``"npy"`` (NumPy files with one axis; and
+            OLMo's, which are called so and have no header), or ``"raw"`` (nothing but tokens, as
+            nanoGPT's; or a header of llm.c before them).
+        dtype: of the tokens. Needed where files do not tell: raw tokens, and OLMo's files.
+            Otherwise what they must tell.
         documents: whether elements are documents.
         window: elements are windows of so many tokens, at least 2 (1 with ``order="olmo"``).
         order: ``None``, ``"megatron"`` or ``"olmo"``, as above.
-        seed: with ``order="megatron"``, Megatron's ``--seed``; with ``order="olmo"``, OLMo's seed plus the number of the epoch,
-            counted from 0, and ``None`` leaves chunks in order.
-        num_samples: with ``order="megatron"``, how many samples are asked for: training steps times the global batch. There are
-            as many as whole epochs have, so maybe more. ``None`` is one epoch.
-        split: with ``order="megatron"``, its ``--split``, such as ``"969,30,1"``. ``None`` takes all documents.
+        seed: with ``order="megatron"``, Megatron's ``--seed``; with ``order="olmo"``, OLMo's seed
+            plus the number of the epoch, counted from 0, and ``None`` leaves chunks in order.
+        num_samples: with ``order="megatron"``, how many samples are asked for: training steps times
+            the global batch. There are as many as whole epochs have, so maybe more. ``None`` is one
+            epoch.
+        split: with ``order="megatron"``, its ``--split``, such as ``"969,30,1"``. ``None`` takes
+            all documents.
         part: which part of ``split``: ``"train"`` (the default), ``"valid"`` or ``"test"``.
-        index: an order that is stored: with ``order="megatron"`` the common beginning of the paths of ``-document_index.npy``,
-            ``-sample_index.npy`` and ``-shuffle_index.npy`` in Megatron's cache; with ``order="olmo"`` its
-            ``global_indices.npy``. It is read as it is needed.
+        index: an order that is stored: with ``order="megatron"`` the common beginning of the paths
+            of ``-document_index.npy``, ``-sample_index.npy`` and ``-shuffle_index.npy`` in
+            Megatron's cache; with ``order="olmo"`` its ``global_indices.npy``. It is read as it is
+            needed.
         filesystem: an fsspec file system to read all files through. URLs do not need it.
 
     Raises:
-        TypeError, ValueError: an argument is wrong, does not go with another, or files are of different dtypes.
+        TypeError, ValueError: an argument is wrong, does not go with another, or files are of
+            different dtypes.
         OSError: a file is missing or cannot be read; reads raise it, too.
         DamagedFileError: a file is cut short, foreign, or does not fit its index: names file, byte
             and remedy. If an index has more than 4 million sequences (65 536 in a store), some
@@ -110,7 +122,8 @@ class TokenSource(ShardedSource[NDArray[Any]]):
     def _read_many(self, places: Sequence[tuple[int, int]]) -> list[NDArray[Any]]:
         elements = self._layout.ranges([position for _, position in places])
         pieces = self._files.read(list(itertools.chain.from_iterable(elements)))
-        if len(pieces) != len(elements) or not all(elements):  # some are of several pieces, or of none
+        # some are of several pieces, or of none
+        if len(pieces) != len(elements) or not all(elements):
             rest = iter(pieces)
             pieces = [b"".join(itertools.islice(rest, len(element))) for element in elements]
         dtype = self._dtype
@@ -120,10 +133,12 @@ class TokenSource(ShardedSource[NDArray[Any]]):
     def lengths(self) -> NDArray[Any]:
         """The number of tokens of each element, without reading tokens: for ``bucket_batch``.
 
-        Documents of one local file: a memory map. Those of several files, or of remote ones, are read into memory.
+        Documents of one local file: a memory map. Those of several files, or of remote ones, are
+        read into memory.
 
         Raises:
-            AttributeError: documents have several sequences, whose lengths would have to be added up.
+            AttributeError: documents have several sequences, whose lengths would have to be added
+                up.
         """
         if self._wanted.window is not None:
             return np.broadcast_to(np.int64(self._wanted.window), len(self))
@@ -136,7 +151,7 @@ class TokenSource(ShardedSource[NDArray[Any]]):
 
     @property
     def element_spec(self) -> ShapeDtypeStruct:
-        """What an element looks like, for ``get_element_spec``."""
+        """The spec of an element, for ``get_element_spec``."""
         return ShapeDtypeStruct((self._wanted.window,), self._dtype)
 
     def close(self) -> None:

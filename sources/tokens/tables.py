@@ -1,4 +1,6 @@
-"""Tables of integers of which a few rows are needed at a time: in memory, or in a file that is never loaded."""
+"""Tables of integers of which a few rows are needed at a time: in memory, or in a file that is
+never loaded.
+"""
 
 from __future__ import annotations
 
@@ -66,12 +68,12 @@ class FileTable:
         return arrays if self._columns == 1 else [array.reshape(-1, self._columns) for array in arrays]
 
     def byte_of(self, row: int) -> int:
-        """Where in the file a row begins."""
+        """The byte of the file at which a row begins."""
         return self._array.start + row * self._row_bytes
 
 
 class StoredArray(NamedTuple):
-    """Where a file has the values of an array, and of which type."""
+    """The place of the values of an array in a file, and their type."""
 
     start: int
     num_values: int
@@ -84,16 +86,18 @@ def heads(files: Files, numbers: Sequence[int]) -> list[bytes]:
 
 
 def npy_array(files: Files, number: int, head: bytes, columns: int = 1) -> StoredArray | None:
-    """What the header of a NumPy file says; ``None`` if the file has no such header.
+    """The contents of the header of a NumPy file; ``None`` if the file has no such header.
 
     Args:
         files: the files that it is one of.
         number: which one.
         head: its ``heads``.
-        columns: how many values a row of the array must have; an array of rows of one value must have a single axis.
+        columns: how many values a row of the array must have; an array of rows of one value must
+            have a single axis.
 
     Raises:
-        DamagedFileError: the header is damaged or of another array, or the file has another size than the header says.
+        DamagedFileError: the header is damaged or of another array, or the file has another size
+            than the header says.
         ValueError: the values are not integers.
     """
     if not head.startswith(_NPY_MAGIC):

@@ -14,7 +14,9 @@ SECONDS = 200
 
 
 def simulated(load, most=8, seconds=SECONDS, noise=0.01):
-    """The number of workers in each second, and the decisions; ``load(num, t)`` is the rate of workers, and the consumer's."""
+    """The number of workers in each second, and the decisions; ``load(num, t)`` is the rate of
+    workers, and the consumer's.
+    """
     controller, numbers, decisions = Controller(0, most, min(2, most), 0.0), [], []
     for t in range(1, seconds):
         by_workers, by_consumer = load(controller.num, t)

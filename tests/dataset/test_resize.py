@@ -1,4 +1,6 @@
-"""``resize`` of local pools: nothing is lost, and nothing is computed twice, whatever happens to workers meanwhile."""
+"""``resize`` of local pools: nothing is lost, and nothing is computed twice, whatever happens to
+workers meanwhile.
+"""
 
 import os
 import random
@@ -47,7 +49,9 @@ def by_workers(ds, executor, num_workers=2):
 
 
 def outcome(it, before_each):
-    """The elements as text, with the state after each, where ``before_each`` is called with the iterator before each."""
+    """The elements as text, with the state after each, where ``before_each`` is called with the
+    iterator before each.
+    """
     found = []
     try:
         while True:

@@ -184,7 +184,8 @@ def test_inspect(folder, call):
     text, spec = call("inspect @images --run"), "{'image': 'uint8[8, 4, 4]', 'label': 'int64[8]'}"
     # in the graph, and below it
     assert text.count(spec) == 2 and text.endswith(f"element:  {spec}\n")
-    assert text.count("{'image': 'uint8[4, 4]', 'label': 'int[]'}") == 1  # after the map, where it changes
+    # after the map, where it changes
+    assert text.count("{'image': 'uint8[4, 4]', 'label': 'int[]'}") == 1
     text += call("inspect @workers --run --output graph.txt") + (folder / "graph.txt").read_text()
     assert "before the first" not in text and "not seen" not in text
     assert call("inspect @empty --run").endswith("element:  there is none\n")

@@ -179,7 +179,9 @@ def without_records(state):
 
 
 def test_the_first_state_needs_no_records_of_choices():
-    """States of Grain have none. In a lane, an interleave begins with fewer datasets than in the whole pipeline."""
+    """States of Grain have none. In a lane, an interleave begins with fewer datasets than in the
+    whole pipeline.
+    """
     windows = twins().window_shuffle(3, seed=1)
     for ds in (windows, windows.mp_prefetch(MultiprocessingOptions(num_lanes=2))):
         elements, (start, *_), _ = record(ds)

@@ -107,7 +107,8 @@ def through_json(state):
     return json.loads(json.dumps(state))
 
 
-def has_one_interleave(steps):  # totals of faults in an interleave of interleaves end with its members
+# totals of faults in an interleave of interleaves end with its members
+def has_one_interleave(steps):
     return [name for name, _ in steps].count("interleave") < 2
 
 

@@ -409,7 +409,8 @@ def test_each_element_is_tried_once(name, then):
         calls.clear()
         ds = of_map.to_iter_dataset(options)
         ds = ds.window_shuffle(8, seed=1) if kind == "window" else ds.batch(7, batch_fn=list) if kind == "batch" else ds
-        if num_lanes and name not in ("flat_map", "block_shuffle"):  # each lane has a part of each element, or block
+        # each lane has a part of each element, or block
+        if num_lanes and name not in ("flat_map", "block_shuffle"):
             ds = ds.mp_prefetch(MultiprocessingOptions(0, num_lanes=num_lanes))
         it = iter(ds)
         assert len([*it]) and it.faults().total > 3
