@@ -100,8 +100,10 @@ class LocalLanes:
         while lane.is_running and not lane.ready:
             if not self.is_settled:
                 self._balance()
-            lane.owner.fetch(lane)
-            self._hand_over()
+            owner = lane.owner
+            owner.fetch(lane)
+            if owner.left:
+                self._hand_over()
 
     def skip(self, lane: WorkerLane, state: Any) -> Any:
         """See ``Shard``."""
