@@ -104,8 +104,8 @@ class WorkAhead(NamedTuple):
 
 
 class Observable:
-    """Interface of the stream of an iterator to observers; it also reports to them. By default there is nothing
-    to tell.
+    """Interface of the stream of an iterator to observers; it also reports to them. By default
+    there is nothing to report.
     """
 
     flow: Flow = "stateful"

@@ -105,8 +105,7 @@ class RoundRobin(Stream):
         running, count, choices = self.running, self.count, cell.choices if self.makes_choices else None
         shards, base, num = running.shards, tuple(now), 0
         log: list[tuple[int, Pos]] = []
-        # elements that are surely wanted; slots in a row that will remain vacant
-        left = num_vacant = 0
+        left = num_vacant = 0  # elements surely wanted; slots in a row that will remain vacant
         while num_vacant < count:
             if left > 1 and choices is None and self._budgets is None and not any(ended):
                 block = _Received(running, now, slot)
