@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import re
 import statistics
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +148,8 @@ def with_figures(text: str, report: dict[str, Any]) -> str:
             text,
             flags=re.DOTALL,
         )
-    text = re.sub(r"(<!-- machine -->\n).*?\n\n", lambda part: f"{part[1]}{machine_text(report)}\n\n", text, flags=re.DOTALL)
+    machine = textwrap.fill(machine_text(report), 100, break_on_hyphens=False)
+    text = re.sub(r"(<!-- machine -->\n).*?\n\n", lambda part: f"{part[1]}{machine}\n\n", text, flags=re.DOTALL)
     return re.sub(r"(<!-- missed -->\n).*\Z", lambda part: f"{part[1]}{missed_text(report)}\n", text, flags=re.DOTALL)
 
 

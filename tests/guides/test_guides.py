@@ -192,7 +192,8 @@ def test_pages_have_the_published_figures(publish, report, page):
 def test_every_workload_was_measured_by_all_and_is_in_a_table(publish, report):
     text = (ROOT / "docs/benchmarks.md").read_text()
     shown = {name for questions in re.findall("<!-- table: (.*?) -->", text) for name in questions.split()}
-    questions = {path.stem for path in (ROOT / "benchmarks/questions").glob("*.py")}
+    # The peers of ``writing`` take half a minute to start: it is run by itself, and has a section.
+    questions = {path.stem for path in (ROOT / "benchmarks/questions").glob("*.py")} - {"writing"}
     assert shown == questions
     measured = {(result["question"], result["workload"]) for result in report["results"]}
     workloads = {(name, w.name) for name in questions for w in importlib.import_module(f"questions.{name}").WORKLOADS}
