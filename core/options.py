@@ -142,7 +142,7 @@ class MultiprocessingOptions:
 def number_or_auto(name: str, value: Any, minimum: int) -> Any:
     """Return ``value``, which is ``"auto"`` or an integer of at least ``minimum``."""
     if isinstance(value, str) and value != "auto":
-        raise ValueError(f"{name} must be an integer or 'auto', got {value!r:.200}")
+        raise TypeError(f"{name} must be an integer or 'auto', got {value!r:.200}")
     return value if isinstance(value, str) else as_int(name, value, minimum=minimum)
 
 

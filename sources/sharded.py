@@ -94,7 +94,7 @@ def read_in_order(
         return [read_one(key) for key in keys]
 
 
-class ShardedSource(PerProcess, abc.ABC, Generic[T]):
+class ShardedSource(PerProcess, Generic[T]):
     """Base of sources of several shards. See the guarantees above.
 
     Subclasses set ``_shards`` in the constructor, define ``_read_many``, and extend ``close`` by
@@ -102,6 +102,11 @@ class ShardedSource(PerProcess, abc.ABC, Generic[T]):
     """
 
     _shards: ShardMap
+
+    @property
+    def shards(self) -> ShardMap:
+        """The positions of records in the files."""
+        return self._shards
 
     def __len__(self) -> int:
         return self._shards.bounds[-1]

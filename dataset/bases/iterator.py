@@ -15,7 +15,7 @@ import abc
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from gristmill.core.cached import cached
 from gristmill.core.claim import Claim
@@ -27,14 +27,12 @@ from gristmill.dataset.bases.context import IteratorContext
 from gristmill.dataset.bases.length import elements_left
 from gristmill.dataset.bases.node import Node, as_parents
 from gristmill.dataset.bases.observing import Instrument, Observable, Wrap, divert_next, running_upstream
+from gristmill.dataset.faults.budget import FaultCounts
 from gristmill.dataset.states.mixtures import as_names, without_components
 from gristmill.dataset.states.values import copied
 from gristmill.dataset.telling.failures import deliver, instead_of_stop
 from gristmill.dataset.telling.tracebacks import filter_traceback
 from gristmill.dataset.watching import watcher
-
-if TYPE_CHECKING:
-    from gristmill.dataset.faults.budget import FaultCounts
 
 R = TypeVar("R")
 T_co = TypeVar("T_co", covariant=True)

@@ -29,6 +29,7 @@ from gristmill.dataset.bases.node import (
 )
 from gristmill.dataset.bases.observing import Instrument, Wrap, divert_items, observed_items
 from gristmill.dataset.bases.origins import Part, RecordKey
+from gristmill.dataset.faults.attempts import Reports
 from gristmill.dataset.methods import MapBucketMethods, MapDatasetMeta, MapElementMethods, MapPartMethods, MapSequenceMethods
 from gristmill.dataset.telling.failures import failed_at, told
 from gristmill.dataset.telling.tracebacks import filter_traceback
@@ -36,7 +37,6 @@ from gristmill.sources.reading import may_be_read_again
 
 if TYPE_CHECKING:
     from gristmill.dataset.bases.iterator import DatasetIterator
-    from gristmill.dataset.faults.attempts import Reports
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

@@ -145,7 +145,7 @@ class DiskBlocks(Refilling):
             if block.is_complete and self.choices is None:
                 left = iter(block.elements[offset:])
                 cell.compute_by(partial(self._pos_before, left, block))
-                yield from left if self._cache is None else map(pickle.loads, left)
+                yield from map(self._loaded, left)
                 cell.end_block()
                 offset = len(block.elements)
             for i in range(offset, len(block.elements)):

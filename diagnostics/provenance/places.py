@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import PurePath
 from typing import Any
 
@@ -10,6 +9,7 @@ from gristmill.dataset.bases.node import ancestors
 from gristmill.dataset.telling.description import file_paths
 from gristmill.diagnostics.provenance.records import Provenance, Record, Row
 from gristmill.loader.data_loader import DataLoader
+from gristmill.sources.sharded import ShardedSource, ShardMap
 
 
 def with_places(found: Provenance, definition: Any) -> Provenance:
@@ -31,22 +31,20 @@ def _sources_of(ds: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for node in ancestors(ds):
         source = getattr(node, "_source", None)
-        if file_paths(source) and hasattr(source, "_locate"):
+        if isinstance(source, ShardedSource) and len(file_paths(source) or ()) == len(source.shards.bounds) - 1:
             found[node._record_source] = source
     return found
 
 
 def _placed(record: Record, sources: dict[str, Any]) -> Record:
     source = sources.get(record.source)
-    place = None if source is None else _place(source._locate, file_paths(source), record.record_key)
+    place = None if source is None else _place(source.shards, file_paths(source), record.record_key)
     return record if place is None else record.replaced(place=place)
 
 
-def _place(locate: Callable[[Any], tuple[Any, ...]], paths: Any, key: Any) -> str | None:
+def _place(shards: ShardMap, paths: Any, key: Any) -> str | None:
     try:
-        file, *position = locate(key)
-    except Exception:  # of a file that is gone meanwhile
+        number, position = shards.locate(key)
+    except (IndexError, TypeError):  # of other data, which a ledger has noted
         return None
-    name = PurePath(file if isinstance(file, str) else paths[file]).name
-    words = ("record",) if len(position) == 1 else ("row group", "row")
-    return f"{name}, {', '.join([f'{word} {number}' for word, number in zip(words, position, strict=True)])}"
+    return f"{PurePath(paths[number]).name}, record {position}"

@@ -124,7 +124,7 @@ def test_decisions_are_seen():
 
 
 def test_what_is_refused():
-    assert_raises(ValueError, "num_workers must be an integer or 'auto', got 'many'", MultiprocessingOptions, "many")
+    assert_raises(TypeError, "num_workers must be an integer or 'auto', got 'many'", MultiprocessingOptions, "many")
     assert_raises(ValueError, "max_workers must be None unless num_workers is 'auto'", MultiprocessingOptions, 2, max_workers=3)
     assert_raises(ValueError, "max_workers must be a positive integer, got 0", RayOptions, "auto", max_workers=0)
-    assert_raises(ValueError, "num_threads must be an integer or 'auto'", ReadOptions, "some")
+    assert_raises(TypeError, "num_threads must be an integer or 'auto'", ReadOptions, "some")

@@ -89,7 +89,7 @@ def test_no_kill_and_no_resize_is_observable(tmp_path):
 
     def disturb(it):
         change(it)
-        workers = it._worker_processes()
+        workers = it._engine.worker_processes()
         if draw.random() < 0.02 and workers:
             os.kill(draw.choice(workers).process_id, signal.SIGKILL)
 
