@@ -2,7 +2,6 @@
 is wrong.
 """
 
-import ast
 import contextlib
 import json
 import os
@@ -60,9 +59,8 @@ def steps(*ranges: tuple[int, int]) -> list[str]:
 
 @pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
 def test_examples_are_short_run_and_shown(example: Path) -> None:
-    text = example.read_text()
-    lines = text.splitlines()
-    assert len(lines) - len((ast.get_docstring(ast.parse(text)) or "").splitlines()) < 120
+    lines = example.read_text().splitlines()
+    assert len(lines) < 140
     assert lines[0].startswith('"""')
     assert any(f"python examples/{example.name}" in line for line in lines)
     assert example.stem in "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))

@@ -18,6 +18,7 @@ from token_files import write_megatron, write_raw
 
 from gristmill import sources
 from gristmill.sources.columns import ColumnsDataSource, SeriesDataSource
+from gristmill.sources.sharded import ShardedSource
 
 HALVES = (range(7), range(7, 10))
 
@@ -230,4 +231,4 @@ def source_classes() -> set[type]:
             if is_own and not inspect.isabstract(value) and not issubclass(value, tuple):
                 is_source = hasattr(value, "__getitem__") and hasattr(value, "__len__")
                 found |= {value} if is_source else set()
-    return found - {sources.RandomAccessDataSource}
+    return found - {sources.RandomAccessDataSource, ShardedSource}
