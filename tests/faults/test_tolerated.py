@@ -31,17 +31,20 @@ def run(kind, num_steps):
     it = iter(pipeline(kind, 2))
     state, outputs, passed = json.loads(FILE.read_text()) if FILE.exists() else (it.get_state(), [], [])
     it.set_state(state)
+    is_at_end = False
     for step in range(num_steps):
         try:
             outputs.append(plain(next(it)))
-        except StopIteration:
-            break
+        except StopIteration:  # what fails after the last output is passed over here
+            is_at_end = True
         except OSError as error:  # what did not fail when the state was taken
             assert any("does not pass over it" in note for note in error.__notes__)
             it.set_state(it.get_state())
         passed = sorted({*passed, *[fault.record_key for fault in it.faults().last]})
         FILE.with_suffix(".new").write_text(json.dumps([it.get_state(), outputs, passed]))
         FILE.with_suffix(".new").replace(FILE)
+        if is_at_end:
+            break
         if step == num_steps - 2:  # it is killed now, at work or waiting
             print("ready", time.monotonic(), flush=True)
     else:
