@@ -55,7 +55,6 @@ _CLOSING = Law(
     "After close let __next__ raise ValueError, not StopIteration, and get_state still tell the position.",
 )
 _PREFETCH = Law("start_prefetch changes neither position nor elements", "Count in states only what next has delivered.")
-_BATCHES = Law("a batch has the next elements", "Let _take(n) do what n calls of next do, or do not define it.")
 _ERRORS = Law(
     "an error loses nothing: the position stays, and next tries the same element again",
     "Change nothing in __next__ before everything that may raise is done, or take the parents back to their states.",
@@ -198,7 +197,6 @@ def _check_iterators(ds: IterDataset[Any], max_elements: int, states_vary: bool)
         (_REFUSAL, _check_refusal),
         (_CLOSING, _check_closing),
         (_PREFETCH, _check_prefetch),
-        (_BATCHES, _check_batches),
     ):
         try:
             check(ds, elements)
@@ -328,12 +326,6 @@ def _check_prefetch(ds: IterDataset[Any], elements: list[Any]) -> None:
             it.start_prefetch()
             _PREFETCH.equal("get_state() after start_prefetch()", before, it.get_state())
             _PREFETCH.equal(f"element {i} after start_prefetch()", element, next(it, _THE_END))
-
-
-def _check_batches(ds: IterDataset[Any], elements: list[Any]) -> None:
-    for size in (2, 3):
-        batches = [elements[i : i + size] for i in range(0, len(elements) - size + 1, size)]
-        _BATCHES.equal(f"ds.batch({size}, batch_fn=list)", batches, _first(ds.batch(size, batch_fn=list), len(batches)))
 
 
 def _check_errors(failing: IterDataset[Any], elements: list[Any]) -> None:

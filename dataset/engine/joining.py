@@ -70,8 +70,13 @@ class Repeat(Layer):
         raise told(ValueError(f"{self} cannot continue: {reason}"), self)
 
     def _pass(self, cell: Cell, epoch: int) -> None:
+        was_past = self.inner.past_failed is None
         self.inner.pass_failed()
-        cell.pos = self.inner.pos, epoch
+        pos = self.inner.pos, epoch
+        # A position that is past the element already stays the same object: to a consumer, one that
+        # is merely equal says that there was no element.
+        if not (was_past and pos == cell.pos):
+            cell.pos = pos
 
     def place(self, pos: Pos) -> Place | None:
         place = self.parent.place(pos[0])

@@ -236,7 +236,6 @@ WRONG = [
         start_prefetch=lambda it: vars(it).update(taken=1),
     ),
     wrong("start_prefetch...ZeroDivisionError", start_prefetch=lambda it: 1 // 0),
-    wrong("a batch has...ds.batch(2, batch_fn=list) must be", _take=lambda it, n: Right._take(it, n + 1)[:n]),
 ]
 
 
