@@ -51,7 +51,8 @@ class Repeat(Layer):
             except Exception as error:
                 cell.end_block()
                 tell_epoch(error, self, epoch)
-                cell.past_failed = partial(self._pass, cell, epoch)
+                if inner.past_failed is not None:  # else the position is past the element already
+                    cell.past_failed = partial(self._pass, cell, epoch)
                 raise
             cell.end_block()
             if is_new and self.num_epochs is None:
@@ -70,13 +71,8 @@ class Repeat(Layer):
         raise told(ValueError(f"{self} cannot continue: {reason}"), self)
 
     def _pass(self, cell: Cell, epoch: int) -> None:
-        was_past = self.inner.past_failed is None
         self.inner.pass_failed()
-        pos = self.inner.pos, epoch
-        # A position that is past the element already stays the same object: to a consumer, one that
-        # is merely equal says that there was no element.
-        if not (was_past and pos == cell.pos):
-            cell.pos = pos
+        cell.pos = self.inner.pos, epoch
 
     def place(self, pos: Pos) -> Place | None:
         place = self.parent.place(pos[0])
