@@ -105,7 +105,8 @@ def test_a_loader_finds_its_workers():
 
 
 def test_the_first_element_needs_no_worker():
-    with iter(MapDataset.range(100).to_iter_dataset().mp_prefetch(MultiprocessingOptions("auto"))) as it:
+    options = MultiprocessingOptions("auto", executor="processes")  # threads are up at once
+    with iter(MapDataset.range(100).to_iter_dataset().mp_prefetch(options)) as it:
         lanes = it.executor
         assert next(it) == 0
         assert all(lane.owner.text(lane) == f"this process, lane {lane.number}" for lane in lanes.shards)
