@@ -392,6 +392,7 @@ def snapshot(it: DatasetIterator[Any]) -> Any:
     try:
         return it.get_state()
     except NotImplementedError:
+        # A user's iterator need not have a state: ``None`` says so, and restoring is refused.
         return None
 
 
@@ -426,6 +427,7 @@ class BlockIterator(DatasetIterator[T_co]):
 
     def _tell_opened(self, tell: Any) -> None: ...
 
+    # Observers ask the stream of an iterator. This kind has none, so these answers stand in for it.
     @property
     def _engine(self) -> Any:  # type: ignore[override]
         engine: Any = _Engine()

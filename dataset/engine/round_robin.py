@@ -69,6 +69,7 @@ class RoundRobin(Stream):
         self.is_mixed = task.by_lanes and self.count > 1 and not task.sequential_slice and mixes_in_lanes(task.dataset)
         self.closes_anytime = executor.closes_anytime  # type: ignore[misc]
         self.budget_waits = executor.budget_waits
+        # Observers ask the executor directly: it alone knows which workers there are.
         self.tell_opened, self.tell_hired = executor.tell_opened, executor.tell_hired  # type: ignore[method-assign]
         self.work_ahead = executor.work_ahead  # type: ignore[method-assign]
         self._first: Pos = ((),) * self.count, (), 0, 0, (RUNNING,) * self.count
