@@ -34,11 +34,16 @@ def main() -> None:
             run("git", "checkout-index", "--all", f"--prefix={folder}/{again}/")
             build(Path(folder, again), Path(folder, f"dist-{again}"), epoch)
         names = sorted(path.name for path in Path(folder, "dist-first").iterdir())
-        same, *different = filecmp.cmpfiles(f"{folder}/dist-first", f"{folder}/dist-second", names, shallow=False)
+        same, *different = filecmp.cmpfiles(
+            f"{folder}/dist-first", f"{folder}/dist-second", names, shallow=False
+        )
         if any(different):
             sys.exit(f"release: two builds differ in {different}")
         shutil.copytree(f"{folder}/dist-first", dist)
-    sdist, wheel = dist / f"gristmill-{version}.tar.gz", dist / f"gristmill-{version}-py3-none-any.whl"
+    sdist, wheel = (
+        dist / f"gristmill-{version}.tar.gz",
+        dist / f"gristmill-{version}-py3-none-any.whl",
+    )
     if {*same} != {sdist.name, wheel.name}:
         sys.exit(f"release: expected {sdist.name} and {wheel.name}, built {same}")
     run(sys.executable, "-m", "twine", "check", "--strict", sdist, wheel)
@@ -49,11 +54,15 @@ def main() -> None:
     pythons = os.environ.get("PYTHONS", "").split() or found
     for python in pythons:
         test(python, version, sdist, wheel)
-    print(f"\n{sdist.name} and {wheel.name} build reproducibly and pass the tests with {', '.join(map(str, pythons))}.")
+    print(
+        f"\n{sdist.name} and {wheel.name} build reproducibly and pass the tests with {', '.join(map(str, pythons))}."
+    )
     if os.environ.get("TESTS") or is_unreleased(ROOT, version):
         print("This was a try: a release runs all tests, and has its date in CHANGELOG.md.")
     else:
-        print(f"To release it: git tag v{version} && git push origin v{version} && {sys.executable} -m twine upload dist/*")
+        print(
+            f"To release it: git tag v{version} && git push origin v{version} && {sys.executable} -m twine upload dist/*"
+        )
 
 
 def check_tree(root: Path) -> str:
@@ -65,7 +74,9 @@ def check_tree(root: Path) -> str:
     setup.read(root / "setup.cfg")
     version = setup["metadata"]["version"]
     if f"\n## [{version}] - " not in (root / "CHANGELOG.md").read_text(encoding="utf-8"):
-        sys.exit(f"release: CHANGELOG.md has no heading '## [{version}] - <date>' for the version in setup.cfg")
+        sys.exit(
+            f"release: CHANGELOG.md has no heading '## [{version}] - <date>' for the version in setup.cfg"
+        )
     return version
 
 
@@ -120,20 +131,26 @@ def names_in(sdist: Path) -> set[str]:
 def test(python: str, version: str, sdist: Path, wheel: Path) -> None:
     """Runs the tests that are in the sdist, with the wheel installed in a fresh environment."""
     print(f"\n{python}", flush=True)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("PYTHON")
+    }
     with tempfile.TemporaryDirectory() as folder:
         run(python, "-m", "venv", f"{folder}/venv", environment=environment)
         installed = f"{folder}/venv/bin/python"
         run(installed, "-m", "pip", "install", "--quiet", f"{wheel}[test]", environment=environment)
         tests = unpack(sdist, folder)
-        found, file = output(installed, "-c", INSTALLED, folder=tests, environment=environment).split(" ", 1)
+        found, file = output(
+            installed, "-c", INSTALLED, folder=tests, environment=environment
+        ).split(" ", 1)
         if found != version or not Path(file).is_relative_to(Path(folder, "venv")):
             sys.exit(f"release: the tests would run with gristmill {found} at {file}")
         arguments = shlex.split(os.environ.get("TESTS", ""))
         run(installed, "-m", "pytest", "-q", *arguments, folder=tests, environment=environment)
 
 
-def run(*command: str | Path, folder: Path = ROOT, environment: dict[str, str] | None = None) -> None:
+def run(
+    *command: str | Path, folder: Path = ROOT, environment: dict[str, str] | None = None
+) -> None:
     try:
         # permissions are in the archives
         subprocess.run(command, cwd=folder, env=environment, check=True, umask=0o022)
@@ -141,8 +158,12 @@ def run(*command: str | Path, folder: Path = ROOT, environment: dict[str, str] |
         sys.exit(f"release: {error}")
 
 
-def output(*command: str | Path, folder: Path = ROOT, environment: dict[str, str] | None = None) -> str:
-    return subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+def output(
+    *command: str | Path, folder: Path = ROOT, environment: dict[str, str] | None = None
+) -> str:
+    return subprocess.run(
+        command, cwd=folder, env=environment, check=True, stdout=subprocess.PIPE, text=True
+    ).stdout.strip()
 
 
 if __name__ == "__main__":

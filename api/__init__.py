@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from gristmill.dataset.bases.length import dataset_length as dataset_length
     from gristmill.dataset.mixtures.schedule import Schedule as Schedule
     from gristmill.dataset.stages.global_batch import global_batch as global_batch
-    from gristmill.dataset.stages.hugging_face import HuggingFaceIterDataset as HuggingFaceIterDataset
+    from gristmill.dataset.stages.hugging_face import (
+        HuggingFaceIterDataset as HuggingFaceIterDataset,
+    )
     from gristmill.diagnostics import diagnose as diagnose
     from gristmill.diagnostics import observe as observe
     from gristmill.diagnostics import start_telemetry as start_telemetry
@@ -179,5 +181,8 @@ def _pipeline_html(pipeline: Any) -> Any:
     return importlib.import_module("gristmill.diagnostics.notebook").pipeline_html(pipeline)
 
 
-if os.environ.keys() & {"ENABLE_PYGRAIN_PROMETHEUS_TELEMETRY", "GRISTMILL_ENABLE_PROMETHEUS_TELEMETRY"}:
+if os.environ.keys() & {
+    "ENABLE_PYGRAIN_PROMETHEUS_TELEMETRY",
+    "GRISTMILL_ENABLE_PROMETHEUS_TELEMETRY",
+}:
     importlib.import_module("gristmill.diagnostics.metrics.prometheus").start_from_environment()

@@ -23,8 +23,14 @@ from gristmill.dataset.stages.parquet import ParquetIterDataset
 from gristmill.dataset.stages.rebatch import RebatchIterDataset
 from gristmill.dataset.stages.repeat import RepeatIterDataset
 from gristmill.dataset.stages.tfrecord import TFRecordIterDataset
-from gristmill.dataset.stages.thread_prefetch import ThreadPrefetchDatasetIterator, ThreadPrefetchIterDataset
-from gristmill.dataset.stages.window_shuffle import WindowShuffleIterDataset, WindowShuffleMapDataset
+from gristmill.dataset.stages.thread_prefetch import (
+    ThreadPrefetchDatasetIterator,
+    ThreadPrefetchIterDataset,
+)
+from gristmill.dataset.stages.window_shuffle import (
+    WindowShuffleIterDataset,
+    WindowShuffleMapDataset,
+)
 from gristmill.dataset.stages.zip import ZipIterDataset, ZipMapDataset
 from gristmill.diagnostics import get_execution_summary
 from gristmill.testing import assert_equal_output_after_checkpoint

@@ -51,7 +51,9 @@ class _TFRecordDatasetIterator(StreamIterator[bytes]):
         # subclasses may call no other constructor than that of ``DatasetIterator``
         self = super().__new__(cls)
         stage = TFRecordIterDataset(path if isinstance(path, str | os.PathLike) else str(path))
-        StreamIterator.__init__(self, stage, [], partial(_ReaderRecords, it=weakref.ref(self), name=cls.__name__))
+        StreamIterator.__init__(
+            self, stage, [], partial(_ReaderRecords, it=weakref.ref(self), name=cls.__name__)
+        )
         return self
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -87,10 +89,17 @@ class _ReaderRecords(Records):
         reader = None if it is None else it._reader
         if reader is None or not can_seek(reader._reader):
             raise TypeError(
-                f"{self} needs a _reader, a _TFRecordReader with a _reader of its own that is a binary file object and can seek, "
-                f"got {reader if reader is None else reader._reader!r:.200}. Other files: TFRecordIterDataset(path, open=...)"
+                f"{self} needs a _reader, a _TFRecordReader with a _reader of its own that is a"
+                " binary file object and can seek, got"
+                f" {reader if reader is None else reader._reader!r:.200}. Other files:"
+                " TFRecordIterDataset(path, open=...)"
             )
-        return TFRecordFile(self.path, check_crc=reader.check_crc, compression=None, open=lambda path: reader._reader)
+        return TFRecordFile(
+            self.path,
+            check_crc=reader.check_crc,
+            compression=None,
+            open=lambda path: reader._reader,
+        )
 
     def close_file(self) -> None:
         """Leave it open, at the end and after errors."""

@@ -24,8 +24,9 @@ MATCHED_VERSION = (0, 2, 18)  # of Grain
 _MODULES = {*PUBLIC_MODULES, "python.experimental"}
 # What ``from grain import *`` gives.
 _NAMES = (
-    "DataLoader DataLoaderIterator DatasetIterator IterDataset MapDataset MultiprocessingOptions ReadOptions Record "
-    "RecordMetadata checkpoint config constants experimental load monitoring multiprocessing samplers sharding sources transforms"
+    "DataLoader DataLoaderIterator DatasetIterator IterDataset MapDataset MultiprocessingOptions"
+    " ReadOptions Record RecordMetadata checkpoint config constants experimental load monitoring"
+    " multiprocessing samplers sharding sources transforms"
 )
 
 
@@ -84,7 +85,11 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         under its own name.
         """
         alias = module.__spec__
-        if not isinstance(module, _Grain) and alias is not None and isinstance(alias.loader, _Finder):
+        if (
+            not isinstance(module, _Grain)
+            and alias is not None
+            and isinstance(alias.loader, _Finder)
+        ):
             module.__spec__ = alias.loader_state
 
 
@@ -130,8 +135,9 @@ def install_as_grain() -> None:
     present: Any = sys.modules.get("grain")
     if present is not None and not isinstance(present, _Grain):
         raise RuntimeError(
-            "cannot install gristmill as grain: the real grain has been imported already "
-            f"({getattr(present, '__file__', 'unknown place')}). Call install_as_grain() before the first import of grain."
+            "cannot install gristmill as grain: the real grain has been imported already"
+            f" ({getattr(present, '__file__', 'unknown place')}). Call install_as_grain() before"
+            " the first import of grain."
         )
     if not any([isinstance(finder, _Finder) for finder in sys.meta_path]):
         sys.meta_path.insert(0, _Finder())

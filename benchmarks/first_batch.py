@@ -22,7 +22,11 @@ def main() -> None:
     iterator = iter(data_loader)
     batch = next(iterator)
     seconds = time.perf_counter() - start
-    sums = [sum(map(total, [batch, *iterator]))] if is_of_integers else [total(batch), total(next(iterator))]
+    sums = (
+        [sum(map(total, [batch, *iterator]))]
+        if is_of_integers
+        else [total(batch), total(next(iterator))]
+    )
     print(json.dumps({"seconds": seconds, "sums": sums}), flush=True)
 
 

@@ -109,10 +109,12 @@ WORKLOADS = [
 def version_of(command: list[str]) -> str:
     """The version of a Python, and whether it runs without the GIL."""
     script = (
-        "import gristmill, platform, sys; enabled = getattr(sys, '_is_gil_enabled', lambda: True)(); "
-        "print(platform.python_version() + ('' if enabled else ', no GIL'))"
+        "import gristmill, platform, sys; enabled = getattr(sys, '_is_gil_enabled', lambda:"
+        " True)(); print(platform.python_version() + ('' if enabled else ', no GIL'))"
     )
-    return subprocess.run([*command, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        [*command, "-c", script], capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 def measure(workload: Workload, commands: dict[str, list[str]], rounds: int) -> dict[str, Any]:
@@ -125,7 +127,9 @@ def measure(workload: Workload, commands: dict[str, list[str]], rounds: int) -> 
         running = {}
         for name, command in commands.items():
             errors = stack.enter_context(tempfile.TemporaryFile("w+"))
-            running[name] = Candidate("interpreters", workload.name, "gristmill", errors, {}, command)
+            running[name] = Candidate(
+                "interpreters", workload.name, "gristmill", errors, {}, command
+            )
             stack.callback(running[name].close)
         digests = [{**candidate.digest, "version": ""} for candidate in running.values()]
         if any(digest != digests[0] for digest in digests):
@@ -135,7 +139,12 @@ def measure(workload: Workload, commands: dict[str, list[str]], rounds: int) -> 
             for name, candidate in running.items():
                 samples[name].append(candidate.figure() * workload.scale / workload.count)
     medians = {name: statistics.median(values) for name, values in samples.items()}
-    return {"workload": workload.name, "unit": workload.unit, "medians": medians, "samples": samples}
+    return {
+        "workload": workload.name,
+        "unit": workload.unit,
+        "medians": medians,
+        "samples": samples,
+    }
 
 
 def pythons_table(report: dict[str, Any]) -> str:
@@ -143,21 +152,38 @@ def pythons_table(report: dict[str, Any]) -> str:
     names = list(report["results"][0]["medians"])
     rows = [["workload", *names]]
     for result in report["results"]:
-        rows.append([f"{result['workload']} [{result['unit']}]", *[figure(result["medians"][name]) for name in names]])
+        rows.append(
+            [
+                f"{result['workload']} [{result['unit']}]",
+                *[figure(result["medians"][name]) for name in names],
+            ]
+        )
     return table(rows)
 
 
 def pythons_text(report: dict[str, Any]) -> str:
     """The table, and when and how it was measured."""
-    measured = f"Measured on {report['date']}, {report['rounds']} rounds, load {report['load']:.2f} before it began."
+    measured = (
+        f"Measured on {report['date']}, {report['rounds']} rounds, load {report['load']:.2f} before"
+        " it began."
+    )
     return f"{pythons_table(report)}\n\n{measured}"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("commands", nargs="+", help="commands that start Pythons")
-    parser.add_argument("--only", action="append", default=[], help="a part of the names of the workloads to measure")
-    parser.add_argument("--rounds", type=int, default=5, help="runs of each Python (default: %(default)s)")
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        help="a part of the names of the workloads to measure",
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="runs of each Python (default: %(default)s)"
+    )
     parser.add_argument("--publish", action="store_true", help="write the figures into docs/")
     arguments = parser.parse_args()
     if arguments.publish and arguments.only:
@@ -170,7 +196,12 @@ def main() -> None:
         if not arguments.only or any(part in workload.name for part in arguments.only):
             print(f"… {workload.name}", file=sys.stderr, flush=True)
             results.append(measure(workload, commands, arguments.rounds))
-    measured = {"date": f"{datetime.date.today()}", "rounds": arguments.rounds, **machine, "code": code_digest()}
+    measured = {
+        "date": f"{datetime.date.today()}",
+        "rounds": arguments.rounds,
+        **machine,
+        "code": code_digest(),
+    }
     report = {**measured, "results": results}
     print(pythons_table(report))
     MEASURED.parent.mkdir(parents=True, exist_ok=True)

@@ -35,10 +35,14 @@ def digest(run: Run) -> dict[str, Any]:
             element = b"".join(element)
         if isinstance(element, dict):  # a state
             element = json.dumps(element).encode()
-        array = np.frombuffer(element, np.uint8) if isinstance(element, bytes) else np.asarray(element)
+        array = (
+            np.frombuffer(element, np.uint8) if isinstance(element, bytes) else np.asarray(element)
+        )
         number += array.size
         total += float(array.sum(dtype=np.float64))
-        checksum = zlib.crc32(np.ascontiguousarray(array), zlib.crc32(str(array.dtype).encode(), checksum))
+        checksum = zlib.crc32(
+            np.ascontiguousarray(array), zlib.crc32(str(array.dtype).encode(), checksum)
+        )
     close(results)
     return {"number": number, "sum": total, "order": checksum}
 

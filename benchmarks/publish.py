@@ -30,7 +30,8 @@ NAMES = {"gristmill": "gristmill", "grain": "Grain", "torch": "PyTorch"}
 # What the README says of a workload, and the section of the page that has it.
 CLAIMS = {
     "ArrayRecord of 784 bytes, global shuffle, batch 128: DataLoader": (
-        "[A record](docs/benchmarks.md#in-one-process) of ArrayRecord from a `DataLoader`, shuffled, batched"
+        "[A record](docs/benchmarks.md#in-one-process) of ArrayRecord from a `DataLoader`,"
+        " shuffled, batched"
     ),
     "19 MB image batches, DataLoader, 2 workers: time": (
         "[A batch](docs/benchmarks.md#worker-processes) of 19 MB from two worker processes"
@@ -38,7 +39,9 @@ CLAIMS = {
     "restore 5 000 000 elements in, first element: DataLoader": (
         "[The first element](docs/benchmarks.md#states) after restoring, five million elements in"
     ),
-    "first fit, 32 bins": "[A token](docs/benchmarks.md#packing) packed into rows of 2048, first fit",
+    "first fit, 32 bins": (
+        "[A token](docs/benchmarks.md#packing) packed into rows of 2048, first fit"
+    ),
 }
 
 
@@ -90,18 +93,31 @@ def page_row(result: dict[str, Any]) -> list[str]:
 
     bounds = "; ".join(f"{figure(medians[name])} ({name})" for name in medians if name not in NAMES)
     goals = "; ".join(
-        text if verdict == "reached" else f"{text}: **{verdict.lower()}**" for text, verdict in result["goals"].items()
+        text if verdict == "reached" else f"{text}: **{verdict.lower()}**"
+        for text, verdict in result["goals"].items()
     )
     workload = f"{result['workload']} [{result['unit']}]"
-    return [workload, figure(medians["gristmill"]), peer("grain"), peer("torch"), bounds or "–", goals or "–"]
+    return [
+        workload,
+        figure(medians["gristmill"]),
+        peer("grain"),
+        peer("torch"),
+        bounds or "–",
+        goals or "–",
+    ]
 
 
 def question_table(report: dict[str, Any], questions: list[str]) -> str:
     """The table of some questions, without columns that are empty in all rows."""
     found = [result for result in report["results"] if result["question"] in questions]
     if not found:
-        raise ValueError(f"the report has nothing on {', '.join(questions)}: publish whole runs (no ARGS)")
-    rows = [HEAD, *([cell.replace("torch", "PyTorch") for cell in page_row(result)] for result in found)]
+        raise ValueError(
+            f"the report has nothing on {', '.join(questions)}: publish whole runs (no ARGS)"
+        )
+    rows = [
+        HEAD,
+        *([cell.replace("torch", "PyTorch") for cell in page_row(result)] for result in found),
+    ]
     kept = [i for i in range(len(HEAD)) if any(cells[i] != "–" for cells in rows[1:])]
     return table([[cells[i] for i in kept] for cells in rows])
 
@@ -109,32 +125,60 @@ def question_table(report: dict[str, Any], questions: list[str]) -> str:
 def machine_text(report: dict[str, Any]) -> str:
     """When and where the figures were measured, with which versions, and how much they vary."""
     machine = report["machine"]
-    versions = {name: digest["version"] for result in report["results"] for name, digest in result["digests"].items()}
+    versions = {
+        name: digest["version"]
+        for result in report["results"]
+        for name, digest in result["digests"].items()
+    }
     peers = ", ".join(f"{NAMES[name]} {versions[name]}" for name in NAMES if versions.get(name))
     load = f", with a load of {machine['load']:.2f} before it began" if "load" in machine else ""
-    spreads = [max(samples) / min(samples) for r in report["results"] if min(samples := r["samples"]["gristmill"]) > 0]
+    spreads = [
+        max(samples) / min(samples)
+        for r in report["results"]
+        if min(samples := r["samples"]["gristmill"]) > 0
+    ]
     return (
-        f"Measured on {report['date']} on a virtual machine with {machine['cpus']} CPUs ({machine['platform']}){load}: CPython "
-        f"{machine['python']}, {peers}. Figures are medians of {report['rounds']} rounds. From round to round they vary: for "
-        f"half of the workloads gristmill's slowest round took more than {figure(statistics.median(spreads))} times its quickest."
+        f"Measured on {report['date']} on a virtual machine with {machine['cpus']} CPUs"
+        f" ({machine['platform']}){load}: CPython {machine['python']}, {peers}. Figures are medians"
+        f" of {report['rounds']} rounds. From round to round they vary: for half of the workloads"
+        f" gristmill's slowest round took more than {figure(statistics.median(spreads))} times its"
+        " quickest."
     )
 
 
 def missed_text(report: dict[str, Any]) -> str:
     """A sentence with the number of goals and the figures that missed them."""
-    goals = [(result, text, verdict) for result in report["results"] for text, verdict in result["goals"].items()]
+    goals = [
+        (result, text, verdict)
+        for result in report["results"]
+        for text, verdict in result["goals"].items()
+    ]
     missed = [
-        f"- {result['workload']}: {figure(result['medians']['gristmill'])} {result['unit']}, and the goal is {text}."
+        f"- {result['workload']}: {figure(result['medians']['gristmill'])} {result['unit']}, and"
+        f" the goal is {text}."
         for result, text, verdict in goals
         if verdict != "reached"
     ]
-    return "\n".join([f"Of {len(goals)} goals {len(goals) - len(missed)} were reached, {len(missed)} were not:\n", *missed])
+    return "\n".join(
+        [
+            (
+                f"Of {len(goals)} goals {len(goals) - len(missed)} were reached, {len(missed)} were"
+                " not:\n"
+            ),
+            *missed,
+        ]
+    )
 
 
 def with_figures(text: str, report: dict[str, Any]) -> str:
     """A page with the report's figures in its marked places."""
     text = re.sub(r"(<!-- headline -->).*", lambda part: f"{part[1]}{headline(report)}", text)
-    text = re.sub(r"(<!-- claims -->\n).*?\n\n", lambda part: f"{part[1]}{claims(report)}\n\n", text, flags=re.DOTALL)
+    text = re.sub(
+        r"(<!-- claims -->\n).*?\n\n",
+        lambda part: f"{part[1]}{claims(report)}\n\n",
+        text,
+        flags=re.DOTALL,
+    )
     text = re.sub(
         r"(<!-- table: (.*?) -->\n).*?(<!-- end of table -->)",
         lambda part: f"{part[1]}\n{question_table(report, part[2].split())}\n\n{part[3]}",
@@ -149,8 +193,18 @@ def with_figures(text: str, report: dict[str, Any]) -> str:
             flags=re.DOTALL,
         )
     machine = textwrap.fill(machine_text(report), 100, break_on_hyphens=False)
-    text = re.sub(r"(<!-- machine -->\n).*?\n\n", lambda part: f"{part[1]}{machine}\n\n", text, flags=re.DOTALL)
-    return re.sub(r"(<!-- missed -->\n).*\Z", lambda part: f"{part[1]}{missed_text(report)}\n", text, flags=re.DOTALL)
+    text = re.sub(
+        r"(<!-- machine -->\n).*?\n\n",
+        lambda part: f"{part[1]}{machine}\n\n",
+        text,
+        flags=re.DOTALL,
+    )
+    return re.sub(
+        r"(<!-- missed -->\n).*\Z",
+        lambda part: f"{part[1]}{missed_text(report)}\n",
+        text,
+        flags=re.DOTALL,
+    )
 
 
 def publish_pythons(measured: dict[str, Any]) -> None:

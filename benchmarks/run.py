@@ -38,10 +38,14 @@ PYTHONS = {
     "grain": HERE.parent / ".peers/grain/bin/python",
     "torch": HERE.parent / ".peers/torch/bin/python",
     "tf.data": HERE.parent / ".peers/clients/bin/python",  # which has TensorFlow
-    **dict.fromkeys(["LitData", "MDSWriter", "datasets.map"], HERE.parent / ".peers/writers/bin/python"),
+    **dict.fromkeys(
+        ["LitData", "MDSWriter", "datasets.map"], HERE.parent / ".peers/writers/bin/python"
+    ),
 }
 # Installed packages are compiled; a checkout is compiled by its first run.
-ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+ENVIRONMENT = {
+    name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
+}
 LIMIT_SECONDS = 300  # for one answer
 EXIT_SECONDS = 10
 NOT_INSTALLED = "not installed: run `make {}`"
@@ -144,9 +148,13 @@ def code_digest() -> str:
     """
     setup = configparser.ConfigParser()
     setup.read(HERE.parent / "setup.cfg")
-    folders = [line.split("=")[1].strip() for line in setup["options"]["package_dir"].strip().splitlines()]
+    folders = [
+        line.split("=")[1].strip() for line in setup["options"]["package_dir"].strip().splitlines()
+    ]
     checksum = 0
-    for path in sorted(path for folder in (*folders, HERE.name) for path in HERE.parent.glob(f"{folder}/**/*.py")):
+    for path in sorted(
+        path for folder in (*folders, HERE.name) for path in HERE.parent.glob(f"{folder}/**/*.py")
+    ):
         checksum = zlib.crc32(path.read_bytes(), checksum)
     return f"{checksum:08x}"
 
@@ -155,7 +163,11 @@ def differences(workload: Workload, digests: dict[str, dict[str, Any]]) -> list[
     """Describes results that show that candidates did different work. A bound without results is
     not compared.
     """
-    digests = {name: digest for name, digest in digests.items() if digest["number"] or name in ("gristmill", *PYTHONS)}
+    digests = {
+        name: digest
+        for name, digest in digests.items()
+        if digest["number"] or name in ("gristmill", *PYTHONS)
+    }
     if not workload.compare or not digests:
         return []
     found = []
@@ -164,13 +176,19 @@ def differences(workload: Workload, digests: dict[str, dict[str, Any]]) -> list[
         if digest["number"] != expected["number"]:
             found.append(f"{name} gave {digest['number']} numbers, {first} {expected['number']}")
         elif not math.isclose(digest["sum"], expected["sum"], rel_tol=1e-9):
-            found.append(f"{name}'s numbers add up to {digest['sum']}, {first}'s to {expected['sum']}")
-    if {"gristmill", "grain"} <= digests.keys() and digests["gristmill"]["order"] != digests["grain"]["order"]:
+            found.append(
+                f"{name}'s numbers add up to {digest['sum']}, {first}'s to {expected['sum']}"
+            )
+    if {"gristmill", "grain"} <= digests.keys() and digests["gristmill"]["order"] != digests[
+        "grain"
+    ]["order"]:
         found.append("gristmill's elements differ from Grain's, or come in another order")
     return found
 
 
-def measure(question: str, workload: Workload, rounds: int, environment: Mapping[str, str]) -> dict[str, Any]:
+def measure(
+    question: str, workload: Workload, rounds: int, environment: Mapping[str, str]
+) -> dict[str, Any]:
     """Runs all candidates of a workload in turn, with these variables; the result goes into the
     JSON file.
     """
@@ -181,7 +199,9 @@ def measure(question: str, workload: Workload, rounds: int, environment: Mapping
         for name in workload.candidates:
             try:
                 errors = stack.enter_context(tempfile.TemporaryFile("w+"))
-                running[name] = Candidate(f"questions.{question}", workload.name, name, errors, environment)
+                running[name] = Candidate(
+                    f"questions.{question}", workload.name, name, errors, environment
+                )
             except RuntimeError as error:
                 failures[name] = str(error)
             else:
@@ -237,7 +257,11 @@ def row(result: dict[str, Any]) -> list[str]:
             return "–"
         return f"{figure(medians[name] / medians['gristmill'])} ×"
 
-    bounds = [name for name in (*medians, *result["failures"]) if name not in ("gristmill", "grain", "torch")]
+    bounds = [
+        name
+        for name in (*medians, *result["failures"])
+        if name not in ("gristmill", "grain", "torch")
+    ]
     bound = "; ".join(f"{cell(name)} ({name})" for name in bounds) or "–"
     goals = "; ".join(f"{text}: {verdict}" for text, verdict in result["goals"].items())
     cells = [cell("gristmill"), cell("grain"), cell("torch"), bound, ratio("grain"), ratio("torch")]
@@ -247,12 +271,25 @@ def row(result: dict[str, Any]) -> list[str]:
 def table(rows: list[list[str]]) -> str:
     """Rows of a Markdown table, the first being its head."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    lines = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(r, widths, strict=True)) + " |" for r in rows]
+    lines = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(r, widths, strict=True)) + " |"
+        for r in rows
+    ]
     lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
     return "\n".join(lines)
 
 
-HEAD = ["workload", "unit", "gristmill", "Grain", "torch", "bound", "Grain/gristmill", "torch/gristmill", "goals"]
+HEAD = [
+    "workload",
+    "unit",
+    "gristmill",
+    "Grain",
+    "torch",
+    "bound",
+    "Grain/gristmill",
+    "torch/gristmill",
+    "goals",
+]
 
 
 def is_asked_for(name: str, only: Sequence[str]) -> bool:
@@ -268,24 +305,39 @@ def surroundings_of(question: Any) -> contextlib.AbstractContextManager[Mapping[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("only", nargs="*", help="parts of the names of workloads or questions (default: all)")
-    parser.add_argument("--rounds", type=int, default=5, help="runs of each candidate (default: %(default)s)")
-    parser.add_argument("--json", type=Path, default=HERE.parent / "out/benchmarks.json", help="default: %(default)s")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "only", nargs="*", help="parts of the names of workloads or questions (default: all)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="runs of each candidate (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--json",
+        type=Path,
+        default=HERE.parent / "out/benchmarks.json",
+        help="default: %(default)s",
+    )
     arguments = parser.parse_args()
 
     code, load = code_digest(), os.getloadavg()[0]
     results = []
     for path in sorted((HERE / "questions").glob("*.py")):
         question = importlib.import_module(f"questions.{path.stem}")
-        chosen = [w for w in question.WORKLOADS if is_asked_for(f"{path.stem} {w.name}", arguments.only)]
+        chosen = [
+            w for w in question.WORKLOADS if is_asked_for(f"{path.stem} {w.name}", arguments.only)
+        ]
         with surroundings_of(question) if chosen else contextlib.nullcontext({}) as environment:
             for workload in chosen:
                 print(f"… {workload.name}", file=sys.stderr, flush=True)
                 results.append(measure(path.stem, workload, arguments.rounds, environment))
 
     print(table([HEAD, *map(row, results)]))
-    failed = [f"{r['workload']}: {name}: {text}" for r in results for name, text in r["failures"].items()]
+    failed = [
+        f"{r['workload']}: {name}: {text}" for r in results for name, text in r["failures"].items()
+    ]
     different = [f"{r['workload']}: {text}" for r in results for text in r["differences"]]
     if failed:
         print("\nNot measured:", *failed, sep="\n")
@@ -295,8 +347,15 @@ def main() -> None:
         print("\nWherever several candidates ran, they did the same work.")
     changed = code_digest() != code
     if changed:
-        print("THE CODE CHANGED during the run: the figures are of no one version, do not quote them.")
-    machine = {"platform": platform.platform(), "python": platform.python_version(), "cpus": os.cpu_count(), "load": load}
+        print(
+            "THE CODE CHANGED during the run: the figures are of no one version, do not quote them."
+        )
+    machine = {
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "cpus": os.cpu_count(),
+        "load": load,
+    }
     measured = {"date": f"{datetime.date.today()}", "rounds": arguments.rounds, "machine": machine}
     report = {**measured, "code": code, "code_changed": changed, "results": results}
     arguments.json.parent.mkdir(parents=True, exist_ok=True)

@@ -30,7 +30,9 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'gristmill.checkpoint' has no attribute {name!r}")
     if name in _OF_HOSTS:
-        globals()[name] = value = getattr(importlib.import_module("gristmill.checkpoint.hosts"), name)
+        globals()[name] = value = getattr(
+            importlib.import_module("gristmill.checkpoint.hosts"), name
+        )
         return value
     try:
         # Registers the arguments with the handler: Orbax asks for them when it is given either.
@@ -39,7 +41,9 @@ def __getattr__(name: str) -> Any:
         if error.name is None or error.name.split(".")[0] != "orbax":
             raise
         if name != "CheckpointHandler":
-            raise missing_package("orbax-checkpoint", "orbax", f"gristmill.checkpoint.{name}") from error
+            raise missing_package(
+                "orbax-checkpoint", "orbax", f"gristmill.checkpoint.{name}"
+            ) from error
         module = importlib.import_module("gristmill.checkpoint.handler")  # which needs no Orbax
     globals()[name] = value = getattr(module, name)
     return value

@@ -92,9 +92,15 @@ def _position(item: Any, args: Any) -> tuple[str, dict[str, Any] | None]:
 def _iterator(item: Any, args: Any) -> Any:
     iterator = item if item is not None else getattr(args, "item", None)
     if iterator is None:
-        raise ValueError("there is no iterator to save or restore: pass it as item, or as args=CheckpointSave(iterator)")
+        raise ValueError(
+            "there is no iterator to save or restore: pass it as item, or as"
+            " args=CheckpointSave(iterator)"
+        )
     if not hasattr(iterator, "get_state"):
-        raise TypeError(f"item must be an iterator with get_state and set_state, got {shown(iterator)}: pass iter(loader)")
+        raise TypeError(
+            f"item must be an iterator with get_state and set_state, got {shown(iterator)}: pass"
+            " iter(loader)"
+        )
     return iterator
 
 

@@ -67,5 +67,7 @@ def agree_torch(num_steps: int, *, largest: bool = False) -> int:
         return number
     device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
     tensor = torch.tensor(number, dtype=torch.int64, device=device)
-    distributed.all_reduce(tensor, op=distributed.ReduceOp.MAX if largest else distributed.ReduceOp.MIN)
+    distributed.all_reduce(
+        tensor, op=distributed.ReduceOp.MAX if largest else distributed.ReduceOp.MIN
+    )
     return int(tensor.item())

@@ -55,7 +55,9 @@ def available_memory(root: Path = _ROOT) -> float:
         ):
             limit = _number(group / limit_name)
             if limit is not None:
-                used = (_number(group / usage_name) or 0) - _statistics(group).get(droppable_name, 0)
+                used = (_number(group / usage_name) or 0) - _statistics(group).get(
+                    droppable_name, 0
+                )
                 available = min(available, max(0, limit - used))
     return available
 
@@ -67,7 +69,11 @@ def usable_memory(root: Path = _ROOT) -> int:
     Args:
         root: the folder that has ``proc`` and ``sys``.
     """
-    limits = [_number(group / name) for group in _groups(root, "memory") for name in ("memory.max", "memory.limit_in_bytes")]
+    limits = [
+        _number(group / name)
+        for group in _groups(root, "memory")
+        for name in ("memory.max", "memory.limit_in_bytes")
+    ]
     try:
         limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     except (AttributeError, ValueError, OSError):  # it does not say
@@ -98,7 +104,9 @@ def _statistics(group: Path) -> dict[str, int]:
 def _number(path: Path, place: int = 0) -> int | None:
     """The number at one place in a file; ``None`` if there is something else ("max") or nothing."""
     words = _text(path).split()
-    return int(words[place]) if place < len(words) and words[place].lstrip("-").isdecimal() else None
+    return (
+        int(words[place]) if place < len(words) and words[place].lstrip("-").isdecimal() else None
+    )
 
 
 def _text(path: Path) -> str:

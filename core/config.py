@@ -25,7 +25,16 @@ from gristmill.core.errors import as_int
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-_BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+_BOOLEANS = {
+    "1": True,
+    "true": True,
+    "yes": True,
+    "on": True,
+    "0": False,
+    "false": False,
+    "no": False,
+    "off": False,
+}
 _NOT_SET = object()  # None is a value
 
 
@@ -47,18 +56,24 @@ class _Option(NamedTuple):
             return as_int(name, value, minimum=self.minimum)
         if self.kind is bool:
             if not isinstance(value, bool):
-                raise TypeError(f"{name} must be True or False, got {value!r} of type {type(value).__name__}")
+                raise TypeError(
+                    f"{name} must be True or False, got {value!r} of type {type(value).__name__}"
+                )
             return value
         if self.choices:
             if not isinstance(value, str):
-                raise TypeError(f"{name} must be a string, got {value!r} of type {type(value).__name__}")
+                raise TypeError(
+                    f"{name} must be a string, got {value!r} of type {type(value).__name__}"
+                )
             if value not in self.choices:
                 raise ValueError(f"{name} must be one of {', '.join(self.choices)}, got {value!r}")
             return value
         if value is None:
             return None
         if not isinstance(value, str | os.PathLike):
-            raise TypeError(f"{name} must be a path or None, got {value!r} of type {type(value).__name__}")
+            raise TypeError(
+                f"{name} must be a path or None, got {value!r} of type {type(value).__name__}"
+            )
         return os.fspath(value)
 
     def parse(self, name: str, text: str) -> bool | int | str | None:
@@ -80,7 +95,9 @@ _OPTIONS = {
     "py_debug_mode": _Option(bool, False),
     "py_dataset_visualization_output_dir": _Option(str, None),
     "py_traceback_filtering": _Option(
-        str, "auto", choices=("auto", "off", "tracebackhide", "quiet_remove_frames", "remove_frames")
+        str,
+        "auto",
+        choices=("auto", "off", "tracebackhide", "quiet_remove_frames", "remove_frames"),
     ),
     "stall_seconds": _Option(int, 0, minimum=0),
     "debug_report_seconds": _Option(int, 60, minimum=1),
@@ -187,7 +204,11 @@ class Config:
         return (
             self._updates.keys().isdisjoint(names)
             and not any([f"GRISTMILL_{name.upper()}" in os.environ for name in names])
-            and (flags is None or not flags.is_parsed() or not any([f"grain_{name}" in flags for name in names]))
+            and (
+                flags is None
+                or not flags.is_parsed()
+                or not any([f"grain_{name}" in flags for name in names])
+            )
         )
 
     def explicit_values(self) -> dict[str, Any]:
@@ -195,7 +216,11 @@ class Config:
         have them too.
         """
         flags = getattr(sys.modules.get("absl.flags"), "FLAGS", None)
-        by_flag = [name for name in _OPTIONS if flags is not None and flags.is_parsed() and f"grain_{name}" in flags]
+        by_flag = [
+            name
+            for name in _OPTIONS
+            if flags is not None and flags.is_parsed() and f"grain_{name}" in flags
+        ]
         return {name: getattr(self, name) for name in [*by_flag, *self._updates]}
 
     @contextlib.contextmanager

@@ -50,9 +50,9 @@ def with_descriptors(opened: Callable[[], T]) -> T:
         if is_scarcity(error):
             add_note(
                 error,
-                f"This process may have {max_descriptors()} files, sockets and pipes open at a time. "
-                "Let it have more (ulimit -n), or close() iterators and files that are not needed: "
-                "each worker process takes 3 or 4.",
+                f"This process may have {max_descriptors()} files, sockets and pipes open at a"
+                " time. Let it have more (ulimit -n), or close() iterators and files that are not"
+                " needed: each worker process takes 3 or 4.",
             )
         raise
 

@@ -55,9 +55,13 @@ class ShapeDtypeStruct:
 
     def __post_init__(self) -> None:
         try:
-            shape = [None if size is None else as_int("shape", size, minimum=0) for size in self.shape]
+            shape = [
+                None if size is None else as_int("shape", size, minimum=0) for size in self.shape
+            ]
         except TypeError:
-            raise TypeError(f"shape must be a sequence of integers and None, got {self.shape!r:.200}") from None
+            raise TypeError(
+                f"shape must be a sequence of integers and None, got {self.shape!r:.200}"
+            ) from None
         if self.dtype is None:
             raise TypeError("dtype must be a dtype, got None")
         object.__setattr__(self, "shape", tuple(shape))

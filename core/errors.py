@@ -86,12 +86,16 @@ def as_int(name: str, value: Any, *, minimum: int | None = None, maximum: int | 
     try:
         number = operator.index(value)
     except TypeError:
-        raise TypeError(f"{name} must be an integer, got {value!r} of type {type(value).__name__}") from None
+        raise TypeError(
+            f"{name} must be an integer, got {value!r} of type {type(value).__name__}"
+        ) from None
     if (minimum is not None and number < minimum) or (maximum is not None and number > maximum):
         if maximum is not None:
             allowed = f"an integer in [{'-inf' if minimum is None else minimum}, {maximum}]"
         else:
-            allowed = {0: "a non-negative integer", 1: "a positive integer"}.get(minimum or 0, f"at least {minimum}")
+            allowed = {0: "a non-negative integer", 1: "a positive integer"}.get(
+                minimum or 0, f"at least {minimum}"
+            )
         raise ValueError(f"{name} must be {allowed}, got {number}")
     return number
 
@@ -130,10 +134,14 @@ def as_seconds(name: str, value: Any, *, minimum: float = 0.0) -> float:
         2.0
     """
     if isinstance(value, bool | str) or not hasattr(value, "__float__"):
-        raise TypeError(f"{name} must be a number of seconds, got {value!r:.200} of type {type(value).__name__}")
+        raise TypeError(
+            f"{name} must be a number of seconds, got {value!r:.200} of type {type(value).__name__}"
+        )
     seconds = float(value)
     if not minimum <= seconds < math.inf:
-        raise ValueError(f"{name} must be a finite number of seconds, at least {minimum:g}, got {value}")
+        raise ValueError(
+            f"{name} must be a finite number of seconds, at least {minimum:g}, got {value}"
+        )
     return seconds
 
 
@@ -173,7 +181,10 @@ def missing_package(package: str, extra: str, purpose: str) -> ImportError:
         >>> str(missing_package("jax", "jax", "ShardByJaxProcess"))
         "ShardByJaxProcess needs the package jax, which is not installed; run: pip install 'gristmill[jax]'"
     """
-    return ImportError(f"{purpose} needs the package {package}, which is not installed; run: pip install 'gristmill[{extra}]'")
+    return ImportError(
+        f"{purpose} needs the package {package}, which is not installed; run: pip install"
+        f" 'gristmill[{extra}]'"
+    )
 
 
 class SourceEnded(Exception):

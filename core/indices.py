@@ -28,7 +28,11 @@ def as_array(indices: Indices, limit: int) -> NDArray[Any]:
             takes every int64.
     """
     if isinstance(indices, np.ndarray):
-        if indices.dtype == object or limit >= _INT64_MAX or (-limit <= indices.min() and indices.max() <= limit):
+        if (
+            indices.dtype == object
+            or limit >= _INT64_MAX
+            or (-limit <= indices.min() and indices.max() <= limit)
+        ):
             return indices
         return indices.astype(object)
     if isinstance(indices, range):

@@ -15,13 +15,17 @@ class InertStats:
 
     output_spec = None
 
-    def record_self_time(self, *, num_elements: int = 1, offset_ns: int = 0) -> contextlib.AbstractContextManager[None]:
+    def record_self_time(
+        self, *, num_elements: int = 1, offset_ns: int = 0
+    ) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
     def record_output_spec(self, element: Any) -> Any:
         return element
 
-    record_output_spec_for_batch = record_bytes_produced = record_bytes_consumed = record_output_spec
+    record_output_spec_for_batch = record_bytes_produced = record_bytes_consumed = (
+        record_output_spec
+    )
 
     def report(self) -> None:
         """Nothing."""

@@ -51,12 +51,15 @@ def _encoded(key: Any) -> bytes:
     if isinstance(key, bytes):
         return b"b" + key
     if isinstance(key, tuple):
-        return b"t" + b"".join([len(part).to_bytes(8, "little") + part for part in map(_encoded, key)])
+        return b"t" + b"".join(
+            [len(part).to_bytes(8, "little") + part for part in map(_encoded, key)]
+        )
     try:
         number = operator.index(key)
     except TypeError:
         raise TypeError(
-            f"a key must be a str, bytes, an integer or a tuple of these, got {key!r:.200} of type {type(key).__name__}"
+            f"a key must be a str, bytes, an integer or a tuple of these, got {key!r:.200} of type"
+            f" {type(key).__name__}"
         ) from None
     return b"i" + number.to_bytes(number.bit_length() // 8 + 1, "little", signed=True)
 

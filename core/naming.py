@@ -71,7 +71,11 @@ def _unguarded_repr(value: Any) -> str:
     owner = next(c for c in kind.__mro__ if "__repr__" in vars(c))
     if not _has_generated_repr(owner):
         return repr(value)
-    parts = [f"{f.name}={_unguarded_repr(getattr(value, f.name))}" for f in dataclasses.fields(owner) if f.repr]
+    parts = [
+        f"{f.name}={_unguarded_repr(getattr(value, f.name))}"
+        for f in dataclasses.fields(owner)
+        if f.repr
+    ]
     return f"{kind.__qualname__}({', '.join(parts)})"
 
 
@@ -99,7 +103,11 @@ def visible(text: str) -> str:
     """``text``, with escapes for what is not printable: it must neither command a terminal nor
     change how text looks.
     """
-    return text if text.isprintable() else "".join([c if c.isprintable() else _escaped(c) for c in text])
+    return (
+        text
+        if text.isprintable()
+        else "".join([c if c.isprintable() else _escaped(c) for c in text])
+    )
 
 
 def _escaped(character: str) -> str:

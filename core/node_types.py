@@ -49,7 +49,9 @@ def registration_of(cls: type) -> Registration | None:
         data, meta = given["data_fields"], given["meta_fields"]
         fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
         dropped = tuple([x.name for x in fields if x.init and x.name not in (*data, *meta)])
-        return Registration("register_dataclass", (data, meta, dropped) if dropped else (data, meta))
+        return Registration(
+            "register_dataclass", (data, meta, dropped) if dropped else (data, meta)
+        )
     return Registration("register_pytree_node", (flatten, unflatten))
 
 
@@ -102,8 +104,8 @@ def _register_by_name(cls: type, registration: bytes | str) -> None:
     if cls not in _registry():
         if isinstance(registration, str):
             raise ValueError(
-                f"{cls.__module__}.{cls.__qualname__} is registered with JAX by functions that cannot "
-                f"be sent to workers ({registration}); register it in worker_init_fn, too"
+                f"{cls.__module__}.{cls.__qualname__} is registered with JAX by functions that"
+                f" cannot be sent to workers ({registration}); register it in worker_init_fn, too"
             )
         _register(cls, pickle.loads(registration))
 

@@ -43,13 +43,16 @@ class ReadOptions:
     prefetch_buffer_size: int = 500
 
     def __post_init__(self) -> None:
-        self.prefetch_buffer_size = as_int("prefetch_buffer_size", self.prefetch_buffer_size, minimum=0)
+        self.prefetch_buffer_size = as_int(
+            "prefetch_buffer_size", self.prefetch_buffer_size, minimum=0
+        )
         self.num_threads = number_or_auto("num_threads", self.num_threads, 0)
         if self.num_threads == "auto":
             self.num_threads = min(AUTO_THREADS, self.prefetch_buffer_size)
         if 0 < self.prefetch_buffer_size < self.num_threads:
             _log.warning(
-                "prefetch_buffer_size=%d is smaller than num_threads=%d: only %d threads can be busy",
+                "prefetch_buffer_size=%d is smaller than num_threads=%d: only %d threads can be"
+                " busy",
                 self.prefetch_buffer_size,
                 self.num_threads,
                 self.prefetch_buffer_size,
@@ -117,7 +120,9 @@ class MultiprocessingOptions:
         self.num_workers = number_or_auto("num_workers", self.num_workers, 0)
         self.max_workers = check_max_workers(self.max_workers, self.num_workers, 0)
         self.per_worker_buffer_size = as_int(
-            "per_worker_buffer_size", self.per_worker_buffer_size, minimum=1 if self.num_workers else 0
+            "per_worker_buffer_size",
+            self.per_worker_buffer_size,
+            minimum=1 if self.num_workers else 0,
         )
         _check_environment(self.worker_env)
         self._check_lanes()
@@ -126,16 +131,25 @@ class MultiprocessingOptions:
             _check_no_environment(self)
 
     def __repr__(self) -> str:
-        shown = [f.name for f in fields(self) if f.repr or (f.name != "worker_env" and getattr(self, f.name) is not None)]
+        shown = [
+            f.name
+            for f in fields(self)
+            if f.repr or (f.name != "worker_env" and getattr(self, f.name) is not None)
+        ]
         return f"{type(self).__qualname__}({', '.join([f'{name}={getattr(self, name)!r}' for name in shown])})"
 
     def _check_lanes(self) -> None:
         if self.num_lanes is not None:
             self.num_lanes = as_int("num_lanes", self.num_lanes, minimum=1)
-            if not (0 if self.num_workers == "auto" else self.num_workers) <= self.num_lanes <= MAX_LANES:
+            if (
+                not (0 if self.num_workers == "auto" else self.num_workers)
+                <= self.num_lanes
+                <= MAX_LANES
+            ):
                 raise ValueError(
-                    f"num_lanes must be at least num_workers, {self.num_workers}, and at most {MAX_LANES}, "
-                    f"got {self.num_lanes}: a worker computes whole lanes. Use fewer workers or more lanes"
+                    f"num_lanes must be at least num_workers, {self.num_workers}, and at most"
+                    f" {MAX_LANES}, got {self.num_lanes}: a worker computes whole lanes. Use fewer"
+                    " workers or more lanes"
                 )
 
 
@@ -150,7 +164,8 @@ def check_max_workers(max_workers: Any, num_workers: Any, minimum: int) -> int |
     """Return ``max_workers``, which bounds ``"auto"`` alone."""
     if max_workers is not None and num_workers != "auto":
         raise ValueError(
-            f"max_workers must be None unless num_workers is 'auto', got {max_workers!r:.100} beside {num_workers!r}"
+            f"max_workers must be None unless num_workers is 'auto', got {max_workers!r:.100}"
+            f" beside {num_workers!r}"
         )
     return None if max_workers is None else as_int("max_workers", max_workers, minimum=minimum)
 
@@ -170,11 +185,16 @@ def chosen_executor(options: MultiprocessingOptions) -> Literal["processes", "th
 
 def _check_no_environment(options: MultiprocessingOptions) -> None:
     if options.worker_env:
-        chosen = "by executor='threads'" if options.executor else "since this Python runs without the GIL"
+        chosen = (
+            "by executor='threads'"
+            if options.executor
+            else "since this Python runs without the GIL"
+        )
         raise ValueError(
-            f"worker_env must be None where workers are threads ({chosen}), got {options.worker_env!r:.200}: threads share the "
-            "environment of this process. Set the variables in os.environ before, or ask for processes with "
-            "MultiprocessingOptions(executor='processes')"
+            f"worker_env must be None where workers are threads ({chosen}), got"
+            f" {options.worker_env!r:.200}: threads share the environment of this process. Set the"
+            " variables in os.environ before, or ask for processes with"
+            " MultiprocessingOptions(executor='processes')"
         )
 
 
@@ -182,12 +202,19 @@ def _check_environment(variables: Any) -> None:
     if variables is None:
         return
     if not isinstance(variables, Mapping):
-        raise TypeError(f"worker_env must be a mapping of names to strings or None, got {variables!r:.200}")
+        raise TypeError(
+            f"worker_env must be a mapping of names to strings or None, got {variables!r:.200}"
+        )
     for name, value in variables.items():
         if not isinstance(name, str) or not isinstance(value, str | None):
-            raise TypeError(f"worker_env must map names to strings or None, got {name!r}: {value!r:.200}")
+            raise TypeError(
+                f"worker_env must map names to strings or None, got {name!r}: {value!r:.200}"
+            )
         if not name or "=" in name or "\0" in name + (value or ""):
-            raise ValueError(f"worker_env must have names without '=' and no null characters, got {name!r}: {value!r:.200}")
+            raise ValueError(
+                f"worker_env must have names without '=' and no null characters, got {name!r}:"
+                f" {value!r:.200}"
+            )
 
 
 class ExecutionTrackingMode(enum.Enum):
@@ -269,7 +296,9 @@ class DatasetOptions:
                 raise ValueError(f"{name} must be in [0, 1] or None, got {ratio}")
         mode = given.get("execution_tracking_mode", ExecutionTrackingMode.DISABLED)
         if not isinstance(mode, ExecutionTrackingMode):
-            raise TypeError(f"execution_tracking_mode must be an ExecutionTrackingMode, got {mode!r}")
+            raise TypeError(
+                f"execution_tracking_mode must be an ExecutionTrackingMode, got {mode!r}"
+            )
         if "min_shm_size" in given:
             given["min_shm_size"] = as_int("min_shm_size", given["min_shm_size"], minimum=0)
         for name in ("max_threads", "max_bytes_ahead"):
@@ -280,7 +309,9 @@ class DatasetOptions:
         object.__setattr__(self, "_given", frozenset(given))
 
     def __repr__(self) -> str:
-        given = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.name in self._given)
+        given = ", ".join(
+            f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.name in self._given
+        )
         return f"DatasetOptions({given})"
 
     def merge(self, other: DatasetOptions | None) -> DatasetOptions:
@@ -290,4 +321,6 @@ class DatasetOptions:
         if not self._given:
             return other
         names = self._given | other._given
-        return DatasetOptions(**{name: getattr(self if name in self._given else other, name) for name in names})
+        return DatasetOptions(
+            **{name: getattr(self if name in self._given else other, name) for name in names}
+        )

@@ -18,7 +18,14 @@ class BlockSize:
         self.now = 1
 
     def adapt(
-        self, seconds: float, size: int, most: int, *, num: int | None = None, is_heavy: bool = False, may_grow: bool = True
+        self,
+        seconds: float,
+        size: int,
+        most: int,
+        *,
+        num: int | None = None,
+        is_heavy: bool = False,
+        may_grow: bool = True,
     ) -> None:
         """Follows from the block that was computed last.
 

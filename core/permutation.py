@@ -99,7 +99,10 @@ def _round(z: Any, half: int) -> Any:
 
 @lru_cache(maxsize=256)
 def _permuted_few(max_index: int, seed: int, rounds: int) -> list[int]:
-    return cast("list[int]", _first_returns(_encrypt_16_bits(round_keys(seed, rounds)), max_index + 1).tolist())
+    return cast(
+        "list[int]",
+        _first_returns(_encrypt_16_bits(round_keys(seed, rounds)), max_index + 1).tolist(),
+    )
 
 
 def _permute_one(index: int, max_index: int, seed: int, rounds: int) -> int:
@@ -214,7 +217,9 @@ def _permute_range(start: int, stop: int, max_index: int, seed: int) -> NDArray[
             walked = _encrypt(values[away], half, keys)
             values[away] = walked
             away = away[walked > max_index]
-    return np.concatenate([values.astype(np.int64), np.arange(max(fit, start), stop, dtype=np.int64)])
+    return np.concatenate(
+        [values.astype(np.int64), np.arange(max(fit, start), stop, dtype=np.int64)]
+    )
 
 
 def index_shuffle(index: int, max_index: int, seed: int, rounds: int) -> int:
@@ -254,7 +259,11 @@ def shuffled_order(length: int, seed: int) -> NDArray[np.int64]:
     """``index_shuffle`` of all of ``0 … length-1``, int64 [length], with ``seed`` modulo ``2**32``;
     ``length >= 1``.
     """
-    return np.zeros(1, np.int64) if length == 1 else _permute_range(0, length, length - 1, seed & _UINT32)
+    return (
+        np.zeros(1, np.int64)
+        if length == 1
+        else _permute_range(0, length, length - 1, seed & _UINT32)
+    )
 
 
 class Permutation:
@@ -330,7 +339,9 @@ class Permutation:
         # far apart: most of what the windows hold would go to waste
         if len(used) * _WINDOW > 64 * len(positions):
             seed, top = (self.seed + epoch) & _UINT32, self.length - 1
-            return np.array([_permute_one(p, top, seed, _ROUNDS) for p in positions.tolist()], np.int64)
+            return np.array(
+                [_permute_one(p, top, seed, _ROUNDS) for p in positions.tolist()], np.int64
+            )
         result = np.empty_like(positions)
         for window in used:
             here = windows == window

@@ -8,7 +8,14 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal
 
 from gristmill.core.errors import as_int
-from gristmill.core.options import AUTO_LANES, MAX_LANES, MultiprocessingOptions, NumberOrAuto, check_max_workers, number_or_auto
+from gristmill.core.options import (
+    AUTO_LANES,
+    MAX_LANES,
+    MultiprocessingOptions,
+    NumberOrAuto,
+    check_max_workers,
+    number_or_auto,
+)
 
 _MAX_BYTES_AHEAD = 1 << 28
 
@@ -77,11 +84,14 @@ class RayOptions:
             self.num_lanes = as_int("num_lanes", self.num_lanes, minimum=1)
         if not num_workers <= (self.num_lanes or num_workers) <= MAX_LANES:
             raise ValueError(
-                f"num_lanes must be at least num_workers, {num_workers}, and at most {MAX_LANES}, "
-                f"got {self.num_lanes or num_workers}: an actor computes whole lanes. Use fewer workers or more lanes"
+                f"num_lanes must be at least num_workers, {num_workers}, and at most {MAX_LANES},"
+                f" got {self.num_lanes or num_workers}: an actor computes whole lanes. Use fewer"
+                " workers or more lanes"
             )
         if self.pool is not None and (not isinstance(self.pool, str) or not self.pool):
-            raise TypeError(f"pool must be a name, a str that is not empty, or None, got {self.pool!r:.200}")
+            raise TypeError(
+                f"pool must be a name, a str that is not empty, or None, got {self.pool!r:.200}"
+            )
         self.max_bytes_ahead = as_int("max_bytes_ahead", self.max_bytes_ahead, minimum=1)
         _check_amount("num_cpus", self.num_cpus)
         if self.resources is not None:
@@ -96,7 +106,11 @@ class RayOptions:
     def __repr__(self) -> str:
         # which may have secrets
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "runtime_env"}
-        given = [f"{f.name}={values[f.name]!r}" for f in fields(self) if f.name in values and values[f.name] != f.default]
+        given = [
+            f"{f.name}={values[f.name]!r}"
+            for f in fields(self)
+            if f.name in values and values[f.name] != f.default
+        ]
         return f"{type(self).__qualname__}({', '.join(given)})"
 
 
@@ -107,7 +121,11 @@ def in_lanes(options: Any) -> Any:
     """Return ``options`` with a number of lanes if they need one: with ``"auto"`` it is a
     constant.
     """
-    return replace(options, num_lanes=AUTO_LANES) if options.num_workers == "auto" and options.num_lanes is None else options
+    return (
+        replace(options, num_lanes=AUTO_LANES)
+        if options.num_workers == "auto" and options.num_lanes is None
+        else options
+    )
 
 
 def with_number(options: Any, num_workers: int) -> Any:
@@ -122,7 +140,9 @@ def check_worker_options(name: str, options: Any) -> Any:
         TypeError: they do not.
     """
     if not isinstance(options, WorkerOptions):
-        raise TypeError(f"{name} must be a MultiprocessingOptions or a RayOptions, got {options!r:.200}")
+        raise TypeError(
+            f"{name} must be a MultiprocessingOptions or a RayOptions, got {options!r:.200}"
+        )
     return options
 
 

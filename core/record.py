@@ -64,7 +64,9 @@ def _get_rng(self: RecordMetadata) -> np.random.Generator | None:
 setattr(RecordMetadata, "rng", property(_get_rng, _rng_slot.__set__))  # noqa: B010  (a class variable to a type checker)
 
 
-def sampled(index: int, record_key: int | None, rng_key: int | None, stream: int = 0) -> RecordMetadata:
+def sampled(
+    index: int, record_key: int | None, rng_key: int | None, stream: int = 0
+) -> RecordMetadata:
     """Metadata whose generator, ``Philox(key=rng_key, counter=[0, 0, 0, stream])``, is made when
     first asked for.
     """

@@ -50,7 +50,9 @@ def keyed_rng(key: int, stream: int = 0) -> np.random.Generator:
         origin: Any = _Origin(key)
         return np.random.Generator(np.random.Philox(origin))
     origin = _Origin(key, stream)
-    return np.random.Generator(np.random.Philox(origin, counter=np.array((0, 0, 0, stream), np.uint64)))
+    return np.random.Generator(
+        np.random.Philox(origin, counter=np.array((0, 0, 0, stream), np.uint64))
+    )
 
 
 def check_seed(seed: int, *, name: str = "seed", bits: int | None = None) -> int:

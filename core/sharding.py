@@ -46,7 +46,10 @@ class ShardOptions:
     # not a dataclass's, which an interrupt can spoil for good (see ``stable_repr``)
     def __repr__(self) -> str:
         name, index, count = type(self).__qualname__, self.shard_index, self.shard_count
-        return f"{name}(shard_index={index}, shard_count={count}, drop_remainder={self.drop_remainder})"
+        return (
+            f"{name}(shard_index={index}, shard_count={count},"
+            f" drop_remainder={self.drop_remainder})"
+        )
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -113,7 +116,12 @@ def even_split(num_examples: int, options: ShardOptions) -> tuple[int, int]:
     size, remainder = divmod(num_examples, count)
     start, end = size * shard, size * (shard + 1)
     if remainder and options.drop_remainder:
-        _log.warning("%d of %d examples are dropped to split them evenly into %d shards", remainder, num_examples, count)
+        _log.warning(
+            "%d of %d examples are dropped to split them evenly into %d shards",
+            remainder,
+            num_examples,
+            count,
+        )
     elif remainder:
         start, end = start + min(shard, remainder), end + min(shard + 1, remainder)
     return start, end

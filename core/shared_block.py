@@ -76,7 +76,9 @@ class SharedBlock(SharedMemory):
             except OSError as error:
                 self.close()
                 self.unlink()
-                raise OSError(error.errno, f"cannot allocate {size} bytes of shared memory: {error.strerror}") from None
+                raise OSError(
+                    error.errno, f"cannot allocate {size} bytes of shared memory: {error.strerror}"
+                ) from None
 
     if sys.version_info >= (3, 13):
 

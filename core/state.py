@@ -70,7 +70,11 @@ def _leaf_text(value: Any) -> str:
     try:
         return repr(value)
     except (RecursionError, ValueError):  # nested too deeply, or a number of thousands of digits
-        return f"an integer of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value).__name__}"
+        return (
+            f"an integer of {value.bit_length()} bits"
+            if isinstance(value, int)
+            else f"a {type(value).__name__}"
+        )
 
 
 def plain_int(value: Any) -> int | None:
@@ -91,7 +95,11 @@ def plain_counts(values: Any) -> list[int] | None:
     """A list of integers from 0 to ``sys.maxsize`` as built-in ones, or ``None`` if it is none."""
     if not isinstance(values, list | tuple):
         return None
-    numbers = [number for number in map(plain_int, values) if number is not None and 0 <= number <= sys.maxsize]
+    numbers = [
+        number
+        for number in map(plain_int, values)
+        if number is not None and 0 <= number <= sys.maxsize
+    ]
     return numbers if len(numbers) == len(values) else None
 
 
@@ -103,9 +111,13 @@ def state_field(state: Any, key: str, owner: object) -> Any:
         StateKeyError: it has no such key.
     """
     if not isinstance(state, Mapping):
-        raise StateMismatchError(f"the state of {owner} must be a mapping with the key {key!r}, got {shown(state)}")
+        raise StateMismatchError(
+            f"the state of {owner} must be a mapping with the key {key!r}, got {shown(state)}"
+        )
     if key not in state:
-        raise StateKeyError(f"the state of {owner} must have the key {key!r}, found only {shown(list(state))}")
+        raise StateKeyError(
+            f"the state of {owner} must have the key {key!r}, found only {shown(list(state))}"
+        )
     return state[key]
 
 
@@ -119,9 +131,13 @@ def state_count(state: Any, key: str, owner: object) -> int:
     value = state_field(state, key, owner)
     count = plain_int(value)
     if count is None or count < 0:
-        raise StateMismatchError(f"{key} in the state of {owner} must be a non-negative integer, got {shown(value)}")
+        raise StateMismatchError(
+            f"{key} in the state of {owner} must be a non-negative integer, got {shown(value)}"
+        )
     if count > sys.maxsize:
-        raise StateIndexError(f"{key} in the state of {owner} must be at most {sys.maxsize}, got {shown(value)}")
+        raise StateIndexError(
+            f"{key} in the state of {owner} must be at most {sys.maxsize}, got {shown(value)}"
+        )
     return count
 
 
@@ -129,7 +145,9 @@ def state_flag(state: Any, key: str, owner: object) -> bool:
     """``state[key]`` as a built-in ``bool`` (NumPy's are accepted)."""
     value = state_field(state, key, owner)
     if not isinstance(value, bool | np.bool_):
-        raise StateMismatchError(f"{key} in the state of {owner} must be true or false, got {shown(value)}")
+        raise StateMismatchError(
+            f"{key} in the state of {owner} must be true or false, got {shown(value)}"
+        )
     return bool(value)
 
 
@@ -139,11 +157,14 @@ def state_list(state: Any, key: str, owner: object, length: int, meaning: str) -
     """
     values = state_field(state, key, owner)
     if not isinstance(values, list | tuple):
-        raise StateMismatchError(f"{key} in the state of {owner} must be a list of {length}, {meaning}, got {shown(values)}")
+        raise StateMismatchError(
+            f"{key} in the state of {owner} must be a list of {length}, {meaning}, got"
+            f" {shown(values)}"
+        )
     if len(values) != length:
         raise StateMismatchError(
-            f"{key} in the state of {owner} must be a list of {length}, {meaning}, got {len(values)}: {shown(values)}; "
-            "that must be the same when a state is restored"
+            f"{key} in the state of {owner} must be a list of {length}, {meaning}, got"
+            f" {len(values)}: {shown(values)}; that must be the same when a state is restored"
         )
     return list(values)
 
@@ -181,7 +202,11 @@ def state_from_text(text: str | bytes | bytearray, owner: object) -> Any:
     except (RecursionError, ValueError) as error:
         # nested too deeply, or a number of thousands of digits
         reason, document, position = str(error), "", 0
-    raise StateTextError(f"the state of {owner} must be JSON text, got {shown(text[:_MAX_SHOWN])}: {reason}", document, position)
+    raise StateTextError(
+        f"the state of {owner} must be JSON text, got {shown(text[:_MAX_SHOWN])}: {reason}",
+        document,
+        position,
+    )
 
 
 def process_file_name() -> str:

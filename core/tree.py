@@ -117,7 +117,9 @@ def _children(tree: Any) -> tuple[Any, list[Any]] | None:
         try:
             keys = list(tree) if kind is OrderedDict else sorted(tree)
         except TypeError:
-            raise ValueError(f"the keys of a dict must be sortable among themselves, got {list(tree)!r:.200}") from None
+            raise ValueError(
+                f"the keys of a dict must be sortable among themselves, got {list(tree)!r:.200}"
+            ) from None
         return (tuple(keys), getattr(tree, "default_factory", None)), [tree[key] for key in keys]
     if kind is list or kind is tuple or (isinstance(tree, tuple) and hasattr(tree, "_fields")):
         return None, list(tree)
@@ -130,7 +132,9 @@ def _flatten(tree: Any, leaves: list[Any]) -> _Node | _Leaf:
         leaves.append(tree)
         return _LEAF
     meta, children = found
-    return _Node((type(tree), meta, len(children), *[_flatten(child, leaves) for child in children]))
+    return _Node(
+        (type(tree), meta, len(children), *[_flatten(child, leaves) for child in children])
+    )
 
 
 def _unflatten(structure: _Node | _Leaf, leaves: Iterator[Any]) -> Any:
@@ -157,6 +161,8 @@ def _paths(tree: Any, prefix: str = "") -> Iterator[str]:
     if meta is not None:
         names = [f"[{key!r}]" for key in meta[0]]
     else:
-        names = [f".{name}" for name in getattr(tree, "_fields", ())] or [f"[{i}]" for i in range(len(children))]
+        names = [f".{name}" for name in getattr(tree, "_fields", ())] or [
+            f"[{i}]" for i in range(len(children))
+        ]
     for name, child in zip(names, children, strict=True):
         yield from _paths(child, prefix + name)

@@ -31,9 +31,14 @@ class Value:
 
     def __init__(self, *values: Any, **named: Any) -> None:
         given = {**dict(zip(self._names, values, strict=False)), **named}
-        missing = [name for name in self._names if name not in given and not hasattr(type(self), name)]
+        missing = [
+            name for name in self._names if name not in given and not hasattr(type(self), name)
+        ]
         if missing or len(given) < len(values) + len(named) or not given.keys() <= {*self._names}:
-            raise TypeError(f"{type(self).__name__} takes {', '.join(self._names)}, got {len(values)} values and {[*named]}")
+            raise TypeError(
+                f"{type(self).__name__} takes {', '.join(self._names)}, got {len(values)} values"
+                f" and {[*named]}"
+            )
         vars(self).update(given)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -48,7 +53,11 @@ class Value:
         return {name: getattr(self, name) for name in self._names}
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Value) and type(self) is type(other) and self.as_dict() == other.as_dict()
+        return (
+            isinstance(other, Value)
+            and type(self) is type(other)
+            and self.as_dict() == other.as_dict()
+        )
 
     def __hash__(self) -> int:
         return hash((type(self), *self.as_dict().values()))

@@ -20,10 +20,16 @@ def apply_transformations(ds: Any, transformations: Any) -> Any:
     Raises:
         NotImplementedError: an object is of no transformation class.
     """
-    for transform in transformations if isinstance(transformations, Sequence) else (transformations,):
+    for transform in (
+        transformations if isinstance(transformations, Sequence) else (transformations,)
+    ):
         match transform:
             case Batch():
-                ds = ds.batch(transform.batch_size, drop_remainder=transform.drop_remainder, batch_fn=transform.batch_fn)
+                ds = ds.batch(
+                    transform.batch_size,
+                    drop_remainder=transform.drop_remainder,
+                    batch_fn=transform.batch_fn,
+                )
             case Map():
                 ds = ds.map(transform)
             case RandomMap():
@@ -37,9 +43,12 @@ def apply_transformations(ds: Any, transformations: Any) -> Any:
             case Tolerate():
                 ds = transform.apply(ds)
             case _:
-                advice = for_a_class(transform) or "; use ds.map(...) and the like for plain functions"
+                advice = (
+                    for_a_class(transform) or "; use ds.map(...) and the like for plain functions"
+                )
                 raise NotImplementedError(
-                    "transformations must be Batch, Map, RandomMap, MapWithIndex, FlatMap, Filter or Tolerate objects, "
-                    f"got {shown(transform)} of type {type(transform).__name__}{advice}"
+                    "transformations must be Batch, Map, RandomMap, MapWithIndex, FlatMap, Filter"
+                    f" or Tolerate objects, got {shown(transform)} of type"
+                    f" {type(transform).__name__}{advice}"
                 )
     return ds

@@ -25,7 +25,12 @@ _CHANGED = 0.3  # a load that differs by more has changed
 _NUM_CHANGED = 3  # measurements in a row that must say so
 _WORKER_BYTES = 1 << 28  # memory that a worker is taken to need
 # How launchers name the number of training processes on this machine.
-_LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE")
+_LOCAL_SIZES = (
+    "LOCAL_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MPI_LOCALNRANKS",
+    "SLURM_NTASKS_PER_NODE",
+)
 
 
 class Measured(NamedTuple):
@@ -103,7 +108,10 @@ class Controller:
             self._settled = measured
             return None
         self._before = self.num, measured
-        shares = f"the consumer waited {measured.waited:.0%}, {measured.busy:.0%} of the workers had nothing ready"
+        shares = (
+            f"the consumer waited {measured.waited:.0%}, {measured.busy:.0%} of the workers had"
+            " nothing ready"
+        )
         return self._change(measured.now, after, shares)
 
     def _judge(self, num: int, before: Measured, measured: Measured) -> Decision | None:
@@ -113,7 +121,11 @@ class Controller:
         if gain >= _GAIN or (self.num < num and gain > -_GAIN):
             return self._attempt(measured)
         self._settled = before
-        return self._change(measured.now, num, f"{self.num} workers changed the speed by {gain:+.0%}, which is not worth it")
+        return self._change(
+            measured.now,
+            num,
+            f"{self.num} workers changed the speed by {gain:+.0%}, which is not worth it",
+        )
 
     def _change(self, now: float, after: int, reason: str) -> Decision:
         before, self.num = self.num, after
@@ -121,7 +133,10 @@ class Controller:
 
     def _look_for_change(self, settled: Measured, measured: Measured) -> None:
         """Search again if the load is another one."""
-        differs = abs(measured.rate - settled.rate) > _CHANGED * settled.rate or abs(measured.waited - settled.waited) > _CHANGED
+        differs = (
+            abs(measured.rate - settled.rate) > _CHANGED * settled.rate
+            or abs(measured.waited - settled.waited) > _CHANGED
+        )
         self._num_changed = self._num_changed + 1 if differs else 0
         if self._num_changed >= _NUM_CHANGED:
             self._num_changed, self._settled = 0, None
@@ -138,7 +153,9 @@ def most_workers(max_workers: int | None, num_lanes: int) -> int:
         max_workers: what the user allows.
         num_lanes: a worker computes whole lanes.
     """
-    num_processes = next((int(os.environ[name]) for name in _LOCAL_SIZES if os.environ.get(name, "").isdecimal()), 1)
+    num_processes = next(
+        (int(os.environ[name]) for name in _LOCAL_SIZES if os.environ.get(name, "").isdecimal()), 1
+    )
     num_processes = max(1, num_processes)
     most = max(1, 2 * usable_cpus() // num_processes)
     memory = available_memory() / num_processes

@@ -115,7 +115,11 @@ class BucketPlan:
         self._windows: OrderedDict[tuple[int, int], _Window] = OrderedDict()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_lock", "_epochs", "_windows")}
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if name not in ("_lock", "_epochs", "_windows")
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -137,7 +141,9 @@ class BucketPlan:
             batch = int(stops[bucket]) - (int(ends[bucket]) - cut)
             return self._collected(number, epoch, window, bucket, batch)
 
-    def _collected(self, number: int, epoch: _Epoch, window: int, bucket: int, batch: int) -> Members:
+    def _collected(
+        self, number: int, epoch: _Epoch, window: int, bucket: int, batch: int
+    ) -> Members:
         """The elements of a batch that ends in ``window``."""
         start = batch * int(self._rows[bucket])
         stop = min(start + int(self._rows[bucket]), int(epoch.counts[window + 1][bucket]))
@@ -174,7 +180,9 @@ class BucketPlan:
             epoch.num_batches.append(int(num.sum()))
         if len(epoch.counts) > self._num_windows and (epoch.counts[-1] != self.counts).any():
             del self._epochs[number]
-            raise _epochs_differ(self._ds, f"{epoch.counts[-1].tolist()} in the buckets, not {self.counts.tolist()}")
+            raise _epochs_differ(
+                self._ds, f"{epoch.counts[-1].tolist()} in the buckets, not {self.counts.tolist()}"
+            )
 
     def _num_cut(self, counts: NDArray[np.int64], is_end: bool = False) -> NDArray[np.int64]:
         """The number of batches that are cut from the given numbers of elements."""
@@ -189,7 +197,10 @@ class BucketPlan:
         """The order of the batches of a window."""
         if epoch.order is None or epoch.order[0] != window:
             num = epoch.num_batches[window + 1] - epoch.num_batches[window]
-            epoch.order = window, shuffled_order(num, self._seed + number * self._num_windows + window)
+            epoch.order = (
+                window,
+                shuffled_order(num, self._seed + number * self._num_windows + window),
+            )
         return epoch.order[1]
 
     def _window(self, number: int, window: int) -> _Window:
@@ -210,7 +221,12 @@ class BucketPlan:
         if self._keep_long:
             np.minimum(buckets, len(self._rows) - 1, out=buckets)
         by_bucket = np.argsort(buckets, kind="stable")  # of bytes, that is a counting sort
-        starts = [0, *np.cumsum(np.bincount(buckets, minlength=len(self._rows) + 1)[: len(self._rows)]).tolist()]
+        starts = [
+            0,
+            *np.cumsum(
+                np.bincount(buckets, minlength=len(self._rows) + 1)[: len(self._rows)]
+            ).tolist(),
+        ]
         return _Window(by_bucket[: starts[-1]] + start, lengths[by_bucket[: starts[-1]]], starts)
 
     def _keys(self, indices: Indices) -> NDArray[np.int64]:
@@ -223,14 +239,19 @@ class BucketPlan:
         """The number of elements of an epoch in each bucket, and the number of elements that are
         too long.
         """
-        times, rest = divmod(self._num_elements, len(self._lengths)) if len(self._lengths) else (0, 0)
+        times, rest = (
+            divmod(self._num_elements, len(self._lengths)) if len(self._lengths) else (0, 0)
+        )
         if not rest:  # in whatever order
             *counts, num_long = (self._lengths.per_bucket(self._boundaries) * times).tolist()
             counts[-1] += num_long if self._keep_long else 0
             return np.array(counts, np.int64), num_long
         (first, num_long), (second, _) = [self._counted(number) for number in (0, 1)]
         if (first != second).any():
-            raise _epochs_differ(self._ds, f"{second.tolist()} in the buckets in epoch 1, not {first.tolist()} as in epoch 0")
+            raise _epochs_differ(
+                self._ds,
+                f"{second.tolist()} in the buckets in epoch 1, not {first.tolist()} as in epoch 0",
+            )
         return first, num_long
 
     def _counted(self, number: int) -> tuple[NDArray[np.int64], int]:
@@ -252,15 +273,20 @@ def base_of(ds: MapDataset[Any]) -> MapDataset[Any]:
     base, _ = farthest_behind(ds, [0]) if len(ds) else (ds, 0)
     length = len(base)
     for index in {i * length // _NUM_PROBES for i in range(_NUM_PROBES)} if length else ():
-        first, later = [[records.keys for records in origin(base, [i])] for i in (index, index + length)]
+        first, later = [
+            [records.keys for records in origin(base, [i])] for i in (index, index + length)
+        ]
         if first != later:
-            raise _epochs_differ(base, f"{later} at index {index} in epoch 1, not {first} as in epoch 0")
+            raise _epochs_differ(
+                base, f"{later} at index {index} in epoch 1, not {first} as in epoch 0"
+            )
     return base
 
 
 def _epochs_differ(ds: MapDataset[Any], how: str) -> ValueError:
     return ValueError(
-        f"bucket_batch needs the same elements in every epoch, in whatever order, but {ds} has others ({how}). Take a part of a "
-        "dataset before it is shuffled, ds[:n].shuffle(), not after; make batches of every component of a mixture, and mix "
-        "these; or use to_iter_dataset().bucket_batch(length_fn, ...)"
+        f"bucket_batch needs the same elements in every epoch, in whatever order, but {ds} has"
+        f" others ({how}). Take a part of a dataset before it is shuffled, ds[:n].shuffle(), not"
+        " after; make batches of every component of a mixture, and mix these; or use"
+        " to_iter_dataset().bucket_batch(length_fn, ...)"
     )

@@ -86,10 +86,15 @@ class DiskStore:
     def __init__(self, folder: str, max_bytes: int | None) -> None:
         root = Path(folder).parent
         if fcntl is None:
-            raise OSError(f"nothing can be kept in {root}: cache(path) needs a system with locks of files (POSIX)")
+            raise OSError(
+                f"nothing can be kept in {root}: cache(path) needs a system with locks of files"
+                " (POSIX)"
+            )
         self._root, self._folder, self._max_bytes = root, Path(folder), max_bytes
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._in_use = os.open(self._folder / "in_use", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._in_use = os.open(
+            self._folder / "in_use", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666
+        )
         fcntl.flock(self._in_use, fcntl.LOCK_SH)
         os.utime(self._folder / "in_use")
         self._table = os.open(self._folder / "table", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -155,7 +160,9 @@ class DiskStore:
         magic, boot, synced = _SEGMENT.unpack(head) if len(head) == _SEGMENT.size else (b"", b"", 0)
         is_of_now = magic == _MAGIC and boot == _boot() != _UNKNOWN
         with self._lock:
-            found = self._segments.setdefault(number, (descriptor, math.inf if is_of_now else synced))
+            found = self._segments.setdefault(
+                number, (descriptor, math.inf if is_of_now else synced)
+            )
         if found[0] != descriptor:  # another thread was quicker
             os.close(descriptor)
         return found
@@ -169,7 +176,9 @@ class DiskStore:
             length += -length % _ALIGNMENT + buffer.nbytes
         if not self._has_room(length):
             self._is_full = True
-            _log.info("cache: %s has max_bytes; what is not in it is computed each time", self._root)
+            _log.info(
+                "cache: %s has max_bytes; what is not in it is computed each time", self._root
+            )
             return
         if self._own is None or self._end > _SEGMENT_BYTES:
             self._begin_segment()
@@ -250,7 +259,11 @@ def _value_in(descriptor: int, key: int, offset: int, length: int, is_safe: bool
     if length < _HEAD.size or len(view) != length:
         return MISSING
     magic, found, text_length, num_buffers, checksum = _HEAD.unpack_from(view)
-    if magic != _RECORD_MAGIC or found != key or not (is_safe or zlib.crc32(view[_HEAD.size :]) == checksum):
+    if (
+        magic != _RECORD_MAGIC
+        or found != key
+        or not (is_safe or zlib.crc32(view[_HEAD.size :]) == checksum)
+    ):
         return MISSING
     lengths = _lengths_of(num_buffers).unpack_from(view, _HEAD.size)
     start = _HEAD.size + 8 * num_buffers

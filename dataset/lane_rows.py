@@ -31,7 +31,12 @@ from gristmill.dataset.bases.iterator import (
     state_to_refill,
 )
 from gristmill.dataset.bases.length import Infinite, Length
-from gristmill.dataset.bases.next_index import check_no_gaps, may_have_gaps, move_to_index, next_index_of
+from gristmill.dataset.bases.next_index import (
+    check_no_gaps,
+    may_have_gaps,
+    move_to_index,
+    next_index_of,
+)
 from gristmill.dataset.bases.node import ancestors, tolerances
 from gristmill.dataset.slicing import slice_pipeline
 from gristmill.dataset.stages.batch import batch_function
@@ -49,7 +54,14 @@ Part: TypeAlias = tuple[Any, tuple[int, ...]]
 NEVER = -1
 
 
-def join_parts(parts: Sequence[Part], size: int, *, stacks: bool, allocate: Allocate, unknown_row: Callable[[], Any]) -> Any:
+def join_parts(
+    parts: Sequence[Part],
+    size: int,
+    *,
+    stacks: bool,
+    allocate: Allocate,
+    unknown_row: Callable[[], Any],
+) -> Any:
     """The rows of all lanes of a host, ``size`` of each, where those of lanes without any are
     zeros.
 
@@ -64,7 +76,11 @@ def join_parts(parts: Sequence[Part], size: int, *, stacks: bool, allocate: Allo
         pieces = [rows for rows, _ in parts]
     else:
         present = next((rows for rows, _ in parts if rows is not None), None)
-        zero = unknown_row() if present is None else zero_like(_at(present, 0) if stacks else present[0])
+        zero = (
+            unknown_row()
+            if present is None
+            else zero_like(_at(present, 0) if stacks else present[0])
+        )
         pieces = []
         for rows, counts in parts:
             start = 0
@@ -89,7 +105,11 @@ def zero_like(element: Any) -> Any:
     """An element of the same shape, all of whose leaves are zero, or empty text."""
     leaves, structure = tree.flatten(element)
     zeros = [
-        type(leaf)() if isinstance(leaf, np.generic | int | float | complex | str | bytes) else np.zeros_like(np.asarray(leaf))
+        (
+            type(leaf)()
+            if isinstance(leaf, np.generic | int | float | complex | str | bytes)
+            else np.zeros_like(np.asarray(leaf))
+        )
         for leaf in leaves
     ]
     return tree.unflatten(structure, zeros)
@@ -117,7 +137,9 @@ class LaneRowsIterDataset(IterDataset[Part]):
 
     _adds_step = False
 
-    def __init__(self, parent: Any, lanes: range, num_lanes: int, size: int, *, stacks: bool, pads: bool) -> None:
+    def __init__(
+        self, parent: Any, lanes: range, num_lanes: int, size: int, *, stacks: bool, pads: bool
+    ) -> None:
         super().__init__(parent)
         self._lanes = lanes
         self._num_lanes = num_lanes
@@ -126,7 +148,10 @@ class LaneRowsIterDataset(IterDataset[Part]):
         self._pads = pads
 
     def __str__(self) -> str:
-        return f"LaneRowsIterDataset(lanes={self._lanes}, num_lanes={self._num_lanes}, size={self._size})"
+        return (
+            f"LaneRowsIterDataset(lanes={self._lanes}, num_lanes={self._num_lanes},"
+            f" size={self._size})"
+        )
 
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
         """Keeps the lanes of one of several workers."""
@@ -141,14 +166,25 @@ class LaneRowsIterDataset(IterDataset[Part]):
         return slice_pipeline(self._parents[0], lane, self._num_lanes, by_lanes=True)
 
     def __iter__(self) -> DatasetIterator[Part]:
-        return LaneRowsDatasetIterator(self, self._lanes, self._num_lanes, self._size, stacks=self._stacks, pads=self._pads)
+        return LaneRowsDatasetIterator(
+            self, self._lanes, self._num_lanes, self._size, stacks=self._stacks, pads=self._pads
+        )
 
 
 class LaneRowsDatasetIterator(BlockIterator[Part]):
     _flow = "stateful"
     _tell: Callable[[Any], None] | None = None  # is told of the iterators of lanes
 
-    def __init__(self, ds: LaneRowsIterDataset, lanes: range, num_lanes: int, size: int, *, stacks: bool, pads: bool) -> None:
+    def __init__(
+        self,
+        ds: LaneRowsIterDataset,
+        lanes: range,
+        num_lanes: int,
+        size: int,
+        *,
+        stacks: bool,
+        pads: bool,
+    ) -> None:
         super().__init__()
         self._ctx.options = collected_options(ds)
         self._ds = ds
@@ -196,7 +232,11 @@ class LaneRowsDatasetIterator(BlockIterator[Part]):
         if self._tell is not None:
             it._ctx.joined = None  # it is no pipeline of its own, although it was made like one
             self._tell(it)
-        return _PaddedLane(it, f"lane {number} of {self}", keeps_copies=self._stack is None) if self._pads else _Lane(it)
+        return (
+            _PaddedLane(it, f"lane {number} of {self}", keeps_copies=self._stack is None)
+            if self._pads
+            else _Lane(it)
+        )
 
     def _take(self, n: int) -> list[Part]:
         return [self._part() for _ in range(n)]
@@ -226,7 +266,9 @@ class LaneRowsDatasetIterator(BlockIterator[Part]):
     def _restore(self, state: Any) -> None:
         states = states_by_index(state_field(state, "lanes", self), f"lanes in the state of {self}")
         if sorted(states) != [*self._numbers]:
-            raise StateMismatchError(f"the state of {self} must be of the same lanes, got {shown(sorted(states))}")
+            raise StateMismatchError(
+                f"the state of {self} must be of the same lanes, got {shown(sorted(states))}"
+            )
         for number, lane in zip(self._numbers, self._opened(), strict=True):
             lane.set_state(states[number])
 
@@ -235,7 +277,11 @@ class LaneRowsDatasetIterator(BlockIterator[Part]):
 
     def _state_at(self, mark: Any) -> Any:
         lanes = zip(self._numbers, self._opened(), mark, strict=True)
-        return {"lanes": {str(number): lane.state_at(mark_of_lane) for number, lane, mark_of_lane in lanes}}
+        return {
+            "lanes": {
+                str(number): lane.state_at(mark_of_lane) for number, lane, mark_of_lane in lanes
+            }
+        }
 
     def _return_to(self, mark: Any) -> None:
         for lane, mark_of_lane in zip(self._lanes, mark, strict=True):
@@ -255,7 +301,8 @@ class LaneRowsDatasetIterator(BlockIterator[Part]):
         check_no_gaps(self)
         if self._pads:
             raise NotImplementedError(
-                f"{self} cannot jump to an index: of a lane that has ended it would have to read the last element"
+                f"{self} cannot jump to an index: of a lane that has ended it would have to read"
+                " the last element"
             )
         for lane in self._opened():
             move_to_index(lane.iterator, index * self._size)
@@ -332,9 +379,17 @@ class _PaddedLane(_Lane):
             last = elements[-1:]
             if has_mixtures(before):
                 before = drawn_until(before, snapshot(self.iterator), is_last=num < size)
-            self._before, self._num, self._last = before, num, copy.deepcopy(last) if self._keeps_copies else last
+            self._before, self._num, self._last = (
+                before,
+                num,
+                copy.deepcopy(last) if self._keeps_copies else last,
+            )
         last = self._last or []
-        padding = [copy.deepcopy(last[0]) if self._keeps_copies else last[0] for _ in range(num, size) if last]
+        padding = [
+            copy.deepcopy(last[0]) if self._keeps_copies else last[0]
+            for _ in range(num, size)
+            if last
+        ]
         return elements + padding, num if last else NEVER
 
     def _take_again(self) -> None:
@@ -342,8 +397,9 @@ class _PaddedLane(_Lane):
             elements = pull(self.iterator, self._num)
             if len(elements) < self._num:
                 raise StateMismatchError(
-                    f"rows in the state of {self._name} must be at most the number of elements that follow, {len(elements)}, got "
-                    f"{self._num}: the state was taken with other data"
+                    f"rows in the state of {self._name} must be at most the number of elements that"
+                    f" follow, {len(elements)}, got {self._num}: the state was taken with other"
+                    " data"
                 )
             self._last = elements[-1:]
 
@@ -361,10 +417,16 @@ class _PaddedLane(_Lane):
 
     def _saved(self, before: Any, num: int, now: Callable[[], Any]) -> Any:
         is_known = num and before is not None
-        return {"state": state_to_refill(self.iterator, before, now) if is_known else now(), "rows": num}
+        return {
+            "state": state_to_refill(self.iterator, before, now) if is_known else now(),
+            "rows": num,
+        }
 
     def set_state(self, state: Any) -> None:
-        num, before = state_count(state, "rows", self._name), state_field(state, "state", self._name)
+        num, before = (
+            state_count(state, "rows", self._name),
+            state_field(state, "state", self._name),
+        )
         with refilling("end='pad'", f"{num} rows of {self._name}" if num else None):
             self.iterator.set_state(before)
         self._before = self.iterator.get_state() if self.iterator._counts_faults else copied(before)

@@ -35,7 +35,9 @@ class LocalLanes:
             none.
     """
 
-    def __init__(self, pool: Any, num_lanes: int, numbers: Numbers | None, here: LanesHere | None = None) -> None:
+    def __init__(
+        self, pool: Any, num_lanes: int, numbers: Numbers | None, here: LanesHere | None = None
+    ) -> None:
         count = len(pool.workers)
         self.lanes = [WorkerLane(self, number) for number in range(num_lanes)]
         self._pool = pool
@@ -50,7 +52,9 @@ class LocalLanes:
             here.add(self.lanes, {})
             return
         for group, index in zip(self._groups, range(count), strict=True):
-            group.add([self.lanes[number] for number in lanes_of_worker(index, count, num_lanes)], {})
+            group.add(
+                [self.lanes[number] for number in lanes_of_worker(index, count, num_lanes)], {}
+            )
 
     @property
     def _owners(self) -> list[LanesOfWorker | LanesHere]:
@@ -184,7 +188,9 @@ class LocalLanes:
     def _least_busy(self) -> Any:
         up: list[Any] = [group for group in self._groups[: self._num_wanted] if group.is_up]
         up = up or ([] if self._here is None else [self._here]) or self._groups
-        return min(up, key=lambda group: len([lane for lane in group.lanes.values() if lane.is_running]))
+        return min(
+            up, key=lambda group: len([lane for lane in group.lanes.values() if lane.is_running])
+        )
 
     def _spread(self, numbers: Sequence[int]) -> None:
         """Let the least busy workers compute these lanes, which nobody computes."""

@@ -20,7 +20,13 @@ import numpy as np
 
 from gristmill.core.errors import as_int, check_word
 from gristmill.core.options import MultiprocessingOptions, NumberOrAuto, ReadOptions
-from gristmill.core.ray_options import RayOptions, WorkerOptions, check_worker_options, in_lanes, with_number
+from gristmill.core.ray_options import (
+    RayOptions,
+    WorkerOptions,
+    check_worker_options,
+    in_lanes,
+    with_number,
+)
 from gristmill.core.sharding import ShardOptions
 from gristmill.dataset.bases.migration_hints import lookup_with_hint
 from gristmill.transforms import (
@@ -48,31 +54,43 @@ def _check_order(order: Any, options: WorkerOptions, sequential_slice: bool) -> 
     if order == "stream" and (options.num_lanes is not None or sequential_slice):
         name = "sequential_slice=True" if sequential_slice else f"num_lanes={options.num_lanes}"
         raise ValueError(
-            f"order='stream' cannot be used with {name}, which divides the stream into others: its stream is that of no workers "
-            "at all. Use one of the two"
+            f"order='stream' cannot be used with {name}, which divides the stream into others: its"
+            " stream is that of no workers at all. Use one of the two"
         )
     return order
 
 
 def _by_workers(
-    ds: Any, options: WorkerOptions, worker_init_fn: Any, sequential_slice: bool = False, by_lanes: bool | None = None
+    ds: Any,
+    options: WorkerOptions,
+    worker_init_fn: Any,
+    sequential_slice: bool = False,
+    by_lanes: bool | None = None,
 ) -> Any:
     """``ds``, computed by workers."""
     if options.num_workers == 0 and options.num_lanes is None:
         return ds
     if not isinstance(options, RayOptions):
-        as_int("per_worker_buffer_size", options.per_worker_buffer_size, minimum=1 if options.num_workers else 0)
+        as_int(
+            "per_worker_buffer_size",
+            options.per_worker_buffer_size,
+            minimum=1 if options.num_workers else 0,
+        )
     from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterDataset
 
     computed: Any = MultiprocessPrefetchIterDataset(ds, options, worker_init_fn, sequential_slice)
     return computed if by_lanes is None else computed.divided_by_lanes(by_lanes)
 
 
-def _in_lanes(ds: Any, num_lanes: int | None = None, *, options: WorkerOptions, worker_init_fn: Any) -> Any:
+def _in_lanes(
+    ds: Any, num_lanes: int | None = None, *, options: WorkerOptions, worker_init_fn: Any
+) -> Any:
     if options.num_workers == "auto":
         options = replace(options, num_lanes=num_lanes)
     else:
-        num_workers = options.num_workers if num_lanes is None else min(options.num_workers, num_lanes)
+        num_workers = (
+            options.num_workers if num_lanes is None else min(options.num_workers, num_lanes)
+        )
         options = replace(options, num_workers=num_workers, num_lanes=num_lanes)
     return _by_workers(ds, options, worker_init_fn, by_lanes=False)
 
@@ -81,10 +99,15 @@ def _warn_of_small_groups(ds: Any, batch_size: Any) -> None:
     from gristmill.dataset.bases.node import ancestors
 
     for node in ancestors(ds):
-        if node._mixes_over is not None and isinstance(batch_size, int) and node._mixes_over < batch_size:
+        if (
+            node._mixes_over is not None
+            and isinstance(batch_size, int)
+            and node._mixes_over < batch_size
+        ):
             warnings.warn(
-                f"{node!s:.200} mixes {node._mixes_over} elements at a time, fewer than a batch of {batch_size} has: every "
-                "batch is of few blocks. Use a larger group_size, so that a group has the elements of many batches",
+                f"{node!s:.200} mixes {node._mixes_over} elements at a time, fewer than a batch of"
+                f" {batch_size} has: every batch is of few blocks. Use a larger group_size, so that"
+                " a group has the elements of many batches",
                 stacklevel=3,
             )
 
@@ -169,7 +192,9 @@ class MapDatasetMeta(_DatasetMeta):
 
         return concatenate(datasets)
 
-    def mix(cls, datasets: Any, weights: Any = None, *, by: Any = "elements", stop: str = "first") -> MapDataset[Any]:
+    def mix(
+        cls, datasets: Any, weights: Any = None, *, by: Any = "elements", stop: str = "first"
+    ) -> MapDataset[Any]:
         """Returns a dataset that draws from ``datasets`` in turn, as often as ``weights`` say, in a
         fixed pattern.
 
@@ -203,7 +228,9 @@ class MapDatasetMeta(_DatasetMeta):
         return mix(datasets, weights, by, stop)
 
     def select_from_datasets(
-        cls, datasets: Sequence[MapDataset[Any]], selection_map: DatasetSelectionMap | Sequence[tuple[int, int]]
+        cls,
+        datasets: Sequence[MapDataset[Any]],
+        selection_map: DatasetSelectionMap | Sequence[tuple[int, int]],
     ) -> MapDataset[Any]:
         """Returns a dataset whose element ``i`` is ``datasets[j][k]`` with ``(j, k) =
         selection_map[i]``.
@@ -326,8 +353,12 @@ class MapElementMethods(Generic[T_co]):
     @overload
     def flat_map(self, transform: FlatMap) -> MapDataset[Any]: ...
     @overload
-    def flat_map(self, transform: Callable[[Any], Iterable[S]], *, max_fan_out: int | None = None) -> MapDataset[S | None]: ...
-    def flat_map(self, transform: FlatMap | Callable[[Any], Iterable[Any]], *, max_fan_out: int | None = None) -> MapDataset[Any]:
+    def flat_map(
+        self, transform: Callable[[Any], Iterable[S]], *, max_fan_out: int | None = None
+    ) -> MapDataset[S | None]: ...
+    def flat_map(
+        self, transform: FlatMap | Callable[[Any], Iterable[Any]], *, max_fan_out: int | None = None
+    ) -> MapDataset[Any]:
         """Returns a dataset of the items that ``transform`` makes of each element.
 
         Every element has ``max_fan_out`` indices, so the length is multiplied by it; those without
@@ -375,7 +406,9 @@ class MapElementMethods(Generic[T_co]):
     def map_with_index(self, transform: MapWithIndex) -> MapDataset[Any]: ...
     @overload
     def map_with_index(self, transform: Callable[[int, Any], S]) -> MapDataset[S]: ...
-    def map_with_index(self, transform: MapWithIndex | Callable[[int, Any], Any]) -> MapDataset[Any]:
+    def map_with_index(
+        self, transform: MapWithIndex | Callable[[int, Any], Any]
+    ) -> MapDataset[Any]:
         """Returns a dataset of the elements transformed by ``transform``, which is also given their
         index.
 
@@ -399,9 +432,14 @@ class MapElementMethods(Generic[T_co]):
     @overload
     def random_map(self, transform: RandomMap, *, seed: int | None = None) -> MapDataset[Any]: ...
     @overload
-    def random_map(self, transform: Callable[[Any, np.random.Generator], S], *, seed: int | None = None) -> MapDataset[S]: ...
     def random_map(
-        self, transform: RandomMap | Callable[[Any, np.random.Generator], Any], *, seed: int | None = None
+        self, transform: Callable[[Any, np.random.Generator], S], *, seed: int | None = None
+    ) -> MapDataset[S]: ...
+    def random_map(
+        self,
+        transform: RandomMap | Callable[[Any, np.random.Generator], Any],
+        *,
+        seed: int | None = None,
     ) -> MapDataset[Any]:
         """Returns a dataset of the elements transformed by ``transform``, which is also given a
         random generator.
@@ -454,7 +492,11 @@ class MapSequenceMethods(Generic[T_co]):
     """Which elements there are, in which order, and how many are one."""
 
     def batch(
-        self, batch_size: int, *, drop_remainder: bool = False, batch_fn: Callable[[Sequence[Any]], Any] | None = None
+        self,
+        batch_size: int,
+        *,
+        drop_remainder: bool = False,
+        batch_fn: Callable[[Sequence[Any]], Any] | None = None,
     ) -> MapDataset[Any]:
         """Returns a dataset of batches of consecutive elements.
 
@@ -514,7 +556,9 @@ class MapSequenceMethods(Generic[T_co]):
             batch_fn=batch_fn,
         )
 
-    def interleave(self, make_dataset: Callable[[Any], Any] | None = None, *, cycle_length: int) -> IterDataset[Any]:
+    def interleave(
+        self, make_dataset: Callable[[Any], Any] | None = None, *, cycle_length: int
+    ) -> IterDataset[Any]:
         """Returns the elements of several datasets in turn, one dataset for every element of this
         one.
 
@@ -588,7 +632,9 @@ class MapSequenceMethods(Generic[T_co]):
 
         return WindowShuffleMapDataset(self, window_size=window_size, seed=seed)
 
-    def zip(self, *others: MapDataset[Any], drop_missing: bool = False) -> MapDataset[tuple[Any, ...]]:
+    def zip(
+        self, *others: MapDataset[Any], drop_missing: bool = False
+    ) -> MapDataset[tuple[Any, ...]]:
         """Returns a dataset of tuples: the elements of this and of ``others`` at the same index.
 
         An addition to Grain's methods: it stands for ``ZipMapDataset``.
@@ -611,12 +657,19 @@ class MapSequenceMethods(Generic[T_co]):
         return ZipMapDataset([self, *others], drop_missing=drop_missing)
 
     @overload
-    def to_iter_dataset(self, read_options: ReadOptions | None = None, *, allow_nones: Literal[True]) -> IterDataset[T_co]: ...
+    def to_iter_dataset(
+        self, read_options: ReadOptions | None = None, *, allow_nones: Literal[True]
+    ) -> IterDataset[T_co]: ...
     @overload
     def to_iter_dataset(
-        self: MapSequenceMethods[S | None], read_options: ReadOptions | None = None, *, allow_nones: bool = False
+        self: MapSequenceMethods[S | None],
+        read_options: ReadOptions | None = None,
+        *,
+        allow_nones: bool = False,
     ) -> IterDataset[S]: ...
-    def to_iter_dataset(self, read_options: ReadOptions | None = None, *, allow_nones: bool = False) -> IterDataset[Any]:
+    def to_iter_dataset(
+        self, read_options: ReadOptions | None = None, *, allow_nones: bool = False
+    ) -> IterDataset[Any]:
         """Returns an ``IterDataset`` of one epoch of this dataset.
 
         Elements are computed ahead by threads, in blocks, and come out in order.
@@ -639,7 +692,9 @@ class MapSequenceMethods(Generic[T_co]):
 class MapPartMethods(Generic[T_co]):
     """Some of the elements, all of them several times, or blocks of them."""
 
-    def block_shuffle(self, block_size: int = 256, *, group_size: int = 512, seed: int | None = None) -> MapDataset[T_co]:
+    def block_shuffle(
+        self, block_size: int = 256, *, group_size: int = 512, seed: int | None = None
+    ) -> MapDataset[T_co]:
         """Returns a dataset of the same elements, shuffled so that storage is read in blocks.
 
         An addition to Grain's methods: elements are nearly as well mixed as by ``shuffle``. Blocks
@@ -672,7 +727,11 @@ class MapPartMethods(Generic[T_co]):
         return BlockShuffleMapDataset(self, block_size, group_size=group_size, seed=seed)
 
     def cache(
-        self, path: str | os.PathLike[str] | None = None, *, max_bytes: int | None = None, freeze: bool = False
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        max_bytes: int | None = None,
+        freeze: bool = False,
     ) -> MapDataset[T_co]:
         """Returns the same elements, kept on disk when they are first computed, and read from there
         afterwards.
@@ -706,7 +765,10 @@ class MapPartMethods(Generic[T_co]):
             (1, 1)
         """
         if path is None:
-            raise TypeError("cache needs path=, a folder; to keep elements in memory write ds.to_iter_dataset().cache()")
+            raise TypeError(
+                "cache needs path=, a folder; to keep elements in memory write"
+                " ds.to_iter_dataset().cache()"
+            )
         from gristmill.dataset.stages.disk_cache import DiskCacheMapDataset
 
         return DiskCacheMapDataset(self, path, max_bytes, freeze)
@@ -732,7 +794,9 @@ class MapPartMethods(Generic[T_co]):
 
         return slice_dataset(self, sl)
 
-    def repeat(self, num_epochs: int | None = None, *, reseed_each_epoch: bool = True) -> MapDataset[T_co]:
+    def repeat(
+        self, num_epochs: int | None = None, *, reseed_each_epoch: bool = True
+    ) -> MapDataset[T_co]:
         """Returns a dataset of some epochs of this one.
 
         Since indices past the end reach later epochs anyway, this changes only the length.
@@ -757,9 +821,10 @@ class MapPartMethods(Generic[T_co]):
         part = part_that_changes(self) if reseed_each_epoch and num_epochs != 1 else None
         if part is not None:
             warnings.warn(
-                f"{part!s:.200} takes a part of shuffled elements, and with repeat() it has other ones in every epoch: what was "
-                "held out of it comes in later epochs. Use ds.split({'train': 0.98, 'test': 0.02}) instead of slices, or slice "
-                "before you shuffle",
+                f"{part!s:.200} takes a part of shuffled elements, and with repeat() it has other"
+                " ones in every epoch: what was held out of it comes in later epochs. Use"
+                " ds.split({'train': 0.98, 'test': 0.02}) instead of slices, or slice before you"
+                " shuffle",
                 stacklevel=2,
             )
         return RepeatMapDataset(self, num_epochs, reseed_each_epoch=reseed_each_epoch)
@@ -818,7 +883,9 @@ class MapPartMethods(Generic[T_co]):
 class IterDatasetMeta(_DatasetMeta):
     """The factories of ``IterDataset``: methods of the class, not of its instances."""
 
-    def mix(cls, datasets: Any, weights: Any = None, *, by: Any = "elements", stop: Any = "first") -> IterDataset[Any]:
+    def mix(
+        cls, datasets: Any, weights: Any = None, *, by: Any = "elements", stop: Any = "first"
+    ) -> IterDataset[Any]:
         """Returns a dataset that draws from ``datasets`` in turn, as often as ``weights`` say, in a
         fixed pattern.
 
@@ -931,7 +998,18 @@ class MapBucketMethods(Generic[T_co]):
         """
         from gristmill.dataset.stages.bucket_batch import BucketBatchMapDataset
 
-        given = (max_tokens, batch_sizes, window, seed, pad_to, pad_value, drop_remainder, on_long, with_lengths, shard_options)
+        given = (
+            max_tokens,
+            batch_sizes,
+            window,
+            seed,
+            pad_to,
+            pad_value,
+            drop_remainder,
+            on_long,
+            with_lengths,
+            shard_options,
+        )
         return BucketBatchMapDataset(self, lengths, boundaries, *given)
 
 
@@ -1047,7 +1125,9 @@ class IterElementMethods(Generic[T_co]):
     def map_with_index(self, transform: MapWithIndex) -> IterDataset[Any]: ...
     @overload
     def map_with_index(self, transform: Callable[[int, Any], S]) -> IterDataset[S]: ...
-    def map_with_index(self, transform: MapWithIndex | Callable[[int, Any], Any]) -> IterDataset[Any]:
+    def map_with_index(
+        self, transform: MapWithIndex | Callable[[int, Any], Any]
+    ) -> IterDataset[Any]:
         """Returns a dataset of the elements transformed by ``transform``, which is also given their
         count from 0.
 
@@ -1068,9 +1148,14 @@ class IterElementMethods(Generic[T_co]):
     @overload
     def random_map(self, transform: RandomMap, *, seed: int | None = None) -> IterDataset[Any]: ...
     @overload
-    def random_map(self, transform: Callable[[Any, np.random.Generator], S], *, seed: int | None = None) -> IterDataset[S]: ...
     def random_map(
-        self, transform: RandomMap | Callable[[Any, np.random.Generator], Any], *, seed: int | None = None
+        self, transform: Callable[[Any, np.random.Generator], S], *, seed: int | None = None
+    ) -> IterDataset[S]: ...
+    def random_map(
+        self,
+        transform: RandomMap | Callable[[Any, np.random.Generator], Any],
+        *,
+        seed: int | None = None,
     ) -> IterDataset[Any]:
         """Returns a dataset of the elements transformed by ``transform``, which is also given a
         random generator.
@@ -1153,7 +1238,11 @@ class IterSequenceMethods(Generic[T_co]):
     """Which elements there are, in which order, and how many are one."""
 
     def batch(
-        self, batch_size: int, *, drop_remainder: bool = False, batch_fn: Callable[[Sequence[Any]], Any] | None = None
+        self,
+        batch_size: int,
+        *,
+        drop_remainder: bool = False,
+        batch_fn: Callable[[Sequence[Any]], Any] | None = None,
     ) -> IterDataset[Any]:
         """Returns a dataset of batches of consecutive elements.
 
@@ -1247,7 +1336,9 @@ class IterSequenceMethods(Generic[T_co]):
         from gristmill.dataset.stages.global_batch import GlobalBatchIterDataset
 
         _warn_of_small_groups(self, batch_size)
-        return GlobalBatchIterDataset(self, batch_size, num_lanes, shard_options, workers, end, agree, agree_every, batch_fn)
+        return GlobalBatchIterDataset(
+            self, batch_size, num_lanes, shard_options, workers, end, agree, agree_every, batch_fn
+        )
 
     def rebatch(self, batch_size: int, *, drop_remainder: bool = False) -> IterDataset[T_co]:
         """Returns a dataset of the same rows in batches of another size.
@@ -1474,16 +1565,23 @@ class IterAheadMethods(Generic[T_co]):
             options = MultiprocessingOptions(num_workers=10)
         check_worker_options("options", options)
         ds = cast("IterDataset[T_co]", self)
-        if _check_order(order, options, sequential_slice) == "workers" or 0 in (options.num_workers, options.max_workers):
+        if _check_order(order, options, sequential_slice) == "workers" or 0 in (
+            options.num_workers,
+            options.max_workers,
+        ):
             options = in_lanes(options) if order == "workers" else with_number(options, 0)
             if options.num_lanes is None and not sequential_slice:
                 from gristmill.dataset.mixtures.shares import warn_if_one_sided
 
-                warn_if_one_sided(ds, options.num_workers, "mp_prefetch without num_lanes", "worker")
+                warn_if_one_sided(
+                    ds, options.num_workers, "mp_prefetch without num_lanes", "worker"
+                )
             return _by_workers(ds, options, worker_init_fn, sequential_slice)
         from gristmill.dataset.stages.stream_order import in_stream_order
 
-        return in_stream_order(ds, partial(_in_lanes, options=options, worker_init_fn=worker_init_fn))
+        return in_stream_order(
+            ds, partial(_in_lanes, options=options, worker_init_fn=worker_init_fn)
+        )
 
     def multithread_prefetch(
         self, num_threads: NumberOrAuto, buffer_size: int, *, sequential_slice: bool = False
@@ -1514,14 +1612,20 @@ class IterAheadMethods(Generic[T_co]):
         """
         from gristmill.dataset.stages.multithread_prefetch import multithread_prefetch
 
-        return multithread_prefetch(cast("IterDataset[T_co]", self), num_threads, buffer_size, sequential_slice)
+        return multithread_prefetch(
+            cast("IterDataset[T_co]", self), num_threads, buffer_size, sequential_slice
+        )
 
     def prefetch(self, multiprocessing_options: MultiprocessingOptions) -> IterDataset[T_co]:
         """Deprecated: use ``mp_prefetch``."""
-        warnings.warn("IterDataset.prefetch is deprecated: use mp_prefetch", DeprecationWarning, stacklevel=2)
+        warnings.warn(
+            "IterDataset.prefetch is deprecated: use mp_prefetch", DeprecationWarning, stacklevel=2
+        )
         return self.mp_prefetch(multiprocessing_options)
 
-    def prefetch_to_device(self, device: Any, *, cpu_buffer_size: int = 4, device_buffer_size: int = 2) -> IterDataset[Any]:
+    def prefetch_to_device(
+        self, device: Any, *, cpu_buffer_size: int = 4, device_buffer_size: int = 2
+    ) -> IterDataset[Any]:
         """Returns the same elements as JAX arrays on ``device``, sent there ahead of their use.
 
         An addition to Grain's methods: it stands for ``gristmill.experimental.device_put``.
@@ -1537,7 +1641,10 @@ class IterAheadMethods(Generic[T_co]):
         from gristmill.dataset.stages.device_put import device_put
 
         return device_put(
-            cast("IterDataset[T_co]", self), device, cpu_buffer_size=cpu_buffer_size, device_buffer_size=device_buffer_size
+            cast("IterDataset[T_co]", self),
+            device,
+            cpu_buffer_size=cpu_buffer_size,
+            device_buffer_size=device_buffer_size,
         )
 
     def thread_prefetch(self, prefetch_buffer_size: int) -> IterDataset[T_co]:
@@ -1558,4 +1665,6 @@ class IterAheadMethods(Generic[T_co]):
         """
         from gristmill.dataset.stages.thread_prefetch import ThreadPrefetchIterDataset
 
-        return ThreadPrefetchIterDataset(cast("IterDataset[T_co]", self), prefetch_buffer_size=prefetch_buffer_size)
+        return ThreadPrefetchIterDataset(
+            cast("IterDataset[T_co]", self), prefetch_buffer_size=prefetch_buffer_size
+        )

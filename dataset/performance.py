@@ -97,28 +97,50 @@ def pick_performance_config(
         (8, 20)
     """
     if not isinstance(ds, MapDataset | IterDataset):
-        raise TypeError(f"ds must be a MapDataset or IterDataset, got {shown(ds)} of type {type(ds).__name__}")
+        raise TypeError(
+            f"ds must be a MapDataset or IterDataset, got {shown(ds)} of type {type(ds).__name__}"
+        )
     for node in ancestors(ds):
         if isinstance(node, DatasetIterator):
-            raise TypeError(f"ds must not be an iterator, which would be moved, got {node}: pass the dataset that it reads")
-    budget = available_memory() if ram_budget_mb is None else min(_check_budget(ram_budget_mb) * _MIB, available_memory())
-    worker_cap = usable_cpus() if max_workers is None else as_int("max_workers", max_workers, minimum=0)
+            raise TypeError(
+                f"ds must not be an iterator, which would be moved, got {node}: pass the dataset"
+                " that it reads"
+            )
+    budget = (
+        available_memory()
+        if ram_budget_mb is None
+        else min(_check_budget(ram_budget_mb) * _MIB, available_memory())
+    )
+    worker_cap = (
+        usable_cpus() if max_workers is None else as_int("max_workers", max_workers, minimum=0)
+    )
     if missing_calls():  # there can be no worker processes on this system
         worker_cap = 0
-    buffer_cap = 1000 if max_buffer_size is None else as_int("max_buffer_size", max_buffer_size, minimum=0)
+    buffer_cap = (
+        1000 if max_buffer_size is None else as_int("max_buffer_size", max_buffer_size, minimum=0)
+    )
     samples = as_int("samples_to_check", samples_to_check, minimum=1)
     if isinstance(ds, MapDataset):
         ds = PrefetchIterDataset(ds, _DIRECT)
     read = [node for node in ancestors(ds) if isinstance(node, PrefetchIterDataset)]
     return PerformanceConfig(
-        multiprocessing_options=MultiprocessingOptions(_num_fitting("num_workers", [ds], budget, worker_cap, samples)),
-        read_options=ReadOptions(prefetch_buffer_size=_num_fitting("prefetch_buffer_size", read, budget, buffer_cap, samples)),
+        multiprocessing_options=MultiprocessingOptions(
+            _num_fitting("num_workers", [ds], budget, worker_cap, samples)
+        ),
+        read_options=ReadOptions(
+            prefetch_buffer_size=_num_fitting(
+                "prefetch_buffer_size", read, budget, buffer_cap, samples
+            )
+        ),
     )
 
 
 def _check_budget(megabytes: Any) -> float:
     if isinstance(megabytes, str) or not hasattr(megabytes, "__float__"):
-        raise TypeError(f"ram_budget_mb must be a number or None, got {megabytes!r:.200} of type {type(megabytes).__name__}")
+        raise TypeError(
+            f"ram_budget_mb must be a number or None, got {megabytes!r:.200} of type"
+            f" {type(megabytes).__name__}"
+        )
     if not megabytes >= 0:  # NaN neither
         raise ValueError(f"ram_budget_mb must be a non-negative number or None, got {megabytes}")
     return float(megabytes)
@@ -128,13 +150,26 @@ def _num_fitting(name: str, datasets: Sequence[Any], budget: float, cap: int, sa
     """The number of elements of each of ``datasets`` that fit into ``budget`` bytes together, at
     most ``cap``.
     """
-    sizes = [size for ds in datasets for size in _first_sizes(ds, math.ceil(samples / len(datasets)))]
+    sizes = [
+        size for ds in datasets for size in _first_sizes(ds, math.ceil(samples / len(datasets)))
+    ]
     if len(sizes) < samples or not sum(sizes):
-        _log.warning("%d elements of %d are too few to tell their size: %s is its maximum, %d", len(sizes), samples, name, cap)
+        _log.warning(
+            "%d elements of %d are too few to tell their size: %s is its maximum, %d",
+            len(sizes),
+            samples,
+            name,
+            cap,
+        )
         return cap
     needed = sum(sizes) / len(sizes) * len(datasets)
     if budget < needed and cap:
-        _log.warning("%s is 0: %.1f MiB are too few for an element of %.1f MiB", name, budget / _MIB, needed / _MIB)
+        _log.warning(
+            "%s is 0: %.1f MiB are too few for an element of %.1f MiB",
+            name,
+            budget / _MIB,
+            needed / _MIB,
+        )
     return int(min(budget / needed, cap))
 
 
@@ -156,12 +191,20 @@ class _Unbuffered(PipelineEditor):
 
     def _replace(self, ds: Any) -> Any:
         if isinstance(ds, PrefetchIterDataset):
-            return PrefetchIterDataset(ds._parent, _DIRECT, allow_nones=parameters_of(ds).allow_nones)
+            return PrefetchIterDataset(
+                ds._parent, _DIRECT, allow_nones=parameters_of(ds).allow_nones
+            )
         if isinstance(ds, InterleaveIterDataset):
             parts = ds._datasets
-            parts = parts.map(_unbuffered_part) if isinstance(parts, MapDataset) else [_unbuffered_part(part) for part in parts]
+            parts = (
+                parts.map(_unbuffered_part)
+                if isinstance(parts, MapDataset)
+                else [_unbuffered_part(part) for part in parts]
+            )
             cycle_length = parameters_of(ds).cycle_length
-            return InterleaveIterDataset(parts, cycle_length=cycle_length, make_iter_buffer_size=0, iter_buffer_size=0)
+            return InterleaveIterDataset(
+                parts, cycle_length=cycle_length, make_iter_buffer_size=0, iter_buffer_size=0
+            )
         if isinstance(ds, _COMPUTED_ELSEWHERE):
             return self.replaced(ds.parents[0])
         return self._over_replaced(ds) if isinstance(ds, IterDataset) and ds._parents else ds
@@ -170,4 +213,6 @@ class _Unbuffered(PipelineEditor):
 def _unbuffered_part(ds: Any) -> Any:
     # By an editor of its own: it may be made again whenever it is asked for, and an id then be that
     # of another one.
-    return _Unbuffered().replaced(PrefetchIterDataset(ds, _DIRECT) if isinstance(ds, MapDataset) else ds)
+    return _Unbuffered().replaced(
+        PrefetchIterDataset(ds, _DIRECT) if isinstance(ds, MapDataset) else ds
+    )

@@ -45,18 +45,30 @@ class _Silent(Exception):
 class LanesOfActor(LanesOfWorker):
     """The lanes that one actor computes."""
 
-    def __init__(self, pool: Any, index: int, count: int, num_lanes: int, numbers: Numbers | None, budget: int) -> None:
+    def __init__(
+        self,
+        pool: Any,
+        index: int,
+        count: int,
+        num_lanes: int,
+        numbers: Numbers | None,
+        budget: int,
+    ) -> None:
         super().__init__(pool, index, count, num_lanes, numbers)
         self._budget = budget  # bytes that all actors may be ahead
 
-    def take_over(self, lanes: dict[int, WorkerLane], states: dict[int, Any], first: int | None) -> None:
+    def take_over(
+        self, lanes: dict[int, WorkerLane], states: dict[int, Any], first: int | None
+    ) -> None:
         """Computes these lanes and no others, from these states on; carefully if it is known which
         of them is dangerous.
         """
         self.lanes = lanes
         if lanes:
             self._states, self._skipping = states, None
-            self._care, self._num_careful = (None, 0) if first is None else (Care(), CAREFUL_OUTPUTS * len(lanes))
+            self._care, self._num_careful = (
+                (None, 0) if first is None else (Care(), CAREFUL_OUTPUTS * len(lanes))
+            )
             self._restart(first)
         else:
             self._pool.let_go(self._index)
@@ -66,7 +78,10 @@ class LanesOfActor(LanesOfWorker):
         return self._states[number]
 
     def text(self, lane: WorkerLane) -> str:
-        place = next((worker.place for worker in self._pool.workers if worker.index == self._index), "that is lost")
+        place = next(
+            (worker.place for worker in self._pool.workers if worker.index == self._index),
+            "that is lost",
+        )
         return f"worker {self._index} {place}, lane {lane.number}, {self._place(lane.number)}"
 
     def _restart(self, first: int | None = None) -> None:
@@ -90,8 +105,9 @@ class LanesOfActor(LanesOfWorker):
     def obituary(self, death: str, number: int) -> str:
         """The error message for a lane at which actors die."""
         return (
-            f"Ray actors were lost, one after the other, while lane {number} of {self._num_lanes} was computed, "
-            f"{self._place(number)}: the last one {death}. Nothing is lost: it.set_state(it.get_state()) tries again"
+            f"Ray actors were lost, one after the other, while lane {number} of {self._num_lanes}"
+            f" was computed, {self._place(number)}: the last one {death}. Nothing is lost:"
+            " it.set_state(it.get_state()) tries again"
         )
 
 
@@ -106,7 +122,14 @@ class LanesOnRay:
         numbers: which elements are those of all lanes; ``None`` if that is not known.
     """
 
-    def __init__(self, pool: Any, options: RayOptions, num_workers: int, num_lanes: int, numbers: Numbers | None) -> None:
+    def __init__(
+        self,
+        pool: Any,
+        options: RayOptions,
+        num_workers: int,
+        num_lanes: int,
+        numbers: Numbers | None,
+    ) -> None:
         whole: Any = self
         self.lanes = [WorkerLane(whole, number) for number in range(num_lanes)]
         self._pool = pool
@@ -142,7 +165,11 @@ class LanesOnRay:
     def text(self, lane: WorkerLane) -> str:
         """Which worker computes a lane, and where that is."""
         group = self._groups.get(self._actor_of.get(lane.number, -1))
-        return f"lane {lane.number}, which no actor computes now" if group is None else group.text(lane)
+        return (
+            f"lane {lane.number}, which no actor computes now"
+            if group is None
+            else group.text(lane)
+        )
 
     def start(self, states: dict[int, Any]) -> None:
         """Begins to compute these lanes from these states on. They are needed in this order."""
@@ -184,7 +211,9 @@ class LanesOnRay:
 
     def _states(self) -> dict[int, Any]:
         """The state of each lane that has not ended, in the order in which they are needed."""
-        lanes = [lane for lane in self.lanes if lane.number in self._actor_of and not lane.has_ended]
+        lanes = [
+            lane for lane in self.lanes if lane.number in self._actor_of and not lane.has_ended
+        ]
         numbers = [lane.number for lane in sorted(lanes, key=lambda lane: len(lane.ready))]
         return {number: self._groups[self._actor_of[number]].state_of(number) for number in numbers}
 
@@ -204,7 +233,12 @@ class LanesOnRay:
             del self._deaths[number]
         if not self._pool.is_closed:
             lanes = sorted(self._groups[actor].lanes)
-            _log.warning("Ray actor %d %s. Others compute its lanes, %s, and nothing is lost", actor, how, lanes)
+            _log.warning(
+                "Ray actor %d %s. Others compute its lanes, %s, and nothing is lost",
+                actor,
+                how,
+                lanes,
+            )
             self._pool.lose(actor)
             self._divide(self._states(), lost=actor)
 
@@ -213,12 +247,22 @@ class LanesOnRay:
         the same continue.
         """
         actors = self._pool.available() or self._pool.wait()
-        before = {index: group.lanes.keys() & states for index, group in self._groups.items() if index != lost}
+        before = {
+            index: group.lanes.keys() & states
+            for index, group in self._groups.items()
+            if index != lost
+        }
         shares = divided([*states], before, actors)
-        self._groups = {index: self._groups.get(index) or self._make(index=index) for index in actors}
+        self._groups = {
+            index: self._groups.get(index) or self._make(index=index) for index in actors
+        }
         self._actor_of = {number: index for index, share in shares.items() for number in share}
         for index, share in shares.items():
             if before.get(index, set()) != set(share):
-                dangerous = next((number for number in share if self._deaths[number] >= _CAREFUL_DEATHS), None)
+                dangerous = next(
+                    (number for number in share if self._deaths[number] >= _CAREFUL_DEATHS), None
+                )
                 of_share = {number: state for number, state in states.items() if number in share}
-                self._groups[index].take_over({number: self.lanes[number] for number in share}, of_share, dangerous)
+                self._groups[index].take_over(
+                    {number: self.lanes[number] for number in share}, of_share, dangerous
+                )

@@ -32,7 +32,9 @@ def numbers_of(ds: Any) -> Numbers:
     """Which numbers the elements of ``ds`` (if made by stages that do not count) have in the whole
     pipeline.
     """
-    return next((node.numbers for node in ancestors(ds) if isinstance(node, RunsMapDataset)), Numbers(0, 1))
+    return next(
+        (node.numbers for node in ancestors(ds) if isinstance(node, RunsMapDataset)), Numbers(0, 1)
+    )
 
 
 def lanes_of_worker(index: int, count: int, num_lanes: int) -> range:
@@ -79,11 +81,15 @@ def slice_pipeline(
     return ds if count == 1 else _Slicer(shard, sequential, by_lanes).replaced(ds)
 
 
-def num_elements_of_shares(ds: IterDataset[Any], count: int, sequential: bool, by_lanes: bool = False) -> Length:
+def num_elements_of_shares(
+    ds: IterDataset[Any], count: int, sequential: bool, by_lanes: bool = False
+) -> Length:
     """The number of elements that all shards of ``ds`` have together: each shard makes its own
     batches and the like.
     """
-    shares = [slice_pipeline(ds, i, count, sequential=sequential, by_lanes=by_lanes) for i in range(count)]
+    shares = [
+        slice_pipeline(ds, i, count, sequential=sequential, by_lanes=by_lanes) for i in range(count)
+    ]
     return added([num_elements(share) for share in shares])
 
 

@@ -17,35 +17,50 @@ from gristmill.dataset.bases.epochs import any_pair, keeps_records, may_hold_twi
 from gristmill.dataset.bases.map import NotOverAPartError, ReindexMapDataset
 from gristmill.dataset.slicing import PipelineEditor
 from gristmill.dataset.stages.repeat import RepeatMapDataset
-from gristmill.dataset.stages.split import Assignment, ExactAssignment, KeyAssignment, SplitMapDataset
+from gristmill.dataset.stages.split import (
+    Assignment,
+    ExactAssignment,
+    KeyAssignment,
+    SplitMapDataset,
+)
 
 _TOLERANCE = Fraction(1, 10**6)  # of the sum of weights, which people round
 _MAX_KEYS = 2**40  # a dataset with more records is repeated forever
 
 
-def split(ds: Any, weights: Mapping[str, float], seed: int, by: Callable[[Any], Any] | None) -> dict[str, Any]:
+def split(
+    ds: Any, weights: Mapping[str, float], seed: int, by: Callable[[Any], Any] | None
+) -> dict[str, Any]:
     """The parts for ``ds.split(weights, seed, by)``."""
     if by is not None and not callable(by):
-        raise TypeError(f"by must be a function of an element, got {by!r:.200} of type {type(by).__name__}")
+        raise TypeError(
+            f"by must be a function of an element, got {by!r:.200} of type {type(by).__name__}"
+        )
     return _Splitter(_shares(weights), check_seed(seed), by).split(ds)
 
 
 def _shares(weights: Any) -> dict[str, Fraction]:
     if not isinstance(weights, Mapping):
-        raise TypeError(f"weights must be a mapping of the names of parts to numbers, got {weights!r:.200}")
+        raise TypeError(
+            f"weights must be a mapping of the names of parts to numbers, got {weights!r:.200}"
+        )
     if not weights:
         raise ValueError("weights must name at least one part, got none")
     shares = {}
     for name, weight in weights.items():
         if not isinstance(name, str):
-            raise TypeError(f"the names of parts must be strings, got {name!r:.200} of type {type(name).__name__}")
+            raise TypeError(
+                f"the names of parts must be strings, got {name!r:.200} of type"
+                f" {type(name).__name__}"
+            )
         shares[name] = _share(name, weight)
     total = sum(shares.values(), Fraction())
     if abs(total - 1) > _TOLERANCE:
         whole = {name: round(float(share / total), 6) for name, share in shares.items()}
         raise ValueError(
-            f"the sum of weights must be 1, got {float(total):g}: {dict(weights)!r:.200}. For parts in these proportions use "
-            f"{whole!r:.200}; a part for what is to be left out must be named, too"
+            f"the sum of weights must be 1, got {float(total):g}: {dict(weights)!r:.200}. For parts"
+            f" in these proportions use {whole!r:.200}; a part for what is to be left out must be"
+            " named, too"
         )
     return {name: share / total for name, share in shares.items()}
 
@@ -58,17 +73,23 @@ def _share(name: str, weight: Any) -> Fraction:
         share = Fraction(0)
         if isinstance(weight, str | bytes) or not hasattr(weight, "__float__"):
             raise TypeError(
-                f"weights must be numbers, got weights[{name!r}] = {weight!r:.200} of type {type(weight).__name__}"
+                f"weights must be numbers, got weights[{name!r}] = {weight!r:.200} of type"
+                f" {type(weight).__name__}"
             ) from None
     if share <= 0:
-        raise ValueError(f"weights must be positive and finite, got weights[{name!r}] = {weight!r:.200}: leave out the part")
+        raise ValueError(
+            f"weights must be positive and finite, got weights[{name!r}] = {weight!r:.200}: leave"
+            " out the part"
+        )
     return share
 
 
 class _Splitter:
     """Makes the parts of everything upstream, each once."""
 
-    def __init__(self, shares: dict[str, Fraction], seed: int, by: Callable[[Any], Any] | None) -> None:
+    def __init__(
+        self, shares: dict[str, Fraction], seed: int, by: Callable[[Any], Any] | None
+    ) -> None:
         self._shares = shares
         self._seed = seed
         self._by = by
@@ -81,8 +102,8 @@ class _Splitter:
         pair = any_pair(self._split, parallel_ones=False) if self._by is None else None
         if pair is not None:
             raise ValueError(
-                f"cannot split {ds!s:.200}: {pair[0]!s:.200} and {pair[1]!s:.200}, which it is made of, may have records in "
-                f"common, and these could come into two parts. {_OR_BY}"
+                f"cannot split {ds!s:.200}: {pair[0]!s:.200} and {pair[1]!s:.200}, which it is made"
+                f" of, may have records in common, and these could come into two parts. {_OR_BY}"
             )
         return parts
 
@@ -106,7 +127,10 @@ class _Splitter:
         if not can_straddle and len(ds) <= _MAX_KEYS:
             return self._split_here(RepeatMapDataset(ds, 1, reseed_each_epoch=False), behind)
         if can_straddle:
-            reason = f"it may have a record at several positions, which could come into two parts. {_OR_BY}"
+            reason = (
+                "it may have a record at several positions, which could come into two parts."
+                f" {_OR_BY}"
+            )
         else:
             reason = f"it is endless. {_REMEDY}"
         raise ValueError(f"cannot split {ds!s:.200}: {reason}")
@@ -117,7 +141,9 @@ class _Splitter:
         """
         if self._by is None or ds._moves_records or isinstance(ds, ReindexMapDataset):
             return behind  # elements pass as they are
-        is_one_of_one = len(ds._parents) == 1 and len(ds) == len(ds._parent) and not ds._shares_records
+        is_one_of_one = (
+            len(ds._parents) == 1 and len(ds) == len(ds._parent) and not ds._shares_records
+        )
         return (ds, *behind) if is_one_of_one else None
 
     def _split_here(self, ds: Any, behind: tuple[Any, ...]) -> dict[str, Any]:

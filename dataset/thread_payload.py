@@ -74,7 +74,11 @@ class _Pickler(CloudPickler):
             return None
         if issubclass(kind, DatasetNode | Value | PipelineTask):
             self._enter(obj)
-        elif issubclass(kind, type | SharedMemory | SharedMemoryArray) or kind is object or _is_read_only(obj):
+        elif (
+            issubclass(kind, type | SharedMemory | SharedMemoryArray)
+            or kind is object
+            or _is_read_only(obj)
+        ):
             self._share(obj)
         elif kind is CodeType:
             # Python 3.13 without the GIL never frees a function that is not nested, nor its
@@ -104,7 +108,9 @@ class _CarefulPickler(_Pickler):
         super()._enter(part)
         for value in vars(part).values():
             try:
-                _Trial({key: x for key, x in self._shared.items() if key not in self._unpicklable}).dump(value)
+                _Trial(
+                    {key: x for key, x in self._shared.items() if key not in self._unpicklable}
+                ).dump(value)
             except Exception:
                 self._unpicklable.add(id(value))
                 self._share(value)

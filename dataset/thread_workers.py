@@ -38,10 +38,27 @@ from gristmill.dataset.ahead.threads import start_thread
 from gristmill.dataset.engine.blocks import SavedPositions
 from gristmill.dataset.executors.inline import raised_again
 from gristmill.dataset.worker_task import PipelineTask
-from gristmill.workers.child import LARGE, MIN_BYTES, BoundedConnection, Disconnected, Failed, Worker
+from gristmill.workers.child import (
+    LARGE,
+    MIN_BYTES,
+    BoundedConnection,
+    Disconnected,
+    Failed,
+    Worker,
+)
 from gristmill.workers.codec import MIN_SHARED_BYTES, Encoded
 from gristmill.workers.logbook import Entry
-from gristmill.workers.messages import CALL, ERROR, LANES, OUTPUTS, REPORT, START, STARTED, TAKEN, Care
+from gristmill.workers.messages import (
+    CALL,
+    ERROR,
+    LANES,
+    OUTPUTS,
+    REPORT,
+    START,
+    STARTED,
+    TAKEN,
+    Care,
+)
 from gristmill.workers.pool import close_pools, hire_pool, retire
 from gristmill.workers.process import WorkerBusy, WorkerDied, WorkerSilent
 
@@ -148,12 +165,18 @@ class _Channel(BoundedConnection):
         elif generation == self._generation:
             self._take_off()
 
-    def send(self, kind: int, payload: Any, slots: Sequence[Any], num_elements: int = 0, lane: int = 0) -> None:
+    def send(
+        self, kind: int, payload: Any, slots: Sequence[Any], num_elements: int = 0, lane: int = 0
+    ) -> None:
         """See ``Connection``."""
         if kind == OUTPUTS:
             num_bytes = len(payload)
             is_large = num_bytes >= num_elements * MIN_SHARED_BYTES
-            size = num_elements, LARGE if is_large else max(num_bytes, num_elements * MIN_BYTES), num_bytes
+            size = (
+                num_elements,
+                LARGE if is_large else max(num_bytes, num_elements * MIN_BYTES),
+                num_bytes,
+            )
             if not self._wait_for_room(*size):
                 return
             self._put_on(*size)
@@ -200,7 +223,9 @@ class ThreadWorker:
         buffer_size: the most elements that may wait to be taken.
     """
 
-    def __init__(self, index: int, count: int, load_task: Callable[[], PipelineTask], buffer_size: int) -> None:
+    def __init__(
+        self, index: int, count: int, load_task: Callable[[], PipelineTask], buffer_size: int
+    ) -> None:
         self.index = index
         self.usable = True
         self.generation = 0
@@ -220,7 +245,11 @@ class ThreadWorker:
     @property
     def place(self) -> str:
         """The name and the identity of its thread, in words."""
-        return "not started" if self._thread is None else f"thread {self._thread.name}, {self._thread.ident}"
+        return (
+            "not started"
+            if self._thread is None
+            else f"thread {self._thread.name}, {self._thread.ident}"
+        )
 
     def stacks(self) -> str:
         """The stack of its thread; empty if it does not run."""
@@ -230,13 +259,17 @@ class ThreadWorker:
     def is_alive(self) -> bool:
         return self.usable and self._death is None and not self._channel.is_closed
 
-    def start(self, states: Mapping[int, Any], *, skip: bool = False, care: Care | None = None) -> None:
+    def start(
+        self, states: Mapping[int, Any], *, skip: bool = False, care: Care | None = None
+    ) -> None:
         """See ``WorkerProcess.start``."""
         self.generation += 1
         self._answer_by = time.monotonic() + _ANSWER_SECONDS if self._has_answered else None
         self._channel.tell(START, self.generation, (states, skip, care))
         if self._thread is None:
-            self._thread = start_thread(self._work, f"gristmill-worker-{self.index}", self._channel.close)
+            self._thread = start_thread(
+                self._work, f"gristmill-worker-{self.index}", self._channel.close
+            )
 
     def change_lanes(self, states: Mapping[int, Any], leaving: Sequence[int]) -> None:
         """See ``WorkerProcess.change_lanes``."""
@@ -343,7 +376,9 @@ class ThreadPool:
         return self._is_closed
 
     def _make(self, index: int) -> ThreadWorker:
-        worker = ThreadWorker(index, max(self._count, index + 1), self._load_task, self._buffer_size)
+        worker = ThreadWorker(
+            index, max(self._count, index + 1), self._load_task, self._buffer_size
+        )
         if self.on_start is not None:
             self.on_start(worker)
         return worker
@@ -390,4 +425,6 @@ class ThreadPool:
 
 def hire_threads(load_task: Callable[[], PipelineTask], count: int, buffer_size: int) -> ThreadPool:
     """A new pool, which is parked (see ``hire_pool``)."""
-    return hire_pool(partial(ThreadPool, load_task, count, buffer_size), lambda pool: False, ThreadPool, None)
+    return hire_pool(
+        partial(ThreadPool, load_task, count, buffer_size), lambda pool: False, ThreadPool, None
+    )

@@ -66,7 +66,11 @@ def watcher() -> Callable[[Any], None] | None:
 def watch_if_tracked(it: Any, options: DatasetOptions) -> None:
     """Lets the pipeline that ends in ``it`` be observed if its options say so."""
     ctx = it._ctx
-    if options.execution_tracking_mode is ExecutionTrackingMode.STAGE_TIMING and ctx.joined is None and not is_worker():
+    if (
+        options.execution_tracking_mode is ExecutionTrackingMode.STAGE_TIMING
+        and ctx.joined is None
+        and not is_worker()
+    ):
         ctx.joined = _new_watcher()
         ctx.joined(it)
 

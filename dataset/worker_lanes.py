@@ -23,7 +23,9 @@ _PATIENCE_SECONDS = 0.5  # for the next element, where a death is still to be re
 CAREFUL_OUTPUTS = 1000  # of each lane after a death: read-ahead may have been that far
 
 
-def divided(lanes: Sequence[int], before: Mapping[int, Set[int]], workers: Sequence[int]) -> dict[int, list[int]]:
+def divided(
+    lanes: Sequence[int], before: Mapping[int, Set[int]], workers: Sequence[int]
+) -> dict[int, list[int]]:
     """Return which lanes each worker computes: as many as others, up to one, and as many as may be
     of those that it had before.
 
@@ -83,7 +85,9 @@ class NamedWorker:
         numbers: which elements are those of all lanes; ``None`` if that is not known.
     """
 
-    def __init__(self, pool: Any, index: int, count: int, num_lanes: int, numbers: Numbers | None) -> None:
+    def __init__(
+        self, pool: Any, index: int, count: int, num_lanes: int, numbers: Numbers | None
+    ) -> None:
         self._pool = pool
         self._index = index
         self._count = count
@@ -124,7 +128,10 @@ class NamedWorker:
 
     def _not_unpickled(self, error: Exception, number: int) -> Failure:
         name = worker_name(self._index, self._count, number, self._num_lanes)
-        add_note(error, f"An output of {name}, {self._place(number)}, was received and could not be unpickled.")
+        add_note(
+            error,
+            f"An output of {name}, {self._place(number)}, was received and could not be unpickled.",
+        )
         return partial(decode_error, encode_error(error))
 
     def _lane_of(self, entry: tuple[int, ...]) -> int:
@@ -140,7 +147,9 @@ class NamedWorker:
     def _accusation(self, death: WorkerDied, who: int, index: int) -> str:
         number, root = lane_and_root(who)
         where = (
-            f"at element {index} of its input {root}" if root else place({"next_index": index}, self._numbers(number), exact=True)
+            f"at element {index} of its input {root}"
+            if root
+            else place({"next_index": index}, self._numbers(number), exact=True)
         )
         return (
             f"{self._death(death, number)}, {where}. Nothing is lost: it.skip_failed() continues "
@@ -150,7 +159,10 @@ class NamedWorker:
     def _death(self, death: WorkerDied, number: int) -> str:
         is_same = self._count == self._num_lanes and self._index == number
         lane = "" if is_same else f", at work for lane {number} of {self._num_lanes}"
-        return f"Worker {self._pool.kind_of_worker} {self._index} of {self._count} was terminated unexpectedly{lane}: it {death}"
+        return (
+            f"Worker {self._pool.kind_of_worker} {self._index} of {self._count} was terminated"
+            f" unexpectedly{lane}: it {death}"
+        )
 
 
 class LanesOfWorker(NamedWorker):
@@ -165,7 +177,9 @@ class LanesOfWorker(NamedWorker):
     as the next element is slow.
     """
 
-    def __init__(self, pool: Any, index: int, count: int, num_lanes: int, numbers: Numbers | None) -> None:
+    def __init__(
+        self, pool: Any, index: int, count: int, num_lanes: int, numbers: Numbers | None
+    ) -> None:
         super().__init__(pool, index, count, num_lanes, numbers)
         self.lanes: dict[int, WorkerLane] = {}
         self.leaving: set[int] = set()  # lanes that the worker was told to leave
@@ -198,14 +212,22 @@ class LanesOfWorker(NamedWorker):
         """Computes these lanes, too, from these states on."""
         for number in states:
             self.lanes[number].clear()
-        self._states = {**{n: state for n, state in self._states.items() if self.lanes[n].is_running}, **states}
+        self._states = {
+            **{n: state for n, state in self._states.items() if self.lanes[n].is_running},
+            **states,
+        }
         self._skipping = None
         self._restart()
 
     @property
     def is_calm(self) -> bool:
         """True if no worker has died that is still to be accounted for."""
-        return self._care is None and self._skipping is None and self._accused is None and not self._unexplained
+        return (
+            self._care is None
+            and self._skipping is None
+            and self._accused is None
+            and not self._unexplained
+        )
 
     def computes(self, number: int) -> bool:
         """Return true if this computes a lane."""
@@ -237,7 +259,12 @@ class LanesOfWorker(NamedWorker):
 
     def receive_sent(self) -> None:
         """Receive what the worker has sent, without waiting for more."""
-        while self.leaving and self.is_calm and self._held is None and self._pool.workers[self._index].has_sent():
+        while (
+            self.leaving
+            and self.is_calm
+            and self._held is None
+            and self._pool.workers[self._index].has_sent()
+        ):
             try:
                 kind, number, content = self._receive()
             except WorkerDied:  # whoever waits for it will learn that
@@ -252,12 +279,15 @@ class LanesOfWorker(NamedWorker):
         self._held = None
         self.leaving.clear()
         running = sorted(
-            [n for n in self._states if self.lanes[n].is_running], key=lambda n: (n != first, len(self.lanes[n].ready))
+            [n for n in self._states if self.lanes[n].is_running],
+            key=lambda n: (n != first, len(self.lanes[n].ready)),
         )
         if running:
             states = {number: self._states[number] for number in running}
             self._has_begun = True
-            self._pool.worker(self._index).start(states, skip=self._skipping is not None, care=self._care)
+            self._pool.worker(self._index).start(
+                states, skip=self._skipping is not None, care=self._care
+            )
 
     def fetch(self, lane: WorkerLane) -> None:
         """Waits until ``lane`` has something; what comes for the others is theirs."""
@@ -289,7 +319,9 @@ class LanesOfWorker(NamedWorker):
         if not lane.is_running:
             return  # it follows something that could not be unpickled
         if kind in (END, PASSED):
-            lane.failure = partial(of_no_element, self._unexplained) if self._is_to_be_told() else None
+            lane.failure = (
+                partial(of_no_element, self._unexplained) if self._is_to_be_told() else None
+            )
             lane.has_ended = lane.failure is None and kind == END
             lane.final = content if lane.has_ended else None
             if kind == PASSED and lane.failure is None:  # it is reported elsewhere
@@ -349,7 +381,11 @@ class LanesOfWorker(NamedWorker):
         """True if there was a death that no element need have caused, and no other lane reports
         it.
         """
-        if self._unexplained and self._died is not None and not self._died.incident().is_for(self._died):
+        if (
+            self._unexplained
+            and self._died is not None
+            and not self._died.incident().is_for(self._died)
+        ):
             self._unexplained = ""
         self._died = None
         return bool(self._unexplained)
@@ -367,12 +403,20 @@ class LanesOfWorker(NamedWorker):
             self._unexplained, self._accused = "", (who, index)
             self._care = Care({**refused, (who, index): self._accusation(death, who, index)})
         elif not is_sure or (self._care is None and (reading or num > 1)):
-            lane = self._lane_of(reading[0]) if reading else next(n for n in self._states if self.lanes[n].is_running)
+            lane = (
+                self._lane_of(reading[0])
+                if reading
+                else next(n for n in self._states if self.lanes[n].is_running)
+            )
             self._unexplained = self._obituary(death, lane)
-            self._care = Care({}, {who: max([e.stop for e in reading if e.who == who]) for who, _, _ in reading})
+            self._care = Care(
+                {}, {who: max([e.stop for e in reading if e.who == who]) for who, _, _ in reading}
+            )
         else:
             return False
-        self._num_careful = (num if self._unexplained and not reading else CAREFUL_OUTPUTS) * len(self.lanes)
+        self._num_careful = (num if self._unexplained and not reading else CAREFUL_OUTPUTS) * len(
+            self.lanes
+        )
         return True
 
     def skip(self, lane: WorkerLane, state: Any) -> Any:

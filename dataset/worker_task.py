@@ -55,7 +55,13 @@ class PipelineTask:
         return PipelineProducer(self, index, count, allocate)
 
     def share(self, lane: int) -> IterDataset[Any]:
-        return slice_pipeline(self.dataset, lane, self.num_lanes, sequential=self.sequential_slice, by_lanes=self.by_lanes)
+        return slice_pipeline(
+            self.dataset,
+            lane,
+            self.num_lanes,
+            sequential=self.sequential_slice,
+            by_lanes=self.by_lanes,
+        )
 
 
 class _Lane:
@@ -78,7 +84,9 @@ class _Lane:
 class PipelineProducer:
     """The elements of the lanes of a worker with the states after them."""
 
-    def __init__(self, task: PipelineTask, index: int, count: int, allocate: Allocate | None = None) -> None:
+    def __init__(
+        self, task: PipelineTask, index: int, count: int, allocate: Allocate | None = None
+    ) -> None:
         self.index = index
         self._count = count
         self._allocate = allocate
@@ -129,7 +137,10 @@ class PipelineProducer:
         for number in self._lanes.keys() - states:
             self._lanes[number].close()
         num = len(states)
-        return {lane: self._start(lane, state, num, skip=skip and i == 0) for i, (lane, state) in enumerate(states.items())}
+        return {
+            lane: self._start(lane, state, num, skip=skip and i == 0)
+            for i, (lane, state) in enumerate(states.items())
+        }
 
     def add(self, number: int, state: Any) -> None:
         """See ``Divided``."""
@@ -162,7 +173,9 @@ class PipelineProducer:
         """
         lane = self._lanes[number]
         found = ahead_of(lane.iterator)
-        return all([part.is_drained for part in found]) or (len(found) > 1 and time.monotonic() > lane.drained_by)
+        return all([part.is_drained for part in found]) or (
+            len(found) > 1 and time.monotonic() > lane.drained_by
+        )
 
     def remove(self, number: int) -> None:
         """See ``Divided``."""
@@ -264,7 +277,11 @@ class PipelineProducer:
         from gristmill.dataset.telling.failures import tell_in_worker, tell_of_settings
 
         task = self._task
-        numbers = None if task.sequential_slice else numbers_of(task.dataset).replaced(index=lane, count=task.num_lanes)
+        numbers = (
+            None
+            if task.sequential_slice
+            else numbers_of(task.dataset).replaced(index=lane, count=task.num_lanes)
+        )
         name = worker_name(self.index, self._count, lane, task.num_lanes)
         tell_in_worker(error, f"{name} {self.place}".rstrip(), place(state, numbers))
         if task.init_fn is None and task.budget is None:
@@ -274,7 +291,9 @@ class PipelineProducer:
 def worker_name(index: int, count: int, lane: int, num_lanes: int) -> str:
     """The name of a worker in messages about one of its lanes."""
     worker = f"worker {index} of {max(count, index + 1)}"
-    return worker if count == num_lanes and index == lane else f"{worker}, lane {lane} of {num_lanes}"
+    return (
+        worker if count == num_lanes and index == lane else f"{worker}, lane {lane} of {num_lanes}"
+    )
 
 
 def share_threads(it: DatasetIterator[Any], num_lanes: int) -> None:

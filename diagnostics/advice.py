@@ -65,7 +65,12 @@ class Advisor:
     """Finds changes that speed up a pipeline."""
 
     def __init__(
-        self, snapshot: Snapshot, capacity: Capacity, settings: Settings, machine: Machine, cluster: Machine | None
+        self,
+        snapshot: Snapshot,
+        capacity: Capacity,
+        settings: Settings,
+        machine: Machine,
+        cluster: Machine | None,
     ) -> None:
         self._snapshot = snapshot
         self._summary = snapshot.summary
@@ -75,7 +80,9 @@ class Advisor:
         self._num_workers = self._workers.num_workers if self._workers is not None else 0
         self._finds_workers = self._num_workers == "auto"
         if self._finds_workers:
-            self._num_workers = max(1, sum([load.num_workers for load in on_all_nodes(snapshot.workers)]))
+            self._num_workers = max(
+                1, sum([load.num_workers for load in on_all_nodes(snapshot.workers)])
+            )
         self._machine = machine
         self._cluster = cluster or machine  # where the workers are
         self._budget = BudgetAdvisor(self._summary, capacity, machine)
@@ -85,9 +92,12 @@ class Advisor:
         if self._snapshot.starved_ratio <= _IN_TIME:
             texts = ["The data is there in time: nothing in the pipeline needs to be faster."]
         else:
-            texts = self._texts([*self._budget.changes(), *self._for_reads(), *self._more_at_once()]) or [
-                "Most of the time goes into the consumer. The waiting ends where enough elements are made while it works: by "
-                "threads (ReadOptions, multithread_prefetch) or workers (mp_prefetch)."
+            texts = self._texts(
+                [*self._budget.changes(), *self._for_reads(), *self._more_at_once()]
+            ) or [
+                "Most of the time goes into the consumer. The waiting ends where enough elements"
+                " are made while it works: by threads (ReadOptions, multithread_prefetch) or"
+                " workers (mp_prefetch)."
             ]
         for load in on_all_nodes(self._snapshot.workers):
             if self._workers is not None and load.num_workers > 1 and load.lifetime_ns:
@@ -95,8 +105,8 @@ class Advisor:
                 needed = max(1, math.ceil(busy * load.num_workers))
                 if needed < load.num_workers:
                     texts.append(
-                        f"Its workers wait {1 - busy:.0%} of the time until there is room: num_workers={needed} would do instead "
-                        f"of {load.num_workers}."
+                        f"Its workers wait {1 - busy:.0%} of the time until there is room:"
+                        f" num_workers={needed} would do instead of {load.num_workers}."
                     )
         return texts
 
@@ -105,44 +115,63 @@ class Advisor:
         changes = [*(self._for_transport(stage) if stage.is_prefetch else self._for_work(stage))]
         cpus = self._machine_of(stage).cpus
         cheaper = Change(
-            f"Make {stage.name} cheaper: nothing more can run at once within {cpus} CPUs.", self._capacity.without(stage.id), True
+            f"Make {stage.name} cheaper: nothing more can run at once within {cpus} CPUs.",
+            self._capacity.without(stage.id),
+            True,
         )
         return self._texts(changes) or self._texts([cheaper]) or self._without_gain()
 
     def _without_gain(self) -> list[str]:
         return [
-            f"No single change gains {MIN_GAIN:.0%}: several parts take about as long as one another, at the same time. Make "
-            "more than one of them faster."
+            f"No single change gains {MIN_GAIN:.0%}: several parts take about as long as one"
+            " another, at the same time. Make more than one of them faster."
         ]
 
     def _texts(self, changes: list[Change]) -> list[str]:
         """Those that gain something, the most effective first, with what they gain."""
         now = self._capacity.now
         told = [change for change in changes if change.left is None]
-        useful = [change for change in changes if change.left is not None and now > (1 + MIN_GAIN) * change.left]
+        useful = [
+            change
+            for change in changes
+            if change.left is not None and now > (1 + MIN_GAIN) * change.left
+        ]
         useful.sort(key=lambda change: _step(change.left or 0.0))
-        return [change.text for change in told] + [f"{change.text}{_gain(change)}" for change in useful]
+        return [change.text for change in told] + [
+            f"{change.text}{_gain(change)}" for change in useful
+        ]
 
     def _for_transport(self, stage: StageSummary) -> Iterator[Change]:
         left = self._capacity.without(stage.id)
         size = stage.bytes_produced / max(1, stage.num_produced_elements)
         if _kind_of_worker(self._workers) == "worker threads":
-            yield Change("Call batch() before mp_prefetch(): each output costs the same to hand over.", left, is_most=True)
+            yield Change(
+                "Call batch() before mp_prefetch(): each output costs the same to hand over.",
+                left,
+                is_most=True,
+            )
             return
         if size >= 1 << 14:
             text = (
-                f"Send less: an output has {size_text(size)}. Smaller types (uint8 instead of float32, converted on the "
-                "accelerator) and cropping before mp_prefetch() help; lists of arrays cost more than one array."
+                f"Send less: an output has {size_text(size)}. Smaller types (uint8 instead of"
+                " float32, converted on the accelerator) and cropping before mp_prefetch() help;"
+                " lists of arrays cost more than one array."
             )
         elif size:
-            text = f"Call batch() before mp_prefetch(): an output of {size_text(size)} costs more to hand over than to make."
+            text = (
+                f"Call batch() before mp_prefetch(): an output of {size_text(size)} costs more to"
+                " hand over than to make."
+            )
         else:
             text = (
-                "Let the workers give arrays: Python objects (lists, strings, dictionaries of many values) are pickled one "
-                "by one, arrays go through shared memory."
+                "Let the workers give arrays: Python objects (lists, strings, dictionaries of many"
+                " values) are pickled one by one, arrays go through shared memory."
             )
         yield Change(text, left, is_most=True)
-        text = "Without worker processes nothing is handed over: threads may be enough for transforms that release the GIL."
+        text = (
+            "Without worker processes nothing is handed over: threads may be enough for transforms"
+            " that release the GIL."
+        )
         yield Change(text, left, is_most=True)
 
     def _machine_of(self, stage: StageSummary) -> Machine:
@@ -166,9 +195,17 @@ class Advisor:
             yield from self._for_reads()
             yield from self._more_at_once()
             if not self._num_workers and missing_calls():
-                yield Change(f"Make {stage.name} cheaper: there are no worker processes on this platform.", without, is_most=True)
+                yield Change(
+                    f"Make {stage.name} cheaper: there are no worker processes on this platform.",
+                    without,
+                    is_most=True,
+                )
             elif not self._num_workers and cpus == 1 and not self._machine.waits:
-                yield Change(f"This process may use one CPU only: make {stage.name} cheaper.", without, is_most=True)
+                yield Change(
+                    f"This process may use one CPU only: make {stage.name} cheaper.",
+                    without,
+                    is_most=True,
+                )
 
     def _for_reads(self) -> Iterator[Change]:
         """More threads where they wait, or some where there are none."""
@@ -181,7 +218,10 @@ class Advisor:
             if self._is_of_threads(key) and self._capacity_is_read(key) and machine.waits:
                 threads, text = _more_threads(reads, self._largest(key), machine)
                 if threads > reads.num_threads:
-                    changed = {key: station.times(station.width / threads), **self._budget.with_threads(threads)}
+                    changed = {
+                        key: station.times(station.width / threads),
+                        **self._budget.with_threads(threads),
+                    }
                     text += f"{self._budget.allowing(threads)} It waits more than it computes."
                     yield Change(text, self._capacity.with_stations(changed))
                 else:
@@ -189,7 +229,9 @@ class Advisor:
         yield from self._ahead(reads)
 
     def _is_of_threads(self, key: int) -> bool:
-        return all([self._summary[part].place == "threads" for part in self._capacity.stations[key].parts])
+        return all(
+            [self._summary[part].place == "threads" for part in self._capacity.stations[key].parts]
+        )
 
     def _capacity_is_read(self, key: int) -> bool:
         """True if the number of threads is that of ``ReadOptions``."""
@@ -213,16 +255,22 @@ class Advisor:
         own, machine = self._capacity.stations[None], self._machine
         if reads.num_threads and reads.prefetch_buffer_size:
             return
-        behind = self._behind([x for x in self._summary.values() if x.is_prefetch and x.place == "consumer"])
+        behind = self._behind(
+            [x for x in self._summary.values() if x.is_prefetch and x.place == "consumer"]
+        )
         moved = {part: value for part, value in own.parts.items() if part in behind}
         if moved:
             left = Station({part: value for part, value in own.parts.items() if part not in moved})
             work = math.fsum(moved.values())
             # What computes shares an interpreter with the consumer.
-            ahead = work / _NUM_THREADS if machine.waits else max(work, machine.wanted_cpus * self._capacity.now)
+            ahead = (
+                work / _NUM_THREADS
+                if machine.waits
+                else max(work, machine.wanted_cpus * self._capacity.now)
+            )
             yield Change(
-                f"Let threads read ahead: to_iter_dataset(ReadOptions(num_threads={_NUM_THREADS}, prefetch_buffer_size=500)), "
-                "and do before it what need not come after it.",
+                f"Let threads read ahead: to_iter_dataset(ReadOptions(num_threads={_NUM_THREADS},"
+                " prefetch_buffer_size=500)), and do before it what need not come after it.",
                 self._capacity.with_stations({None: left, _NEW: Station({_NEW: ahead})}),
             )
 
@@ -248,10 +296,16 @@ class Advisor:
         factor = 1 / min(num, self._more_waiting()) if machine.waits else 0.0
         if machine.waits and self._budget.is_divided:
             factor = 1.0
-        computed = own + (0.0 if machine.waits else math.fsum([x.period * x.width for key, x in others.items() if key != SHARED]))
+        computed = own + (
+            0.0
+            if machine.waits
+            else math.fsum([x.period * x.width for key, x in others.items() if key != SHARED])
+        )
         if not machine.waits:
             computed = min(computed, machine.wanted_cpus * self._capacity.now)
-        changed: dict[int | None, Station] = {key: station.times(factor) for key, station in others.items()}
+        changed: dict[int | None, Station] = {
+            key: station.times(factor) for key, station in others.items()
+        }
         changed[None] = Station({CONSUMER: self._capacity.step})
         changed[_NEW] = Station({_NEW: computed / num})
         yield Change(text, self._capacity.with_stations(changed))
@@ -262,7 +316,10 @@ class Advisor:
         """
         if self._reads is None or not self._threads_of_options():
             return _MORE_THREADS
-        return _more_threads(self._reads, max(self._summary.values(), key=_size), self._machine)[0] / self._reads.num_threads
+        return (
+            _more_threads(self._reads, max(self._summary.values(), key=_size), self._machine)[0]
+            / self._reads.num_threads
+        )
 
     def _more_in_workers(self, stage: StageSummary) -> Iterator[Change]:
         lifetime = sum([load.lifetime_ns for load in self._snapshot.workers]) or 1
@@ -272,12 +329,23 @@ class Advisor:
         if busy < _WAITS and self._reads is not None:
             threads, text = _more_threads(self._reads, stage, self._cluster)
             reading = station.parts.get(stage.id, 0.0) * self._reads.num_threads / threads
-            left = self._capacity.with_stations({key: Station({**station.parts, stage.id: reading})})
-            text += f"{self._budget.allowing(threads, self._num_workers)} In the workers it waits more than it computes."
+            left = self._capacity.with_stations(
+                {key: Station({**station.parts, stage.id: reading})}
+            )
+            text += (
+                f"{self._budget.allowing(threads, self._num_workers)} In the workers it waits more"
+                " than it computes."
+            )
             yield Change(text, left)
         cpus = self._cluster.cpus
-        more = max(self._num_workers + 1, min(2 * self._num_workers, cpus)) if busy < _WAITS else cpus
-        if not self._finds_workers and more > self._num_workers and not (busy < _WAITS and self._budget.is_divided):
+        more = (
+            max(self._num_workers + 1, min(2 * self._num_workers, cpus)) if busy < _WAITS else cpus
+        )
+        if (
+            not self._finds_workers
+            and more > self._num_workers
+            and not (busy < _WAITS and self._budget.is_divided)
+        ):
             num, text = self._worker_text(more)
             yield Change(text, self._with(key, station, num) if key is not None else None)
 
@@ -296,7 +364,10 @@ class Advisor:
         call = f"global_batch(workers={options})" if has_lanes else f"mp_prefetch({options})"
         text = f"Let {num} {workers} do it: {call}."
         if size and kind is MultiprocessingOptions:
-            text += f" Their buffers take {size_text(num * ahead * size)} of {'shared ' if 'processes' in workers else ''}memory"
+            text += (
+                f" Their buffers take {size_text(num * ahead * size)} of"
+                f" {'shared ' if 'processes' in workers else ''}memory"
+            )
             text += f", of {size_text(memory)} that are free." if memory < math.inf else "."
         return num, text
 
@@ -317,9 +388,18 @@ def _more_threads(reads: ReadOptions, stage: StageSummary, machine: Machine) -> 
         buffer = max(1, int(_MEMORY_SHARE * machine.memory / size))
         threads = min(threads, buffer)
     if threads <= reads.num_threads:
-        text = f"Reads ahead are limited by memory: a buffer of {buffer} elements of {size_text(size)} is what fits."
+        text = (
+            f"Reads ahead are limited by memory: a buffer of {buffer} elements of {size_text(size)}"
+            " is what fits."
+        )
         return reads.num_threads, text
-    return threads, f"Let more threads read: to_iter_dataset(ReadOptions(num_threads={threads}, prefetch_buffer_size={buffer}))."
+    return (
+        threads,
+        (
+            f"Let more threads read: to_iter_dataset(ReadOptions(num_threads={threads},"
+            f" prefetch_buffer_size={buffer}))."
+        ),
+    )
 
 
 def _size(stage: StageSummary) -> float:

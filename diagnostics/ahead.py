@@ -42,9 +42,18 @@ def budgets_of(observer: Any, process: str) -> list[BudgetUse]:
     """Of what an observer observes in this process: one, or none as long as nothing was computed
     ahead.
     """
-    budgets = {id(budget): budget for budget in map(shared_budget, observer.alive()) if budget is not None}
+    budgets = {
+        id(budget): budget for budget in map(shared_budget, observer.alive()) if budget is not None
+    }
     return [
-        BudgetUse(process, x.num_threads, x.max_threads, x.memory.num_bytes, x.memory.max_bytes, not x.is_flexible)
+        BudgetUse(
+            process,
+            x.num_threads,
+            x.max_threads,
+            x.memory.num_bytes,
+            x.memory.max_bytes,
+            not x.is_flexible,
+        )
         for x in budgets.values()
     ]
 
@@ -58,11 +67,16 @@ def ahead_text(summary: ExecutionSummary) -> str:
         return ""
     processes = f" in {len(budgets)} processes" if len(budgets) > 1 else ""
     text = (
-        f"read-ahead: {sum([x.num_threads for x in budgets])} of {sum([x.max_threads for x in budgets])} threads{processes}, "
-        f"{size_text(sum([x.num_bytes for x in budgets]))} of {size_text(sum([x.max_bytes for x in budgets]))} ahead"
+        f"read-ahead: {sum([x.num_threads for x in budgets])} of"
+        f" {sum([x.max_threads for x in budgets])} threads{processes},"
+        f" {size_text(sum([x.num_bytes for x in budgets]))} of"
+        f" {size_text(sum([x.max_bytes for x in budgets]))} ahead"
     )
     kinds = [(stage, kind) for stage in summary.values() for kind in ("thread", "memory")]
-    waits = sorted([(getattr(stage, f"{kind}_wait_ns"), stage, kind) for stage, kind in kinds], key=lambda wait: -wait[0])
+    waits = sorted(
+        [(getattr(stage, f"{kind}_wait_ns"), stage, kind) for stage, kind in kinds],
+        key=lambda wait: -wait[0],
+    )
     waits = [wait for wait in waits if wait[0]]
     if sum([ns for ns, _, _ in waits]) < _MIN_SHARE * summary.elapsed_ns:
         return text
@@ -71,7 +85,10 @@ def ahead_text(summary: ExecutionSummary) -> str:
         for ns, stage, kind in waits[:_MAX_NAMED]
     ]
     if waits[_MAX_NAMED:]:
-        named.append(f"{time_text(sum([ns for ns, _, _ in waits[_MAX_NAMED:]]))} in {len(waits) - _MAX_NAMED} more")
+        named.append(
+            f"{time_text(sum([ns for ns, _, _ in waits[_MAX_NAMED:]]))} in"
+            f" {len(waits) - _MAX_NAMED} more"
+        )
     return f"{text}; waited {', '.join(named)}" if named else text
 
 

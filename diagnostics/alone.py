@@ -223,7 +223,9 @@ def _inflation(stages: list[StageSummary], changed: dict[int, StageSummary], pla
     return before / max(math.fsum(after), 1.0)
 
 
-def _share_again(nodes: dict[int, StageSummary], waited_ns: int, loads: list[WorkerLoad]) -> dict[int, StageSummary]:
+def _share_again(
+    nodes: dict[int, StageSummary], waited_ns: int, loads: list[WorkerLoad]
+) -> dict[int, StageSummary]:
     """Returns stages whose shares of the waiting follow from their times in one thread.
 
     The consumer waits for its own stages as long as they take, and the rest of the time for others.

@@ -24,21 +24,34 @@ _modules: Any = sys.modules
 
 
 def annotated(
-    original: Callable[[Any, Any], list[Any]], probe: Any, method: str, *, is_read_ahead: bool = False
+    original: Callable[[Any, Any], list[Any]],
+    probe: Any,
+    method: str,
+    *,
+    is_read_ahead: bool = False,
 ) -> Callable[[Any, Any], list[Any]]:
     """``original``, whose calls appear in the profile under the names that tools for input
     pipelines look for.
     """
     from jax.profiler import TraceAnnotation
 
-    labels = {"_ipl_stage_name": probe.name, "_ipl_stage_id": probe.number, "_ipl_stage_cat": probe.category}
+    labels = {
+        "_ipl_stage_name": probe.name,
+        "_ipl_stage_id": probe.number,
+        "_ipl_stage_cat": probe.category,
+    }
 
     def call(owner: Any, argument: Any) -> list[Any]:
         with TraceAnnotation(f"{probe.kind}.{method}", **labels):
             return original(owner, argument)
 
     def read(owner: Any, indices: Any) -> list[Any]:
-        with TraceAnnotation("Prefetch._getitem", _ipl_dataset_name=probe.name, _ipl_dataset_index=int(indices[0]), **labels):
+        with TraceAnnotation(
+            "Prefetch._getitem",
+            _ipl_dataset_name=probe.name,
+            _ipl_dataset_index=int(indices[0]),
+            **labels,
+        ):
             return call(owner, indices)
 
     return read if is_read_ahead else call

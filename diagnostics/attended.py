@@ -86,7 +86,9 @@ class Attended:
         close: the function that closes the iterator in the end, if it must be closed.
     """
 
-    def __init__(self, it: Callable[[], Any], seconds: float, hint: str, *, close: Callable[[], None] | None) -> None:
+    def __init__(
+        self, it: Callable[[], Any], seconds: float, hint: str, *, close: Callable[[], None] | None
+    ) -> None:
         self._it = it
         self._seconds = seconds
         self._hint = hint
@@ -102,7 +104,13 @@ class Attended:
             call.make()
             del call  # and what it refers to
 
-    def call(self, work: Callable[[], T], *, progress: Callable[[], int] | None = None, seconds: float | None = None) -> T:
+    def call(
+        self,
+        work: Callable[[], T],
+        *,
+        progress: Callable[[], int] | None = None,
+        seconds: float | None = None,
+    ) -> T:
         """Returns ``work()``.
 
         Args:
@@ -121,7 +129,9 @@ class Attended:
             if now != before:
                 before, since = now, time.monotonic()
             elif limit and time.monotonic() - since > limit:
-                raise PipelineStalledError(f"{self._stall_text(before, time.monotonic() - since)}\n{self._hint}")
+                raise PipelineStalledError(
+                    f"{self._stall_text(before, time.monotonic() - since)}\n{self._hint}"
+                )
         return call.result()
 
     def _begin(self, work: Callable[[], T]) -> _Call[T]:
@@ -139,7 +149,12 @@ class Attended:
     def _stall_text(self, num: int, seconds: float) -> str:
         # since the last call only: threads may be stuck in what began before
         observer = observed_by(self._it())
-        return waiting_text(self._it(), self._thread.ident, num if observer is None else observer.output.elements, seconds)
+        return waiting_text(
+            self._it(),
+            self._thread.ident,
+            num if observer is None else observer.output.elements,
+            seconds,
+        )
 
     @property
     def is_stuck(self) -> bool:

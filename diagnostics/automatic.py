@@ -17,8 +17,9 @@ from gristmill.diagnostics.summary import take_snapshot
 _log = logging.getLogger("gristmill")
 
 _NOTE = (
-    "Look at the percent wait time first: it says which stage the consumer waits for. Stages of map datasets run in several "
-    "threads at once, so their total time is not comparable to that of iterators."
+    "Look at the percent wait time first: it says which stage the consumer waits for. Stages of map"
+    " datasets run in several threads at once, so their total time is not comparable to that of"
+    " iterators."
 )
 
 
@@ -65,8 +66,9 @@ class _DebugReports:
             slowest = summary.bottleneck
             if slowest is not None and slowest.category == "read":
                 text += (
-                    f"\n\nThe slowest stage is the source, {slowest.name}, which is probably the bottleneck: are its data near "
-                    "this machine, and is reading them limited by a quota?"
+                    f"\n\nThe slowest stage is the source, {slowest.name}, which is probably the"
+                    " bottleneck: are its data near this machine, and is reading them limited by a"
+                    " quota?"
                 )
             tell(text)
 
@@ -78,7 +80,9 @@ def _draw_once(observer: Observer, destination: str) -> None:
     def draw(now: int) -> None:
         observer.on_attend.remove(draw)
         summary = take_snapshot(observer).summary
-        graph = Graph(tuple([Stage(node.id, node.name, node.inputs) for _, node in sorted(summary.items())]))
+        graph = Graph(
+            tuple([Stage(node.id, node.name, node.inputs) for _, node in sorted(summary.items())])
+        )
         emit_graph(graph, {node.id: node.output_spec for node in summary.values()}, destination)
 
     observer.on_attend.append(draw)

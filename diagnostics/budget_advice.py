@@ -40,27 +40,40 @@ class BudgetAdvisor:
         if self._here is not None and SHARED in capacity.stations and machine.waits:
             now = self._here.max_threads
             threads = min(_MAX_THREADS, capacity.wanted_threads, max(_MIN_THREADS, _MORE * now))
-            text = f"Let more threads than {now} read ahead: {_options('max_threads', threads)}.{self._waited('thread', 'them')}"
+            text = (
+                f"Let more threads than {now} read ahead:"
+                f" {_options('max_threads', threads)}.{self._waited('thread', 'them')}"
+            )
             yield Change(text, capacity.with_stations(self.with_threads(threads)))
         now = self._max_bytes()
         num_bytes = now + int(min((_MORE - 1) * now, _MEMORY_SHARE * machine.memory))
         if num_bytes > now and not machine.is_busy:
-            text = f"Let elements ahead take more memory than {size_text(now)}: {_options('max_bytes_ahead', num_bytes)}."
-            yield Change(f"{text}{self._waited('memory', 'it')}", capacity.with_memory(), is_most=True)
+            text = (
+                f"Let elements ahead take more memory than {size_text(now)}:"
+                f" {_options('max_bytes_ahead', num_bytes)}."
+            )
+            yield Change(
+                f"{text}{self._waited('memory', 'it')}", capacity.with_memory(), is_most=True
+            )
 
     def lacks(self, station: Station) -> bool:
         """True if the threads of all stages together, rather than those of one, are too few by
         far.
         """
         shared = self._capacity.stations.get(SHARED, station)
-        return shared.period > (1 + MIN_GAIN) * station.period and self._capacity.wanted_threads >= _FEW * shared.width
+        return (
+            shared.period > (1 + MIN_GAIN) * station.period
+            and self._capacity.wanted_threads >= _FEW * shared.width
+        )
 
     def with_threads(self, num_threads: int) -> dict[int | None, Station]:
         """The stations that change if all stages together may use ``num_threads``, or more than
         now.
         """
         shared = self._capacity.stations.get(SHARED)
-        return {} if shared is None else {SHARED: shared.times(min(1.0, shared.width / num_threads))}
+        return (
+            {} if shared is None else {SHARED: shared.times(min(1.0, shared.width / num_threads))}
+        )
 
     def allowing(self, num_threads: int, num_workers: int = 0) -> str:
         """The further settings needed so that a stage may use ``num_threads`` here, or in each

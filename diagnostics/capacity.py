@@ -20,7 +20,13 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from gristmill.diagnostics.alone import Alone
-from gristmill.diagnostics.summary import ExecutionSummary, Snapshot, StageSummary, WorkerLoad, on_all_nodes
+from gristmill.diagnostics.summary import (
+    ExecutionSummary,
+    Snapshot,
+    StageSummary,
+    WorkerLoad,
+    on_all_nodes,
+)
 
 _MAX_SLICES = 10
 _MIN_SLICES = 3
@@ -50,7 +56,9 @@ class Station:
         return math.fsum(self.parts.values())
 
     def without(self, parts: Collection[int]) -> Station:
-        return replace(self, parts={key: value for key, value in self.parts.items() if key not in parts})
+        return replace(
+            self, parts={key: value for key, value in self.parts.items() if key not in parts}
+        )
 
     def times(self, factor: float) -> Station:
         return replace(self, parts={key: factor * value for key, value in self.parts.items()})
@@ -118,11 +126,15 @@ class Capacity:
         self.step = (summary.elapsed_ns - summary.waited_ns) / self._num
         if alone is not None and alone.step_ns is not None:
             self.step = min(self.step, alone.step_ns)
-        own = {x.id: x.total_processing_time_ns / self._num for x in _at_work(_segments(summary)[None])}
+        own = {
+            x.id: x.total_processing_time_ns / self._num for x in _at_work(_segments(summary)[None])
+        }
         self.stations: dict[int | None, Station] = {None: Station({CONSUMER: self.step, **own})}
         for key, stages in _segments(summary).items():
             if key is not None and stages and stages[0].place == "threads":
-                self.stations[key] = self._of_threads(summary, summary[key], stages, num_threads, cpus, waits)
+                self.stations[key] = self._of_threads(
+                    summary, summary[key], stages, num_threads, cpus, waits
+                )
         self._add_shared(summary)
         for load in on_all_nodes(snapshot.workers):
             self._add_workers(summary, load)
@@ -131,10 +143,17 @@ class Capacity:
             self.computing = self._computing(alone, cpus, cpu_ns)
         elif waits and not snapshot.workers:  # the stages wait, so others in the process compute
             self.computing = [Computing({_ANY: cpu_ns / self._num}, 1.0, 1.0)]
-        self.stations = {key: x.times(min(1.0, self.now / x.period)) if x.period else x for key, x in self.stations.items()}
+        self.stations = {
+            key: x.times(min(1.0, self.now / x.period)) if x.period else x
+            for key, x in self.stations.items()
+        }
         self.held = self._held(snapshot)
         self.rest = max(0.0, self.now - max(self._longest(self.stations), self._computed(())))
-        elsewhere = {x.id: x.wait_time_ratio for x in summary.values() if x.id not in own or alone is not None}
+        elsewhere = {
+            x.id: x.wait_time_ratio
+            for x in summary.values()
+            if x.id not in own or alone is not None
+        }
         whole = math.fsum(elsewhere.values()) or 1.0
         self._shares = {key: ratio / whole for key, ratio in elsewhere.items()}  # of the rest
 
@@ -153,11 +172,15 @@ class Capacity:
         computed = sum([summary[i].num_produced_elements for i in prefetch.inputs])
         used = min(1.0, prefetch.num_produced_elements / computed) if computed else 1.0
         work = _at_work(stages)
-        is_reading = max(work, key=lambda x: x.total_processing_time_ns, default=prefetch).category == "read"
+        is_reading = (
+            max(work, key=lambda x: x.total_processing_time_ns, default=prefetch).category == "read"
+        )
         width = num_threads(prefetch)
         if self._alone is None and not waits and not is_reading:
             width = min(width, cpus)
-        return Station({x.id: used * x.total_processing_time_ns / self._num / width for x in work}, width)
+        return Station(
+            {x.id: used * x.total_processing_time_ns / self._num / width for x in work}, width
+        )
 
     def _add_shared(self, summary: ExecutionSummary) -> None:
         """That which does what all threads do, if there are fewer than the stages could use."""
@@ -165,7 +188,11 @@ class Capacity:
         self.wanted_threads = round(math.fsum([x.width for x in ahead]))
         for budget in summary.budgets:
             if budget.process == "main" and self.wanted_threads > budget.max_threads:
-                work = {part: value * x.width / budget.max_threads for x in ahead for part, value in x.parts.items()}
+                work = {
+                    part: value * x.width / budget.max_threads
+                    for x in ahead
+                    for part, value in x.parts.items()
+                }
                 self.stations[SHARED] = Station(work, budget.max_threads)
 
     def _held(self, snapshot: Snapshot) -> float:
@@ -191,10 +218,14 @@ class Capacity:
             }
         whole = math.fsum(times.values()) or 1.0
         busy = (load.lifetime_ns - load.room_ns) / num / self._num
-        self.stations[load.stage] = Station({key: busy * value / whole for key, value in times.items()}, num)
+        self.stations[load.stage] = Station(
+            {key: busy * value / whole for key, value in times.items()}, num
+        )
         if summary[load.stage].place == "consumer":
             own = self.stations[None]
-            self.stations[None] = replace(own, parts={**own.parts, load.stage: load.decoding_ns / self._num})
+            self.stations[None] = replace(
+                own, parts={**own.parts, load.stage: load.decoding_ns / self._num}
+            )
 
     @staticmethod
     def _longest(stations: dict[int | None, Station]) -> float:
@@ -242,7 +273,9 @@ class Capacity:
 
     def with_stations(self, changed: dict[int | None, Station]) -> float:
         """The time of an output with other stations in place of some."""
-        parts = {part for key in changed if key in self.stations for part in self.stations[key].parts}
+        parts = {
+            part for key in changed if key in self.stations for part in self.stations[key].parts
+        }
         share = math.fsum([self._shares.get(part, 0.0) for part in parts])
         left = self._longest({**self.stations, **changed}) + self.rest * max(0.0, 1 - share)
         return max(left, self.held)  # neither threads nor processes have more memory
@@ -283,10 +316,14 @@ def _segments(summary: ExecutionSummary) -> dict[int | None, list[StageSummary]]
     """The stages that run in one thread, by the prefetching stage that waits for them; ``None`` is
     the consumer's thread.
     """
-    segments: dict[int | None, list[StageSummary]] = {None: [x for x in summary.values() if x.place == "consumer"]}
+    segments: dict[int | None, list[StageSummary]] = {
+        None: [x for x in summary.values() if x.place == "consumer"]
+    }
     for node in summary.values():
         behind = [summary[i] for i in node.inputs]
-        if node.is_prefetch and any([x.place != node.place or x.place != "consumer" for x in behind]):
+        if node.is_prefetch and any(
+            [x.place != node.place or x.place != "consumer" for x in behind]
+        ):
             found: dict[int, StageSummary] = {}
             while behind:
                 x = behind.pop()

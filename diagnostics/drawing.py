@@ -134,7 +134,10 @@ def graph_svg(graph: Graph, notes: Notes = None, weights: Weights = None) -> str
     width, height = _place(boxes)
     edges = [edge for box in boxes for edge in _edges(box)]
     return svg_picture(
-        width, height, "graph of the pipeline", [*edges, *[_drawn(box, is_output=not i) for i, box in enumerate(boxes)]]
+        width,
+        height,
+        "graph of the pipeline",
+        [*edges, *[_drawn(box, is_output=not i) for i, box in enumerate(boxes)]],
     )
 
 
@@ -149,11 +152,17 @@ def svg_picture(width: float, height: float, label: str, parts: Sequence[str]) -
     """
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" class="gm" width="{width:.0f}" height="{height:.0f}" '
-            f'viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-label="{safe(label)}">',
+            (
+                f'<svg xmlns="http://www.w3.org/2000/svg" class="gm" width="{width:.0f}"'
+                f' height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}" role="img"'
+                f' aria-label="{safe(label)}">'
+            ),
             f"<style>{_STYLE}</style>",
-            '<defs><marker id="gm-arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" '
-            'markerUnits="userSpaceOnUse" orient="auto"><path class="gm-arrow" d="M0 0L8 4L0 8z"/></marker></defs>',
+            (
+                '<defs><marker id="gm-arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8"'
+                ' markerHeight="8" markerUnits="userSpaceOnUse" orient="auto"><path'
+                ' class="gm-arrow" d="M0 0L8 4L0 8z"/></marker></defs>'
+            ),
             f'<rect class="gm-back" width="{width:.0f}" height="{height:.0f}"/>',
             *parts,
             "</svg>",
@@ -161,12 +170,18 @@ def svg_picture(width: float, height: float, label: str, parts: Sequence[str]) -
     )
 
 
-def _boxes(graph: Graph, notes: Mapping[int, Sequence[str]], weights: Mapping[int, float]) -> list[_Box]:
+def _boxes(
+    graph: Graph, notes: Mapping[int, Sequence[str]], weights: Mapping[int, float]
+) -> list[_Box]:
     """The boxes of the drawing, the output first, then depth first."""
     boxes: list[_Box] = []
     drawn: dict[int | str, _Box] = {}  # of stages
     stages = graph.by_id
-    names = {i: name for stage in graph.stages for i, name in zip(stage.inputs, stage.input_names, strict=False)}
+    names = {
+        i: name
+        for stage in graph.stages
+        for i, name in zip(stage.inputs, stage.input_names, strict=False)
+    }
     todo: list[tuple[int | str, _Box | None]] = [(graph.stages[0].id, None)]
     while todo:
         what, consumer = todo.pop()
@@ -176,7 +191,9 @@ def _boxes(graph: Graph, notes: Mapping[int, Sequence[str]], weights: Mapping[in
                 box = _Box(what)
             else:
                 named = [f"component {names[what]}"] if what in names else []
-                box = drawn[what] = _box(stages, stages[what], [*named, *notes.get(what, ())], weights.get(what))
+                box = drawn[what] = _box(
+                    stages, stages[what], [*named, *notes.get(what, ())], weights.get(what)
+                )
                 inputs = abbreviated(list(stages[what].inputs), _MAX_INPUTS, _left_out)
                 todo.extend([(x, box) for x in reversed(inputs)])
             boxes.append(box)
@@ -191,7 +208,9 @@ def _left_out(num: int) -> str:
     return f"… {num} more"
 
 
-def _box(stages: Mapping[int, Stage], stage: Stage, notes: Sequence[str], weight: float | None) -> _Box:
+def _box(
+    stages: Mapping[int, Stage], stage: Stage, notes: Sequence[str], weight: float | None
+) -> _Box:
     title = re.split(r"[^\w.]", stage.name, maxsplit=1)[0]
     parameters = stage.name[len(title) :]
     if parameters[:1] + parameters[-1:] == "()":
@@ -200,12 +219,24 @@ def _box(stages: Mapping[int, Stage], stage: Stage, notes: Sequence[str], weight
     if stage.length is not None and {stages[i].length for i in stage.inputs} != {stage.length}:
         lines.append(length_text(stage.length))
     tooltip = "\n".join([stage.name, *([stage.spec] if stage.spec else [])])
-    return _Box(title or stage.name, tooltip, stage.id, lines, list(notes), _wrapped(stage.spec or ""), weight)
+    return _Box(
+        title or stage.name,
+        tooltip,
+        stage.id,
+        lines,
+        list(notes),
+        _wrapped(stage.spec or ""),
+        weight,
+    )
 
 
 def _wrapped(text: str) -> list[str]:
     lines = textwrap.wrap(text, _LINE_LENGTH, break_on_hyphens=False)
-    return lines if len(lines) <= _MAX_LINES else [*lines[: _MAX_LINES - 1], lines[_MAX_LINES - 1][: _LINE_LENGTH - 1] + "…"]
+    return (
+        lines
+        if len(lines) <= _MAX_LINES
+        else [*lines[: _MAX_LINES - 1], lines[_MAX_LINES - 1][: _LINE_LENGTH - 1] + "…"]
+    )
 
 
 def _place(boxes: list[_Box]) -> tuple[float, float]:
@@ -254,14 +285,20 @@ def _edges(consumer: _Box) -> list[str]:
         x, y = box.x, box.y + box.height
         to_x, to_y = consumer.x + (i - (len(consumer.inputs) - 1) / 2) * step, consumer.y
         bend = min(60, (to_y - y) / 2)
-        path = f"M{x:.1f} {y:.1f}C{x:.1f} {y + bend:.1f} {to_x:.1f} {to_y - bend:.1f} {to_x:.1f} {to_y:.1f}"
+        path = (
+            f"M{x:.1f} {y:.1f}C{x:.1f} {y + bend:.1f} {to_x:.1f} {to_y - bend:.1f} {to_x:.1f}"
+            f" {to_y:.1f}"
+        )
         edges.append(f'<path class="gm-edge" marker-end="url(#gm-arrow)" d="{path}"/>')
     return edges
 
 
 def _drawn(box: _Box, *, is_output: bool) -> str:
     left, right = box.x - box.width / 2, box.x + box.width / 2
-    frame = f'x="{left:.1f}" y="{box.y:.1f}" width="{box.width:.1f}" height="{box.height:.1f}" rx="{6 if box.inputs else 16}"'
+    frame = (
+        f'x="{left:.1f}" y="{box.y:.1f}" width="{box.width:.1f}" height="{box.height:.1f}"'
+        f' rx="{6 if box.inputs else 16}"'
+    )
     if box.id is None:
         middle = f'x="{box.x:.1f}" y="{box.y + box.height / 2 + 4:.1f}" text-anchor="middle"'
         return f'<rect class="gm-more" {frame}/><text {middle}>{safe(box.title)}</text>'
@@ -270,19 +307,32 @@ def _drawn(box: _Box, *, is_output: bool) -> str:
         f'<rect class="gm-box{" gm-output" if is_output else ""}" {frame}/>',
     ]
     if box.weight:
-        parts.append(f'<rect class="gm-heat" {frame} fill-opacity="{0.45 * min(1, box.weight):.2f}"/>')
+        parts.append(
+            f'<rect class="gm-heat" {frame} fill-opacity="{0.45 * min(1, box.weight):.2f}"/>'
+        )
     y = box.y + 3 + _TITLE_HEIGHT
-    parts.append(f'<text class="gm-title" x="{left + _PADDING:.1f}" y="{y:.1f}">{safe(box.title)}</text>')
-    parts.append(f'<text class="gm-id" x="{right - _PADDING:.1f}" y="{y:.1f}" text-anchor="end">{box.id}</text>')
+    parts.append(
+        f'<text class="gm-title" x="{left + _PADDING:.1f}" y="{y:.1f}">{safe(box.title)}</text>'
+    )
+    parts.append(
+        f'<text class="gm-id" x="{right - _PADDING:.1f}" y="{y:.1f}"'
+        f' text-anchor="end">{box.id}</text>'
+    )
     y += 2
-    for kind, lines in (("gm-parameters", box.parameters), ("gm-note", box.notes), ("gm-spec", box.spec)):
+    for kind, lines in (
+        ("gm-parameters", box.parameters),
+        ("gm-note", box.notes),
+        ("gm-spec", box.spec),
+    ):
         if kind == "gm-spec" and lines:
             rule = f'x1="{left:.1f}" x2="{right:.1f}" y1="{y + 10:.1f}" y2="{y + 10:.1f}"'
             parts.append(f'<line class="gm-rule" {rule}/>')
             y += _RULE_HEIGHT
         for line in lines:
             y += _LINE_HEIGHT
-            parts.append(f'<text class="{kind}" x="{left + _PADDING:.1f}" y="{y:.1f}">{safe(line)}</text>')
+            parts.append(
+                f'<text class="{kind}" x="{left + _PADDING:.1f}" y="{y:.1f}">{safe(line)}</text>'
+            )
     return "".join([*parts, "</g>"])
 
 
@@ -296,10 +346,23 @@ def graph_html(graph: Graph, notes: Notes = None, weights: Weights = None) -> st
     """
     rows = []
     for stage in graph.stages:
-        cells = [str(stage.id), stage.name, ", ".join(map(str, stage.inputs)), length_text(stage.length), stage.spec or ""]
+        cells = [
+            str(stage.id),
+            stage.name,
+            ", ".join(map(str, stage.inputs)),
+            length_text(stage.length),
+            stage.spec or "",
+        ]
         if notes is not None:
             cells.append("; ".join(notes.get(stage.id, ())))
         rows.append(f"<tr>{''.join([f'<td>{safe(cell)}</td>' for cell in cells])}</tr>")
-    titles = ["", "stage", "inputs", "length", "elements", *(["notes"] if notes is not None else [])]
+    titles = [
+        "",
+        "stage",
+        "inputs",
+        "length",
+        "elements",
+        *(["notes"] if notes is not None else []),
+    ]
     head = "".join([f"<th>{title}</th>" for title in titles])
     return _PAGE.format(svg=graph_svg(graph, notes, weights), head=head, rows="\n".join(rows))

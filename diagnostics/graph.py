@@ -15,7 +15,12 @@ from gristmill.core.state import shown
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import DatasetNode
-from gristmill.dataset.telling.display import component_names, stage_inputs, stage_length, stage_name
+from gristmill.dataset.telling.display import (
+    component_names,
+    stage_inputs,
+    stage_length,
+    stage_name,
+)
 from gristmill.diagnostics.spec_text import static_spec_text
 from gristmill.loader.data_loader import DataLoader
 from gristmill.loader.iterator import DataLoaderIterator
@@ -59,7 +64,9 @@ class Graph:
 
     def with_specs(self, specs: Mapping[int, str]) -> Graph:
         """The same graph, with what was seen of the elements after some of the stages."""
-        return Graph(tuple([replace(stage, spec=specs.get(stage.id) or stage.spec) for stage in self.stages]))
+        return Graph(
+            tuple([replace(stage, spec=specs.get(stage.id) or stage.spec) for stage in self.stages])
+        )
 
 
 def graph_of(pipeline: Any) -> Graph:
@@ -121,7 +128,9 @@ def _made_by_running(nodes: list[Any], inputs: list[tuple[int, ...]]) -> set[int
     """The stages after an interleave of datasets that a ``MapDataset`` makes: to describe them, one
     would have to be made.
     """
-    found = {i for i, node in enumerate(nodes) if isinstance(vars(node).get("_datasets"), MapDataset)}
+    found = {
+        i for i, node in enumerate(nodes) if isinstance(vars(node).get("_datasets"), MapDataset)
+    }
     is_growing = bool(found)
     while is_growing:
         before = len(found)

@@ -43,7 +43,11 @@ def graph_text(graph: Graph, specs: Mapping[int, str] | None = None) -> str:
           ╲╱
         int64[2]
     """
-    lines = ["Grain Dataset graph:", "", *_text_lines(graph.with_specs(specs or {}).by_id, graph.stages[0].id, set())]
+    lines = [
+        "Grain Dataset graph:",
+        "",
+        *_text_lines(graph.with_specs(specs or {}).by_id, graph.stages[0].id, set()),
+    ]
     return "\n".join([line.rstrip() for line in lines]).rstrip()
 
 
@@ -58,7 +62,12 @@ def _text_lines(stages: Mapping[int, Stage], output: int, drawn: set[int]) -> li
         lines = [f"{stages[above[0]].name}  (as above)", ""]
     else:
         names = chain[-1].input_names or ("",) * len(above)
-        lines = joined([named(_text_lines(stages, stage, drawn), name) for stage, name in zip(above, names, strict=True)])
+        lines = joined(
+            [
+                named(_text_lines(stages, stage, drawn), name)
+                for stage, name in zip(above, names, strict=True)
+            ]
+        )
     for stage in chain[::-1]:
         name = f"  ││  {stage.name}" if stage.inputs else "  ││"
         lines += [] if stage.inputs else [stage.name]
@@ -77,7 +86,9 @@ def stage_lines(graph: Graph) -> list[str]:
         RangeMapDataset(start=0, stop=4, step=1)  4 elements  int64[]
         BatchMapDataset(batch_size=2, drop_remainder=True)  2 elements  int64[2]
     """
-    return abbreviated(_stage_lines(graph.by_id, graph.stages[0].id, set()), _MAX_LINES, "… {} more lines …".format)
+    return abbreviated(
+        _stage_lines(graph.by_id, graph.stages[0].id, set()), _MAX_LINES, "… {} more lines …".format
+    )
 
 
 def _stage_lines(stages: Mapping[int, Stage], output: int, drawn: set[int]) -> list[str]:
@@ -91,7 +102,12 @@ def _stage_lines(stages: Mapping[int, Stage], output: int, drawn: set[int]) -> l
         lines = [f"{stages[above[0]].name}  (as above)"]
     else:
         names = chain[-1].input_names or ("",) * len(above)
-        lines = joined([named(_stage_lines(stages, stage, drawn), name) for stage, name in zip(above, names, strict=True)])
+        lines = joined(
+            [
+                named(_stage_lines(stages, stage, drawn), name)
+                for stage, name in zip(above, names, strict=True)
+            ]
+        )
     length, spec = "", None
     for stage in chain[::-1]:
         texts = [stage.name]
@@ -122,10 +138,19 @@ def graph_dot(graph: Graph, notes: Notes = None, weights: Weights = None) -> str
           s0 [label="RangeMapDataset(start=0, stop=4, step=1)\\nint64[]"];
         }
     """
-    lines = ["digraph pipeline {", '  node [shape=box, style="rounded,filled", fillcolor=white, fontname="sans-serif"];']
+    lines = [
+        "digraph pipeline {",
+        '  node [shape=box, style="rounded,filled", fillcolor=white, fontname="sans-serif"];',
+    ]
     for stage in graph.stages[::-1]:
-        label = "\n".join([stage.name, *([stage.spec] if stage.spec else []), *(notes or {}).get(stage.id, ())])
-        colour = f', fillcolor="0.06 {0.7 * weights[stage.id]:.2f} 1.00"' if weights and stage.id in weights else ""
+        label = "\n".join(
+            [stage.name, *([stage.spec] if stage.spec else []), *(notes or {}).get(stage.id, ())]
+        )
+        colour = (
+            f', fillcolor="0.06 {0.7 * weights[stage.id]:.2f} 1.00"'
+            if weights and stage.id in weights
+            else ""
+        )
         lines.append(f"  s{stage.id} [label={json.dumps(label, ensure_ascii=False)}{colour}];")
         names = stage.input_names or ("",) * len(stage.inputs)
         for i, name in zip(stage.inputs, names, strict=True):
@@ -145,7 +170,9 @@ def graph_json(graph: Graph, notes: Notes = None, weights: Weights = None) -> st
     """
     stages: list[dict[str, Any]] = []
     for stage in graph.stages:
-        stages.append({**vars(stage), "inputs": list(stage.inputs), "input_names": list(stage.input_names)})
+        stages.append(
+            {**vars(stage), "inputs": list(stage.inputs), "input_names": list(stage.input_names)}
+        )
         if not stage.input_names:
             del stages[-1]["input_names"]
         if notes is not None:

@@ -42,7 +42,9 @@ class MixtureShares(Value):
         more = ", …" if len(self.whole) > len(names) else ""
         rows = [("whole", ", ".join([f"{name} {self.whole[name]:.1%}" for name in names]))]
         for group, parts in self.groups.items():
-            rows.append((group, ", ".join([f"{name} {_range_text(*parts[name])}" for name in names])))
+            rows.append(
+                (group, ", ".join([f"{name} {_range_text(*parts[name])}" for name in names]))
+            )
         width = max([len(group) for group, _ in rows])
         lines = [f"  {group:<{width}}  {text}{more}" for group, text in rows]
         return "\n".join([f"proportions of {self.mixture}:", *lines])
@@ -83,15 +85,26 @@ def mixture_shares(ds: Any, batch_size: int | None = None) -> list[MixtureShares
             groups[f"batches of {size}"] = [*_batches(mixtures, size, _is_in_lanes(ds, divided))]
         if len(lanes) > 1:
             groups[f"{len(lanes)} {_name_of_lanes(divided)}"] = counts
-        if isinstance(divided, GlobalBatchIterDataset) and (num_hosts := divided._parameters.shard_options.shard_count) > 1:
-            of_hosts = [part_of_lanes(range(len(lanes)), host, num_hosts) for host in range(num_hosts)]
-            groups[f"{num_hosts} hosts"] = [_sum([counts[lane] for lane in part]) for part in of_hosts]
+        if (
+            isinstance(divided, GlobalBatchIterDataset)
+            and (num_hosts := divided._parameters.shard_options.shard_count) > 1
+        ):
+            of_hosts = [
+                part_of_lanes(range(len(lanes)), host, num_hosts) for host in range(num_hosts)
+            ]
+            groups[f"{num_hosts} hosts"] = [
+                _sum([counts[lane] for lane in part]) for part in of_hosts
+            ]
         parts = {name: _ranges(group, whole) for name, group in groups.items()}
         found.append(MixtureShares(str(mixtures[0]), _parts(whole, whole), parts))
     return found
 
 
-_DIVIDERS = (GlobalBatchIterDataset, MultiprocessPrefetchIterDataset, MultithreadPrefetchIterDataset)
+_DIVIDERS = (
+    GlobalBatchIterDataset,
+    MultiprocessPrefetchIterDataset,
+    MultithreadPrefetchIterDataset,
+)
 
 
 def _lanes(divided: Any) -> list[Any]:
@@ -106,8 +119,16 @@ def _lanes(divided: Any) -> list[Any]:
 
 
 def _name_of_lanes(divided: Any) -> str:
-    is_by_lanes = isinstance(divided, GlobalBatchIterDataset) or getattr(divided, "_by_lanes", False)
-    return "lanes" if is_by_lanes else "threads" if isinstance(divided, MultithreadPrefetchIterDataset) else "workers"
+    is_by_lanes = isinstance(divided, GlobalBatchIterDataset) or getattr(
+        divided, "_by_lanes", False
+    )
+    return (
+        "lanes"
+        if is_by_lanes
+        else "threads"
+        if isinstance(divided, MultithreadPrefetchIterDataset)
+        else "workers"
+    )
 
 
 def _batch_size(ds: Any) -> int:
@@ -121,7 +142,12 @@ def _is_in_lanes(ds: Any, divided: Any) -> bool:
     """Return true if batches are made in each lane, not of elements of all lanes."""
     if divided is None or isinstance(divided, GlobalBatchIterDataset):
         return False
-    return any([isinstance(node, BatchIterDataset | BatchMapDataset) for node in ancestors(divided.parents[0])])
+    return any(
+        [
+            isinstance(node, BatchIterDataset | BatchMapDataset)
+            for node in ancestors(divided.parents[0])
+        ]
+    )
 
 
 def _mixtures(ds: Any) -> Iterator[Any]:
@@ -138,7 +164,12 @@ def _mixtures(ds: Any) -> Iterator[Any]:
 def _counts(ds: Any, indices: range) -> Counter[str]:
     """Return how often each component comes among elements of a mixture."""
     if isinstance(ds, MixedIterDataset):
-        pairs = zip(ds._plan.names, ds._plan.counts(indices.start), ds._plan.counts(indices.stop), strict=True)
+        pairs = zip(
+            ds._plan.names,
+            ds._plan.counts(indices.start),
+            ds._plan.counts(indices.stop),
+            strict=True,
+        )
         return Counter({name: stop - start for name, start, stop in pairs})
     return counts_of_components(ds, indices[: max(0, len(ds) - indices.start)])
 
@@ -171,7 +202,10 @@ def _parts(counts: Counter[str], whole: Counter[str]) -> dict[str, float]:
 
 def _ranges(group: Sequence[Counter[str]], whole: Counter[str]) -> dict[str, tuple[float, float]]:
     parts = [_parts(counts, whole) for counts in group if counts.total()] or [_parts(whole, whole)]
-    return {name: (min([part[name] for part in parts]), max([part[name] for part in parts])) for name in whole}
+    return {
+        name: (min([part[name] for part in parts]), max([part[name] for part in parts]))
+        for name in whole
+    }
 
 
 def _range_text(least: float, most: float) -> str:

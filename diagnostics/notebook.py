@@ -25,8 +25,13 @@ _MAX_STAGES = 60
 _MAX_NAME, _MAX_SPEC = 160, 300  # characters
 _LINE = "1px solid rgba(128,128,128,.45)"
 _BOX = 'style="font-size:13px;line-height:1.45;color:inherit;max-width:100%;overflow-x:auto"'
-_TABLE = 'style="border-collapse:collapse;font-size:13px;color:inherit;background:none;margin:6px 0"'
-_CELL = f"padding:3px 14px 3px 0;text-align:left;vertical-align:top;border:0;border-top:{_LINE};background:none;color:inherit"
+_TABLE = (
+    'style="border-collapse:collapse;font-size:13px;color:inherit;background:none;margin:6px 0"'
+)
+_CELL = (
+    "padding:3px 14px 3px"
+    f" 0;text-align:left;vertical-align:top;border:0;border-top:{_LINE};background:none;color:inherit"
+)
 _CODE = "font-family:ui-monospace,Menlo,Consolas,monospace;font-size:12px;white-space:pre-wrap;overflow-wrap:anywhere"
 _SOFT = "opacity:.75"
 
@@ -42,7 +47,11 @@ def pipeline_html(pipeline: Any) -> str:
     head = text if isinstance(pipeline, DataLoader) else text.partition("\n")[0].rstrip(":")
     graph = graph_of(pipeline)
     rows = [
-        [_code(f"{bars}{shortened(name, _MAX_NAME)}"), _whole(length), _code(shortened(spec, _MAX_SPEC))]
+        [
+            _code(f"{bars}{shortened(name, _MAX_NAME)}"),
+            _whole(length),
+            _code(shortened(spec, _MAX_SPEC)),
+        ]
         for bars, name, length, spec in _rows(graph)
     ]
     return f"<div {_BOX}><b>{safe(head)}</b>{_table(('Stage', 'Length', 'Element'), rows)}</div>"
@@ -53,13 +62,16 @@ def diagnosis_html(diagnosis: Diagnosis) -> str:
     waiting first.
     """
     advice = "".join([f"<li>{safe(text)}</li>" for text in diagnosis.recommendations])
-    delays = ", ".join([f"p{percent} {time_text(delay)}" for percent, delay in diagnosis.delay_ns.items()])
+    delays = ", ".join(
+        [f"p{percent} {time_text(delay)}" for percent, delay in diagnosis.delay_ns.items()]
+    )
     facts = (
-        f"{rate_text(diagnosis.elements_per_second)}; the consumer waited {diagnosis.starved_ratio:.0%} of the time ({delays})"
+        f"{rate_text(diagnosis.elements_per_second)}; the consumer waited"
+        f" {diagnosis.starved_ratio:.0%} of the time ({delays})"
     )
     return (
-        f'<div {_BOX}><div style="padding-left:10px;border-left:4px solid #c4591f"><b>{safe(diagnosis.sentence)}</b>'
-        f'<div style="{_SOFT}">{safe(facts)}</div>'
+        f'<div {_BOX}><div style="padding-left:10px;border-left:4px solid'
+        f' #c4591f"><b>{safe(diagnosis.sentence)}</b><div style="{_SOFT}">{safe(facts)}</div>'
         + (f'<ol style="margin:4px 0;padding-left:22px">{advice}</ol>' if advice else "")
         + f"</div>{_stages(diagnosis.snapshot.summary)}</div>"
     )
@@ -71,12 +83,16 @@ def summary_html(summary: ExecutionSummary) -> str:
 
 
 def _stages(summary: ExecutionSummary) -> str:
-    nodes = sorted(summary.values(), key=lambda node: (-node.wait_time_ratio, -node.total_processing_time_ns))
+    nodes = sorted(
+        summary.values(), key=lambda node: (-node.wait_time_ratio, -node.total_processing_time_ns)
+    )
     left = len(nodes) - _MAX_STAGES
     titles = ("Stage", "Share of waiting", "Time of an element", "Elements", "Runs in", "Output")
     table = _table(titles, [_stage(node) for node in nodes[:_MAX_STAGES]])
     more = [f"… and {left} more stages, with smaller shares"] if left > 0 else []
-    return table + "".join([f'<div style="{_SOFT}">{safe(line)}</div>' for line in [*more, *summary.remarks]])
+    return table + "".join(
+        [f'<div style="{_SOFT}">{safe(line)}</div>' for line in [*more, *summary.remarks]]
+    )
 
 
 def _stage(node: StageSummary) -> list[str]:
@@ -103,7 +119,9 @@ def _rows(graph: Graph) -> list[tuple[str, str, str, str]]:
     return rows
 
 
-def _lines(stages: Mapping[int, Stage], output: int, texts: dict[str, tuple[str, str, str]]) -> list[str]:
+def _lines(
+    stages: Mapping[int, Stage], output: int, texts: dict[str, tuple[str, str, str]]
+) -> list[str]:
     """A line for each stage, with a key in place of its name; one that several draw from has one
     line, and others refer to it.
     """
@@ -139,6 +157,16 @@ def _whole(text: str) -> str:
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join([f'<th style="{_CELL};border-top:0;font-weight:600;{_SOFT}">{title}</th>' for title in titles])
-    body = "".join(["<tr>" + "".join([f'<td style="{_CELL}">{cell}</td>' for cell in row]) + "</tr>" for row in rows])
+    head = "".join(
+        [
+            f'<th style="{_CELL};border-top:0;font-weight:600;{_SOFT}">{title}</th>'
+            for title in titles
+        ]
+    )
+    body = "".join(
+        [
+            "<tr>" + "".join([f'<td style="{_CELL}">{cell}</td>' for cell in row]) + "</tr>"
+            for row in rows
+        ]
+    )
     return f"<table {_TABLE}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

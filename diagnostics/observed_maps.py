@@ -8,7 +8,12 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from gristmill.dataset.bases.node import DatasetNode, ancestors, dropping_steps, upstream_for_observers
+from gristmill.dataset.bases.node import (
+    DatasetNode,
+    ancestors,
+    dropping_steps,
+    upstream_for_observers,
+)
 from gristmill.dataset.bases.observing import Computed, Instrument, Method
 from gristmill.dataset.slicing import PipelineEditor
 from gristmill.diagnostics.annotations import annotated
@@ -69,4 +74,12 @@ class ObservedMaps(PipelineEditor):
         owner = itertools.repeat(new).__next__  # threads that read ahead know nothing else of it
         unobserved = (lambda indices: Computed.of(ds._items(indices))) if ds is self._read else None
         is_sparse = id(ds) in self._sparse
-        return counting(original, owner, probe, lanes, timed_original=timed, is_sparse=is_sparse, unobserved=unobserved)
+        return counting(
+            original,
+            owner,
+            probe,
+            lanes,
+            timed_original=timed,
+            is_sparse=is_sparse,
+            unobserved=unobserved,
+        )

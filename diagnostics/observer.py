@@ -87,7 +87,9 @@ class Observer:
         with self._lock:
             if self._is_stopped or self.probe_of(it) is not None:
                 return
-            if self.root is not None and not any(self.probe_of(parent) for parent in parents_of(it)):
+            if self.root is not None and not any(
+                self.probe_of(parent) for parent in parents_of(it)
+            ):
                 # It was made by a stage that is at work, which is unknown.
                 self._adopt_component(self._last_opener(), it)
                 return
@@ -179,7 +181,10 @@ class Observer:
         """
         found: dict[int, dict[str, dict[str, int]]] = {}
         for it in self.alive():
-            probe, drawn = self.probe_of(it), it._engine.drawn(it.pos) if isinstance(it, StreamIterator) else None
+            probe, drawn = (
+                self.probe_of(it),
+                it._engine.drawn(it.pos) if isinstance(it, StreamIterator) else None,
+            )
             if probe is not None and drawn is not None:
                 found[probe.number] = sum_of_counts(found.get(probe.number, {}), drawn)
         return found
@@ -221,7 +226,11 @@ class Observer:
             refs, self._waiting = self._waiting, []
             waiting = [it for it in [ref() for ref in refs] if it is not None]
             if self.root is None or not self._is_input(self.root):
-                outputs = [probe for probe in map(self.probe_of, self.alive()) if probe and not self._is_input(probe)]
+                outputs = [
+                    probe
+                    for probe in map(self.probe_of, self.alive())
+                    if probe and not self._is_input(probe)
+                ]
                 before, self.root = self.root, outputs[-1] if outputs else self.root
                 if before is None and self.root is not None:
                     for callback in self.on_use:
@@ -242,7 +251,11 @@ class Observer:
         work = it._engine.work_ahead()
         if work is not None:
             probe.depth = partial(_num_ready, weakref.ref(it))
-            probe.waits, probe.num_threads, probe.reads_ahead = work.waits, work.num_threads, work.waits and work.reads
+            probe.waits, probe.num_threads, probe.reads_ahead = (
+                work.waits,
+                work.num_threads,
+                work.waits and work.reads,
+            )
         if probe is self.root and self.on_end:
             weakref.finalize(it, self._end)
         let_observe(
@@ -258,7 +271,9 @@ class Observer:
         if self._waiting:
             self.prepare()
 
-    def _instrument_of(self, owner: Callable[[], Any], probe: Probe, original: Method) -> Instrument:
+    def _instrument_of(
+        self, owner: Callable[[], Any], probe: Probe, original: Method
+    ) -> Instrument:
         if self.output.annotates:
             original = annotated(original, probe, "__next__")
         timed, output = self._timed(original, probe), self.output if probe is self.root else None
@@ -276,7 +291,11 @@ class Observer:
             maps = ObservedMaps(ds, probe.inputs[0], self._local, self._timed, annotates=annotates)
             return maps.replaced(ds)
         except Exception:  # of a user's class that cannot be copied
-            _log.warning("what comes before %s cannot be observed, and runs as it is", probe.name, exc_info=True)
+            _log.warning(
+                "what comes before %s cannot be observed, and runs as it is",
+                probe.name,
+                exc_info=True,
+            )
             return ds
 
     def _attach(self, probe: Probe, pool: Any) -> None:
@@ -330,7 +349,9 @@ def _fits(probe: Probe, stage: Any) -> bool:
     """True if a stage and everything upstream have the same form as those of a probe."""
     inputs = upstream_for_observers(stage)
     return (
-        probe.has_shape_of(stage, _category(stage)) and len(inputs) == len(probe.inputs) and all(map(_fits, probe.inputs, inputs))
+        probe.has_shape_of(stage, _category(stage))
+        and len(inputs) == len(probe.inputs)
+        and all(map(_fits, probe.inputs, inputs))
     )
 
 

@@ -230,7 +230,8 @@ class Probe:
         self.reads_ahead = False  # by threads, a dataset by index
         self.takes_indices = not hasattr(stage, "__next__")
         self.drops = category != "prefetch" and (
-            getattr(stage, "_drops", False) or getattr(getattr(stage, "_engine", None), "flow", "") == "dropping"
+            getattr(stage, "_drops", False)
+            or getattr(getattr(stage, "_engine", None), "flow", "") == "dropping"
         )
         self.depth: Callable[[], int | None] = _unknown  # how many elements are ready
         self.num_threads: int | None = None  # that may compute its elements ahead
@@ -249,7 +250,10 @@ class Probe:
 def _source_name(stage: Any) -> str | None:
     source = getattr(stage, "_source", None)
     while isinstance(source, DatasetNode):  # in place of a source
-        source = next((getattr(node, "_source", None) for node in ancestors(source) if not parents_of(node)), None)
+        source = next(
+            (getattr(node, "_source", None) for node in ancestors(source) if not parents_of(node)),
+            None,
+        )
     return None if source is None else type(source).__name__
 
 
@@ -420,7 +424,13 @@ def counting(
 
 
 def _timing(
-    original: Method, owner: Callable[[], Any], probe: Probe, count: Instrument, *, is_sparse: bool, is_bypassed: bool
+    original: Method,
+    owner: Callable[[], Any],
+    probe: Probe,
+    count: Instrument,
+    *,
+    is_sparse: bool,
+    is_bypassed: bool,
 ) -> _Timed:
     """Returns what times ``original``, or has ``count`` only count it where that will do."""
     number = probe.number
@@ -513,7 +523,12 @@ def _number_of(elements: list[Any]) -> int:
 
 
 def _taking(
-    timed: _Timed, original: Method, owner: Callable[[], Any], probe: Probe, lanes: Lanes, output: Output
+    timed: _Timed,
+    original: Method,
+    owner: Callable[[], Any],
+    probe: Probe,
+    lanes: Lanes,
+    output: Output,
 ) -> Callable[[int], list[Any]]:
     """For the last stage: also takes the time that the consumer waits."""
     number, waits, is_profiling = probe.number, probe.waits, output.is_profiling

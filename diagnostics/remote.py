@@ -138,7 +138,15 @@ def lanes_of(observer: Any, process: str) -> list[LaneRecord]:
     for lane in [*observer.lanes]:
         now = [cell.own for cell in lane.cells]
         marks = [*lane.marks, (clock(), now)]
-        lanes.append(LaneRecord(process, lane.name, lane.began, marks, [*lane.events] if lane.events is not None else []))
+        lanes.append(
+            LaneRecord(
+                process,
+                lane.name,
+                lane.began,
+                marks,
+                [*lane.events] if lane.events is not None else [],
+            )
+        )
     return lanes
 
 
@@ -185,7 +193,9 @@ class WorkerGroup:
 
     def _start(self, worker: Any) -> bytes:
         observer = self._observer()
-        max_events, measures = (0, False) if observer is None else (observer.max_events, observer.measures)
+        max_events, measures = (
+            (0, False) if observer is None else (observer.max_events, observer.measures)
+        )
         # which no other object could reach
         serves_profiles = config.enable_multiprocess_worker_profiling and not _node(worker)
         return pickle.dumps(_Start(self._token, max_events, measures, serves_profiles))
@@ -193,7 +203,13 @@ class WorkerGroup:
     def update_profiler(self) -> None:
         """Lets the profiler of this process know of the workers that serve profiles."""
         reports = [self._report_of(worker) for worker in self._workers if worker.is_alive()]
-        self._profiled.update({x.process_id: x.profiler_port for x in reports if x is not None and x.profiler_port is not None})
+        self._profiled.update(
+            {
+                x.process_id: x.profiler_port
+                for x in reports
+                if x is not None and x.profiler_port is not None
+            }
+        )
 
     def stop(self) -> None:
         pool = self._pool
@@ -255,7 +271,10 @@ class WorkerGroup:
         """One of every worker on each node where it was, what those before it in its place there
         have counted included.
         """
-        reports = {key: replace(report, records=deepcopy(report.records)) for key, report in [*self._past.items()]}
+        reports = {
+            key: replace(report, records=deepcopy(report.records))
+            for key, report in [*self._past.items()]
+        }
         for worker in [*self._workers]:
             report = self._report_of(worker)
             if report is not None:
@@ -265,7 +284,9 @@ class WorkerGroup:
         here = None if pool is None or pool.is_closed else {worker.index for worker in pool.workers}
         newest = {report.index: report for report in reports.values()}
         for report in reports.values():
-            report.is_there = report is newest[report.index] and (here is None or report.index in here)
+            report.is_there = report is newest[report.index] and (
+                here is None or report.index in here
+            )
         return sorted(reports.values(), key=lambda report: report.index)
 
     def _report_of(self, worker: Any) -> WorkerReport | None:
@@ -277,7 +298,9 @@ class WorkerGroup:
         if report.node:
             shift = report.wall - _wall()
             report.lanes = [_on_node(lane, report.node, shift) for lane in report.lanes]
-            report.budgets = [replace(x, process=f"node {report.node}, {x.process}") for x in report.budgets]
+            report.budgets = [
+                replace(x, process=f"node {report.node}, {x.process}") for x in report.budgets
+            ]
         return report
 
     @property
@@ -299,7 +322,9 @@ def _wall() -> int:
 def _on_node(lane: LaneRecord, node: str, shift: int) -> LaneRecord:
     """By this machine's clock."""
     marks = [(t + shift, own) for t, own in lane.marks]
-    events = [(began + shift, ended + shift, stage, num) for began, ended, stage, num in lane.events]
+    events = [
+        (began + shift, ended + shift, stage, num) for began, ended, stage, num in lane.events
+    ]
     return LaneRecord(f"node {node}, {lane.process}", lane.name, lane.began + shift, marks, events)
 
 
@@ -330,7 +355,9 @@ def merge(records: list[StageRecord], others: list[StageRecord]) -> None:
 class _Start:
     """Called in a worker: begins to observe it."""
 
-    def __init__(self, token: bytes, max_events: int, measures: bool, serves_profiles: bool) -> None:
+    def __init__(
+        self, token: bytes, max_events: int, measures: bool, serves_profiles: bool
+    ) -> None:
         self._token = token
         self._max_events = max_events
         self._measures = measures

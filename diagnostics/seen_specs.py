@@ -30,7 +30,13 @@ def seen_specs(graph: Graph, summary: ExecutionSummary) -> dict[int, str]:
     return {number: spec for number, spec in specs.items() if spec}
 
 
-def _lay(stages: Mapping[int, Stage], summary: ExecutionSummary, number: int, seen: int, specs: dict[int, str]) -> None:
+def _lay(
+    stages: Mapping[int, Stage],
+    summary: ExecutionSummary,
+    number: int,
+    seen: int,
+    specs: dict[int, str],
+) -> None:
     """Lays a stage and what is behind it beside what was seen."""
     if number in specs:
         return

@@ -58,15 +58,21 @@ class ShuffleQuality:
 
     def to_dict(self) -> dict[str, Any]:
         """All figures, JSON-able."""
-        return {name: value for name, value in asdict(self).items() if name != "_points"} | {"ratio": self.ratio}
+        return {name: value for name, value in asdict(self).items() if name != "_points"} | {
+            "ratio": self.ratio
+        }
 
     def __str__(self) -> str:
-        blocks = "not known" if self.blocks_per_batch is None else f"{self.blocks_per_batch:.1f} per batch"
+        blocks = (
+            "not known"
+            if self.blocks_per_batch is None
+            else f"{self.blocks_per_batch:.1f} per batch"
+        )
         return (
-            f"distance of batches from the whole: {self.distance:.3f} "
-            f"({self.ratio:.2f} of a complete shuffle's {self.ideal:.3f})\n"
-            f"correlation of neighbours: {self.correlation:.3f}\nblocks touched: {blocks}\n"
-            f"looked at: {self.num_batches} batches of {self.batch_size}, {self.num_classes} classes"
+            f"distance of batches from the whole: {self.distance:.3f} ({self.ratio:.2f} of a"
+            f" complete shuffle's {self.ideal:.3f})\ncorrelation of neighbours:"
+            f" {self.correlation:.3f}\nblocks touched: {blocks}\nlooked at: {self.num_batches}"
+            f" batches of {self.batch_size}, {self.num_classes} classes"
         )
 
     def svg(self) -> str:
@@ -78,7 +84,10 @@ class ShuffleQuality:
             f'cy="{_HEAD + y * (_HEIGHT - _HEAD - _MARGIN):.1f}" r="1.4"/>'
             for x, y in self._points
         ]
-        text = f"distance {self.distance:.3f} ({self.ratio:.2f} of complete), correlation {self.correlation:.3f}"
+        text = (
+            f"distance {self.distance:.3f} ({self.ratio:.2f} of complete), correlation"
+            f" {self.correlation:.3f}"
+        )
         title = f'<text class="gm-title" x="{_MARGIN}" y="24">{text}</text>'
         return svg_picture(_WIDTH, _HEIGHT, "classes of elements in their order", [title, *dots])
 
@@ -91,7 +100,12 @@ class ShuffleQuality:
 
 
 def shuffle_quality(
-    ds: Any, key: Callable[[Any], Any] | None = None, batch_size: int = 256, *, block_size: int = 256, max_batches: int = 256
+    ds: Any,
+    key: Callable[[Any], Any] | None = None,
+    batch_size: int = 256,
+    *,
+    block_size: int = 256,
+    max_batches: int = 256,
 ) -> ShuffleQuality:
     """Returns how well the elements of ``ds`` are mixed, measured with batches from all parts of an
     epoch.
@@ -122,28 +136,43 @@ def shuffle_quality(
         (True, True)
     """
     if not isinstance(ds, MapDataset | IterDataset):
-        raise TypeError(f"ds must be a MapDataset or IterDataset, got {ds!r:.200} of type {type(ds).__name__}")
+        raise TypeError(
+            f"ds must be a MapDataset or IterDataset, got {ds!r:.200} of type {type(ds).__name__}"
+        )
     if key is not None and not callable(key):
-        raise TypeError(f"key must be a function of an element, got {key!r:.200} of type {type(key).__name__}")
+        raise TypeError(
+            f"key must be a function of an element, got {key!r:.200} of type {type(key).__name__}"
+        )
     sizes = {"batch_size": batch_size, "block_size": block_size, "max_batches": max_batches}
-    batch_size, block_size, max_batches = [as_int(name, size, minimum=1) for name, size in sizes.items()]
+    batch_size, block_size, max_batches = [
+        as_int(name, size, minimum=1) for name, size in sizes.items()
+    ]
     found: list[Any] = []
     touched: list[int] = []
     for elements, positions in _batches(ds, batch_size, max_batches, key is not None):
         if len(elements) < batch_size:
             continue
         if key is None and len(positions) < batch_size:
-            raise ValueError(f"records of {ds!s:.200} have no positions that are known: pass key=, a function of an element")
+            raise ValueError(
+                f"records of {ds!s:.200} have no positions that are known: pass key=, a function of"
+                " an element"
+            )
         found += positions[:batch_size] if key is None else map(key, elements)
         if positions:
             touched.append(len({position // block_size for position in positions}))
     if not found:
-        raise ValueError(f"{ds!s:.200} has not a whole batch of {batch_size} elements: choose a smaller batch_size")
+        raise ValueError(
+            f"{ds!s:.200} has not a whole batch of {batch_size} elements: choose a smaller"
+            " batch_size"
+        )
     codes, num_classes = _classes(found)
     batches = codes.reshape(-1, batch_size)
     mixed = np.random.default_rng(0).permutation(codes).reshape(batches.shape)
     step = -(-len(codes) // _MAX_POINTS)
-    points = [(i / len(codes), float(codes[i]) / max(num_classes - 1, 1)) for i in range(0, len(codes), step)]
+    points = [
+        (i / len(codes), float(codes[i]) / max(num_classes - 1, 1))
+        for i in range(0, len(codes), step)
+    ]
     return ShuffleQuality(
         distance=_distance(batches, num_classes),
         ideal=_distance(mixed, num_classes),
@@ -156,12 +185,16 @@ def shuffle_quality(
     )
 
 
-def _batches(ds: Any, size: int, most: int, needs_elements: bool) -> Iterator[tuple[list[Any], list[int]]]:
+def _batches(
+    ds: Any, size: int, most: int, needs_elements: bool
+) -> Iterator[tuple[list[Any], list[int]]]:
     """Elements that are there, and the positions of their records in the source where known."""
     if isinstance(ds, MapDataset):
         num = len(ds) // size
         for i in range(min(num, most)):
-            indices = range(i * num // min(num, most) * size, (i * num // min(num, most) + 1) * size)
+            indices = range(
+                i * num // min(num, most) * size, (i * num // min(num, most) + 1) * size
+            )
             elements = list(ds._items(indices)) if needs_elements else list(indices)
             yield [x for x in elements if x is not None], _record_keys(ds, indices)
         return

@@ -71,7 +71,11 @@ def _nbytes(element: Any) -> int:
     if kind is dict:
         return sum([_nbytes(value) for value in element.values()])
     if kind is list or kind is tuple:
-        return 0 if _PLAIN.issuperset(map(type, element)) else sum([_nbytes(value) for value in element])
+        return (
+            0
+            if _PLAIN.issuperset(map(type, element))
+            else sum([_nbytes(value) for value in element])
+        )
     if kind in _PLAIN:
         return 0
     if isinstance(element, str | bytes | bytearray):
@@ -102,7 +106,14 @@ def _text(element: Any) -> str:
     if hasattr(element, "shape") and hasattr(element, "dtype"):
         return _array_text(element)
     if isinstance(element, Mapping):
-        return "{" + _listed([f"{key!r}: {_quoted(value)}" for key, value in _first(element.items())], len(element)) + "}"
+        return (
+            "{"
+            + _listed(
+                [f"{key!r}: {_quoted(value)}" for key, value in _first(element.items())],
+                len(element),
+            )
+            + "}"
+        )
     if isinstance(element, list | tuple) and not hasattr(element, "_fields"):
         return _sequence_text(element)
     parts = _children(element)

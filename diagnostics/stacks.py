@@ -33,7 +33,11 @@ def stack_text(ident: int | None, leave_out: tuple[str, ...] = ()) -> str:
     if frame is None:
         return ""
     summary = traceback.extract_stack(frame)
-    of_interest = [entry for entry in summary if not entry.filename.startswith(leave_out)] if leave_out else summary
+    of_interest = (
+        [entry for entry in summary if not entry.filename.startswith(leave_out)]
+        if leave_out
+        else summary
+    )
     return "".join(traceback.format_list(of_interest or summary[-3:]))
 
 
@@ -53,7 +57,9 @@ def worker_stacks(process_id: int) -> str:
     Where no worker can be, it is a sentence that says so.
     """
     if not _can_ask():
-        return "(where it is cannot be shown: that needs os.memfd_create and /proc, which Linux has)"
+        return (
+            "(where it is cannot be shown: that needs os.memfd_create and /proc, which Linux has)"
+        )
     files = [path for path, name in _memory_files(process_id) if name == _FILE]
     if not files or not _catches(process_id):
         return ""

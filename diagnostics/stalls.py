@@ -133,7 +133,11 @@ def waiting_text(it: Any, thread: int | None, num: int, seconds: float) -> str:
         num: how many elements it has taken.
         seconds: how long it has waited.
     """
-    threads = [(x.name, x.ident) for x in threading.enumerate() if x.ident == thread or x in running_threads()]
+    threads = [
+        (x.name, x.ident)
+        for x in threading.enumerate()
+        if x.ident == thread or x in running_threads()
+    ]
     return _text(_waiting(name_of(it), seconds, num), thread, threads, [*_workers_of(it)])
 
 
@@ -147,7 +151,9 @@ def _workers_of(it: DatasetIterator[Any]) -> Iterator[Any]:
         yield from _workers_of(upstream)
 
 
-def _text(beginning: str, thread: int | None, threads: list[tuple[str, int | None]], workers: list[Any]) -> str:
+def _text(
+    beginning: str, thread: int | None, threads: list[tuple[str, int | None]], workers: list[Any]
+) -> str:
     where = _innermost(_frame_of(thread))
     lines = [beginning + (f", in {where}." if where else ".") + _awaited_worker(_frame_of(thread))]
     library = library_folders()
@@ -155,7 +161,9 @@ def _text(beginning: str, thread: int | None, threads: list[tuple[str, int | Non
         frame = _frame_of(ident)
         place = _innermost(frame)
         if ident == thread or (place and _is_in_user_code(frame, library)):
-            lines.append(f"Thread {name}{place and ', in '}{place}:\n{stack_text(ident, library)}".rstrip())
+            lines.append(
+                f"Thread {name}{place and ', in '}{place}:\n{stack_text(ident, library)}".rstrip()
+            )
     for place in dict.fromkeys([worker.place for worker in workers]):
         worker, *others = [worker for worker in workers if worker.place == place]
         name = f"{1 + len(others)} workers" if others else f"Worker {worker.index}"
@@ -201,7 +209,9 @@ def _innermost(frame: FrameType | None) -> str:
             indices = [variables["index"]] if "index" in variables else variables.get("indices")
             if indices is not None and len(indices):
                 first, last = int(indices[0]), int(indices[-1])
-                elements = f", element {first}" if first == last else f", elements {first} to {last}"
+                elements = (
+                    f", element {first}" if first == last else f", elements {first} to {last}"
+                )
             return f"{owner}{elements}"
         frame = frame.f_back
     return ""

@@ -11,7 +11,14 @@ from typing import Any
 from gristmill.dataset.engine.iterators import StreamIterator
 from gristmill.diagnostics.ahead import BudgetUse, ahead_text, budgets_of
 from gristmill.diagnostics.probe import Cell
-from gristmill.diagnostics.remote import StageRecord, WorkerGroup, WorkerReport, lanes_of, merge, records_of
+from gristmill.diagnostics.remote import (
+    StageRecord,
+    WorkerGroup,
+    WorkerReport,
+    lanes_of,
+    merge,
+    records_of,
+)
 from gristmill.diagnostics.units import size_text, time_text
 
 _WIDTH = 30  # of a cell of the table
@@ -110,7 +117,10 @@ _MAX_DECISIONS = 5
 
 def _drawn_text(components: dict[str, dict[str, int]]) -> str:
     most = sorted(components.items(), key=lambda item: -item[1]["elements"])
-    total = {key: max(1, sum([counts[key] for counts in components.values()])) for key in ("elements", "lengths")}
+    total = {
+        key: max(1, sum([counts[key] for counts in components.values()]))
+        for key in ("elements", "lengths")
+    }
     parts = []
     for name, counts in most[:_MAX_COMPONENTS]:
         num, length = counts["elements"], counts["lengths"]
@@ -187,47 +197,85 @@ class ExecutionSummary(Mapping[int, StageSummary]):
         without a mixture.
         """
         mixtures = [node for node in self.nodes.values() if node.components]
-        return "; ".join([f"drawn by {node.id}: {_drawn_text(node.components)}" for node in mixtures])
+        return "; ".join(
+            [f"drawn by {node.id}: {_drawn_text(node.components)}" for node in mixtures]
+        )
 
     @property
     def too_long(self) -> str:
         """The number of elements longer than the last boundary, by stage; empty if there were
         none.
         """
-        parts = ", ".join([f"{node.num_long:,} in {node.name}" for node in self.nodes.values() if node.num_long])
+        parts = ", ".join(
+            [f"{node.num_long:,} in {node.name}" for node in self.nodes.values() if node.num_long]
+        )
         return f"longer than the last boundary: {parts}" if parts else ""
 
     @property
     def remarks(self) -> list[str]:
         """The remarks below the table."""
-        lines = [line for line in (self.read_ahead, self.drawn, self.passed_over, self.too_long) if line]
+        lines = [
+            line for line in (self.read_ahead, self.drawn, self.passed_over, self.too_long) if line
+        ]
         return [*lines, *[f"auto: {decision}" for decision in self.decisions[-_MAX_DECISIONS:]]]
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain data."""
-        nodes = {str(key): {**asdict(node), "inputs": list(node.inputs)} for key, node in self.nodes.items()}
+        nodes = {
+            str(key): {**asdict(node), "inputs": list(node.inputs)}
+            for key, node in self.nodes.items()
+        }
         budgets = [asdict(budget) for budget in self.budgets]
         times = {"elapsed_ns": self.elapsed_ns, "waited_ns": self.waited_ns}
-        return {"nodes": nodes, **times, "budgets": budgets, "faults": self.faults, "decisions": [*self.decisions]}
+        return {
+            "nodes": nodes,
+            **times,
+            "budgets": budgets,
+            "faults": self.faults,
+            "decisions": [*self.decisions],
+        }
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2)
 
     def __str__(self) -> str:
         bottleneck = self.bottleneck
-        rows = [_row(node, node is bottleneck) for node in sorted(self.nodes.values(), key=lambda node: -node.wait_time_ratio)]
+        rows = [
+            _row(node, node is bottleneck)
+            for node in sorted(self.nodes.values(), key=lambda node: -node.wait_time_ratio)
+        ]
         return "\n".join([aligned(_HEADINGS, rows), *self.remarks])
 
 
 _HEADINGS = (
-    *("id", "name", "inputs", "percent wait time", "total processing time", "min processing time", "max processing time"),
-    *("avg processing time", "num produced elements", "kept", "ready", "bytes produced", "memory usage", "output"),
+    *(
+        "id",
+        "name",
+        "inputs",
+        "percent wait time",
+        "total processing time",
+        "min processing time",
+        "max processing time",
+    ),
+    *(
+        "avg processing time",
+        "num produced elements",
+        "kept",
+        "ready",
+        "bytes produced",
+        "memory usage",
+        "output",
+    ),
 )
 
 
 def _row(node: StageSummary, is_bottleneck: bool) -> list[str]:
     num = node.num_produced_elements
-    times = [node.total_processing_time_ns, node.min_processing_time_ns, node.max_processing_time_ns]
+    times = [
+        node.total_processing_time_ns,
+        node.min_processing_time_ns,
+        node.max_processing_time_ns,
+    ]
     texts = [time_text(t) if num else "N/A" for t in [*times, times[0] // max(num, 1)]]
     return [
         f"> {node.id}" if is_bottleneck else f"  {node.id}",
@@ -246,14 +294,21 @@ def _row(node: StageSummary, is_bottleneck: bool) -> list[str]:
 
 def aligned(headings: tuple[str, ...], rows: list[list[str]]) -> str:
     """A table as text; long cells go over several lines."""
-    cells = [[textwrap.wrap(text, _HEADING_WIDTH) for text in headings], *[[_wrapped(text) for text in row] for row in rows]]
+    cells = [
+        [textwrap.wrap(text, _HEADING_WIDTH) for text in headings],
+        *[[_wrapped(text) for text in row] for row in rows],
+    ]
     widths = [max(len(line) for row in cells for line in row[i]) for i in range(len(headings))]
     rule = "+".join(["-" * (width + 2) for width in widths])
     lines: list[str] = []
     for row in cells:
         for k in range(max(map(len, row))):
             texts = [cell[k] if k < len(cell) else "" for cell in row]
-            lines.append("|".join([f" {text:<{width}} " for text, width in zip(texts, widths, strict=True)]).rstrip())
+            lines.append(
+                "|".join(
+                    [f" {text:<{width}} " for text, width in zip(texts, widths, strict=True)]
+                ).rstrip()
+            )
         if row is cells[0]:
             lines.append(rule)
     return "\n".join(lines)
@@ -335,7 +390,11 @@ def on_all_nodes(loads: list[WorkerLoad]) -> list[WorkerLoad]:
         other = whole.get(load.stage)
         if other is not None:
             names = [x.name for x in fields(WorkerLoad) if x.name not in ("stage", "node")]
-            load = replace(load, node="", **{name: getattr(load, name) + getattr(other, name) for name in names})
+            load = replace(
+                load,
+                node="",
+                **{name: getattr(load, name) + getattr(other, name) for name in names},
+            )
         whole[load.stage] = load
     return [*whole.values()]
 
@@ -362,11 +421,16 @@ class Snapshot:
     marks: list[tuple[int, int]] = field(default_factory=list)
 
     def __repr__(self) -> str:
-        return f"Snapshot({self.num_elements} elements in {time_text(self.summary.elapsed_ns)}, {len(self.summary)} stages)"
+        return (
+            f"Snapshot({self.num_elements} elements in {time_text(self.summary.elapsed_ns)},"
+            f" {len(self.summary)} stages)"
+        )
 
     @property
     def elements_per_second(self) -> float:
-        return self.num_elements / (self.summary.elapsed_ns / 1e9) if self.summary.elapsed_ns else 0.0
+        return (
+            self.num_elements / (self.summary.elapsed_ns / 1e9) if self.summary.elapsed_ns else 0.0
+        )
 
     @property
     def starved_ratio(self) -> float:
@@ -388,11 +452,18 @@ def take_snapshot(observer: Any) -> Snapshot:
         root = _add_workers(records, reports, places)
         if root is not None:
             records[number].inputs.append(root)
-            by_node = [_load_of(number, node, reports, group) for node in sorted({report.node for report in reports})]
-            transport[number] = sum([load.encoding_ns + load.storing_ns + load.decoding_ns for load in by_node])
+            by_node = [
+                _load_of(number, node, reports, group)
+                for node in sorted({report.node for report in reports})
+            ]
+            transport[number] = sum(
+                [load.encoding_ns + load.storing_ns + load.decoding_ns for load in by_node]
+            )
             timelines += [(lane, offset) for report in reports for lane in report.lanes]
             loads += by_node
-            budgets += [budget for report in reports if report.is_there for budget in report.budgets]
+            budgets += [
+                budget for report in reports if report.is_there for budget in report.budgets
+            ]
     output = observer.output
     delays = {percent: output.percentile(percent / 100) for percent in (50, 95, 99)}
     if observer.root is None:
@@ -403,14 +474,21 @@ def take_snapshot(observer: Any) -> Snapshot:
             lane.process,
             lane.name,
             lane.began,
-            [(t, {order[i + offset]: own for i, own in enumerate(owns) if i + offset in order}) for t, owns in lane.marks],
+            [
+                (t, {order[i + offset]: own for i, own in enumerate(owns) if i + offset in order})
+                for t, owns in lane.marks
+            ],
             [(a, b, order[i + offset], n) for a, b, i, n in lane.events if i + offset in order],
         )
         for lane, offset in timelines
     ]
-    decisions = tuple([decision for group in [*observer.groups.values()] for decision in group.decisions])
+    decisions = tuple(
+        [decision for group in [*observer.groups.values()] for decision in group.decisions]
+    )
     summary = _summary(observer, records, order, places, transport)
-    summary = replace(summary, budgets=tuple(budgets), faults={**observer.faults}, decisions=decisions)
+    summary = replace(
+        summary, budgets=tuple(budgets), faults={**observer.faults}, decisions=decisions
+    )
     loads = [replace(load, stage=order[load.stage]) for load in loads if load.stage in order]
     marks = [(output.first or 0, 0), *output.marks]
     return Snapshot(summary, output.elements, delays, threads, loads, marks)
@@ -438,10 +516,16 @@ def summarize(observer: Any) -> ExecutionSummary:
 
 
 def _summary(
-    observer: Any, records: list[StageRecord], order: dict[int, int], places: dict[int, str], transport: dict[int, int]
+    observer: Any,
+    records: list[StageRecord],
+    order: dict[int, int],
+    places: dict[int, str],
+    transport: dict[int, int],
 ) -> ExecutionSummary:
     ratios = _ratios(records, observer.root.number, transport)
-    depths = {probe.number: probe.depth() for probe in observer.probes if probe.category == "prefetch"}
+    depths = {
+        probe.number: probe.depth() for probe in observer.probes if probe.category == "prefetch"
+    }
     threads = {probe.number: probe.num_threads for probe in observer.probes}
     components, num_long = observer.components(), _num_long(observer)
     names = _names_of_components(records, order)
@@ -478,7 +562,9 @@ def _summary(
             names.get(number, ""),
         )
     output = observer.output
-    return ExecutionSummary(nodes, output.last - output.first if output.first is not None else 0, output.waited)
+    return ExecutionSummary(
+        nodes, output.last - output.first if output.first is not None else 0, output.waited
+    )
 
 
 def _names_of_components(records: list[StageRecord], order: Iterable[int]) -> dict[int, str]:
@@ -504,7 +590,10 @@ def _num_long(observer: Any) -> dict[int, int]:
     """
     found: dict[int, int] = {}
     for it in observer.alive():
-        probe, num = observer.probe_of(it), it._engine.num_long(it.pos) if isinstance(it, StreamIterator) else None
+        probe, num = (
+            observer.probe_of(it),
+            it._engine.num_long(it.pos) if isinstance(it, StreamIterator) else None,
+        )
         if probe is not None and num is not None:
             found[probe.number] = found.get(probe.number, 0) + num
     return found
@@ -514,7 +603,9 @@ def _num_bytes(cell: Cell) -> int:
     return cell.sampled_bytes * cell.elements // cell.sampled if cell.sampled else 0
 
 
-def _add_workers(records: list[StageRecord], reports: list[WorkerReport], places: dict[int, str]) -> int | None:
+def _add_workers(
+    records: list[StageRecord], reports: list[WorkerReport], places: dict[int, str]
+) -> int | None:
     """Appends the stages that run in workers, added up; returns the place of the last one."""
     reports = [report for report in reports if report.root is not None]
     if not reports:
@@ -555,7 +646,9 @@ def _place(records: list[StageRecord], order: Mapping[int, int], number: int) ->
     return "threads" if number in behind else "consumer"
 
 
-def _ratios(records: list[StageRecord], root: int, transport: Mapping[int, int]) -> dict[int, float]:
+def _ratios(
+    records: list[StageRecord], root: int, transport: Mapping[int, int]
+) -> dict[int, float]:
     """Each stage's share of waiting: a prefetching stage hands its own on to what it waits for, in
     proportion to their times.
 
@@ -590,4 +683,8 @@ def _ratios(records: list[StageRecord], root: int, transport: Mapping[int, int])
                     ratios[i] = before  # nothing is known of what it waits for
 
     share_out([root], 1.0, None)
-    return {number: round(ratio, 4) for number, ratio in ratios.items()} if any(ratios.values()) else ratios
+    return (
+        {number: round(ratio, 4) for number, ratio in ratios.items()}
+        if any(ratios.values())
+        else ratios
+    )

@@ -23,10 +23,20 @@ def trace_json(snapshot: Snapshot) -> str:
     start = min(begins, default=0)
     for name, number in numbers.items():
         events.append({"ph": "M", "name": "process_name", "pid": number, "args": {"name": name}})
-        events.append({"ph": "M", "name": "process_sort_index", "pid": number, "args": {"sort_index": number}})
+        events.append(
+            {"ph": "M", "name": "process_sort_index", "pid": number, "args": {"sort_index": number}}
+        )
     for thread, line in enumerate(snapshot.threads):
         pid = numbers[line.process]
-        events.append({"ph": "M", "name": "thread_name", "pid": pid, "tid": thread, "args": {"name": line.thread}})
+        events.append(
+            {
+                "ph": "M",
+                "name": "thread_name",
+                "pid": pid,
+                "tid": thread,
+                "args": {"name": line.thread},
+            }
+        )
         for began, ended, stage, num in line.events:
             node = snapshot.summary[stage]
             events.append(

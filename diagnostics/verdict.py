@@ -80,13 +80,21 @@ class Diagnosis:
     is_certain: bool = True
 
     def __str__(self) -> str:
-        delays = ", ".join([f"p{percent} {time_text(delay)}" for percent, delay in self.delay_ns.items()])
+        delays = ", ".join(
+            [f"p{percent} {time_text(delay)}" for percent, delay in self.delay_ns.items()]
+        )
         lines = [
             self.sentence,
-            f"{rate_text(self.elements_per_second)}; the consumer waited {self.starved_ratio:.0%} of the time (each: {delays})",
+            (
+                f"{rate_text(self.elements_per_second)}; the consumer waited"
+                f" {self.starved_ratio:.0%} of the time (each: {delays})"
+            ),
             *[f"- {text}" for text in self.recommendations],
             *[_load_text(load) for load in self.snapshot.workers if load.node],
-            *[f"auto: {decision}" for decision in self.snapshot.summary.decisions[-_MAX_DECISIONS:]],
+            *[
+                f"auto: {decision}"
+                for decision in self.snapshot.summary.decisions[-_MAX_DECISIONS:]
+            ],
         ]
         return "\n".join(lines)
 
@@ -103,9 +111,9 @@ def _load_text(load: WorkerLoad) -> str:
     computing, transfer, storing, waiting = [f"{share:.1%}" for share in load.shares]
     restarts = f" ({load.num_restarts} restarted)" if load.num_restarts else ""
     return (
-        f"Node {load.node}, {load.num_workers} Ray actor{'s' * (load.num_workers != 1)}{restarts}: computing {computing} of the "
-        f"time, transfer {transfer} and {time_text(load.decoding_ns)} in the consumer, object store {storing}, waiting for room "
-        f"{waiting}"
+        f"Node {load.node}, {load.num_workers} Ray actor{'s' * (load.num_workers != 1)}{restarts}:"
+        f" computing {computing} of the time, transfer {transfer} and {time_text(load.decoding_ns)}"
+        f" in the consumer, object store {storing}, waiting for room {waiting}"
     )
 
 
@@ -124,7 +132,9 @@ def settings_of(it: Any) -> Settings:
     return Settings(reads, workers)
 
 
-def diagnosis_of(snapshot: Snapshot, settings: Settings, cpu_ns: int, alone: Alone | None = None) -> Diagnosis:
+def diagnosis_of(
+    snapshot: Snapshot, settings: Settings, cpu_ns: int, alone: Alone | None = None
+) -> Diagnosis:
     """The diagnosis that follows from a snapshot.
 
     Args:
@@ -140,7 +150,9 @@ def diagnosis_of(snapshot: Snapshot, settings: Settings, cpu_ns: int, alone: Alo
     machine = Machine(usable_cpus(), free_memory(), wanted)
     wanted_there = sum([load.cpu_ns for load in snapshot.workers if load.node]) / elapsed
     cpus_there = cluster_cpus() if wanted_there else 0
-    cluster = Machine(cpus_there, math.inf, wanted_there, "of the Ray cluster") if cpus_there else None
+    cluster = (
+        Machine(cpus_there, math.inf, wanted_there, "of the Ray cluster") if cpus_there else None
+    )
     capacity = Capacity(snapshot, settings.num_threads, machine.cpus, machine.waits, alone, cpu_ns)
     threads_wait = alone is None and _may_compete(snapshot, settings, machine)
     if alone is not None:
@@ -195,9 +207,25 @@ def _with_ratios(snapshot: Snapshot, other: Snapshot) -> Snapshot:
 
 
 def _too_little(snapshot: Snapshot) -> Diagnosis:
-    sentence = f"Too little to tell: the consumer got {snapshot.num_elements} elements while this was observed."
-    rate, texts = snapshot.elements_per_second, ["Observe it for longer."] if snapshot.summary else []
-    return Diagnosis("unknown", None, sentence, rate, None, snapshot.starved_ratio, snapshot.delay_ns, texts, snapshot)
+    sentence = (
+        f"Too little to tell: the consumer got {snapshot.num_elements} elements while this was"
+        " observed."
+    )
+    rate, texts = (
+        snapshot.elements_per_second,
+        ["Observe it for longer."] if snapshot.summary else [],
+    )
+    return Diagnosis(
+        "unknown",
+        None,
+        sentence,
+        rate,
+        None,
+        snapshot.starved_ratio,
+        snapshot.delay_ns,
+        texts,
+        snapshot,
+    )
 
 
 class _Finding:
@@ -232,37 +260,50 @@ class _Finding:
     def sentence(self) -> str:
         best, snapshot = self.parts[0], self._snapshot
         rate = rate_text(snapshot.elements_per_second)
-        gain = f"about {rate_text(best.ceiling_per_second)}" if best.ceiling_per_second is not None else "many more elements"
+        gain = (
+            f"about {rate_text(best.ceiling_per_second)}"
+            if best.ceiling_per_second is not None
+            else "many more elements"
+        )
         if self.stage is None:
             why = f"it waits for data {snapshot.starved_ratio:.0%} of the time"
         else:
-            why = f"{self.stage.wait_time_ratio:.0%} of the time that the consumer waits is due to it"
+            why = (
+                f"{self.stage.wait_time_ratio:.0%} of the time that the consumer waits is due to it"
+            )
         text = f"Bound by {_name(best)}: {why}."
         if self._threads_wait:
             return (
-                f"{text} That is not certain, and it is unknown how much more than {rate} the pipeline would give if it took "
-                "no time: threads or workers compete for CPUs or for the interpreter's lock (GIL), and the times of stages "
-                "include waiting for one another. diagnose(dataset) also runs them in one thread."
+                f"{text} That is not certain, and it is unknown how much more than {rate} the"
+                " pipeline would give if it took no time: threads or workers compete for CPUs or"
+                " for the interpreter's lock (GIL), and the times of stages include waiting for"
+                " one another. diagnose(dataset) also runs them in one thread."
             )
         if not self.is_known:
             low, high = self._range
             return (
-                f"{text} If it took no time, the pipeline would give between {rate_text(low)}, if what is left holds the "
-                f"interpreter's lock (GIL), and {rate_text(high)}, if it releases it, instead of {rate}."
+                f"{text} If it took no time, the pipeline would give between {rate_text(low)}, if"
+                f" what is left holds the interpreter's lock (GIL), and {rate_text(high)}, if it"
+                f" releases it, instead of {rate}."
             )
         text += f" If it took no time, the pipeline would give {gain} instead of {rate}."
         if self.is_certain:
             return text
         other = self.parts[1]
         return (
-            f"{text} That is not certain: without {_name(other)}, it would give about {rate_text(other.ceiling_per_second)}, and "
-            f"differences of {self._noise:.0%} are not distinguished."
+            f"{text} That is not certain: without {_name(other)}, it would give about"
+            f" {rate_text(other.ceiling_per_second)}, and differences of {self._noise:.0%} are not"
+            " distinguished."
         )
 
 
 def _part_of(stage: StageSummary | None, left: float) -> Part:
     ceiling = 1e9 / left if left > 0 else None
-    return Part("consumer", None, ceiling) if stage is None else Part(_KINDS[stage.category], stage.name, ceiling)
+    return (
+        Part("consumer", None, ceiling)
+        if stage is None
+        else Part(_KINDS[stage.category], stage.name, ceiling)
+    )
 
 
 def _name(part: Part) -> str:

@@ -62,7 +62,11 @@ def observe(it: Any, *, trace: bool = False, stall_seconds: float | None = None)
 
 
 def diagnose(
-    pipeline: Any, seconds: float = 5.0, *, consumer: Callable[[Any], Any] | None = None, stall_seconds: float | None = None
+    pipeline: Any,
+    seconds: float = 5.0,
+    *,
+    consumer: Callable[[Any], Any] | None = None,
+    stall_seconds: float | None = None,
 ) -> Diagnosis:
     """Runs a pipeline for a while and returns what binds it: source, a transform, transport between
     processes, or the consumer.
@@ -98,7 +102,9 @@ def diagnose(
     is_new = isinstance(pipeline, MapDataset | IterDataset | DataLoader)
     it: Any = iter(pipeline) if is_new else pipeline
     inner, close = dataset_iterator(it), it.close if is_new else None
-    attended = Attended(lambda: inner, max(NEXT_SECONDS, seconds) if limit is None else limit, _HINT, close=close)
+    attended = Attended(
+        lambda: inner, max(NEXT_SECONDS, seconds) if limit is None else limit, _HINT, close=close
+    )
     try:
         with attended:
             start = it.get_state()
@@ -123,16 +129,26 @@ _HINT = "If it is only slow, allow more time for an element: diagnose(..., stall
 _END = object()
 
 
-def _observed(it: Any, seconds: float, consumer: Callable[[Any], Any] | None, attended: Attended, start_seconds: float) -> View:
+def _observed(
+    it: Any,
+    seconds: float,
+    consumer: Callable[[Any], Any] | None,
+    attended: Attended,
+    start_seconds: float,
+) -> View:
     start = it.get_state()
     with observe(it):  # for what there is to say if it is stuck
         # what starting takes is not what is asked for
         if attended.call(lambda: next(it, _END), seconds=start_seconds) is _END:
             raise ValueError(f"the pipeline has no elements to diagnose: {it!s:.200}")
     with observe(it) as view:
-        if not attended.call(lambda: run(it, seconds, consumer, attended), progress=lambda: progress_of(view)):
+        if not attended.call(
+            lambda: run(it, seconds, consumer, attended), progress=lambda: progress_of(view)
+        ):
             it.set_state(start)
-            attended.call(lambda: run(it, seconds, consumer, attended), progress=lambda: progress_of(view))
+            attended.call(
+                lambda: run(it, seconds, consumer, attended), progress=lambda: progress_of(view)
+            )
     return view
 
 
@@ -200,9 +216,10 @@ def get_execution_summary(iterator: Any) -> ExecutionSummary:
     observer = observed_by(dataset_iterator(iterator))
     if observer is None:
         raise ValueError(
-            "the iterator is not observed: apply WithOptionsIterDataset(ds, DatasetOptions(execution_tracking_mode="
-            'ExecutionTrackingMode.STAGE_TIMING)) to its dataset, say config.update("py_debug_mode", True) before it is made, '
-            "or use it in a block of gristmill.observe(it)"
+            "the iterator is not observed: apply WithOptionsIterDataset(ds,"
+            " DatasetOptions(execution_tracking_mode=ExecutionTrackingMode.STAGE_TIMING)) to its"
+            ' dataset, say config.update("py_debug_mode", True) before it is made, or use it in a'
+            " block of gristmill.observe(it)"
         )
     return take_snapshot(observer).summary
 
@@ -213,8 +230,8 @@ def dataset_iterator(it: Any) -> DatasetIterator[Any]:
         return it._iterator
     if not isinstance(it, DatasetIterator):
         raise TypeError(
-            f"it must be an iterator of a dataset or of a DataLoader, got {type(it).__name__}: make one with it = iter(...), "
-            "and take the elements from it"
+            f"it must be an iterator of a dataset or of a DataLoader, got {type(it).__name__}: make"
+            " one with it = iter(...), and take the elements from it"
         )
     return it
 
@@ -236,7 +253,9 @@ class View:
         self._observer: Observer = Observer() if before is None else before
         self._settings = settings_of(self._it)
         self._trace = trace
-        self._stall_seconds = as_seconds("stall_seconds", config.stall_seconds if stall_seconds is None else stall_seconds)
+        self._stall_seconds = as_seconds(
+            "stall_seconds", config.stall_seconds if stall_seconds is None else stall_seconds
+        )
         self._stack = contextlib.ExitStack()
         self._cpu_began = cpu_demand_ns()
         self._cpu_ns: int | None = None
@@ -267,7 +286,10 @@ class View:
 
     def __repr__(self) -> str:
         elements = self._observer.output.elements
-        return f"View({self._it._class_name}, {elements} elements, {', '.join([f'{k} {v}' for k, v in self.postfix.items()])})"
+        return (
+            f"View({self._it._class_name}, {elements} elements,"
+            f" {', '.join([f'{k} {v}' for k, v in self.postfix.items()])})"
+        )
 
     def _repr_html_(self) -> str:
         from gristmill.diagnostics.notebook import diagnosis_html
@@ -331,5 +353,7 @@ class View:
             ValueError: no calls were recorded: say ``observe(it, trace=True)``.
         """
         if not self._trace:
-            raise ValueError("there are no calls to save: observe the iterator with observe(it, trace=True)")
+            raise ValueError(
+                "there are no calls to save: observe the iterator with observe(it, trace=True)"
+            )
         write_text(path, trace_json(self.snapshot()))

@@ -62,7 +62,9 @@ class ProfiledWorkers:
             if attempts > _MAX_ATTEMPTS:
                 continue
             try:
-                self._known[process_id] = profiler.register_subprocess(process_id, ports[process_id])
+                self._known[process_id] = profiler.register_subprocess(
+                    process_id, ports[process_id]
+                )
                 _known_to_all.add(process_id)
             except Exception as error:
                 if attempts == _MAX_ATTEMPTS:

@@ -60,7 +60,10 @@ def _link_notebook(app: Any, docname: str, source: list[str]) -> None:
     page = DOCS / f"{docname}.md"
     if has_code(page):
         href = f"{'../' * docname.count('/')}notebooks/{page.stem}.ipynb"
-        link = f'<p class="notebook"><a href="{href}" download>Download this page as a notebook</a></p>'
+        link = (
+            f'<p class="notebook"><a href="{href}" download>Download this page as a'
+            " notebook</a></p>"
+        )
         source[0] = re.sub(
             r"^(# .*\n)", rf"\1\n{link}\n", source[0], count=1, flags=re.MULTILINE
         )

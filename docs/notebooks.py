@@ -20,7 +20,8 @@ PAGES = sorted(
     page for folder in (".", "guides") for page in (DOCS / folder).glob("*.md")
 )
 _BLOCK = re.compile(
-    r"^(?:<!-- not run: (?P<reason>.+?) -->\n+)?```(?P<language>[^\s`]*)[^\n`]*\n(?P<code>.*?)^```$",
+    r"^(?:<!-- not run: (?P<reason>.+?)"
+    r" -->\n+)?```(?P<language>[^\s`]*)[^\n`]*\n(?P<code>.*?)^```$",
     re.DOTALL | re.MULTILINE,
 )
 _COMMENT = re.compile(r"<!--.*?-->\n*", re.DOTALL)

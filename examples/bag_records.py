@@ -26,7 +26,9 @@ def make_rows() -> datasets.Dataset:
     """Sequences of 4 to 64 tokens, most of them short."""
     rng = np.random.default_rng(0)
     lengths = np.clip(rng.lognormal(2.5, 0.7, ROWS), 4, 64).astype(int)
-    return datasets.Dataset.from_dict({"tokens": [rng.integers(1, 1000, n).tolist() for n in lengths]})
+    return datasets.Dataset.from_dict(
+        {"tokens": [rng.integers(1, 1000, n).tolist() for n in lengths]}
+    )
 
 
 def write_bags(folder: Path) -> None:
@@ -50,15 +52,22 @@ def make_batches(folder: Path) -> grain.MapDataset:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("out/bag_records"), help="folder for the files")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("out/bag_records"), help="folder for the files"
+    )
     folder = parser.parse_args().out.resolve()
     write_bags(folder)
     batches = make_batches(folder)
     num_tokens = sum(int((batch > 0).sum()) for batch in batches)
     shapes = Counter(batch.shape[1] for batch in batches)
     size = sum(batch.size for batch in batches)
-    print(f"{len(batches)} batches hold {num_tokens} tokens, {1 - num_tokens / size:.0%} of them is padding")
+    print(
+        f"{len(batches)} batches hold {num_tokens} tokens, {1 - num_tokens / size:.0%} of them is"
+        " padding"
+    )
     print("batches of each length:", dict(sorted(shapes.items())))
 
     it = iter(batches.to_iter_dataset())
@@ -67,8 +76,13 @@ def main() -> None:
     again = iter(make_batches(folder).to_iter_dataset())
     again.set_state(it.get_state())
     rest, same = list(it), list(again)
-    identical = len(rest) == len(same) and all(np.array_equal(a, b) for a, b in zip(rest, same, strict=True))
-    print(f"resumed in the middle: {len(same)} batches, {'bit-identical' if identical else 'DIFFERENT'}")
+    identical = len(rest) == len(same) and all(
+        np.array_equal(a, b) for a, b in zip(rest, same, strict=True)
+    )
+    print(
+        f"resumed in the middle: {len(same)} batches,"
+        f" {'bit-identical' if identical else 'DIFFERENT'}"
+    )
 
 
 if __name__ == "__main__":

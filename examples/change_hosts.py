@@ -37,15 +37,26 @@ def make_batches() -> gristmill.IterDataset[dict[str, np.ndarray]]:
     """Returns this host's rows of endless global batches. Nothing in it but the last line knows of
     hosts.
     """
-    parts = [gristmill.MapDataset.range(num).seed(num).shuffle().repeat().random_map(wave) for num in (1001, 333)]
-    filtered = [part.to_iter_dataset().filter(lambda record: record["x"][0] > -0.5) for part in parts]
+    parts = [
+        gristmill.MapDataset.range(num).seed(num).shuffle().repeat().random_map(wave)
+        for num in (1001, 333)
+    ]
+    filtered = [
+        part.to_iter_dataset().filter(lambda record: record["x"][0] > -0.5) for part in parts
+    ]
     ds = gristmill.IterDataset.mix(filtered, weights=[0.7, 0.3]).window_shuffle(50, seed=1)
-    return ds.global_batch(32, num_lanes=8, shard_options=gristmill.sharding.ShardByJaxProcess(), end="repeat")
+    return ds.global_batch(
+        32, num_lanes=8, shard_options=gristmill.sharding.ShardByJaxProcess(), end="repeat"
+    )
 
 
 @jax.value_and_grad
 def loss_and_gradient(weights: jax.Array, batch: dict[str, jax.Array]) -> jax.Array:
-    return -(jax.nn.log_softmax(batch["x"] @ weights) * jax.nn.one_hot(batch["label"], 10)).sum(axis=1).mean()
+    return (
+        -(jax.nn.log_softmax(batch["x"] @ weights) * jax.nn.one_hot(batch["label"], 10))
+        .sum(axis=1)
+        .mean()
+    )
 
 
 def device_step(weights: jax.Array, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -62,25 +73,39 @@ def train(args: argparse.Namespace) -> None:
     """
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", NUM_DEVICES // args.processes)
-    jax.distributed.initialize(args.coordinator, args.processes, args.index, initialization_timeout=60)
+    jax.distributed.initialize(
+        args.coordinator, args.processes, args.index, initialization_timeout=60
+    )
     mesh = jax.sharding.Mesh(np.array(jax.devices()), "data")
     specs = {"in_specs": (jax.P(), jax.P("data")), "out_specs": jax.P(), "check_vma": False}
     train_step, it = jax.jit(jax.shard_map(device_step, mesh=mesh, **specs)), iter(make_batches())
     weights = jax.device_put(np.zeros((64, 10), np.float32), jax.NamedSharding(mesh, jax.P()))
     with ocp.CheckpointManager(args.run.resolve() / "checkpoints") as manager:
         if start := manager.latest_step() or 0:
-            restore = {"model": ocp.args.StandardRestore([weights]), "data": gristmill.checkpoint.CheckpointRestore(it)}
+            restore = {
+                "model": ocp.args.StandardRestore([weights]),
+                "data": gristmill.checkpoint.CheckpointRestore(it),
+            }
             [weights] = manager.restore(start, args=ocp.args.Composite(**restore))["model"]
-        print(f"host {args.index} of {args.processes}: {'resuming' if start else 'beginning'} after step {start}", flush=True)
+        print(
+            f"host {args.index} of {args.processes}: {'resuming' if start else 'beginning'} after"
+            f" step {start}",
+            flush=True,
+        )
         # line by line: SIGKILL must lose none
         log = (args.run / f"log-{args.index}.txt").open("a", buffering=1)
         for step in range(start + 1, args.steps + 1):
-            batch = jax.make_array_from_process_local_data(jax.NamedSharding(mesh, jax.P("data")), next(it))
+            batch = jax.make_array_from_process_local_data(
+                jax.NamedSharding(mesh, jax.P("data")), next(it)
+            )
             weights, loss = train_step(weights, batch)
             whole = b"".join(map(bytes, process_allgather(batch, tiled=True).values()))
             log.write(f"{step} {float(loss)} {hashlib.sha256(whole).hexdigest()}\n")
             if step % (args.steps // 8) == 0:
-                save = {"model": ocp.args.StandardSave([weights]), "data": gristmill.checkpoint.CheckpointSave(it)}
+                save = {
+                    "model": ocp.args.StandardSave([weights]),
+                    "data": gristmill.checkpoint.CheckpointSave(it),
+                }
                 # returns before everything is on the disk
                 manager.save(step, args=ocp.args.Composite(**save))
             if step == args.kill_at:
@@ -94,9 +119,22 @@ def launch(args: argparse.Namespace, run: Path, processes: int, kill_at: int = 0
     """
     run.mkdir(parents=True, exist_ok=True)
     with socket.create_server(("localhost", 0)) as free:
-        options = [f"--run={run}", f"--kill-at={kill_at}", f"--coordinator=localhost:{free.getsockname()[1]}"]
-    command = [sys.executable, __file__, f"--steps={args.steps}", f"--processes={processes}", *options]
-    children = [subprocess.Popen([*command, f"--index={i}"], stdin=subprocess.PIPE) for i in range(processes)]
+        options = [
+            f"--run={run}",
+            f"--kill-at={kill_at}",
+            f"--coordinator=localhost:{free.getsockname()[1]}",
+        ]
+    command = [
+        sys.executable,
+        __file__,
+        f"--steps={args.steps}",
+        f"--processes={processes}",
+        *options,
+    ]
+    children = [
+        subprocess.Popen([*command, f"--index={i}"], stdin=subprocess.PIPE)
+        for i in range(processes)
+    ]
     status = next(filter(None, (os.waitstatus_to_exitcode(os.wait()[1]) for _ in children)), 0)
     for child in children:
         child.kill()
@@ -107,11 +145,25 @@ def launch(args: argparse.Namespace, run: Path, processes: int, kill_at: int = 0
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default="out/change_hosts", help="folder for the runs")
     parser.add_argument("--steps", type=int, default=80, help="global batches to train on")
-    parser.add_argument("--hosts", type=int, nargs="+", default=[4, 2, 1, 4], help="numbers of hosts, one after the other")
-    for name, kind in {"processes": int, "index": int, "coordinator": str, "run": Path, "kill-at": int}.items():
+    parser.add_argument(
+        "--hosts",
+        type=int,
+        nargs="+",
+        default=[4, 2, 1, 4],
+        help="numbers of hosts, one after the other",
+    )
+    for name, kind in {
+        "processes": int,
+        "index": int,
+        "coordinator": str,
+        "run": Path,
+        "kill-at": int,
+    }.items():
         parser.add_argument(f"--{name}", type=kind, help="for one host of a run")
     args = parser.parse_args()
     # started by `launch`, which holds the other end of standard input: they end together
@@ -123,8 +175,14 @@ def main() -> None:
     for i, processes in enumerate(args.hosts, 1):
         kill_at = i * args.steps // len(args.hosts) + 1 if i < len(args.hosts) else 0
         found = launch(args, args.out.resolve() / "changing", processes, kill_at)
-    print(f"{args.steps} steps on 1 host, and on {' → '.join(map(str, args.hosts))}, killed in between", flush=True)
-    print(f"batches, losses and parameters: {'bit-identical' if found == expected else 'DIFFERENT'}")
+    print(
+        f"{args.steps} steps on 1 host, and on {' → '.join(map(str, args.hosts))}, killed in"
+        " between",
+        flush=True,
+    )
+    print(
+        f"batches, losses and parameters: {'bit-identical' if found == expected else 'DIFFERENT'}"
+    )
     sys.exit(found != expected)
 
 

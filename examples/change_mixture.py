@@ -40,10 +40,16 @@ def read_corpora(num_files: int) -> dict[str, list[str]]:
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef):
                 found["code"].append("".join(lines[node.lineno - 1 : node.end_lineno]).strip())
-            if isinstance(node, ast.FunctionDef | ast.ClassDef) and (docstring := ast.get_docstring(node)):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and (
+                docstring := ast.get_docstring(node)
+            ):
                 found["docs"].append(docstring)
         with path.open("rb") as file:
-            comments = [token.string for token in tokenize.tokenize(file.readline) if token.type == tokenize.COMMENT]
+            comments = [
+                token.string
+                for token in tokenize.tokenize(file.readline)
+                if token.type == tokenize.COMMENT
+            ]
         found["comments"] += [comment for comment in comments if len(comment) > 2]
     return found
 
@@ -52,7 +58,9 @@ def encode(number: int, text: str) -> dict[str, Any]:
     """A text as tokens, and beside each of them the number of the text, by which it is found
     again.
     """
-    tokens = np.array([ord(char) + OFFSET if ord(char) < 128 else RARE for char in text[:LENGTH]], np.int32)
+    tokens = np.array(
+        [ord(char) + OFFSET if ord(char) < 128 else RARE for char in text[:LENGTH]], np.int32
+    )
     return {"tokens": tokens, "text": np.full(len(tokens), number, np.int32)}
 
 
@@ -61,24 +69,36 @@ def corpus(texts: list[str], first: int) -> grain.IterDataset[Any]:
     return ds.shuffle(seed=first).to_iter_dataset()
 
 
-def make_batches(corpora: dict[str, list[str]], schedule: grain.Schedule) -> grain.DatasetIterator[Any]:
-    parts = {name: corpus(corpora[name], 1_000_000 * (1 + NAMES.index(name))) for name in schedule.names}
+def make_batches(
+    corpora: dict[str, list[str]], schedule: grain.Schedule
+) -> grain.DatasetIterator[Any]:
+    parts = {
+        name: corpus(corpora[name], 1_000_000 * (1 + NAMES.index(name))) for name in schedule.names
+    }
     mixture = grain.IterDataset.mix(parts, schedule, by=lambda text: len(text["tokens"]))
     lengths = {"tokens": LENGTH, "text": LENGTH}
-    pack = grain.experimental.FirstFitPackIterDataset(mixture, length_struct=lengths, num_packing_bins=4 * ROWS)
+    pack = grain.experimental.FirstFitPackIterDataset(
+        mixture, length_struct=lengths, num_packing_bins=4 * ROWS
+    )
     return iter(pack.batch(ROWS, drop_remainder=True))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("out/change_mixture"), help="folder for the checkpoint")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("out/change_mixture"), help="folder for the checkpoint"
+    )
     parser.add_argument("--steps", type=int, default=40, help="number of batches to train on")
     args = parser.parse_args()
     shutil.rmtree(args.out, ignore_errors=True)
     corpora = read_corpora(60)
     seen: Counter[int] = Counter()  # tokens of each text
 
-    def train(model: dict[str, Any], batches: grain.DatasetIterator[Any], steps: range) -> dict[str, Any]:
+    def train(
+        model: dict[str, Any], batches: grain.DatasetIterator[Any], steps: range
+    ) -> dict[str, Any]:
         for step in steps:
             batch = next(batches)
             seen.update(batch["text"][batch["text"] > 0].tolist())
@@ -88,21 +108,33 @@ def main() -> None:
         return model
 
     half = args.steps // 2 + 1  # in the middle of the bins that are being given out
-    batches = make_batches(corpora, grain.Schedule.linear({0: {"code": 3, "docs": 1}, 300: {"code": 1, "docs": 1}}))
+    batches = make_batches(
+        corpora, grain.Schedule.linear({0: {"code": 3, "docs": 1}, 300: {"code": 1, "docs": 1}})
+    )
     model = train(init_model(0), batches, range(half))
     with ocp.CheckpointManager(args.out.resolve()) as manager:
-        save = {"model": ocp.args.StandardSave(model), "data": grain.checkpoint.CheckpointSave(batches)}
+        save = {
+            "model": ocp.args.StandardSave(model),
+            "data": grain.checkpoint.CheckpointSave(batches),
+        }
         manager.save(half, args=ocp.args.Composite(**save))
 
         print("started again with comments, and other weights")
         batches = make_batches(corpora, grain.Schedule({0: {"code": 1, "docs": 1, "comments": 2}}))
-        saved = {"model": ocp.args.StandardRestore(init_model(0)), "data": grain.checkpoint.CheckpointRestore(batches)}
+        saved = {
+            "model": ocp.args.StandardRestore(init_model(0)),
+            "data": grain.checkpoint.CheckpointRestore(batches),
+        }
         model = manager.restore(half, args=ocp.args.Composite(**saved))["model"]
     train(model, batches, range(half, args.steps))
 
     for name, counts in batches.counts().items():
         print(f"{name:9} {counts['elements']:5} texts, {counts['lengths']:7} tokens")
-    texts = {1_000_000 * (1 + k) + i: text for k, name in enumerate(NAMES) for i, text in enumerate(corpora[name])}
+    texts = {
+        1_000_000 * (1 + k) + i: text
+        for k, name in enumerate(NAMES)
+        for i, text in enumerate(corpora[name])
+    }
     twice = [number for number, num in seen.items() if num != len(texts[number][:LENGTH])]
     print(f"{len(seen)} texts came, {len(twice)} of them not exactly once")
     # Whatever was drawn before the bins that are being given out has come.

@@ -34,7 +34,10 @@ class Lines:
 
     def __getitems__(self, keys: list[int]) -> list[np.ndarray]:
         text = np.memmap(self._path, np.uint8, "r")
-        return [np.array(text[end - length : end]) for end, length in zip(self._ends[keys], self.lengths[keys], strict=True)]
+        return [
+            np.array(text[end - length : end])
+            for end, length in zip(self._ends[keys], self.lengths[keys], strict=True)
+        ]
 
     def __repr__(self) -> str:
         return f"Lines({self._path.name!r}, {len(self)} lines, {self._ends[-1]} bytes)"
@@ -102,8 +105,12 @@ class FrameIterator(grain.DatasetIterator):
 
 def make_pipeline(path: Path) -> grain.IterDataset:
     lines = Lines(path)
-    keys = grain.MapDataset.source(ShortFirst(lines.lengths)).map(lambda metadata: metadata.record_key)
-    return Frames(grain.MapDataset.source(lines).slice(keys).repeat(2).to_iter_dataset(), 64).batch(8)
+    keys = grain.MapDataset.source(ShortFirst(lines.lengths)).map(
+        lambda metadata: metadata.record_key
+    )
+    return Frames(grain.MapDataset.source(lines).slice(keys).repeat(2).to_iter_dataset(), 64).batch(
+        8
+    )
 
 
 def main() -> None:

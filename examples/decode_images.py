@@ -42,7 +42,9 @@ class Decode(grain.transforms.RandomMap):
         photo = Image.open(io.BytesIO(file)).convert("RGB")
         size = int(rng.integers(photo.height // 2, photo.height + 1))
         left, top = (int(rng.integers(0, side - size + 1)) for side in photo.size)
-        return np.asarray(photo.resize((96, 96), Image.Resampling.LANCZOS, (left, top, left + size, top + size)))
+        return np.asarray(
+            photo.resize((96, 96), Image.Resampling.LANCZOS, (left, top, left + size, top + size))
+        )
 
 
 def write_photos(folder: Path, num: int, size: int) -> Photos:
@@ -51,7 +53,11 @@ def write_photos(folder: Path, num: int, size: int) -> Photos:
     y, x = np.mgrid[0 : 1 : size * 1j, 0 : 1.5 : 3 * size // 2 * 1j][..., None]
     for number in range(num):
         rng = np.random.default_rng(number)
-        waves = np.sin(rng.uniform(4, 40, 3) * x + rng.uniform(-40, 40, 3) * y + 3 * np.sin(rng.uniform(2, 9, 3) * y * x))
+        waves = np.sin(
+            rng.uniform(4, 40, 3) * x
+            + rng.uniform(-40, 40, 3) * y
+            + 3 * np.sin(rng.uniform(2, 9, 3) * y * x)
+        )
         pixels = (127 + 90 * waves + rng.normal(0, 12, waves.shape)).clip(0, 255).astype(np.uint8)
         Image.fromarray(pixels).save(folder / f"{number:05}.jpg", quality=90)
     os.truncate(folder / "00000.jpg", 1000)  # as a full disk leaves it
@@ -62,14 +68,24 @@ def make_batches(photos: Photos, num_workers: int) -> grain.IterDataset:
     """Whole batches by index: their order does not depend on the number of workers."""
     ds = grain.MapDataset.source(photos).seed(1).shuffle().repeat().random_map(Decode())
     ds = ds.tolerate(OSError, max_rate=0.1, then="replace").batch(16)
-    reads = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2) if num_workers else grain.ReadOptions(num_threads=0)
+    reads = (
+        grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
+        if num_workers
+        else grain.ReadOptions(num_threads=0)
+    )
     return ds.to_iter_dataset(reads).mp_prefetch(grain.MultiprocessingOptions(num_workers))
 
 
 def take(ds: grain.IterDataset, num: int) -> tuple[np.ndarray, str]:
     with iter(ds) as it:
         batches, faults = np.stack([next(it) for _ in range(num)]), it.faults()
-        return batches, f"{faults.total} of {faults.tried} photos passed over: {' '.join({x.error for x in faults.last})}"
+        return (
+            batches,
+            (
+                f"{faults.total} of {faults.tried} photos passed over:"
+                f" {' '.join({x.error for x in faults.last})}"
+            ),
+        )
 
 
 def draw(batch: np.ndarray, diagnoses: dict[str, grain.diagnostics.Diagnosis], path: Path) -> None:
@@ -79,9 +95,16 @@ def draw(batch: np.ndarray, diagnoses: dict[str, grain.diagnostics.Diagnosis], p
     left.imshow(np.hstack(np.hstack(batch.reshape(4, 4, 96, 96, 3))))
     waiting = np.array([found.starved_ratio for found in diagnoses.values()])
     right.barh([*diagnoses], waiting, height=0.5, color="tab:orange", label="waits for data")
-    right.barh([*diagnoses], 1 - waiting, height=0.5, left=waiting, color="tab:green", label="trains")
+    right.barh(
+        [*diagnoses], 1 - waiting, height=0.5, left=waiting, color="tab:green", label="trains"
+    )
     for name, found in diagnoses.items():
-        right.text(0.02, name, f"{found.elements_per_second:.1f} batches/s, bound by {found.bound_by}", va="center")
+        right.text(
+            0.02,
+            name,
+            f"{found.elements_per_second:.1f} batches/s, bound by {found.bound_by}",
+            va="center",
+        )
     right.set(xlim=(0, 1), xlabel="share of the time", title="what the training loop does")
     right.legend(loc="center")
     figure.savefig(path, dpi=110)
@@ -90,7 +113,9 @@ def draw(batch: np.ndarray, diagnoses: dict[str, grain.diagnostics.Diagnosis], p
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--images", type=int, default=64)
-    parser.add_argument("--size", type=int, default=384, help="height of a photo; its width is half as much again")
+    parser.add_argument(
+        "--size", type=int, default=384, help="height of a photo; its width is half as much again"
+    )
     parser.add_argument("--seconds", type=float, default=2, help="of each diagnosis")
     parser.add_argument("--step-ms", type=float, default=20, help="what a training step takes")
     parser.add_argument("--workers", type=int, help="by default as many as the diagnosis advises")
@@ -112,7 +137,9 @@ def main() -> None:
     draw(batches[0], {"after": after, "before": before}, args.out / "verdicts.png")
     identical = "identical" if np.array_equal(batches, same) else "DIFFERENT"
     ratio = after.elements_per_second / before.elements_per_second
-    print(f"{faults}\nafter is {ratio:.2f} times as fast as before; the batches of both: {identical}")
+    print(
+        f"{faults}\nafter is {ratio:.2f} times as fast as before; the batches of both: {identical}"
+    )
     sys.exit(identical != "identical")
 
 

@@ -29,7 +29,9 @@ def write_files(folder: Path) -> str:
     """Writes 4 shards of 25 lines; returns the pattern that names them."""
     for shard in range(4):
         rows = [{"id": 25 * shard + line, "text": "word " * (line % 7 + 1)} for line in range(25)]
-        (folder / f"train-{shard}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (folder / f"train-{shard}.jsonl").write_text(
+            "".join(json.dumps(row) + "\n" for row in rows)
+        )
     return f"{folder}/train-*.jsonl"
 
 

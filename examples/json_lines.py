@@ -27,13 +27,18 @@ def write_shards(folder: Path) -> None:
     for shard in range(SHARDS):
         lines = []
         for i in range(RECORDS):
-            review = {"id": shard * RECORDS + i, "text": " ".join(rng.choices(WORDS, k=rng.randint(1, 12)))}
+            review = {
+                "id": shard * RECORDS + i,
+                "text": " ".join(rng.choices(WORDS, k=rng.randint(1, 12))),
+            }
             lines.append(json.dumps(review) + "\n")
         if shard == 1:
             lines[7] = lines[7][:20] + "\n"  # a disk was full
         with (folder / f"reviews-{shard}.jsonl.gz").open("wb") as file:
             for start in range(0, RECORDS, LINES_IN_A_PART):
-                file.write(gzip.compress("".join(lines[start : start + LINES_IN_A_PART]).encode(), mtime=0))
+                file.write(
+                    gzip.compress("".join(lines[start : start + LINES_IN_A_PART]).encode(), mtime=0)
+                )
 
 
 def count_words(review: dict) -> dict:
@@ -42,19 +47,31 @@ def count_words(review: dict) -> dict:
 
 def make_pipeline(folder: Path) -> grain.IterDataset:
     source = grain.sources.JsonlSource(folder / "reviews-*.jsonl.gz")
-    ds = grain.MapDataset.source(source).tolerate(ValueError, max_rate=0.01).seed(1).shuffle().map(count_words)
+    ds = (
+        grain.MapDataset.source(source)
+        .tolerate(ValueError, max_rate=0.01)
+        .seed(1)
+        .shuffle()
+        .map(count_words)
+    )
     return ds.to_iter_dataset().batch(64).mp_prefetch(grain.MultiprocessingOptions(num_workers=2))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, help="where to write the shards; by default a folder that is deleted afterwards")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        help="where to write the shards; by default a folder that is deleted afterwards",
+    )
     folder = parser.parse_args().folder
     with tempfile.TemporaryDirectory() as temporary:
         folder = folder or Path(temporary)
         write_shards(folder)
         source = grain.sources.JsonlSource(folder / "reviews-*.jsonl.gz")
-        print(f"{source} has {len(source)} records; the longest line has {source.lengths.max()} bytes")
+        print(
+            f"{source} has {len(source)} records; the longest line has {source.lengths.max()} bytes"
+        )
         print("record 1000:", source[1000])
         try:
             source[RECORDS + 7]

@@ -33,20 +33,27 @@ def init_model(seed: int) -> dict[str, Any]:
 
 
 @jax.jit
-def predict(params: dict[str, jax.Array], tokens: jax.Array, segments: jax.Array, positions: jax.Array) -> jax.Array:
+def predict(
+    params: dict[str, jax.Array], tokens: jax.Array, segments: jax.Array, positions: jax.Array
+) -> jax.Array:
     """Logits of each next token, from the tokens before it in the same segment."""
     mask = (segments[:, :, None] == segments[:, None, :]) & jnp.tri(LENGTH, dtype=bool)
     x = params["embed"][tokens] + params["place"][positions]
     for i in range(LAYERS):
         qkv = (jax.nn.standardize(x) @ params[f"qkv{i}"]).reshape(*tokens.shape, 3, HEADS, -1)
         query, key, value = jnp.moveaxis(qkv, 2, 0)
-        x += jax.nn.dot_product_attention(query, key, value, mask=mask[:, None]).reshape(x.shape) @ params[f"out{i}"]
+        x += (
+            jax.nn.dot_product_attention(query, key, value, mask=mask[:, None]).reshape(x.shape)
+            @ params[f"out{i}"]
+        )
         x += jax.nn.gelu(jax.nn.standardize(x) @ params[f"up{i}"]) @ params[f"down{i}"]
     return jax.nn.standardize(x) @ params["embed"].T
 
 
 @jax.jit
-def train_step(model: dict[str, Any], batch: dict[str, jax.Array]) -> tuple[dict[str, Any], jax.Array]:
+def train_step(
+    model: dict[str, Any], batch: dict[str, jax.Array]
+) -> tuple[dict[str, Any], jax.Array]:
     tokens, positions = batch["tokens"], batch["tokens_positions"]
 
     def loss_of(params: dict[str, jax.Array]) -> jax.Array:
@@ -60,11 +67,15 @@ def train_step(model: dict[str, Any], batch: dict[str, jax.Array]) -> tuple[dict
     return {"params": optax.apply_updates(model["params"], updates), "optimizer": optimizer}, loss
 
 
-def generate(params: dict[str, jax.Array], start: int, end: int, never: list[int], seed: int) -> list[int]:
+def generate(
+    params: dict[str, jax.Array], start: int, end: int, never: list[int], seed: int
+) -> list[int]:
     """Draws the tokens that follow `start`, up to `end`, at temperature 0.6."""
     rng, tokens = np.random.default_rng(seed), np.full((1, LENGTH), start)
     for i in range(1, LENGTH):
-        logits = np.array(predict(params, tokens, np.ones_like(tokens), np.arange(LENGTH)[None])[0, i - 1])
+        logits = np.array(
+            predict(params, tokens, np.ones_like(tokens), np.arange(LENGTH)[None])[0, i - 1]
+        )
         logits[never] = -np.inf
         tokens[0, i] = np.argmax(logits / 0.6 + rng.gumbel(size=VOCABULARY))
         if tokens[0, i] == end:
@@ -84,9 +95,14 @@ def main() -> None:
         return predict(params, row["tokens"], row["tokens_segment_ids"], row["tokens_positions"])[0]
 
     together = logits_of(ds)
-    alone = [logits_of(grain.MapDataset.source([text]).to_iter_dataset())[: len(text["tokens"])] for text in texts]
+    alone = [
+        logits_of(grain.MapDataset.source([text]).to_iter_dataset())[: len(text["tokens"])]
+        for text in texts
+    ]
     difference = float(abs(together[: sum(map(len, alone))] - jnp.concatenate(alone)).max())
-    print(f"{len(texts)} texts in one row, and alone: largest difference of logits {difference:.1e}")
+    print(
+        f"{len(texts)} texts in one row, and alone: largest difference of logits {difference:.1e}"
+    )
     sys.exit(0 if difference < 1e-4 else 1)
 
 

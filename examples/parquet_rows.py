@@ -30,7 +30,9 @@ def write(folder: Path, num_files: int = 4) -> None:
             "readings": pyarrow.array(list(rng.normal(size=(size, 16)).astype(np.float32))),
             "comment": ["a text that training does not need"] * size,
         }
-        pyarrow.parquet.write_table(pyarrow.table(columns), folder / f"sensor-{number}.parquet", row_group_size=ROWS)
+        pyarrow.parquet.write_table(
+            pyarrow.table(columns), folder / f"sensor-{number}.parquet", row_group_size=ROWS
+        )
 
 
 def pipeline(source: ParquetSource) -> grain.IterDataset:
@@ -42,26 +44,43 @@ def pipeline(source: ParquetSource) -> grain.IterDataset:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--max-bytes", type=int, default=200_000, help="of decoded row groups (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--max-bytes",
+        type=int,
+        default=200_000,
+        help="of decoded row groups (default: %(default)s)",
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder))
-        source = ParquetSource(f"{folder}/sensor-*.parquet", columns=["sensor", "readings"], max_bytes=arguments.max_bytes)
+        source = ParquetSource(
+            f"{folder}/sensor-*.parquet",
+            columns=["sensor", "readings"],
+            max_bytes=arguments.max_bytes,
+        )
         print(
-            f"{len(source)} rows; one of them: sensor {source[12_345]['sensor']}, {source[12_345]['readings'].shape[0]} readings"
+            f"{len(source)} rows; one of them: sensor {source[12_345]['sensor']},"
+            f" {source[12_345]['readings'].shape[0]} readings"
         )
 
         it = iter(pipeline(source))
         batches = [next(it) for _ in range(10)]
         mixed = [len(np.unique(batch["sensor"])) for batch in batches]
-        print(f"batches of {batches[0]['readings'].shape}, each of {min(mixed)} to {max(mixed)} sensors")
+        print(
+            f"batches of {batches[0]['readings'].shape}, each of {min(mixed)} to {max(mixed)}"
+            " sensors"
+        )
         assert source.kept_bytes <= arguments.max_bytes, source.kept_bytes
         state = it.get_state()
         expected = [next(it) for _ in range(30)]
         it.close()
 
-        again = iter(pipeline(ParquetSource(f"{folder}/sensor-*.parquet", columns=["sensor", "readings"])))
+        again = iter(
+            pipeline(ParquetSource(f"{folder}/sensor-*.parquet", columns=["sensor", "readings"]))
+        )
         again.set_state(state)
         same = all(np.array_equal(next(again)["readings"], batch["readings"]) for batch in expected)
         print("resumed: the same 30 batches" if same else "resumed: OTHER batches")

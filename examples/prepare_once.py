@@ -44,7 +44,9 @@ def whole_files(folder: Path) -> list[str]:
 
 def digest(folder: Path) -> str:
     names = [*whole_files(folder), "manifest.json"]
-    return hashlib.sha256(b"".join([(folder / name).read_bytes() for name in names])).hexdigest()[:16]
+    return hashlib.sha256(b"".join([(folder / name).read_bytes() for name in names])).hexdigest()[
+        :16
+    ]
 
 
 def kill_a_writer(folder: Path) -> None:
@@ -58,7 +60,9 @@ def kill_a_writer(folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, help="where to write; by default a folder that is deleted afterwards")
+    parser.add_argument(
+        "--folder", type=Path, help="where to write; by default a folder that is deleted afterwards"
+    )
     parser.add_argument("--only-write", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.only_write is not None:
@@ -68,10 +72,16 @@ def main() -> None:
         folder = arguments.folder or Path(temporary)
         kill_a_writer(folder / "killed")
         num_files = len(whole_files(folder / "killed"))
-        print(f"killed after {'some' if num_files < DOCUMENTS // PER_FILE else 'all'} of {DOCUMENTS // PER_FILE} files")
+        print(
+            f"killed after {'some' if num_files < DOCUMENTS // PER_FILE else 'all'} of"
+            f" {DOCUMENTS // PER_FILE} files"
+        )
         report = prepare(folder / "killed")
         is_rest = report.new_files == DOCUMENTS // PER_FILE - num_files
-        print(f"continued: {'wrote the rest' if is_rest else 'WROTE FILES AGAIN'}, {report.records} records in all")
+        print(
+            f"continued: {'wrote the rest' if is_rest else 'WROTE FILES AGAIN'}, {report.records}"
+            " records in all"
+        )
         prepare(folder / "at once", workers=min(2, os.cpu_count() or 1))
         is_same = digest(folder / "killed") == digest(folder / "at once")
         print(f"without a kill, by two workers: {'the same bytes' if is_same else 'OTHER BYTES'}")

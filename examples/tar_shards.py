@@ -42,7 +42,11 @@ def write_shards(folder: Path, num_shards: int, num_records: int) -> None:
             for number in range(shard * num_records, (shard + 1) * num_records):
                 is_disc = 2 * shard < num_shards
                 about = json.dumps({"number": number}).encode()
-                for name, data in (("png", draw(number, is_disc)), ("cls", b"%d" % is_disc), ("json", about)):
+                for name, data in (
+                    ("png", draw(number, is_disc)),
+                    ("cls", b"%d" % is_disc),
+                    ("json", about),
+                ):
                     member = tarfile.TarInfo(f"{number:06}.{name}")
                     member.size = len(data)
                     tar.addfile(member, io.BytesIO(data))
@@ -104,7 +108,9 @@ def main() -> None:
 
     source = grain.sources.TarSource(str(args.out / "shapes-*.tar"))
     elements = [Decode().map(source[key]) for key in range(0, len(source), 7)]
-    guesses = [np.argmin([np.linalg.norm(x["features"] - mean) for mean in runs[0]]) for x in elements]
+    guesses = [
+        np.argmin([np.linalg.norm(x["features"] - mean) for mean in runs[0]]) for x in elements
+    ]
     accuracy = np.mean([guess == x["label"] for guess, x in zip(guesses, elements, strict=True)])
     print(f"{len(source)} records in {len(source.paths)} shards, discs in the first half of these")
     print(f"discs in the first batch: {first['label'].sum()} of {len(first['label'])}")

@@ -38,7 +38,10 @@ class DigitScans(tfds.core.GeneratorBasedBuilder):
         return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
 
     def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
-        return {"train": self._generate_examples(0, 1437), "test": self._generate_examples(1437, 1797)}
+        return {
+            "train": self._generate_examples(0, 1437),
+            "test": self._generate_examples(1437, 1797),
+        }
 
     def _generate_examples(self, start: int, stop: int) -> Iterator[tuple[int, dict[str, Any]]]:
         digits = load_digits()
@@ -53,12 +56,19 @@ class ToVector(gristmill.transforms.Map):
     """Flattens the image to 64 floats in 0..1."""
 
     def map(self, element: dict[str, Any]) -> dict[str, Any]:
-        return {"label": element["label"], "vector": element["image"].reshape(64).astype(np.float32) / 255}
+        return {
+            "label": element["label"],
+            "vector": element["image"].reshape(64).astype(np.float32) / 255,
+        }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("out/tfds"), help="TFDS data directory to create and read")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("out/tfds"), help="TFDS data directory to create and read"
+    )
     args = parser.parse_args()
     logging.set_verbosity(logging.ERROR)
     tfds.disable_progress_bar()
@@ -70,13 +80,17 @@ def main() -> None:
 
     # A MapDataset chain: the mean image of each digit, from one shuffled epoch.
     sums, counts = np.zeros((10, 64)), np.zeros(10, int)
-    for batch in gristmill.MapDataset.source(train).shuffle(seed=42).map(ToVector()).batch(batch_size=100):
+    for batch in (
+        gristmill.MapDataset.source(train).shuffle(seed=42).map(ToVector()).batch(batch_size=100)
+    ):
         np.add.at(sums, batch["label"], batch["vector"])
         np.add.at(counts, batch["label"], 1)
     means = sums / counts[:, None]
 
     # A DataLoader: each test image is taken for the digit whose mean image is nearest.
-    sampler = gristmill.samplers.SequentialSampler(len(test), shard_options=gristmill.sharding.NoSharding())
+    sampler = gristmill.samplers.SequentialSampler(
+        len(test), shard_options=gristmill.sharding.NoSharding()
+    )
     operations = [ToVector(), gristmill.transforms.Batch(batch_size=100)]
     loader = gristmill.DataLoader(data_source=test, sampler=sampler, operations=operations)
     num_read = num_right = 0
@@ -87,8 +101,14 @@ def main() -> None:
 
     accuracy = num_right / num_read
     print(f"source:              {train}")
-    print(f"MapDataset chain:    {counts.sum()} of {len(train)} training images, of each digit {counts.tolist()}")
-    print(f"DataLoader:          {num_read} of {len(test)} test images, the nearest mean is right for {accuracy:.1%}")
+    print(
+        f"MapDataset chain:    {counts.sum()} of {len(train)} training images, of each digit"
+        f" {counts.tolist()}"
+    )
+    print(
+        f"DataLoader:          {num_read} of {len(test)} test images, the nearest mean is right for"
+        f" {accuracy:.1%}"
+    )
     print(f"TensorFlow imported: {'tensorflow' in sys.modules}")
 
 

@@ -21,7 +21,16 @@ import numpy as np
 
 import gristmill as grain
 
-MODULES = ("argparse", "asyncio", "collections", "json", "logging", "pathlib", "random", "statistics")
+MODULES = (
+    "argparse",
+    "asyncio",
+    "collections",
+    "json",
+    "logging",
+    "pathlib",
+    "random",
+    "statistics",
+)
 # the token that ends a document, the inputs of a row, the rows of a batch
 END, LENGTH, BATCH = 256, 64, 8
 
@@ -47,7 +56,11 @@ def write_megatron(prefix: Path, docs: list[np.ndarray]) -> None:
     with prefix.with_suffix(".idx").open("wb") as index:
         # 8 is uint16
         index.write(struct.pack("<9sQBQQ", b"MMIDIDX", 1, 8, len(docs), len(docs) + 1))
-        index.write(lengths.tobytes() + places.astype("<i8").tobytes() + np.arange(len(docs) + 1).astype("<i8").tobytes())
+        index.write(
+            lengths.tobytes()
+            + places.astype("<i8").tobytes()
+            + np.arange(len(docs) + 1).astype("<i8").tobytes()
+        )
 
 
 def batches_of(source: grain.sources.TokenSource) -> grain.IterDataset:
@@ -58,7 +71,9 @@ def batches_of(source: grain.sources.TokenSource) -> grain.IterDataset:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, help="where to write the files; a folder that is deleted by default")
+    parser.add_argument(
+        "--out", type=Path, help="where to write the files; a folder that is deleted by default"
+    )
     out = parser.parse_args().out
     with tempfile.TemporaryDirectory() as temporary:
         folder = out or Path(temporary)
@@ -70,12 +85,17 @@ def main() -> None:
 
 
 def show(folder: Path, docs: list[np.ndarray]) -> bool:
-    nanogpt = grain.sources.TokenSource(folder / "train.bin", "raw", dtype=np.uint16, window=LENGTH + 1)
+    nanogpt = grain.sources.TokenSource(
+        folder / "train.bin", "raw", dtype=np.uint16, window=LENGTH + 1
+    )
     megatron = grain.sources.TokenSource(folder / "train-megatron", window=LENGTH + 1)
     by_document = grain.sources.TokenSource(folder / "train-megatron")
     same_windows = len(nanogpt) == len(megatron) and all(map(np.array_equal, nanogpt, megatron))
     same_documents = len(by_document) == len(docs) and all(map(np.array_equal, by_document, docs))
-    print(f"{len(docs)} documents, {sum(map(len, docs))} tokens, {len(nanogpt)} windows of {LENGTH} + 1")
+    print(
+        f"{len(docs)} documents, {sum(map(len, docs))} tokens, {len(nanogpt)} windows of"
+        f" {LENGTH} + 1"
+    )
     print(f"windows of both formats: {'the same' if same_windows else 'DIFFERENT'}")
     print(f"documents by the index: {'the same' if same_documents else 'DIFFERENT'}")
 
@@ -83,7 +103,10 @@ def show(folder: Path, docs: list[np.ndarray]) -> bool:
     for _ in range(100):
         batch = next(it)
     shifted = np.array_equal(batch["inputs"][:, 1:], batch["labels"][:, :-1])
-    print(f"batches of {batch['inputs'].shape} {batch['inputs'].dtype}; labels are inputs moved by one: {shifted}")
+    print(
+        f"batches of {batch['inputs'].shape} {batch['inputs'].dtype}; labels are inputs moved by"
+        f" one: {shifted}"
+    )
     (folder / "state.json").write_text(json.dumps(it.get_state()))
 
     rest = [batch["inputs"] for batch in it]
@@ -91,7 +114,9 @@ def show(folder: Path, docs: list[np.ndarray]) -> bool:
     again.set_state(json.loads((folder / "state.json").read_text()))
     resumed = [batch["inputs"] for batch in again]
     same = len(rest) == len(resumed) and all(map(np.array_equal, rest, resumed))
-    print(f"{len(rest)} batches after the state, resumed: {'bit-identical' if same else 'DIFFERENT'}")
+    print(
+        f"{len(rest)} batches after the state, resumed: {'bit-identical' if same else 'DIFFERENT'}"
+    )
     return same_windows and same_documents and shifted and same
 
 

@@ -29,10 +29,19 @@ def plot_loss(path: Path, uninterrupted: list[list[str]], resumed: list[list[str
     axis = figure.subplots()
     for label, log, style in [
         ("uninterrupted", uninterrupted, {"color": "0.85", "linewidth": 6}),
-        (f"stopped hard after step {steps[restart - 1]}", resumed[:restart], {"color": "C0", "linewidth": 2}),
+        (
+            f"stopped hard after step {steps[restart - 1]}",
+            resumed[:restart],
+            {"color": "C0", "linewidth": 2},
+        ),
         ("resumed from the last checkpoint", resumed[restart:], {"color": "C1", "linewidth": 0.8}),
     ]:
-        axis.semilogy([int(step) for step, *_ in log], [float(loss) for _, loss, _ in log], label=label, **style)
+        axis.semilogy(
+            [int(step) for step, *_ in log],
+            [float(loss) for _, loss, _ in log],
+            label=label,
+            **style,
+        )
     axis.set(xlabel="step", ylabel="training loss", title="Handwritten digits")
     axis.grid(alpha=0.3)
     axis.legend(frameon=False)
@@ -48,17 +57,29 @@ def main() -> None:
     train(uninterrupted, args)
     if not (resumed / "log.txt").exists():
         script = str(Path(__file__).with_name("train_digits.py"))
-        command = [sys.executable, script, *sys.argv[1:], "--name=resumed", f"--interrupt-at={args.steps // 2}"]
+        command = [
+            sys.executable,
+            script,
+            *sys.argv[1:],
+            "--name=resumed",
+            f"--interrupt-at={args.steps // 2}",
+        ]
         if (status := subprocess.run(command).returncode) != INTERRUPTED:
             sys.exit(f"the run to be interrupted ended with exit status {status}")
     train(resumed, args)
 
-    logs = [[line.split() for line in (run / "log.txt").read_text().splitlines()] for run in (uninterrupted, resumed)]
+    logs = [
+        [line.split() for line in (run / "log.txt").read_text().splitlines()]
+        for run in (uninterrupted, resumed)
+    ]
     plot_loss(args.out / "loss.png", logs[0][:-1], logs[1][:-1])
     plot_digits(args.out / "digits.png", args.out / "records", args.seed)
     identical = {tuple(line) for line in logs[0]} == {tuple(line) for line in logs[1]}
     for run, log in [(uninterrupted, logs[0]), (resumed, logs[1])]:
-        print(f"{run.name + ':':14} final parameters {log[-1][2][:16]}, held-out accuracy {float(log[-1][1]):.1%}")
+        print(
+            f"{run.name + ':':14} final parameters {log[-1][2][:16]}, held-out accuracy"
+            f" {float(log[-1][1]):.1%}"
+        )
     print(f"pictures: {args.out / 'loss.png'}, {args.out / 'digits.png'}")
     print(f"batches, losses and parameters: {'bit-identical' if identical else 'DIFFERENT'}")
     sys.exit(0 if identical else 1)

@@ -45,32 +45,61 @@ def read_corpora(num_files: int) -> tuple[list[list[str]], list[list[str]]]:
         for node in ast.walk(ast.parse("\n".join(lines))):
             if isinstance(node, ast.FunctionDef):
                 code.append(textwrap.dedent("\n".join(lines[node.lineno - 1 : node.end_lineno])))
-            if isinstance(node, ast.FunctionDef | ast.ClassDef) and (docstring := ast.get_docstring(node)):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and (
+                docstring := ast.get_docstring(node)
+            ):
                 prose.append(docstring)
     return [WORD.findall(text) for text in code], [WORD.findall(text) for text in prose]
 
 
-def make_batches(code: list[list[str]], prose: list[list[str]], numbers: dict[str, int], seed: int) -> grain.IterDataset[Any]:
+def make_batches(
+    code: list[list[str]], prose: list[list[str]], numbers: dict[str, int], seed: int
+) -> grain.IterDataset[Any]:
     def corpus(texts: list[list[str]], start: int) -> grain.MapDataset[Any]:
         def encode(words: list[str]) -> dict[str, Any]:
-            return {"tokens": np.array([start, *(numbers.get(word, RARE) for word in words[: LENGTH - 2]), END], np.int32)}
+            return {
+                "tokens": np.array(
+                    [start, *(numbers.get(word, RARE) for word in words[: LENGTH - 2]), END],
+                    np.int32,
+                )
+            }
 
         return grain.MapDataset.source(texts).shuffle(seed=seed + start).repeat().map(encode)
 
-    mixture = grain.MapDataset.mix([corpus(code, CODE), corpus(prose, PROSE)], weights=[0.7, 0.3]).to_iter_dataset()
+    mixture = grain.MapDataset.mix(
+        [corpus(code, CODE), corpus(prose, PROSE)], weights=[0.7, 0.3]
+    ).to_iter_dataset()
     pack = grain.experimental.FirstFitPackIterDataset
-    return pack(mixture, length_struct={"tokens": LENGTH}, num_packing_bins=4 * ROWS, seed=seed).batch(ROWS)
+    return pack(
+        mixture, length_struct={"tokens": LENGTH}, num_packing_bins=4 * ROWS, seed=seed
+    ).batch(ROWS)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("out/language_model"), help="folder for checkpoint and picture")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("out/language_model"),
+        help="folder for checkpoint and picture",
+    )
     parser.add_argument("--steps", type=int, default=120, help="number of batches to train on")
-    parser.add_argument("--seed", type=int, default=0, help="decides order, mixture and initial parameters")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="decides order, mixture and initial parameters"
+    )
     args = parser.parse_args()
     shutil.rmtree(args.out / "checkpoints", ignore_errors=True)
     code, prose = read_corpora(40)
-    words = ["", "", "", "", "?", *(word for word, _ in Counter(itertools.chain(*code, *prose)).most_common(VOCABULARY - 5))]
+    words = [
+        "",
+        "",
+        "",
+        "",
+        "?",
+        *(word for word, _ in Counter(itertools.chain(*code, *prose)).most_common(VOCABULARY - 5)),
+    ]
     ds = make_batches(code, prose, {word: i for i, word in enumerate(words)}, args.seed)
     print(f"{len(code)} functions, {len(prose)} docstrings")
     losses, fills = [], []
@@ -89,21 +118,43 @@ def main() -> None:
     batches = iter(ds)
     model = train(init_model(args.seed), batches, range(half))
     with ocp.CheckpointManager(args.out.resolve() / "checkpoints") as manager:
-        save = {"model": ocp.args.StandardSave(model), "data": grain.checkpoint.CheckpointSave(batches)}
+        save = {
+            "model": ocp.args.StandardSave(model),
+            "data": grain.checkpoint.CheckpointSave(batches),
+        }
         manager.save(half, args=ocp.args.Composite(**save))
         model = train(model, batches, range(half, args.steps))
 
         print(f"back to step {half}")
         batches = iter(ds)
-        saved = {"model": ocp.args.StandardRestore(init_model(args.seed)), "data": grain.checkpoint.CheckpointRestore(batches)}
-        train(manager.restore(half, args=ocp.args.Composite(**saved))["model"], batches, range(half, args.steps))
+        saved = {
+            "model": ocp.args.StandardRestore(init_model(args.seed)),
+            "data": grain.checkpoint.CheckpointRestore(batches),
+        }
+        train(
+            manager.restore(half, args=ocp.args.Composite(**saved))["model"],
+            batches,
+            range(half, args.steps),
+        )
 
     first, again = losses[half : args.steps], losses[args.steps :]
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axis = figure.subplots()
-    axis.plot(range(args.steps), losses[: args.steps], label="straight on", color="0.8", linewidth=5)
-    axis.plot(range(half, args.steps), again, label=f"from the checkpoint of step {half}", color="C1", linewidth=1)
-    axis.set(xlabel="step", ylabel="training loss", title="Functions and docstrings of the standard library")
+    axis.plot(
+        range(args.steps), losses[: args.steps], label="straight on", color="0.8", linewidth=5
+    )
+    axis.plot(
+        range(half, args.steps),
+        again,
+        label=f"from the checkpoint of step {half}",
+        color="C1",
+        linewidth=1,
+    )
+    axis.set(
+        xlabel="step",
+        ylabel="training loss",
+        title="Functions and docstrings of the standard library",
+    )
     axis.legend(frameon=False)
     figure.savefig(args.out / "loss.png", dpi=150)
 

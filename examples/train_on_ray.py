@@ -33,7 +33,9 @@ jax.config.update("jax_platforms", "cpu")
 @contextlib.contextmanager
 def two_nodes() -> Iterator[None]:
     """A cluster of this program's node and another one, with two CPUs each."""
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False}
+    )
     try:
         cluster.add_node(num_cpus=2)
         ray.init(address=cluster.address, log_to_driver=False)
@@ -50,7 +52,14 @@ def make_record(label: int, rng: np.random.Generator) -> dict[str, object]:
 
 def make_batches() -> gristmill.IterDataset[dict[str, np.ndarray]]:
     """Endless batches. The lanes decide what is in them; who computes these does not."""
-    ds = gristmill.MapDataset.range(1001).seed(0).shuffle().repeat().random_map(make_record).to_iter_dataset()
+    ds = (
+        gristmill.MapDataset.range(1001)
+        .seed(0)
+        .shuffle()
+        .repeat()
+        .random_map(make_record)
+        .to_iter_dataset()
+    )
     ds = ds.filter(lambda record: record["x"][0] > -0.5).window_shuffle(50, seed=1).batch(32)
     return ds.mp_prefetch(gristmill.RayOptions(3, num_lanes=8))
 
@@ -58,7 +67,11 @@ def make_batches() -> gristmill.IterDataset[dict[str, np.ndarray]]:
 @jax.jit
 @jax.value_and_grad
 def loss_and_gradient(weights: jax.Array, batch: dict[str, jax.Array]) -> jax.Array:
-    return -(jax.nn.log_softmax(batch["x"] @ weights) * jax.nn.one_hot(batch["label"], 10)).sum(axis=1).mean()
+    return (
+        -(jax.nn.log_softmax(batch["x"] @ weights) * jax.nn.one_hot(batch["label"], 10))
+        .sum(axis=1)
+        .mean()
+    )
 
 
 def train(num_steps: int, num_kills: int = 0) -> tuple[np.ndarray, str, set[int]]:
@@ -73,29 +86,52 @@ def train(num_steps: int, num_kills: int = 0) -> tuple[np.ndarray, str, set[int]
             process = int(batch.pop("process")[0])
             loss, gradient = loss_and_gradient(weights, batch)
             weights -= 0.1 * gradient
-            digest.update(batch["x"].tobytes() + batch["label"].tobytes() + np.asarray(loss).tobytes())
-            is_due = len(killed) < num_kills and step * (num_kills + 1) >= num_steps * (len(killed) + 1)
+            digest.update(
+                batch["x"].tobytes() + batch["label"].tobytes() + np.asarray(loss).tobytes()
+            )
+            is_due = len(killed) < num_kills and step * (num_kills + 1) >= num_steps * (
+                len(killed) + 1
+            )
             # batches of one that is dead may still be on their way
             if is_due and process not in killed:
                 os.kill(process, signal.SIGKILL)
                 killed.add(process)
-                print(f"step {step}: the actor in process {process} is killed, loss {float(loss):.3f}", flush=True)
+                print(
+                    f"step {step}: the actor in process {process} is killed, loss"
+                    f" {float(loss):.3f}",
+                    flush=True,
+                )
     return np.asarray(weights), digest.hexdigest(), killed
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=1000, help="batches to train on")
     parser.add_argument("--kills", type=int, default=3, help="actors to kill in the second run")
     args = parser.parse_args()
     with two_nodes():
         addresses = {node["NodeManagerAddress"] for node in ray.nodes()}
-        print(f"{len(ray.nodes())} nodes with {ray.cluster_resources()['CPU']:g} CPUs, at {', '.join(addresses)}", flush=True)
+        print(
+            f"{len(ray.nodes())} nodes with {ray.cluster_resources()['CPU']:g} CPUs, at"
+            f" {', '.join(addresses)}",
+            flush=True,
+        )
         weights, batches, _ = train(args.steps)
-        print(f"left alone: parameters {hashlib.sha256(weights.tobytes()).hexdigest()[:16]}", flush=True)
+        print(
+            f"left alone: parameters {hashlib.sha256(weights.tobytes()).hexdigest()[:16]}",
+            flush=True,
+        )
         again, same_batches, killed = train(args.steps, args.kills)
-        print(f"{len(killed)} killed: parameters {hashlib.sha256(again.tobytes()).hexdigest()[:16]}")
-    identical = weights.tobytes() == again.tobytes() and batches == same_batches and len(killed) == args.kills
+        print(
+            f"{len(killed)} killed: parameters {hashlib.sha256(again.tobytes()).hexdigest()[:16]}"
+        )
+    identical = (
+        weights.tobytes() == again.tobytes()
+        and batches == same_batches
+        and len(killed) == args.kills
+    )
     print(f"batches, losses and parameters: {'bit-identical' if identical else 'DIFFERENT'}")
     sys.exit(not identical)
 

@@ -31,7 +31,10 @@ def make_point(index: int) -> dict[str, np.ndarray]:
     """Makes a point of one of three spiral arms, and the number of the arm."""
     arm, radius = index % 3, np.sqrt(index % 1009 / 1009)
     angle = 2 * np.pi * (arm / 3 + radius)
-    return {"point": np.float32([radius * np.cos(angle), radius * np.sin(angle)]), "arm": np.int64(arm)}
+    return {
+        "point": np.float32([radius * np.cos(angle), radius * np.sin(angle)]),
+        "arm": np.int64(arm),
+    }
 
 
 class Shift(grain.transforms.RandomMap):
@@ -39,13 +42,22 @@ class Shift(grain.transforms.RandomMap):
     number of threads.
     """
 
-    def random_map(self, element: dict[str, np.ndarray], rng: np.random.Generator) -> dict[str, np.ndarray]:
-        return {**element, "point": element["point"] + rng.normal(scale=0.03, size=2).astype(np.float32)}
+    def random_map(
+        self, element: dict[str, np.ndarray], rng: np.random.Generator
+    ) -> dict[str, np.ndarray]:
+        return {
+            **element,
+            "point": element["point"] + rng.normal(scale=0.03, size=2).astype(np.float32),
+        }
 
 
 def make_pipeline(num_workers: int) -> grain.IterDataset[dict[str, np.ndarray]]:
     ds = grain.MapDataset.range(3000).seed(0).shuffle().map(make_point).random_map(Shift()).repeat()
-    return ds.to_iter_dataset().batch(64).mp_prefetch(grain.MultiprocessingOptions(num_workers=num_workers))
+    return (
+        ds.to_iter_dataset()
+        .batch(64)
+        .mp_prefetch(grain.MultiprocessingOptions(num_workers=num_workers))
+    )
 
 
 def make_model() -> torch.nn.Module:
@@ -84,22 +96,35 @@ def train(run: Path, args: argparse.Namespace) -> torch.nn.Module:
             optimizer.step()
             log.write(f"{step} {loss.item()} {digest(*batch.values())}\n")
             if step % args.save_every == 0:
-                saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "data": it.get_state(), "step": step}
+                saved = {
+                    "model": model.state_dict(),
+                    "optimizer": optimizer.state_dict(),
+                    "data": it.get_state(),
+                    "step": step,
+                }
                 torch.save(saved, run / "half")
                 (run / "half").rename(checkpoint)  # a kill leaves the old one or the new one
             if step == args.kill_at:
                 os.kill(os.getpid(), signal.SIGKILL)
-        log.write(f"final {digest(*(weights.detach().numpy() for weights in model.parameters()))}\n")
+        log.write(
+            f"final {digest(*(weights.detach().numpy() for weights in model.parameters()))}\n"
+        )
     return model
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=Path("out/pytorch"), help="folder for the runs")
     parser.add_argument("--steps", type=int, default=600, help="batches to train on")
     parser.add_argument("--save-every", type=int, default=100, help="steps between two checkpoints")
     parser.add_argument("--workers", type=int, default=2, help="number of worker processes")
-    parser.add_argument("--kill-at", type=int, help="go on with the run that is to be killed, and kill it after this step")
+    parser.add_argument(
+        "--kill-at",
+        type=int,
+        help="go on with the run that is to be killed, and kill it after this step",
+    )
     args = parser.parse_args()
     straight, killed = args.out / "straight", args.out / "killed"
     if args.kill_at:
@@ -111,9 +136,14 @@ def main() -> None:
     model = train(straight, args)
     batch = grain.MapDataset.range(3000).map(make_point).batch(3000)[0]  # not shifted
     guesses = model(torch.from_numpy(batch["point"])).argmax(1).numpy()
-    print(f"{args.steps} steps: {np.mean(guesses == batch['arm']):.0%} of the points get the right arm")
+    print(
+        f"{args.steps} steps: {np.mean(guesses == batch['arm']):.0%} of the points get the"
+        " right arm"
+    )
     kill_at = args.steps * 7 // 12
-    status = subprocess.run([sys.executable, __file__, *sys.argv[1:], f"--kill-at={kill_at}"]).returncode
+    status = subprocess.run(
+        [sys.executable, __file__, *sys.argv[1:], f"--kill-at={kill_at}"]
+    ).returncode
     print(f"trained again: ended by signal {-status} after step {kill_at}")
     train(killed, args)
     # some steps came twice

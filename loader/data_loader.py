@@ -20,7 +20,14 @@ from gristmill.core.sharding import ShardOptions
 from gristmill.core.state import shown
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.length import Exact, Infinite, Length, length_hint, num_elements
-from gristmill.dataset.telling.description import MAX_FILES, as_json, complete_repr, few_files, source_files, source_text
+from gristmill.dataset.telling.description import (
+    MAX_FILES,
+    as_json,
+    complete_repr,
+    few_files,
+    source_files,
+    source_text,
+)
 from gristmill.loader.iterator import DataLoaderIterator
 from gristmill.loader.plan import Plan
 from gristmill.loader.pytorch import for_indices, refusing_pytorch
@@ -34,7 +41,16 @@ from gristmill.samplers import IndexSampler, IterableSampler, Sampler, Sequentia
 from gristmill.samplers.base import BlockSampler, answers_blocks, num_records_of, seed_of
 from gristmill.sources.base import check_source
 from gristmill.sources.columns import by_position
-from gristmill.transforms import Batch, Filter, FlatMap, Map, RandomMap, TfRandomMap, Tolerate, Transformation
+from gristmill.transforms import (
+    Batch,
+    Filter,
+    FlatMap,
+    Map,
+    RandomMap,
+    TfRandomMap,
+    Tolerate,
+    Transformation,
+)
 from gristmill.transforms.base import check_batch_size, check_max_fan_out, for_a_class
 
 _CALLER = 4  # of the constructor: as a level of the stack, seen from what it calls
@@ -124,13 +140,20 @@ class DataLoader(grain_names.DataLoader):
         data_source = by_position(data_source)
         if not hasattr(sampler, "__getitem__"):
             kind = type(sampler).__name__
-            raise TypeError(f"sampler must have __getitem__, got {shown(sampler):.100} of type {kind}{for_indices(sampler)}")
-        options = _worker_options(workers, worker_count, worker_buffer_size, bool(enable_profiling), worker_env, num_lanes)
+            raise TypeError(
+                f"sampler must have __getitem__, got {shown(sampler):.100} of type"
+                f" {kind}{for_indices(sampler)}"
+            )
+        options = _worker_options(
+            workers, worker_count, worker_buffer_size, bool(enable_profiling), worker_env, num_lanes
+        )
         if read_options is not None and not isinstance(read_options, ReadOptions):
             raise TypeError(f"read_options must be a ReadOptions, got {read_options!r:.200}")
         self._data_source = data_source
         self._sampler = sampler
-        self._operations = [_as_operation(i, operation) for i, operation in enumerate(_as_iterable(operations))]
+        self._operations = [
+            _as_operation(i, operation) for i, operation in enumerate(_as_iterable(operations))
+        ]
         self._read_options = read_options or ReadOptions()
         self._multiprocessing_options = options
         self._num_lanes = in_lanes(options).num_lanes if order == "workers" else options.num_lanes
@@ -157,12 +180,20 @@ class DataLoader(grain_names.DataLoader):
         kinds = [operation_kind(operation) for operation in self._operations]
         as_records = any([kind not in (Map, FlatMap, Filter, Batch, Tolerate) for kind in kinds])
         seed = seed_of(self._sampler) if isinstance(self._sampler, BlockSampler) else None
-        records = SampledMapDataset(self._data_source, self._sampler, self._shard_options, self._length, as_records=as_records)
+        records = SampledMapDataset(
+            self._data_source,
+            self._sampler,
+            self._shard_options,
+            self._length,
+            as_records=as_records,
+        )
         ds: IterDataset[Any] = records.to_iter_dataset(self._read_options, allow_nones=True)
         for operation in self._operations:
             ds = apply_operation(ds, operation, as_records=as_records, seed=seed)
         self._chain = DataIterDataset(ds) if as_records else ds
-        return self._chain.mp_prefetch(self._multiprocessing_options, self._worker_init_fn, order=self._order)
+        return self._chain.mp_prefetch(
+            self._multiprocessing_options, self._worker_init_fn, order=self._order
+        )
 
     def global_batch(
         self,
@@ -204,14 +235,23 @@ class DataLoader(grain_names.DataLoader):
 
         if self._shard_options.shard_count > 1:
             raise ValueError(
-                f"global_batch needs a loader that is not sharded, got {self._shard_options}: give NoSharding() to the sampler, "
-                "and shard_options to global_batch"
+                f"global_batch needs a loader that is not sharded, got {self._shard_options}: give"
+                " NoSharding() to the sampler, and shard_options to global_batch"
             )
         own = self._multiprocessing_options
         if workers is None and own.num_workers:
             workers = dataclasses.replace(own, num_lanes=None)
         num_lanes = self._num_lanes if num_lanes is None else num_lanes
-        given = (num_lanes, shard_options, workers, end, agree, agree_every, batch_fn, self._worker_init_fn)
+        given = (
+            num_lanes,
+            shard_options,
+            workers,
+            end,
+            agree,
+            agree_every,
+            batch_fn,
+            self._worker_init_fn,
+        )
         return GlobalBatchIterDataset(self._chain, batch_size, *given)
 
     @property
@@ -229,8 +269,14 @@ class DataLoader(grain_names.DataLoader):
         if isinstance(length, Infinite):
             reason = "it does not end. Give num_epochs to its sampler (or to gristmill.load)"
         else:
-            reason = f"how many elements {self._first_unsteady()} makes is known when they have been read. Count them"
-        raise TypeError(f"object of type 'DataLoader' has no len(): {reason}, or take n: itertools.islice(loader, n)")
+            reason = (
+                f"how many elements {self._first_unsteady()} makes is known when they have been"
+                " read. Count them"
+            )
+        raise TypeError(
+            f"object of type 'DataLoader' has no len(): {reason}, or take n:"
+            " itertools.islice(loader, n)"
+        )
 
     __length_hint__ = length_hint
 
@@ -255,8 +301,10 @@ class DataLoader(grain_names.DataLoader):
 
     def __repr__(self) -> str:
         return (
-            f"DataLoader(data_source={complete_repr(self._data_source):.200}, sampler={self._sampler!r}, "
-            f"operations=[{', '.join(map(transform_name, self._operations))}], shard_options={self._shard_options!r}, "
+            f"DataLoader(data_source={complete_repr(self._data_source):.200},"
+            f" sampler={self._sampler!r}, "
+            f"operations=[{', '.join(map(transform_name, self._operations))}],"
+            f" shard_options={self._shard_options!r}, "
             f"{_settings_text(self._multiprocessing_options, self._read_options)}"
             f"{'' if self._order == 'workers' else f', order={self._order!r}'})"
         )
@@ -296,7 +344,10 @@ class DataLoader(grain_names.DataLoader):
             kind = operation_kind(operation)
             parameters: dict[str, Any] = {}
             if kind is Batch:  # NumPy's integers are no JSON
-                parameters = {"batch_size": int(operation.batch_size), "drop_remainder": bool(operation.drop_remainder)}
+                parameters = {
+                    "batch_size": int(operation.batch_size),
+                    "drop_remainder": bool(operation.drop_remainder),
+                }
             elif kind is FlatMap:
                 parameters = {"max_fan_out": check_max_fan_out(operation)}
             name = "legacy operation" if kind is None else kind.__name__
@@ -305,16 +356,32 @@ class DataLoader(grain_names.DataLoader):
 
 
 def _worker_options(
-    workers: Any, worker_count: NumberOrAuto, buffer_size: Any, profiles: bool, worker_env: Any, num_lanes: int | None
+    workers: Any,
+    worker_count: NumberOrAuto,
+    buffer_size: Any,
+    profiles: bool,
+    worker_env: Any,
+    num_lanes: int | None,
 ) -> WorkerOptions:
     """``workers``, or what the arguments say together that stand for it."""
-    num_workers = number_or_auto("worker_count", os.cpu_count() or 1 if worker_count is None else worker_count, 0)
+    num_workers = number_or_auto(
+        "worker_count", os.cpu_count() or 1 if worker_count is None else worker_count, 0
+    )
     if workers is None:
         buffer_size = as_int("worker_buffer_size", buffer_size, minimum=1 if num_workers else 0)
-        return MultiprocessingOptions(num_workers, buffer_size, profiles, worker_env=worker_env, num_lanes=num_lanes)
-    for name, value in (("worker_count", worker_count), ("worker_env", worker_env), ("num_lanes", num_lanes)):
+        return MultiprocessingOptions(
+            num_workers, buffer_size, profiles, worker_env=worker_env, num_lanes=num_lanes
+        )
+    for name, value in (
+        ("worker_count", worker_count),
+        ("worker_env", worker_env),
+        ("num_lanes", num_lanes),
+    ):
         if value not in (0, None):
-            raise ValueError(f"{name} must not be given beside workers, got {name}={value!r:.100} and workers={workers!r:.200}")
+            raise ValueError(
+                f"{name} must not be given beside workers, got {name}={value!r:.100} and"
+                f" workers={workers!r:.200}"
+            )
     options: WorkerOptions = check_worker_options("workers", workers)
     return options
 
@@ -330,7 +397,8 @@ def _settings_text(workers: WorkerOptions, read_options: ReadOptions) -> str:
 def _as_iterable(operations: Any) -> Iterable[Any]:
     if not isinstance(operations, Iterable):
         raise TypeError(
-            f"operations must be a sequence of transformations, got {shown(operations)} of type {type(operations).__name__}"
+            f"operations must be a sequence of transformations, got {shown(operations)} of type"
+            f" {type(operations).__name__}"
         )
     return operations
 
@@ -348,8 +416,9 @@ def _as_operation(position: int, operation: Any) -> Any:
     for_class = for_a_class(operation)
     if for_class or (operation_kind(operation) is None and not callable(operation)):
         raise TypeError(
-            f"operations[{position}] must be a transformation (an instance of Map, RandomMap, FlatMap, Filter, Batch, …) or an "
-            f"operation on an iterator of records, got {shown(operation)} of type {type(operation).__name__}{for_class}"
+            f"operations[{position}] must be a transformation (an instance of Map, RandomMap,"
+            " FlatMap, Filter, Batch, …) or an operation on an iterator of records, got"
+            f" {shown(operation)} of type {type(operation).__name__}{for_class}"
         )
     return operation
 
@@ -359,16 +428,17 @@ def _sharding(sampler: Any, options: Any) -> ShardOptions:
     if options is None:
         if not isinstance(own, ShardOptions):
             raise ValueError(
-                f"shard_options must be passed to the DataLoader: the sampler {type(sampler).__name__} has no sharding of its own"
-                f"{for_indices(sampler)}"
+                "shard_options must be passed to the DataLoader: the sampler"
+                f" {type(sampler).__name__} has no sharding of its own{for_indices(sampler)}"
             )
         return own
     if not isinstance(options, ShardOptions):
         raise TypeError(f"shard_options must be a ShardOptions, got {options!r:.200}")
     if isinstance(own, ShardOptions) and own.shard_count > 1 and not _is_same_shard(own, options):
         warnings.warn(
-            f"the sharding of the DataLoader, {options}, replaces that of the sampler, {own}, by which the sampler splits the "
-            "records: some may be read twice or never. Give the sharding to the sampler only.",
+            f"the sharding of the DataLoader, {options}, replaces that of the sampler, {own}, by"
+            " which the sampler splits the records: some may be read twice or never. Give the"
+            " sharding to the sampler only.",
             stacklevel=_CALLER,
         )
     return options
@@ -383,8 +453,8 @@ def _check_seed(sampler: Any, operations: list[Any]) -> None:
         for position, operation in enumerate(operations):
             if operation_kind(operation) in (RandomMap, TfRandomMap):
                 raise ValueError(
-                    f"operations[{position}], {transform_name(operation)}, is random and needs a sampler with a seed: "
-                    f"pass seed=... to {type(sampler).__name__}"
+                    f"operations[{position}], {transform_name(operation)}, is random and needs a"
+                    f" sampler with a seed: pass seed=... to {type(sampler).__name__}"
                 )
 
 
@@ -396,11 +466,14 @@ def _check_length(sampler: Any, source: Any) -> None:
             return
         num_records = num_records_of(sampler)
         if length and num_records > length and isinstance(sampler, IterableSampler):
-            raise ValueError(f"the indices of the sampler must be below {length}, the number of records, got {num_records - 1}")
+            raise ValueError(
+                f"the indices of the sampler must be below {length}, the number of records, got"
+                f" {num_records - 1}"
+            )
         if length and num_records > length:
             warnings.warn(
-                f"the sampler has num_records={num_records}, but the source only {length} records: keys past its end "
-                "start again, so some records are read more often than others",
+                f"the sampler has num_records={num_records}, but the source only {length} records:"
+                " keys past its end start again, so some records are read more often than others",
                 stacklevel=_CALLER,
             )
 
@@ -409,7 +482,10 @@ def _is_unchanged(sampler: Any) -> bool:
     """True if the object is of a class of this library, and no subclass overrides its lookup or
     length.
     """
-    return answers_blocks(sampler) and type(sampler).__len__ in (IndexSampler.__len__, SequentialSampler.__len__)
+    return answers_blocks(sampler) and type(sampler).__len__ in (
+        IndexSampler.__len__,
+        SequentialSampler.__len__,
+    )
 
 
 def _local_length(sampler: Any, shard: ShardOptions) -> int:

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 from gristmill.core.cached import cached
 from gristmill.core.errors import StateIndexError, StateKeyError, StateMismatchError
 from gristmill.core.naming import one_line, stable_repr
-from gristmill.core.state import plain_int, shown, state_count, state_field, state_from_text, state_to_text
+from gristmill.core.state import (
+    plain_int,
+    shown,
+    state_count,
+    state_field,
+    state_from_text,
+    state_to_text,
+)
 from gristmill.dataset.bases.iterator import iterate, write_when_created
 from gristmill.dataset.bases.length import elements_left
 from gristmill.dataset.bases.next_index import get_next_index, set_next_index
@@ -27,10 +34,13 @@ _ORIGIN = ("worker_count", "sampler", "data_source")
 _FILES = "data_source_files"  # beside what Grain writes, which ignores it
 _MAX_FILES = 4  # that a state names
 _MAX_TEXT = 500
-_UNCHECKED = ". If these are the same records, DataLoaderIterator(loader, state, validate_state=False) continues with them"
+_UNCHECKED = (
+    ". If these are the same records, DataLoaderIterator(loader, state, validate_state=False)"
+    " continues with them"
+)
 _OTHER_INDICES = (
-    ". The indices must be the same: a random sampler gives them again if it has a generator with a seed "
-    "(torch.Generator().manual_seed(0)) and is unused before"
+    ". The indices must be the same: a random sampler gives them again if it has a generator with a"
+    " seed (torch.Generator().manual_seed(0)) and is unused before"
 )
 _KEYS = ("version", "last_seen_indices", "last_worker_index", *_ORIGIN)
 
@@ -49,9 +59,17 @@ class DataLoaderIterator(Iterator[Any]):
         validate_state: whether to check that states belong to the same sampler and source.
     """
 
-    def __init__(self, data_loader: DataLoader, state: dict[str, Any] | None = None, validate_state: bool = True) -> None:
+    def __init__(
+        self,
+        data_loader: DataLoader,
+        state: dict[str, Any] | None = None,
+        validate_state: bool = True,
+    ) -> None:
         if not hasattr(data_loader, "_dataset"):
-            raise TypeError(f"data_loader must be a DataLoader, got {shown(data_loader)} of type {type(data_loader).__name__}")
+            raise TypeError(
+                f"data_loader must be a DataLoader, got {shown(data_loader)} of type"
+                f" {type(data_loader).__name__}"
+            )
         self._loader = data_loader
         self._plan = plan = data_loader._plan
         self._validate = validate_state
@@ -84,7 +102,10 @@ class DataLoaderIterator(Iterator[Any]):
         self.close()
 
     def __reduce__(self) -> Any:
-        raise TypeError("a DataLoaderIterator cannot be copied or pickled: save get_state(), and pickle the DataLoader")
+        raise TypeError(
+            "a DataLoaderIterator cannot be copied or pickled: save get_state(), and pickle the"
+            " DataLoader"
+        )
 
     def __str__(self) -> str:
         return f"PyGrainDatasetIterator(state={self.get_state().decode()})"
@@ -124,7 +145,9 @@ class DataLoaderIterator(Iterator[Any]):
         state = self._iterator.get_state()
         if not self._plan.num_lanes:
             return -1, [state["next_index"]]
-        return state["next_index_in_cycle"] - 1, [state["next_index"] for state in state["iterators_in_use_states"]]
+        return state["next_index_in_cycle"] - 1, [
+            state["next_index"] for state in state["iterators_in_use_states"]
+        ]
 
     def _set_position(self, next_worker: int, num_read: list[int]) -> None:
         states = [{"next_index": num} for num in num_read]
@@ -141,7 +164,9 @@ class DataLoaderIterator(Iterator[Any]):
                 }
             )
 
-    def set_state(self, state: bytes | str | Mapping[str, Any], *, drop: Collection[str] = ()) -> None:
+    def set_state(
+        self, state: bytes | str | Mapping[str, Any], *, drop: Collection[str] = ()
+    ) -> None:
         """Continues from ``state``, backwards or forwards, also after the end or an error.
 
         Args:
@@ -158,7 +183,9 @@ class DataLoaderIterator(Iterator[Any]):
         if isinstance(state, bytes | bytearray | str):
             state = state_from_text(state, "a DataLoader")
         if not isinstance(state, Mapping):
-            raise StateMismatchError(f"a DataLoader state must be a JSON object, got {shown(state)}")
+            raise StateMismatchError(
+                f"a DataLoader state must be a JSON object, got {shown(state)}"
+            )
         state = without_components(state, as_names(drop)) if drop else state
         if self._plan.keeps_whole_states:
             if self._validate:
@@ -167,12 +194,19 @@ class DataLoaderIterator(Iterator[Any]):
             self._iterator.set_state(state)
             return
         if missing := [key for key in _KEYS if key not in state]:
-            raise StateKeyError(f"a DataLoader state must have the keys {missing}, found only {shown(list(state))}")
+            raise StateKeyError(
+                f"a DataLoader state must have the keys {missing}, found only {shown(list(state))}"
+            )
         if plain_int(state["version"]) != _VERSION:
-            raise StateMismatchError(f"the version of a DataLoader state must be {_VERSION}, got {shown(state['version'])}")
+            raise StateMismatchError(
+                f"the version of a DataLoader state must be {_VERSION}, got"
+                f" {shown(state['version'])}"
+            )
         if self._validate:
             self._check_origin(state)
-        self._set_position(*self._parse_position(state["last_seen_indices"], state["last_worker_index"]))
+        self._set_position(
+            *self._parse_position(state["last_seen_indices"], state["last_worker_index"])
+        )
 
     def _parse_position(self, last_seen: Any, last_worker: Any) -> tuple[int, list[int]]:
         count, shard = self._num_positions, self._plan.shard
@@ -183,23 +217,27 @@ class DataLoaderIterator(Iterator[Any]):
             index = plain_int(value)
             if index is None or (index - self._first_index(worker)) % self._step:
                 raise StateMismatchError(
-                    f"last_seen_indices[{key!r}] in the state of a DataLoader must be an index of worker {worker} of {count} in "
-                    f"shard {shard.shard_index} of {shard.shard_count}, got {shown(value)}"
+                    f"last_seen_indices[{key!r}] in the state of a DataLoader must be an index of"
+                    f" worker {worker} of {count} in shard {shard.shard_index} of"
+                    f" {shard.shard_count}, got {shown(value)}"
                 )
             num_read.append((index - self._first_index(worker)) // self._step + 1)
             length = len(range(worker, self._plan.length, count))
             if not 0 <= num_read[-1] <= length:
                 raise StateIndexError(
-                    f"last_seen_indices[{key!r}] in the state of a DataLoader is {shown(index)}: the number of elements that "
-                    f"worker {worker} has read must be in [0, {length}], the number of its elements, got {shown(num_read[-1])}"
+                    f"last_seen_indices[{key!r}] in the state of a DataLoader is {shown(index)}:"
+                    f" the number of elements that worker {worker} has read must be in [0,"
+                    f" {length}], the number of its elements, got {shown(num_read[-1])}"
                 )
         if len(last_seen) != count:
             raise StateMismatchError(
-                f"last_seen_indices in the state of a DataLoader must have the keys {keys} alone, got {shown(last_seen)}"
+                f"last_seen_indices in the state of a DataLoader must have the keys {keys} alone,"
+                f" got {shown(last_seen)}"
             )
         if (last := plain_int(last_worker)) is None or not -1 <= last < count:
             raise StateMismatchError(
-                f"last_worker_index in the state of a DataLoader must be in [-1, {count - 1}], got {shown(last_worker)}"
+                f"last_worker_index in the state of a DataLoader must be in [-1, {count - 1}], got"
+                f" {shown(last_worker)}"
             )
         return (last + 1) % count, num_read
 
@@ -295,14 +333,21 @@ class DataLoaderIterator(Iterator[Any]):
         return origin if files is None else {**origin, _FILES: few_files(files, _MAX_FILES)}
 
     def _check_origin(self, state: Mapping[str, Any]) -> None:
-        count, name = self._plan.num_lanes, "worker_count" if self._loader._num_lanes is None else "num_lanes"
+        count, name = (
+            self._plan.num_lanes,
+            "worker_count" if self._loader._num_lanes is None else "num_lanes",
+        )
         saved_count = state_count(state, "worker_count", "a DataLoader")
         if saved_count != count:
-            raise StateMismatchError(f"the state was taken with worker_count={saved_count}, the DataLoader has {name}={count}")
+            raise StateMismatchError(
+                f"the state was taken with worker_count={saved_count}, the DataLoader has"
+                f" {name}={count}"
+            )
         sampler = self._origin["sampler"]
         if not isinstance(state["sampler"], str) or state["sampler"] != sampler:
             raise StateMismatchError(
-                f"the state was taken with sampler {_text(state['sampler'])}, the DataLoader has {_text(sampler)}"
+                f"the state was taken with sampler {_text(state['sampler'])}, the DataLoader has"
+                f" {_text(sampler)}"
                 f"{_OTHER_INDICES if isinstance(self._plan.sampler, IterableSampler) else _advice(self._plan.sampler)}"
             )
         self._check_source(state)
@@ -316,8 +361,8 @@ class DataLoaderIterator(Iterator[Any]):
         difference = source_difference(text, own, state.get(_FILES), self._origin.get(_FILES))
         if difference is not None:
             raise StateMismatchError(
-                f"the state was taken with data_source {_text(saved)}, the DataLoader has {_text(own)}"
-                f"{f'. {difference}{_UNCHECKED}' if difference else _advice(source)}"
+                f"the state was taken with data_source {_text(saved)}, the DataLoader has"
+                f" {_text(own)}{f'. {difference}{_UNCHECKED}' if difference else _advice(source)}"
             )
 
 
@@ -329,7 +374,11 @@ def loader_of(it: DataLoaderIterator) -> DataLoader:
 def _advice(value: Any) -> str:
     """A hint for the author of a class about its ``repr``; empty for a class of this library."""
     is_ours = type(value).__module__.split(".")[0] in ("gristmill", "builtins", "numpy")
-    return "" if is_ours else ". Implement __repr__ so that it says the same in every run, if they are equal"
+    return (
+        ""
+        if is_ours
+        else ". Implement __repr__ so that it says the same in every run, if they are equal"
+    )
 
 
 def _text(value: Any) -> str:

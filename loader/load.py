@@ -50,9 +50,14 @@ def load(
     """
     check_source("source", source)
     if not hasattr(source, "__len__"):
-        raise TypeError(f"source must have __len__ and __getitem__, got {shown(source):.100} of type {type(source).__name__}")
+        raise TypeError(
+            f"source must have __len__ and __getitem__, got {shown(source):.100} of type"
+            f" {type(source).__name__}"
+        )
     if not isinstance(transformations, Iterable):
-        raise TypeError(f"transformations must be a sequence of transformations, got {shown(transformations)}")
+        raise TypeError(
+            f"transformations must be a sequence of transformations, got {shown(transformations)}"
+        )
     operations = list(transformations)
     if batch_size is not None:
         operations.append(Batch(batch_size, drop_remainder))

@@ -38,4 +38,8 @@ class Plan:
     def source_text(self) -> str:
         """The text of the source in a state."""
         source = self.source
-        return str(type(source)) if isinstance(source, list | tuple | np.ndarray) else complete_repr(source)
+        return (
+            str(type(source))
+            if isinstance(source, list | tuple | np.ndarray)
+            else complete_repr(source)
+        )

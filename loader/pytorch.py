@@ -10,14 +10,26 @@ from typing import Any, ParamSpec
 P = ParamSpec("P")
 
 _BY_POSITION = (
-    *("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "num_workers", "collate_fn", "pin_memory", "drop_last"),
+    *(
+        "dataset",
+        "batch_size",
+        "shuffle",
+        "sampler",
+        "batch_sampler",
+        "num_workers",
+        "collate_fn",
+        "pin_memory",
+        "drop_last",
+    ),
     *("timeout", "worker_init_fn", "multiprocessing_context", "generator"),
 )
 _BY_KEYWORD = ("prefetch_factor", "persistent_workers", "pin_memory_device", "in_order")
 _THEIRS_ALONE = frozenset({*_BY_POSITION, *_BY_KEYWORD} - {"sampler", "worker_init_fn"})
 _OF_LOAD = ("worker_count", "shard_options", "read_options")
 _NOT_OF_LOAD = ("worker_buffer_size", "worker_init_fn", "worker_env", "enable_profiling")
-_EPOCHS = "one iterator goes through all epochs, and a shuffle has another order in each; None never ends"
+_EPOCHS = (
+    "one iterator goes through all epochs, and a shuffle has another order in each; None never ends"
+)
 _SHARES = "each worker makes batches of its own share of the records"
 _IN_WORDS = {
     "pin_memory": "call pin_memory() of what comes out, in the training loop",
@@ -52,9 +64,18 @@ def for_indices(sampler: Any) -> str:
     """A hint for a sampler that yields plain indices, as the end of a message; empty if ``sampler``
     seems to be no sampler.
     """
-    gives_indices = isinstance(sampler, Sequence) or hasattr(sampler, "__array__") or not hasattr(sampler, "__getitem__")
+    gives_indices = (
+        isinstance(sampler, Sequence)
+        or hasattr(sampler, "__array__")
+        or not hasattr(sampler, "__getitem__")
+    )
     is_one = gives_indices and isinstance(sampler, Iterable)
-    return ". For indices alone, as samplers of PyTorch give, write gristmill.samplers.IterableSampler(sampler)" if is_one else ""
+    return (
+        ". For indices alone, as samplers of PyTorch give, write"
+        " gristmill.samplers.IterableSampler(sampler)"
+        if is_one
+        else ""
+    )
 
 
 def advice(args: Sequence[Any], arguments: Mapping[str, Any]) -> str:
@@ -67,16 +88,28 @@ def advice(args: Sequence[Any], arguments: Mapping[str, Any]) -> str:
         num_epochs: one iterator goes through all epochs, and a shuffle has another order in each; None never ends
         worker_count: each worker makes batches of its own share of the records
     """
-    if _THEIRS_ALONE.isdisjoint(arguments) and len(args) > 1 and not isinstance(args[1], int | None):
+    if (
+        _THEIRS_ALONE.isdisjoint(arguments)
+        and len(args) > 1
+        and not isinstance(args[1], int | None)
+    ):
         return (
             "DataLoader takes its arguments by keyword. Write\n"
             "    gristmill.DataLoader(data_source=source, sampler=sampler, operations=[...])"
         )
     written = {**dict(zip(_BY_POSITION, args, strict=False)), **arguments}
     # Without what changes nothing: in_order=True, and None or False of the others.
-    given = {name: value for name, value in written.items() if value is not None and value is not (name == "in_order")}
+    given = {
+        name: value
+        for name, value in written.items()
+        if value is not None and value is not (name == "in_order")
+    }
     is_batched = "batch_size" in written or "batch_sampler" in given
-    if not is_batched and not given.keys() & {"data_source", "operations", *_OF_LOAD} and for_indices(given.get("sampler", ())):
+    if (
+        not is_batched
+        and not given.keys() & {"data_source", "operations", *_OF_LOAD}
+        and for_indices(given.get("sampler", ()))
+    ):
         given["batch_size"] = 1  # PyTorch's default
     line = _call(given)
     notes = {"num_epochs": _EPOCHS} if "num_epochs" in line else {}
@@ -84,7 +117,9 @@ def advice(args: Sequence[Any], arguments: Mapping[str, Any]) -> str:
     notes |= {name: words for name, words in _IN_WORDS.items() if name in given}
     names = ", ".join([name for name in written if name in _THEIRS_ALONE])
     lines = [f"{name}: {words}" for name, words in notes.items()]
-    return "\n".join([f"DataLoader has none of PyTorch's parameters {names}. Write", f"    {line}", *lines])
+    return "\n".join(
+        [f"DataLoader has none of PyTorch's parameters {names}. Write", f"    {line}", *lines]
+    )
 
 
 def _call(given: Mapping[str, Any]) -> str:
@@ -94,27 +129,48 @@ def _call(given: Mapping[str, Any]) -> str:
     num_workers = _setting("", "num_workers", given)
     if "batch_sampler" in given:
         collate = "collate_fn" if "collate_fn" in given else "torch.utils.data.default_collate"
-        ds = f"source(list(batch_sampler)).map(lambda indices: {collate}([dataset[i] for i in indices])).to_iter_dataset()"
+        ds = (
+            f"source(list(batch_sampler)).map(lambda indices: {collate}([dataset[i] for i in"
+            " indices])).to_iter_dataset()"
+        )
         workers = [f".mp_prefetch(gristmill.MultiprocessingOptions({n}))" for n in num_workers]
         return f"gristmill.MapDataset.{ds}{''.join(workers)}"
     order = "num_epochs=1, shuffle=True, seed=0" if "shuffle" in given else "num_epochs=1"
     settings = [
         *_setting("worker_count=", "num_workers", given),
         *_setting("worker_buffer_size=", "prefetch_factor", given),
-        *[setting for name in (*_OF_LOAD, *_NOT_OF_LOAD) for setting in _setting(f"{name}=", name, given)],
+        *[
+            setting
+            for name in (*_OF_LOAD, *_NOT_OF_LOAD)
+            for setting in _setting(f"{name}=", name, given)
+        ],
     ]
     size = _setting("", "batch_size", given)
     drop = ["drop_remainder=True"] if size and "drop_last" in given else []
     collate_fn = ["batch_fn=collate_fn"] if size and "collate_fn" in given else []
-    batches = [f"gristmill.transforms.Batch({', '.join([*size, *drop, *collate_fn])})"] if size else []
+    batches = (
+        [f"gristmill.transforms.Batch({', '.join([*size, *drop, *collate_fn])})"] if size else []
+    )
     if not given.keys() & {"sampler", "operations", "prefetch_factor", *_NOT_OF_LOAD}:
-        made = [f"transformations=[{batches[0]}]"] if collate_fn else [*_setting("batch_size=", "batch_size", given), *drop]
+        made = (
+            [f"transformations=[{batches[0]}]"]
+            if collate_fn
+            else [*_setting("batch_size=", "batch_size", given), *drop]
+        )
         return f"gristmill.load({', '.join(['dataset', order, *made, *settings])})"
     sampler = f"gristmill.samplers.IndexSampler(len(dataset), {order})"
     if "sampler" in given:
-        sampler = "gristmill.samplers.IterableSampler(sampler)" if for_indices(given["sampler"]) else "sampler"
+        sampler = (
+            "gristmill.samplers.IterableSampler(sampler)"
+            if for_indices(given["sampler"])
+            else "sampler"
+        )
     operations = ["*operations"] * ("operations" in given) + batches
-    made = ["data_source=dataset", f"sampler={sampler}", *([f"operations=[{', '.join(operations)}]"] if operations else [])]
+    made = [
+        "data_source=dataset",
+        f"sampler={sampler}",
+        *([f"operations=[{', '.join(operations)}]"] if operations else []),
+    ]
     return f"gristmill.DataLoader({', '.join([*made, *settings])})"
 
 
@@ -123,4 +179,8 @@ def _setting(prefix: str, name: str, given: Mapping[str, Any]) -> list[str]:
     or is no workers.
     """
     value = given.get(name, 0)
-    return [] if isinstance(value, int) and value == 0 else [f"{prefix}{int(value) if isinstance(value, int) else name}"]
+    return (
+        []
+        if isinstance(value, int) and value == 0
+        else [f"{prefix}{int(value) if isinstance(value, int) else name}"]
+    )

@@ -33,7 +33,12 @@ from gristmill.dataset.engine.stream import Cell, Pos, Stream, pass_outputs
 from gristmill.dataset.stages.batch import BatchIterDataset, batch_function
 from gristmill.dataset.stages.filter import FilterIterDataset
 from gristmill.dataset.stages.map import MapIterDataset
-from gristmill.dataset.telling.description import as_json, short_source_text, source_files, source_text
+from gristmill.dataset.telling.description import (
+    as_json,
+    short_source_text,
+    source_files,
+    source_text,
+)
 from gristmill.dataset.telling.failures import failed_at, tell
 from gristmill.samplers.base import answers_blocks, epoch_of, seed_of
 from gristmill.sources.reading import is_read_in_blocks, wrap_keys
@@ -62,7 +67,9 @@ class SampledMapDataset(BlockMapDataset[Any]):
 
     _shared_by_threads = ("_source",)
 
-    def __init__(self, source: Any, sampler: Any, shard: Any, length: int, *, as_records: bool) -> None:
+    def __init__(
+        self, source: Any, sampler: Any, shard: Any, length: int, *, as_records: bool
+    ) -> None:
         super().__init__()
         self._source = source
         self._sampler = sampler
@@ -126,7 +133,9 @@ class SampledMapDataset(BlockMapDataset[Any]):
         first, step = self._shard.shard_index, self._shard.shard_count
         sampled: Any
         if isinstance(indices, range):
-            sampled = range(first + indices.start * step, first + indices.stop * step, indices.step * step)
+            sampled = range(
+                first + indices.start * step, first + indices.stop * step, indices.step * step
+            )
         else:
             sampled = [first + i * step for i in as_ints(indices)]
         sampler, metadata = self._sampler, None
@@ -134,22 +143,27 @@ class SampledMapDataset(BlockMapDataset[Any]):
             metadata = [_check_metadata(sampler[i], i) for i in sampled]
         elif self._as_records:
             metadata = sampler._block(sampled)
-        keys = as_ints(sampler._keys(sampled)) if metadata is None else [m.record_key for m in metadata]
+        keys = (
+            as_ints(sampler._keys(sampled))
+            if metadata is None
+            else [m.record_key for m in metadata]
+        )
         return wrap_keys(self._source, keys), metadata if self._as_records else None
 
 
 def _check_metadata(metadata: Any, index: int) -> Any:
     if not hasattr(metadata, "record_key"):
         raise TypeError(
-            f"a sampler must return RecordMetadata, got {metadata!r:.200} from sampler[{index}]; a sequence of indices becomes "
-            "one as gristmill.samplers.IterableSampler(indices)"
+            f"a sampler must return RecordMetadata, got {metadata!r:.200} from sampler[{index}]; a"
+            " sequence of indices becomes one as gristmill.samplers.IterableSampler(indices)"
         )
     return metadata
 
 
 _NOT_A_MAP = (
-    "A function among the operations is called once, with the iterator of all records, and returns an iterator of records. "
-    "To transform elements one by one, derive a class from gristmill.transforms.Map."
+    "A function among the operations is called once, with the iterator of all records, and returns"
+    " an iterator of records. To transform elements one by one, derive a class from"
+    " gristmill.transforms.Map."
 )
 
 
@@ -240,7 +254,9 @@ class _OnRecord:
         return transform_name(self._operation)
 
 
-def apply_operation(ds: IterDataset[Any], operation: Any, *, as_records: bool, seed: int | None) -> IterDataset[Any]:
+def apply_operation(
+    ds: IterDataset[Any], operation: Any, *, as_records: bool, seed: int | None
+) -> IterDataset[Any]:
     """``ds`` with one operation of a ``DataLoader`` applied to its elements.
 
     Args:
@@ -263,9 +279,14 @@ def apply_operation(ds: IterDataset[Any], operation: Any, *, as_records: bool, s
     if kind is FlatMap:
         from gristmill.dataset.stages.flat_map import FlatMapIterDataset
 
-        return FlatMapIterDataset(ds, _OnRecord(operation, _splitter(operation, as_records, seed)), with_nones=True)
+        return FlatMapIterDataset(
+            ds, _OnRecord(operation, _splitter(operation, as_records, seed)), with_nones=True
+        )
     if kind is Filter:
-        return FilterIterDataset(ds, _OnRecord(operation, lambda r: operation.filter(r.data)) if as_records else operation)
+        return FilterIterDataset(
+            ds,
+            _OnRecord(operation, lambda r: operation.filter(r.data)) if as_records else operation,
+        )
     if kind is Map:
         on_record = _OnRecord(operation, lambda r: Record(r.metadata, operation.map(r.data)))
         return MapIterDataset(ds, on_record if as_records else operation, with_nones=True)
@@ -335,7 +356,10 @@ class _BatchRecords:
         self._batch_fn = batch_fn
 
     def __call__(self, records: list[Any]) -> Record[Any]:
-        return Record(records[-1].metadata.remove_record_key(), self._batch_fn([record.data for record in records]))
+        return Record(
+            records[-1].metadata.remove_record_key(),
+            self._batch_fn([record.data for record in records]),
+        )
 
     def allocate_with(self, allocate: Allocate) -> None:
         if hasattr(self._batch_fn, "allocate_with"):
@@ -345,7 +369,8 @@ class _BatchRecords:
 def _rng(metadata: RecordMetadata) -> Any:
     if metadata.rng is None:
         raise ValueError(
-            "a random transformation needs a sampler with a seed, but the record has no generator (rng is None); what a FlatMap "
-            "makes has one only if the sampler is an IndexSampler or a SequentialSampler"
+            "a random transformation needs a sampler with a seed, but the record has no generator"
+            " (rng is None); what a FlatMap makes has one only if the sampler is an IndexSampler or"
+            " a SequentialSampler"
         )
     return metadata.rng

@@ -84,7 +84,9 @@ def answers_blocks(sampler: Any) -> bool:
     """True if ``sampler._block`` and ``_keys`` agree with ``sampler[index]``: a subclass may have
     its own ``__getitem__``.
     """
-    return isinstance(sampler, BlockSampler) and type(sampler).__getitem__ is BlockSampler.__getitem__
+    return (
+        isinstance(sampler, BlockSampler) and type(sampler).__getitem__ is BlockSampler.__getitem__
+    )
 
 
 def check_shard_options(options: Any) -> ShardOptions:
@@ -92,7 +94,10 @@ def check_shard_options(options: Any) -> ShardOptions:
     if options is None:
         return NoSharding()
     if not isinstance(options, ShardOptions):
-        raise TypeError(f"shard_options must be a ShardOptions, got {options!r} of type {type(options).__name__}")
+        raise TypeError(
+            f"shard_options must be a ShardOptions, got {options!r} of type"
+            f" {type(options).__name__}"
+        )
     return options
 
 

@@ -53,7 +53,9 @@ class IterableSampler(BlockSampler):
         IterableSampler(num_indices=6, num_epochs=2, seed=None, content=2380d65413998295)
     """
 
-    def __init__(self, indices: Iterable[Any], *, num_epochs: int = 1, seed: int | None = None) -> None:
+    def __init__(
+        self, indices: Iterable[Any], *, num_epochs: int = 1, seed: int | None = None
+    ) -> None:
         self._num_epochs = as_int("num_epochs", num_epochs, minimum=1)
         self._seed = None if seed is None else check_seed(seed, bits=32)
         self._shard_options = NoSharding()
@@ -61,8 +63,9 @@ class IterableSampler(BlockSampler):
         for epoch, found in enumerate(epochs):
             if len(epochs[0]) and not len(found):
                 raise ValueError(
-                    f"indices must give its indices in each of {num_epochs} epochs, got none in epoch {epoch}: "
-                    f"{type(indices).__name__} can be gone through only once. Pass a list, or num_epochs=1"
+                    f"indices must give its indices in each of {num_epochs} epochs, got none in"
+                    f" epoch {epoch}: {type(indices).__name__} can be gone through only once. Pass"
+                    " a list, or num_epochs=1"
                 )
         self._ends = np.cumsum([len(found) for found in epochs])
         self._order = np.concatenate(epochs)
@@ -75,8 +78,13 @@ class IterableSampler(BlockSampler):
     def __repr__(self) -> str:
         import hashlib
 
-        content = hashlib.sha1(self._order.astype("<i8").tobytes(), usedforsecurity=False).hexdigest()[:16]
-        return f"IterableSampler(num_indices={len(self)}, num_epochs={self._num_epochs}, seed={self._seed}, content={content})"
+        content = hashlib.sha1(
+            self._order.astype("<i8").tobytes(), usedforsecurity=False
+        ).hexdigest()[:16]
+        return (
+            f"IterableSampler(num_indices={len(self)}, num_epochs={self._num_epochs},"
+            f" seed={self._seed}, content={content})"
+        )
 
     def _keys(self, indices: Indices) -> Indices:
         return self._order[as_array(indices, len(self._order)).astype(np.int64, copy=False)]
@@ -98,7 +106,10 @@ def _indices_of(iterable: Any, epoch: int) -> NDArray[Any]:
     if hasattr(iterable, "__array__"):
         found = np.asarray(iterable)
         if found.ndim != 1 or found.dtype.kind not in "iu":
-            raise TypeError(f"indices must be an array of integers [n], got one of shape {found.shape} and type {found.dtype}")
+            raise TypeError(
+                f"indices must be an array of integers [n], got one of shape {found.shape} and type"
+                f" {found.dtype}"
+            )
         found = found.astype(np.int64)  # a copy: what is kept must not change
     else:
         found = np.array([_as_index(index, iterable) for index in iterable], np.int64)
@@ -111,7 +122,11 @@ def _as_index(index: Any, iterable: Any) -> int:
     try:
         return operator.index(index)
     except TypeError:
-        advice = ": batches are made by gristmill.transforms.Batch" if isinstance(index, list | tuple) else ""
+        advice = (
+            ": batches are made by gristmill.transforms.Batch"
+            if isinstance(index, list | tuple)
+            else ""
+        )
         raise TypeError(
             f"indices must be integers, got {shown(index):.100} of type {type(index).__name__} "
             f"from {type(iterable).__name__}{advice}"

@@ -33,19 +33,32 @@ class SequentialSampler(BlockSampler):
         [0, 1, 2]
     """
 
-    def __init__(self, num_records: int, shard_options: ShardOptions = NoSharding(), seed: int | None = None) -> None:
+    def __init__(
+        self, num_records: int, shard_options: ShardOptions = NoSharding(), seed: int | None = None
+    ) -> None:
         self._num_records = check_num_records(num_records)
         self._shard_options = check_shard_options(shard_options)
         # seed + index is a key of 128 bits.
-        self._seed = None if seed is None else as_int("seed", seed, minimum=0, maximum=2**128 - self._num_records)
+        self._seed = (
+            None
+            if seed is None
+            else as_int("seed", seed, minimum=0, maximum=2**128 - self._num_records)
+        )
         count = self._shard_options.shard_count
-        self._bound = self._num_records // count * count if self._shard_options.drop_remainder else self._num_records
+        self._bound = (
+            self._num_records // count * count
+            if self._shard_options.drop_remainder
+            else self._num_records
+        )
 
     def __len__(self) -> int:
         return min(self._bound or 0, sys.maxsize)
 
     def __repr__(self) -> str:
-        return f"SequentialSampler(num_records={self._num_records}, shard_options={stable_repr(self._shard_options)})"
+        return (
+            f"SequentialSampler(num_records={self._num_records},"
+            f" shard_options={stable_repr(self._shard_options)})"
+        )
 
     def _keys(self, indices: Indices) -> Indices:
         return indices

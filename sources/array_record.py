@@ -114,25 +114,38 @@ class ArrayRecordDataSource(ShardedSource[bytes]):
 
     def __init__(
         self,
-        paths: str | os.PathLike[str] | FileInstruction | Sequence[str | os.PathLike[str] | FileInstruction],
+        paths: (
+            str
+            | os.PathLike[str]
+            | FileInstruction
+            | Sequence[str | os.PathLike[str] | FileInstruction]
+        ),
         reader_options: Mapping[str, str] | None = None,
     ) -> None:
         # where there is no array_record, say so now and not in some thread at the first read
         _reader_class()
         if not isinstance(reader_options, Mapping | None):
-            raise TypeError(f"reader_options must be a dict of options, got {reader_options!r:.200}")
-        self._reader_options = "".join(f",{name}:{value}" for name, value in (reader_options or {}).items())
+            raise TypeError(
+                f"reader_options must be a dict of options, got {reader_options!r:.200}"
+            )
+        self._reader_options = "".join(
+            f",{name}:{value}" for name, value in (reader_options or {}).items()
+        )
         parts = [_parse_path(path) for path in _as_sequence(paths)]
         whole_files = [part.filename for part in parts if part.stop is None]
         _check_ranges(parts)
-        counts = iter(in_threads(_count_records, whole_files, config.num_threads_computing_num_records))
+        counts = iter(
+            in_threads(_count_records, whole_files, config.num_threads_computing_num_records)
+        )
         stops = [next(counts) if part.stop is None else part.stop for part in parts]
 
         self._paths = [part.filename for part in parts]
         self._starting_folder = starting_folder([path for path in self._paths if not is_url(path)])
         self._starts = [part.start for part in parts]
         self._stops = stops
-        self._shards = ShardMap([stop - start for start, stop in zip(self._starts, stops, strict=True)])
+        self._shards = ShardMap(
+            [stop - start for start, stop in zip(self._starts, stops, strict=True)]
+        )
         # The number of records that each file must have is checked when it is opened.
         self._min_records: dict[str, int] = {}
         for filename, stop in zip(self._paths, stops, strict=True):
@@ -196,10 +209,15 @@ class ArrayRecordDataSource(ShardedSource[bytes]):
             reader = self._readers.get(filename)
             if reader is None:
                 # Read ahead of a random access is thrown away: none, and a small file buffer.
-                reader = _open_reader(self._located(filename), f"readahead_buffer_size:0{self._reader_options}")
+                reader = _open_reader(
+                    self._located(filename), f"readahead_buffer_size:0{self._reader_options}"
+                )
                 num_records, expected = reader.num_records(), self._min_records[filename]
                 if num_records < expected:
-                    raise RuntimeError(f"{filename} has {num_records} records, but {expected} were to be read from it")
+                    raise RuntimeError(
+                        f"{filename} has {num_records} records, but {expected} were to be read"
+                        " from it"
+                    )
                 _check_group_size(filename, reader)
                 self._readers[filename] = reader
             return reader
@@ -212,10 +230,16 @@ class ArrayRecordDataSource(ShardedSource[bytes]):
         and its size.
         """
         if self._file_texts is None:
-            sizes = in_threads(_size_text, map(self._located, self._paths), config.num_threads_computing_num_records)
+            sizes = in_threads(
+                _size_text,
+                map(self._located, self._paths),
+                config.num_threads_computing_num_records,
+            )
             self._file_texts = [
                 f"{PurePath(path).name}[{start}:{stop}], {size}"
-                for path, start, stop, size in zip(self._paths, self._starts, self._stops, sizes, strict=True)
+                for path, start, stop, size in zip(
+                    self._paths, self._starts, self._stops, sizes, strict=True
+                )
             ]
         return self._file_texts
 
@@ -232,7 +256,8 @@ def _as_sequence(paths: Any) -> Sequence[Any]:
         return [paths]
     if not isinstance(paths, Sequence):
         raise ValueError(
-            f"paths must be a path, a file instruction or a sequence of them, got {paths!r} of type {type(paths).__name__}"
+            f"paths must be a path, a file instruction or a sequence of them, got {paths!r} of type"
+            f" {type(paths).__name__}"
         )
     if not paths:
         raise ValueError("paths must not be empty: it has to name at least one file")
@@ -253,8 +278,8 @@ def _parse_path(path: Any) -> _Part:
         skip, take = as_int("skip", path.skip, minimum=0), as_int("take", path.take, minimum=0)
         return _Part(os.fspath(path.filename), skip, skip + take)
     raise ValueError(
-        "paths must have items that are str, path objects or file instructions (filename, skip, take, "
-        f"examples_in_shard), got {path!r} of type {type(path).__name__}"
+        "paths must have items that are str, path objects or file instructions (filename, skip,"
+        f" take, examples_in_shard), got {path!r} of type {type(path).__name__}"
     )
 
 
@@ -271,7 +296,8 @@ def _check_ranges(parts: Sequence[_Part]) -> None:
         count = num_records[part.filename]
         if count is not None and part.stop is not None and part.stop > count:
             raise ValueError(
-                f"paths: the range [{part.start}:{part.stop}] is beyond the end of {part.filename}, which has {count} records"
+                f"paths: the range [{part.start}:{part.stop}] is beyond the end of {part.filename},"
+                f" which has {count} records"
             )
 
 
@@ -288,14 +314,16 @@ def _reader_class() -> Any:
     except ImportError as error:
         if sys.platform == "win32":
             raise MissingArrayRecordError(
-                "ArrayRecordDataSource: the package array_record does not exist for Windows: read the files on Linux (WSL) or "
-                "macOS, or keep the data in another format (TFRecordIterDataset, ParquetIterDataset)"
+                "ArrayRecordDataSource: the package array_record does not exist for Windows: read"
+                " the files on Linux (WSL) or macOS, or keep the data in another format"
+                " (TFRecordIterDataset, ParquetIterDataset)"
             ) from error
         raise MissingArrayRecordError(
-            "ArrayRecordDataSource needs the package array_record, which is not installed or does not "
-            "load; run: pip install 'gristmill[array-record]'. Where that finds no wheel (free-threaded "
-            "Python, a Python that is newer than the package, Intel Macs), use another Python or keep "
-            "the data in another format (TFRecordIterDataset, ParquetIterDataset)"
+            "ArrayRecordDataSource needs the package array_record, which is not installed or does"
+            " not load; run: pip install 'gristmill[array-record]'. Where that finds no wheel"
+            " (free-threaded Python, a Python that is newer than the package, Intel Macs), use"
+            " another Python or keep the data in another format (TFRecordIterDataset,"
+            " ParquetIterDataset)"
         ) from error
     return ArrayRecordReader
 
@@ -322,10 +350,17 @@ def _open_reader(filename: str, options: str) -> Any:
     except RuntimeError as error:
         reason = str(error)
     if filename and Path(filename).exists():
-        raise RuntimeError(f"{filename} cannot be read as an ArrayRecord file: {reason or 'it is incomplete'}")
-    hint = "; patterns are not expanded, pass a list of files" if re.search(r"[*?@]", filename) else ""
+        raise RuntimeError(
+            f"{filename} cannot be read as an ArrayRecord file: {reason or 'it is incomplete'}"
+        )
+    hint = (
+        "; patterns are not expanded, pass a list of files" if re.search(r"[*?@]", filename) else ""
+    )
     if "://" in filename:
-        hint = f"; grain.sources.cached([{filename!r}], folder) downloads it, and gives the path to read"
+        hint = (
+            f"; grain.sources.cached([{filename!r}], folder) downloads it, and gives the path to"
+            " read"
+        )
     raise MissingFileError(f"{filename or repr(filename)} does not exist: {reason}{hint}")
 
 
@@ -334,7 +369,8 @@ def _check_group_size(filename: str, reader: Any) -> None:
     group_size = re.search(r"group_size:(\d+)", reader.writer_options_string() or "")
     if group_size is not None and group_size[1] != "1":
         _log.error(
-            "%s was written with group_size:%s: reading one record decodes %s of them. Write files with group_size:1",
+            "%s was written with group_size:%s: reading one record decodes %s of them. Write files"
+            " with group_size:1",
             filename,
             group_size[1],
             group_size[1],

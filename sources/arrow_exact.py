@@ -125,13 +125,17 @@ def exact_values(array: Any, in_struct: bool = False) -> Any:
     if types.is_struct(arrow_type):
         names = [field.name for field in arrow_type]
         columns = [_objects(array.field(i)) for i in range(len(names))]
-        return _object_array([dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)], array)
+        return _object_array(
+            [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)], array
+        )
     if types.is_map(arrow_type):
         ends = array.offsets.to_pylist()
         start, stop = ends[0], ends[-1]
         keys, items = array.keys.slice(start, stop - start), array.items.slice(start, stop - start)
         entries = list(zip(_objects(keys), _objects(items), strict=True))
-        return _object_array([entries[i - start : j - start] for i, j in itertools.pairwise(ends)], array)
+        return _object_array(
+            [entries[i - start : j - start] for i, j in itertools.pairwise(ends)], array
+        )
     if is_list(arrow_type):
         return _lists(array, in_struct)
     if types.is_integer(arrow_type) and not is_exact(array):
@@ -171,7 +175,9 @@ def _lists(array: Any, in_struct: bool) -> Any:
     # Lists without a gap are arrays of integers, as those in columns without gaps are.
     if types.is_integer(child.type) and values.dtype.hasobject:
         dtype = np.dtype(str(child.type))
-        lists = [each if any([value is None for value in each]) else each.astype(dtype) for each in lists]
+        lists = [
+            each if any([value is None for value in each]) else each.astype(dtype) for each in lists
+        ]
     return _object_array(lists, array)
 
 
@@ -223,7 +229,9 @@ def _as_list(array: Any) -> Any:
     """Return an array whose only element is the list of all values."""
     import pyarrow
 
-    return pyarrow.LargeListArray.from_arrays(pyarrow.array([0, len(array)], pyarrow.int64()), array)
+    return pyarrow.LargeListArray.from_arrays(
+        pyarrow.array([0, len(array)], pyarrow.int64()), array
+    )
 
 
 def _object_array(values: Sequence[Any], array: Any) -> Any:

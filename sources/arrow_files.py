@@ -34,7 +34,9 @@ def open_input(path: str, filesystem: Any = None, memory_map: bool = False) -> A
         filesystem = fs.LocalFileSystem(use_mmap=memory_map)
     elif not isinstance(filesystem, fs.FileSystem):
         if not hasattr(filesystem, "open"):
-            raise TypeError(f"filesystem must be one of pyarrow or fsspec, or a URI, got {filesystem!r:.200}")
+            raise TypeError(
+                f"filesystem must be one of pyarrow or fsspec, or a URI, got {filesystem!r:.200}"
+            )
         filesystem = fs.PyFileSystem(fs.FSSpecHandler(filesystem))
     return filesystem.open_input_file(path)
 

@@ -74,8 +74,12 @@ def type_of_values(arrow_type: Any) -> Any:
         fields = {field.name: type_of_values(field.type) for field in arrow_type}
         return pyarrow.struct(sorted(fields.items()))
     if types.is_map(arrow_type):
-        return pyarrow.map_(type_of_values(arrow_type.key_type), type_of_values(arrow_type.item_type))
-    return pyarrow.list_(type_of_values(arrow_type.value_type)) if is_list(arrow_type) else arrow_type
+        return pyarrow.map_(
+            type_of_values(arrow_type.key_type), type_of_values(arrow_type.item_type)
+        )
+    return (
+        pyarrow.list_(type_of_values(arrow_type.value_type)) if is_list(arrow_type) else arrow_type
+    )
 
 
 def common_type(first: Any, second: Any) -> Any:
@@ -121,11 +125,14 @@ def check_names_differ(path: str, schema: Any, columns: Sequence[str]) -> None:
     counts = Counter(schema.names)
     for name in columns:
         if counts[name] > 1:
-            raise ValueError(f"{path} has {counts[name]} columns {name!r}, of which a row can hold one only. {remedy}")
+            raise ValueError(
+                f"{path} has {counts[name]} columns {name!r}, of which a row can hold one only."
+                f" {remedy}"
+            )
         if field := _repeated_field(schema.field(name).type):
             raise ValueError(
-                f"column {name!r} of {path} has several fields {field!r} in one struct, of which a row can hold one only. "
-                f"{remedy}"
+                f"column {name!r} of {path} has several fields {field!r} in one struct, of which a"
+                f" row can hold one only. {remedy}"
             )
 
 

@@ -51,7 +51,10 @@ def depends_on_nulls(arrow_type: Any) -> bool:
     from pyarrow import types
 
     return not (
-        types.is_floating(arrow_type) or types.is_decimal(arrow_type) or types.is_temporal(arrow_type) or is_text(arrow_type)
+        types.is_floating(arrow_type)
+        or types.is_decimal(arrow_type)
+        or types.is_temporal(arrow_type)
+        or is_text(arrow_type)
     )
 
 
@@ -108,7 +111,9 @@ def _column(column: Any) -> _Column:
     if is_text(arrow_type):
         if column.num_chunks == 1:
             column = column.chunk(0)  # quicker
-        return _Column(lambda rows: [column[row].as_py() for row in rows], column.get_total_buffer_size())
+        return _Column(
+            lambda rows: [column[row].as_py() for row in rows], column.get_total_buffer_size()
+        )
     array = _one_chunk(column)
     is_single = types.is_primitive(arrow_type) and not types.is_time(arrow_type)
     if is_single or _changes_by_nulls(array) or not is_exact(array):
@@ -142,7 +147,9 @@ def _object_bytes(value: Any) -> int:
     parts: Any = ()
     if isinstance(value, dict):
         parts = value.values()
-    elif isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.dtype.hasobject):
+    elif isinstance(value, list | tuple) or (
+        isinstance(value, np.ndarray) and value.dtype.hasobject
+    ):
         parts = value
     return sys.getsizeof(value) + sum(map(_object_bytes, parts))
 
@@ -150,8 +157,14 @@ def _object_bytes(value: Any) -> int:
 def _is_list_of_numbers(arrow_type: Any) -> bool:
     from pyarrow import types
 
-    is_list = types.is_list(arrow_type) or types.is_large_list(arrow_type) or types.is_fixed_size_list(arrow_type)
-    return is_list and bool(types.is_integer(arrow_type.value_type) or types.is_floating(arrow_type.value_type))
+    is_list = (
+        types.is_list(arrow_type)
+        or types.is_large_list(arrow_type)
+        or types.is_fixed_size_list(arrow_type)
+    )
+    return is_list and bool(
+        types.is_integer(arrow_type.value_type) or types.is_floating(arrow_type.value_type)
+    )
 
 
 def _lists(column: Any) -> _Column:
@@ -164,7 +177,10 @@ def _lists(column: Any) -> _Column:
     else:
         values, ends = column.values.to_numpy(), column.offsets.to_numpy()
     places = memoryview(ends)  # whose items are built-in integers, which are quicker
-    return _Column(lambda rows: [values[places[row] : places[row + 1]].copy() for row in rows], column.get_total_buffer_size())
+    return _Column(
+        lambda rows: [values[places[row] : places[row + 1]].copy() for row in rows],
+        column.get_total_buffer_size(),
+    )
 
 
 def _made_when_read(array: Any) -> _Column:

@@ -81,7 +81,9 @@ class BagDataSource(ShardedSource[bytes]):
     def __init__(self, paths: Any) -> None:
         _library()
         self._files = Files(_expanded(paths))
-        self._shards = ShardMap([self._num_records_of(number) for number in range(len(self._files))])
+        self._shards = ShardMap(
+            [self._num_records_of(number) for number in range(len(self._files))]
+        )
         self._start_closed()
 
     def _start_closed(self) -> None:
@@ -101,8 +103,15 @@ class BagDataSource(ShardedSource[bytes]):
             limits = Path(path).parent / f"limits.{Path(path).name}"
             if limits.exists():
                 what = f"the ends of its records are in a file of their own, {limits}"
-                raise damaged(path, size, what, "Close its writer, or write it with LimitsPlacement.TAIL")
-            raise damaged(path, size - _WORD_BYTES, f"it is cut off, or no Bagz file: its last word is {begin}", _REMEDY)
+                raise damaged(
+                    path, size, what, "Close its writer, or write it with LimitsPlacement.TAIL"
+                )
+            raise damaged(
+                path,
+                size - _WORD_BYTES,
+                f"it is cut off, or no Bagz file: its last word is {begin}",
+                _REMEDY,
+            )
         return num_records
 
     def _read_one(self, number: int, position: int) -> bytes:
@@ -126,7 +135,9 @@ class BagDataSource(ShardedSource[bytes]):
         for number in numbers:
             _, opened_as = self._readers.get(number) or self._open(number)
             if _status(self._files.local_path(number)) != opened_as:
-                raise changed(self._files.paths[number], "it was written to or replaced while it was read")
+                raise changed(
+                    self._files.paths[number], "it was written to or replaced while it was read"
+                )
 
     def _open(self, number: int) -> tuple[Any, tuple[int, int]]:
         path, size = self._files.paths[number], self._files.sizes[number]
@@ -158,8 +169,15 @@ class BagDataSource(ShardedSource[bytes]):
         last = int(self._words(number, -1, 0)[0])
         if not begin <= end <= last:
             word = last + _WORD_BYTES * position
-            return damaged(path, min(word, size), f"record {position} is said to be from byte {begin} to {end}", _REMEDY)
-        return damaged(path, begin, f"record {position}, up to byte {end}, cannot be read ({error})", _REMEDY)
+            return damaged(
+                path,
+                min(word, size),
+                f"record {position} is said to be from byte {begin} to {end}",
+                _REMEDY,
+            )
+        return damaged(
+            path, begin, f"record {position}, up to byte {end}, cannot be read ({error})", _REMEDY
+        )
 
     def _words(self, number: int, first: int, stop: int) -> NDArray[np.uint64]:
         """The ends of the records ``first`` to ``stop - 1`` of a file; negative ones and 0 are
@@ -169,7 +187,9 @@ class BagDataSource(ShardedSource[bytes]):
         num_records = bounds[number + 1] - bounds[number]
         first, stop = (num_records + first, num_records + stop) if first < 0 else (first, stop)
         table = self._files.sizes[number] - _WORD_BYTES * num_records
-        data = self._files.read([(number, table + _WORD_BYTES * first, table + _WORD_BYTES * stop)])[0]
+        data = self._files.read(
+            [(number, table + _WORD_BYTES * first, table + _WORD_BYTES * stop)]
+        )[0]
         return np.frombuffer(data, "<u8")
 
     def _pooled_read(self, places: Sequence[tuple[int, int]]) -> list[bytes]:
@@ -184,7 +204,13 @@ class BagDataSource(ShardedSource[bytes]):
                 records = reader.read_indices(positions)
             except ValueError:
                 continue  # it is met below, in order
-            found.update({(number, position): record for position, record in zip(positions, records, strict=True) if record})
+            found.update(
+                {
+                    (number, position): record
+                    for position, record in zip(positions, records, strict=True)
+                    if record
+                }
+            )
         return [found.get(place) or self._read(*place) for place in places]
 
     @property
@@ -196,7 +222,10 @@ class BagDataSource(ShardedSource[bytes]):
         """
         compressed = next((path for path in self._files.paths if path.endswith(".bagz")), None)
         if compressed is not None:
-            raise AttributeError(f"lengths: the records of {compressed} are compressed: only reading them tells their sizes")
+            raise AttributeError(
+                f"lengths: the records of {compressed} are compressed: only reading them tells"
+                " their sizes"
+            )
         parts = [
             np.diff(self._words(number, 0, end - start).astype(np.int64), prepend=0)
             for number, (start, end) in enumerate(itertools.pairwise(self._shards.bounds))
@@ -219,8 +248,8 @@ def _library() -> Any:
     except ImportError as error:
         if sys.platform != "linux":
             raise ImportError(
-                "BagDataSource needs the package bagz, which exists for Linux only: read the files there, or keep the data in "
-                "another format (ArrayRecordDataSource, ParquetSource)"
+                "BagDataSource needs the package bagz, which exists for Linux only: read the files"
+                " there, or keep the data in another format (ArrayRecordDataSource, ParquetSource)"
             ) from error
         raise missing_package("bagz", "bagz", "BagDataSource") from error
     return bagz
@@ -235,21 +264,29 @@ def _expanded(paths: Any) -> list[str]:
     """The files that ``paths`` stands for."""
     if isinstance(paths, str | os.PathLike):
         paths = [paths]
-    if not isinstance(paths, Sequence) or not all([isinstance(path, str | os.PathLike) for path in paths]) or not paths:
+    if (
+        not isinstance(paths, Sequence)
+        or not all([isinstance(path, str | os.PathLike) for path in paths])
+        or not paths
+    ):
         return list_files("paths", paths)  # which says what is wrong
     found: list[str] = []
     for path in paths:
         for part in re.split(r",(?![^{]*\})", str(os.fspath(path))):
             if is_url(part) and not part.startswith("file://"):
                 raise ValueError(
-                    f"paths must be local files, as the library bagz maps them into memory, got {part!r}: keep a copy on disk, "
-                    "by gristmill.sources.cached(urls, folder, max_bytes=...); bagz.Reader itself, which is a source as it is, "
-                    "reads gs:// with the package bagz-gcs"
+                    "paths must be local files, as the library bagz maps them into memory, got"
+                    f" {part!r}: keep a copy on disk, by gristmill.sources.cached(urls, folder,"
+                    " max_bytes=...); bagz.Reader itself, which is a source as it is, reads gs://"
+                    " with the package bagz-gcs"
                 )
             found += _shards(part.removeprefix("file://"))
     for path in found:
         if "," in path or re.fullmatch(_SHARDS, path):
-            raise ValueError(f"paths: the library takes the name {path!r} for that of several files: rename the file")
+            raise ValueError(
+                f"paths: the library takes the name {path!r} for that of several files: rename the"
+                " file"
+            )
     return found
 
 
@@ -268,10 +305,15 @@ def _shards(path: str) -> list[str]:
         counts = sorted({int(found[1]) for found in numbers if found is not None})
         if len(counts) != 1:
             what = f"several sets of shards, of {counts}" if counts else "no first shard"
-            raise FileNotFoundError(f"paths: there is {what} for {path!r}: name the shards you mean, as {name}@8{suffix}")
+            raise FileNotFoundError(
+                f"paths: there is {what} for {path!r}: name the shards you mean, as"
+                f" {name}@8{suffix}"
+            )
         number = str(counts[0])
     files = [f"{name}-{shard:05d}-of-{int(number):05d}{suffix}" for shard in range(int(number))]
     missing = [file for file in files if not Path(file).exists()]
     if missing or not files:
-        raise FileNotFoundError(f"paths: of the {number} shards of {path!r}, {len(missing)} are missing: {missing[:3]}")
+        raise FileNotFoundError(
+            f"paths: of the {number} shards of {path!r}, {len(missing)} are missing: {missing[:3]}"
+        )
     return files

@@ -57,9 +57,10 @@ class RandomAccessDataSource(Protocol[T_co]):
 
 
 _FILES = (
-    ": a path is no source. To read files, use one of grain.sources: ArrayRecordDataSource, BagDataSource, JsonlSource, "
-    "ParquetSource, TarSource, TokenSource; or the streams grain.experimental.TFRecordIterDataset and ParquetIterDataset; a list "
-    "of paths is a source of paths"
+    ": a path is no source. To read files, use one of grain.sources: ArrayRecordDataSource,"
+    " BagDataSource, JsonlSource, ParquetSource, TarSource, TokenSource; or the streams"
+    " grain.experimental.TFRecordIterDataset and ParquetIterDataset; a list of paths is a source of"
+    " paths"
 )
 
 
@@ -72,15 +73,22 @@ def check_source(name: str, source: Any) -> None:
         ValueError: it is a ``defaultdict``, a ``Counter`` or a similar dict, and lacks a key from
             ``0`` to ``len(source) - 1``.
     """
-    is_text = isinstance(source, str | bytes) and type(source).__getitem__ in (str.__getitem__, bytes.__getitem__)
+    is_text = isinstance(source, str | bytes) and type(source).__getitem__ in (
+        str.__getitem__,
+        bytes.__getitem__,
+    )
     if is_text or not hasattr(source, "__getitem__"):
         is_path = is_text or isinstance(source, os.PathLike)
         raise TypeError(
-            f"{name} must have __getitem__ and __len__ (a list, an array, a data source), got {shown(source):.100} "
-            f"of type {type(source).__name__}{_FILES if is_path else ''}"
+            f"{name} must have __getitem__ and __len__ (a list, an array, a data source), got"
+            f" {shown(source):.100} of type {type(source).__name__}{_FILES if is_path else ''}"
         )
     check_no_table(name, source)
-    if isinstance(source, dict) and hasattr(source, "__missing__") and type(source).__getitem__ is dict.__getitem__:
+    if (
+        isinstance(source, dict)
+        and hasattr(source, "__missing__")
+        and type(source).__getitem__ is dict.__getitem__
+    ):
         _check_keys(name, source)
 
 
@@ -95,8 +103,9 @@ def check_no_table(name: str, source: Any) -> None:
     if hasattr(kind, "columns") and (hasattr(kind, "iloc") or library == "pyarrow"):
         rows = "to_pylist()" if library == "pyarrow" else "to_dict('records')"
         raise TypeError(
-            f"{name} must have a record at each position, got a {library} {kind.__name__}, whose [] takes columns. Hand in its "
-            f"rows, {name}.{rows}, or make MapDataset.source of its columns: {{'name': array, ...}}"
+            f"{name} must have a record at each position, got a {library} {kind.__name__}, whose []"
+            f" takes columns. Hand in its rows, {name}.{rows}, or make MapDataset.source of its"
+            " columns: {'name': array, ...}"
         )
 
 
@@ -104,6 +113,7 @@ def _check_keys(name: str, source: dict[Any, Any]) -> None:
     missing = next((key for key in range(len(source)) if key not in source), None)
     if missing is not None:
         raise ValueError(
-            f"{name} must have the keys 0 to {len(source) - 1}, got a {type(source).__name__} without {missing}, which makes "
-            f"records up for keys that it does not have. Hand in list({name}.values()), or dict({name}) for keys of your own"
+            f"{name} must have the keys 0 to {len(source) - 1}, got a {type(source).__name__}"
+            f" without {missing}, which makes records up for keys that it does not have. Hand in"
+            f" list({name}.values()), or dict({name}) for keys of your own"
         )

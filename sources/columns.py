@@ -50,7 +50,11 @@ def is_columns(source: Any) -> bool:
     Of mappings with a ``__getitem__`` of their own, nobody knows what they answer. A ``dict`` of
     other keys, ``{0: a, 1: b}``, is a source as it is.
     """
-    return isinstance(source, dict) and type(source).__getitem__ is dict.__getitem__ and all([isinstance(k, str) for k in source])
+    return (
+        isinstance(source, dict)
+        and type(source).__getitem__ is dict.__getitem__
+        and all([isinstance(k, str) for k in source])
+    )
 
 
 class ColumnsDataSource:
@@ -80,7 +84,9 @@ class ColumnsDataSource:
         self._columns = _checked(columns, "source", lengths)
         if len(set(lengths.values())) > 1:
             found = ", ".join([f"{name} has {length}" for name, length in lengths.items()])
-            raise ValueError(f"the columns of a source must have as many entries as one another, but {found}")
+            raise ValueError(
+                f"the columns of a source must have as many entries as one another, but {found}"
+            )
         self._length = next(iter(lengths.values()))
 
     def __len__(self) -> int:
@@ -119,12 +125,17 @@ class ColumnsDataSource:
 def _checked(columns: Mapping[Any, Any], name: str, lengths: dict[str, int]) -> dict[str, Any]:
     """The columns, with the length of each by its place."""
     if not columns:
-        raise ValueError(f"{name} must have columns, as in {{'x': array, 'y': array}}, got an empty mapping")
+        raise ValueError(
+            f"{name} must have columns, as in {{'x': array, 'y': array}}, got an empty mapping"
+        )
     found: dict[str, Any] = {}
     for key, column in columns.items():
         place = f"{name}[{key!r}]"
         if not isinstance(key, str):
-            raise TypeError(f"names of columns must be str, got {shown(key):.100} of type {type(key).__name__} in {name}")
+            raise TypeError(
+                f"names of columns must be str, got {shown(key):.100} of type {type(key).__name__}"
+                f" in {name}"
+            )
         if isinstance(column, dict):
             found[key] = _checked(column, place, lengths)
             continue
@@ -136,17 +147,24 @@ def _checked(columns: Mapping[Any, Any], name: str, lengths: dict[str, int]) -> 
             lengths[place] = len(column)
         except TypeError:
             lengths.pop(place, None)
-        if place not in lengths or isinstance(column, str | bytes) or not hasattr(column, "__getitem__"):
+        if (
+            place not in lengths
+            or isinstance(column, str | bytes)
+            or not hasattr(column, "__getitem__")
+        ):
             raise TypeError(
-                f"{place} must have an entry for every row (an array, a list, a data source), got {shown(column):.100} of type "
-                f"{type(column).__name__}"
+                f"{place} must have an entry for every row (an array, a list, a data source), got"
+                f" {shown(column):.100} of type {type(column).__name__}"
             )
         found[key] = column
     return found
 
 
 def _rows(columns: dict[str, Any], keys: list[int]) -> list[dict[str, Any]]:
-    entries = [_rows(column, keys) if isinstance(column, dict) else _entries(column, keys) for column in columns.values()]
+    entries = [
+        _rows(column, keys) if isinstance(column, dict) else _entries(column, keys)
+        for column in columns.values()
+    ]
     names = list(columns)
     return [dict(zip(names, row, strict=False)) for row in zip(*entries, strict=True)]
 
@@ -161,10 +179,18 @@ def _entries(column: Any, keys: list[int]) -> list[Any]:
 def _spec(column: Any) -> Any:
     if isinstance(column, dict):
         return {name: _spec(part) for name, part in column.items()}
-    return ShapeDtypeStruct(column.shape[1:], column.dtype) if isinstance(column, np.ndarray) else column.element_spec
+    return (
+        ShapeDtypeStruct(column.shape[1:], column.dtype)
+        if isinstance(column, np.ndarray)
+        else column.element_spec
+    )
 
 
 def _text(column: Any) -> str:
     if isinstance(column, dict):
         return "{" + ", ".join([f"{name!r}: {_text(part)}" for name, part in column.items()]) + "}"
-    return f"{column.dtype}{list(column.shape[1:])}" if isinstance(column, np.ndarray) else type(column).__name__
+    return (
+        f"{column.dtype}{list(column.shape[1:])}"
+        if isinstance(column, np.ndarray)
+        else type(column).__name__
+    )

@@ -90,7 +90,10 @@ def _bits(num_words: int) -> list[int]:
     """The image of each bit of a word when ``num_words`` words of zeros follow."""
     if num_words > 1:
         half = _bits(num_words // 2)
-        return [functools.reduce(int.__xor__, [half[i] for i in range(32) if bit >> i & 1], 0) for bit in half]
+        return [
+            functools.reduce(int.__xor__, [half[i] for i in range(32) if bit >> i & 1], 0)
+            for bit in half
+        ]
     bits = [1 << i for i in range(32)]
     for _ in range(32):
         bits = [bit >> 1 ^ (_POLYNOMIAL if bit & 1 else 0) for bit in bits]

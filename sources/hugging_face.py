@@ -96,20 +96,29 @@ class HuggingFaceSource:
         return [table.slice(place, 1) for place in range(len(keys))]
 
     def _numpy_rows(self, keys: list[int]) -> list[dict[str, Any]]:
-        names = [name for name in self._dataset.column_names if name in self._dataset.format["columns"]]
+        names = [
+            name for name in self._dataset.column_names if name in self._dataset.format["columns"]
+        ]
         numbers = self._numbers(names, keys)
         if not numbers:
             return self._single_rows(keys)
         rest = [name for name in names if name not in numbers]
         if not rest:
-            return [dict(zip(names, row, strict=True)) for row in zip(*[numbers[name] for name in names], strict=True)]
+            return [
+                dict(zip(names, row, strict=True))
+                for row in zip(*[numbers[name] for name in names], strict=True)
+            ]
         others = self._others
         if others is None or others.format["columns"] != rest:
-            others = self._others = self._dataset.with_format(columns=rest, **_format_of(self._dataset))
+            others = self._others = self._dataset.with_format(
+                columns=rest, **_format_of(self._dataset)
+            )
         rows = []
         for place, key in enumerate(keys):
             row = others[key]
-            rows.append({name: numbers[name][place] if name in numbers else row[name] for name in names})
+            rows.append(
+                {name: numbers[name][place] if name in numbers else row[name] for name in names}
+            )
         return rows
 
     def _numbers(self, names: list[str], keys: list[int]) -> dict[str, list[Any]]:
@@ -143,18 +152,27 @@ class HuggingFaceSource:
             import hashlib
 
             num_rows, given = len(self), self._dataset.format
-            sampled = {num_rows * part // _NUM_SAMPLED for part in range(_NUM_SAMPLED)} | {num_rows - 1}
+            sampled = {num_rows * part // _NUM_SAMPLED for part in range(_NUM_SAMPLED)} | {
+                num_rows - 1
+            }
             rows = self._arrow_rows(sorted(sampled)).to_pylist() if num_rows else []
             content = f"{sorted(self._dataset.features.items())}{rows}"
-            digest = hashlib.sha1(content.encode("utf8", "surrogatepass"), usedforsecurity=False).hexdigest()[:8]
+            digest = hashlib.sha1(
+                content.encode("utf8", "surrogatepass"), usedforsecurity=False
+            ).hexdigest()[:8]
             transform = given["format_kwargs"].get("transform")
             how = given["type"] if transform is None else transform_name(transform)
             others = ", output_all_columns" if given["output_all_columns"] else ""
-            self._text = f"HuggingFaceSource({num_rows} rows, columns={given['columns']}{others}, format={how}, {digest})"
+            self._text = (
+                f"HuggingFaceSource({num_rows} rows, columns={given['columns']}{others},"
+                f" format={how}, {digest})"
+            )
         return self._text
 
 
-def check_data_set(dataset: Any, kind: str, reader: str, *, for_other: str, how_to_load: str, else_: str) -> None:
+def check_data_set(
+    dataset: Any, kind: str, reader: str, *, for_other: str, how_to_load: str, else_: str
+) -> None:
     """Refuses what is not the kind of data set that a reader is for, and says what to do instead.
 
     Args:
@@ -189,7 +207,10 @@ def _check(dataset: Any) -> None:
         dataset,
         "Dataset",
         "HuggingFaceSource",
-        for_other="it has no random access: use HuggingFaceIterDataset(dataset), or load it without streaming=True",
+        for_other=(
+            "it has no random access: use HuggingFaceIterDataset(dataset), or load it without"
+            " streaming=True"
+        ),
         how_to_load="datasets.load_dataset(name, split='train'), datasets.load_from_disk(path)",
         else_="other sources need no wrapper",
     )

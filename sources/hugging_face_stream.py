@@ -142,7 +142,11 @@ def fits(stream: Any, state: Any) -> bool:
     """True if ``state`` can be one of ``stream``: of the same epoch, and the same steps, each with
     what belongs to it.
     """
-    if not isinstance(state, dict) or set(state) != {"examples_iterable", "epoch"} or state["epoch"] != stream.epoch:
+    if (
+        not isinstance(state, dict)
+        or set(state) != {"examples_iterable", "epoch"}
+        or state["epoch"] != stream.epoch
+    ):
         return False
     reader = fresh(stream)
     # with steps around the others, and in later epochs other ones within
@@ -155,7 +159,9 @@ def fits(stream: Any, state: Any) -> bool:
 def _forms(state: Any) -> list[Any]:
     """``state``, and the states in it."""
     if isinstance(state, dict):
-        return [state] * ("type" in state) + [form for value in state.values() for form in _forms(value)]
+        return [state] * ("type" in state) + [
+            form for value in state.values() for form in _forms(value)
+        ]
     return [form for value in state for form in _forms(value)] if isinstance(state, list) else []
 
 
@@ -164,12 +170,20 @@ def _is_like(state: Any, initial: Any, known: list[Any], is_whole: bool = True) 
     among the ``known`` ones, or of some shards of it, which may have shorter lists.
     """
     if isinstance(initial, dict):
-        is_same = isinstance(state, dict) and set(state) == set(initial) and state.get("type") == initial.get("type")
-        return is_same and all([_is_like(state[key], value, known, is_whole) for key, value in initial.items()])
+        is_same = (
+            isinstance(state, dict)
+            and set(state) == set(initial)
+            and state.get("type") == initial.get("type")
+        )
+        return is_same and all(
+            [_is_like(state[key], value, known, is_whole) for key, value in initial.items()]
+        )
     if isinstance(initial, list):
         if not isinstance(state, list) or not is_whole:
             return isinstance(state, list)
-        return len(state) == len(initial) and all([_is_like(*pair, known) for pair in zip(state, initial, strict=True)])
+        return len(state) == len(initial) and all(
+            [_is_like(*pair, known) for pair in zip(state, initial, strict=True)]
+        )
     if initial is None:
         return state is None or any([_is_like(state, form, known, False) for form in known])
     if isinstance(initial, int) and not isinstance(initial, bool):
@@ -192,12 +206,16 @@ def _own_steps(step: Any) -> Any:
 def _steps(step: Any) -> Iterator[Any]:
     """``step`` and those that it draws from."""
     yield step
-    for inner in [step.ex_iterable] if hasattr(step, "ex_iterable") else getattr(step, "ex_iterables", ()):
+    for inner in (
+        [step.ex_iterable] if hasattr(step, "ex_iterable") else getattr(step, "ex_iterables", ())
+    ):
         yield from _steps(inner)
 
 
 def _short_name(step: Any) -> str:
-    return type(step).__name__.removesuffix("ExamplesIterable").removesuffix("Iterable") or "Examples"
+    return (
+        type(step).__name__.removesuffix("ExamplesIterable").removesuffix("Iterable") or "Examples"
+    )
 
 
 def _release() -> tuple[int, ...]:
@@ -243,14 +261,17 @@ def _check_shuffle(step: Any) -> None:
     buffer_size = getattr(step, "buffer_size", 1)
     if buffer_size > 1:
         raise ValueError(
-            f"dataset must not be shuffled with a buffer, got shuffle(buffer_size={buffer_size}): the library loses what is in "
-            "it when it is resumed. Shuffle the files alone with dataset.shuffle(seed=..., buffer_size=1), and the examples "
-            f"behind it: HuggingFaceIterDataset(dataset).window_shuffle({buffer_size}, seed=...)"
+            f"dataset must not be shuffled with a buffer, got shuffle(buffer_size={buffer_size}):"
+            " the library loses what is in it when it is resumed. Shuffle the files alone with"
+            " dataset.shuffle(seed=..., buffer_size=1), and the examples behind it:"
+            f" HuggingFaceIterDataset(dataset).window_shuffle({buffer_size}, seed=...)"
         )
     generator = getattr(step, "generator", None)
-    entropy = getattr(getattr(getattr(generator, "bit_generator", None), "seed_seq", None), "entropy", 0)
+    entropy = getattr(
+        getattr(getattr(generator, "bit_generator", None), "seed_seq", None), "entropy", 0
+    )
     if isinstance(entropy, int) and entropy.bit_length() > _MAX_SEED_BITS:
         raise ValueError(
-            "dataset must not be shuffled or interleaved without a seed: nobody could resume it in another run. Give "
-            "shuffle(seed=...) or interleave_datasets(..., seed=...) a seed"
+            "dataset must not be shuffled or interleaved without a seed: nobody could resume it in"
+            " another run. Give shuffle(seed=...) or interleave_datasets(..., seed=...) a seed"
         )

@@ -73,8 +73,13 @@ class ImageFolderSource(PerProcess):
     ) -> None:
         if decode is not None and not callable(decode):
             raise TypeError(f"decode must be a function of bytes, got {shown(decode)}")
-        if isinstance(extensions, str) or not all([isinstance(text, str) and text for text in extensions]):
-            raise TypeError(f"extensions must be a sequence of texts, such as ['jpg', 'png'], got {shown(extensions)}")
+        if isinstance(extensions, str) or not all(
+            [isinstance(text, str) and text for text in extensions]
+        ):
+            raise TypeError(
+                "extensions must be a sequence of texts, such as ['jpg', 'png'], got"
+                f" {shown(extensions)}"
+            )
         self._path = os.path.abspath(path)  # noqa: PTH100
         self._decode = decode
         endings = tuple([f".{text.lower().removeprefix('.')}" for text in extensions])
@@ -114,8 +119,15 @@ class ImageFolderSource(PerProcess):
         return {"image": image, "label": int(self.labels[number]), "path": name}
 
     def __repr__(self) -> str:
-        decode = "" if self._decode is None else f", decode={transform_name(self._decode).partition(' @ ')[0]}"
-        return f"ImageFolderSource({Path(self._path).name!r}, {len(self)} pictures, {len(self.classes)} classes{decode})"
+        decode = (
+            ""
+            if self._decode is None
+            else f", decode={transform_name(self._decode).partition(' @ ')[0]}"
+        )
+        return (
+            f"ImageFolderSource({Path(self._path).name!r}, {len(self)} pictures,"
+            f" {len(self.classes)} classes{decode})"
+        )
 
     @property
     def paths(self) -> list[str]:
@@ -146,20 +158,24 @@ class ImageFolderSource(PerProcess):
             try:
                 data: bytes = self._file.read(self._members[name])
             except (zipfile.BadZipFile, EOFError) as error:
-                raise damaged(self._path, 0, f"{name} cannot be read: {error}", "Copy the archive again") from error
+                raise damaged(
+                    self._path, 0, f"{name} cannot be read: {error}", "Copy the archive again"
+                ) from error
             return data
         start, size = self._members[name]
         return self._file.read_one(0, start, start + size)
 
     def _check(self, names: Sequence[str], endings: Sequence[str]) -> None:
         if not self.classes:
-            raise ValueError(f"{self._path} has no folders: it must have a folder with pictures for each class")
+            raise ValueError(
+                f"{self._path} has no folders: it must have a folder with pictures for each class"
+            )
         empty = sorted({*self.classes} - {name.split("/")[0] for name in names})
         if empty:
             raise ValueError(
-                f"the class {empty[0]!r} of {self._path} has no file that ends with {', '.join(endings)}"
-                f"{f', nor have {len(empty) - 1} others' if len(empty) > 1 else ''}: add pictures, remove the folder, or pass "
-                "extensions="
+                f"the class {empty[0]!r} of {self._path} has no file that ends with"
+                f" {', '.join(endings)}{f', nor have {len(empty) - 1} others' if len(empty) > 1 else ''}:"
+                " add pictures, remove the folder, or pass extensions="
             )
 
 
@@ -185,23 +201,35 @@ class _ZipReader:
 
 def _in_folder(top: Path) -> tuple[list[str], list[str]]:
     """The classes, and the files of all of them."""
-    classes = [entry.name for entry in os.scandir(top) if entry.is_dir() and not entry.name.startswith(".")]
+    classes = [
+        entry.name for entry in os.scandir(top) if entry.is_dir() and not entry.name.startswith(".")
+    ]
     names = []
     for name in classes:
         for folder, folders, files in os.walk(top / name, followlinks=True):
             folders[:] = [inner for inner in folders if not inner.startswith(".")]
-            names += [Path(folder, file).relative_to(top).as_posix() for file in files if not file.startswith(".")]
+            names += [
+                Path(folder, file).relative_to(top).as_posix()
+                for file in files
+                if not file.startswith(".")
+            ]
     return classes, names
 
 
 def _in_archive(path: str) -> tuple[str, list[str], list[str], dict[str, Any]]:
     """The kind of the archive, classes, files, and where each of them is."""
     if not Path(path).exists():
-        raise FileNotFoundError(f"path must be a folder or an archive of pictures, and there is no {path}")
+        raise FileNotFoundError(
+            f"path must be a folder or an archive of pictures, and there is no {path}"
+        )
     members: dict[str, Any] = {}
     kind = "zip" if zipfile.is_zipfile(path) else "tar"
     members.update(_in_zip(path) if kind == "zip" else _in_tar(path))
-    visible = {name: place for name, place in members.items() if not name.startswith(".") and "/." not in name}
+    visible = {
+        name: place
+        for name, place in members.items()
+        if not name.startswith(".") and "/." not in name
+    }
     top = {name.split("/")[0] for name in visible}
     if len(top) == 1 and all([name.count("/") > 1 for name in visible]):
         visible = {name.partition("/")[2]: place for name, place in visible.items()}
@@ -224,5 +252,6 @@ def _in_tar(path: str) -> Iterator[tuple[str, tuple[int, int]]]:
                     yield str(PurePosixPath(member.name)), (member.offset_data, member.size)
     except tarfile.ReadError as error:
         raise DamagedFileError(
-            f"{path} must be a folder, a zip archive, or a tar archive without compression: {error}. Decompress it first"
+            f"{path} must be a folder, a zip archive, or a tar archive without compression:"
+            f" {error}. Decompress it first"
         ) from error

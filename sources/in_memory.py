@@ -29,7 +29,9 @@ _TABLE = 2 * _WORD_BYTES  # where the offsets start
 
 
 def _encode_int(value: int) -> bytes:
-    return value.to_bytes((value if value >= 0 else ~value).bit_length() // 8 + 1, "little", signed=True)
+    return value.to_bytes(
+        (value if value >= 0 else ~value).bit_length() // 8 + 1, "little", signed=True
+    )
 
 
 # The kind of a payload is its place in both tables.
@@ -58,7 +60,8 @@ def _encode(what: str, value: Any) -> tuple[int, bytes]:
     kind = type(value)
     if kind not in _KINDS:
         raise TypeError(
-            f"{what} must be exactly an int, float, bool, str, bytes or None, got {value!r} of type {kind.__qualname__}"
+            f"{what} must be exactly an int, float, bool, str, bytes or None, got {value!r} of type"
+            f" {kind.__qualname__}"
         )
     return _KINDS[kind], _ENCODERS[kind](value)
 
@@ -111,26 +114,34 @@ class SharedMemoryDataSource(ShareableList[Any]):
         self._content: str | None = None
         if elements is None:
             if name is None:
-                raise ValueError("Elements or name must be provided: elements to create, or a name to attach to")
+                raise ValueError(
+                    "Elements or name must be provided: elements to create, or a name to attach to"
+                )
             self.shm = SharedBlock(name)
             memory = self._memory()
             if len(memory) < _TABLE or memory[:_WORD_BYTES] != _MAGIC:
                 self.close()
-                raise ValueError(f"the shared memory block {name!r} was not made by SharedMemoryDataSource")
+                raise ValueError(
+                    f"the shared memory block {name!r} was not made by SharedMemoryDataSource"
+                )
             self._length: int = _word_at(memory, _WORD_BYTES)
             return
 
         check_no_table("elements", elements)
         if isinstance(elements, str | bytes | Mapping | set | frozenset):
             raise TypeError(
-                f"elements must be a sequence of records, got a {type(elements).__name__}: hand in a list, such as "
-                "list(elements.values()) of a dict or sorted(elements) of a set"
+                f"elements must be a sequence of records, got a {type(elements).__name__}: hand in"
+                " a list, such as list(elements.values()) of a dict or sorted(elements) of a set"
             )
-        slots = [_slot(*_encode(f"elements[{place}]", value)) for place, value in enumerate(elements)]
+        slots = [
+            _slot(*_encode(f"elements[{place}]", value)) for place, value in enumerate(elements)
+        ]
         self._length = len(slots)
         first = _TABLE + (len(slots) + 1) * _WORD_BYTES
         offsets = itertools.accumulate(map(len, slots), initial=first)
-        data = b"".join([_WORD.pack(len(slots)), struct.pack(f"<{len(slots) + 1}q", *offsets), *slots])
+        data = b"".join(
+            [_WORD.pack(len(slots)), struct.pack(f"<{len(slots) + 1}q", *offsets), *slots]
+        )
         self.shm = SharedBlock(name, _WORD_BYTES + len(data))
         memory = self._memory()
         memory[_WORD_BYTES : _WORD_BYTES + len(data)] = data
@@ -168,7 +179,10 @@ class SharedMemoryDataSource(ShareableList[Any]):
         memory, offset = self._memory(), self._offset_of(position)
         start, capacity = _word_at(memory, offset), self._capacity(memory, offset)
         if len(payload) > capacity:
-            raise ValueError(f"value exceeds available storage: it needs {len(payload)} bytes, element {position} has {capacity}")
+            raise ValueError(
+                f"value exceeds available storage: it needs {len(payload)} bytes, element"
+                f" {position} has {capacity}"
+            )
         slot = _slot(kind, payload, capacity)
         memory[start : start + len(slot)] = slot
         self._content = None
@@ -220,7 +234,10 @@ class SharedMemoryDataSource(ShareableList[Any]):
         """True if ``text`` is the ``repr`` of a source with these elements: of ours, or of Grain's,
         under any name.
         """
-        return text == repr(self) or re.sub(r", name='[^']*'\)$", "", text) == f"SharedMemoryDataSource({list(self)}"
+        return (
+            text == repr(self)
+            or re.sub(r", name='[^']*'\)$", "", text) == f"SharedMemoryDataSource({list(self)}"
+        )
 
     def _memory(self) -> mmap.mmap:
         memory = self.shm.memory

@@ -56,7 +56,9 @@ class InflatedFile(ForwardFile):
                 data = self._inflate.decompress(compressed, size)
             except zlib.error as error:
                 raise ValueError(f"the compressed data are damaged ({error})") from error
-            self._rest = self._inflate.unused_data if self._inflate.eof else self._inflate.unconsumed_tail
+            self._rest = (
+                self._inflate.unused_data if self._inflate.eof else self._inflate.unconsumed_tail
+            )
             if data:
                 self._position += len(data)
                 return data

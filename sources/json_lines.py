@@ -85,12 +85,21 @@ class JsonlSource(ShardedSource[Any]):
         filesystem: Any = None,
     ) -> None:
         if parse is not None and not callable(parse):
-            raise TypeError(f"parse must be a function of a line of bytes, or None, got {parse!r:.200}")
+            raise TypeError(
+                f"parse must be a function of a line of bytes, or None, got {parse!r:.200}"
+            )
         max_bytes = as_int("max_bytes", max_bytes, minimum=0)
         self._parse = parse
-        self._files = Files(without_sidecars(list_files("patterns", patterns, filesystem)), filesystem)
+        self._files = Files(
+            without_sidecars(list_files("patterns", patterns, filesystem)), filesystem
+        )
         self._sidecars = open_sidecars(
-            self._files, "json lines", scan_lines, fits=are_lines, index_dir=index_dir, filesystem=filesystem
+            self._files,
+            "json lines",
+            scan_lines,
+            fits=are_lines,
+            index_dir=index_dir,
+            filesystem=filesystem,
         )
         self._frames = Frames(self._files, self._sidecars, max_bytes)
         self._is_compressed = ["frames" in sidecar.names() for sidecar in self._sidecars]
@@ -122,7 +131,12 @@ class JsonlSource(ShardedSource[Any]):
             end = int(texts[-1])
         lengths = np.diff(starts.astype(np.int64))
         if starts[-1] != end or (lengths <= 0).any():
-            raise damaged(sidecar.path, 0, "its records do not follow one another to the end of the text", REMEDY)
+            raise damaged(
+                sidecar.path,
+                0,
+                "its records do not follow one another to the end of the text",
+                REMEDY,
+            )
         return lengths
 
     def _stop(self, number: int) -> int:
@@ -136,7 +150,9 @@ class JsonlSource(ShardedSource[Any]):
         texts = self._texts(ranges)
         return [self._record(*of_one) for of_one in zip(places, leads, ranges, texts, strict=True)]
 
-    def _ranges(self, lines: Sequence[tuple[int, int]]) -> tuple[list[tuple[int, int, int]], list[int]]:
+    def _ranges(
+        self, lines: Sequence[tuple[int, int]]
+    ) -> tuple[list[tuple[int, int, int]], list[int]]:
         """Return the range to read for each line, and the number of its bytes before the line.
 
         A range ends where the next line begins. It starts with the byte that ends the previous
@@ -148,7 +164,11 @@ class JsonlSource(ShardedSource[Any]):
         ranges = [(0, 0, 0)] * len(lines)
         leads = [0] * len(lines)
         for number, places in by_file.items():
-            sidecar, offsets, end = self._sidecars[number], _OFFSETS if self._is_compressed[number] else -1, self._stops[number]
+            sidecar, offsets, end = (
+                self._sidecars[number],
+                _OFFSETS if self._is_compressed[number] else -1,
+                self._stops[number],
+            )
             found = sidecar.read_many("records", [lines[place][1] for place in places], 2).tolist()
             last = sidecar.length("records") - 2
             for place, (start, stop) in zip(places, found, strict=True):
@@ -168,12 +188,20 @@ class JsonlSource(ShardedSource[Any]):
             return self._files.read(ranges)
         texts = [b""] * len(ranges)
         for is_compressed, reader in ((False, self._files), (True, self._frames)):
-            places = [place for place, (number, _, _) in enumerate(ranges) if self._is_compressed[number] == is_compressed]
-            for place, text in zip(places, reader.read([ranges[place] for place in places]), strict=True):
+            places = [
+                place
+                for place, (number, _, _) in enumerate(ranges)
+                if self._is_compressed[number] == is_compressed
+            ]
+            for place, text in zip(
+                places, reader.read([ranges[place] for place in places]), strict=True
+            ):
                 texts[place] = text
         return texts
 
-    def _record(self, line: tuple[int, int], lead: int, span: tuple[int, int, int], text: bytes) -> Any:
+    def _record(
+        self, line: tuple[int, int], lead: int, span: tuple[int, int, int], text: bytes
+    ) -> Any:
         end = text.find(b"\n", lead)
         if end != len(text) - 1 or lead > 1 or (lead and text[0] != _NEWLINE):
             self._check(line, lead, span, text, end)
@@ -188,14 +216,23 @@ class JsonlSource(ShardedSource[Any]):
                     record = json.loads(string)
         except Exception as error:
             if self._parse is not None or not isinstance(error, ValueError | RecursionError):
-                add_note(error, f"in record {line[1]} of {self._files.paths[line[0]]}, {self._told(line[0], span[1] + lead)}")
+                add_note(
+                    error,
+                    f"in record {line[1]} of {self._files.paths[line[0]]},"
+                    f" {self._told(line[0], span[1] + lead)}",
+                )
                 raise
             record = self._parsed_again(content, line, span[1] + lead)
         if record is None and _without_marks(content).strip(BLANK) == b"null":
-            raise _null(self._files.paths[line[0]], f"record {line[1]}, {self._told(line[0], span[1] + lead)}")
+            raise _null(
+                self._files.paths[line[0]],
+                f"record {line[1]}, {self._told(line[0], span[1] + lead)}",
+            )
         return record
 
-    def _check(self, line: tuple[int, int], lead: int, span: tuple[int, int, int], text: bytes, end: int) -> None:
+    def _check(
+        self, line: tuple[int, int], lead: int, span: tuple[int, int, int], text: bytes, end: int
+    ) -> None:
         """A line that is not between two others: the first, the last without an end, or one that
         blank lines follow.
         """
@@ -205,7 +242,9 @@ class JsonlSource(ShardedSource[Any]):
         ends = text[-1] == _NEWLINE or stop == self._stops[number]
         if not begins or not ends or (end >= 0 and text[end + 1 :].strip(others)):
             told = self._told(number, start + lead)
-            raise changed(self._files.paths[number], f"its record {line[1]} is no line any more ({told})")
+            raise changed(
+                self._files.paths[number], f"its record {line[1]} is no line any more ({told})"
+            )
 
     def _parsed_again(self, content: bytes, line: tuple[int, int], start: int) -> Any:
         """Return the result of ``json.loads``, which accepts leading blanks and explains errors."""
@@ -219,7 +258,10 @@ class JsonlSource(ShardedSource[Any]):
                 offset += error.start
             elif isinstance(error, json.JSONDecodeError):
                 offset += len(error.doc[: error.pos].encode())
-            what = f"record {index} of the file, {self._told(number, start)}, is not valid JSON ({error}): {content[:40]!r}"
+            what = (
+                f"record {index} of the file, {self._told(number, start)}, is not valid JSON"
+                f" ({error}): {content[:40]!r}"
+            )
             first = self._part(number, start) if self._is_compressed[number] else start + offset
             remedy = "Repair the line, or leave out what fails with tolerate()"
             raise damaged(self._files.paths[number], first, what, remedy) from error
@@ -228,7 +270,10 @@ class JsonlSource(ShardedSource[Any]):
         """The beginning of a record, in words."""
         if not self._is_compressed[number]:
             return f"from byte {start} on"
-        return f"from byte {start & _OFFSETS} on of the text of the part that begins at byte {self._part(number, start)}"
+        return (
+            f"from byte {start & _OFFSETS} on of the text of the part that begins at byte"
+            f" {self._part(number, start)}"
+        )
 
     def _part(self, number: int, place: int) -> int:
         """The first byte of the part of a compressed file that a place is in."""

@@ -39,7 +39,14 @@ class _Shard:
 
     def __init__(self, values: dict[str, Any], is_raw: bool) -> None:
         self.num_samples = int(values["samples"])
-        self.columns = [*zip(values["column_names"], values["column_encodings"], values["column_sizes"], strict=True)]
+        self.columns = [
+            *zip(
+                values["column_names"],
+                values["column_encodings"],
+                values["column_sizes"],
+                strict=True,
+            )
+        ]
         file = values["raw_data"] if is_raw else values["zip_data"]
         self.name, self.num_bytes = file["basename"], int(file["bytes"])
         self.raw_bytes = int(values["raw_data"]["bytes"])
@@ -104,12 +111,20 @@ class MDSSource(ShardedSource[dict[str, Any]]):
                 decoder_of(encoding, self._decode_images)
                 if encoding == PICKLE and not allow_pickle:
                     raise ValueError(
-                        f"column {name!r} has pickles, which can run any code: pass allow_pickle=True if you trust them"
+                        f"column {name!r} has pickles, which can run any code: pass"
+                        " allow_pickle=True if you trust them"
                     )
         self._files = Files([f"{self._folder}/{shard.name}" for shard in self._entries])
-        for shard, size, file in zip(self._entries, self._files.sizes, self._files.paths, strict=True):
+        for shard, size, file in zip(
+            self._entries, self._files.sizes, self._files.paths, strict=True
+        ):
             if size != shard.num_bytes:
-                raise damaged(file, min(size, shard.num_bytes), f"it has {size} bytes, {_INDEX} says {shard.num_bytes}", _REMEDY)
+                raise damaged(
+                    file,
+                    min(size, shard.num_bytes),
+                    f"it has {size} bytes, {_INDEX} says {shard.num_bytes}",
+                    _REMEDY,
+                )
         self._shards = ShardMap([entry.num_samples for entry in self._entries])
         self._start_closed()
 
@@ -123,7 +138,11 @@ class MDSSource(ShardedSource[dict[str, Any]]):
 
     def _read_many(self, places: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
         ranges = [(number, *self._range(number, place)) for number, place in places]
-        raw = [place for place, (number, _, _) in enumerate(ranges) if self._entries[number].compression is None]
+        raw = [
+            place
+            for place, (number, _, _) in enumerate(ranges)
+            if self._entries[number].compression is None
+        ]
         data = dict(zip(raw, self._files.read([ranges[place] for place in raw]), strict=True))
         samples = []
         for place, (number, start, stop) in enumerate(ranges):
@@ -150,7 +169,9 @@ class MDSSource(ShardedSource[dict[str, Any]]):
         """
         if not entry.get("zip_data"):
             return True
-        return not is_url(self._folder) and Path(self._folder, entry["raw_data"]["basename"]).exists()
+        return (
+            not is_url(self._folder) and Path(self._folder, entry["raw_data"]["basename"]).exists()
+        )
 
     def _range(self, number: int, place: int) -> tuple[int, int]:
         offsets = self._offsets.get(number)
@@ -166,9 +187,15 @@ class MDSSource(ShardedSource[dict[str, Any]]):
         else:
             head = self._unpacked(number)[:size]
         words = np.frombuffer(head[: len(head) // 4 * 4], "<u4")
-        is_whole = len(words) == shard.num_samples + 2 and words[0] == shard.num_samples and (words[1:-1] <= words[2:]).all()
+        is_whole = (
+            len(words) == shard.num_samples + 2
+            and words[0] == shard.num_samples
+            and (words[1:-1] <= words[2:]).all()
+        )
         if not is_whole or words[1] < size or words[-1] > shard.raw_bytes:
-            raise damaged(path, 0, f"it does not begin as a shard of {shard.num_samples} samples", _REMEDY)
+            raise damaged(
+                path, 0, f"it does not begin as a shard of {shard.num_samples} samples", _REMEDY
+            )
         return words[1:]
 
     def _unpacked(self, number: int) -> bytes:
@@ -181,7 +208,12 @@ class MDSSource(ShardedSource[dict[str, Any]]):
             except (zlib.error, OSError, EOFError, RuntimeError) as error:
                 raise damaged(path, 0, f"it cannot be decompressed: {error}", _REMEDY) from error
             if len(data) != shard.raw_bytes:
-                raise damaged(path, 0, f"it has {len(data)} bytes when decompressed, not {shard.raw_bytes}", _REMEDY)
+                raise damaged(
+                    path,
+                    0,
+                    f"it has {len(data)} bytes when decompressed, not {shard.raw_bytes}",
+                    _REMEDY,
+                )
             return data, len(data)
 
         return self._kept.get(number, lambda: shard.raw_bytes, make)
@@ -199,7 +231,12 @@ class MDSSource(ShardedSource[dict[str, Any]]):
                 sample[name] = self._decoders[encoding](data[place : place + size])
                 place += size
         except (ValueError, IndexError, KeyError) as error:
-            raise damaged(self._files.paths[number], offset, f"the sample there cannot be decoded: {error}", _REMEDY) from error
+            raise damaged(
+                self._files.paths[number],
+                offset,
+                f"the sample there cannot be decoded: {error}",
+                _REMEDY,
+            ) from error
         return sample
 
 
@@ -207,7 +244,10 @@ def _entries(folder: str) -> list[dict[str, Any]]:
     """The shards that ``index.json`` lists."""
     path = f"{folder}/{_INDEX}"
     if not is_url(folder) and not Path(path).exists():
-        raise FileNotFoundError(f"there is no {path}: path must be a folder that MDSWriter has written, perhaps with split=")
+        raise FileNotFoundError(
+            f"there is no {path}: path must be a folder that MDSWriter has written, perhaps with"
+            " split="
+        )
     files = Files([path])
     try:
         index = json.loads(files.read_one(0, 0, files.sizes[0]))
@@ -215,10 +255,16 @@ def _entries(folder: str) -> list[dict[str, Any]]:
     except (ValueError, LookupError, TypeError) as error:
         raise damaged(path, 0, f"it is no index of MDS: {error}", "Copy it again") from error
     if found is None:
-        raise ValueError(f"{path} must be of version 2, got {shown(index['version'])}: write the data again with a newer library")
+        raise ValueError(
+            f"{path} must be of version 2, got {shown(index['version'])}: write the data again with"
+            " a newer library"
+        )
     for entry in found:
         if entry.get("format") != "mds":
-            raise ValueError(f"{path} has shards of format {shown(entry.get('format'))}: read them by JsonlSource, or write MDS")
+            raise ValueError(
+                f"{path} has shards of format {shown(entry.get('format'))}: read them by"
+                " JsonlSource, or write MDS"
+            )
     return list(found)
 
 
@@ -231,9 +277,14 @@ def _decompressed(compression: str, data: bytes) -> bytes:
         try:
             import zstandard
         except ImportError as error:
-            raise missing_package("zstandard", "zstd", "reading shards compressed by zstd") from error
+            raise missing_package(
+                "zstandard", "zstd", "reading shards compressed by zstd"
+            ) from error
         try:
             return zstandard.ZstdDecompressor().decompressobj().decompress(data)
         except zstandard.ZstdError as error:
             raise OSError(str(error)) from error
-    raise ValueError(f"the compression {compression!r} is not known: decompress the shards with their library, or use zstd")
+    raise ValueError(
+        f"the compression {compression!r} is not known: decompress the shards with their library,"
+        " or use zstd"
+    )

@@ -63,7 +63,11 @@ def decoder_of(encoding: str, decode_images: bool) -> Callable[[bytes], Any]:
     return found
 
 
-_SCALARS = {f"{kind}{bits}": f"<{kind[0]}{bits // 8}" for kind in ("uint", "int") for bits in (8, 16, 32, 64)}
+_SCALARS = {
+    f"{kind}{bits}": f"<{kind[0]}{bits // 8}"
+    for kind in ("uint", "int")
+    for bits in (8, 16, 32, 64)
+}
 _SCALARS |= {f"float{bits}": f"<f{bits // 8}" for bits in (16, 32, 64)}
 _PLAIN: dict[str, Callable[[bytes], Any]] = {
     "bytes": bytes,
@@ -113,7 +117,9 @@ def _pillow() -> Any:
     try:
         import PIL.Image
     except ImportError as error:
-        raise ImportError("pictures need the package Pillow: run pip install pillow, or pass decode_images=False") from error
+        raise ImportError(
+            "pictures need the package Pillow: run pip install pillow, or pass decode_images=False"
+        ) from error
     return PIL.Image
 
 
@@ -125,4 +131,6 @@ def _image(data: bytes) -> Any:
 
 def _raw_image(data: bytes) -> Any:
     width, height, size = struct.unpack("<3I", data[:12])
-    return _pillow().frombytes(data[12 : 12 + size].decode(), (width, height), bytes(data[12 + size :]))
+    return _pillow().frombytes(
+        data[12 : 12 + size].decode(), (width, height), bytes(data[12 + size :])
+    )

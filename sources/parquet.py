@@ -77,7 +77,9 @@ class ParquetRows:
 
     def _open(self, **read_kwargs: Any) -> list[str]:
         """The names of the columns."""
-        self._source = open_input(self._path, read_kwargs.pop("filesystem", None), read_kwargs.get("memory_map", False))
+        self._source = open_input(
+            self._path, read_kwargs.pop("filesystem", None), read_kwargs.get("memory_map", False)
+        )
         self._has_own_footer = read_kwargs.get("metadata") is None
         try:
             self._file = self._pyarrow.parquet.ParquetFile(self._source, **read_kwargs)
@@ -141,7 +143,9 @@ class ParquetRows:
         whole = self._columns_to_read_whole(group)
         whole_values = self._whole(group, whole) if whole else {}
         begin = 0
-        for num_rows, values in self._pieces(group, [name for name in self._columns if name not in whole_values]):
+        for num_rows, values in self._pieces(
+            group, [name for name in self._columns if name not in whole_values]
+        ):
             end = begin + num_rows
             if end > start:
                 first = max(start, begin)
@@ -188,10 +192,15 @@ class ParquetRows:
     def _check_no_nulls(self, batch: Any, names: Set[str]) -> None:
         for i, name in enumerate(batch.schema.names if names else ()):
             if name in names and has_nulls(batch.column(i)):
-                raise ValueError(f"column {name!r} has missing values, but its statistics say that it has none")
+                raise ValueError(
+                    f"column {name!r} has missing values, but its statistics say that it has none"
+                )
 
     def _as_numpy(self, table: Any) -> dict[str, Any]:
-        return {name: as_numpy(column) for name, column in zip(table.column_names, table.columns, strict=True)}
+        return {
+            name: as_numpy(column)
+            for name, column in zip(table.column_names, table.columns, strict=True)
+        }
 
     def _type(self, name: str) -> Any:
         """The type of a column's values."""
@@ -212,7 +221,10 @@ class ParquetRows:
         # of fields in fields; names may have dots, too
         paths = [column.path.split(".") for column in columns]
         prefixes = [[".".join(path[:depth]) for depth in range(1, len(path) + 1)] for path in paths]
-        return [(names, column.max_definition_level > 0) for names, column in zip(prefixes, columns, strict=True)]
+        return [
+            (names, column.max_definition_level > 0)
+            for names, column in zip(prefixes, columns, strict=True)
+        ]
 
     @cached
     def _null_counts(self) -> NullCounts:
@@ -236,7 +248,9 @@ class ParquetRows:
             NotImplementedError: names a column of which that cannot be said.
         """
         with explained(self._path):
-            with_nulls: set[str] = set().union(*[self._columns_with_nulls(group) for group in self._groups])
+            with_nulls: set[str] = set().union(
+                *[self._columns_with_nulls(group) for group in self._groups]
+            )
         return {name: self._column_spec(name, name in with_nulls) for name in self._columns}
 
     def _column_spec(self, name: str, has_nulls: bool) -> ShapeDtypeStruct:
@@ -255,7 +269,8 @@ class ParquetRows:
         else:
             return ShapeDtypeStruct(shape, dtype)
         raise NotImplementedError(
-            f"column {name!r} of {self._path} has the type {arrow_type}, {reason}: leave it out with columns=[...]"
+            f"column {name!r} of {self._path} has the type {arrow_type}, {reason}: leave it out"
+            " with columns=[...]"
         )
 
 
@@ -271,7 +286,9 @@ def checked_columns(columns: Any) -> list[str] | None:
     if not is_sequence or not all([isinstance(name, str) for name in columns]):
         raise TypeError(f"columns must be a sequence of names, got {columns!r:.200}")
     if not columns:
-        raise ValueError("columns must not be empty: name at least one, or leave it out to read all")
+        raise ValueError(
+            "columns must not be empty: name at least one, or leave it out to read all"
+        )
     return list(columns)
 
 
@@ -295,4 +312,6 @@ def explained(what: str) -> Iterator[None]:
                 add_note(error, f"{what} was to be read.")
             raise
         reason = " ".join(str(error).split()).rstrip(".")
-        raise DamagedFileError(f"{what} cannot be read as Parquet: {reason}. Write the file again, or leave it out") from error
+        raise DamagedFileError(
+            f"{what} cannot be read as Parquet: {reason}. Write the file again, or leave it out"
+        ) from error

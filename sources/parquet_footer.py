@@ -23,7 +23,22 @@ _END_BYTES = 8  # the footer's length, and the magic number
 _TAIL_BYTES = 1 << 16  # read at once: most footers are smaller
 
 # Types of the compact protocol; true and false are types of fields that have no further bytes.
-_STOP, _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT, _UUID = range(14)
+(
+    _STOP,
+    _TRUE,
+    _FALSE,
+    _BYTE,
+    _I16,
+    _I32,
+    _I64,
+    _DOUBLE,
+    _BINARY,
+    _LIST,
+    _SET,
+    _MAP,
+    _STRUCT,
+    _UUID,
+) = range(14)
 _FIXED_BYTES = {_TRUE: 0, _FALSE: 0, _BYTE: 1, _DOUBLE: 8, _UUID: 16}
 
 # Fields in parquet.thrift: number and type.
@@ -50,7 +65,9 @@ def read_footer(file: Any) -> bytes:
     if length > size - _END_BYTES:
         return b""
     begin = len(tail) - _END_BYTES - length
-    return bytes(tail[begin:-_END_BYTES] if begin >= 0 else file.read_at(length, size - _END_BYTES - length))
+    return bytes(
+        tail[begin:-_END_BYTES] if begin >= 0 else file.read_at(length, size - _END_BYTES - length)
+    )
 
 
 class NullCounts:

@@ -64,8 +64,15 @@ class RowGroups(PerProcess):
 
     _of_process = ("_ends", "_statuses", "_footers", "_ratio")
 
-    def __init__(self, files: Files, filesystem: Any, columns: Sequence[str] | None, verifies: bool) -> None:
-        self._files, self._filesystem, self._columns, self._verifies = files, filesystem, columns, verifies
+    def __init__(
+        self, files: Files, filesystem: Any, columns: Sequence[str] | None, verifies: bool
+    ) -> None:
+        self._files, self._filesystem, self._columns, self._verifies = (
+            files,
+            filesystem,
+            columns,
+            verifies,
+        )
         self._checksums = array("L")  # of the footers
         self._start_closed()
         first = self._read_footer(0)
@@ -102,7 +109,9 @@ class RowGroups(PerProcess):
                 hint = f", but {' and '.join(map(repr, similar))}" if similar else ""
                 more = ", …" if len(schema.names) > _MAX_NAMES else ""
                 known = ", ".join(map(repr, schema.names[:_MAX_NAMES])) + more
-                raise ValueError(f"columns: {self._files.paths[0]} has no {name!r}{hint}; it has {known}")
+                raise ValueError(
+                    f"columns: {self._files.paths[0]} has no {name!r}{hint}; it has {known}"
+                )
         return names
 
     def _types(self, number: int, schema: Any) -> dict[str, Any]:
@@ -112,7 +121,9 @@ class RowGroups(PerProcess):
         check_names_differ(self._files.paths[number], schema, names)
         return {name: type_of_values(schema.field(name).type) for name in names}
 
-    def _common_types(self, number: int, ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
+    def _common_types(
+        self, number: int, ours: dict[str, Any], theirs: dict[str, Any]
+    ) -> dict[str, Any]:
         """Return the common types of the columns of the files so far and of this one.
 
         Raises:
@@ -121,13 +132,19 @@ class RowGroups(PerProcess):
         differences, common = [], {}
         for name in dict.fromkeys([*ours, *theirs]):
             if name not in theirs or name not in ours:
-                differences.append(f"{name!r} is only in the {'second' if name in theirs else 'first'}")
+                differences.append(
+                    f"{name!r} is only in the {'second' if name in theirs else 'first'}"
+                )
                 continue
             common[name] = common_type(ours[name], theirs[name])
             if common[name] is None:
                 differences.append(f"{name!r} is {ours[name]} and {theirs[name]}")
         if differences:
-            more = f", and {len(differences) - _MAX_NAMES} more" if len(differences) > _MAX_NAMES else ""
+            more = (
+                f", and {len(differences) - _MAX_NAMES} more"
+                if len(differences) > _MAX_NAMES
+                else ""
+            )
             raise ValueError(
                 f"{self._files.paths[0]} and {self._files.paths[number]} have different columns: "
                 f"{', '.join(differences[:_MAX_NAMES])}{more}. "
@@ -190,7 +207,9 @@ class RowGroups(PerProcess):
                 metadata = pyarrow.parquet.read_metadata(pyarrow.BufferReader(content))
             else:
                 metadata = pyarrow.parquet.read_metadata(opened)  # says what is wrong
-            num_rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+            num_rows = [
+                metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)
+            ]
             # The number of rows of the whole file is not used: some writers leave it 0.
             if min(num_rows, default=0) < 0:
                 raise ValueError(f"its metadata say that a row group has {min(num_rows)} rows")

@@ -90,7 +90,11 @@ class ParquetSource(ShardedSource[dict[str, Any]]):
             raise missing_package("pyarrow", "parquet", "ParquetSource") from error
         self._columns = checked_columns(columns)
         self._max_bytes = as_int("max_bytes", max_bytes, minimum=0)
-        self._files = Files(list_files("paths", paths)) if filesystem is None else _without_sizes(paths, filesystem)
+        self._files = (
+            Files(list_files("paths", paths))
+            if filesystem is None
+            else _without_sizes(paths, filesystem)
+        )
         self._groups = RowGroups(self._files, filesystem, self._columns, page_checksum_verification)
         self._shards = ShardMap(self._groups.num_rows)
         self._start_closed()
@@ -126,7 +130,9 @@ class ParquetSource(ShardedSource[dict[str, Any]]):
     def _rows(self, number: int, group: int, rows: Sequence[int]) -> list[dict[str, Any]]:
         groups = self._groups
         place = number, group
-        decoded = self._kept.get(place, lambda: groups.expected_bytes(*place), lambda: groups.decode(*place))
+        decoded = self._kept.get(
+            place, lambda: groups.expected_bytes(*place), lambda: groups.decode(*place)
+        )
         try:
             return decoded.rows(rows)
         except Exception:

@@ -50,7 +50,10 @@ class RangeDataSource:
         # rounded up, and exact for integers of any size
         self._length = -((self._start - self._stop) // self._step)
         if self._length < 0:
-            raise InvalidRangeError(f"length can't be negative: from {self._start} no steps of {self._step} lead to {self._stop}")
+            raise InvalidRangeError(
+                f"length can't be negative: from {self._start} no steps of {self._step} lead to"
+                f" {self._stop}"
+            )
 
     @property
     def element_spec(self) -> ShapeDtypeStruct:

@@ -58,11 +58,15 @@ def read_keys(source: Any, keys: Sequence[Any]) -> list[Any]:
         raise SourceEnded from error
     # a table of columns, for example: as long as keys only by accident
     if isinstance(answer, dict | str | bytes):
-        raise TypeError(f"{type(source).__name__}.{name} must return a sequence of records, got {type(answer).__name__}")
+        raise TypeError(
+            f"{type(source).__name__}.{name} must return a sequence of records, got"
+            f" {type(answer).__name__}"
+        )
     records = list(answer)
     if len(records) != len(keys):
         raise ValueError(
-            f"{type(source).__name__}.{name} must return one record per key, got {len(records)} for {len(keys)} keys"
+            f"{type(source).__name__}.{name} must return one record per key, got {len(records)} for"
+            f" {len(keys)} keys"
         )
     return records
 
@@ -82,7 +86,11 @@ def may_be_read_again(source: Any) -> bool:
         >>> may_be_read_again([1, 2])
         True
     """
-    return type(source).__module__.partition(".")[0] in ("builtins", "numpy", "gristmill") or is_read_in_blocks(source)
+    return type(source).__module__.partition(".")[0] in (
+        "builtins",
+        "numpy",
+        "gristmill",
+    ) or is_read_in_blocks(source)
 
 
 def _vectored_read(source: Any) -> str | None:
@@ -128,15 +136,26 @@ def wrap_keys(source: Any, keys: Sequence[Any] | NDArray[Any]) -> list[Any]:
     try:
         if type(keys) is not list:
             if isinstance(keys, np.ndarray):
-                return (keys % length).tolist() if length and keys.dtype == np.int64 else [key % length for key in keys.tolist()]
-            if isinstance(keys, range) and keys and 0 <= keys[0] < length and 0 <= keys[-1] < length:
+                return (
+                    (keys % length).tolist()
+                    if length and keys.dtype == np.int64
+                    else [key % length for key in keys.tolist()]
+                )
+            if (
+                isinstance(keys, range)
+                and keys
+                and 0 <= keys[0] < length
+                and 0 <= keys[-1] < length
+            ):
                 return list(keys)
         try:
             return [operator.index(key) % length for key in keys]
         except TypeError:  # rare, and no reason to make integers pay for a check
             return [_wrap_key(key, length) for key in keys]
     except ZeroDivisionError:
-        raise IndexError(f"the source {type(source).__name__} is empty, no key can be read from it") from None
+        raise IndexError(
+            f"the source {type(source).__name__} is empty, no key can be read from it"
+        ) from None
 
 
 def _wrap_key(key: Any, length: int) -> Any:

@@ -94,7 +94,9 @@ class TarSource(ShardedSource[dict[str, Any]]):
         self._extensions = _checked_extensions(extensions)
         paths = without_sidecars(list_files("patterns", patterns, filesystem))
         if not paths:
-            raise FileNotFoundError(f"patterns: {patterns!r:.200} names indices (.gmidx) alone, and no archive")
+            raise FileNotFoundError(
+                f"patterns: {patterns!r:.200} names indices (.gmidx) alone, and no archive"
+            )
         self._files = Files(paths, filesystem)
         self._indices = open_sidecars(
             self._files,
@@ -145,7 +147,12 @@ class TarSource(ShardedSource[dict[str, Any]]):
         if self._extensions is None:
             lengths = index.read("lengths", 0, num_records)
             if (lengths < 0).any():
-                raise damaged(index.path, 0, "a record has fewer than 0 bytes", "Delete it, and make the source again")
+                raise damaged(
+                    index.path,
+                    0,
+                    "a record has fewer than 0 bytes",
+                    "Delete it, and make the source again",
+                )
             return lengths
         found = [
             sum([size for extension, _, size, _ in entry.files if extension in self._extensions])
@@ -167,13 +174,19 @@ class TarSource(ShardedSource[dict[str, Any]]):
                 data_start = header + BLOCK_BYTES
                 block = pieces[piece][header:data_start]
                 if header_crc(block) != crc:
-                    raise self._other_header(place[0], f"{entries[place].key}.{extension}", start - BLOCK_BYTES, block)
+                    raise self._other_header(
+                        place[0], f"{entries[place].key}.{extension}", start - BLOCK_BYTES, block
+                    )
                 is_alone = size > _COPIED_BYTES
-                record[extension] = pieces[piece + 1] if is_alone else pieces[piece][data_start : data_start + size]
+                record[extension] = (
+                    pieces[piece + 1] if is_alone else pieces[piece][data_start : data_start + size]
+                )
             records.append(record)
         return records
 
-    def _plan(self, place: tuple[int, int], entry: Entry, ranges: list[tuple[int, int, int]]) -> list[tuple[File, int, int]]:
+    def _plan(
+        self, place: tuple[int, int], entry: Entry, ranges: list[tuple[int, int, int]]
+    ) -> list[tuple[File, int, int]]:
         """Appends what has to be read for a record to ``ranges``.
 
         Returns, for each file, the range that its header is in and where it begins there. The data
@@ -218,20 +231,26 @@ class TarSource(ShardedSource[dict[str, Any]]):
         chosen = [file for file in entry.files if file[0] in self._extensions]
         if not chosen:
             raise ValueError(
-                f"extensions: the record {entry.key!r} of {self._files.paths[place[0]]} has none of {sorted(self._extensions)}; "
-                f"it has {[extension for extension, *_ in entry.files]}"
+                f"extensions: the record {entry.key!r} of {self._files.paths[place[0]]} has none of"
+                f" {sorted(self._extensions)}; it has"
+                f" {[extension for extension, *_ in entry.files]}"
             )
         return chosen
 
     def _other_header(self, archive: int, name: str, offset: int, block: bytes) -> DamagedFileError:
         path, index = self._files.paths[archive], self._indices[archive].path
         if is_header(block):
-            return changed(path, f"at byte {offset} is not the file {name!r} that its index has there. Delete {index}")
+            return changed(
+                path,
+                f"at byte {offset} is not the file {name!r} that its index has there. Delete"
+                f" {index}",
+            )
         return damaged(
             path,
             offset,
             f"there is no header, where its index has that of {name!r}",
-            f"Copy the archive again; if it was written anew, delete {index} and make the source anew",
+            f"Copy the archive again; if it was written anew, delete {index} and make the source"
+            " anew",
         )
 
     def close(self) -> None:
@@ -253,13 +272,20 @@ def _checked_extensions(extensions: Any) -> frozenset[str] | None:
     if extensions is None:
         return None
     if isinstance(extensions, str) or not isinstance(extensions, Sequence | frozenset | set):
-        raise TypeError(f"extensions must be a list of extensions, such as ['jpg', 'cls'], got {extensions!r:.200}")
+        raise TypeError(
+            "extensions must be a list of extensions, such as ['jpg', 'cls'], got"
+            f" {extensions!r:.200}"
+        )
     if not extensions or not all(isinstance(extension, str) for extension in extensions):
-        raise ValueError(f"extensions must have items that are text, and at least one, got {extensions!r:.200}")
+        raise ValueError(
+            f"extensions must have items that are text, and at least one, got {extensions!r:.200}"
+        )
     return frozenset(extension.lower().removeprefix(".") for extension in extensions)
 
 
-def _scan(is_remote: bool, files: Files, number: int, progress: Callable[[int], None]) -> Mapping[str, np.ndarray]:
+def _scan(
+    is_remote: bool, files: Files, number: int, progress: Callable[[int], None]
+) -> Mapping[str, np.ndarray]:
     is_remote = is_remote or is_url(files.paths[number])
     return index_archive(files, number, progress, _REMOTE_WINDOW if is_remote else _LOCAL_WINDOW)
 

@@ -43,7 +43,9 @@ class Entry(NamedTuple):
     files: list[File]
 
 
-def index_archive(files: Files, number: int, progress: Callable[[int], None], window_bytes: int) -> Mapping[str, np.ndarray]:
+def index_archive(
+    files: Files, number: int, progress: Callable[[int], None], window_bytes: int
+) -> Mapping[str, np.ndarray]:
     """Return the arrays of an index.
 
     For ``progress``, ``window_bytes`` and errors see ``tar_members``.
@@ -73,7 +75,9 @@ def is_tar_index(sizes: Mapping[str, tuple[str, int]]) -> bool:
     return sizes["starts"][1] == sizes["lengths"][1] + 1
 
 
-def _resolved(files: Files, number: int, window_bytes: int, progress: Callable[[int], None]) -> Iterator[Member]:
+def _resolved(
+    files: Files, number: int, window_bytes: int, progress: Callable[[int], None]
+) -> Iterator[Member]:
     """Yields the members of an archive, hard links with kind and data of the member they point to.
 
     A link stays as it is if no member before it has that name. A link whose target has the same
@@ -120,8 +124,10 @@ def _grouped(members: Iterable[Member], path: str, links: list[Member]) -> Itera
             raise damaged(
                 path,
                 member.offset,
-                f"{member.name!r} is a hard link to {member.target!r}, and no file before it in the archive has that name",
-                "Write the archive with both files, or without hard links, by tar --hard-dereference for example",
+                f"{member.name!r} is a hard link to {member.target!r}, and no file before it in the"
+                " archive has that name",
+                "Write the archive with both files, or without hard links, by tar"
+                " --hard-dereference for example",
             )
         key, extension = parts
         if entry is None or key != entry.key:
@@ -131,8 +137,10 @@ def _grouped(members: Iterable[Member], path: str, links: list[Member]) -> Itera
                 raise damaged(
                     path,
                     member.offset,
-                    f"the files of the record {key!r} lie apart: before {member.name!r} are files of other records",
-                    "Write the archive with the files of a record together, by tar --sort=name for example",
+                    f"the files of the record {key!r} lie apart: before {member.name!r} are files"
+                    " of other records",
+                    "Write the archive with the files of a record together, by tar --sort=name for"
+                    " example",
                 )
             keys.add(key)
             entry, extensions = Entry(key, []), {"__key__"}
@@ -141,7 +149,8 @@ def _grouped(members: Iterable[Member], path: str, links: list[Member]) -> Itera
                 path,
                 member.offset,
                 f"the record {key!r} has {extension!r} already, and here again",
-                "Write the archive with each file once, and names that differ before their first dot for different records",
+                "Write the archive with each file once, and names that differ before their first"
+                " dot for different records",
             )
         extensions.add(extension)
         entry.files.append((extension, member.start, member.size, member.header_crc))
@@ -191,7 +200,9 @@ def _unpacked(packed: bytes) -> Entry:
     names = _CHECKSUM_AND_NUMBER.size + num_files * _FILE.size
     key, *extensions = packed[names:].decode("utf-8", "surrogateescape").split("\0")
     numbers = _FILE.iter_unpack(packed[_CHECKSUM_AND_NUMBER.size : names])
-    return Entry(key, [(extension, *those) for extension, those in zip(extensions, numbers, strict=True)])
+    return Entry(
+        key, [(extension, *those) for extension, those in zip(extensions, numbers, strict=True)]
+    )
 
 
 def read_entries(index: Sidecar, numbers: Sequence[int]) -> list[Entry]:
@@ -212,6 +223,6 @@ def read_entries(index: Sidecar, numbers: Sequence[int]) -> list[Entry]:
         if isinstance(error, DamagedFileError):
             raise
         raise DamagedFileError(
-            f"{index.path} is damaged: what it says of the records {first} to {numbers[-1]} is not what was written. Delete it, "
-            "and make the source again"
+            f"{index.path} is damaged: what it says of the records {first} to {numbers[-1]} is not"
+            " what was written. Delete it, and make the source again"
         ) from None

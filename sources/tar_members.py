@@ -80,7 +80,10 @@ def is_header(block: bytes) -> bool:
 
 
 def tar_members(
-    files: Files, number: int, window_bytes: int = 1 << 12, progress: Callable[[int], object] = lambda _: None
+    files: Files,
+    number: int,
+    window_bytes: int = 1 << 12,
+    progress: Callable[[int], object] = lambda _: None,
 ) -> Iterator[Member]:
     """Yields all members of archive ``number`` of ``files``, in its order.
 
@@ -146,7 +149,14 @@ class _Archive:
         if not offset:
             self._check_format(block)
         if block.strip(b"\0"):
-            raise self._damaged(offset, "the header of a file is cut off" if len(block) < BLOCK_BYTES else "there is no header")
+            raise self._damaged(
+                offset,
+                (
+                    "the header of a file is cut off"
+                    if len(block) < BLOCK_BYTES
+                    else "there is no header"
+                ),
+            )
         self._check_rest(offset)
         return b""
 
@@ -154,8 +164,9 @@ class _Archive:
         for magic, name in _COMPRESSIONS.items():
             if block.startswith(magic):
                 raise ValueError(
-                    f"{self._path} is compressed ({name}): nothing in it can be found without reading all that is before. Unpack "
-                    "it to a plain tar archive; images and the like gain nothing from compression"
+                    f"{self._path} is compressed ({name}): nothing in it can be found without"
+                    " reading all that is before. Unpack it to a plain tar archive; images and the"
+                    " like gain nothing from compression"
                 )
         if block.strip(b"\0") or len(block) < BLOCK_BYTES or self._size > _MAX_EMPTY_BYTES:
             what = "it is empty" if not block else f"it begins with {block[:16]!r}"
@@ -170,8 +181,8 @@ class _Archive:
                     self._path,
                     offset,
                     "the archive has ended before, but there is something",
-                    "If archives were written one after another, use each by itself, or join them with tar --concatenate; if "
-                    "not, write the archive again",
+                    "If archives were written one after another, use each by itself, or join them"
+                    " with tar --concatenate; if not, write the archive again",
                 )
             offset += len(piece)
 
@@ -183,24 +194,29 @@ class _Archive:
         shown = name.decode("utf-8", "surrogateescape")
         if kind == ord("S") or any([key.startswith(_SPARSE) for key in told]):
             raise ValueError(
-                f"{self._path} has at byte {offset} a file that is not stored in one piece, {shown!r}: write the archive without "
-                "--sparse"
+                f"{self._path} has at byte {offset} a file that is not stored in one piece,"
+                f" {shown!r}: write the archive without --sparse"
             )
         if not is_file and kind not in _WITHOUT_DATA + _PASSED_OVER:
             raise self._damaged(offset, f"{shown!r} is of the unknown kind {block[156:157]!r}")
         start = offset + BLOCK_BYTES
         size = self._num_bytes(block, offset, told.get(b"size"))
-        stop = self._stop(start + size if is_file or kind not in _WITHOUT_DATA else start, offset, shown)
+        stop = self._stop(
+            start + size if is_file or kind not in _WITHOUT_DATA else start, offset, shown
+        )
         target = told.get(b"linkpath") or block[157:257].split(b"\0", 1)[0]
-        return Member(
-            shown,
-            start,
-            size,
-            header_crc(block),
-            "file" if is_file else _LINKS.get(kind, "other"),
-            offset,
-            target.decode("utf-8", "surrogateescape") if kind in _LINKS else "",
-        ), stop
+        return (
+            Member(
+                shown,
+                start,
+                size,
+                header_crc(block),
+                "file" if is_file else _LINKS.get(kind, "other"),
+                offset,
+                target.decode("utf-8", "surrogateescape") if kind in _LINKS else "",
+            ),
+            stop,
+        )
 
     def _extended(self, block: bytes, offset: int) -> tuple[dict[bytes, bytes], int]:
         """The contents of an extended header, and its end."""
@@ -236,7 +252,11 @@ class _Archive:
         """The end of a member whose data end at ``stop``."""
         stop += -stop % BLOCK_BYTES
         if stop > self._size:
-            raise self._damaged(offset, f"{what!r}, which begins there, would end at byte {stop}; the archive has {self._size}")
+            raise self._damaged(
+                offset,
+                f"{what!r}, which begins there, would end at byte {stop}; the archive has"
+                f" {self._size}",
+            )
         return stop
 
     def _read(self, start: int, size: int) -> bytes:
@@ -244,7 +264,9 @@ class _Archive:
         begin = start - self._window_start
         if not 0 <= begin <= len(self._window) - size:
             stop = min(start + max(size, self._window_bytes), self._size)
-            self._window = self._files.read([(self._number, start, stop)])[0] if start < stop else b""
+            self._window = (
+                self._files.read([(self._number, start, stop)])[0] if start < stop else b""
+            )
             self._window_start, begin = start, 0
         return self._window[begin : begin + size]
 

@@ -42,7 +42,12 @@ _FOOTER_SIZE = 4
 _BLOCK_BYTES = 1 << 18  # what is read at a time: fits in a processor's cache, where it is checked
 _SHOWN_BYTES = 32
 _PIECE_BYTES = 1 << 24  # a damaged length must not allocate memory for data that do not exist
-_MAGIC_NUMBERS: dict[bytes, Compression] = {b"\x1f\x8b": "gzip", b"\x78\x01": "zlib", b"\x78\x9c": "zlib", b"\x78\xda": "zlib"}
+_MAGIC_NUMBERS: dict[bytes, Compression] = {
+    b"\x1f\x8b": "gzip",
+    b"\x78\x01": "zlib",
+    b"\x78\x9c": "zlib",
+    b"\x78\xda": "zlib",
+}
 _REMEDY = "Write the file again, or leave it out"
 
 
@@ -58,7 +63,10 @@ def check_opener(open: Any) -> Opener | None:
     if open is None or callable(open):
         found: Opener | None = open
         return found
-    raise TypeError(f"open must be a function that takes a path and returns a binary file object, got {open!r:.200}")
+    raise TypeError(
+        "open must be a function that takes a path and returns a binary file object, got"
+        f" {open!r:.200}"
+    )
 
 
 class TFRecordFile:
@@ -78,7 +86,12 @@ class TFRecordFile:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], *, check_crc: bool, compression: Compression | None, open: Opener | None = None
+        self,
+        path: str | os.PathLike[str],
+        *,
+        check_crc: bool,
+        compression: Compression | None,
+        open: Opener | None = None,
     ) -> None:
         self._path = path
         self._check_crc = check_crc
@@ -106,8 +119,10 @@ class TFRecordFile:
             if is_text:
                 file.close()
             raise TypeError(
-                f"open must return a binary file object, with read(size) and close(), but {transform_name(self._open)} "
-                f"returned for {path} a {type(file).__name__}{', which is a text file: use the mode rb' if is_text else ''}"
+                "open must return a binary file object, with read(size) and close(), but"
+                f" {transform_name(self._open)} "
+                f"returned for {path} a"
+                f" {type(file).__name__}{', which is a text file: use the mode rb' if is_text else ''}"
             )
         return file
 
@@ -156,7 +171,9 @@ class TFRecordFile:
         if not offset:
             return
         if offset > sys.maxsize:
-            raise StateIndexError(f"reader_offset must be at most the size of {self._path}, got {offset}")
+            raise StateIndexError(
+                f"reader_offset must be at most the size of {self._path}, got {offset}"
+            )
         header = self._bytes(offset, _HEADER.size, 0)
         if not header:
             self._check_end(offset)
@@ -171,7 +188,8 @@ class TFRecordFile:
             begin += _HEADER.size + _HEADER.unpack(header)[0] + _FOOTER_SIZE
         if begin > offset:
             raise StateIndexError(
-                f"reader_offset must be where a record of {self._path} begins, got {offset}: the next one begins at {begin}"
+                f"reader_offset must be where a record of {self._path} begins, got {offset}: the"
+                f" next one begins at {begin}"
             )
 
     def _check_end(self, offset: int) -> None:
@@ -180,7 +198,9 @@ class TFRecordFile:
         except Exception as error:
             self._raise_named(error, offset)
         if offset > size:
-            raise StateIndexError(f"reader_offset must be at most {size}, the size of {self._path}, got {offset}")
+            raise StateIndexError(
+                f"reader_offset must be at most {size}, the size of {self._path}, got {offset}"
+            )
 
     @staticmethod
     def _is_header(header: bytes) -> bool:
@@ -232,26 +252,38 @@ class TFRecordFile:
         piece = self._file.read(min(size, _PIECE_BYTES))
         if isinstance(piece, bytes | bytearray | memoryview):
             return bytes(piece)  # itself, if it is bytes
-        raise TypeError(f"read() of a binary file must return bytes, that of {self._path} returned {piece!r:.200}")
+        raise TypeError(
+            f"read() of a binary file must return bytes, that of {self._path} returned"
+            f" {piece!r:.200}"
+        )
 
     def _raise_named(self, error: Exception, offset: int) -> NoReturn:
         if isinstance(error, OSError) or not isinstance(error, ValueError):
             add_note(error, f"{self._path} was to be read behind byte {offset}.")
             raise error
-        raise ValueError(f"{self._path} cannot be read behind byte {offset}: {error}. {_REMEDY}") from error
+        raise ValueError(
+            f"{self._path} cannot be read behind byte {offset}: {error}. {_REMEDY}"
+        ) from error
 
     def _cut_off(self, part: str, data: bytes, begin: int, end: int, offset: int) -> ValueError:
         found = data[begin : begin + _SHOWN_BYTES].hex()
-        return self._invalid(offset, data, f"is cut off: fewer than {end - begin} bytes of its {part}: {found}")
+        return self._invalid(
+            offset, data, f"is cut off: fewer than {end - begin} bytes of its {part}: {found}"
+        )
 
     def _damaged(self, part: str, data: bytes, offset: int) -> ValueError:
-        return self._invalid(offset, data, f"has a wrong checksum of its {part} (check_crc=False ignores checksums)")
+        return self._invalid(
+            offset, data, f"has a wrong checksum of its {part} (check_crc=False ignores checksums)"
+        )
 
     def _invalid(self, offset: int, data: bytes, what: str) -> ValueError:
-        compression = _MAGIC_NUMBERS.get(data[:2]) if not offset and self._compression is None else None
+        compression = (
+            _MAGIC_NUMBERS.get(data[:2]) if not offset and self._compression is None else None
+        )
         hint = f", or try compression={compression!r}" if compression else ""
         return ValueError(
-            f"{self._path} is damaged or not a valid TFRecord file: the record at byte {offset} {what}. {_REMEDY}{hint}"
+            f"{self._path} is damaged or not a valid TFRecord file: the record at byte {offset}"
+            f" {what}. {_REMEDY}{hint}"
         )
 
 

@@ -66,7 +66,9 @@ def assert_equal_output_after_checkpoint(
     for step, state in enumerate(states):
         spec, first_spec = shape_of(_without_records(state)), shape_of(_without_records(states[0]))
         if spec != first_spec:
-            raise AssertionError(f"the state at step {step} is like {spec}, the first one like {first_spec}")
+            raise AssertionError(
+                f"the state at step {step} is like {spec}, the first one like {first_spec}"
+            )
     if not elements:
         raise AssertionError("the dataset did not produce any elements")
     with contextlib.ExitStack() as stack:
@@ -81,7 +83,9 @@ def assert_equal_output_after_checkpoint(
                     _check_state(it, given, step, through_json)
                     _check_elements(it, elements[step:], given, step)
                     if unchanged and not are_equal(given, before):
-                        raise AssertionError(f"at step {step} the restored state {before} was changed to {given}")
+                        raise AssertionError(
+                            f"at step {step} the restored state {before} was changed to {given}"
+                        )
 
 
 def _record(ds: Any, at_end: bool) -> tuple[list[Any], list[Any]]:
@@ -99,7 +103,10 @@ def _record(ds: Any, at_end: bool) -> tuple[list[Any], list[Any]]:
 def _opened(ds: Any, stack: contextlib.ExitStack) -> Any:
     it = iter(ds)
     if not (hasattr(it, "get_state") and hasattr(it, "set_state")):
-        raise TypeError(f"ds must be a dataset whose iterators have get_state and set_state, got one with a {type(it).__name__}")
+        raise TypeError(
+            "ds must be a dataset whose iterators have get_state and set_state, got one with a"
+            f" {type(it).__name__}"
+        )
     if hasattr(it, "close") and not _draws_from_an_iterator(ds):
         stack.callback(it.close)
     return it
@@ -109,7 +116,9 @@ def _draws_from_an_iterator(ds: Any) -> bool:
     """True if all iterators of ``ds`` move one existing iterator, such as an ``ElasticIterator``,
     which the caller must close.
     """
-    return isinstance(ds, DatasetNode) and any(isinstance(node, DatasetIterator) for node in ancestors(ds))
+    return isinstance(ds, DatasetNode) and any(
+        isinstance(node, DatasetIterator) for node in ancestors(ds)
+    )
 
 
 def _check_state(it: Any, given: Any, step: int, through_json: bool) -> None:
@@ -117,14 +126,21 @@ def _check_state(it: Any, given: Any, step: int, through_json: bool) -> None:
     if through_json:
         got = json.loads(json.dumps(got))
     if not are_equal(got, given):
-        raise AssertionError(f"at step {step} state {given} was restored, and get_state() gives {got}")
+        raise AssertionError(
+            f"at step {step} state {given} was restored, and get_state() gives {got}"
+        )
 
 
 def _check_elements(it: Any, expected: list[Any], given: Any, step: int) -> None:
     got = itertools.islice(it, len(expected) + 1)
-    for position, (x, y) in enumerate(itertools.zip_longest(expected, got, fillvalue=_THE_END), start=step):
+    for position, (x, y) in enumerate(
+        itertools.zip_longest(expected, got, fillvalue=_THE_END), start=step
+    ):
         if not are_equal(x, y):
-            raise AssertionError(f"restored at step {step} from state {given}, element {position} must be {x}, got {y}")
+            raise AssertionError(
+                f"restored at step {step} from state {given}, element {position} must be {x},"
+                f" got {y}"
+            )
 
 
 def _without_records(state: Any) -> Any:
@@ -132,5 +148,9 @@ def _without_records(state: Any) -> Any:
     chosen.
     """
     if type(state) is dict:
-        return {key: _without_records(value) for key, value in state.items() if key not in ("choices", "from_choices")}
+        return {
+            key: _without_records(value)
+            for key, value in state.items()
+            if key not in ("choices", "from_choices")
+        }
     return [_without_records(value) for value in state] if type(state) is list else state

@@ -32,6 +32,8 @@ def assert_deterministic(ds: Any, *, steps: int = 200, seconds: float = 60) -> N
           under      a second run
         ...
     """
-    report = importlib.import_module("gristmill.diagnostics").verify(ds, steps=steps, seconds=seconds)
+    report = importlib.import_module("gristmill.diagnostics").verify(
+        ds, steps=steps, seconds=seconds
+    )
     if not report.ok:
         raise AssertionError(str(report))

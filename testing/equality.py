@@ -42,7 +42,12 @@ def _are_equal(a: Any, b: Any) -> bool:
     if isinstance(a, list | tuple):
         return len(a) == len(b) and all(map(_are_equal, a, b))
     if dataclasses.is_dataclass(a):
-        return all([_are_equal(getattr(a, field.name), getattr(b, field.name)) for field in dataclasses.fields(a)])
+        return all(
+            [
+                _are_equal(getattr(a, field.name), getattr(b, field.name))
+                for field in dataclasses.fields(a)
+            ]
+        )
     if isinstance(a, np.random.Generator):
         return _are_equal(a.bit_generator.state, b.bit_generator.state)
     if type(a).__eq__ is _IDENTITY:

@@ -24,44 +24,60 @@ _THE_END = object()
 _STRANGE_STATES: tuple[Any, ...] = (None, 3, "text", [], {}, {"other": 1})
 
 _ITERATORS = Law(
-    "iter(ds) is a DatasetIterator, and iter(it) is it", "Derive the class of the iterator from gristmill.DatasetIterator."
+    "iter(ds) is a DatasetIterator, and iter(it) is it",
+    "Derive the class of the iterator from gristmill.DatasetIterator.",
 )
 _INDEPENDENT = Law(
     "every iterator gives the same elements from the beginning, whatever others do",
-    "Keep what changes in the iterator, nothing in the dataset, and draw no random numbers but from a seed.",
+    "Keep what changes in the iterator, nothing in the dataset, and draw no random numbers but from"
+    " a seed.",
 )
 _KEPT = Law(
-    "an element stays as it is when the next one is made", "Do not hand out memory that the next element fills again: copy it."
+    "an element stays as it is when the next one is made",
+    "Do not hand out memory that the next element fills again: copy it.",
 )
-_END = Law("after its end an iterator raises StopIteration at every call", "Let __next__ find the end again, from its position.")
+_END = Law(
+    "after its end an iterator raises StopIteration at every call",
+    "Let __next__ find the end again, from its position.",
+)
 _JSON = Law(
     "states are JSON-able, and mean the same after it",
-    "Use dicts with text as keys, lists, built-in numbers, text, True, False and None: int(x) of a NumPy integer.",
+    "Use dicts with text as keys, lists, built-in numbers, text, True, False and None: int(x) of a"
+    " NumPy integer.",
 )
 _ALIAS = Law(
     "a state is apart from the iterator",
-    "Build a new container in get_state, and keep no container that set_state was given: copy the lists and dicts in it.",
+    "Build a new container in get_state, and keep no container that set_state was given: copy the"
+    " lists and dicts in it.",
 )
 _RESTORING = Law(
     "an iterator continues exactly where a state was taken",
-    "Let the state say all that decides the next elements (that of the parent, counters, what is buffered), and set all of it.",
+    "Let the state say all that decides the next elements (that of the parent, counters, what is"
+    " buffered), and set all of it.",
 )
 _REFUSAL = Law(
     "a state that does not fit is refused, and leaves the iterator as it was",
-    "In set_state read all that is needed from the state before the first change, and raise if it is not there.",
+    "In set_state read all that is needed from the state before the first change, and raise if it"
+    " is not there.",
 )
 _CLOSING = Law(
     "close may be called twice, and nothing is lost unnoticed after it",
-    "After close let __next__ raise ValueError, not StopIteration, and get_state still tell the position.",
+    "After close let __next__ raise ValueError, not StopIteration, and get_state still tell the"
+    " position.",
 )
-_PREFETCH = Law("start_prefetch changes neither position nor elements", "Count in states only what next has delivered.")
+_PREFETCH = Law(
+    "start_prefetch changes neither position nor elements",
+    "Count in states only what next has delivered.",
+)
 _ERRORS = Law(
     "an error loses nothing: the position stays, and next tries the same element again",
-    "Change nothing in __next__ before everything that may raise is done, or take the parents back to their states.",
+    "Change nothing in __next__ before everything that may raise is done, or take the parents back"
+    " to their states.",
 )
 _SHARED_OUT = Law(
     "workers and threads that compute ahead change no element",
-    "The dataset is copied for them; pass parents to super().__init__, and keep each in an attribute of its own or in none.",
+    "The dataset is copied for them; pass parents to super().__init__, and keep each in an"
+    " attribute of its own or in none.",
 )
 
 
@@ -110,23 +126,39 @@ def assert_iter_dataset_conforms(
     """
     for name, value in (("ds", ds), ("failing", failing)):
         if not isinstance(value, IterDataset) and value is not None:
-            raise TypeError(f"{name} must be an IterDataset, got {shown(value)} of type {type(value).__name__}")
+            raise TypeError(
+                f"{name} must be an IterDataset, got {shown(value)} of type {type(value).__name__}"
+            )
     max_elements = as_int("max_elements", max_elements, minimum=1)
     unused = copied(ds)
     elements, count = _check_iterators(ds, max_elements, states_vary)
-    for which, other in (("a copy made before the first use", unused), ("a copy made after use", copied(ds))):
-        PICKLES.equal(f"the elements of {which}", elements, PICKLES.run(f"iterating {which}", _first, other, count))
+    for which, other in (
+        ("a copy made before the first use", unused),
+        ("a copy made after use", copied(ds)),
+    ):
+        PICKLES.equal(
+            f"the elements of {which}",
+            elements,
+            PICKLES.run(f"iterating {which}", _first, other, count),
+        )
     for got in in_threads(lambda _: THREADS.run("iterating in a thread", _first, ds, count)):
-        THREADS.equal("the elements of each of several threads with iterators of their own", elements, got)
+        THREADS.equal(
+            "the elements of each of several threads with iterators of their own", elements, got
+        )
     if failing is not None:
         _check_errors(failing, elements)
     for num_workers in workers:
         for how, ahead in (
-            ("worker processes", partial(ds.mp_prefetch, MultiprocessingOptions(num_workers, executor="processes"))),
+            (
+                "worker processes",
+                partial(ds.mp_prefetch, MultiprocessingOptions(num_workers, executor="processes")),
+            ),
             ("threads", partial(ds.multithread_prefetch, num_workers, 2)),
         ):
             what = f"the elements by {num_workers} {how}"
-            _SHARED_OUT.equal(what, elements, _SHARED_OUT.run(what, lambda ahead=ahead: _first(ahead(), count)))
+            _SHARED_OUT.equal(
+                what, elements, _SHARED_OUT.run(what, lambda ahead=ahead: _first(ahead(), count))
+            )
 
 
 def assert_iterator_conforms(
@@ -180,7 +212,9 @@ class _Made(IterDataset[Any]):
         return self._make()
 
 
-def _check_iterators(ds: IterDataset[Any], max_elements: int, states_vary: bool) -> tuple[list[Any], int]:
+def _check_iterators(
+    ds: IterDataset[Any], max_elements: int, states_vary: bool
+) -> tuple[list[Any], int]:
     """The first elements of ``ds``, if its iterators obey their laws, and how many to ask for to
     get all of these.
     """
@@ -216,7 +250,10 @@ def _check_elements(it: DatasetIterator[Any], max_elements: int) -> tuple[list[A
     """The first elements of a new iterator, and whether there are no more."""
     handed_out: list[Any] = []
     elements: list[Any] = []
-    while len(elements) <= max_elements and (element := READABLE.run("next(it)", next, it, _THE_END)) is not _THE_END:
+    while (
+        len(elements) <= max_elements
+        and (element := READABLE.run("next(it)", next, it, _THE_END)) is not _THE_END
+    ):
         handed_out.append(element)
         elements.append(kept(element))
     for i, (before, after) in enumerate(zip(elements, handed_out, strict=True)):
@@ -226,7 +263,10 @@ def _check_elements(it: DatasetIterator[Any], max_elements: int) -> tuple[list[A
     if len(elements) > max_elements:
         return elements[:-1], False
     for _ in range(3):
-        _END.check((element := next(it, _THE_END)) is _THE_END, f"after the end, next(it) gave {element!r:.200}")
+        _END.check(
+            (element := next(it, _THE_END)) is _THE_END,
+            f"after the end, next(it) gave {element!r:.200}",
+        )
     return elements, True
 
 
@@ -234,7 +274,9 @@ def _check_independence(ds: IterDataset[Any], elements: list[Any]) -> None:
     with iter(ds) as one, iter(ds) as other:
         for i, element in enumerate(elements):
             for it in (one, other):
-                _INDEPENDENT.equal(f"element {i} of two iterators that take turns", element, next(it, _THE_END))
+                _INDEPENDENT.equal(
+                    f"element {i} of two iterators that take turns", element, next(it, _THE_END)
+                )
 
 
 def _check_states(ds: IterDataset[Any], elements: list[Any]) -> None:
@@ -253,24 +295,43 @@ def _check_states(ds: IterDataset[Any], elements: list[Any]) -> None:
         list(islice(it, step))
         before = copy.deepcopy(it.get_state())
         _spoil(it.get_state())
-        _ALIAS.equal("get_state(), after the state that it gave before was changed,", before, it.get_state())
+        _ALIAS.equal(
+            "get_state(), after the state that it gave before was changed,", before, it.get_state()
+        )
         it.set_state(given := copy.deepcopy(before))
         _spoil(given)
-        _ALIAS.equal("get_state(), after the state that was set was changed,", before, it.get_state())
-        _ALIAS.equal("the elements after that", elements[step:], list(islice(it, len(elements) - step)))
+        _ALIAS.equal(
+            "get_state(), after the state that was set was changed,", before, it.get_state()
+        )
+        _ALIAS.equal(
+            "the elements after that", elements[step:], list(islice(it, len(elements) - step))
+        )
 
 
 def _spoil(state: Any) -> None:
     """Changes all containers of ``state``."""
-    for key, value in list(state.items() if isinstance(state, dict) else enumerate(state) if isinstance(state, list) else ()):
+    for key, value in list(
+        state.items()
+        if isinstance(state, dict)
+        else enumerate(state)
+        if isinstance(state, list)
+        else ()
+    ):
         _spoil(value)
         state[key] = "changed"
 
 
-def _check_restoring(bounded: IterDataset[Any], states_vary: bool, ds: IterDataset[Any], elements: list[Any]) -> None:
+def _check_restoring(
+    bounded: IterDataset[Any], states_vary: bool, ds: IterDataset[Any], elements: list[Any]
+) -> None:
     try:
         assert_equal_output_after_checkpoint(
-            bounded, at_end=True, through_json=True, in_place=not states_vary, twice=True, unchanged=True
+            bounded,
+            at_end=True,
+            through_json=True,
+            in_place=not states_vary,
+            twice=True,
+            unchanged=True,
         )
     except AssertionError as error:
         raise _RESTORING.broken(f"{error!s:.1000}") from error
@@ -288,11 +349,20 @@ def _check_refusal(ds: IterDataset[Any], elements: list[Any]) -> None:
             try:
                 it.set_state(copy.deepcopy(state))
             except Exception:
-                _REFUSAL.equal(f"get_state(), after the state {state} was refused,", before, it.get_state())
+                _REFUSAL.equal(
+                    f"get_state(), after the state {state} was refused,", before, it.get_state()
+                )
             else:  # what lacks a part may have been written by an older version of the class
-                _REFUSAL.check(state in incomplete, f"set_state({state}) raised nothing; right is a state like {before}")
+                _REFUSAL.check(
+                    state in incomplete,
+                    f"set_state({state}) raised nothing; right is a state like {before}",
+                )
                 it.set_state(copy.deepcopy(before))
-        _REFUSAL.equal("the elements after wrong states", elements[step:], list(islice(it, len(elements) - step)))
+        _REFUSAL.equal(
+            "the elements after wrong states",
+            elements[step:],
+            list(islice(it, len(elements) - step)),
+        )
 
 
 def _incomplete(state: Any) -> Iterator[Any]:
@@ -313,7 +383,10 @@ def _check_closing(ds: IterDataset[Any], elements: list[Any]) -> None:
     try:
         element = next(it)
     except StopIteration:
-        raise _CLOSING.broken(f"next(it) after close() raised StopIteration, although element {step} was not there yet") from None
+        raise _CLOSING.broken(
+            f"next(it) after close() raised StopIteration, although element {step} was not"
+            " there yet"
+        ) from None
     except Exception:  # as it should
         return
     _CLOSING.equal("next(it) after close(), unless it raises ValueError,", elements[step], element)
@@ -338,8 +411,14 @@ def _check_errors(failing: IterDataset[Any], elements: list[Any]) -> None:
                 element = next(it, _THE_END)
             except Exception as error:
                 num_errors, num_in_a_row = num_errors + 1, num_in_a_row + 1
-                _ERRORS.equal(f"get_state() after {error!r:.200} at element {len(got)}", before, it.get_state())
-                _ERRORS.check(num_in_a_row < 4, f"element {len(got)} raised {error!r:.200} again and again")
+                _ERRORS.equal(
+                    f"get_state() after {error!r:.200} at element {len(got)}",
+                    before,
+                    it.get_state(),
+                )
+                _ERRORS.check(
+                    num_in_a_row < 4, f"element {len(got)} raised {error!r:.200} again and again"
+                )
                 if num_in_a_row > 1:  # where a worker failed, the error stays until a state is set
                     it.set_state(before)
                 continue
@@ -349,7 +428,8 @@ def _check_errors(failing: IterDataset[Any], elements: list[Any]) -> None:
                 break
     if not num_errors:
         raise ValueError(
-            f"failing must raise now and then, it raised nothing before element {len(elements)}: let its source raise earlier, "
-            "and be read without threads (ReadOptions(num_threads=0)), which try a block again in which something failed"
+            f"failing must raise now and then, it raised nothing before element {len(elements)}:"
+            " let its source raise earlier, and be read without threads"
+            " (ReadOptions(num_threads=0)), which try a block again in which something failed"
         )
     _ERRORS.equal("the elements delivered around the errors", elements, got)

@@ -47,7 +47,9 @@ class Law:
         except Exception as error:
             raise self.broken(f"{what} raised {type(error).__name__}: {error!s:.500}") from error
 
-    def refuses(self, what: str, errors: tuple[type[Exception], ...], fn: Callable[..., Any], *args: Any) -> None:
+    def refuses(
+        self, what: str, errors: tuple[type[Exception], ...], fn: Callable[..., Any], *args: Any
+    ) -> None:
         """``fn(*args)`` must raise one of ``errors``."""
         try:
             got = self.run(what, fn, *args)
@@ -61,34 +63,39 @@ class Law:
         self.check(are_equal(expected, got), f"{what} must be {expected!r:.300}, got {got!r:.300}")
 
 
-READABLE = Law("all that may be asked for is there", "A pipeline asks for it sooner or later: try exactly this by itself.")
+READABLE = Law(
+    "all that may be asked for is there",
+    "A pipeline asks for it sooner or later: try exactly this by itself.",
+)
 REPEATABLE = Law(
     "what comes back depends on what is asked for alone, not on what was asked for before",
-    "Draw no random numbers but from a generator that is handed in, keep no position in the object, do not hand out memory "
-    "that the next read fills again, and do not change what is stored.",
+    "Draw no random numbers but from a generator that is handed in, keep no position in the object,"
+    " do not hand out memory that the next read fills again, and do not change what is stored.",
 )
 BLOCKS = Law(
     "a vectored read gives the same as single reads, in the order of the keys",
-    "Return one entry for each key, also for repeated and unsorted ones, or do not define the vectored read.",
+    "Return one entry for each key, also for repeated and unsorted ones, or do not define the"
+    " vectored read.",
 )
 THREADS = Law(
     "several threads may read at the same time",
-    "Do not share a file position, a buffer or a connection among threads: use os.pread, threading.local or a lock.",
+    "Do not share a file position, a buffer or a connection among threads: use os.pread,"
+    " threading.local or a lock.",
 )
 PICKLES = Law(
     "a copy made by cloudpickle is equal",
-    "Worker processes get such a copy: leave open files, locks and the like out of __getstate__ and make them again at the "
-    "first use.",
+    "Worker processes get such a copy: leave open files, locks and the like out of __getstate__ and"
+    " make them again at the first use.",
 )
 WORKERS = Law(
     "in a worker process everything is the same",
-    "Use no global variables that are changed while the program runs, no open files of this process, no hash() of strings, "
-    "and return elements that can be pickled.",
+    "Use no global variables that are changed while the program runs, no open files of this"
+    " process, no hash() of strings, and return elements that can be pickled.",
 )
 TEXT = Law(
     "the repr is the same in every run",
-    "States carry it to notice that they are restored with other data: define __repr__ with what identifies the data (a path, "
-    "a length, a version).",
+    "States carry it to notice that they are restored with other data: define __repr__ with what"
+    " identifies the data (a path, a length, a version).",
 )
 
 
@@ -115,17 +122,25 @@ def check_answers(
     unused = copied(subject)
     expected = [kept(READABLE.run(name(q), answers, subject, [q])[0]) for q in questions]
     backwards = list(range(len(questions)))[::-1]
-    again = [REPEATABLE.run(name(questions[i]), answers, subject, [questions[i]])[0] for i in backwards]
+    again = [
+        REPEATABLE.run(name(questions[i]), answers, subject, [questions[i]])[0] for i in backwards
+    ]
     for i, x in zip(backwards, again, strict=True):
         REPEATABLE.equal(name(questions[i]), expected[i], x)
     for order in (backwards, backwards * 2, sorted(backwards * 2)) if questions else ():
         block = [questions[i] for i in order]
         got = BLOCKS.run(f"a read of {block!r:.200} at once", answers, subject, block)
-        BLOCKS.check(len(got) == len(block), f"a read of {block!r:.200} at once gave {len(got)} instead of {len(block)}")
+        BLOCKS.check(
+            len(got) == len(block),
+            f"a read of {block!r:.200} at once gave {len(got)} instead of {len(block)}",
+        )
         for i, x in zip(order, got, strict=True):
             BLOCKS.equal(f"{name(questions[i])}, read with {len(order) - 1} others", expected[i], x)
     _check_threads(lambda q: answers(subject, [q])[0], questions, expected, name)
-    for which, other in (("a copy made before the first read", unused), ("a copy made after reads", copied(subject))):
+    for which, other in (
+        ("a copy made before the first read", unused),
+        ("a copy made after reads", copied(subject)),
+    ):
         if with_repr:
             TEXT.equal(f"repr of {which}", text, repr(other))
         for q, x in zip(questions, expected, strict=True):
@@ -135,7 +150,10 @@ def check_answers(
         TEXT.equal("repr after reads", text, repr(subject))
     if in_worker:
         repr_there, found = _run_in_worker(
-            lambda: (repr(subject) if with_repr else "", [answers(subject, [q])[0] for q in questions])
+            lambda: (
+                repr(subject) if with_repr else "",
+                [answers(subject, [q])[0] for q in questions],
+            )
         )
         TEXT.equal("repr in a worker process", text, repr_there)
         for q, x, y in zip(questions, expected, found, strict=True):
@@ -185,7 +203,10 @@ def in_threads(fn: Callable[[int], T]) -> list[T]:
 
 
 def _check_threads(
-    answer: Callable[[Any], Any], questions: Sequence[Any], expected: list[Any], name: Callable[[Any], str]
+    answer: Callable[[Any], Any],
+    questions: Sequence[Any],
+    expected: list[Any],
+    name: Callable[[Any], str],
 ) -> None:
     def ask(thread: int) -> None:
         # each begins somewhere else, and goes around
@@ -212,6 +233,10 @@ def _stable_text(subject: Any) -> str:
 def _run_in_worker(fn: Callable[[], T]) -> T:
     from gristmill.workers.pickling import dumps
 
-    ds = MapDataset.source([fn]).map(lambda fn: dumps(fn())).to_iter_dataset(ReadOptions(num_threads=0))
+    ds = (
+        MapDataset.source([fn])
+        .map(lambda fn: dumps(fn()))
+        .to_iter_dataset(ReadOptions(num_threads=0))
+    )
     with iter(ds.mp_prefetch(MultiprocessingOptions(num_workers=1, executor="processes"))) as it:
         return pickle.loads(WORKERS.run("a worker process", next, it))

@@ -13,13 +13,17 @@ from gristmill.dataset.bases.iterator import iterate
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.testing.laws import BLOCKS, Law, check_answers, spread
 
-_LENGTH = Law("len(ds) is the length of an epoch, always the same", "Return a non-negative int that reads do not change.")
+_LENGTH = Law(
+    "len(ds) is the length of an epoch, always the same",
+    "Return a non-negative int that reads do not change.",
+)
 _SLICES = Law(
     "ds[a:b:c] is a dataset of the elements at these indices",
     "Begin __getitem__ with: if isinstance(index, slice): return self.slice(index)",
 )
 _ITERATION = Law(
-    "iterating gives the elements of one epoch in order, without None", "Let MapDataset.__iter__ do it, or do the same."
+    "iterating gives the elements of one epoch in order, without None",
+    "Let MapDataset.__iter__ do it, or do the same.",
 )
 _PAST_INT64 = 2**62  # so long an epoch has no next one that anybody could reach
 
@@ -68,7 +72,11 @@ def assert_map_dataset_conforms(
     # what stages hand on beside lists
     for block in (np.array(indices), range(min(length, max_elements))) if length else ():
         what = f"ds._items({block!r:.200})"
-        BLOCKS.equal(what, [ds[int(i)] for i in block], BLOCKS.run(what, lambda indices: [*ds._items(indices)], block))
+        BLOCKS.equal(
+            what,
+            [ds[int(i)] for i in block],
+            BLOCKS.run(what, lambda indices: [*ds._items(indices)], block),
+        )
     for sl in (slice(None), slice(1, None, 2), slice(None, None, -1)):
         _check_slice(ds, sl, max_elements)
     _check_iteration(ds, min(length, max_elements))
@@ -82,7 +90,9 @@ def _elements(ds: MapDataset[Any], indices: list[int]) -> list[Any]:
 def _check_slice(ds: MapDataset[Any], sl: slice, max_elements: int) -> None:
     what = f"ds[{sl}]"
     part, indices = _SLICES.run(what, ds.__getitem__, sl), range(len(ds))[sl]
-    _SLICES.check(isinstance(part, MapDataset), f"{what} is {shown(part)} of type {type(part).__name__}")
+    _SLICES.check(
+        isinstance(part, MapDataset), f"{what} is {shown(part)} of type {type(part).__name__}"
+    )
     _SLICES.equal(f"len({what})", len(indices), len(part))
     for i in spread(len(indices), max_elements):
         _SLICES.equal(f"{what}[{i}]", ds[indices[i]], part[i])
@@ -91,6 +101,10 @@ def _check_slice(ds: MapDataset[Any], sl: slice, max_elements: int) -> None:
 def _check_iteration(ds: MapDataset[Any], count: int) -> None:
     expected = [x for x in map(ds.__getitem__, range(count)) if x is not None]
     with iterate(ds) as it:
-        _ITERATION.equal("the first elements", expected, _ITERATION.run("iterating", list, islice(it, len(expected))))
+        _ITERATION.equal(
+            "the first elements",
+            expected,
+            _ITERATION.run("iterating", list, islice(it, len(expected))),
+        )
         if count == len(ds):
             _ITERATION.equal("what comes after an epoch", [], list(islice(it, 1)))

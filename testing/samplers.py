@@ -16,18 +16,27 @@ from gristmill.core.state import shown
 from gristmill.testing.laws import REPEATABLE, Law, check_answers, spread
 
 _METADATA = Law(
-    "sampler[index] is a RecordMetadata, whose index is an integer, and whose rng None or a numpy.random.Generator",
+    "sampler[index] is a RecordMetadata, whose index is an integer, and whose rng None or a"
+    " numpy.random.Generator",
     "Return gristmill.RecordMetadata(index=..., record_key=..., rng=...).",
 )
-_INDICES = Law("metadata.index grows with the index", "Return RecordMetadata(index=index, ...) with the index asked for.")
-_KEYS = Law("record keys are keys of the source", "Keys are integers in [0, num_records); keys past the end read records twice.")
+_INDICES = Law(
+    "metadata.index grows with the index",
+    "Return RecordMetadata(index=index, ...) with the index asked for.",
+)
+_KEYS = Law(
+    "record keys are keys of the source",
+    "Keys are integers in [0, num_records); keys past the end read records twice.",
+)
 _END = Law(
     "from its end on, a sampler raises IndexError, and before it does not",
-    "Raise IndexError, no other error, for every index >= len(sampler); a DataLoader finds the end by it.",
+    "Raise IndexError, no other error, for every index >= len(sampler); a DataLoader finds the end"
+    " by it.",
 )
 _SHARDS = Law(
     "the shards of an epoch have every record once, all together",
-    "Element k of shard s of n is sampler[k * n + s]: give each shard's sampler keys of its own at those indices.",
+    "Element k of shard s of n is sampler[k * n + s]: give each shard's sampler keys of its own at"
+    " those indices.",
 )
 
 
@@ -68,19 +77,35 @@ def assert_sampler_conforms(
         >>> assert_sampler_conforms(shuffled(ShardOptions(0, 1)), 10, make_shard=shuffled)
     """
     if not hasattr(sampler, "__getitem__"):
-        raise TypeError(f"sampler must have __getitem__, got {shown(sampler)} of type {type(sampler).__name__}")
+        raise TypeError(
+            f"sampler must have __getitem__, got {shown(sampler)} of type {type(sampler).__name__}"
+        )
     max_indices = as_int("max_indices", max_indices, minimum=1)
     shard = getattr(sampler, "_shard_options", NoSharding())
     length = _length(sampler, max_indices * shard.shard_count)
     local = range(shard.shard_index, length, shard.shard_count)
-    indices = list(local[:max_indices]) if length == sys.maxsize else [local[i] for i in spread(len(local), max_indices)]
-    found = check_answers(sampler, indices, _look_up, "sampler[{}]".format, with_repr=True, in_worker=in_worker)
+    indices = (
+        list(local[:max_indices])
+        if length == sys.maxsize
+        else [local[i] for i in spread(len(local), max_indices)]
+    )
+    found = check_answers(
+        sampler, indices, _look_up, "sampler[{}]".format, with_repr=True, in_worker=in_worker
+    )
     for index, metadata in zip(indices, found, strict=True):
         _check_metadata(sampler, index, metadata, num_records)
     for (i, one), (j, other) in pairwise(zip(indices, found, strict=True)):
-        _INDICES.check(one.index < other.index, f"sampler[{i}].index is {one.index}, sampler[{j}].index is {other.index}")
+        _INDICES.check(
+            one.index < other.index,
+            f"sampler[{i}].index is {one.index}, sampler[{j}].index is {other.index}",
+        )
     for index in (length, length + 1, 2 * length + 1000) if length < sys.maxsize else ():
-        _END.refuses(f"sampler[{index}], with {length} indices before its end,", (IndexError,), sampler.__getitem__, index)
+        _END.refuses(
+            f"sampler[{index}], with {length} indices before its end,",
+            (IndexError,),
+            sampler.__getitem__,
+            index,
+        )
     if make_shard is not None:
         _check_shards(make_shard, as_int("num_records", num_records, minimum=1))
 
@@ -107,11 +132,18 @@ def _check_metadata(sampler: Any, index: int, metadata: Any, num_records: int | 
     is_metadata = all([hasattr(metadata, name) for name in ("index", "record_key", "rng")])
     _METADATA.check(is_metadata, f"sampler[{index}] is {metadata!r:.200}")
     key, rng = metadata.record_key, metadata.rng
-    _METADATA.check(hasattr(type(metadata.index), "__index__"), f"sampler[{index}].index is {metadata.index!r:.200}")
-    _METADATA.check(rng is None or isinstance(rng, np.random.Generator), f"sampler[{index}].rng is {rng!r:.200}")
+    _METADATA.check(
+        hasattr(type(metadata.index), "__index__"),
+        f"sampler[{index}].index is {metadata.index!r:.200}",
+    )
+    _METADATA.check(
+        rng is None or isinstance(rng, np.random.Generator), f"sampler[{index}].rng is {rng!r:.200}"
+    )
     if num_records is not None:
         is_key = hasattr(type(key), "__index__") and 0 <= key < num_records
-        _KEYS.check(is_key, f"sampler[{index}].record_key is {key!r:.200}, and num_records {num_records}")
+        _KEYS.check(
+            is_key, f"sampler[{index}].record_key is {key!r:.200}, and num_records {num_records}"
+        )
     if rng is not None:
         sampler[index].rng.random()
         REPEATABLE.equal(f"sampler[{index}], after its rng was used,", metadata, sampler[index])
@@ -123,10 +155,16 @@ def _check_shards(make_shard: Callable[[ShardOptions], Any], num_records: int) -
         times: Counter[Any] = Counter()
         for shard in range(count):
             sampler = make_shard(ShardOptions(shard, count))
-            times.update([sampler[i].record_key for i in range(shard, min(_length(sampler, limit), limit), count)])
+            times.update(
+                [
+                    sampler[i].record_key
+                    for i in range(shard, min(_length(sampler, limit), limit), count)
+                ]
+            )
         missing = [key for key in range(num_records) if key not in times]
         repeated = [key for key, number in times.items() if number > 1]
         _SHARDS.check(
             not missing and not repeated,
-            f"of {num_records} records in {count} shards, {missing!s:.100} are missing and {repeated!s:.100} there again",
+            f"of {num_records} records in {count} shards, {missing!s:.100} are missing and"
+            f" {repeated!s:.100} there again",
         )

@@ -12,16 +12,24 @@ from gristmill.sources.base import RandomAccessDataSource
 from gristmill.sources.reading import read_keys
 from gristmill.testing.laws import BLOCKS, Law, check_answers, spread
 
-_LENGTH = Law("len(source) is the number of records, always the same", "Return a non-negative int that reads do not change.")
+_LENGTH = Law(
+    "len(source) is the number of records, always the same",
+    "Return a non-negative int that reads do not change.",
+)
 _RANGE = Law(
     "a key beyond the end raises IndexError or ValueError",
-    "Loops over the source end by it, and it shows wrong keys. Check the key in __getitem__, or say with_range=False if the "
-    "source means to answer every key.",
+    "Loops over the source end by it, and it shows wrong keys. Check the key in __getitem__, or say"
+    " with_range=False if the source means to answer every key.",
 )
 
 
 def assert_source_conforms(
-    source: Any, *, max_records: int = 50, with_range: bool = True, with_repr: bool = True, in_worker: bool = False
+    source: Any,
+    *,
+    max_records: int = 50,
+    with_range: bool = True,
+    with_repr: bool = True,
+    in_worker: bool = False,
 ) -> None:
     """Asserts that ``source`` can be read as pipelines read it: any key, any time, from any thread
     and process.
@@ -58,7 +66,10 @@ def assert_source_conforms(
         AssertionError: broken law: what comes back depends on what is asked for alone, ... Found: source[2] must...
     """
     if not isinstance(source, RandomAccessDataSource):
-        raise TypeError(f"source must have __len__ and __getitem__, got {shown(source)} of type {type(source).__name__}")
+        raise TypeError(
+            f"source must have __len__ and __getitem__, got {shown(source)} of type"
+            f" {type(source).__name__}"
+        )
     max_records = as_int("max_records", max_records, minimum=1)
     length = _LENGTH.run("len(source)", len, source)
     check_answers(
@@ -71,7 +82,14 @@ def assert_source_conforms(
         in_worker=in_worker,
     )
     if callable(vectored := getattr(source, "__getitems__", None)):
-        BLOCKS.equal("source.__getitems__([])", [], list(BLOCKS.run("source.__getitems__([])", vectored, [])))
+        BLOCKS.equal(
+            "source.__getitems__([])", [], list(BLOCKS.run("source.__getitems__([])", vectored, []))
+        )
     _LENGTH.equal("len(source) after reads", length, len(source))
     for key in (length, length + 1000) if with_range else ():
-        _RANGE.refuses(f"source[{key}], with len(source) = {length},", (IndexError, ValueError), source.__getitem__, key)
+        _RANGE.refuses(
+            f"source[{key}], with len(source) = {length},",
+            (IndexError, ValueError),
+            source.__getitem__,
+            key,
+        )

@@ -23,8 +23,9 @@ _METHODS: dict[type, str] = {
 }
 _INPUT = Law(
     "a transformation leaves its input as it is",
-    "Sources and caches hand out what they keep, so a change in place is there again in the next epoch: make a new element "
-    "(x = x + 1, not x += 1; {**x, 'key': value}). If every element is always a new one, say may_change_input=True.",
+    "Sources and caches hand out what they keep, so a change in place is there again in the next"
+    " epoch: make a new element (x = x + 1, not x += 1; {**x, 'key': value}). If every element is"
+    " always a new one, say may_change_input=True.",
 )
 
 
@@ -68,7 +69,10 @@ def assert_transform_conforms(
     if kind is None:
         kind = next((kind for kind in _METHODS if isinstance(transform, kind)), Map)
     elif kind not in _METHODS:
-        raise TypeError(f"kind must be one of {', '.join(kind.__name__ for kind in _METHODS)}, got {kind!r:.200}")
+        raise TypeError(
+            f"kind must be one of {', '.join(kind.__name__ for kind in _METHODS)}, got"
+            f" {kind!r:.200}"
+        )
     transform_function(transform, kind, _METHODS[kind])
     elements = list(elements)
     if not elements:
@@ -79,12 +83,19 @@ def assert_transform_conforms(
 
     name = transform_name(transform)
     check_answers(
-        transform, range(len(elements)), results, lambda i: f"the result of {name} for element {i}", in_worker=in_worker
+        transform,
+        range(len(elements)),
+        results,
+        lambda i: f"the result of {name} for element {i}",
+        in_worker=in_worker,
     )
     for i, element in enumerate(elements) if not may_change_input else ():
         given = kept(element)
         _result(transform, kind, i, given)
-        _INPUT.check(are_equal(element, given), f"element {i} was {element!r:.200} before and {given!r:.200} after")
+        _INPUT.check(
+            are_equal(element, given),
+            f"element {i} was {element!r:.200} before and {given!r:.200} after",
+        )
 
 
 def _result(transform: Any, kind: type, index: int, element: Any) -> Any:

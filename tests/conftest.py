@@ -64,12 +64,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     num = getattr(config, "workerinput", {}).get("workercount", 1)
     takes_long = [
-        item.get_closest_marker("slow") is not None or not _TAKE_LONG.isdisjoint((item.path.parent.name, item.path.name))
+        item.get_closest_marker("slow") is not None
+        or not _TAKE_LONG.isdisjoint((item.path.parent.name, item.path.name))
         for item in items
     ]
     long = [item for item, is_long in zip(items, takes_long, strict=True) if is_long]
     rest = [item for item, is_long in zip(items, takes_long, strict=True) if not is_long]
-    together = [list(same) for _, same in groupby(long, lambda item: item.path if item.path.stem in _SHARE_A_SITE else item)]
+    together = [
+        list(same)
+        for _, same in groupby(
+            long, lambda item: item.path if item.path.stem in _SHARE_A_SITE else item
+        )
+    ]
     items.clear()
     for i in range(num):
         part = [item for same in together[i::num] for item in same]
@@ -82,12 +88,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 # that have none.
 _WITHOUT_WHEELS = {
     *("array_record", "bagz", "basedpyright", "datasets", "ipykernel", "jupyter_client", "moto"),
-    *("nbclient", "nbformat", "obstore", "orbax", "ray", "sphinx", "tensorflow_datasets", "zstandard"),
+    *(
+        "nbclient",
+        "nbformat",
+        "obstore",
+        "orbax",
+        "ray",
+        "sphinx",
+        "tensorflow_datasets",
+        "zstandard",
+    ),
 }
 _NEEDS = re.compile(r"No module named '([\w.]+)|needs the package ([\w-]+)")
 
 
-def _skipped_without_wheels(report: pytest.TestReport | pytest.CollectReport) -> pytest.TestReport | pytest.CollectReport:
+def _skipped_without_wheels(
+    report: pytest.TestReport | pytest.CollectReport,
+) -> pytest.TestReport | pytest.CollectReport:
     """Skips on a free-threaded build what failed since such a package is not installed there."""
     if report.failed and sysconfig.get_config_var("Py_GIL_DISABLED"):
         named = {(a or b).replace("-", "_") for a, b in _NEEDS.findall(report.longreprtext)}

@@ -13,7 +13,9 @@ index_shuffle = functools.cache(permutation.index_shuffle)  # of few records it 
 def stream(seed, index):
     """The random generator of an element, straight from its definition."""
     key = np.random.SeedSequence(seed).generate_state(2, np.uint64)
-    return np.random.Generator(np.random.Philox(counter=np.array([0, 0, 0, index % 2**64], np.uint64), key=key))
+    return np.random.Generator(
+        np.random.Philox(counter=np.array([0, 0, 0, index % 2**64], np.uint64), key=key)
+    )
 
 
 def shuffled(i, length, seed):
@@ -59,7 +61,9 @@ def bucket_batches(epoch, lengths, boundaries, sizes, window, seed, drop=False):
     num_windows = -(-len(lengths) // window)
     for w in range(num_windows):
         for position in range(w * window, min((w + 1) * window, len(lengths))):
-            bucket = next((b for b, boundary in enumerate(boundaries) if lengths[position] <= boundary), None)
+            bucket = next(
+                (b for b, boundary in enumerate(boundaries) if lengths[position] <= boundary), None
+            )
             if bucket is not None:
                 held[bucket].append(position)
         ready = []
@@ -67,28 +71,41 @@ def bucket_batches(epoch, lengths, boundaries, sizes, window, seed, drop=False):
             while len(held[b]) >= size or (held[b] and w + 1 == num_windows and not drop):
                 ready.append((b, held[b][:size]))
                 held[b] = held[b][size:]
-        batches += [ready[i] for i in window_order(len(ready), seed + epoch * num_windows + w)[::-1]]
+        batches += [
+            ready[i] for i in window_order(len(ready), seed + epoch * num_windows + w)[::-1]
+        ]
     return batches
 
 
 def block_shuffled(i, length, block_size, group_size, seed):
     """The index in the parent of what is at ``i``, by making a list of the whole epoch."""
     epoch = i // length
-    return epoch * length + block_shuffled_epoch(epoch, length, block_size, group_size, seed)[i - epoch * length]
+    return (
+        epoch * length
+        + block_shuffled_epoch(epoch, length, block_size, group_size, seed)[i - epoch * length]
+    )
 
 
 @functools.cache
 def block_shuffled_epoch(epoch, length, block_size, group_size, seed):
-    blocks = [list(range(start, min(start + block_size, length))) for start in range(0, length, block_size)]
+    blocks = [
+        list(range(start, min(start + block_size, length)))
+        for start in range(0, length, block_size)
+    ]
     whole = [block for block in blocks if len(block) == block_size]
     order = [whole[shuffled(i, len(whole), seed + epoch) % len(whole)] for i in range(len(whole))]
     if len(whole) < len(blocks):
         order.insert(mixed(epoch, mixed(2, seed)) % len(blocks), blocks[-1])
-    groups = [[*itertools.chain(*order[start : start + group_size])] for start in range(0, len(order), group_size)]
+    groups = [
+        [*itertools.chain(*order[start : start + group_size])]
+        for start in range(0, len(order), group_size)
+    ]
     found = []
     for g, group in enumerate(groups):
         group_seed = (mixed(1, seed) & 0xFFFFFFFF) + epoch * len(groups) + g
-        found += [group[shuffled(i, len(group), group_seed) % len(group)] for i in range(len(group))]
+        found += [
+            group[shuffled(i, len(group), group_seed) % len(group)] for i in range(len(group))
+        ]
     return found
 
 

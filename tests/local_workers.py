@@ -62,18 +62,25 @@ class LocalWorkersIterDataset(IterDataset[Any]):
     def __iter__(self) -> RoundRobinIterator[Any]:
         by_lanes = self._options.num_lanes is not None
         task = lanes_task(self._parent, lanes_of(self._options), False, by_lanes)
-        return RoundRobinIterator(self, task, LocalWorkersExecutor(self._options, self._care, self._through))
+        return RoundRobinIterator(
+            self, task, LocalWorkersExecutor(self._options, self._care, self._through)
+        )
 
 
 class LocalWorkersExecutor(PoolExecutor):
-    def __init__(self, options: MultiprocessingOptions, care: Care | None, through: Callable[[Any], Any]) -> None:
+    def __init__(
+        self, options: MultiprocessingOptions, care: Care | None, through: Callable[[Any], Any]
+    ) -> None:
         super().__init__(options, None)
         self._care = care
         self._through = through
 
     def start(self, states: Mapping[int, Any]) -> None:
         task, num_workers = self._task, self._options.num_workers
-        workers = [LocalWorker(self._through(task)(i, num_workers, None), self._care) for i in range(num_workers)]
+        workers = [
+            LocalWorker(self._through(task)(i, num_workers, None), self._care)
+            for i in range(num_workers)
+        ]
         pool: Any = LocalPool(workers)
         self._start_in(pool, states)
 
@@ -119,7 +126,9 @@ class LocalWorker:
         self._num_sent: dict[int, int] = {}  # of lanes that have not come to an end
         self._stops: dict[int, BaseException | None] = {}  # the end or the error of a lane
 
-    def start(self, states: dict[int, Any], *, skip: bool = False, care: Care | None = None) -> None:
+    def start(
+        self, states: dict[int, Any], *, skip: bool = False, care: Care | None = None
+    ) -> None:
         self._producer.care = self._care or care
         self._begin, self._size = (through_pickle(states), skip), 1
         self._num_sent, self._stops = dict.fromkeys(states, 0), {}

@@ -35,10 +35,27 @@ PACKAGES = ("core", "dataset", "loader", "workers")
 MAX_TESTS = 120  # for one mutant
 MAX_SECONDS = 30  # that these take together, by the map
 _SWAPS: dict[type, tuple[str, str]]
-_SWAPS = {ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">"), ast.Mult: ("*", "+")}
-_SWAPS |= {ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="), ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mod: ("%", "//")}
+_SWAPS = {
+    ast.Lt: ("<", "<="),
+    ast.LtE: ("<=", "<"),
+    ast.Gt: (">", ">="),
+    ast.GtE: (">=", ">"),
+    ast.Mult: ("*", "+"),
+}
+_SWAPS |= {
+    ast.Eq: ("==", "!="),
+    ast.NotEq: ("!=", "=="),
+    ast.Add: ("+", "-"),
+    ast.Sub: ("-", "+"),
+    ast.Mod: ("%", "//"),
+}
 _SWAPS |= {ast.Is: (" is ", " is not "), ast.IsNot: (" is not ", " is "), ast.FloorDiv: ("//", "*")}
-_SWAPS |= {ast.In: (" in ", " not in "), ast.NotIn: (" not in ", " in "), ast.And: (" and ", " or "), ast.Or: (" or ", " and ")}
+_SWAPS |= {
+    ast.In: (" in ", " not in "),
+    ast.NotIn: (" not in ", " in "),
+    ast.And: (" and ", " or "),
+    ast.Or: (" or ", " and "),
+}
 
 
 @dataclass(frozen=True)
@@ -60,7 +77,9 @@ def mutants_of(path: Path) -> Iterator[Mutant]:
     for line in source.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
 
-    def change(first: ast.expr | ast.stmt, last: ast.expr | ast.stmt, new: str, *, between: bool = False) -> Mutant:
+    def change(
+        first: ast.expr | ast.stmt, last: ast.expr | ast.stmt, new: str, *, between: bool = False
+    ) -> Mutant:
         start = starts[first.lineno - 1] + first.col_offset
         stop = starts[last.end_lineno - 1] + last.end_col_offset
         if between:
@@ -75,7 +94,14 @@ def mutants_of(path: Path) -> Iterator[Mutant]:
             old, new = _SWAPS[type(op)]
             found = change(left, right, "", between=True)
             if found.old.count(old) == 1 and "#" not in found.old:
-                yield Mutant(found.file, found.line, found.start, found.stop, found.old, found.old.replace(old, new))
+                yield Mutant(
+                    found.file,
+                    found.line,
+                    found.start,
+                    found.stop,
+                    found.old,
+                    found.old.replace(old, new),
+                )
 
     def visit(node: ast.AST) -> Iterator[Mutant]:
         if isinstance(node, ast.Raise | ast.JoinedStr | ast.Import | ast.ImportFrom | ast.Assert):
@@ -97,7 +123,9 @@ def mutants_of(path: Path) -> Iterator[Mutant]:
                 yield change(value, value, "None")
             case ast.Expr(value=ast.Call()):
                 yield change(node, node, "pass")
-            case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test) if not isinstance(test, ast.Constant):
+            case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test) if not isinstance(
+                test, ast.Constant
+            ):
                 yield change(test, test, f"not ({ast.unparse(test)})")
         for name, value in ast.iter_fields(node):
             if name in ("annotation", "returns", "decorator_list", "type_params", "bases"):
@@ -131,7 +159,9 @@ class Map:
 
         self.seconds: dict[str, float] = {}
         # Under the names by which the editable install finds the files.
-        self._coverage = coverage.Coverage(data_file=None, source=[str(ROOT / package) for package in PACKAGES])
+        self._coverage = coverage.Coverage(
+            data_file=None, source=[str(ROOT / package) for package in PACKAGES]
+        )
         self._coverage.start()
         self._tracer = sys.gettrace()
 
@@ -164,7 +194,9 @@ class Copy:
         self.root = folder / "tree"
         self._tests = tests
         self._fail_anyway: dict[str, bool] = {}
-        files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
+        files = subprocess.run(
+            ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True
+        ).stdout
         for name in files.decode().split("\0")[:-1]:
             (self.root / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, self.root / name)
@@ -191,7 +223,9 @@ class Copy:
             finally:
                 sys.stdout.flush()
                 os._exit(status)
-        deadline = time.monotonic() + 60 + 4 * sum(self._tests["seconds"].get(test, 1) for test in tests)
+        deadline = (
+            time.monotonic() + 60 + 4 * sum(self._tests["seconds"].get(test, 1) for test in tests)
+        )
         while not (ended := os.waitpid(pid, os.WNOHANG))[0] and time.monotonic() < deadline:
             time.sleep(0.02)
         if not ended[0]:
@@ -213,7 +247,12 @@ class Copy:
         with (self.root.parent / "output.txt").open("w") as output:
             os.dup2(output.fileno(), 1)
             os.dup2(output.fileno(), 2)
-        return int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--timeout=60", *tests], plugins=[_Report(report)]))
+        return int(
+            pytest.main(
+                ["-x", "-q", "-p", "no:cacheprovider", "--timeout=60", *tests],
+                plugins=[_Report(report)],
+            )
+        )
 
     def killer(self, mutant: Mutant) -> str | None:
         path = self.root / mutant.file
@@ -238,10 +277,27 @@ class Copy:
     def _tests_of(self, mutant: Mutant) -> list[str]:
         seconds: dict[str, float] = self._tests["seconds"]
         lines = self._tests["lines"].get(mutant.file, {})
-        tests: list[str] = next((lines[str(line)] for line in range(mutant.line, mutant.line - 4, -1) if str(line) in lines), [])
+        tests: list[str] = next(
+            (
+                lines[str(line)]
+                for line in range(mutant.line, mutant.line - 4, -1)
+                if str(line) in lines
+            ),
+            [],
+        )
         if not tests:
-            near = (Path(mutant.file).stem, "tests/workers/", "tests/loader/", "tests/dataset/test_mp_prefetch")
-            tests = [test for name in near for test in sorted(seconds, key=seconds.__getitem__) if name in test]
+            near = (
+                Path(mutant.file).stem,
+                "tests/workers/",
+                "tests/loader/",
+                "tests/dataset/test_mp_prefetch",
+            )
+            tests = [
+                test
+                for name in near
+                for test in sorted(seconds, key=seconds.__getitem__)
+                if name in test
+            ]
         chosen, total = [], 0.0
         for test in dict.fromkeys(tests):
             total += seconds[test]
@@ -263,7 +319,10 @@ class _Report:
 
 def make_map(path: Path, options: list[str]) -> None:
     plugin = Map()
-    pytest.main(["-q", "-p", "no:cacheprovider", "-m", "not slow", "--timeout=600", *options], plugins=[plugin])
+    pytest.main(
+        ["-q", "-p", "no:cacheprovider", "-m", "not slow", "--timeout=600", *options],
+        plugins=[plugin],
+    )
     plugin.save(path)
 
 
@@ -292,9 +351,15 @@ def try_mutants(tests: dict[str, Any], mutants: list[Mutant], out: Path, jobs: i
                 results = []
                 for number in range(job, len(mutants), jobs):
                     mutant = mutants[number]
-                    results.append({"number": number, **asdict(mutant), "killer": copy.killer(mutant)})
+                    results.append(
+                        {"number": number, **asdict(mutant), "killer": copy.killer(mutant)}
+                    )
                     if results[-1]["killer"] is None:
-                        print(f"survives: {mutant.file}:{mutant.line}: {mutant.old!r} -> {mutant.new!r}", flush=True)
+                        print(
+                            f"survives: {mutant.file}:{mutant.line}: {mutant.old!r} ->"
+                            f" {mutant.new!r}",
+                            flush=True,
+                        )
                     (Path(name) / f"{job}.json").write_text(json.dumps(results))
                 os._exit(0)
             except BaseException:
@@ -302,15 +367,23 @@ def try_mutants(tests: dict[str, Any], mutants: list[Mutant], out: Path, jobs: i
                 os._exit(1)
         for pid in pids:
             os.waitpid(pid, 0)
-        results = [result for job in range(jobs) for result in json.loads((Path(name) / f"{job}.json").read_text())]
+        results = [
+            result
+            for job in range(jobs)
+            for result in json.loads((Path(name) / f"{job}.json").read_text())
+        ]
     out.write_text(json.dumps(sorted(results, key=lambda result: result["number"]), indent=1))
     print(f"{sum(result['killer'] is not None for result in results)} of {len(results)} killed")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("command", choices=["map", "try"])
-    parser.add_argument("tests", type=Path, nargs="+", help="the file of the map, and for it what to run")
+    parser.add_argument(
+        "tests", type=Path, nargs="+", help="the file of the map, and for it what to run"
+    )
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
@@ -319,7 +392,12 @@ def main() -> None:
     if options.command == "map":
         make_map(options.tests[0], [*others, *map(str, options.tests[1:])])
     else:
-        try_mutants(json.loads(options.tests[0].read_text()), chosen(options.count, options.seed), options.out, options.jobs)
+        try_mutants(
+            json.loads(options.tests[0].read_text()),
+            chosen(options.count, options.seed),
+            options.out,
+            options.jobs,
+        )
 
 
 if __name__ == "__main__":

@@ -10,12 +10,16 @@ from pathlib import Path
 PATIENCE_SECONDS = 100.0
 
 
-def outcome(folder: Path, code: str, *arguments: object, python: Path | str = sys.executable) -> subprocess.CompletedProcess[str]:
+def outcome(
+    folder: Path, code: str, *arguments: object, python: Path | str = sys.executable
+) -> subprocess.CompletedProcess[str]:
     """The return code and the output of a program, which may be indented."""
     path = folder / "program.py"
     path.write_text(textwrap.dedent(code))
     command = [python, path, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+    )
 
 
 def output(folder: Path, code: str, *arguments: object) -> list[str]:

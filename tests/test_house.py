@@ -54,7 +54,9 @@ def imported(name: str) -> set[str]:
         elif isinstance(node, ast.Import) and id(node) not in for_checkers:
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.Call) and node.args and "import_module" in ast.unparse(node.func):
-            found.add(ast.literal_eval(node.args[0]) if isinstance(node.args[0], ast.Constant) else "")
+            found.add(
+                ast.literal_eval(node.args[0]) if isinstance(node.args[0], ast.Constant) else ""
+            )
     return found & modules().keys() - {name, "gristmill"}  # the facade knows all, by name
 
 
@@ -85,7 +87,11 @@ def test_datasets_know_nothing_of_diagnostics():
     for name, path in modules().items():
         if name.startswith("gristmill.dataset"):
             assert "gristmill.diagnostics" not in "".join(
-                [ast.unparse(node) for node in ast.walk(parsed(name)) if isinstance(node, ast.ImportFrom | ast.Call)]
+                [
+                    ast.unparse(node)
+                    for node in ast.walk(parsed(name))
+                    if isinstance(node, ast.ImportFrom | ast.Call)
+                ]
             ), path
 
 
@@ -93,11 +99,23 @@ def test_few_looks_into_other_objects():
     num_lines, reaches = 0, []
     for name in modules():
         source = modules()[name].read_text().splitlines()
-        lines = {i for i, line in enumerate(source, 1) if line.strip() and not line.strip().startswith("#")}
+        lines = {
+            i
+            for i, line in enumerate(source, 1)
+            if line.strip() and not line.strip().startswith("#")
+        }
         for node in ast.walk(parsed(name)):
-            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            if (
+                isinstance(node, ast.Expr)
+                and isinstance(node.value, ast.Constant)
+                and isinstance(node.value.value, str)
+            ):
                 lines -= set(range(node.lineno, (node.end_lineno or 0) + 1))
-            is_private = isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__")
+            is_private = (
+                isinstance(node, ast.Attribute)
+                and node.attr.startswith("_")
+                and not node.attr.startswith("__")
+            )
             if is_private and ast.unparse(node.value) not in ("self", "cls", "super()"):
                 reaches.append(f"{name}:{node.lineno} {ast.unparse(node)}")
         num_lines += len(lines)
@@ -108,13 +126,19 @@ def num_documented(node: ast.AST) -> int:
     """The number of lines of docstrings in a class or function."""
     num = 0
     for inner in ast.walk(node):
-        if isinstance(inner, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(inner):
+        if isinstance(
+            inner, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+        ) and ast.get_docstring(inner):
             num += (inner.body[0].end_lineno or 0) - inner.body[0].lineno + 1
     return num
 
 
 def test_nothing_is_too_long_to_read():
-    limits = {ast.ClassDef: _MAX_CLASS, ast.FunctionDef: _MAX_FUNCTION, ast.AsyncFunctionDef: _MAX_FUNCTION}
+    limits = {
+        ast.ClassDef: _MAX_CLASS,
+        ast.FunctionDef: _MAX_FUNCTION,
+        ast.AsyncFunctionDef: _MAX_FUNCTION,
+    }
     for name in modules():
         for node in ast.walk(parsed(name)):
             if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):

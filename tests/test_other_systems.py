@@ -53,7 +53,8 @@ os.process_cpu_count = os.cpu_count
 """
 SYSTEMS = {
     # Sockets there have room for 8 kB; the C library of Linux is asked for as little.
-    "macOS": """
+    "macOS": (
+        """
 import types
 sys.platform = "darwin"
 sys.modules["_scproxy"] = types.SimpleNamespace(_get_proxies=dict, _get_proxy_settings=dict)
@@ -71,10 +72,12 @@ def small_socketpair(*args, make=socket.socketpair):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     return pair
 socket.socketpair = small_socketpair
-""",
+"""
+    ),
     # The standard library is imported as it is, and then has the shared memory of Windows: no
     # descriptors, nothing to unlink.
-    "Windows": """
+    "Windows": (
+        """
 import asyncio, concurrent.futures.thread, faulthandler, logging, mmap, random, select, shutil, signal, socket
 import multiprocessing.resource_tracker, multiprocessing.shared_memory, ssl, subprocess, tempfile, weakref
 sys.platform = "win32"
@@ -112,7 +115,8 @@ class SharedMemory:
         pass
 multiprocessing.shared_memory.SharedMemory = SharedMemory
 multiprocessing.shared_memory._USE_POSIX = False
-""",
+"""
+    ),
 }
 
 
@@ -124,7 +128,12 @@ def environments(tmp_path_factory):
         folder = tmp_path_factory.mktemp(name)
         (folder / "sitecustomize.py").write_text(REMOVE + removed)
         path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
-        made[name] = {**os.environ, "PYTHONPATH": path, "TMPDIR": str(tmp_path_factory.mktemp("tmp")), "PYTHONSAFEPATH": "1"}
+        made[name] = {
+            **os.environ,
+            "PYTHONPATH": path,
+            "TMPDIR": str(tmp_path_factory.mktemp("tmp")),
+            "PYTHONSAFEPATH": "1",
+        }
     return made
 
 
@@ -181,15 +190,32 @@ class TestEverywhere:
             """
         ds = gristmill.MapDataset.range(40).seed(3).shuffle().repeat(2).batch(4)
         sampler = gristmill.samplers.IndexSampler(10, shuffle=True, num_epochs=1, seed=1)
-        loader = gristmill.DataLoader(data_source=range(10), sampler=sampler, operations=[gristmill.transforms.Batch(3)])
-        chains = [[batch.tolist() for batch in ds], True, [x * x for x in range(9)], [batch.tolist() for batch in loader]]
-        assert run(system, script) == [*chains, (["zero", b"one", 3],) * 2, [[0, 0, 0], [5, 5, 5]], "gone", True]
+        loader = gristmill.DataLoader(
+            data_source=range(10), sampler=sampler, operations=[gristmill.transforms.Batch(3)]
+        )
+        chains = [
+            [batch.tolist() for batch in ds],
+            True,
+            [x * x for x in range(9)],
+            [batch.tolist() for batch in loader],
+        ]
+        assert run(system, script) == [
+            *chains,
+            (["zero", b"one", 3],) * 2,
+            [[0, 0, 0], [5, 5, 5]],
+            "gone",
+            True,
+        ]
 
     def test_all_modules_and_looking_into_pipelines(self, run, system):
         """But the modules for Orbax, which has no Windows, and those that import Ray, which asks
         the real system.
         """
-        names = [name for name in modules() if not re.search(r"checkpoint\.(arguments|handler)|ray_(actor|pool|worker)", name)]
+        names = [
+            name
+            for name in modules()
+            if not re.search(r"checkpoint\.(arguments|handler)|ray_(actor|pool|worker)", name)
+        ]
         assert len(names) > 100
         (found,) = run(
             system,
@@ -218,13 +244,31 @@ class TestEverywhere:
             print(repr(worker_stacks(os.getpid())))
             """,
         )
-        assert found == "(where it is cannot be shown: that needs os.memfd_create and /proc, which Linux has)"
+        assert (
+            found
+            == "(where it is cannot be shown: that needs os.memfd_create and /proc, which Linux"
+            " has)"
+        )
 
     def test_the_command_line(self, environments, system, tmp_path):
-        (tmp_path / "train.py").write_text("import gristmill as grain\nds = grain.MapDataset.range(5).map(lambda x: x * x)\n")
-        command = [sys.executable, "-W", "error", "-m", "gristmill", "head", "train.py:ds", "-n", "3"]
+        (tmp_path / "train.py").write_text(
+            "import gristmill as grain\nds = grain.MapDataset.range(5).map(lambda x: x * x)\n"
+        )
+        command = [
+            sys.executable,
+            "-W",
+            "error",
+            "-m",
+            "gristmill",
+            "head",
+            "train.py:ds",
+            "-n",
+            "3",
+        ]
         environment = {**environments[system], "PYTHONIOENCODING": "cp1252"}
-        process = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, timeout=60)
+        process = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, timeout=60
+        )
         assert process.returncode == 0 and b"4" in process.stdout, process.stderr
 
 
@@ -295,7 +339,10 @@ class TestMacOS:
             """,
         )
         assert found == [True] * 5
-        assert "Worker process 1 of 2 was terminated unexpectedly: it was killed by signal 9 (SIGKILL" in text
+        assert (
+            "Worker process 1 of 2 was terminated unexpectedly: it was killed by signal 9 (SIGKILL"
+            in text
+        )
         assert list(Path(environments["macOS"]["TMPDIR"]).iterdir()) == []  # the memory has no name
 
     def test_workers_that_wait_or_compute_end_with_the_program(self, environments):
@@ -318,7 +365,9 @@ class TestMacOS:
             next(stuck)
             """
         command = [sys.executable, "-c", textwrap.dedent(program)]
-        with subprocess.Popen(command, env=environments["macOS"], stdout=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            command, env=environments["macOS"], stdout=subprocess.PIPE, text=True
+        ) as process:
             workers = [int(word) for _ in range(3) for word in process.stdout.readline().split()]
             process.kill()
         assert len({*workers, process.pid}) == 7
@@ -326,8 +375,9 @@ class TestMacOS:
 
 
 NO_WORKERS = (
-    "there are no worker processes on this platform (win32): it lacks os.pread and select.poll, which Linux and macOS have. Use "
-    "threads: worker_count=0 for a DataLoader; for a chain, multithread_prefetch(...) in place of mp_prefetch(...)"
+    "there are no worker processes on this platform (win32): it lacks os.pread and select.poll,"
+    " which Linux and macOS have. Use threads: worker_count=0 for a DataLoader; for a chain,"
+    " multithread_prefetch(...) in place of mp_prefetch(...)"
 )
 
 
@@ -355,12 +405,19 @@ class TestWindows:
             """,
         )
         assert refused == again == NO_WORKERS and workers == 0
-        assert "MultiprocessPrefetchIterDataset" in shown and "array_record does not exist for Windows" in array_record
+        assert (
+            "MultiprocessPrefetchIterDataset" in shown
+            and "array_record does not exist for Windows" in array_record
+        )
 
     def test_blocks_of_others_are_mapped_by_their_name(self, monkeypatch):
         block = types.SimpleNamespace(name="wnsm_1", size=4096, buf=b"", _fd=-1)
         mapped = []
-        monkeypatch.setattr(shared_array.mmap, "mmap", lambda *args, **kwargs: mapped.append((args, kwargs)) or bytearray(4096))
+        monkeypatch.setattr(
+            shared_array.mmap,
+            "mmap",
+            lambda *args, **kwargs: mapped.append((args, kwargs)) or bytearray(4096),
+        )
         assert shared_array.SharedMemoryArray.from_shared_memory(block, (2,), "int64").shape == (2,)
         assert mapped == [((-1, 4096), {"tagname": "wnsm_1"})]
 

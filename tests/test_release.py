@@ -48,10 +48,24 @@ EPOCH = 1_700_000_000
 def tracked() -> list[str]:
     """The files of this repository, or of the sdist that the tests run from."""
     if (ROOT / ".git").exists():
-        names = release.output("git", "ls-files", "--cached", "--others", "--exclude-standard", folder=ROOT).splitlines()
+        names = release.output(
+            "git", "ls-files", "--cached", "--others", "--exclude-standard", folder=ROOT
+        ).splitlines()
         return [name for name in names if (ROOT / name).is_file()]
-    generated = ("PKG-INFO", "gristmill.egg-info/", ".pytest_cache/", ".hypothesis/", "build/", "dist/", "out/")
-    names = [path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    generated = (
+        "PKG-INFO",
+        "gristmill.egg-info/",
+        ".pytest_cache/",
+        ".hypothesis/",
+        "build/",
+        "dist/",
+        "out/",
+    )
+    names = [
+        path.relative_to(ROOT).as_posix()
+        for path in ROOT.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    ]
     return [name for name in names if not name.startswith(generated)]
 
 
@@ -59,12 +73,26 @@ def test_the_version_is_that_of_setup_cfg_and_nothing_else_repeats_it():
     assert gristmill.__version__ == importlib.metadata.version("gristmill") == VERSION
     assert gristmill.__version_info__[:2] == tuple(map(int, VERSION.split(".")[:2]))
     version = re.escape(VERSION)
-    assert re.search(rf"^## \[{version}\] - (unreleased|\d{{4}}-\d\d-\d\d)$", (ROOT / "CHANGELOG.md").read_text(), re.M)
-    folders = {package.split(".")[1] for package in PACKAGES if "." in package} - {"python"} | {"api"}
-    files = [name for name in tracked() if name.split("/")[0] in folders | {"Makefile", "README.md", "pyproject.toml", ".ci"}]
+    assert re.search(
+        rf"^## \[{version}\] - (unreleased|\d{{4}}-\d\d-\d\d)$",
+        (ROOT / "CHANGELOG.md").read_text(),
+        re.M,
+    )
+    folders = {package.split(".")[1] for package in PACKAGES if "." in package} - {"python"} | {
+        "api"
+    }
+    files = [
+        name
+        for name in tracked()
+        if name.split("/")[0] in folders | {"Makefile", "README.md", "pyproject.toml", ".ci"}
+    ]
     assert len(files) > 100
     repeats = re.compile(rf"(?<![\w.]){version}(?![\w.])")
-    assert [name for name in files if repeats.search((ROOT / name).read_text(encoding="utf-8", errors="replace"))] == []
+    assert [
+        name
+        for name in files
+        if repeats.search((ROOT / name).read_text(encoding="utf-8", errors="replace"))
+    ] == []
 
 
 def test_the_workflow_runs_every_supported_python():
@@ -105,7 +133,11 @@ def built(tmp_path_factory):
 class TestArchives:
     def test_two_builds_have_the_same_bytes(self, built):
         names = [sorted(path.name for path in dist.iterdir()) for dist in built]
-        assert names[0] == names[1] == [f"gristmill-{VERSION}-py3-none-any.whl", f"gristmill-{VERSION}.tar.gz"]
+        assert (
+            names[0]
+            == names[1]
+            == [f"gristmill-{VERSION}-py3-none-any.whl", f"gristmill-{VERSION}.tar.gz"]
+        )
         for name in names[0]:
             assert (built[0] / name).read_bytes() == (built[1] / name).read_bytes(), name
 
@@ -115,28 +147,47 @@ class TestArchives:
             names = {name for name in wheel.namelist() if not name.startswith(info)}
             metadata = email.message_from_bytes(wheel.read(f"{info}METADATA"))
         folders = {package: package.replace(".", "/") for package in PACKAGES}
-        mapped = dict(map(str.strip, line.split("=")) for line in SETUP["options"]["package_dir"].strip().splitlines())
+        mapped = dict(
+            map(str.strip, line.split("="))
+            for line in SETUP["options"]["package_dir"].strip().splitlines()
+        )
         expected = {"gristmill/py.typed"}
         for package, folder in folders.items():
             top = max((name for name in mapped if f"{package}.".startswith(f"{name}.")), key=len)
             here = ROOT / mapped[top] / package[len(top) + 1 :].replace(".", "/")
             expected |= {f"{folder}/{path.name}" for path in here.glob("*.py")}
         assert names == expected >= {f"{folder}/__init__.py" for folder in folders.values()}
-        fields = {"Name": "gristmill", "Version": VERSION, "License-Expression": "Apache-2.0", "License-File": "LICENSE"}
-        fields |= {"Requires-Python": ">={}.{}".format(*pythons.OLDEST), "Description-Content-Type": "text/markdown"}
+        fields = {
+            "Name": "gristmill",
+            "Version": VERSION,
+            "License-Expression": "Apache-2.0",
+            "License-File": "LICENSE",
+        }
+        fields |= {
+            "Requires-Python": ">={}.{}".format(*pythons.OLDEST),
+            "Description-Content-Type": "text/markdown",
+        }
         assert {name: metadata[name] for name in fields} == fields
         assert metadata.get_payload(decode=True).decode().startswith("# gristmill")
         assert set(metadata.get_all("Provides-Extra")) == {*SETUP["options.extras_require"]}
-        needed = {re.split(r"[^\w-]", line)[0] for line in metadata.get_all("Requires-Dist") if "extra ==" not in line}
+        needed = {
+            re.split(r"[^\w-]", line)[0]
+            for line in metadata.get_all("Requires-Dist")
+            if "extra ==" not in line
+        }
         assert needed == {"numpy", "cloudpickle", "array-record"}
 
     def test_the_sdist_is_the_repository_with_one_owner_and_one_time(self, built):
         sdist = built[0] / f"gristmill-{VERSION}.tar.gz"
-        there = {name for name in release.names_in(sdist) if not name.startswith("gristmill.egg-info/")}
+        there = {
+            name for name in release.names_in(sdist) if not name.startswith("gristmill.egg-info/")
+        }
         assert {*tracked()} <= there <= {*tracked(), "PKG-INFO"}
         with tarfile.open(sdist) as archive:
             members = archive.getmembers()
-        assert {(m.uid, m.gid, m.uname, m.gname, m.mtime) for m in members} == {(0, 0, "", "", EPOCH)}
+        assert {(m.uid, m.gid, m.uname, m.gname, m.mtime) for m in members} == {
+            (0, 0, "", "", EPOCH)
+        }
         assert {oct(m.mode) for m in members} <= {"0o644", "0o755"}
         assert [m.name for m in members] == sorted(m.name for m in members)
 
@@ -166,7 +217,11 @@ def test_array_record_is_required_only_where_every_interpreter_has_a_wheel():
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 def test_what_may_be_released(tmp_path):
     def git(*arguments):
-        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@example.com", *arguments], cwd=tmp_path, check=True)
+        subprocess.run(
+            ["git", "-c", "user.name=a", "-c", "user.email=a@example.com", *arguments],
+            cwd=tmp_path,
+            check=True,
+        )
 
     def commit(version, heading):
         (tmp_path / "setup.cfg").write_text(f"[metadata]\nversion = {version}\n")
@@ -178,9 +233,16 @@ def test_what_may_be_released(tmp_path):
     commit("1.2.3", "2026-01-31")
     assert release.check_tree(tmp_path) == "1.2.3" and not release.is_unreleased(tmp_path, "1.2.3")
     (tmp_path / "new.py").touch()
-    assert_raises(SystemExit, r"commit or remove these first:\n\?\? new\.py", release.check_tree, tmp_path)
+    assert_raises(
+        SystemExit, r"commit or remove these first:\n\?\? new\.py", release.check_tree, tmp_path
+    )
     commit("1.2.30", "2026-01-31")
-    assert_raises(SystemExit, r"CHANGELOG.md has no heading '## \[1\.2\.30\] - <date>'", release.check_tree, tmp_path)
+    assert_raises(
+        SystemExit,
+        r"CHANGELOG.md has no heading '## \[1\.2\.30\] - <date>'",
+        release.check_tree,
+        tmp_path,
+    )
     commit("1.2.3", "unreleased")  # a try
     assert release.check_tree(tmp_path) == "1.2.3" and release.is_unreleased(tmp_path, "1.2.3")
 
@@ -202,7 +264,9 @@ def test_the_readme_has_the_recorded_runs_of_the_tests(tmp_path):
     text = tested.README.read_text()
     assert tested.with_table(text, json.loads(tested.RECORDED.read_text())) == text
     report = tmp_path / "tests.xml"
-    suite = '<a><b errors="0" failures="{}" skipped="2" tests="9" timestamp="2031-02-03T04:05"/></a>'
+    suite = (
+        '<a><b errors="0" failures="{}" skipped="2" tests="9" timestamp="2031-02-03T04:05"/></a>'
+    )
     report.write_text(suite.format(0))
     found = tested.record_of(report, "all")
     assert found["python"] == platform.python_version()

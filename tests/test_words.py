@@ -47,7 +47,11 @@ def docstrings(path: Path) -> list[ast.Constant]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             first = node.body[0] if node.body else None
-            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+            if (
+                isinstance(first, ast.Expr)
+                and isinstance(first.value, ast.Constant)
+                and isinstance(first.value.value, str)
+            ):
                 found.append(first.value)
     return found
 
@@ -65,7 +69,9 @@ def lines_of(path: Path) -> Iterator[tuple[int, str]]:
     for i, line in enumerate(lines, 1):
         if line.strip().startswith("# "):
             yield i, line
-        elif (start := line.find("  # ")) > 0 and not line[start:].startswith(("  # type:", "  # noqa")):
+        elif (start := line.find("  # ")) > 0 and not line[start:].startswith(
+            ("  # type:", "  # noqa")
+        ):
             yield i, line[start:]
 
 
@@ -86,7 +92,9 @@ def test_few_phrases_hide_the_subject():
         for i, line in lines:
             plain = _CODE.sub("", line)
             num_words += len(re.findall(r"[A-Za-z']+", plain))
-            found += [f"{path.relative_to(ROOT)}:{i}: {match[0]}" for match in _MARKERS.finditer(plain)]
+            found += [
+                f"{path.relative_to(ROOT)}:{i}: {match[0]}" for match in _MARKERS.finditer(plain)
+            ]
     assert num_words > 100_000
     assert 1000 * len(found) < _MAX_MARKERS * num_words, "\n".join(found)
 
@@ -103,5 +111,10 @@ def test_docstrings_begin_with_a_noun_or_a_verb():
 
 
 def test_docstrings_and_comments_fit_in_the_columns():
-    found = [f"{path.relative_to(ROOT)}:{i}" for path in files() for i, line in lines_of(path) if len(line) > _MAX_COLUMNS]
+    found = [
+        f"{path.relative_to(ROOT)}:{i}"
+        for path in files()
+        for i, line in lines_of(path)
+        if len(line) > _MAX_COLUMNS
+    ]
     assert not found, "\n".join(found)

@@ -27,7 +27,9 @@ def running(name: str) -> list[threading.Thread]:
 
 def is_running(process_id: int) -> bool:
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        return (
+            Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        )
     return False
 
 
@@ -46,7 +48,9 @@ def templates(num_arguments: int = 3) -> set[int]:
     found = set()
     for child in _children_of(os.getpid()):
         with contextlib.suppress(OSError):
-            _, *arguments = Path(f"/proc/{child}/cmdline").read_text().partition("boot.py")[2].split("\0")[:-1] or [""]
+            _, *arguments = Path(f"/proc/{child}/cmdline").read_text().partition("boot.py")[
+                2
+            ].split("\0")[:-1] or [""]
             if len(arguments) == num_arguments:
                 found.add(child)
     return found

@@ -153,7 +153,9 @@ class DatasetSelectionMap(abc.ABC):
         """Returns the index of a data set and the index of an element in it."""
 
 
-Transformation: TypeAlias = Tolerate | Batch | Map | RandomMap | TfRandomMap | Filter | FlatMap | MapWithIndex
+Transformation: TypeAlias = (
+    Tolerate | Batch | Map | RandomMap | TfRandomMap | Filter | FlatMap | MapWithIndex
+)
 Transformations: TypeAlias = Sequence[Transformation]
 
 
@@ -178,13 +180,22 @@ def transform_function(transform: Any, kind: type, method: str) -> Callable[...,
     if callable(transform) and not is_transformation_class(transform):
         return _known_to_keras(transform)
     raise TypeError(
-        f"transform must be callable or an instance of {kind.__name__}, got {shown(transform)} of type {type(transform).__name__}"
-        f"{for_a_class(transform)}"
+        f"transform must be callable or an instance of {kind.__name__}, got {shown(transform)} of"
+        f" type {type(transform).__name__}{for_a_class(transform)}"
     )
 
 
 # A loader treats an object that belongs to several classes as the first of these.
-TRANSFORMATION_CLASSES = (Map, RandomMap, TfRandomMap, FlatMap, Filter, Batch, MapWithIndex, Tolerate)
+TRANSFORMATION_CLASSES = (
+    Map,
+    RandomMap,
+    TfRandomMap,
+    FlatMap,
+    Filter,
+    Batch,
+    MapWithIndex,
+    Tolerate,
+)
 
 
 def is_transformation_class(transform: Any) -> bool:
@@ -206,6 +217,7 @@ def check_batch_size(batch_size: Any) -> int:
 def check_max_fan_out(transform: FlatMap) -> int:
     if not hasattr(transform, "max_fan_out"):
         raise TypeError(
-            f"{transform_name(transform)} must have an attribute max_fan_out: the most items that it makes of one element"
+            f"{transform_name(transform)} must have an attribute max_fan_out: the most items that"
+            " it makes of one element"
         )
     return as_int("max_fan_out", transform.max_fan_out, minimum=1)

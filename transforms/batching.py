@@ -20,7 +20,12 @@ _POOLED_BYTES = 1 << 20
 # bytes than _MAX_OTHERS or three times as many as that one has.
 _MAX_BUFFERS = 4
 _MAX_OTHERS = 1 << 28
-_SCALARS: dict[type, Any] = {int: np.int64, float: np.float64, bool: np.bool_, complex: np.complex128}
+_SCALARS: dict[type, Any] = {
+    int: np.int64,
+    float: np.float64,
+    bool: np.bool_,
+    complex: np.complex128,
+}
 _ENDS_IN_NUL = {str: methodcaller("endswith", "\0"), bytes: methodcaller("endswith", b"\0")}
 # Grain's words, which programs look for
 _SAME_STRUCTURE = "Expected all input elements to have the same structure but"
@@ -117,7 +122,11 @@ def stack(values: Sequence[Any], allocate: Allocate = np.empty) -> Any:
         types = set(map(type, values))
         if types <= LEAF_TYPES:
             return _stack_leaf(values, types, allocate, lambda: "")
-    elif kind is dict and first and all([type(v) is dict and v.keys() == first.keys() for v in values]):
+    elif (
+        kind is dict
+        and first
+        and all([type(v) is dict and v.keys() == first.keys() for v in values])
+    ):
         try:
             keys = sorted(first)
         except TypeError:
@@ -129,7 +138,9 @@ def stack(values: Sequence[Any], allocate: Allocate = np.empty) -> Any:
                 key: _stack_leaf(column, types, allocate, partial(_key_path, key))
                 for key, column, types in zip(keys, columns, types_of, strict=True)
             }
-    elif kind is tuple and first and all([type(v) is tuple and len(v) == len(first) for v in values]):
+    elif (
+        kind is tuple and first and all([type(v) is tuple and len(v) == len(first) for v in values])
+    ):
         columns = [[v[i] for v in values] for i in range(len(first))]
         types_of = [set(map(type, column)) for column in columns]
         if all([types <= LEAF_TYPES for types in types_of]):
@@ -169,7 +180,9 @@ def _stack_tree(values: Sequence[Any], allocate: Allocate) -> Any:
     return tree.unflatten(structure, stacked)
 
 
-def _stack_leaf(leaves: Sequence[Any], types: set[type], allocate: Allocate, path: Callable[[], str]) -> Any:
+def _stack_leaf(
+    leaves: Sequence[Any], types: set[type], allocate: Allocate, path: Callable[[], str]
+) -> Any:
     if len(types) == 1:
         (kind,) = types
         if kind is np.ndarray:
@@ -195,7 +208,9 @@ def _stack_leaf(leaves: Sequence[Any], types: set[type], allocate: Allocate, pat
             return jax.numpy.stack(leaves)
         if len(leaves) == 1:
             leaf = leaves[0]
-            return np.expand_dims((leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf)).copy(), 0)
+            return np.expand_dims(
+                (leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf)).copy(), 0
+            )
         result = np.ascontiguousarray(np.stack(leaves))
         check_kinds(result.dtype, leaves)
         return result
@@ -212,25 +227,38 @@ def jax_of_keys(arrays: Sequence[Any]) -> Any:
     kind = getattr(jax, "Array", None)  # missing while another thread imports JAX
     if kind is None or not all([isinstance(array, kind) for array in arrays]):
         return None
-    return jax if all([jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended) for array in arrays]) else None
+    return (
+        jax
+        if all([jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended) for array in arrays])
+        else None
+    )
 
 
 def _not_stacked(leaves: Sequence[Any], name: str, error: Exception) -> ValueError:
     shown = [(_shape(leaf), str(getattr(leaf, "dtype", type(leaf).__name__))) for leaf in leaves]
-    other = next((i for part in (0, 1) for i, x in enumerate(shown) if x[part] != shown[0][part]), 0)
+    other = next(
+        (i for part in (0, 1) for i, x in enumerate(shown) if x[part] != shown[0][part]), 0
+    )
     first, second = [f"{shape} {dtype}" for shape, dtype in (shown[0], shown[other])]
     if not other:
-        return ValueError(f"leaf {name}, {first} in every element, cannot be batched: {error}. {_AS_THEY_ARE}")
+        return ValueError(
+            f"leaf {name}, {first} in every element, cannot be batched: {error}. {_AS_THEY_ARE}"
+        )
     law = required([shape for shape, _ in shown])
     return ValueError(
-        f"{_SAME_STRUCTURE} got: leaf {name} is {first} in element 0 and {second} in element {other}. {law}; {_AS_THEY_ARE}"
+        f"{_SAME_STRUCTURE} got: leaf {name} is {first} in element 0 and {second} in element"
+        f" {other}. {law}; {_AS_THEY_ARE}"
     )
 
 
 def required(shapes: Sequence[Any]) -> str:
     """Return the rule that differing leaves with these shapes break."""
     are_equal = all([shape == shapes[0] for shape in shapes])
-    return "Their dtypes must be of one kind" if are_equal else "Their shapes must be equal and their dtypes of one kind"
+    return (
+        "Their dtypes must be of one kind"
+        if are_equal
+        else "Their shapes must be equal and their dtypes of one kind"
+    )
 
 
 def _shape(leaf: Any) -> Any:
@@ -247,7 +275,9 @@ def _stack_arrays(leaves: Sequence[Any], allocate: Allocate) -> Any:
     if not shape or not dtype.isnative or dtype.names is not None:
         return None
     num = len(leaves)
-    if [leaf.shape for leaf in leaves].count(shape) != num or [leaf.dtype for leaf in leaves].count(dtype) != num:
+    if [leaf.shape for leaf in leaves].count(shape) != num or [leaf.dtype for leaf in leaves].count(
+        dtype
+    ) != num:
         return None
     out = allocate((num, *shape), dtype)
     np.concatenate(leaves, out=out.reshape(num * shape[0], *shape[1:]))
@@ -283,9 +313,14 @@ def concatenate(batches: Sequence[Any], allocate: Allocate = np.empty) -> Any:
             name = leaf_path(batches[0], i) or "of the elements"
             found = sorted({f"{array.shape[1:]} {array.dtype}" for array in arrays})
             if len(found) == 1:
-                raise ValueError(f"leaf {name}, rows of {found[0]}, cannot be joined: {error}. {_AS_THEY_ARE}") from error
+                raise ValueError(
+                    f"leaf {name}, rows of {found[0]}, cannot be joined: {error}. {_AS_THEY_ARE}"
+                ) from error
             law = required([array.shape[1:] for array in arrays])
-            raise ValueError(f"{_SAME_STRUCTURE} got: leaf {name} is {' and '.join(found)}. {law}; {_AS_THEY_ARE}") from error
+            raise ValueError(
+                f"{_SAME_STRUCTURE} got: leaf {name} is {' and '.join(found)}. {law};"
+                f" {_AS_THEY_ARE}"
+            ) from error
     return tree.unflatten(structures[0], leaves)
 
 
@@ -325,8 +360,9 @@ def check_no_nul(leaves: Sequence[Any], path: Callable[[], str]) -> None:
         if ends_in_nul(leaf):
             place = f"leaf {path()} of element {i}" if path() else f"element {i}"
             raise ValueError(
-                f"text and bytes to batch must not end in NUL, which NumPy's arrays of them lose, but {place} ends in "
-                f"{leaf[-20:]!r}. Pass batch_fn=list to keep elements as they are, or decode them before"
+                "text and bytes to batch must not end in NUL, which NumPy's arrays of them lose,"
+                f" but {place} ends in {leaf[-20:]!r}. Pass batch_fn=list to keep elements as they"
+                " are, or decode them before"
             )
 
 
@@ -340,4 +376,7 @@ def _structure_difference(first: Any, other: Any, position: int) -> str:
         detail = f"in element {position} " + " and ".join(filter(None, (where, more)))
     else:
         detail = f"{tree.flatten(first)[1]} and {tree.flatten(other)[1]}"
-    return f"{_SAME_STRUCTURE} got: {detail}; element 0 is {first!r:.100}, element {position} is {other!r:.100}"
+    return (
+        f"{_SAME_STRUCTURE} got: {detail}; element 0 is {first!r:.100}, element {position} is"
+        f" {other!r:.100}"
+    )

@@ -145,11 +145,15 @@ class ManyFeaturesFit(Placer):
     bins.
     """
 
-    def __init__(self, features: Sequence[Feature], num_bins: int, max_sequences: int | None, *, best: bool) -> None:
+    def __init__(
+        self, features: Sequence[Feature], num_bins: int, max_sequences: int | None, *, best: bool
+    ) -> None:
         self._lengths = [feature.length for feature in features]
         self._alignments = [feature.alignment for feature in features]
         self._fillings = np.zeros((len(features), num_bins), np.int64)
-        self._room = np.full(num_bins, np.iinfo(np.int64).max if max_sequences is None else max_sequences)
+        self._room = np.full(
+            num_bins, np.iinfo(np.int64).max if max_sequences is None else max_sequences
+        )
         self._totals = np.zeros(num_bins, np.int64) if best else None
 
     def find(self, lengths: Sequence[int]) -> int:
@@ -164,7 +168,10 @@ class ManyFeaturesFit(Placer):
 
     def put(self, chosen: int, lengths: Sequence[int]) -> None:
         before = self._fillings[:, chosen].tolist()
-        after = [_aligned(filling + n, a) for filling, n, a in zip(before, lengths, self._alignments, strict=True)]
+        after = [
+            _aligned(filling + n, a)
+            for filling, n, a in zip(before, lengths, self._alignments, strict=True)
+        ]
         self._fillings[:, chosen] = after
         self._room[chosen] -= 1
         if self._totals is not None:
@@ -201,7 +208,9 @@ class Bins:
         self._features = features
         self._placer = placer
         self._likes = [(array.dtype, array.shape[1:]) for array in first]
-        self._paddings = [_unused(feature, array) for feature, array in zip(features, first, strict=True)]
+        self._paddings = [
+            _unused(feature, array) for feature, array in zip(features, first, strict=True)
+        ]
         # the sequences in each bin, an array for each feature
         self._contents: list[list[list[Array]]] = []
         # for each bin, what was given along with the sequences in it
@@ -222,13 +231,19 @@ class Bins:
         lengths = [len(array) for array in sequences]
         chosen = self._placer.find(lengths)
         if chosen < 0:
-            if any([n > feature.length for n, feature in zip(lengths, self._features, strict=True)]):
+            if any(
+                [n > feature.length for n, feature in zip(lengths, self._features, strict=True)]
+            ):
                 raise ValueError(_too_long(self._features, lengths))
             return False
         if [(array.dtype, array.shape[1:]) for array in sequences] != self._likes:
             sequences = [
-                as_dtype_of(feature.name, array, dtype, trailing, "the first sequence in these bins")
-                for feature, array, (dtype, trailing) in zip(self._features, sequences, self._likes, strict=True)
+                as_dtype_of(
+                    feature.name, array, dtype, trailing, "the first sequence in these bins"
+                )
+                for feature, array, (dtype, trailing) in zip(
+                    self._features, sequences, self._likes, strict=True
+                )
             ]
         self._placer.put(chosen, lengths)
         if chosen == len(self._contents):
@@ -288,7 +303,9 @@ class Bins:
         sizes = list(map(len, pieces))
         segment_ids = np.repeat(np.array(numbers, np.int32), sizes)
         ramp, zeros = np.arange(length, dtype=np.int32), np.zeros(length, np.int32)
-        positions = np.concatenate([(ramp if number else zeros)[:n] for number, n in zip(numbers, sizes, strict=True)])
+        positions = np.concatenate(
+            [(ramp if number else zeros)[:n] for number, n in zip(numbers, sizes, strict=True)]
+        )
         return values, segment_ids.reshape(num_rows, length), positions.reshape(num_rows, length)
 
 
@@ -322,18 +339,25 @@ def _unused(feature: Feature, like: Array) -> Array:
     if feature.padding is None:
         return np.zeros(shape, like.dtype)
     padding = np.asarray(feature.padding)
-    padding = as_dtype_of(feature.name, padding, like.dtype, padding.shape[1:], "the first sequence, for its padding,")
+    padding = as_dtype_of(
+        feature.name, padding, like.dtype, padding.shape[1:], "the first sequence, for its padding,"
+    )
     try:
         return np.ascontiguousarray(np.broadcast_to(padding, shape))
     except ValueError:
         raise ValueError(
-            f"the padding of feature {feature.name} must be one value, or fill cells {shape}, got {padding}"
+            f"the padding of feature {feature.name} must be one value, or fill cells {shape}, got"
+            f" {padding}"
         ) from None
 
 
 def _too_long(features: Sequence[Feature], lengths: Sequence[int]) -> str:
-    found = [(feature.name, n, feature.length) for feature, n in zip(features, lengths, strict=True) if n > feature.length]
+    found = [
+        (feature.name, n, feature.length)
+        for feature, n in zip(features, lengths, strict=True)
+        if n > feature.length
+    ]
     return (
-        "sequences must be truncated to the length of a bin before packing; too long are (feature, length, maximum): "
-        + ", ".join(map(str, found))
+        "sequences must be truncated to the length of a bin before packing; too long are (feature,"
+        " length, maximum): " + ", ".join(map(str, found))
     )

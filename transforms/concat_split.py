@@ -71,43 +71,66 @@ class Concatenation:
         """
         counts = []
         is_cut = False
-        for target, array, start, used in zip(self._targets, sequences, starts, self._used, strict=True):
+        for target, array, start, used in zip(
+            self._targets, sequences, starts, self._used, strict=True
+        ):
             count, room = len(array) - start, target.length - used
             if count > room:
                 if target.is_meta:
                     if count > target.length:
                         raise ValueError(
-                            f"meta feature {target.name!r} is {count} long, and length_struct gives it {target.length} cells: "
-                            "meta features are not cut, truncate it or give it more"
+                            f"meta feature {target.name!r} is {count} long, and length_struct gives"
+                            f" it {target.length} cells: meta features are not cut, truncate it or"
+                            " give it more"
                         )
                     self.limiting = target
                     return list(starts)
                 count, is_cut = room, True
             counts.append(count)
-        if is_cut and not any(starts) and not any([n for n, t in zip(counts, self._targets, strict=True) if not t.is_meta]):
+        if (
+            is_cut
+            and not any(starts)
+            and not any([n for n, t in zip(counts, self._targets, strict=True) if not t.is_meta])
+        ):
             return list(starts)
         ends = [start + count for start, count in zip(starts, counts, strict=True)]
-        parts = [array[start:end] for array, start, end in zip(sequences, starts, ends, strict=True)]
+        parts = [
+            array[start:end] for array, start, end in zip(sequences, starts, ends, strict=True)
+        ]
         if not len(self):
-            self._bos = [_bos(target, part) for target, part in zip(self._targets, parts, strict=True)]
+            self._bos = [
+                _bos(target, part) for target, part in zip(self._targets, parts, strict=True)
+            ]
             self._likes = [(part.dtype, part.shape[1:]) for part in parts]
         elif [(part.dtype, part.shape[1:]) for part in parts] != self._likes:
             parts = [
-                as_dtype_of(repr(target.name), part, dtype, trailing, "the first sequence in this row")
-                for target, part, (dtype, trailing) in zip(self._targets, parts, self._likes, strict=True)
+                as_dtype_of(
+                    repr(target.name), part, dtype, trailing, "the first sequence in this row"
+                )
+                for target, part, (dtype, trailing) in zip(
+                    self._targets, parts, self._likes, strict=True
+                )
             ]
         for i, part in enumerate(parts):
             self._parts[i].append(part)
             self._used[i] += counts[i]
-        return [0 if target.is_meta else end for target, end in zip(self._targets, ends, strict=True)] if is_cut else None
+        return (
+            [0 if target.is_meta else end for target, end in zip(self._targets, ends, strict=True)]
+            if is_cut
+            else None
+        )
 
     def output(self) -> dict[str, Array]:
         """Values; and segment ids, which count the parts from 1, and positions, which count in each
         part. New arrays.
         """
         row: dict[str, Array] = {}
-        for target, used, parts, bos in zip(self._targets, self._used, self._parts, self._bos, strict=True):
-            row[target.name] = values = np.zeros((target.length, *parts[0].shape[1:]), parts[0].dtype)
+        for target, used, parts, bos in zip(
+            self._targets, self._used, self._parts, self._bos, strict=True
+        ):
+            row[target.name] = values = np.zeros(
+                (target.length, *parts[0].shape[1:]), parts[0].dtype
+            )
             np.concatenate(parts, out=values[:used])
             if target.is_meta:
                 continue
@@ -126,10 +149,14 @@ def _bos(target: Target, like: Array) -> Array | None:
     """The first token of every part."""
     if target.bos_id is None:
         return None
-    return as_dtype_of(repr(target.name), np.array(target.bos_id), like.dtype, (), "its tokens, for bos_token_id,")
+    return as_dtype_of(
+        repr(target.name), np.array(target.bos_id), like.dtype, (), "its tokens, for bos_token_id,"
+    )
 
 
 def is_full_length(targets: Sequence[Target], sequences: Sequence[Array]) -> bool:
     """True if an element fits into an output, and fills it with at least one of its features."""
-    differences = [target.length - len(array) for target, array in zip(targets, sequences, strict=True)]
+    differences = [
+        target.length - len(array) for target, array in zip(targets, sequences, strict=True)
+    ]
     return min(differences) == 0

@@ -93,7 +93,9 @@ def buckets_of(lengths: NDArray[Any], boundaries: Sequence[int]) -> NDArray[np.i
     """
     if boundaries[-1] < _MAX_CELLS <= len(lengths) and lengths.dtype != np.uint64:
         return _bucket_table(tuple(boundaries)).take(lengths, mode="clip")
-    return np.searchsorted(np.asarray(boundaries, lengths.dtype if _fits(boundaries, lengths) else np.int64), lengths)
+    return np.searchsorted(
+        np.asarray(boundaries, lengths.dtype if _fits(boundaries, lengths) else np.int64), lengths
+    )
 
 
 @lru_cache(maxsize=8)
@@ -116,10 +118,14 @@ def check_boundaries(boundaries: Any) -> tuple[int, ...]:
         ValueError: there are none, or they do not increase, or one is not positive.
     """
     if isinstance(boundaries, str | bytes) or not hasattr(boundaries, "__iter__"):
-        raise TypeError(f"boundaries must be a sequence of increasing lengths, got {shown(boundaries)}")
+        raise TypeError(
+            f"boundaries must be a sequence of increasing lengths, got {shown(boundaries)}"
+        )
     found = tuple([as_int("boundaries", boundary, minimum=1) for boundary in boundaries])
     if not found or any([b <= a for a, b in pairwise(found)]):
-        raise ValueError(f"boundaries must be increasing lengths, at least one, got {shown(list(found))}")
+        raise ValueError(
+            f"boundaries must be increasing lengths, at least one, got {shown(list(found))}"
+        )
     return found
 
 
@@ -135,13 +141,17 @@ def check_batch_sizes(
             have as many rows each.
     """
     if (max_tokens is None) == (batch_sizes is None):
-        raise TypeError("bucket_batch needs either max_tokens or batch_sizes, which say how many rows a batch has")
+        raise TypeError(
+            "bucket_batch needs either max_tokens or batch_sizes, which say how many rows a"
+            " batch has"
+        )
     if max_tokens is not None:
         limit = as_int("max_tokens", max_tokens, minimum=1)
         if boundaries[-1] * num_shards > limit:
             raise ValueError(
-                f"max_tokens must admit a row of the longest boundary, {boundaries[-1]}, for each of {num_shards} shards, "
-                f"got {limit}: take at least {boundaries[-1] * num_shards}, or a smaller boundary"
+                f"max_tokens must admit a row of the longest boundary, {boundaries[-1]}, for each"
+                f" of {num_shards} shards, got {limit}: take at least"
+                f" {boundaries[-1] * num_shards}, or a smaller boundary"
             )
         return tuple([limit // boundary // num_shards * num_shards for boundary in boundaries])
     if isinstance(batch_sizes, Sequence | np.ndarray) and not isinstance(batch_sizes, str | bytes):
@@ -150,12 +160,14 @@ def check_batch_sizes(
         sizes = (as_int("batch_sizes", batch_sizes, minimum=1),) * len(boundaries)
     if len(sizes) != len(boundaries):
         raise ValueError(
-            f"batch_sizes must be one number, or one for each of the {len(boundaries)} buckets with the boundaries "
-            f"{list(boundaries)}, got {list(sizes)}"
+            f"batch_sizes must be one number, or one for each of the {len(boundaries)} buckets with"
+            f" the boundaries {list(boundaries)}, got {list(sizes)}"
         )
     uneven = [size for size in sizes if size % num_shards]
     if uneven:
-        raise ValueError(f"batch_sizes must be divisible by the number of shards, {num_shards}, got {uneven[0]}")
+        raise ValueError(
+            f"batch_sizes must be divisible by the number of shards, {num_shards}, got {uneven[0]}"
+        )
     return sizes
 
 
@@ -188,10 +200,14 @@ def bucket_boundaries(lengths: Any, num_buckets: int, *, longest: int | None = N
     number = as_int("num_buckets", num_buckets, minimum=1)
     if not len(found):
         raise ValueError("lengths must not be empty: there is nothing to choose boundaries by")
-    return chosen_boundaries(found, number, None if longest is None else as_int("longest", longest, minimum=1))
+    return chosen_boundaries(
+        found, number, None if longest is None else as_int("longest", longest, minimum=1)
+    )
 
 
-def chosen_boundaries(lengths: Lengths, num_buckets: int, longest: int | None, keep_long: bool = True) -> list[int]:
+def chosen_boundaries(
+    lengths: Lengths, num_buckets: int, longest: int | None, keep_long: bool = True
+) -> list[int]:
     """As ``bucket_boundaries``; without ``keep_long``, of the records that are not longer than
     ``longest``.
     """
@@ -200,19 +216,25 @@ def chosen_boundaries(lengths: Lengths, num_buckets: int, longest: int | None, k
     return _least_padding(values, counts, num_buckets) if len(values) else [max(1, top)]
 
 
-def _histogram(lengths: Lengths, longest: int, keep_long: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _histogram(
+    lengths: Lengths, longest: int, keep_long: bool
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The different lengths, in steps, and how many records have each of them."""
     step = -(-longest // _MAX_CELLS)
     counts = np.zeros(-(-longest // step) + 1, np.int64)
     for block in lengths.blocks():
-        cells = (np.minimum(block, longest) if keep_long else block[block <= longest]).astype(np.int64, copy=False)
+        cells = (np.minimum(block, longest) if keep_long else block[block <= longest]).astype(
+            np.int64, copy=False
+        )
         counts += np.bincount(cells if step == 1 else -(-cells // step), minlength=len(counts))
     counts[1] += counts[0]  # records without anything have a row of their own, too
     values = np.flatnonzero(counts[1:]) + 1
     return np.minimum(values * step, longest), counts[values]
 
 
-def _least_padding(values: NDArray[np.int64], counts: NDArray[np.int64], num_buckets: int) -> list[int]:
+def _least_padding(
+    values: NDArray[np.int64], counts: NDArray[np.int64], num_buckets: int
+) -> list[int]:
     """The greatest value of each bucket.
 
     With ``v`` the values and ``n`` how many records there are up to each of them, ``k`` buckets of

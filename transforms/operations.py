@@ -72,7 +72,9 @@ class RandomMapOperation(Generic[IN, OUT]):
     def __call__(self, input_iterator: Iterator[Record[Any]]) -> Iterator[Record[Any]]:
         _deprecated("RandomMapOperation", "RandomMap")
         for record in input_iterator:
-            data = _call("random map function", self.random_map_function, record.data, record.metadata.rng)
+            data = _call(
+                "random map function", self.random_map_function, record.data, record.metadata.rng
+            )
             yield Record(record.metadata.remove_record_key(), data)
 
 
@@ -128,7 +130,10 @@ class BatchOperation(Generic[IN, OUT]):
 
     def _record(self, records: list[Record[Any]]) -> Record[Any]:
         assert self.batch_fn is not None
-        return Record(records[-1].metadata.remove_record_key(), self.batch_fn([record.data for record in records]))
+        return Record(
+            records[-1].metadata.remove_record_key(),
+            self.batch_fn([record.data for record in records]),
+        )
 
     def _batch(self, values: Sequence[Any]) -> Any:
         flat = [tree.flatten(value) for value in values]
@@ -136,8 +141,9 @@ class BatchOperation(Generic[IN, OUT]):
         others = [i for i, (_, other) in enumerate(flat) if other != structure]
         if others:
             raise TypeError(
-                f"Record structures do not match. Record at position 0 has structure {structure}, while records at "
-                f"positions {others} have structures {[flat[i][1] for i in others]}."
+                f"Record structures do not match. Record at position 0 has structure {structure},"
+                f" while records at positions {others} have structures"
+                f" {[flat[i][1] for i in others]}."
             )
         rows = [leaves for leaves, _ in flat]
         columns = [[row[i] for row in rows] for i in range(len(rows[0]))]
@@ -186,7 +192,10 @@ class PackAndBatchOperation(Generic[IN]):
     max_sequences_per_bin: int | None = None
 
     def __post_init__(self) -> None:
-        message = "PackAndBatchOperation is deprecated; use gristmill.experimental.FirstFitPackIterDataset"
+        message = (
+            "PackAndBatchOperation is deprecated; use"
+            " gristmill.experimental.FirstFitPackIterDataset"
+        )
         _log.error("%s", message)
         warnings.warn(message, DeprecationWarning, stacklevel=3)
         as_int("batch_size", self.batch_size, minimum=1)
@@ -197,9 +206,18 @@ class PackAndBatchOperation(Generic[IN]):
     def _features(self) -> list[Feature]:
         lengths, paths = tree.flatten(self.length_struct)[0], tree.leaf_paths(self.length_struct)
         if not lengths:
-            raise ValueError(f"length_struct must have a length for every leaf of an element, got {self.length_struct!r:.200}")
-        lengths = [as_int(f"length_struct{path}", length, minimum=1) for path, length in zip(paths, lengths, strict=True)]
-        return [Feature(path or "of the elements", length) for path, length in zip(paths, lengths, strict=True)]
+            raise ValueError(
+                "length_struct must have a length for every leaf of an element, got"
+                f" {self.length_struct!r:.200}"
+            )
+        lengths = [
+            as_int(f"length_struct{path}", length, minimum=1)
+            for path, length in zip(paths, lengths, strict=True)
+        ]
+        return [
+            Feature(path or "of the elements", length)
+            for path, length in zip(paths, lengths, strict=True)
+        ]
 
     def __call__(self, input_iterator: Iterator[Record[Any]]) -> Iterator[Record[Any]]:
         features = self._features()
@@ -211,20 +229,33 @@ class PackAndBatchOperation(Generic[IN]):
             leaves, other = flatten(record.data)
             if other != structure:
                 raise ValueError(
-                    f"elements must have the structure of length_struct, which is {structure}, got "
-                    f"{other} in the record with key {record.metadata.record_key}: give length_struct "
-                    "a length for every leaf of an element, or change the elements before (with map)"
+                    f"elements must have the structure of length_struct, which is {structure}, got"
+                    f" {other} in the record with key {record.metadata.record_key}: give"
+                    " length_struct a length for every leaf of an element, or change the elements"
+                    " before (with map)"
                 )
-            sequences = [as_sequence(feature.name, leaf) for feature, leaf in zip(features, leaves, strict=True)]
+            sequences = [
+                as_sequence(feature.name, leaf)
+                for feature, leaf in zip(features, leaves, strict=True)
+            ]
             if bins is not None and not bins.add(sequences):
                 yield Record(metadata, self._batch(bins, structure))
                 bins = None
             if bins is None:
-                bins = Bins(features, first_fit(features, self.batch_size, self.max_sequences_per_bin), sequences)
+                bins = Bins(
+                    features,
+                    first_fit(features, self.batch_size, self.max_sequences_per_bin),
+                    sequences,
+                )
                 bins.add(sequences)
             metadata = record.metadata.remove_record_key()
         if bins is not None:
             yield Record(metadata, self._batch(bins, structure))
 
     def _batch(self, bins: Bins, structure: tree.Structure) -> tuple[Any, ...]:
-        return tuple([tree.unflatten(structure, arrays) for arrays in zip(*bins.columns(self.batch_size), strict=True)])
+        return tuple(
+            [
+                tree.unflatten(structure, arrays)
+                for arrays in zip(*bins.columns(self.batch_size), strict=True)
+            ]
+        )

@@ -37,33 +37,55 @@ class PackLayout:
         lengths = _leaves("length_struct", length_struct)
         alignments = _leaves("pack_alignment_struct", pack_alignment_struct or {})
         paddings = _leaves("padding_struct", padding_struct or {})
-        for argument, given in (("pack_alignment_struct", alignments), ("padding_struct", paddings)):
+        for argument, given in (
+            ("pack_alignment_struct", alignments),
+            ("padding_struct", paddings),
+        ):
             unknown = [_shown(path) for path in given if path not in lengths]
             if unknown:
-                raise ValueError(f"{argument} must have keys of length_struct, which are {_shown(*lengths)}, got {unknown}")
-        meta = (meta_features,) if isinstance(meta_features, str) else tuple(dict.fromkeys(meta_features))
+                raise ValueError(
+                    f"{argument} must have keys of length_struct, which are {_shown(*lengths)}, got"
+                    f" {unknown}"
+                )
+        meta = (
+            (meta_features,)
+            if isinstance(meta_features, str)
+            else tuple(dict.fromkeys(meta_features))
+        )
         self._carried = [name for name in meta if name not in length_struct]
         self._paths = list(lengths)
-        self._names = [path[0] for path in lengths] if all([len(path) == 1 for path in lengths]) else None
+        self._names = (
+            [path[0] for path in lengths] if all([len(path) == 1 for path in lengths]) else None
+        )
         self.features = []
         for path, length in lengths.items():
             name, is_meta = _shown(path), path[0] in meta
             length = as_int(f"the length of feature {name}", length, minimum=1)
-            alignment = as_int(f"the alignment of feature {name}", alignments.get(path, 1), minimum=1)
+            alignment = as_int(
+                f"the alignment of feature {name}", alignments.get(path, 1), minimum=1
+            )
             self.features.append(Feature(name, length, alignment, paddings.get(path), is_meta))
         outputs = [output for path, feature in self._packed() for output in _outputs(path, feature)]
         outputs += [(name,) for name in self._carried]
         if not outputs:
-            raise ValueError("length_struct must name the features to pack and their lengths in a bin, got {}")
+            raise ValueError(
+                "length_struct must name the features to pack and their lengths in a bin, got {}"
+            )
         inner = [output[:n] for output in outputs for n in range(1, len(output))]
         if len(set(outputs)) < len(outputs) or not set(outputs).isdisjoint(inner):
-            raise ValueError(f"features must not be named as the segment ids or positions of others are, got {_shown(*outputs)}")
+            raise ValueError(
+                "features must not be named as the segment ids or positions of others are, got"
+                f" {_shown(*outputs)}"
+            )
 
     def index(self, name: str) -> int:
         """Which of ``features`` has this name."""
         if (name,) not in self._paths:
             names = [path[0] for path in self._paths if len(path) == 1]
-            raise ValueError(f"a feature to group by must be in length_struct and not nested, one of {names}, got {name!r}")
+            raise ValueError(
+                f"a feature to group by must be in length_struct and not nested, one of {names},"
+                f" got {name!r}"
+            )
         return self._paths.index((name,))
 
     def read(self, element: Any) -> tuple[list[Array], tuple[Any, ...]]:
@@ -76,7 +98,10 @@ class PackLayout:
             ValueError: a feature cannot be a sequence.
         """
         if type(element) is not dict and not isinstance(element, Mapping):
-            raise TypeError(f"elements to pack must be dicts of features, got {element!r:.100} of type {type(element).__name__}")
+            raise TypeError(
+                f"elements to pack must be dicts of features, got {element!r:.100} of type"
+                f" {type(element).__name__}"
+            )
         try:
             if self._names is not None:
                 values = [element[name] for name in self._names]
@@ -88,10 +113,14 @@ class PackLayout:
             raise
         for i, value in enumerate(values):
             if type(value) is not np.ndarray or not value.ndim:
-                values[i] = as_sequence(self.features[i].name, int(value) if isinstance(value, bool) else value)
+                values[i] = as_sequence(
+                    self.features[i].name, int(value) if isinstance(value, bool) else value
+                )
         return values, carried
 
-    def rows(self, columns: Sequence[Columns], carried: list[list[Any]], order: Sequence[int]) -> PackedRows:
+    def rows(
+        self, columns: Sequence[Columns], carried: list[list[Any]], order: Sequence[int]
+    ) -> PackedRows:
         """The contents of bins, given as ``Bins.columns()`` and ``Bins.extras``, as elements in
         this order.
         """
@@ -107,7 +136,8 @@ class PackLayout:
         """The spec of rows, from that of elements."""
         if self._carried:
             raise NotImplementedError(
-                f"how many values a row carries of {self._carried}, meta features without a length, is not known beforehand"
+                f"how many values a row carries of {self._carried}, meta features without a length,"
+                " is not known beforehand"
             )
         self._check_features(spec)
         row: dict[str, Any] = {}
@@ -152,7 +182,11 @@ class PackedRows:
     """The elements that bins make, each a dict of views, made when asked for."""
 
     def __init__(
-        self, columns: list[tuple[Path, Array]], carried: list[str], extras: list[list[Any]], order: Sequence[int]
+        self,
+        columns: list[tuple[Path, Array]],
+        carried: list[str],
+        extras: list[list[Any]],
+        order: Sequence[int],
     ) -> None:
         self._flat = [(path[0], column) for path, column in columns if len(path) == 1]
         self._nested = [(path, column) for path, column in columns if len(path) > 1]
@@ -183,7 +217,11 @@ def spans_of(segment_ids: Array, num: int) -> list[tuple[int, int]]:
     those beside it.
     """
     present, first, counts = np.unique(segment_ids, return_index=True, return_counts=True)
-    known = {int(i): (int(start), int(start + n)) for i, start, n in zip(present, first, counts, strict=True) if i > 0}
+    known = {
+        int(i): (int(start), int(start + n))
+        for i, start, n in zip(present, first, counts, strict=True)
+        if i > 0
+    }
     spans: list[tuple[int, int]] = []
     stop = 0
     for i in range(1, num + 1):
@@ -195,7 +233,9 @@ def spans_of(segment_ids: Array, num: int) -> list[tuple[int, int]]:
 
 def _leaves(argument: str, struct: Any) -> dict[Path, Any]:
     if not isinstance(struct, Mapping):
-        raise TypeError(f"{argument} must be a dict with a value for each feature, got {struct!r:.200}")
+        raise TypeError(
+            f"{argument} must be a dict with a value for each feature, got {struct!r:.200}"
+        )
     found: dict[Path, Any] = {}
     for key, value in struct.items():
         inner = _leaves(argument, value) if isinstance(value, Mapping) else {(): value}
@@ -206,11 +246,17 @@ def _leaves(argument: str, struct: Any) -> dict[Path, Any]:
 def _outputs(path: Path, feature: Feature) -> list[Path]:
     """The paths of values, segment ids and positions of a feature in a row."""
     *outer, name = path
-    return [path] if feature.is_meta else [path, (*outer, f"{name}_segment_ids"), (*outer, f"{name}_positions")]
+    return (
+        [path]
+        if feature.is_meta
+        else [path, (*outer, f"{name}_segment_ids"), (*outer, f"{name}_positions")]
+    )
 
 
 def _shown(*paths: Path) -> str:
-    return ", ".join("".join([repr(path[0]), *[f"[{key!r}]" for key in path[1:]]]) for path in paths)
+    return ", ".join(
+        "".join([repr(path[0]), *[f"[{key!r}]" for key in path[1:]]]) for path in paths
+    )
 
 
 def _value_at(element: Any, path: Path) -> Any:
@@ -218,7 +264,8 @@ def _value_at(element: Any, path: Path) -> Any:
         if not isinstance(element, Mapping):
             name = f"feature {_shown(path[:depth])}" if depth else "an element to pack"
             raise TypeError(
-                f"{name} must be a dict of features as in length_struct, got {element!r:.100} of type {type(element).__name__}"
+                f"{name} must be a dict of features as in length_struct, got {element!r:.100} of"
+                f" type {type(element).__name__}"
             )
         element = element[key]
     return element

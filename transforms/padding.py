@@ -14,7 +14,9 @@ from gristmill.transforms.base import check_batch_size
 from gristmill.transforms.batching import ends_in_nul, jax_of_keys, leaf_path, stack
 
 
-def batch_and_pad(values: Sequence[Any], *, batch_size: int, pad_value: Any = 0, with_mask: bool = False) -> Any:
+def batch_and_pad(
+    values: Sequence[Any], *, batch_size: int, pad_value: Any = 0, with_mask: bool = False
+) -> Any:
     """Returns a batch of ``batch_size`` rows: those of ``values``, and as many rows of padding as
     are missing.
 
@@ -45,18 +47,25 @@ def batch_and_pad(values: Sequence[Any], *, batch_size: int, pad_value: Any = 0,
     """
     size = check_batch_size(batch_size)
     if not 0 < len(values) <= size:
-        raise ValueError(f"cannot batch {len(values)} values to batch_size {size}: there must be at least 1 and at most {size}")
+        raise ValueError(
+            f"cannot batch {len(values)} values to batch_size {size}: there must be at least 1 and"
+            f" at most {size}"
+        )
     num_missing = size - len(values)
     padding = [_padding(values[0], pad_value)] * num_missing if num_missing else []
     batch = stack([*values, *padding])
     return (batch, np.arange(size) < len(values)) if with_mask else batch
 
 
-def _output_spec(input_spec: Any, batch_size: int, drop_remainder: bool, with_mask: bool = False) -> Any:
+def _output_spec(
+    input_spec: Any, batch_size: int, drop_remainder: bool, with_mask: bool = False
+) -> Any:
     """The spec of the results of ``batch_and_pad`` for elements like ``input_spec``, for
     ``get_element_spec``.
     """
-    spec = map_spec(lambda leaf: ShapeDtypeStruct((batch_size, *leaf.shape), leaf.dtype), input_spec)
+    spec = map_spec(
+        lambda leaf: ShapeDtypeStruct((batch_size, *leaf.shape), leaf.dtype), input_spec
+    )
     return (spec, ShapeDtypeStruct((batch_size,), np.bool_)) if with_mask else spec
 
 
@@ -85,8 +94,8 @@ def pad_values(pad_value: Any, structure: Any, num: int, value: Any) -> list[Any
         return [pad_value] * num
     if pad_structure != structure:
         raise ValueError(
-            "pad_value must be one value, or have the structure of the elements with a value for each leaf; "
-            f"got {pad_value!r:.200} for elements like {value!r:.100}"
+            "pad_value must be one value, or have the structure of the elements with a value for"
+            f" each leaf; got {pad_value!r:.200} for elements like {value!r:.100}"
         )
     return pads
 

@@ -18,8 +18,9 @@ from gristmill.transforms.padding import dtype_of, filled, pad_values
 
 _KEEP = "keep"  # stands for ``None``, which is no leaf
 _ADVICE = (
-    "pad_to can say for each leaf how it is padded, in the structure of the elements: 'boundary' or 'longest' for those of the "
-    "record's length, a number of cells for others, None for those that are all of one shape"
+    "pad_to can say for each leaf how it is padded, in the structure of the elements: 'boundary' or"
+    " 'longest' for those of the record's length, a number of cells for others, None for those that"
+    " are all of one shape"
 )
 
 
@@ -81,7 +82,14 @@ class Padding:
             try:
                 leaves.append(_padded(column, target, pad, rows, allocate, path))
             except (ValueError, TypeError) as error:
-                add_note(error, f"It happened with leaf {path()}." if path() else "It happened with the elements.")
+                add_note(
+                    error,
+                    (
+                        f"It happened with leaf {path()}."
+                        if path()
+                        else "It happened with the elements."
+                    ),
+                )
                 raise
         batch = tree.unflatten(structure, leaves)
         if not self._with_lengths:
@@ -109,8 +117,8 @@ class Padding:
             return self._targets * num
         if tree.flatten(self._pad_to)[1] != structure:
             raise ValueError(
-                f"pad_to must be one value, or have the structure of the elements, got {shown(self._pad_to)} for elements like "
-                f"{element!r:.100}"
+                "pad_to must be one value, or have the structure of the elements, got"
+                f" {shown(self._pad_to)} for elements like {element!r:.100}"
             )
         return self._targets
 
@@ -119,7 +127,9 @@ def _as_target(value: Any) -> Any:
     if not isinstance(value, str):
         return as_int("pad_to", value, minimum=1)
     if value not in (_KEEP, "boundary", "longest"):
-        raise ValueError(f"pad_to must be 'boundary', 'longest', a number of cells or None, got {value!r:.100}")
+        raise ValueError(
+            f"pad_to must be 'boundary', 'longest', a number of cells or None, got {value!r:.100}"
+        )
     return value
 
 
@@ -132,7 +142,9 @@ def _columns(elements: Sequence[Any]) -> tuple[list[Sequence[Any]], Any]:
     if kinds <= LEAF_TYPES:  # as in ``stack``, what is flat needs no general traversal
         return [elements], structure
     if kinds == {dict} and all([element.keys() == first.keys() for element in elements]):
-        columns: list[Sequence[Any]] = [[element[key] for element in elements] for key in sorted(first)]
+        columns: list[Sequence[Any]] = [
+            [element[key] for element in elements] for key in sorted(first)
+        ]
         if set().union(*[map(type, column) for column in columns]) <= LEAF_TYPES:
             return columns, structure
     rows = [leaves]
@@ -140,14 +152,22 @@ def _columns(elements: Sequence[Any]) -> tuple[list[Sequence[Any]], Any]:
         leaves, other = flatten(elements[i])
         if other != structure:
             raise ValueError(
-                f"all elements of a batch must have the same structure, but element 0 is {first!r:.100} and element {i} is "
-                f"{elements[i]!r:.100}. What has another length in every element must be an array, not a list"
+                "all elements of a batch must have the same structure, but element 0 is"
+                f" {first!r:.100} and element {i} is {elements[i]!r:.100}. What has another length"
+                " in every element must be an array, not a list"
             )
         rows.append(leaves)
     return [*zip(*rows, strict=True)], structure
 
 
-def _padded(leaves: Sequence[Any], target: Any, pad: Any, rows: Rows, allocate: Allocate, path: Callable[[], str]) -> Any:
+def _padded(
+    leaves: Sequence[Any],
+    target: Any,
+    pad: Any,
+    rows: Rows,
+    allocate: Allocate,
+    path: Callable[[], str],
+) -> Any:
     """The column of one leaf."""
     if target == _KEEP or not any(map(np.ndim, leaves)):
         num_missing = rows.num - rows.num_real
@@ -157,10 +177,13 @@ def _padded(leaves: Sequence[Any], target: Any, pad: Any, rows: Rows, allocate: 
         return stack(real, allocate)
     arrays = [np.asarray(leaf) for leaf in leaves]
     rest = arrays[0].shape[1:]
-    wrong = next((i for i, array in enumerate(arrays) if not array.ndim or array.shape[1:] != rest), None)
+    wrong = next(
+        (i for i, array in enumerate(arrays) if not array.ndim or array.shape[1:] != rest), None
+    )
     if wrong is not None:
         raise ValueError(
-            f"leaves to pad must differ in their first axis alone, got the shapes {arrays[0].shape} and {arrays[wrong].shape}"
+            f"leaves to pad must differ in their first axis alone, got the shapes {arrays[0].shape}"
+            f" and {arrays[wrong].shape}"
         )
     num_cells = _num_cells(arrays, target, rows)
     dtype = np.result_type(*arrays)
@@ -180,12 +203,15 @@ def _num_cells(arrays: list[NDArray[Any]], target: Any, rows: Rows) -> int:
     if not isinstance(target, str):
         longest = max(map(len, arrays))
         if longest > target:
-            raise ValueError(f"a leaf of {longest} cells is longer than the {target} that pad_to gives it")
+            raise ValueError(
+                f"a leaf of {longest} cells is longer than the {target} that pad_to gives it"
+            )
         return int(target)
     for array, length in zip(arrays, rows.lengths, strict=True):
         if len(array) != length:
             raise ValueError(
-                f"a leaf has {len(array)} cells, but the length of its record is {length}: either the lengths are not those of "
-                f"these records, or the leaf is not to be padded to the {target}. {_ADVICE}"
+                f"a leaf has {len(array)} cells, but the length of its record is {length}: either"
+                " the lengths are not those of these records, or the leaf is not to be padded to"
+                f" the {target}. {_ADVICE}"
             )
     return rows.boundary if target == "boundary" else min(rows.longest, rows.limit)

@@ -25,21 +25,29 @@ def as_sequence(name: str, value: Any) -> Array:
     try:
         array = np.asarray(value)
     except (ValueError, TypeError, OverflowError) as error:
-        raise ValueError(f"feature {name} cannot be made an array: {error}; got {value!r:.100}") from error
+        raise ValueError(
+            f"feature {name} cannot be made an array: {error}; got {value!r:.100}"
+        ) from error
     if isinstance(value, Mapping) or (array.dtype.hasobject and not isinstance(value, np.ndarray)):
         raise ValueError(
-            f"feature {name} must be an array, a list of numbers or a scalar, got {value!r:.100} of type {type(value).__name__}. "
-            "Should it be a meta feature?"
+            f"feature {name} must be an array, a list of numbers or a scalar, got {value!r:.100} of"
+            f" type {type(value).__name__}. Should it be a meta feature?"
         )
-    if array.dtype.kind in "SU" and not isinstance(value, np.ndarray) and any(map(ends_in_nul, np.array(value, object).flat)):
+    if (
+        array.dtype.kind in "SU"
+        and not isinstance(value, np.ndarray)
+        and any(map(ends_in_nul, np.array(value, object).flat))
+    ):
         raise ValueError(
-            f"feature {name} must not be text or bytes that end in NUL, which NumPy's arrays of them lose, got {value!r:.100}. "
-            "Should it be a meta feature?"
+            f"feature {name} must not be text or bytes that end in NUL, which NumPy's arrays of"
+            f" them lose, got {value!r:.100}. Should it be a meta feature?"
         )
     return array if array.ndim else array.reshape(1)
 
 
-def as_dtype_of(name: str, array: Array, dtype: np.dtype[Any], trailing: tuple[int, ...], whose: str) -> Array:
+def as_dtype_of(
+    name: str, array: Array, dtype: np.dtype[Any], trailing: tuple[int, ...], whose: str
+) -> Array:
     """``array`` in another dtype, without any loss but rounding from one float dtype to another.
 
     Raises:
@@ -48,8 +56,8 @@ def as_dtype_of(name: str, array: Array, dtype: np.dtype[Any], trailing: tuple[i
     """
     if array.shape[1:] != trailing:
         raise ValueError(
-            f"feature {name} has the trailing shape {array.shape[1:]}, that of {whose} is {trailing}: "
-            "they must be equal to be packed together"
+            f"feature {name} has the trailing shape {array.shape[1:]}, that of {whose} is"
+            f" {trailing}: they must be equal to be packed together"
         )
     if array.dtype == dtype:
         return array
@@ -68,7 +76,7 @@ def as_dtype_of(name: str, array: Array, dtype: np.dtype[Any], trailing: tuple[i
                 is_same |= np.isnan(array) & np.isnan(back)
     if not np.all(is_same):
         raise ValueError(
-            f"feature {name} has values of dtype {array.dtype} that {dtype}, the dtype of {whose}, cannot hold: "
-            "convert the feature to one dtype before packing"
+            f"feature {name} has values of dtype {array.dtype} that {dtype}, the dtype of {whose},"
+            " cannot hold: convert the feature to one dtype before packing"
         )
     return converted

@@ -110,7 +110,11 @@ class Mapping:
         index = _chunk_of(slot.offset)
         if index in self._chunks:
             left = _Left(array, _give_back_left)
-            left.place = self._chunks[index], slot.offset - _chunk_start(index), _slot_size(slot.num_bytes)
+            left.place = (
+                self._chunks[index],
+                slot.offset - _chunk_start(index),
+                _slot_size(slot.num_bytes),
+            )
             _left[id(left)] = left
 
     def close(self) -> None:

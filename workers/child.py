@@ -207,7 +207,9 @@ class Connection(Protocol):
             Disconnected: the consumer needs this worker no more.
         """
 
-    def send(self, kind: int, payload: Any, slots: list[Any], num_elements: int = 0, lane: int = 0) -> None:
+    def send(
+        self, kind: int, payload: Any, slots: list[Any], num_elements: int = 0, lane: int = 0
+    ) -> None:
         """Sends a message as soon as the consumer lets it, unless it wants a new start
         meanwhile.
         """
@@ -267,7 +269,10 @@ class BoundedConnection(abc.ABC):
             return True
         if self.frugal is not None and not self.frugal.affords(held_bytes):
             return False
-        return self._num_ahead + num_elements <= self._buffer_size or self._bytes_ahead + num_bytes <= _MAX_BYTES_AHEAD
+        return (
+            self._num_ahead + num_elements <= self._buffer_size
+            or self._bytes_ahead + num_bytes <= _MAX_BYTES_AHEAD
+        )
 
     def _put_on(self, num_elements: int, num_bytes: int, held_bytes: int) -> None:
         self._ahead.append((num_elements, num_bytes, held_bytes))
@@ -328,7 +333,9 @@ class SocketConnection(BoundedConnection):
                 if generation == self._generation:
                     self._take_off()
 
-    def send(self, kind: int, payload: bytes, slots: list[Slot], num_elements: int = 0, lane: int = 0) -> None:
+    def send(
+        self, kind: int, payload: bytes, slots: list[Slot], num_elements: int = 0, lane: int = 0
+    ) -> None:
         """See ``Connection``."""
         num_bytes = LARGE if slots else max(len(payload), num_elements * MIN_BYTES)
         held_bytes = len(payload) + sum([slot.num_bytes for slot in slots])
@@ -405,7 +412,9 @@ class Outbox:
         if isinstance(stop, StopIteration | Passed):
             self._send_report(not self.lanes)
             final = self._encoder.encode_state(None if isinstance(stop, Passed) else stop.value)
-            self._connection.send(END if isinstance(stop, StopIteration) else PASSED, final, [], lane=lane.number)
+            self._connection.send(
+                END if isinstance(stop, StopIteration) else PASSED, final, [], lane=lane.number
+            )
         else:
             self.send_error(stop, lane, is_last=not self.lanes)
 
@@ -487,7 +496,13 @@ class Worker:
         self._is_computing = False  # it still is
         self._is_over = False
 
-    def set_instruments(self, starting: Wrap | None, encoding: Wrap | None, receiving: Wrap | None, storing: Wrap | None) -> None:
+    def set_instruments(
+        self,
+        starting: Wrap | None,
+        encoding: Wrap | None,
+        receiving: Wrap | None,
+        storing: Wrap | None,
+    ) -> None:
         """Lets an observer see when the producer is started, and time how long outputs are encoded,
         messages waited for, and stored where the connection has a store.
         """
@@ -517,8 +532,12 @@ class Worker:
                     continue
                 for states in started:
                     if skip:
-                        self._connection.send(SKIPPED, self._encoder.encode_state(states[first]), [], lane=first)
-                    self._produce([_Lane(*item) for item in states.items()], is_careful=care is not None)
+                        self._connection.send(
+                            SKIPPED, self._encoder.encode_state(states[first]), [], lane=first
+                        )
+                    self._produce(
+                        [_Lane(*item) for item in states.items()], is_careful=care is not None
+                    )
 
     @property
     def num_workers(self) -> int:
@@ -609,7 +628,11 @@ class Worker:
         if elements:
             message = self.outbox.encode(elements, states)
             del elements  # their memory is used again
-            seconds, num_bytes, has_slots = time.perf_counter() - self._began, len(message.payload), bool(message.slots)
+            seconds, num_bytes, has_slots = (
+                time.perf_counter() - self._began,
+                len(message.payload),
+                bool(message.slots),
+            )
             if self._watched is not None:
                 self._watched.end()
             if message.num_elements:
@@ -617,7 +640,9 @@ class Worker:
             stop = message.failure or stop
         is_heavy = bool(num_sent) or has_slots or num_bytes > _MAX_BLOCK_BYTES
         may_grow = 2 * num_bytes <= _MAX_BLOCK_BYTES and not is_careful
-        lane.block_size.adapt(seconds, size, _MAX_BLOCK, num=num_taken, is_heavy=is_heavy, may_grow=may_grow)
+        lane.block_size.adapt(
+            seconds, size, _MAX_BLOCK, num=num_taken, is_heavy=is_heavy, may_grow=may_grow
+        )
         return stop
 
     def _take(self, lane: _Lane, n: int) -> list[Taken]:
@@ -677,15 +702,27 @@ class Worker:
                             self._num_sent += message.num_elements
                             self.outbox.send_outputs(self._lane, message, states)
                     del elements
-                    if len(self.outbox.lanes) > 1 and num_taken == self._num_taken and self._watched.care is None:
+                    if (
+                        len(self.outbox.lanes) > 1
+                        and num_taken == self._num_taken
+                        and self._watched.care is None
+                    ):
                         self._go_on_beside()
 
     def _go_on_beside(self) -> None:
         """Sends the outputs of other lanes before an element that takes long."""
         stuck, connection = self._lane, self._connection
-        while self._is_computing and connection.start is None and time.perf_counter() > self._began + _STUCK_SECONDS:
+        while (
+            self._is_computing
+            and connection.start is None
+            and time.perf_counter() > self._began + _STUCK_SECONDS
+        ):
             place = self.outbox.lanes.index(stuck)
-            missing = [x for i, x in enumerate(self.outbox.lanes) if x is not stuck and x.num_sent < stuck.num_sent + (i < place)]
+            missing = [
+                x
+                for i, x in enumerate(self.outbox.lanes)
+                if x is not stuck and x.num_sent < stuck.num_sent + (i < place)
+            ]
             if not missing:
                 return
             lane = min(missing, key=_num_sent)
@@ -739,7 +776,15 @@ class Failed:
         pass
 
 
-def serve(connection: int, arena_fd: int, luggage: int, lifeline: int, index: int, count: int, preamble: dict[str, Any]) -> None:
+def serve(
+    connection: int,
+    arena_fd: int,
+    luggage: int,
+    lifeline: int,
+    index: int,
+    count: int,
+    preamble: dict[str, Any],
+) -> None:
     """Runs a worker until its connection ends; then the process ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for fd in (connection, arena_fd, luggage, lifeline):
@@ -750,7 +795,9 @@ def serve(connection: int, arena_fd: int, luggage: int, lifeline: int, index: in
         if preamble.get("is_shared"):  # then the task is to let workers come
             _load(luggage, preamble)(connection, preamble)
         else:
-            channel = SocketConnection(connection, arena := Arena(arena_fd), preamble["buffer_size"])
+            channel = SocketConnection(
+                connection, arena := Arena(arena_fd), preamble["buffer_size"]
+            )
             made_worker(channel, arena, luggage, index, count, preamble).run()
     except Disconnected:
         pass
@@ -797,7 +844,9 @@ def made_worker(
 
 def _load(luggage: int, preamble: dict[str, Any]) -> Any:
     """The task, from memory that all workers share; what they write to it stays their own."""
-    memory = memoryview(mmap.mmap(luggage, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE))
+    memory = memoryview(
+        mmap.mmap(luggage, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    )
     return load_task(*[memory[start:stop] for start, stop in preamble["parts"]])
 
 
@@ -823,7 +872,11 @@ def die_with(lifeline: int) -> None:
         f_setsig = 10
         fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(lifeline, f_setsig, signal.SIGKILL)
-        fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC | os.O_NONBLOCK)
+        fcntl.fcntl(
+            lifeline,
+            fcntl.F_SETFL,
+            fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC | os.O_NONBLOCK,
+        )
         with contextlib.suppress(BlockingIOError):  # closed before the signal was ordered?
             os.read(lifeline, 1)
             end_process(1)

@@ -47,7 +47,9 @@ def completed(cls: type, reduced: Any) -> Any:
             args = (*args[:3], _described_members(cls), *args[4:])
         for name, member in cls.__members__.items():  # type: ignore[attr-defined]
             attributes.pop(name, None)
-            members[name] = {key: value for key, value in vars(member).items() if key not in _MADE_WITH_A_MEMBER}
+            members[name] = {
+                key: value for key, value in vars(member).items() if key not in _MADE_WITH_A_MEMBER
+            }
     registration = registration_of(cls)
     state: Any = (attributes, slots)
     if metaclass is not None or has_fields or registration is not None:
@@ -96,10 +98,16 @@ def _add_fields(cls: type, namespace: dict[str, Any]) -> bool:
     """
     if not dataclasses.is_dataclass(cls) or "__slots__" in vars(cls):
         return False
-    if type(cls) in (type, ABCMeta) and not any(["__init_subclass__" in vars(base) for base in cls.__mro__[1:-1]]):
+    if type(cls) in (type, ABCMeta) and not any(
+        ["__init_subclass__" in vars(base) for base in cls.__mro__[1:-1]]
+    ):
         return False
     fields: dict[str, Any] = vars(cls).get("__dataclass_fields__", {})
-    inherited = {id(field) for base in cls.__mro__[1:] for field in vars(base).get("__dataclass_fields__", {}).values()}
+    inherited = {
+        id(field)
+        for base in cls.__mro__[1:]
+        for field in vars(base).get("__dataclass_fields__", {}).values()
+    }
     own = {name: field for name, field in fields.items() if id(field) not in inherited}
     namespace.update(own)
     namespace["__annotations__"] = {name: field.type for name, field in own.items()}
@@ -123,7 +131,10 @@ _MADE_WITH_A_MEMBER = ("_value_", "_name_", "__objclass__", "_sort_order_")
 
 def _described_members(cls: Any) -> dict[str, Any]:
     """Return a namespace that makes an Enum of the same members."""
-    members = {name: (_constructor_args(cls._member_type_, member), member._value_) for name, member in cls.__members__.items()}
+    members = {
+        name: (_constructor_args(cls._member_type_, member), member._value_)
+        for name, member in cls.__members__.items()
+    }
     return {"__new__": _new_member, "__init__": _set_nothing, **members}
 
 

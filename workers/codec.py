@@ -98,7 +98,11 @@ class Encoder:
                 self._dump(element)
                 ends.append(self._file.tell())
         except BaseException as error:
-            add_note(error, f"An element of type {type(element).__name__} could not be sent from a worker process.")
+            add_note(
+                error,
+                f"An element of type {type(element).__name__} could not be sent from a worker"
+                " process.",
+            )
             failure = error
         if len(ends) == 1:
             self._take_back(0, 0, 0)
@@ -166,7 +170,12 @@ class Encoder:
             dtype = dtype.str  # quicker to pickle
         order = () if array.flags.c_contiguous or not array.flags.f_contiguous else (0, None, "F")
         if num_bytes < self._min_shared_bytes:
-            return np.ndarray, (shape, dtype, self._bytes_of(array.tobytes("A" if order else "C")), *order)
+            return np.ndarray, (
+                shape,
+                dtype,
+                self._bytes_of(array.tobytes("A" if order else "C")),
+                *order,
+            )
         granted = self._granted.get(id(array))
         if granted is not None and granted[0] is array and id(array) not in self._sent:
             self._sent.append(id(array))
@@ -196,7 +205,9 @@ class _ByValuePickler(CloudPickler):
         return super().reducer_override(obj) if reduced is NotImplemented else reduced
 
 
-def decode(payload: Any, slots: list[Slot], reader: ArenaReader) -> tuple[list[Any], Any, Exception | None]:
+def decode(
+    payload: Any, slots: list[Slot], reader: ArenaReader
+) -> tuple[list[Any], Any, Exception | None]:
     """The elements of a message, as many as can be unpickled; the states; and what the next element
     raised.
 

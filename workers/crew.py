@@ -60,7 +60,10 @@ class Incident:
         asked once.
         """
         self.suspects.discard(session)
-        is_last, self.is_told = not (self.suspects or self.is_told), self.is_told or not self.suspects
+        is_last, self.is_told = (
+            not (self.suspects or self.is_told),
+            self.is_told or not self.suspects,
+        )
         return is_last
 
 
@@ -122,7 +125,9 @@ class SharedProcess(WorkerProcess):
             while data := self._socket.recv(1 << 16, socket.MSG_DONTWAIT):
                 self._failure += data
         is_failure = self._failure[:1] == bytes([NOT_STARTED])
-        return f"could not start:\n{self._failure[1:].decode(errors='replace')}" if is_failure else ""
+        return (
+            f"could not start:\n{self._failure[1:].decode(errors='replace')}" if is_failure else ""
+        )
 
     def incident(self) -> Incident:
         """The incident of its death, the same object for all."""
@@ -224,8 +229,14 @@ class CrewPool(WorkerPool):
 
     def __init__(self, crew: Crew, luggage: Luggage, count: int) -> None:
         self.crew = crew
-        self.places = {name: luggage.preamble[name] for name in ("path", "argv", "directory", "logs")}
-        self.surroundings: Mapping[str, Any] = {"environment": luggage.environment, "settings": luggage.parts[0], **self.places}
+        self.places = {
+            name: luggage.preamble[name] for name in ("path", "argv", "directory", "logs")
+        }
+        self.surroundings: Mapping[str, Any] = {
+            "environment": luggage.environment,
+            "settings": luggage.parts[0],
+            **self.places,
+        }
         super().__init__(luggage, count)
 
     def _new_worker(self, index: int, template: Template | None) -> Session:
@@ -265,14 +276,18 @@ class Crew:
     def _adopt(self, pool: CrewPool) -> None:
         with self._own_lock():
             pool.crew = self
-            self._processes += [process for process in {*pool.processes} if process not in self._processes]
+            self._processes += [
+                process for process in {*pool.processes} if process not in self._processes
+            ]
 
     def _own_lock(self) -> Lock:
         if self._process_id != os.getpid():  # this is a fork
             self._processes, self._lock, self._process_id = [], Lock(), os.getpid()
         return self._lock
 
-    def open(self, pool: CrewPool, index: int, count: int, luggage: int, template: Template | None) -> Session:
+    def open(
+        self, pool: CrewPool, index: int, count: int, luggage: int, template: Template | None
+    ) -> Session:
         """A worker, in a new process if there may be one more, which is forked from ``template`` if
         there is one.
         """
@@ -292,7 +307,9 @@ class Crew:
                 session.stop(time.monotonic())
 
     def _process_for(self, pool: CrewPool, template: Template | None) -> SharedProcess:
-        self._processes = [process for process in self._processes if not process.is_closed and process.is_alive()]
+        self._processes = [
+            process for process in self._processes if not process.is_closed and process.is_alive()
+        ]
         used = pool.processes
         fit = [x for x in self._processes if x not in used and x.surroundings == pool.surroundings]
         if not fit or len(self._processes) < max(usable_cpus(), self._most_workers):

@@ -81,7 +81,10 @@ class Process(ABC):
         """In words."""
         code = self.exit_code
         if code is None:
-            return "ended in an unknown way: this program ignores SIGCHLD, or something in it waits for all child processes"
+            return (
+                "ended in an unknown way: this program ignores SIGCHLD, or something in it waits"
+                " for all child processes"
+            )
         if code >= 0:
             return f"exited with code {code}"
         try:
@@ -123,7 +126,9 @@ class ChildProcess(Process):
             return True
         try:
             # one call (2)
-            self._ends.extend(filter(_process_id_of, map(os.waitpid, [self._process_id], [os.WNOHANG])))
+            self._ends.extend(
+                filter(_process_id_of, map(os.waitpid, [self._process_id], [os.WNOHANG]))
+            )
         except ChildProcessError:
             # the program ignores SIGCHLD or waits for all its children; or another thread is just
             # here:

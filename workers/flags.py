@@ -12,7 +12,9 @@ from typing import Any
 
 
 def is_absl_flags(obj: Any) -> bool:
-    return obj is getattr(sys.modules.get("absl.flags"), "FLAGS", obj) and "absl.flags" in sys.modules
+    return (
+        obj is getattr(sys.modules.get("absl.flags"), "FLAGS", obj) and "absl.flags" in sys.modules
+    )
 
 
 def flag_values() -> dict[str, Any]:
@@ -23,7 +25,9 @@ def flag_values() -> dict[str, Any]:
     if flags is None or not flags.is_parsed():
         return {}
     return {
-        name: flags[name].value for name in flags if not flags[name].using_default_value and _can_be_pickled(flags[name].value)
+        name: flags[name].value
+        for name in flags
+        if not flags[name].using_default_value and _can_be_pickled(flags[name].value)
     }
 
 

@@ -46,7 +46,12 @@ def host(connection: int, preamble: dict[str, Any]) -> None:
             index, count = JOIN.unpack(data)
             for fd in fds:
                 os.set_inheritable(fd, False)
-            threading.Thread(target=_work, args=(fds, index, count, turns), name=f"gristmill-worker-{index}", daemon=True).start()
+            threading.Thread(
+                target=_work,
+                args=(fds, index, count, turns),
+                name=f"gristmill-worker-{index}",
+                daemon=True,
+            ).start()
 
 
 def _work(fds: list[int], index: int, count: int, turns: Turns) -> None:

@@ -15,12 +15,18 @@ def log_settings() -> dict[str, Any] | None:
     """
     root = logging.getLogger()
     streams = (sys.stderr, sys.stdout)
-    handler = next((handler for handler in root.handlers if getattr(handler, "stream", None) in streams), None)
+    handler = next(
+        (handler for handler in root.handlers if getattr(handler, "stream", None) in streams), None
+    )
     if handler is None:
         return None
     formatter = handler.formatter or logging.Formatter()
     manager: dict[str, Any] = root.manager.loggerDict
-    levels = {str(name): int(log.level) for name, log in [*manager.items()] if isinstance(log, logging.Logger) and log.level}
+    levels = {
+        str(name): int(log.level)
+        for name, log in [*manager.items()]
+        if isinstance(log, logging.Logger) and log.level
+    }
     return {
         "format": str(getattr(formatter, "_fmt", None) or logging.BASIC_FORMAT),
         "dates": None if formatter.datefmt is None else str(formatter.datefmt),
@@ -54,7 +60,9 @@ def log_like(settings: dict[str, Any] | None, index: int, count: int) -> None:
 
 class _WorkerFormatter(logging.Formatter):
     def __init__(self, text: str, dates: str | None, prefix: str) -> None:
-        style: Any = "{" if "{message" in text else "$" if "$message" in text or "${message" in text else "%"
+        style: Any = (
+            "{" if "{message" in text else "$" if "$message" in text or "${message" in text else "%"
+        )
         super().__init__(text, dates, style, validate=False)
         self._prefix = prefix
 

@@ -44,7 +44,9 @@ _received: dict[type, str] = {}
 class CloudPickler(cloudpickle.Pickler):
     """A cloudpickler for the way to a worker and back."""
 
-    dispatch_table: ClassVar[Any] = ChainMap({**cloudpickle.Pickler.dispatch_table, **REDUCERS}, copyreg.dispatch_table)
+    dispatch_table: ClassVar[Any] = ChainMap(
+        {**cloudpickle.Pickler.dispatch_table, **REDUCERS}, copyreg.dispatch_table
+    )
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
@@ -81,7 +83,11 @@ def _import_module_of(obj: type | FunctionType) -> None:
     cloudpickle looks in imported modules only.
     """
     module = getattr(obj, "__module__", None)
-    if isinstance(module, str) and module not in sys.modules and module.partition(".")[0] in sys.modules:
+    if (
+        isinstance(module, str)
+        and module not in sys.modules
+        and module.partition(".")[0] in sys.modules
+    ):
         with contextlib.suppress(Exception):
             importlib.import_module(module)
 

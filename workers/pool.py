@@ -64,7 +64,12 @@ _MIN_BUFFER_BYTES = 1 << 16
 _CHUNK = 1 << 20
 
 # Workers never take accelerator memory unless asked to.
-_ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "ROCR_VISIBLE_DEVICES": ""}
+_ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",
+    "CUDA_VISIBLE_DEVICES": "",
+    "HIP_VISIBLE_DEVICES": "",
+    "ROCR_VISIBLE_DEVICES": "",
+}
 
 # Settings of JAX that change results. As environment variables they reach a worker whether or not
 # it will import JAX.
@@ -93,7 +98,9 @@ class Luggage:
         Exception: what pickling ``task`` raised.
     """
 
-    def __init__(self, task: Any, options: Mapping[str, Any], environment: Mapping[str, str | None]) -> None:
+    def __init__(
+        self, task: Any, options: Mapping[str, Any], environment: Mapping[str, str | None]
+    ) -> None:
         buffers: list[memoryview] = []
 
         def keep_inline(buffer: pickle.PickleBuffer) -> bool:
@@ -103,9 +110,16 @@ class Luggage:
             buffers.append(raw)
             return False
 
-        setup: list[Call] = [*setup_calls(), *[(config.update, item) for item in config.explicit_values().items()]]
+        setup: list[Call] = [
+            *setup_calls(),
+            *[(config.update, item) for item in config.explicit_values().items()],
+        ]
         setup.append((expect, (pickled_registrations(),)))
-        self.parts: list[bytes | memoryview] = [dumps((setup, flag_values(), own_flags())), dumps(task, keep_inline), *buffers]
+        self.parts: list[bytes | memoryview] = [
+            dumps((setup, flag_values(), own_flags())),
+            dumps(task, keep_inline),
+            *buffers,
+        ]
         ends = [0x1000]
         for part in self.parts:
             ends.append(-(-(ends[-1] + len(part)) // 64) * 64)
@@ -115,7 +129,10 @@ class Luggage:
             "argv": [str(arg) for arg in getattr(sys, "argv", [])],
             "directory": _working_directory(),
             "logs": log_settings(),
-            "parts": [(start, start + len(part)) for start, part in zip(self._starts, self.parts, strict=True)],
+            "parts": [
+                (start, start + len(part))
+                for start, part in zip(self._starts, self.parts, strict=True)
+            ],
             **options,
         }
         variables = {**os.environ, **accelerator_free(), **environment}
@@ -156,7 +173,10 @@ def accelerator_free() -> dict[str, str]:
     """
     config = getattr(sys.modules.get("jax"), "config", None)
     values = {name.upper(): getattr(config, name, None) for name in _JAX_SETTINGS}
-    return {**_ENVIRONMENT, **{name: str(value) for name, value in values.items() if value is not None}}
+    return {
+        **_ENVIRONMENT,
+        **{name: str(value) for name, value in values.items() if value is not None},
+    }
 
 
 def _working_directory() -> str:
@@ -246,7 +266,9 @@ class WorkerPool:
             while len(self.workers) > count:
                 retire(self.workers.pop())
             while len(self.workers) < count and not self._is_closed:
-                worker = with_descriptors(partial(self._new_worker, len(self.workers), self._template()))
+                worker = with_descriptors(
+                    partial(self._new_worker, len(self.workers), self._template())
+                )
                 self.workers.append(worker)
                 if self.on_start is not None:
                     self.on_start(worker)
@@ -361,10 +383,17 @@ def hire(luggage: Luggage, count: int, owner: object | None) -> WorkerPool:
             run.
     """
     check_system()
-    return hire_pool(partial(WorkerPool, luggage, count), lambda pool: pool.runs(luggage, count), WorkerPool, owner)
+    return hire_pool(
+        partial(WorkerPool, luggage, count),
+        lambda pool: pool.runs(luggage, count),
+        WorkerPool,
+        owner,
+    )
 
 
-def hire_pool(make: Callable[[], P], is_fit: Callable[[P], bool], kind: type[P], owner: object | None) -> P:
+def hire_pool(
+    make: Callable[[], P], is_fit: Callable[[P], bool], kind: type[P], owner: object | None
+) -> P:
     """A pool that runs a task: a parked one if there is one that does, otherwise a new one, which
     is parked, too.
 
@@ -382,7 +411,9 @@ def hire_pool(make: Callable[[], P], is_fit: Callable[[P], bool], kind: type[P],
     return uninterrupted(partial(_hire, make, is_fit, kind, owner))
 
 
-def _hire(make: Callable[[], P], is_fit: Callable[[P], bool], kind: type[P], owner: object | None) -> P:
+def _hire(
+    make: Callable[[], P], is_fit: Callable[[P], bool], kind: type[P], owner: object | None
+) -> P:
     for pool in [*_parked]:
         # It is taken before it is looked at: so it is not closed meanwhile.
         if isinstance(pool, kind) and owner is not None and pool.owner() is owner and unpark(pool):
@@ -453,7 +484,9 @@ def leave_template(template: Template, user: object) -> None:
 def _park_unused(template: Template) -> None:
     """Keeps a template for a moment if no pool uses it, or ends it if there is a newer one."""
     if not template.is_used and not template.is_closed:
-        template.parked_until = time.monotonic() + template.parked_seconds if template is _newest else 0.0
+        template.parked_until = (
+            time.monotonic() + template.parked_seconds if template is _newest else 0.0
+        )
         _park(template)
 
 
@@ -513,7 +546,9 @@ def _end_parked_pools() -> None:
             _wake.get(timeout=max(0.0, min(deadlines) - time.monotonic()) if deadlines else None)
         for pool in _surplus():
             pool.parked_until = 0.0
-        expired = [pool for pool in [*_parked] if pool.parked_until <= time.monotonic() and _take(pool)]
+        expired = [
+            pool for pool in [*_parked] if pool.parked_until <= time.monotonic() and _take(pool)
+        ]
         if expired:
             _end(expired)
         with _lock:

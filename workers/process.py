@@ -114,7 +114,10 @@ class _Bytes:
                 view = view[self._socket.send(view, socket.MSG_DONTWAIT | _NO_SIGPIPE) :]
             except BlockingIOError:
                 # It may be waiting for its own messages to be received.
-                if _poll(self._socket, select.POLLIN | select.POLLOUT, _LOOK_SECONDS) & select.POLLIN:
+                if (
+                    _poll(self._socket, select.POLLIN | select.POLLOUT, _LOOK_SECONDS)
+                    & select.POLLIN
+                ):
                     data = self._read()
                     if not data:
                         return
@@ -137,7 +140,12 @@ class WorkerProcess(_Bytes):
     """
 
     def __init__(
-        self, index: int, count: int, luggage: int, environment: Mapping[str, str], template: Template | None = None
+        self,
+        index: int,
+        count: int,
+        luggage: int,
+        environment: Mapping[str, str],
+        template: Template | None = None,
     ) -> None:
         self._be_new(index)
         with contextlib.ExitStack() as failing, contextlib.ExitStack() as starting:
@@ -151,7 +159,9 @@ class WorkerProcess(_Bytes):
             self._socket, theirs = socket.socketpair()
             starting.callback(theirs.close)
             failing.callback(self._socket.close)
-            fds = [above_standard(fd, starting) for fd in (theirs.fileno(), arena, luggage, lifeline)]
+            fds = [
+                above_standard(fd, starting) for fd in (theirs.fileno(), arena, luggage, lifeline)
+            ]
             forked = None if template is None else template.fork(fds, index, count)
             self._process: Process = forked or start_boot(fds, [index, count], environment)
             failing.pop_all()
@@ -189,7 +199,9 @@ class WorkerProcess(_Bytes):
     def is_alive(self) -> bool:
         return self.usable and not self._process.is_gone()
 
-    def start(self, states: Mapping[int, Any], *, skip: bool = False, care: Care | None = None) -> None:
+    def start(
+        self, states: Mapping[int, Any], *, skip: bool = False, care: Care | None = None
+    ) -> None:
         """Makes the worker produce from ``states`` on; what it has sent before will not be received
         any more.
 
@@ -271,7 +283,9 @@ class WorkerProcess(_Bytes):
         while message.generation != self.generation or message.kind in (STARTED, REPORT):
             if message.kind == REPORT:
                 data = message.payload
-                self.last_report = bytes(self._reader.look(message.slots[-1]) if data is None else data)
+                self.last_report = bytes(
+                    self._reader.look(message.slots[-1]) if data is None else data
+                )
             self._to_return += message.slots
             if message.generation == self.generation:
                 self._has_answered, self._is_started, self._answer_by = True, True, None
@@ -283,7 +297,11 @@ class WorkerProcess(_Bytes):
             *slots, place = slots
             data = self._reader.look(place)
             self._to_return.append(place)
-        content = decode(data, slots, self._reader) if message.kind == OUTPUTS else decode_other(message.kind, bytes(data))
+        content = (
+            decode(data, slots, self._reader)
+            if message.kind == OUTPUTS
+            else decode_other(message.kind, bytes(data))
+        )
         self._return_slots()
         self.usable = True
         return message.kind, message.lane, content
@@ -307,7 +325,9 @@ class WorkerProcess(_Bytes):
         self.hang_up()
         # it has ended, or another thread has stopped it
         with contextlib.suppress(OSError, ValueError):
-            while self._is_readable(deadline - time.monotonic()) and self._socket.recv(1 << 16, socket.MSG_DONTWAIT):
+            while self._is_readable(deadline - time.monotonic()) and self._socket.recv(
+                1 << 16, socket.MSG_DONTWAIT
+            ):
                 pass
         if not self._process.wait_until_gone(deadline - time.monotonic()):
             self._kill()
@@ -354,7 +374,11 @@ class WorkerProcess(_Bytes):
             while not self._is_readable(_LOOK_SECONDS):
                 if self._process.has_ended():
                     raise self._death()
-                if self._patience is not None and self._is_started and time.monotonic() > began + self._patience:
+                if (
+                    self._patience is not None
+                    and self._is_started
+                    and time.monotonic() > began + self._patience
+                ):
                     raise WorkerSilent
                 if self._answer_by is not None and time.monotonic() > self._answer_by:
                     raise WorkerBusy
@@ -388,7 +412,11 @@ def _poll(connection: socket.socket, events: int, seconds: float) -> int:
 
 def missing_calls() -> list[str]:
     """The calls that worker processes need and this system (Windows) lacks."""
-    return [f"{module.__name__}.{name}" for module, name in ((os, "pread"), (select, "poll")) if not hasattr(module, name)]
+    return [
+        f"{module.__name__}.{name}"
+        for module, name in ((os, "pread"), (select, "poll"))
+        if not hasattr(module, name)
+    ]
 
 
 def check_system() -> None:
@@ -400,7 +428,7 @@ def check_system() -> None:
     missing = missing_calls()
     if missing:
         raise RuntimeError(
-            f"there are no worker processes on this platform ({sys.platform}): it lacks {' and '.join(missing)}, which Linux and "
-            "macOS have. Use threads: worker_count=0 for a DataLoader; for a chain, multithread_prefetch(...) in place of "
-            "mp_prefetch(...)"
+            f"there are no worker processes on this platform ({sys.platform}): it lacks"
+            f" {' and '.join(missing)}, which Linux and macOS have. Use threads: worker_count=0 for"
+            " a DataLoader; for a chain, multithread_prefetch(...) in place of mp_prefetch(...)"
         )

@@ -139,11 +139,15 @@ class Channel:
         elif generation == self._generation:
             self._num_wanted, self._bytes_taken = content
 
-    def send(self, kind: int, payload: bytes, slots: list[Any], num_elements: int = 0, lane: int = 0) -> None:
+    def send(
+        self, kind: int, payload: bytes, slots: list[Any], num_elements: int = 0, lane: int = 0
+    ) -> None:
         """Sends a message as soon as the consumer lets it, unless it wants a new start
         meanwhile.
         """
-        num_bytes = max(num_elements * _MIN_BYTES, len(payload) + sum([piece.array.nbytes for piece in slots]))
+        num_bytes = max(
+            num_elements * _MIN_BYTES, len(payload) + sum([piece.array.nbytes for piece in slots])
+        )
         while self.start is None and num_elements and not self._may_send(num_bytes):
             self.receive(wait=True)
         if self.start is not None:
@@ -163,7 +167,10 @@ class Channel:
             self._for_worker.wait()
 
     def _may_send(self, num_bytes: int) -> bool:
-        return self._num_sent < self._num_wanted or self._bytes_sent - self._bytes_taken + num_bytes <= self._budget
+        return (
+            self._num_sent < self._num_wanted
+            or self._bytes_sent - self._bytes_taken + num_bytes <= self._budget
+        )
 
     def messages(self) -> Iterator[Any]:
         """The messages to the consumer; a caller that takes the next one has stored the previous
@@ -197,11 +204,18 @@ class Actor:
 
     def place(self) -> tuple[str, int]:
         """Its node, the address and the beginning of what Ray calls it, and its process."""
-        return f"{ray.util.get_node_ip_address()} ({ray.get_runtime_context().get_node_id()[:6]})", os.getpid()
+        return (
+            f"{ray.util.get_node_ip_address()} ({ray.get_runtime_context().get_node_id()[:6]})",
+            os.getpid(),
+        )
 
     def stacks(self) -> str:
         """The stacks of its workers."""
-        names = {thread.ident: thread.name for thread in threading.enumerate() if thread.name.startswith("gristmill")}
+        names = {
+            thread.ident: thread.name
+            for thread in threading.enumerate()
+            if thread.name.startswith("gristmill")
+        }
         texts = [
             f"Thread {names[ident]}:\n{''.join(traceback.format_stack(frame))}"
             for ident, frame in sys._current_frames().items()
@@ -227,7 +241,9 @@ class Actor:
         if channel is None:
             return
         args = channel, index, count, luggage[0]
-        threading.Thread(target=self._work, args=args, name=f"gristmill-worker-{index}", daemon=True).start()
+        threading.Thread(
+            target=self._work, args=args, name=f"gristmill-worker-{index}", daemon=True
+        ).start()
         try:
             yield from channel.messages()
         finally:
@@ -290,5 +306,7 @@ def actor_class() -> Callable[..., Any]:
     """
     for name, options in _METHODS.items():
         setattr(Actor, name, ray.method(**options)(vars(Actor)[name]))
-    made: Callable[..., Any] = ray.remote(concurrency_groups={"messages": MAX_SESSIONS, "commands": 1})(Actor)
+    made: Callable[..., Any] = ray.remote(
+        concurrency_groups={"messages": MAX_SESSIONS, "commands": 1}
+    )(Actor)
     return made

@@ -36,9 +36,15 @@ def connected() -> Any:
         else:
             _start(ray)
     if os.getpid() != _user_of_ray():
-        raise RuntimeError("Ray cannot be used in a process that was forked from one that uses it: start it by spawn instead")
+        raise RuntimeError(
+            "Ray cannot be used in a process that was forked from one that uses it: start it by"
+            " spawn instead"
+        )
     if ray.util.client.ray.is_connected():
-        raise RuntimeError("RayOptions needs a program that runs on a node of the cluster: Ray Client (ray://…) has no streams")
+        raise RuntimeError(
+            "RayOptions needs a program that runs on a node of the cluster: Ray Client (ray://…)"
+            " has no streams"
+        )
     return ray
 
 
@@ -51,7 +57,11 @@ def _user_of_ray() -> int:
 def cluster_cpus() -> int:
     """The number of CPUs of the cluster to which this program is connected; 0 without one."""
     ray = sys.modules.get("ray")
-    return int(ray.cluster_resources().get("CPU", 0)) if ray is not None and ray.is_initialized() else 0
+    return (
+        int(ray.cluster_resources().get("CPU", 0))
+        if ray is not None and ray.is_initialized()
+        else 0
+    )
 
 
 def _start(ray: Any) -> None:
@@ -70,13 +80,15 @@ def _start(ray: Any) -> None:
     if address != _LOOPBACK:
         ray.shutdown()
         raise RuntimeError(
-            f"a local Ray cluster would listen at {address}, where other machines can reach it, and was ended. Start Python with "
-            f"{_MAY_BE_REACHED}=0 in its environment, or connect to a cluster of yours with ray.init(address=...) before"
+            f"a local Ray cluster would listen at {address}, where other machines can reach it, and"
+            f" was ended. Start Python with {_MAY_BE_REACHED}=0 in its environment, or connect to a"
+            " cluster of yours with ray.init(address=...) before"
         )
     cpus = ray.cluster_resources().get("CPU", 0)
     _log.warning(
-        "Ray: this program is connected to no cluster, so a local one has been started, at %s, with %g CPUs. It ends with the "
-        "program. To use a cluster, call ray.init(address=...) before, or set RAY_ADDRESS",
+        "Ray: this program is connected to no cluster, so a local one has been started, at %s, with"
+        " %g CPUs. It ends with the program. To use a cluster, call ray.init(address=...) before,"
+        " or set RAY_ADDRESS",
         address,
         cpus,
     )

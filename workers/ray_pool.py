@@ -67,10 +67,13 @@ class _Seat:
             try:
                 self.place = ray.get(self.answer)
             except ray.exceptions.RayError as error:
-                if isinstance(error, ray.exceptions.RuntimeEnvSetupError) or "creation task" in str(error):
+                if isinstance(error, ray.exceptions.RuntimeEnvSetupError) or "creation task" in str(
+                    error
+                ):
                     raise RuntimeError(
-                        f"Ray actor {self.index} could not be started. gristmill and what the pipeline needs must be installed "
-                        f"on every node, or named in runtime_env. Ray says: {error}"
+                        f"Ray actor {self.index} could not be started. gristmill and what the"
+                        " pipeline needs must be installed on every node, or named in runtime_env."
+                        f" Ray says: {error}"
                     ) from error
                 self.ask()
         return self.place is not None
@@ -94,9 +97,14 @@ class RayPool:
         self._workers: dict[int, RayWorker] = {}
         self._options = options
         names = ("path", "min_shared_bytes", "logs")
-        settings = {**{name: luggage.preamble[name] for name in names}, "writable": options.writable}
+        settings = {
+            **{name: luggage.preamble[name] for name in names},
+            "writable": options.writable,
+        }
         self._environment = accelerator_free()
-        stores = [node["Resources"].get("object_store_memory", 0) for node in ray.nodes() if node["Alive"]]
+        stores = [
+            node["Resources"].get("object_store_memory", 0) for node in ray.nodes() if node["Alive"]
+        ]
         # or it would spill
         self.max_bytes_ahead = min(options.max_bytes_ahead, int(min(stores) * _STORE_SHARE))
         self._is_closed = False
@@ -131,14 +139,24 @@ class RayPool:
         options = self._options
         env = dict(options.runtime_env or {})
         name = f"{options.pool}-{index}"
-        named = {} if options.pool is None else {"name": name, "namespace": _NAMESPACE, "get_if_exists": True}
+        named = (
+            {}
+            if options.pool is None
+            else {"name": name, "namespace": _NAMESPACE, "get_if_exists": True}
+        )
         actor = self._class.options(
             num_cpus=options.num_cpus,
             resources=dict(options.resources or {}),
             runtime_env=env or None,
             scheduling_strategy="SPREAD",
             **named,
-        ).remote({name: value for name, value in self._environment.items() if name not in env.get("env_vars", {})})
+        ).remote(
+            {
+                name: value
+                for name, value in self._environment.items()
+                if name not in env.get("env_vars", {})
+            }
+        )
         if options.pool is not None:
             _named[name] = actor
         return actor
@@ -155,7 +173,9 @@ class RayPool:
             RuntimeError: none can be started, or Ray was shut down.
         """
         if self.is_closed:
-            raise RuntimeError("Ray was shut down, or the iterator closed, while it had or waited for actors")
+            raise RuntimeError(
+                "Ray was shut down, or the iterator closed, while it had or waited for actors"
+            )
         return [seat.index for seat in self._seats if seat.is_taken()]
 
     def wait(self) -> list[int]:
@@ -179,9 +199,10 @@ class RayPool:
         needed = {"CPU": options.num_cpus, **(options.resources or {})}
         total, free = ({name: found.get(name, 0) for name in needed} for found in _resources())
         return (
-            f"Ray has started none of {len(self._seats)} actors for {seconds:.0f} s. Each needs {needed}; the cluster has "
-            f"{total}, of which {free} are free. Other iterators of this program have actors of their own, too: share them by "
-            "RayOptions(pool=...), close iterators that are not needed, or ask for less by num_cpus"
+            f"Ray has started none of {len(self._seats)} actors for {seconds:.0f} s. Each needs"
+            f" {needed}; the cluster has {total}, of which {free} are free. Other iterators of this"
+            " program have actors of their own, too: share them by RayOptions(pool=...), close"
+            " iterators that are not needed, or ask for less by num_cpus"
         )
 
     def worker(self, index: int) -> RayWorker:

@@ -56,7 +56,15 @@ class RayWorker:
         writable: whether arrays can be written to.
     """
 
-    def __init__(self, actor: Any, index: int, count: int, place: tuple[str, int], luggage: Any, writable: bool) -> None:
+    def __init__(
+        self,
+        actor: Any,
+        index: int,
+        count: int,
+        place: tuple[str, int],
+        luggage: Any,
+        writable: bool,
+    ) -> None:
         self.index = index
         self.usable = True
         self.generation = 0
@@ -125,7 +133,11 @@ class RayWorker:
                 if kind not in (STARTED, REPORT):
                     break
             self.usable = True
-        content = decode(payload, arrays, self._reader) if kind == OUTPUTS else decode_other(kind, bytes(payload))
+        content = (
+            decode(payload, arrays, self._reader)
+            if kind == OUTPUTS
+            else decode_other(kind, bytes(payload))
+        )
         if (self._bytes_taken - self._bytes_told) * _UNTOLD_SHARE >= self.budget:
             self._tell_taken()
         self.usable = True

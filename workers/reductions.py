@@ -29,7 +29,10 @@ _reduce_code: Callable[[CodeType], tuple[Any, Any]] = cloudpickle.Pickler.dispat
 
 def is_importable(obj: Any) -> bool:
     """Return True if a worker finds ``obj`` by its name."""
-    module, name = getattr(obj, "__module__", None), getattr(obj, "__qualname__", getattr(obj, "__name__", None))
+    module, name = (
+        getattr(obj, "__module__", None),
+        getattr(obj, "__qualname__", getattr(obj, "__name__", None)),
+    )
     if module == "__main__" or not isinstance(module, str) or not isinstance(name, str):
         return False
     by_value = cloudpickle.list_registry_pickle_by_value()
@@ -57,7 +60,9 @@ def _cached(wrapper: Any) -> Reduced:
     held, function = gc.get_referents(wrapper), wrapper.__wrapped__
     if not any([x is function for x in held]):  # functools.wraps has replaced the attribute
         function = _function_among([x for x in held if not isinstance(x, type)], wrapper)
-    attributes = {name: value for name, value in vars(wrapper).items() if name != "cache_parameters"}
+    attributes = {
+        name: value for name, value in vars(wrapper).items() if name != "cache_parameters"
+    }
     return _make_cached, (function, wrapper.cache_parameters()), attributes
 
 
@@ -79,20 +84,34 @@ def _function_among(held: list[Any], owner: Any) -> Any:
 
 def is_single_dispatch(function: FunctionType) -> bool:
     """Return True for functions that ``functools.singledispatch`` has made."""
-    return function.__globals__ is vars(functools) and hasattr(function, "registry") and hasattr(function, "dispatch")
+    return (
+        function.__globals__ is vars(functools)
+        and hasattr(function, "registry")
+        and hasattr(function, "dispatch")
+    )
 
 
 def reduce_single_dispatch(function: Any) -> Reduced:
     """Reduces a generic function to its implementations, without the cache."""
     registry = {**function.registry}
     own = vars(functools.singledispatch(registry[object]))
-    attributes = {name: value for name, value in vars(function).items() if name == "__wrapped__" or name not in own}
-    names = {name: getattr(function, name) for name in functools.WRAPPER_ASSIGNMENTS if hasattr(function, name)}
+    attributes = {
+        name: value
+        for name, value in vars(function).items()
+        if name == "__wrapped__" or name not in own
+    }
+    names = {
+        name: getattr(function, name)
+        for name in functools.WRAPPER_ASSIGNMENTS
+        if hasattr(function, name)
+    }
     state = registry, attributes, names
     return functools.singledispatch, (registry[object],), state, None, None, _set_single_dispatch
 
 
-def _set_single_dispatch(function: Any, state: tuple[dict[type, Any], dict[str, Any], dict[str, Any]]) -> None:
+def _set_single_dispatch(
+    function: Any, state: tuple[dict[type, Any], dict[str, Any], dict[str, Any]]
+) -> None:
     registry, attributes, names = state
     for cls, implementation in registry.items():
         function.register(cls, implementation)

@@ -130,7 +130,10 @@ class _Encoder:
 
     def nodes(self, skip_frames: int) -> list[_Node]:
         # The list grows while it is read.
-        return [self._node(error, 0 if number else skip_frames) for number, error in enumerate(self._errors)]
+        return [
+            self._node(error, 0 if number else skip_frames)
+            for number, error in enumerate(self._errors)
+        ]
 
     def _node(self, error: BaseException, skip_frames: int) -> _Node:
         values = {name: _read(field, error) for name, field in _fields(type(error)).items()}
@@ -140,7 +143,11 @@ class _Encoder:
             self._maker(error),
             [self._part(value) for value in _BASE["args"].__get__(error)],
             {name: self._part(value) for name, value in values.items() if value is not _UNSET},
-            {name: self._part(value) for name, value in _BASE["__dict__"].__get__(error).items() if type(name) is str},
+            {
+                name: self._part(value)
+                for name, value in _BASE["__dict__"].__get__(error).items()
+                if type(name) is str
+            },
             frames,
         )
 
@@ -173,13 +180,19 @@ class _Encoder:
 class _Pickler(CloudPickler):
     """Writes numbers for exceptions, but for ``whole``."""
 
-    def __init__(self, file: io.BytesIO, number: Callable[[BaseException], int], whole: BaseException | None) -> None:
+    def __init__(
+        self, file: io.BytesIO, number: Callable[[BaseException], int], whole: BaseException | None
+    ) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
         self._number = number
         self._whole = whole
 
     def persistent_id(self, value: Any) -> int | None:
-        return self._number(value) if issubclass(type(value), BaseException) and value is not self._whole else None
+        return (
+            self._number(value)
+            if issubclass(type(value), BaseException) and value is not self._whole
+            else None
+        )
 
 
 class _BoundedFile(io.BytesIO):
@@ -204,7 +217,9 @@ class _Decoder:
             error = self.error(number)
             if number in self._rebuilt:
                 _BASE["args"].__set__(error, tuple(map(self._value, node.args)))
-            _BASE["__dict__"].__get__(error).update({name: self._value(part) for name, part in node.attributes.items()})
+            _BASE["__dict__"].__get__(error).update(
+                {name: self._value(part) for name, part in node.attributes.items()}
+            )
             for name, field in _fields(type(error)).items():
                 if name in node.fields:
                     _write(field, error, self._value(node.fields[name]))
@@ -300,12 +315,18 @@ def _blocks(error: BaseException, frames: list[_Frame], depth: int) -> list[_Blo
     message = _safely("<its __str__ raises>", str, error)
     head = f"{_name(type(error))}: {message}\n\nThe worker's traceback (most recent call last):\n"
     members = [member for group in _group_args(error)[1:] for member in group]
-    return [(depth, head, frames), *[block for x in members for block in _blocks(x, _frames(x, 0), depth + 1)]]
+    return [
+        (depth, head, frames),
+        *[block for x in members for block in _blocks(x, _frames(x, 0), depth + 1)],
+    ]
 
 
 def _text(blocks: list[_Block]) -> str:
     """Returns the text of blocks, in the consumer: a worker has no lines of a notebook's cells."""
-    texts = [(depth, head + "".join(traceback.format_tb(_traceback(frames)))) for depth, head, frames in blocks]
+    texts = [
+        (depth, head + "".join(traceback.format_tb(_traceback(frames))))
+        for depth, head, frames in blocks
+    ]
     return "\n".join([textwrap.indent(text, "    " * depth) for depth, text in texts])
 
 
@@ -321,15 +342,33 @@ def _frames(error: BaseException, skip_frames: int) -> list[_Frame]:
         return list(map(_frame, links))
     gap = f"... {left_out} frames left out ..."
     half = _MAX_FRAMES // 2
-    return [*map(_frame, links[:half]), ("<...>", gap, gap, 1, (1, 1, -1, -1)), *map(_frame, links[-half:])]
+    return [
+        *map(_frame, links[:half]),
+        ("<...>", gap, gap, 1, (1, 1, -1, -1)),
+        *map(_frame, links[-half:]),
+    ]
 
 
 def _frame(link: TracebackType) -> _Frame:
     code, line = link.tb_frame.f_code, link.tb_lineno or 1
-    start, end, column, end_column = next(islice(code.co_positions(), max(link.tb_lasti // 2, 0), None), (None,) * 4)
-    if start != line or end is None or column is None or end_column is None or (start, column) > (end, end_column):
+    start, end, column, end_column = next(
+        islice(code.co_positions(), max(link.tb_lasti // 2, 0), None), (None,) * 4
+    )
+    if (
+        start != line
+        or end is None
+        or column is None
+        or end_column is None
+        or (start, column) > (end, end_column)
+    ):
         end, column, end_column = line, -1, -1
-    return code.co_filename, code.co_name, code.co_qualname, code.co_firstlineno, (line, end, column, end_column)
+    return (
+        code.co_filename,
+        code.co_name,
+        code.co_qualname,
+        code.co_firstlineno,
+        (line, end, column, end_column),
+    )
 
 
 def _traceback(frames: list[_Frame]) -> TracebackType | None:
@@ -338,7 +377,12 @@ def _traceback(frames: list[_Frame]) -> TracebackType | None:
         tree = ast.parse("lambda: (yield)", mode="eval")
         for node in ast.walk(tree):
             if isinstance(node, ast.expr):
-                node.lineno, node.end_lineno, node.col_offset, node.end_col_offset = line, end, column, end_column
+                node.lineno, node.end_lineno, node.col_offset, node.end_col_offset = (
+                    line,
+                    end,
+                    column,
+                    end_column,
+                )
         # IPython, and Python from 3.13 on, find the source of a program without a file by the first
         # line of the code.
         tree.body.lineno = tree.body.end_lineno = first_line

@@ -126,12 +126,18 @@ class SharedMemoryArray(np.ndarray[Any, np.dtype[Any]]):
         try:
             sizes = tuple(shape)
         except TypeError:
-            raise TypeError(f"shape must be a sequence of integers, as in (5,), got {shape!r}") from None
-        sizes = tuple([as_int(f"shape[{axis}]", size, minimum=0) for axis, size in enumerate(sizes)])
+            raise TypeError(
+                f"shape must be a sequence of integers, as in (5,), got {shape!r}"
+            ) from None
+        sizes = tuple(
+            [as_int(f"shape[{axis}]", size, minimum=0) for axis, size in enumerate(sizes)]
+        )
         dtype = _without_objects(dtype)
         # Costs nothing and lets NumPy decide on shape, dtype and size before there is a block.
         array = np.broadcast_to(np.empty((), dtype.base), sizes + dtype.shape)
-        return cls.from_shared_memory(SharedBlock(size=max(1, array.nbytes)), array.shape, array.dtype)
+        return cls.from_shared_memory(
+            SharedBlock(size=max(1, array.nbytes)), array.shape, array.dtype
+        )
 
     @classmethod
     def from_shared_memory(cls, shm: SharedMemory, shape: Any, dtype: npt.DTypeLike) -> Self:
@@ -156,7 +162,9 @@ class SharedMemoryArray(np.ndarray[Any, np.dtype[Any]]):
         """
         dtype = _without_objects(dtype)
         if shm.buf is None:
-            raise ValueError(f"shm must be open, got {shm!r}, which is closed; attach to it again by its name")
+            raise ValueError(
+                f"shm must be open, got {shm!r}, which is closed; attach to it again by its name"
+            )
         # A SharedMemory that is closed pulls its memory away from under the array, so the array has
         # its own map of it (1).
         memory = shm.buf if isinstance(shm, SharedBlock) else _map(shm)
@@ -208,11 +216,14 @@ class SharedMemoryArray(np.ndarray[Any, np.dtype[Any]]):
                 which.
         """
         if self._block is None:
-            raise AssertionError("this array is a copy with memory of its own: it has no shared memory to describe")
+            raise AssertionError(
+                "this array is a copy with memory of its own: it has no shared memory to describe"
+            )
         if not self._is_whole():
             raise ValueError(
-                f"this array of shape {self.shape} and strides {self.strides} is a view of a part of its shared memory, or in "
-                "another order, which metadata cannot describe; send the metadata of the whole array, or a pickle of this one"
+                f"this array of shape {self.shape} and strides {self.strides} is a view of a part"
+                " of its shared memory, or in another order, which metadata cannot describe; send"
+                " the metadata of the whole array, or a pickle of this one"
             )
         self._block.give_away()
         return SharedMemoryArrayMetadata(self._block.shm.name, self.shape, self.dtype)
@@ -287,7 +298,8 @@ class _Pool:
         # its `put` may be interrupted by a `put` of the same thread
         self._blocks: SimpleQueue[_Block | None] = SimpleQueue()
         self._threads = [
-            threading.Thread(target=self._run, name=f"gristmill-async-del-{number}", daemon=True) for number in range(num_threads)
+            threading.Thread(target=self._run, name=f"gristmill-async-del-{number}", daemon=True)
+            for number in range(num_threads)
         ]
         for thread in self._threads:
             thread.start()
@@ -364,5 +376,8 @@ def _address(array: SharedMemoryArray) -> int:
 def _without_objects(dtype: npt.DTypeLike) -> np.dtype[Any]:
     dtype = np.dtype(dtype)
     if dtype.hasobject:
-        raise TypeError(f"dtype must not have Python objects, which mean nothing in another process, got {dtype!r}")
+        raise TypeError(
+            "dtype must not have Python objects, which mean nothing in another process, got"
+            f" {dtype!r}"
+        )
     return dtype

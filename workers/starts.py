@@ -26,10 +26,15 @@ def interpreter() -> list[str]:
             "name one with multiprocessing.set_executable(...), or use 0 workers"
         )
     # The function is not in the type checkers' stubs.
-    return [os.fsdecode(python), *getattr(subprocess, "_args_from_interpreter_flags")()]  # noqa: B009
+    return [
+        os.fsdecode(python),
+        *getattr(subprocess, "_args_from_interpreter_flags")(),  # noqa: B009
+    ]
 
 
-def start_boot(fds: Sequence[int], arguments: Sequence[int], environment: Mapping[str, str]) -> ChildProcess:
+def start_boot(
+    fds: Sequence[int], arguments: Sequence[int], environment: Mapping[str, str]
+) -> ChildProcess:
     """Starts the process.
 
     Args:

@@ -55,7 +55,19 @@ _BIRTH_SECONDS = 1.0  # from the request for a worker; then one is started direc
 _FIRST_BIRTH_SECONDS = 5.0  # the same, while the template starts
 _STREAMS = (1, 2)
 # What a process inherits from the thread that starts it: masks, limits, rights.
-_INHERITED = ("Umask", "Uid", "Gid", "Groups", "SigBlk", "SigIgn", "Cap", "NoNewPrivs", "Seccomp", "Cpus_a", "Mems_a")
+_INHERITED = (
+    "Umask",
+    "Uid",
+    "Gid",
+    "Groups",
+    "SigBlk",
+    "SigIgn",
+    "Cap",
+    "NoNewPrivs",
+    "Seccomp",
+    "Cpus_a",
+    "Mems_a",
+)
 
 
 def surroundings(environment: Mapping[str, str]) -> tuple[Any, ...] | None:
@@ -66,7 +78,9 @@ def surroundings(environment: Mapping[str, str]) -> tuple[Any, ...] | None:
         return None
     try:
         status = Path("/proc/thread-self/status").read_text().splitlines()
-        files = [Path("/proc/self", name).read_bytes() for name in ("limits", "cgroup", "oom_score_adj")]
+        files = [
+            Path("/proc/self", name).read_bytes() for name in ("limits", "cgroup", "oom_score_adj")
+        ]
     except OSError:
         return None
     return (
@@ -189,8 +203,15 @@ class Template:
                 directory = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
                 sending.callback(os.close, directory)
                 streams = [fd for fd in _STREAMS if _is_terminal(fd) is not None]
-                request = FORK.pack(FORK_REQUEST, slot, index, count, *[fd in streams for fd in _STREAMS])
-                socket.send_fds(self._control, [request], [*fds, directory, *streams], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                request = FORK.pack(
+                    FORK_REQUEST, slot, index, count, *[fd in streams for fd in _STREAMS]
+                )
+                socket.send_fds(
+                    self._control,
+                    [request],
+                    [*fds, directory, *streams],
+                    socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL,
+                )
             except OSError as error:
                 if is_scarcity(error):
                     raise  # starting a worker directly takes more of them
@@ -200,7 +221,10 @@ class Template:
     def kill(self, slot: int) -> None:
         """Has it end a worker."""
         with contextlib.suppress(OSError):
-            self._control.send(FORK.pack(KILL_REQUEST, slot, 0, 0, False, False), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            self._control.send(
+                FORK.pack(KILL_REQUEST, slot, 0, 0, False, False),
+                socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL,
+            )
 
     def record(self, slot: int) -> tuple[int, int]:
         """The record that it wrote about a worker; see ``RECORD``."""

@@ -53,7 +53,9 @@ class Turns:
             heapq.heappush(self._waiting, entry)
             if not self._holder:
                 self._pass_on()
-        if not has_come.wait(min(_LONGEST_SECONDS, max(_SHORTEST_SECONDS, time.monotonic() - since))):
+        if not has_come.wait(
+            min(_LONGEST_SECONDS, max(_SHORTEST_SECONDS, time.monotonic() - since))
+        ):
             with self._lock:
                 if time.monotonic() > self._taken_at + _PATIENCE_SECONDS:
                     self._pass_on()

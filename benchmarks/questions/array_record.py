@@ -21,8 +21,12 @@ def folder():
     from array_record.python import array_record_module
 
     folder = tempfile.TemporaryDirectory()
-    writer = array_record_module.ArrayRecordWriter(str(Path(folder.name) / "records"), "group_size:1")
-    for record in np.random.default_rng(0).integers(0, 256, size=(RECORDS, RECORD_BYTES), dtype=np.uint8):
+    writer = array_record_module.ArrayRecordWriter(
+        str(Path(folder.name) / "records"), "group_size:1"
+    )
+    for record in np.random.default_rng(0).integers(
+        0, 256, size=(RECORDS, RECORD_BYTES), dtype=np.uint8
+    ):
         writer.write(record.tobytes())
     writer.close()
     return folder
@@ -37,7 +41,11 @@ def decode(record):
 
 
 def shuffled(grain):
-    return grain.MapDataset.source(grain.sources.ArrayRecordDataSource(path())).shuffle(seed=42).map(decode)
+    return (
+        grain.MapDataset.source(grain.sources.ArrayRecordDataSource(path()))
+        .shuffle(seed=42)
+        .map(decode)
+    )
 
 
 def map_batch(grain):

@@ -27,7 +27,9 @@ class Store(BaseHTTPRequestHandler):
     def do_GET(self):
         time.sleep(SECONDS)
         first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
-        body = b"".join(RECORD.pack(key) for key in range(first // RECORD.size, (last + 1) // RECORD.size))
+        body = b"".join(
+            RECORD.pack(key) for key in range(first // RECORD.size, (last + 1) // RECORD.size)
+        )
         self.send_response(206)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -101,8 +103,12 @@ WORKLOADS = [
             "window_shuffle": reading(lambda ds: ds.window_shuffle(32_768, seed=0), SHUFFLED),
         },
         goals={
-            "at least 50 times as fast as shuffle": lambda medians: medians["gristmill"] * 50 <= medians["shuffle"],
-            "at least 50 times as fast as window_shuffle": lambda medians: medians["gristmill"] * 50 <= medians["window_shuffle"],
+            "at least 50 times as fast as shuffle": lambda medians: (
+                medians["gristmill"] * 50 <= medians["shuffle"]
+            ),
+            "at least 50 times as fast as window_shuffle": lambda medians: (
+                medians["gristmill"] * 50 <= medians["window_shuffle"]
+            ),
         },
         compare=False,
     )

@@ -29,7 +29,11 @@ def doubles(grain):
 
 def images():
     """As MNIST, but random: 188 MB. Whole numbers, so that sums are exact in any order."""
-    return np.random.default_rng(0).integers(0, 256, size=(IMAGES, 784), dtype=np.uint8).astype(np.float32)
+    return (
+        np.random.default_rng(0)
+        .integers(0, 256, size=(IMAGES, 784), dtype=np.uint8)
+        .astype(np.float32)
+    )
 
 
 def in_memory(grain):

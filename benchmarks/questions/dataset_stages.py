@@ -37,7 +37,10 @@ def cost_of(stage):
 
     def candidate(grain):
         without = grain.MapDataset.range(2 * ELEMENTS)
-        pipelines = [ds.batch(BATCH, batch_fn=sum).to_iter_dataset(no_threads(grain)) for ds in (without, stage(grain, without))]
+        pipelines = [
+            ds.batch(BATCH, batch_fn=sum).to_iter_dataset(no_threads(grain))
+            for ds in (without, stage(grain, without))
+        ]
 
         def run():
             seconds, results = [], []
@@ -68,7 +71,10 @@ def iter_mix(grain):
 
 
 def iter_mix_500(grain):
-    datasets = [grain.MapDataset.range(ELEMENTS // 500).to_iter_dataset(no_threads(grain)) for _ in range(500)]
+    datasets = [
+        grain.MapDataset.range(ELEMENTS // 500).to_iter_dataset(no_threads(grain))
+        for _ in range(500)
+    ]
     ds = grain.IterDataset.mix(datasets).batch(BATCH)
     return lambda: iter(ds)
 

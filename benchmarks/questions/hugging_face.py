@@ -37,9 +37,15 @@ def rows(format_type):
     datasets.disable_progress_bars()
     path = Path(folder().name) / "rows"
     rng = np.random.default_rng(0)
-    columns = {"x": list(range(ROWS)), "y": rng.random(ROWS), "tokens": [rng.integers(0, 50_000, 16) for _ in range(ROWS)]}
+    columns = {
+        "x": list(range(ROWS)),
+        "y": rng.random(ROWS),
+        "tokens": [rng.integers(0, 50_000, 16) for _ in range(ROWS)],
+    }
     datasets.Dataset.from_dict(columns).save_to_disk(path)
-    return datasets.load_from_disk(path).with_format(format_type, columns=["x", "y"] if format_type == "numpy" else None)
+    return datasets.load_from_disk(path).with_format(
+        format_type, columns=["x", "y"] if format_type == "numpy" else None
+    )
 
 
 def shuffled(source):
@@ -65,7 +71,12 @@ def one_by_one(format_type):
 
         def run():
             keys = np.random.default_rng(1).permutation(ROWS).tolist()
-            return numbers([[dataset[key] for key in keys[start : start + BLOCK]] for start in range(0, ROWS, BLOCK)])
+            return numbers(
+                [
+                    [dataset[key] for key in keys[start : start + BLOCK]]
+                    for start in range(0, ROWS, BLOCK)
+                ]
+            )
 
         return run
 
@@ -106,8 +117,12 @@ def stream():
     for file in range(4):
         files.append(str(Path(folder().name) / f"{file}.parquet"))
         x = pyarrow.array(range(file * STREAMED // 4, (file + 1) * STREAMED // 4))
-        pyarrow.parquet.write_table(pyarrow.table({"x": x, "y": x}), files[-1], row_group_size=1_000)
-    return datasets.load_dataset("parquet", data_files=files, split="train", streaming=True, cache_dir=folder().name)
+        pyarrow.parquet.write_table(
+            pyarrow.table({"x": x, "y": x}), files[-1], row_group_size=1_000
+        )
+    return datasets.load_dataset(
+        "parquet", data_files=files, split="train", streaming=True, cache_dir=folder().name
+    )
 
 
 def by_stream(_):
@@ -140,7 +155,10 @@ def records(suffix):
 
 def record_blocks(source):
     ds = gristmill().MapDataset.source(source).shuffle(seed=42)
-    return (list(ds._items(range(start, start + BLOCK))) for start in range(0, RECORDS - BLOCK + 1, BLOCK))
+    return (
+        list(ds._items(range(start, start + BLOCK)))
+        for start in range(0, RECORDS - BLOCK + 1, BLOCK)
+    )
 
 
 def permuted():

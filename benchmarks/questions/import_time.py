@@ -14,10 +14,15 @@ def fresh(attributes):
     def candidate(module):
         statement = f"import {module.__name__}"
         if module.__name__ in ("gristmill", "grain"):
-            statement = "; ".join([statement, *(f"{module.__name__}.{name}" for name in attributes)])
+            statement = "; ".join(
+                [statement, *(f"{module.__name__}.{name}" for name in attributes)]
+            )
         elif module.__name__ == "torch":
             statement = "import torch.utils.data"
-        script = f"import time; start = time.perf_counter(); {statement}; print(time.perf_counter() - start)"
+        script = (
+            f"import time; start = time.perf_counter(); {statement}; print(time.perf_counter() -"
+            " start)"
+        )
 
         def run():
             command = [sys.executable, "-c", script]

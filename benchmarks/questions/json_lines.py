@@ -29,8 +29,13 @@ def path():
     words = [f"word{i}" for i in range(1000)]
     path = Path(folder().name) / "records.jsonl"
     with path.open("w") as file:
-        for i, numbers in enumerate(rng.integers(0, 1000, size=(RECORDS, LINE_BYTES // 8)).tolist()):
-            file.write(json.dumps({"id": i, "text": " ".join([words[number] for number in numbers])}) + "\n")
+        for i, numbers in enumerate(
+            rng.integers(0, 1000, size=(RECORDS, LINE_BYTES // 8)).tolist()
+        ):
+            file.write(
+                json.dumps({"id": i, "text": " ".join([words[number] for number in numbers])})
+                + "\n"
+            )
     return path
 
 

@@ -25,7 +25,9 @@ def lanes_of_range(num_lanes):
 
         ds = gristmill.MapDataset.range(ENDLESS).to_iter_dataset().map(double)
         if num_lanes:
-            ds = ds.mp_prefetch(gristmill.MultiprocessingOptions(num_workers=0, num_lanes=num_lanes))
+            ds = ds.mp_prefetch(
+                gristmill.MultiprocessingOptions(num_workers=0, num_lanes=num_lanes)
+            )
         iterator = iter(ds)
         for _ in range(ELEMENTS):
             next(iterator)
@@ -106,9 +108,18 @@ def merged_restore(_):
     import gristmill
 
     def batches(host, num_hosts):
-        ds = gristmill.MapDataset.range(ENDLESS).seed(0).shuffle().to_iter_dataset().map(double).window_shuffle(8, seed=1)
+        ds = (
+            gristmill.MapDataset.range(ENDLESS)
+            .seed(0)
+            .shuffle()
+            .to_iter_dataset()
+            .map(double)
+            .window_shuffle(8, seed=1)
+        )
         shard = gristmill.ShardOptions(host, num_hosts)
-        return iter(ds.global_batch(MANY_LANES, num_lanes=MANY_LANES, shard_options=shard, end="repeat"))
+        return iter(
+            ds.global_batch(MANY_LANES, num_lanes=MANY_LANES, shard_options=shard, end="repeat")
+        )
 
     hosts = [batches(host, HOSTS) for host in range(HOSTS)]
     for iterator in hosts:
@@ -118,7 +129,9 @@ def merged_restore(_):
     def run():
         start = time.perf_counter()
         for _ in range(RESTORES):
-            alone.set_state(gristmill.checkpoint.merge_states([iterator.get_state() for iterator in hosts]))
+            alone.set_state(
+                gristmill.checkpoint.merge_states([iterator.get_state() for iterator in hosts])
+            )
         return Measured(time.perf_counter() - start, [])
 
     return run
@@ -127,7 +140,14 @@ def merged_restore(_):
 def plain_restore(_):
     import gristmill
 
-    ds = gristmill.MapDataset.range(ENDLESS).seed(0).shuffle().to_iter_dataset().map(double).window_shuffle(8, seed=1)
+    ds = (
+        gristmill.MapDataset.range(ENDLESS)
+        .seed(0)
+        .shuffle()
+        .to_iter_dataset()
+        .map(double)
+        .window_shuffle(8, seed=1)
+    )
     iterator = iter(ds.batch(MANY_LANES))
     next(iterator)
 
@@ -141,7 +161,9 @@ def plain_restore(_):
 
 
 def at_most(factor):
-    return {f"≤ {factor:.2f} × without lanes": lambda m: m["gristmill"] <= factor * m["without lanes"]}
+    return {
+        f"≤ {factor:.2f} × without lanes": lambda m: m["gristmill"] <= factor * m["without lanes"]
+    }
 
 
 def workload(name, unit, scale, count, with_lanes, without, goals):
@@ -167,7 +189,13 @@ WORKLOADS = [
         at_most(1.3),
     ),
     workload(
-        "1 MB batches, 2 workers, 8 lanes", "ms", 1e3, LARGE, in_workers(large, 8), in_workers(large, None), at_most(1 / 0.9)
+        "1 MB batches, 2 workers, 8 lanes",
+        "ms",
+        1e3,
+        LARGE,
+        in_workers(large, 8),
+        in_workers(large, None),
+        at_most(1 / 0.9),
     ),
     workload(
         "19 MB image batches, 2 workers: global_batch, 8 lanes",
@@ -197,6 +225,12 @@ WORKLOADS = [
         {"≤ 10 ms": lambda m: m["gristmill"] <= 10},
     ),
     workload(
-        "integers, 2 workers, 8 lanes", "µs/element", 1e6, 50_000, in_workers(small, 8), in_workers(small, None), at_most(1 / 0.9)
+        "integers, 2 workers, 8 lanes",
+        "µs/element",
+        1e6,
+        50_000,
+        in_workers(small, 8),
+        in_workers(small, None),
+        at_most(1 / 0.9),
     ),
 ]

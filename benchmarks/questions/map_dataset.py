@@ -50,7 +50,14 @@ def python_doubles(elements):
 
 
 def iterate_singly(grain):
-    ds = grain.MapDataset.range(SINGLY).shuffle(seed=42).map(double).map(double).map(double).to_iter_dataset()
+    ds = (
+        grain.MapDataset.range(SINGLY)
+        .shuffle(seed=42)
+        .map(double)
+        .map(double)
+        .map(double)
+        .to_iter_dataset()
+    )
     return lambda: iter(ds)
 
 

@@ -51,18 +51,26 @@ def records_ahead(num):
 def places(grain, num):
     """Component and index of each record of the mixture, without reading any."""
     kept = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
-    parts = [grain.MapDataset.range(RECORDS).map(lambda i, k=k: (k, i)).to_iter_dataset(kept) for k in range(num)]
+    parts = [
+        grain.MapDataset.range(RECORDS).map(lambda i, k=k: (k, i)).to_iter_dataset(kept)
+        for k in range(num)
+    ]
     return iter(grain.IterDataset.mix(parts, weights(num)))
 
 
 def mixture(grain, num, size):
     sources = [grain.MapDataset.source(range(RECORDS)) for _ in range(num)]
-    parts = [source.map(functools.partial(read, k, size)).to_iter_dataset() for k, source in enumerate(sources)]
+    parts = [
+        source.map(functools.partial(read, k, size)).to_iter_dataset()
+        for k, source in enumerate(sources)
+    ]
     return within_budget(grain, grain.IterDataset.mix(parts, weights(num)), num, size)
 
 
 def within_budget(grain, ds, num, size):
-    budget = grain.experimental.DatasetOptions(max_threads=THREADS, max_bytes_ahead=records_ahead(num) * size)
+    budget = grain.experimental.DatasetOptions(
+        max_threads=THREADS, max_bytes_ahead=records_ahead(num) * size
+    )
     return grain.experimental.WithOptionsIterDataset(ds, budget)
 
 
@@ -128,7 +136,10 @@ def pooled(num, size):
 
 
 def throughput(num, size):
-    return {"gristmill": lambda grain: draw(iter(mixture(grain, num, size)), num), "plain pool": pooled(num, size)}
+    return {
+        "gristmill": lambda grain: draw(iter(mixture(grain, num, size)), num),
+        "plain pool": pooled(num, size),
+    }
 
 
 def first_of(make):
@@ -150,12 +161,22 @@ def first(num, size):
 
         return first_of(lambda: mixture(gristmill, 1, size))
 
-    return {"gristmill": lambda grain: first_of(lambda: mixture(grain, num, size)), "one component": alone}
+    return {
+        "gristmill": lambda grain: first_of(lambda: mixture(grain, num, size)),
+        "one component": alone,
+    }
 
 
 def question(name, num, size, unit, candidates, goals, *, scale=1, count=1):
     text = f"mixture of {num} components, {'1 MB' if size == MEGABYTE else '2 kB'}: {name}"
-    return Workload(name=text, unit=unit, scale=scale, count=count, candidates=candidates(num, size), goals=goals)
+    return Workload(
+        name=text,
+        unit=unit,
+        scale=scale,
+        count=count,
+        candidates=candidates(num, size),
+        goals=goals,
+    )
 
 
 SIZES = (KILOBYTES, MEGABYTE)
@@ -186,7 +207,11 @@ WORKLOADS = [
                 size,
                 "ms/record",
                 throughput,
-                {"≥ 0.95 × as quick as the pool": lambda m: m["plain pool"] >= 0.95 * m["gristmill"]},
+                {
+                    "≥ 0.95 × as quick as the pool": lambda m: (
+                        m["plain pool"] >= 0.95 * m["gristmill"]
+                    )
+                },
                 scale=1e3,
                 count=COUNT,
             )

@@ -35,7 +35,9 @@ def batched(grain):
 
 
 def tracked(grain, ds):
-    options = grain.experimental.DatasetOptions(execution_tracking_mode=grain.experimental.ExecutionTrackingMode.STAGE_TIMING)
+    options = grain.experimental.DatasetOptions(
+        execution_tracking_mode=grain.experimental.ExecutionTrackingMode.STAGE_TIMING
+    )
     return iter(grain.experimental.WithOptionsIterDataset(ds, options))
 
 

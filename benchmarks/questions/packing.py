@@ -27,14 +27,18 @@ def packing(cls, num_features=1, **arguments):
         sequences = elements(np, num_features)
         no_threads = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
         parent = grain.MapDataset.source(sequences).to_iter_dataset(no_threads)
-        ds = getattr(experimental, cls)(parent, length_struct=dict.fromkeys(sequences[0], ROW), **arguments)
+        ds = getattr(experimental, cls)(
+            parent, length_struct=dict.fromkeys(sequences[0], ROW), **arguments
+        )
 
         def run():
             start = time.perf_counter()
             for _ in ds:
                 pass
             seconds = time.perf_counter() - start
-            return Measured(seconds, (np.concatenate([row[key] for key in sorted(row)]) for row in ds))
+            return Measured(
+                seconds, (np.concatenate([row[key] for key in sorted(row)]) for row in ds)
+            )
 
         return run
 
@@ -67,7 +71,9 @@ NO_SLOWER = {"no slower than Grain": lambda m: m["gristmill"] <= m["grain"]}
 MANY = 16_384
 
 WORKLOADS = [
-    workload("first fit, 32 bins", packing("FirstFitPackIterDataset", num_packing_bins=32), AT_LEAST_5),
+    workload(
+        "first fit, 32 bins", packing("FirstFitPackIterDataset", num_packing_bins=32), AT_LEAST_5
+    ),
     workload(
         "first fit, 32 bins, at most 5 in a bin",
         packing("FirstFitPackIterDataset", num_packing_bins=32, max_sequences_per_bin=5),
@@ -79,7 +85,13 @@ WORKLOADS = [
             packing(f"{name.capitalize()}FitPackIterDataset", num_packing_bins=num_bins),
             AT_LEAST_5,
         )
-        for name, num_bins in [("first", 256), ("first", 2048), ("first", MANY), ("best", 32), ("best", MANY)]
+        for name, num_bins in [
+            ("first", 256),
+            ("first", 2048),
+            ("first", MANY),
+            ("best", 32),
+            ("best", MANY),
+        ]
     ],
     *[
         Workload(
@@ -88,10 +100,16 @@ WORKLOADS = [
             scale=1e9,
             count=tokens(),
             candidates={
-                "gristmill": packing(f"{name.capitalize()}FitPackIterDataset", num_packing_bins=MANY),
+                "gristmill": packing(
+                    f"{name.capitalize()}FitPackIterDataset", num_packing_bins=MANY
+                ),
                 "32 bins": ours(f"{name.capitalize()}FitPackIterDataset", num_packing_bins=32),
             },
-            goals={"grows as log(bins) at most": lambda m: m["gristmill"] <= math.log(MANY) / math.log(32) * m["32 bins"]},
+            goals={
+                "grows as log(bins) at most": lambda m: (
+                    m["gristmill"] <= math.log(MANY) / math.log(32) * m["32 bins"]
+                )
+            },
             compare=False,
         )
         for name in ("first", "best")

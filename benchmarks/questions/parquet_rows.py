@@ -117,7 +117,9 @@ def row_group_per_row(_):
 
     def run():
         start = time.perf_counter()
-        rows = [file.read_row_group(key // GROUP).slice(key % GROUP, 1).to_pylist()[0] for key in keys]
+        rows = [
+            file.read_row_group(key // GROUP).slice(key % GROUP, 1).to_pylist()[0] for key in keys
+        ]
         seconds = time.perf_counter() - start
         assert [row["id"] for row in rows] == keys
         return Measured(seconds * ROWS / TRIED, keys)
@@ -137,7 +139,9 @@ def workload(name, shuffle, share):
             "stream, not shuffled": measured(stream),
             "ArrayRecord, shuffle": measured(array_record),
         },
-        goals={"≥ 20 × a row group per row": lambda m: m["gristmill"] * 20 <= m["a row group per row"]},
+        goals={
+            "≥ 20 × a row group per row": lambda m: m["gristmill"] * 20 <= m["a row group per row"]
+        },
         compare=False,
     )
 

@@ -17,7 +17,11 @@ def batches(grain):
 
 
 def filtered(grain):
-    source = grain.MapDataset.range(10_000_000).shuffle(seed=42).to_iter_dataset(grain.ReadOptions(num_threads=0))
+    source = (
+        grain.MapDataset.range(10_000_000)
+        .shuffle(seed=42)
+        .to_iter_dataset(grain.ReadOptions(num_threads=0))
+    )
     return source.filter(lambda x: x % 2 == 0).batch(ROWS)
 
 
@@ -30,7 +34,10 @@ def ledger(grain):
     ds = batches(grain)
 
     def run():
-        with tempfile.TemporaryDirectory() as folder, grain.Ledger(Path(folder) / "ledger") as ledger:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            grain.Ledger(Path(folder) / "ledger") as ledger,
+        ):
             return list(itertools.islice(ledger.follow(iter(ds)), STEPS))
 
     return run

@@ -97,13 +97,17 @@ MAKERS = {SMALL: small, MEDIUM: medium, LARGE: large}
 def stream(size, options):
     import gristmill
 
-    return iter(gristmill.MapDataset.range(ENDLESS).to_iter_dataset().map(MAKERS[size]).mp_prefetch(options))
+    return iter(
+        gristmill.MapDataset.range(ENDLESS).to_iter_dataset().map(MAKERS[size]).mp_prefetch(options)
+    )
 
 
 def ray_stream(size, num_workers=WORKERS, **options):
     import gristmill
 
-    return stream(size, gristmill.RayOptions(num_workers, max_bytes_ahead=STREAMS[size][0], **options))
+    return stream(
+        size, gristmill.RayOptions(num_workers, max_bytes_ahead=STREAMS[size][0], **options)
+    )
 
 
 def process_stream(size):
@@ -130,9 +134,14 @@ def ray_data_stream(size):
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.execution_options.preserve_order = True
-    context.execution_options.resource_limits = ray.data.ExecutionResources(object_store_memory=STREAMS[size][0])
+    context.execution_options.resource_limits = ray.data.ExecutionResources(
+        object_store_memory=STREAMS[size][0]
+    )
     rows = ray.data.range(ROWS_OF_RAY_DATA, override_num_blocks=ROWS_OF_RAY_DATA // ROWS_IN_BLOCK)
-    return (row["element"] for row in rows.map(Rows, compute=ray.data.ActorPoolStrategy(size=WORKERS)).iter_rows())
+    return (
+        row["element"]
+        for row in rows.map(Rows, compute=ray.data.ActorPoolStrategy(size=WORKERS)).iter_rows()
+    )
 
 
 def elements(begin, size):
@@ -273,7 +282,11 @@ WORKLOADS = [
         },
     ),
     throughput("20 MB at hand, RayOptions(2)", LARGE),
-    throughput("20 MB at hand, RayOptions(2, writable=False)", LARGE, functools.partial(ray_stream, writable=False)),
+    throughput(
+        "20 MB at hand, RayOptions(2, writable=False)",
+        LARGE,
+        functools.partial(ray_stream, writable=False),
+    ),
     seconds("longest wait after one of two actors is killed", actor_killed),
     seconds("longest wait after one of two nodes is removed", node_removed),
     seconds("from resize(2) until the second actor's first element", resized),

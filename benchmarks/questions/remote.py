@@ -29,12 +29,17 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self):
         time.sleep(DELAY_SECONDS)
-        start, stop = (int(number) for number in self.headers["Range"].removeprefix("bytes=").split("-"))
+        start, stop = (
+            int(number) for number in self.headers["Range"].removeprefix("bytes=").split("-")
+        )
         with self.path_of_data.open("rb") as file:
             file.seek(start)
             data = file.read(stop + 1 - start)
         self.send_response(206)
-        self.send_header("Content-Range", f"bytes {start}-{start + len(data) - 1}/{self.path_of_data.stat().st_size}")
+        self.send_header(
+            "Content-Range",
+            f"bytes {start}-{start + len(data) - 1}/{self.path_of_data.stat().st_size}",
+        )
         self.send_header("Content-Length", str(len(data)))
         self.send_header("ETag", '"rows"')
         self.end_headers()
@@ -55,7 +60,10 @@ def surroundings():
         server.daemon_threads = True
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
-            yield {"ROWS_URL": f"http://127.0.0.1:{server.server_port}/rows.bin", "ROWS_FOLDER": folder}
+            yield {
+                "ROWS_URL": f"http://127.0.0.1:{server.server_port}/rows.bin",
+                "ROWS_FOLDER": folder,
+            }
         finally:
             server.shutdown()
             server.server_close()
@@ -113,7 +121,10 @@ def from_the_cache(grain):
 
 
 def from_a_local_file(_):
-    return batches(Blocks(str(Path(os.environ["ROWS_FOLDER"], "rows.bin")), MANY), lambda ds: ds.shuffle(seed=1))
+    return batches(
+        Blocks(str(Path(os.environ["ROWS_FOLDER"], "rows.bin")), MANY),
+        lambda ds: ds.shuffle(seed=1),
+    )
 
 
 WORKLOADS = [
@@ -126,7 +137,11 @@ WORKLOADS = [
             "gristmill": functools.partial(from_afar, Blocks),
             "one by one, 16 threads": functools.partial(from_afar, Rows),
         },
-        goals={"≥ 10 × quicker than one by one": lambda m: m["one by one, 16 threads"] >= 10 * m["gristmill"]},
+        goals={
+            "≥ 10 × quicker than one by one": lambda m: (
+                m["one by one, 16 threads"] >= 10 * m["gristmill"]
+            )
+        },
     ),
     Workload(
         name="rows of 1 KB from a server, kept on the disk: second epoch, global shuffle",

@@ -24,7 +24,9 @@ def dataset_state(it):
 
 
 def data_loader_state(it):
-    return json.dumps({**json.loads(it.get_state()), "last_seen_indices": {"0": POSITION - 1}}, indent=4).encode()
+    return json.dumps(
+        {**json.loads(it.get_state()), "last_seen_indices": {"0": POSITION - 1}}, indent=4
+    ).encode()
 
 
 def get_state(pipeline):

@@ -23,7 +23,9 @@ def random_map(grain):
 
 
 def mix_of_5(grain):
-    return grain.IterDataset.mix([numbers(grain).to_iter_dataset() for _ in range(5)], weights=[1, 2, 3, 4, 5])
+    return grain.IterDataset.mix(
+        [numbers(grain).to_iter_dataset() for _ in range(5)], weights=[1, 2, 3, 4, 5]
+    )
 
 
 def interleave(cycle_length):
@@ -35,16 +37,22 @@ def interleave(cycle_length):
 
 
 def window_shuffle(grain):
-    return grain.experimental.WindowShuffleIterDataset(numbers(grain).to_iter_dataset(), window_size=256, seed=1)
+    return grain.experimental.WindowShuffleIterDataset(
+        numbers(grain).to_iter_dataset(), window_size=256, seed=1
+    )
 
 
 def packing(grain):
     ds = numbers(grain).map(lambda i: {"tokens": np.full(i % 16 + 1, i)}).to_iter_dataset()
-    return grain.experimental.FirstFitPackIterDataset(ds, length_struct={"tokens": 32}, num_packing_bins=4)
+    return grain.experimental.FirstFitPackIterDataset(
+        ds, length_struct={"tokens": 32}, num_packing_bins=4
+    )
 
 
 def thread(grain):
-    return grain.experimental.ThreadPrefetchIterDataset(numbers(grain).to_iter_dataset().batch(8), prefetch_buffer_size=8)
+    return grain.experimental.ThreadPrefetchIterDataset(
+        numbers(grain).to_iter_dataset().batch(8), prefetch_buffer_size=8
+    )
 
 
 def data_loader(grain):
@@ -137,4 +145,6 @@ def workloads(name, pipeline):
         )
 
 
-WORKLOADS = [workload for name, pipeline in PIPELINES.items() for workload in workloads(name, pipeline)]
+WORKLOADS = [
+    workload for name, pipeline in PIPELINES.items() for workload in workloads(name, pipeline)
+]

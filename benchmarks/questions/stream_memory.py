@@ -49,7 +49,9 @@ def stream(module, sizes):
 
         return iter(DataLoader(Arrays(sizes), batch_size=None, num_workers=1, prefetch_factor=1))
     parse_flags(module)
-    ds = module.MapDataset.source(Arrays(sizes)).to_iter_dataset(module.ReadOptions(num_threads=1, prefetch_buffer_size=1))
+    ds = module.MapDataset.source(Arrays(sizes)).to_iter_dataset(
+        module.ReadOptions(num_threads=1, prefetch_buffer_size=1)
+    )
     return iter(ds.mp_prefetch(module.multiprocessing.MultiprocessingOptions(num_workers=1)))
 
 

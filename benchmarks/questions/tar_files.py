@@ -29,7 +29,11 @@ def folder():
         with tarfile.open(Path(folder.name) / f"{shard:03}.tar", "w") as tar:
             for key in range(shard * RECORDS // SHARDS, (shard + 1) * RECORDS // SHARDS):
                 image = rng.bytes(int(rng.integers(1, 2 * IMAGE_BYTES)))
-                for name, data in (("jpg", image), ("cls", b"7"), ("json", json.dumps({"key": key}).encode())):
+                for name, data in (
+                    ("jpg", image),
+                    ("cls", b"7"),
+                    ("json", json.dumps({"key": key}).encode()),
+                ):
                     member = tarfile.TarInfo(f"{key:06}.{name}")
                     # written as WebDataset's writer does: with an extended header
                     member.size, member.mtime = len(data), 1.5
@@ -86,7 +90,9 @@ def known_members(_):
 
     def run():
         for key in keys(False):
-            image, _, _ = [tar.extractfile(member).read() for tar, member in members[3 * key : 3 * key + 3]]
+            image, _, _ = [
+                tar.extractfile(member).read() for tar, member in members[3 * key : 3 * key + 3]
+            ]
             yield image
 
     return run
@@ -129,7 +135,9 @@ WORKLOADS = [
             "tarfile": known_members,
             "ArrayRecord of the images": functools.partial(array_record, in_order=False),
         },
-        goals={"≤ 1.5 × tarfile that knows all places": lambda m: m["gristmill"] <= 1.5 * m["tarfile"]},
+        goals={
+            "≤ 1.5 × tarfile that knows all places": lambda m: m["gristmill"] <= 1.5 * m["tarfile"]
+        },
     ),
     Workload(
         name=f"tar, records of 3 files, 16 kB an image, in order, blocks of {BATCH}",

@@ -111,7 +111,9 @@ def slices(np):
         order = np.random.default_rng(1).permutation(WINDOWS) * INPUTS
         for start in range(0, WINDOWS, BATCH):
             data = np.memmap(path, np.uint16, "r")
-            yield np.stack([data[first : first + INPUTS + 1] for first in order[start : start + BATCH]])
+            yield np.stack(
+                [data[first : first + INPUTS + 1] for first in order[start : start + BATCH]]
+            )
 
     return run
 
@@ -197,7 +199,9 @@ def documents(name, is_cold, goals):
     if not is_cold:
         candidates["in blocks"] = with_gristmill(looked_up(in_blocks, is_cold))
     count = COLD if is_cold else LOOK_UPS
-    return Workload(name=name, unit="µs/document", scale=1e6, count=count, candidates=candidates, goals=goals)
+    return Workload(
+        name=name, unit="µs/document", scale=1e6, count=count, candidates=candidates, goals=goals
+    )
 
 
 WORKLOADS = [
@@ -206,12 +210,24 @@ WORKLOADS = [
         unit="ns/token",
         scale=1e9,
         count=WINDOWS * INPUTS,
-        candidates={"gristmill": batches(of_tokens), "np.memmap": slices, "ArrayRecord": with_gristmill(batches(of_records))},
+        candidates={
+            "gristmill": batches(of_tokens),
+            "np.memmap": slices,
+            "ArrayRecord": with_gristmill(batches(of_records)),
+        },
         goals={
             "at least 10⁸ tokens a second": lambda m: m["gristmill"] <= 10,
             "at least as fast as ArrayRecord": lambda m: m["gristmill"] <= m["ArrayRecord"],
         },
     ),
-    documents("10¹⁰ documents, index in memory", False, {"≤ 10 µs in blocks": lambda m: m["in blocks"] <= 10}),
-    documents("10¹⁰ documents, index on the disk", True, {"10 × np.memmap": lambda m: 10 * m["gristmill"] <= m["np.memmap"]}),
+    documents(
+        "10¹⁰ documents, index in memory",
+        False,
+        {"≤ 10 µs in blocks": lambda m: m["in blocks"] <= 10},
+    ),
+    documents(
+        "10¹⁰ documents, index on the disk",
+        True,
+        {"10 × np.memmap": lambda m: 10 * m["gristmill"] <= m["np.memmap"]},
+    ),
 ]

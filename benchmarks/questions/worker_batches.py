@@ -61,9 +61,13 @@ def data_loader(module, source, *, workers, batch_size=None, **torch_options):
 
         return DataLoader(source, batch_size=batch_size, num_workers=workers, **torch_options)
     parse_flags(module)
-    sampler = module.samplers.IndexSampler(len(source), shard_options=module.sharding.NoSharding(), num_epochs=1)
+    sampler = module.samplers.IndexSampler(
+        len(source), shard_options=module.sharding.NoSharding(), num_epochs=1
+    )
     operations = [] if batch_size is None else [module.transforms.Batch(batch_size)]
-    return module.DataLoader(data_source=source, sampler=sampler, operations=operations, worker_count=workers)
+    return module.DataLoader(
+        data_source=source, sampler=sampler, operations=operations, worker_count=workers
+    )
 
 
 def touched(batch):
@@ -91,7 +95,9 @@ def steady(iterator, *, whole, kept, warm_up, count, clock=time.perf_counter):
 def batches(workers, clock=time.perf_counter):
     def candidate(module):
         iterator = iter(data_loader(module, Images(ENDLESS), workers=workers, batch_size=BATCH))
-        return steady(iterator, whole=np.array, kept=touched, warm_up=WARM_UP, count=BATCHES, clock=clock)
+        return steady(
+            iterator, whole=np.array, kept=touched, warm_up=WARM_UP, count=BATCHES, clock=clock
+        )
 
     return candidate
 
@@ -130,7 +136,10 @@ def question(name, workers, bound, goals, clock=time.perf_counter):
         unit="ms/batch",
         scale=1e3,
         count=BATCHES,
-        candidates={**dict.fromkeys(("gristmill", "grain", "torch"), batches(int(workers[0]), clock)), **bound},
+        candidates={
+            **dict.fromkeys(("gristmill", "grain", "torch"), batches(int(workers[0]), clock)),
+            **bound,
+        },
         goals=goals,
     )
 

@@ -37,11 +37,15 @@ def first_number(record):
 
 def prefetched(module, ds, workers):
     parse_flags(module)
-    return ds.to_iter_dataset().mp_prefetch(module.multiprocessing.MultiprocessingOptions(num_workers=workers))
+    return ds.to_iter_dataset().mp_prefetch(
+        module.multiprocessing.MultiprocessingOptions(num_workers=workers)
+    )
 
 
 def stream_of_records(elements):
-    return steady(iter(elements), whole=joined, kept=first_number, warm_up=RECORDS_AHEAD, count=RECORDS)
+    return steady(
+        iter(elements), whole=joined, kept=first_number, warm_up=RECORDS_AHEAD, count=RECORDS
+    )
 
 
 def stream_of_integers(elements):
@@ -67,7 +71,9 @@ def prefetched_integers(module):
 def pickled(np):
     """The bound: each record to bytes and back, one after the other, in one process."""
     source = Records()
-    return stream_of_records(pickle.loads(pickle.dumps(source[i], pickle.HIGHEST_PROTOCOL)) for i in itertools.count())
+    return stream_of_records(
+        pickle.loads(pickle.dumps(source[i], pickle.HIGHEST_PROTOCOL)) for i in itertools.count()
+    )
 
 
 def question(name, count, candidates, goal_microseconds):
@@ -98,5 +104,10 @@ WORKLOADS = [
         25,
     ),
     question("integers, DataLoader, 2 workers", INTEGERS, dict.fromkeys(PEERS, integers), 3),
-    question("integers, mp_prefetch, 2 workers", INTEGERS, dict.fromkeys(WITH_DATASETS, prefetched_integers), 3),
+    question(
+        "integers, mp_prefetch, 2 workers",
+        INTEGERS,
+        dict.fromkeys(WITH_DATASETS, prefetched_integers),
+        3,
+    ),
 ]

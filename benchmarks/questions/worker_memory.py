@@ -23,15 +23,25 @@ def workers(process="self"):
     """The process ids of the descendants without children, but for the one in which multiprocessing
     keeps its books.
     """
-    children = [child for task in Path("/proc", process, "task").iterdir() for child in (task / "children").read_text().split()]
-    children = [child for child in children if b"resource_tracker" not in Path("/proc", child, "cmdline").read_bytes()]
-    return [worker for child in children for worker in (workers(child) or [child])]
+    children = [
+        child
+        for task in Path("/proc", process, "task").iterdir()
+        for child in (task / "children").read_text().split()
+    ]
+    children = [
+        child
+        for child in children
+        if b"resource_tracker" not in Path("/proc", child, "cmdline").read_bytes()
+    ]
+    return [worker for child in children for worker in workers(child) or [child]]
 
 
 def mean_megabytes(field):
     """The mean over the workers."""
     texts = [Path("/proc", worker, "smaps_rollup").read_text().splitlines() for worker in workers()]
-    kilobytes = [int(line.split()[1]) for lines in texts for line in lines if line.startswith(FIELDS[field])]
+    kilobytes = [
+        int(line.split()[1]) for lines in texts for line in lines if line.startswith(FIELDS[field])
+    ]
     return sum(kilobytes) * 1024 / 1e6 / len(texts)
 
 
@@ -54,7 +64,9 @@ def idle_workers(field):
 def idle_interpreter(field):
     def candidate(np):
         script = "import numpy, sys; print(flush=True); sys.stdin.read()"
-        process = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        process = subprocess.Popen(
+            [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
         process.stdout.readline()
 
         def run():

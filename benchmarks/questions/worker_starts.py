@@ -22,7 +22,9 @@ BATCHES = 8  # of an epoch
 
 
 def loader(module, **torch_options):
-    return data_loader(module, Images(BATCHES * BATCH), workers=2, batch_size=BATCH, **torch_options)
+    return data_loader(
+        module, Images(BATCHES * BATCH), workers=2, batch_size=BATCH, **torch_options
+    )
 
 
 def integers(module, workers):
@@ -124,7 +126,10 @@ WORKLOADS = [
         unit="ms",
         scale=1e3,
         count=1,
-        candidates={**dict.fromkeys(("gristmill", "grain", "torch"), fresh), "import numpy": fresh_interpreter},
+        candidates={
+            **dict.fromkeys(("gristmill", "grain", "torch"), fresh),
+            "import numpy": fresh_interpreter,
+        },
         goals={"≤ 150 ms": lambda m: m["gristmill"] <= 150},
     ),
     Workload(
@@ -144,5 +149,7 @@ WORKLOADS = [
         goals={"≤ 1.5 × (16 idle CPUs)": lambda m: m["gristmill"] <= 1.5},
     ),
     next_epochs("", next_epoch),
-    next_epochs(" (torch: persistent_workers)", functools.partial(next_epoch, persistent_workers=True)),
+    next_epochs(
+        " (torch: persistent_workers)", functools.partial(next_epoch, persistent_workers=True)
+    ),
 ]

@@ -37,7 +37,10 @@ def words():
 def document(i):
     """A text of 400 words, and the number of each."""
     numbers = np.random.default_rng(i).integers(0, 1000, 400).tolist()
-    tokens = [int(word[4:]) for word in re.findall(r"\w+", " ".join([words()[number] for number in numbers]))]
+    tokens = [
+        int(word[4:])
+        for word in re.findall(r"\w+", " ".join([words()[number] for number in numbers]))
+    ]
     return {"id": i, "values": np.array(tokens, np.int32)}
 
 
@@ -45,7 +48,9 @@ def document(i):
 def picture_file():
     image = importlib.import_module("PIL.Image")
     file = io.BytesIO()
-    image.fromarray(np.random.default_rng(0).integers(0, 255, (32, 32, 3), np.uint8)).resize((256, 256)).save(file, "jpeg")
+    image.fromarray(np.random.default_rng(0).integers(0, 255, (32, 32, 3), np.uint8)).resize(
+        (256, 256)
+    ).save(file, "jpeg")
     return file.getvalue()
 
 
@@ -69,7 +74,9 @@ def by_gristmill(make, count):
 def by_litdata(make, count):
     def candidate(litdata):
         def write(path):
-            litdata.optimize(make, [*range(count)], path, num_workers=WORKERS, chunk_bytes=BYTES, verbose=False)
+            litdata.optimize(
+                make, [*range(count)], path, num_workers=WORKERS, chunk_bytes=BYTES, verbose=False
+            )
 
         return measured(write, litdata.StreamingDataset)
 
@@ -129,7 +136,9 @@ def measured(write, read):
         path = str(Path(folder().name, f"{next(numbers)}"))
         start = time.perf_counter()
         write(path)
-        return Measured(time.perf_counter() - start, (np.asarray(element["values"]) for element in read(path)))
+        return Measured(
+            time.perf_counter() - start, (np.asarray(element["values"]) for element in read(path))
+        )
 
     return run
 
@@ -141,7 +150,11 @@ def workload(name, make, count):
         "MDSWriter": by_mds_writer(make, count),
         "datasets.map": by_datasets(make, count),
     }
-    goals = {"quicker than each": lambda m: m["gristmill"] < min(m["LitData"], m["MDSWriter"], m["datasets.map"])}
+    goals = {
+        "quicker than each": lambda m: (
+            m["gristmill"] < min(m["LitData"], m["MDSWriter"], m["datasets.map"])
+        )
+    }
     return Workload(name, "µs/element", 1e6, count, candidates, goals)
 
 

@@ -39,7 +39,9 @@ from gristmill.dataset.ahead.draws import Drawn, Draws
 from gristmill.dataset.ahead.memory import Holding, Memory
 from gristmill.dataset.ahead.threads import start_thread
 
-_NUM_CPUS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+_NUM_CPUS = (
+    len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+)
 # no thread waits longer without looking again: it may miss the signal of a ``close``
 _ANEW_SECONDS = 1.0
 _MIN_THREADS = 16
@@ -122,7 +124,9 @@ class Budget:
         num_processes: how many processes share all that.
     """
 
-    def __init__(self, max_threads: int | None = None, max_bytes: int | None = None, num_processes: int = 1) -> None:
+    def __init__(
+        self, max_threads: int | None = None, max_bytes: int | None = None, num_processes: int = 1
+    ) -> None:
         self.lock = Lock()
         self.num_waits = 0  # elements in a row for which threads waited, other than for a CPU
         self.waited_seconds = 0.0  # by consumers
@@ -241,7 +245,9 @@ class Budget:
         for i, number in enumerate(numbers):
             try:
                 # Sources may tell threads apart by the number, as that of a Python executor.
-                start_thread(functools.partial(self._read, number), f"gristmill-read_{number}", self._end)
+                start_thread(
+                    functools.partial(self._read, number), f"gristmill-read_{number}", self._end
+                )
             except BaseException as error:
                 with self.lock:
                     self._num_reading -= missing - i
@@ -313,7 +319,9 @@ class Budget:
         if missing > 0:
             self.settle()
             readers = self._readers.values()
-            missing = min(missing, sum([reader.num_threads for reader in readers]) - self._num_reading)
+            missing = min(
+                missing, sum([reader.num_threads for reader in readers]) - self._num_reading
+            )
             missing = min(missing, sum([reader.num_left for reader in readers]))
         return max(0, missing)
 
@@ -350,7 +358,9 @@ class Budget:
                     self._num_leaving -= 1
                     return None
                 work = self._next()
-                if work is not None or not any([reader.num_left for reader in self._readers.values()]):
+                if work is not None or not any(
+                    [reader.num_left for reader in self._readers.values()]
+                ):
                     return work
                 self._idle.add(signal)
             signal.wait(_ANEW_SECONDS)
@@ -390,7 +400,11 @@ def divide(budget: Budget, options: DatasetOptions, num_processes: int) -> None:
 
 def _part_of(max_threads: int | None, max_bytes: int | None, num_processes: int) -> tuple[int, int]:
     """Return the threads and the bytes of one of ``num_processes``."""
-    num_threads = _usual_threads(num_processes) if max_threads is None else max(1, max_threads // num_processes)
+    num_threads = (
+        _usual_threads(num_processes)
+        if max_threads is None
+        else max(1, max_threads // num_processes)
+    )
     return num_threads, (_usual_bytes() if max_bytes is None else max_bytes) // num_processes
 
 

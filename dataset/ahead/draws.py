@@ -94,7 +94,11 @@ class Draws:
         needed.
         """
         if self.are_several and reader.room():
-            due = _AT_ONCE if reader.is_awaited else reader.due + reader.num_ahead / self._rate(reader)
+            due = (
+                _AT_ONCE
+                if reader.is_awaited
+                else reader.due + reader.num_ahead / self._rate(reader)
+            )
             if reader.queued is None or due < reader.queued:
                 reader.queued = due
                 heapq.heappush(self._queue, (due, next(self._order), reader))

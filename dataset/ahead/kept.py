@@ -137,7 +137,12 @@ class KeptBlocks:
         it is not known.
         """
         span: _Span | None = _reading.call.span
-        if span is None or span.stage is not stage or index not in span.indices or step != span.indices.step:
+        if (
+            span is None
+            or span.stage is not stage
+            or index not in span.indices
+            or step != span.indices.step
+        ):
             span = self._span(stage, index, step)
             if span is None:
                 return stage.read(stage.keys([index]))[0]
@@ -162,7 +167,9 @@ class KeptBlocks:
             return None
         where = stage.span(index)
         with self._lock:
-            mine = [span for span in self._spans if span.stage is stage and span.indices.step == step]
+            mine = [
+                span for span in self._spans if span.stage is stage and span.indices.step == step
+            ]
             found = next((span for span in mine if index in span.indices), None)
             if found is None:
                 found = self._opened(stage, index, where, step)
@@ -243,7 +250,9 @@ class KeptBlocks:
                 self._empty(span)
                 self._spans = tuple([other for other in self._spans if other is not span])
 
-    def _keep(self, span: _Span, block: range, elements: list[Any], wanted: int, found: dict[int, Any]) -> None:
+    def _keep(
+        self, span: _Span, block: range, elements: list[Any], wanted: int, found: dict[int, Any]
+    ) -> None:
         size = self._size = int(mean_bytes(spread(elements, _NUM_MEASURED))) + 1
         with self._lock:
             room, num_before = self._room() // size if span.is_open else 0, len(span.kept)
@@ -259,7 +268,9 @@ class KeptBlocks:
 
     def _room(self) -> int:
         memory = self._budget.memory
-        return min(memory.max_bytes * 3 // 4 - self._holding.num_bytes, memory.max_bytes - memory.num_bytes)
+        return min(
+            memory.max_bytes * 3 // 4 - self._holding.num_bytes, memory.max_bytes - memory.num_bytes
+        )
 
     def _hold(self, num_bytes: int) -> None:
         with self._budget.lock:

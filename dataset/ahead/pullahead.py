@@ -111,7 +111,9 @@ class PullAhead(PullingClient):
 
     wanted = 0  # elements that the consumer has asked for and not yet taken
 
-    def __init__(self, source: Source, buffer_size: int, budget: Budget, waits: BudgetWaits | None = None) -> None:
+    def __init__(
+        self, source: Source, buffer_size: int, budget: Budget, waits: BudgetWaits | None = None
+    ) -> None:
         super().__init__()
         self._source = source
         self._buffer_size = buffer_size
@@ -263,7 +265,9 @@ class PullAhead(PullingClient):
         self._source.end_waits()
 
     def _may_be_inside(self) -> bool:
-        return self.is_here and (self._thread is threading.current_thread() or not self._inside.is_free())
+        return self.is_here and (
+            self._thread is threading.current_thread() or not self._inside.is_free()
+        )
 
     def _work(self) -> None:
         self._is_started = True  # before, or without, the end of ``start``
@@ -353,7 +357,9 @@ class PullAhead(PullingClient):
         seconds = time.perf_counter() - began
         self._block_size.adapt(seconds, size, max(self._max_block_size, self.wanted))
         if num_new and (num := self._sampling.num_of(seconds)):
-            self._element_bytes = self._sampling.mean_bytes([element for element, _, _ in spread(self.ready[-num_new:], num)])
+            self._element_bytes = self._sampling.mean_bytes(
+                [element for element, _, _ in spread(self.ready[-num_new:], num)]
+            )
             self._count_bytes()
         if failure is not None:
             self._failure = failure, failure.__traceback__

@@ -122,11 +122,17 @@ class ReadAhead(ReadingClient):
     def lowest(self) -> int:
         """The lowest index that is being computed or has not been begun."""
         with self.budget.lock:
-            return min([self._claimed, *[x.start for x in self._running], *[i for i, _ in self._returned]])
+            return min(
+                [self._claimed, *[x.start for x in self._running], *[i for i, _ in self._returned]]
+            )
 
     @property
     def num_left(self) -> int:
-        return 0 if self._closed else self._stop - self._claimed + sum([stop - start for start, stop in self._returned])
+        return (
+            0
+            if self._closed
+            else self._stop - self._claimed + sum([stop - start for start, stop in self._returned])
+        )
 
     def take(self, n: int) -> list[Any]:
         """The next elements, at least one and at most ``n``; waits for them. Not to be called at
@@ -192,7 +198,11 @@ class ReadAhead(ReadingClient):
             num = self.room()
             if num and (budget.is_held_up or not budget.memory.affords(num, self.element_bytes)):
                 return "memory"
-            return "threads" if num and budget.is_full and 2 * len(self._running) <= self.num_threads else None
+            return (
+                "threads"
+                if num and budget.is_full and 2 * len(self._running) <= self.num_threads
+                else None
+            )
 
     def _wait(self, seconds: float) -> bool:
         """Takes the next block, if it comes within this time, or what is finished of it then."""
@@ -213,7 +223,10 @@ class ReadAhead(ReadingClient):
         """Makes sure that a thread computes the element for which the consumer waits: the
         consumer's, by this call, if all others are busy.
         """
-        if self._taken != (self._returned[0][0] if self._returned else self._claimed) or self._taken >= self._stop:
+        if (
+            self._taken != (self._returned[0][0] if self._returned else self._claimed)
+            or self._taken >= self._stop
+        ):
             return None
         if self.budget.is_full and (num := self.room()):
             return self.claim(max(1, self.budget.memory.affords(num, self.element_bytes)))
@@ -254,7 +267,11 @@ class ReadAhead(ReadingClient):
         if self._returned:
             start, stop = self._returned[0]
             return min(size, stop - start)
-        limit = int(self.is_awaited) if self.is_draining else self.budget.draws.most_ahead(self, self._buffer_size)
+        limit = (
+            int(self.is_awaited)
+            if self.is_draining
+            else self.budget.draws.most_ahead(self, self._buffer_size)
+        )
         room = limit - self.num_ahead
         if limit < self._buffer_size and room < min(size, limit // 2):
             return 0  # not in many small blocks
@@ -289,7 +306,9 @@ class ReadAhead(ReadingClient):
             del error
             # Longer than its own work and that of all other threads, which may want the same
             # interpreter lock.
-            waited = seconds > QUICK_SECONDS and seconds > 2 * (budget.num_threads + 1) * cpu_seconds
+            waited = (
+                seconds > QUICK_SECONDS and seconds > 2 * (budget.num_threads + 1) * cpu_seconds
+            )
             budget.num_waits = budget.num_waits + 1 if size == 1 and waited else 0
             more = budget.num_waits == _NUM_WAITS
         if more:

@@ -53,7 +53,9 @@ class _Items:
         return self._items_from_kept if self._keeps_blocks else self._read_from._items
 
     def _items_from_kept(self, indices: range) -> Iterator[Any]:
-        return Call(self._kept_blocks(), indices[0]).elements(partial(self._read_from._items, indices))
+        return Call(self._kept_blocks(), indices[0]).elements(
+            partial(self._read_from._items, indices)
+        )
 
     def _kept_blocks(self) -> KeptBlocks:
         made = self._blocks
@@ -76,7 +78,9 @@ class Reader(_Items):
         ctx: of the pipeline, whose threads it uses.
     """
 
-    def __init__(self, ds: MapDataset[Any], num_threads: int, buffer_size: int, ctx: IteratorContext) -> None:
+    def __init__(
+        self, ds: MapDataset[Any], num_threads: int, buffer_size: int, ctx: IteratorContext
+    ) -> None:
         super().__init__(ds, ctx)
         self.log: RootLog | None = None  # in a worker
         self.waits = BudgetWaits()
@@ -170,7 +174,11 @@ class Reader(_Items):
         try:
             self._collect()
             num_passed = index - self._index
-            if self.reads_once and -_NEAR <= num_passed < 0 and (self._kept or self._ahead is not None):
+            if (
+                self.reads_once
+                and -_NEAR <= num_passed < 0
+                and (self._kept or self._ahead is not None)
+            ):
                 return  # later elements are kept
             if 0 <= num_passed <= len(self._kept):
                 del self._kept[:num_passed]
@@ -223,7 +231,9 @@ class Reader(_Items):
 
     @property
     def _may_read_ahead(self) -> bool:
-        return bool(self.num_threads) and not (self._is_closed or self.is_careful or self._keeps or self._is_draining)
+        return bool(self.num_threads) and not (
+            self._is_closed or self.is_careful or self._keeps or self._is_draining
+        )
 
     def stop(self) -> None:
         """Ends the threads, and keeps nothing."""
@@ -315,7 +325,14 @@ class Reader(_Items):
         ahead = self._ahead  # which ``close`` in another thread drops
         if ahead is None or not ahead.budget.is_here:
             self.stop()
-            what = self._items, index, self._length, self.num_threads, self._buffer_size, self.ctx.budget
+            what = (
+                self._items,
+                index,
+                self._length,
+                self.num_threads,
+                self._buffer_size,
+                self.ctx.budget,
+            )
             ahead = ReadAhead(*what, log=self.log, rate=self._rate, waits=self.waits)
             self._finalizer = weakref.finalize(self, ahead.close)
             ahead.budget.enroll(ahead)

@@ -29,7 +29,11 @@ def num_bytes_of(element: Any, most_parts: int | None = None) -> float:
         num = len(parts)
         if most_parts is None or num <= most_parts:
             return sum([num_bytes_of(part, most_parts) for part in parts])
-        return sum([num_bytes_of(part, most_parts) for part in itertools.islice(parts, most_parts)]) * num / most_parts
+        return (
+            sum([num_bytes_of(part, most_parts) for part in itertools.islice(parts, most_parts)])
+            * num
+            / most_parts
+        )
     if isinstance(element, np.ndarray):
         return element.nbytes
     # arrays of others have their data elsewhere
@@ -74,6 +78,10 @@ def mean_bytes(elements: Sequence[Any]) -> float:
     themselves be looked at.
     """
     try:
-        return sum([num_bytes_of(element, _MOST_PARTS) for element in elements]) / len(elements) if elements else 0.0
+        return (
+            sum([num_bytes_of(element, _MOST_PARTS) for element in elements]) / len(elements)
+            if elements
+            else 0.0
+        )
     except Exception:  # of users' classes
         return 0.0

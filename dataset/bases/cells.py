@@ -70,31 +70,51 @@ def kept_rows(before: Traced, after: Traced, stage: str) -> Rows:
     if not lengths or after.value is before.value:
         return rows
     num_rows = len(rows) if before.is_batch else 1
-    shapes = {keys: shape for keys, shape in _shapes(after.value).items() if len(shape) > before.is_batch}
+    shapes = {
+        keys: shape for keys, shape in _shapes(after.value).items() if len(shape) > before.is_batch
+    }
     left = [feature for feature in lengths if feature in shapes]
     if not all([_has_cells(shapes[feature], num_rows, lengths[feature]) for feature in left]):
         return cut_by(rows, stage)
-    known = {(*keys[:-1], f"{keys[-1]}{end}") for keys in lengths for end in ("", "_segment_ids", "_positions")}
+    known = {
+        (*keys[:-1], f"{keys[-1]}{end}")
+        for keys in lengths
+        for end in ("", "_segment_ids", "_positions")
+    }
     others = [shape for keys, shape in shapes.items() if keys not in known]
-    others = [x for x in others if not any([_has_cells(x, num_rows, lengths[feature]) for feature in left])]
+    others = [
+        x
+        for x in others
+        if not any([_has_cells(x, num_rows, lengths[feature]) for feature in left])
+    ]
     may_be_renamed = bool(others) and len(left) < len(lengths)
 
     def kept(piece: Piece) -> list[Piece]:
         if may_be_renamed:
-            is_known = _are_alike(piece.cells) and all([_has_cells(x, num_rows, piece.cells[0].length) for x in others])
+            is_known = _are_alike(piece.cells) and all(
+                [_has_cells(x, num_rows, piece.cells[0].length) for x in others]
+            )
             return [piece if is_known else _unknown(piece, stage)]
         cells = tuple([x for x in piece.cells if x.feature in left])
         if piece.cells and not cells:
             return [_unknown(piece, stage)]
         was_empty = all([x.start == x.stop for x in piece.cells])
-        return [piece.replaced(cells=cells)] if was_empty or any([x.stop > x.start for x in cells]) else []
+        return (
+            [piece.replaced(cells=cells)]
+            if was_empty or any([x.stop > x.start for x in cells])
+            else []
+        )
 
     return [tuple([new for piece in row for new in kept(piece)]) for row in rows]
 
 
 def parted_rows(before: Traced, after: Traced, stage: str) -> Rows:
     """Returns the records of one of several elements that a stage made of ``before``."""
-    if not before.is_batch or not are_several(before.rows) or _shapes(after.value) == _shapes(before.value):
+    if (
+        not before.is_batch
+        or not are_several(before.rows)
+        or _shapes(after.value) == _shapes(before.value)
+    ):
         return kept_rows(before, after, stage)
     return cut_by(before.rows, stage)
 
@@ -117,10 +137,22 @@ def _unknown(piece: Piece, stage: str) -> Piece:
 def _shapes(value: Any, path: tuple[Any, ...] = ()) -> dict[tuple[Any, ...], tuple[int, ...]]:
     """Returns the shapes of the arrays in an element, by their keys."""
     if isinstance(value, Mapping):
-        return {keys: shape for key, one in value.items() for keys, shape in _shapes(one, (*path, key)).items()}
+        return {
+            keys: shape
+            for key, one in value.items()
+            for keys, shape in _shapes(one, (*path, key)).items()
+        }
     if isinstance(value, list | tuple) and not all([isinstance(x, numbers.Number) for x in value]):
-        return {keys: shape for i, one in enumerate(value) for keys, shape in _shapes(one, (*path, i)).items()}
-    return {path: (len(value),) if isinstance(value, list | tuple) else tuple(getattr(value, "shape", ()))}
+        return {
+            keys: shape
+            for i, one in enumerate(value)
+            for keys, shape in _shapes(one, (*path, i)).items()
+        }
+    return {
+        path: (
+            (len(value),) if isinstance(value, list | tuple) else tuple(getattr(value, "shape", ()))
+        )
+    }
 
 
 def _has_cells(shape: tuple[int, ...] | None, num_rows: int, length: int) -> bool:
@@ -158,7 +190,13 @@ def placed(x: Traced, parts: Sequence[Placed], *, keeps_empty: bool) -> list[Pie
             if None in owned:
                 pieces.append(_unknown(piece, x.changed_by or "a stage"))
                 continue
-            cells = tuple([_moved(part, own) for part, own in zip(parts, owned, strict=True) if own is not None])
+            cells = tuple(
+                [
+                    _moved(part, own)
+                    for part, own in zip(parts, owned, strict=True)
+                    if own is not None
+                ]
+            )
             if keeps_empty or any([c.stop > c.start for c in cells]):
                 pieces.append(piece.replaced(cells=cells))
     return pieces
@@ -180,9 +218,19 @@ def records_of_row(x: Traced, i: int, num_rows: int) -> Rows:
     if x.is_batch and num_rows == len(x.rows):
         return [x.rows[i]]
     packed = [piece.cells for piece in x.pieces if piece.cells]
-    if x.is_batch or not all([_are_alike(cells) and cells[0].length == num_rows for cells in packed]):
+    if x.is_batch or not all(
+        [_are_alike(cells) and cells[0].length == num_rows for cells in packed]
+    ):
         return cut_by([x.pieces], x.changed_by or "a stage")
-    return [tuple([p.replaced(cells=()) for p in x.pieces if not p.cells or p.cells[0].start <= i < p.cells[0].stop])]
+    return [
+        tuple(
+            [
+                p.replaced(cells=())
+                for p in x.pieces
+                if not p.cells or p.cells[0].start <= i < p.cells[0].stop
+            ]
+        )
+    ]
 
 
 def _moved(part: Placed, own: tuple[int, int]) -> Cells:

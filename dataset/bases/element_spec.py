@@ -41,7 +41,9 @@ def get_element_spec(ds: Any) -> Any:
         ShapeDtypeStruct(shape=(None,), dtype=<class 'numpy.int64'>)
     """
     if not isinstance(ds, DatasetNode):
-        raise TypeError(f"ds must be a MapDataset or IterDataset, got {shown(ds)} of type {type(ds).__name__}")
+        raise TypeError(
+            f"ds must be a MapDataset or IterDataset, got {shown(ds)} of type {type(ds).__name__}"
+        )
     return spec_of(ds)
 
 
@@ -49,8 +51,9 @@ def _transformed_spec(stage: Any) -> Any:
     transform = parameters_of(stage).transform
     if not hasattr(transform, "output_spec"):
         raise ValueError(
-            f"cannot tell what {transform_name(transform)} makes of an element: use an object, as of a class derived from Map, "
-            "with a method output_spec(self, input_spec) that returns a pytree of ShapeDtypeStruct"
+            f"cannot tell what {transform_name(transform)} makes of an element: use an object, as"
+            " of a class derived from Map, with a method output_spec(self, input_spec) that"
+            " returns a pytree of ShapeDtypeStruct"
         )
     return transform.output_spec(spec_of(stage._parents[0]))
 
@@ -68,8 +71,9 @@ def batched_spec(batch_fn: Any, spec: Any, batch_size: int, drop_remainder: bool
         batch_fn = batch_fn.func
     if not hasattr(batch_fn, "output_spec"):
         raise NotImplementedError(
-            f"cannot tell what batches the batch_fn {transform_name(batch_fn)} makes: use an object with a method "
-            "output_spec(self, input_spec, batch_size, drop_remainder) that returns a pytree of ShapeDtypeStruct"
+            f"cannot tell what batches the batch_fn {transform_name(batch_fn)} makes: use an object"
+            " with a method output_spec(self, input_spec, batch_size, drop_remainder) that returns"
+            " a pytree of ShapeDtypeStruct"
         )
     known = inspect.signature(batch_fn.output_spec).parameters
     arguments |= {name: value for name, value in keywords.items() if name in known}

@@ -44,7 +44,9 @@ def part_that_changes(ds: Any) -> Any | None:
     records in later epochs.
     """
     for node in upstream(ds, of_later_epochs=True):
-        if node._takes_a_part and any([above._is_reshuffled for above in upstream(node, of_later_epochs=True)]):
+        if node._takes_a_part and any(
+            [above._is_reshuffled for above in upstream(node, of_later_epochs=True)]
+        ):
             return node
     return None
 
@@ -96,6 +98,8 @@ def _positions(ds: Any) -> tuple[Any, range]:
 def _are_disjoint(one: range, other: range) -> bool:
     if not one or not other:
         return True
-    if max(min(one[0], one[-1]), min(other[0], other[-1])) > min(max(one[0], one[-1]), max(other[0], other[-1])):
+    if max(min(one[0], one[-1]), min(other[0], other[-1])) > min(
+        max(one[0], one[-1]), max(other[0], other[-1])
+    ):
         return True
     return (one.start - other.start) % math.gcd(one.step, other.step) != 0

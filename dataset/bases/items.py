@@ -42,7 +42,10 @@ def check_number(found: int, expected: int) -> None:
     indices.
     """
     if found < expected:
-        raise RuntimeError(f"a map dataset returned {found} elements for {expected} indices: its _items returns one for each")
+        raise RuntimeError(
+            f"a map dataset returned {found} elements for {expected} indices: its _items returns"
+            " one for each"
+        )
 
 
 def given_out(elements: list[Any]) -> Iterator[Any]:

@@ -65,7 +65,9 @@ class IterDataset(
     _tells_place: ClassVar = False
     # What the step does, if several workers can do it, each to some of the elements: it changes
     # them one by one, with their number or without, it chooses which are kept, or it makes batches.
-    _works_on: ClassVar[Literal["nothing", "elements", "numbered elements", "choice", "batches"] | None] = None
+    _works_on: ClassVar[
+        Literal["nothing", "elements", "numbered elements", "choice", "batches"] | None
+    ] = None
 
     def __init_subclass__(cls, **given: Any) -> None:
         super().__init_subclass__(**given)
@@ -103,10 +105,11 @@ class IterDataset(
             return division.sliced_by_itself(self)
         if not self._parents:
             raise ValueError(
-                f"an IterDataset source of class {type(self).__name__} cannot be sliced among {division.num_workers} workers: "
-                "start from a MapDataset (to_iter_dataset()), give the class a method set_slice(sl, sequential_slice=False) "
-                "that keeps a part of its data, or use one worker. If it draws from other datasets, pass them to "
-                "super().__init__()"
+                f"an IterDataset source of class {type(self).__name__} cannot be sliced among"
+                f" {division.num_workers} workers: start from a MapDataset (to_iter_dataset()),"
+                " give the class a method set_slice(sl, sequential_slice=False) that keeps a part"
+                " of its data, or use one worker. If it draws from other datasets, pass them to"
+                " super().__init__()"
             )
         return division.over_shares(self)
 

@@ -26,7 +26,13 @@ from gristmill.core.state import shown, state_from_text, state_to_text
 from gristmill.dataset.bases.context import IteratorContext
 from gristmill.dataset.bases.length import elements_left
 from gristmill.dataset.bases.node import Node, as_parents
-from gristmill.dataset.bases.observing import Instrument, Observable, Wrap, divert_next, running_upstream
+from gristmill.dataset.bases.observing import (
+    Instrument,
+    Observable,
+    Wrap,
+    divert_next,
+    running_upstream,
+)
 from gristmill.dataset.faults.budget import FaultCounts
 from gristmill.dataset.states.mixtures import as_names, without_components
 from gristmill.dataset.states.values import copied
@@ -200,8 +206,9 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
         """
         if not self._resize(as_int("num_workers", num_workers, minimum=1)):
             raise ValueError(
-                f"{self} has no workers that can be resized. Make the pipeline with mp_prefetch and options of at least one "
-                "worker, and with num_lanes if you need more workers later"
+                f"{self} has no workers that can be resized. Make the pipeline with mp_prefetch and"
+                " options of at least one worker, and with num_lanes if you need more workers"
+                " later"
             )
 
     def _resize(self, num_workers: int) -> bool:
@@ -235,7 +242,9 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
         return type(self).__repr__ is DatasetIterator.__repr__
 
     def __reduce__(self) -> Any:
-        raise TypeError(f"{self} cannot be copied or pickled: save get_state(), and pickle or copy the dataset")
+        raise TypeError(
+            f"{self} cannot be copied or pickled: save get_state(), and pickle or copy the dataset"
+        )
 
     # Iterators of the library release their resources without it; a user's ``close`` may do more.
     # Parents are not closed, because they may have other users.
@@ -277,7 +286,9 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
         from gristmill.dataset.telling.description import describe
 
         async def restore() -> None:
-            text = await asyncio.to_thread(read_checkpoint, directory, describe(self), self._merged_state)
+            text = await asyncio.to_thread(
+                read_checkpoint, directory, describe(self), self._merged_state
+            )
             self.set_state(state_from_text(text, self))
 
         return restore()
@@ -292,7 +303,9 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
         """A state from which the next output is the one that ``next`` gave last; ``None`` if there
         was none. Optional.
         """
-        raise NotImplementedError(f"{self} does not know where it was before its last output: save the state before it")
+        raise NotImplementedError(
+            f"{self} does not know where it was before its last output: save the state before it"
+        )
 
     def _merged_state(self, states: Any) -> Any:
         """The state that continues where all of several shards stopped, whose number was another
@@ -303,17 +316,23 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
                 shards share out.
         """
         raise StateMismatchError(
-            f"{self} cannot continue with another number of shards or processes: only ElasticIterator and global_batch can, and "
-            "steps after them that keep nothing for later"
+            f"{self} cannot continue with another number of shards or processes: only"
+            " ElasticIterator and global_batch can, and steps after them that keep nothing for"
+            " later"
         )
 
     def _get_next_index(self) -> int:
         """The index of the next element (see ``get_next_index``). Optional."""
-        raise NotImplementedError(f"{self} does not know the index of its next element: it does not follow from its position")
+        raise NotImplementedError(
+            f"{self} does not know the index of its next element: it does not follow from its"
+            " position"
+        )
 
     def _set_next_index(self, index: int) -> None:
         """Continues with the element at ``index``, without computing those before it. Optional."""
-        raise NotImplementedError(f"{self} cannot jump to an index: it would have to compute all elements before it")
+        raise NotImplementedError(
+            f"{self} cannot jump to an index: it would have to compute all elements before it"
+        )
 
     def _has_gaps(self) -> bool:
         """True if there may be no element at some of the indices of ``_get_next_index``."""
@@ -321,7 +340,9 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
 
     def _skip(self) -> None:
         """Advances past the next output, although computing it fails."""
-        raise NotImplementedError(f"{self} cannot move past a failed element: it does not define _skip")
+        raise NotImplementedError(
+            f"{self} cannot move past a failed element: it does not define _skip"
+        )
 
 
 class PlainIterator(DatasetIterator[T_co]):
@@ -337,7 +358,9 @@ class PlainIterator(DatasetIterator[T_co]):
         super().__init__()
         self._iterator = iterator
         name = str(getattr(iterator, "__qualname__", type(iterator).__qualname__))
-        self._name = type(ds).__name__ if name.endswith(f"{type(ds).__qualname__}.__iter__") else name
+        self._name = (
+            type(ds).__name__ if name.endswith(f"{type(ds).__qualname__}.__iter__") else name
+        )
 
     def __str__(self) -> str:
         return self._name
@@ -347,7 +370,8 @@ class PlainIterator(DatasetIterator[T_co]):
 
     def get_state(self) -> Any:
         raise NotImplementedError(
-            f"a plain {type(self._iterator).__name__} has no state: return a DatasetIterator from __iter__ to save its position"
+            f"a plain {type(self._iterator).__name__} has no state: return a DatasetIterator from"
+            " __iter__ to save its position"
         )
 
     def set_state(self, state: Any) -> None:
@@ -384,7 +408,9 @@ def iterate(ds: Any) -> DatasetIterator[Any]:
         return it
     if isinstance(it, Iterator):
         return PlainIterator(it, ds)
-    raise TypeError(f"{type(ds).__name__}.__iter__ must return an iterator, got {type(it).__name__}")
+    raise TypeError(
+        f"{type(ds).__name__}.__iter__ must return an iterator, got {type(it).__name__}"
+    )
 
 
 def snapshot(it: DatasetIterator[Any]) -> Any:
@@ -396,7 +422,9 @@ def snapshot(it: DatasetIterator[Any]) -> Any:
         return None
 
 
-async def write_when_created(directory: Any, state: str, description: dict[str, Any] | None) -> None:
+async def write_when_created(
+    directory: Any, state: str, description: dict[str, Any] | None
+) -> None:
     """Writes a checkpoint as soon as Orbax has made the directory."""
     import asyncio  # 10 ms that only programs with an event loop should pay
 
@@ -512,9 +540,11 @@ class BlockIterator(DatasetIterator[T_co]):
         if self._closed:
             return ValueError(f"{self} is closed")
         return RuntimeError(
-            f"{self} is in next() already, called by another thread or by a function of its own pipeline: an iterator is used "
-            "by one thread at a time. Give each thread an iterator of its own (over a shard of the dataset, for other elements), "
-            "hold a lock around next(), or let the pipeline use threads: to_iter_dataset(ReadOptions(...)), multithread_prefetch"
+            f"{self} is in next() already, called by another thread or by a function of its own"
+            " pipeline: an iterator is used by one thread at a time. Give each thread an iterator"
+            " of its own (over a shard of the dataset, for other elements), hold a lock around"
+            " next(), or let the pipeline use threads: to_iter_dataset(ReadOptions(...)),"
+            " multithread_prefetch"
         )
 
     def set_state(self, state: Any, *, drop: Collection[str] = ()) -> None:
@@ -538,7 +568,9 @@ class BlockIterator(DatasetIterator[T_co]):
             note_interrupt(self, error)
             return_to(self, before)
             if isinstance(error, RecursionError):  # where it is compared, copied or shown
-                raise StateMismatchError(f"the state of {self} must be nested less deeply than {shown(state)}") from error
+                raise StateMismatchError(
+                    f"the state of {self} must be nested less deeply than {shown(state)}"
+                ) from error
             raise
         self._failed_state, self._is_consistent = None, True
         self._forget_last()

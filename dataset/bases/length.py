@@ -72,7 +72,10 @@ def dataset_length(ds: Any) -> Length:
         (Exact(num=4), AtMost(num=10), Infinite())
     """
     if not hasattr(ds, "_num_elements"):
-        raise TypeError(f"ds must be a MapDataset, IterDataset or DataLoader, got {ds!r:.200} of type {type(ds).__name__}")
+        raise TypeError(
+            f"ds must be a MapDataset, IterDataset or DataLoader, got {ds!r:.200} of type"
+            f" {type(ds).__name__}"
+        )
     return num_elements(ds)
 
 
@@ -150,14 +153,23 @@ def exact_length(stream: Any) -> int:
         length = num_elements(stream)
     except Exception as error:
         # of a source; ``list`` asks for lengths too, and the source's error is to come from reading
-        raise _no_length(stream, f"its source does not say how long it is ({type(error).__name__}: {error!s:.200})") from error
+        raise _no_length(
+            stream,
+            f"its source does not say how long it is ({type(error).__name__}: {error!s:.200})",
+        ) from error
     match length:
         case Exact(num) if num <= sys.maxsize:
             return num
         case AtMost(num):
-            reason = f"it has {num} elements at most, how many is known when they have been read; count with sum(1 for _ in ds)"
+            reason = (
+                f"it has {num} elements at most, how many is known when they have been read; count"
+                " with sum(1 for _ in ds)"
+            )
         case Unknown():
-            reason = "how many elements it has is not known before they have been read; count with sum(1 for _ in ds)"
+            reason = (
+                "how many elements it has is not known before they have been read; count with sum(1"
+                " for _ in ds)"
+            )
         case _:
             reason = "it does not end; ds.limit(n) does"
     raise _no_length(stream, reason)
@@ -181,14 +193,20 @@ def elements_left(it: Any, ds: Any, next_index: Callable[[], int]) -> int:
     try:
         return max(0, length - next_index())
     except Exception as error:  # ``list`` must raise what ``next`` raises
-        raise _no_length(it, f"the index of its next element is not known ({type(error).__name__}: {error!s:.200})") from error
+        raise _no_length(
+            it,
+            f"the index of its next element is not known ({type(error).__name__}: {error!s:.200})",
+        ) from error
 
 
 def has_own_length(node: Any) -> bool:
     """Return True if a dataset has a length that does not follow from its parents', as a stream's
     does.
     """
-    return not hasattr(node, "__next__") and getattr(type(node), "__len__", exact_length) is not exact_length
+    return (
+        not hasattr(node, "__next__")
+        and getattr(type(node), "__len__", exact_length) is not exact_length
+    )
 
 
 def _no_length(stream: Any, reason: str) -> TypeError:
@@ -203,4 +221,8 @@ def length_hint(stream: Any) -> Any:
         length = num_elements(stream)
     except Exception:
         return NotImplemented
-    return length.num if isinstance(length, Exact | AtMost) and length.num <= _MAX_HINT else NotImplemented
+    return (
+        length.num
+        if isinstance(length, Exact | AtMost) and length.num <= _MAX_HINT
+        else NotImplemented
+    )

@@ -30,7 +30,13 @@ from gristmill.dataset.bases.node import (
 from gristmill.dataset.bases.observing import Instrument, Wrap, divert_items, observed_items
 from gristmill.dataset.bases.origins import Part, RecordKey
 from gristmill.dataset.faults.attempts import Reports
-from gristmill.dataset.methods import MapBucketMethods, MapDatasetMeta, MapElementMethods, MapPartMethods, MapSequenceMethods
+from gristmill.dataset.methods import (
+    MapBucketMethods,
+    MapDatasetMeta,
+    MapElementMethods,
+    MapPartMethods,
+    MapSequenceMethods,
+)
 from gristmill.dataset.telling.failures import failed_at, told
 from gristmill.dataset.telling.tracebacks import filter_traceback
 from gristmill.sources.reading import may_be_read_again
@@ -127,7 +133,9 @@ class MapDataset(
         try:
             return self[index]
         except Exception as error:
-            if isinstance(error, StopIteration) and (not self._parents or isinstance(error.__cause__, SourceEnded)):
+            if isinstance(error, StopIteration) and (
+                not self._parents or isinstance(error.__cause__, SourceEnded)
+            ):
                 raise SourceEnded from error
             failed_at(error, self, index)
             raise
@@ -207,8 +215,8 @@ class MapDataset(
             return division.every_nth(self)
         if not self._parents:
             raise ValueError(
-                f"sequential_slice=True can cut only MapDataset.source and MapDataset.range into parts, not {self!s:.200}: "
-                "use sequential_slice=False"
+                "sequential_slice=True can cut only MapDataset.source and MapDataset.range into"
+                f" parts, not {self!s:.200}: use sequential_slice=False"
             )
         return division.over_shares(self)
 
@@ -255,7 +263,9 @@ class MapDataset(
             raise not_over_a_part(self, "has a length of its own")
         for name, value in vars(self).items():
             if _is_per_element(value, length) and replaced(value) is value:
-                raise not_over_a_part(self, f"has an attribute, {name}, with an entry for every element")
+                raise not_over_a_part(
+                    self, f"has an attribute, {name}, with an entry for every element"
+                )
         return new
 
 
@@ -274,7 +284,11 @@ class BlockMapDataset(MapDataset[T]):
         return False
 
     def _set_instrument(self, wrap: Wrap | None) -> None:
-        shadow(self, "_items", None if wrap is None else partial(observed_items, wrap, is_read_once=self._draws_once))
+        shadow(
+            self,
+            "_items",
+            None if wrap is None else partial(observed_items, wrap, is_read_once=self._draws_once),
+        )
 
     def _over(self, replaced: Callable[[Any], Any]) -> MapDataset[T]:
         if self._is_made_anew:
@@ -305,7 +319,9 @@ class BlockMapDataset(MapDataset[T]):
 
     def _check_not_empty(self, length: int, indices: Iterable[Any] = ()) -> None:
         if not length:
-            raise told(IndexError(f"{self} is empty: it has no element at any index"), self, indices)
+            raise told(
+                IndexError(f"{self} is empty: it has no element at any index"), self, indices
+            )
 
 
 class ReindexMapDataset(BlockMapDataset[T]):
@@ -360,8 +376,8 @@ class NotOverAPartError(ValueError):
 
 def not_over_a_part(step: Any, reason: str) -> NotOverAPartError:
     return NotOverAPartError(
-        f"sequential_slice=True gives every worker a part of the source, but {step!s:.200} {reason}: over a part, elements "
-        "would be lost or repeated. Use sequential_slice=False"
+        f"sequential_slice=True gives every worker a part of the source, but {step!s:.200}"
+        f" {reason}: over a part, elements would be lost or repeated. Use sequential_slice=False"
     )
 
 
@@ -378,7 +394,10 @@ def _as_index(index: Any) -> int:
     try:
         return index.__index__()
     except AttributeError:
-        raise TypeError(f"index must be an integer or a slice, got {index!r:.100} of type {type(index).__name__}") from None
+        raise TypeError(
+            f"index must be an integer or a slice, got {index!r:.100} of type"
+            f" {type(index).__name__}"
+        ) from None
 
 
 def source_reads_once(source: Any) -> bool:

@@ -5,14 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-_ROWS = "rows of arrays are MapDataset.source({'x': x, 'y': y}), records of a list or data source MapDataset.source(records)"
-_GENERATOR = "what can only be read in order is an IterDataset of your own: derive a class and return its iterator from __iter__"
-_PAD = "pad in ds.map(...) or ds.batch(n, batch_fn=...), or pack with grain.experimental.FirstFitPackIterDataset"
-_UNBATCH = "call batch later, or ds.{call}, whose function lists the rows of a batch; batches of another size are ds.rebatch(n)"
+_ROWS = (
+    "rows of arrays are MapDataset.source({'x': x, 'y': y}), records of a list or data source"
+    " MapDataset.source(records)"
+)
+_GENERATOR = (
+    "what can only be read in order is an IterDataset of your own: derive a class and return its"
+    " iterator from __iter__"
+)
+_PAD = (
+    "pad in ds.map(...) or ds.batch(n, batch_fn=...), or pack with"
+    " grain.experimental.FirstFitPackIterDataset"
+)
+_UNBATCH = (
+    "call batch later, or ds.{call}, whose function lists the rows of a batch; batches of another"
+    " size are ds.rebatch(n)"
+)
 _ENUMERATE = "use ds.map_with_index(lambda i, x: (i, x))"
 _NUMPY = "iterate over the dataset itself: batches are NumPy arrays"
 _LENGTH = "use len(ds), and operator.length_hint(ds) where only a bound is known"
-_OPTIONS = "use grain.experimental.WithOptionsIterDataset(ds, grain.experimental.DatasetOptions(...))"
+_OPTIONS = (
+    "use grain.experimental.WithOptionsIterDataset(ds, grain.experimental.DatasetOptions(...))"
+)
 _SPEC = "use grain.experimental.get_element_spec(ds)"
 _COLUMNS = "use ds.map(...) with a function of one element"
 _NO_RANDOM_ACCESS = "a stream has no random access: "
@@ -46,8 +60,10 @@ OF_MAP_DATASETS = _OF_BOTH | {
     "mp_prefetch": _of_streams("mp_prefetch(grain.MultiprocessingOptions(num_workers=...))"),
     "multithread_prefetch": _of_streams("multithread_prefetch(num_threads, buffer_size)"),
     "prefetch": (
-        "ds.to_iter_dataset(grain.ReadOptions(num_threads=..., prefetch_buffer_size=...)) reads ahead with threads, "
-        "ds.to_iter_dataset().mp_prefetch(grain.MultiprocessingOptions(num_workers=...)) with processes"
+        "ds.to_iter_dataset(grain.ReadOptions(num_threads=..., prefetch_buffer_size=...)) reads"
+        " ahead with threads,"
+        " ds.to_iter_dataset().mp_prefetch(grain.MultiprocessingOptions(num_workers=...)) with"
+        " processes"
     ),
     "prefetch_to_device": _of_streams("prefetch_to_device(device)"),
     "rebatch": _of_streams("rebatch(n)"),
@@ -57,24 +73,41 @@ OF_MAP_DATASETS = _OF_BOTH | {
     "take": "use ds[:n]",
     "thread_prefetch": _of_streams("thread_prefetch(n)"),
     "train_test_split": "use ds.split({'train': 0.9, 'test': 0.1}, seed=0)",
-    "unbatch": _UNBATCH.format(call="flat_map(rows, max_fan_out=n)").replace("ds.rebatch", "ds.to_iter_dataset().rebatch"),
+    "unbatch": (
+        _UNBATCH.format(call="flat_map(rows, max_fan_out=n)").replace(
+            "ds.rebatch", "ds.to_iter_dataset().rebatch"
+        )
+    ),
 }
 
 OF_STREAMS = _OF_BOTH | {
-    "concatenate": "use grain.MapDataset.source([ds, other]).interleave(cycle_length=1), or MapDataset.concatenate",
-    "interleave": "use MapDataset.source(datasets).interleave(cycle_length=...), or MapDataset.source(paths).interleave(...)",
+    "concatenate": (
+        "use grain.MapDataset.source([ds, other]).interleave(cycle_length=1), or"
+        " MapDataset.concatenate"
+    ),
+    "interleave": (
+        "use MapDataset.source(datasets).interleave(cycle_length=...), or"
+        " MapDataset.source(paths).interleave(...)"
+    ),
     "range": "use MapDataset.range(n).to_iter_dataset()",
     "select": f"{_NO_RANDOM_ACCESS}call slice(indices) on the MapDataset before to_iter_dataset()",
-    "shard": f"{_NO_RANDOM_ACCESS}shard the MapDataset, map_ds[index::num_shards], before to_iter_dataset()",
+    "shard": (
+        f"{_NO_RANDOM_ACCESS}shard the MapDataset, map_ds[index::num_shards], before"
+        " to_iter_dataset()"
+    ),
     "shuffle": (
-        f"{_NO_RANDOM_ACCESS}shuffle the MapDataset before to_iter_dataset(), or shuffle what is near one another with "
-        "ds.window_shuffle(window_size, seed=...)"
+        f"{_NO_RANDOM_ACCESS}shuffle the MapDataset before to_iter_dataset(), or shuffle what is"
+        " near one another with ds.window_shuffle(window_size, seed=...)"
     ),
     "skip": (
-        f"{_NO_RANDOM_ACCESS}slice the MapDataset, map_ds[n:], before to_iter_dataset(), or pass over elements with "
-        "itertools.islice(ds, n, None); to go on where a run ended, restore the state of its iterator"
+        f"{_NO_RANDOM_ACCESS}slice the MapDataset, map_ds[n:], before to_iter_dataset(), or pass"
+        " over elements with itertools.islice(ds, n, None); to go on where a run ended, restore"
+        " the state of its iterator"
     ),
-    "slice": f"{_NO_RANDOM_ACCESS}slice the MapDataset, map_ds[a:b], before to_iter_dataset(); ds.limit(n) is its beginning",
+    "slice": (
+        f"{_NO_RANDOM_ACCESS}slice the MapDataset, map_ds[a:b], before to_iter_dataset();"
+        " ds.limit(n) is its beginning"
+    ),
     "source": "use MapDataset.source(...).to_iter_dataset()",
     "take": "use ds.limit(n)",
     "to_iter_dataset": "it is a stream already",

@@ -77,16 +77,17 @@ def check_no_gaps(stage: Any) -> None:
     """
     if stage.has_gaps() if hasattr(stage, "has_gaps") else stage._has_gaps():
         raise NotImplementedError(
-            f"{stage} has no index for its elements: a step of the MapDataset before it may leave out elements, so that how many "
-            "come before one does not follow from its index. Use get_state and set_state"
+            f"{stage} has no index for its elements: a step of the MapDataset before it may leave"
+            " out elements, so that how many come before one does not follow from its index. Use"
+            " get_state and set_state"
         )
 
 
 def _checked(ds_iter: Any) -> Any:
     if not hasattr(ds_iter, "_get_next_index"):
         raise TypeError(
-            f"ds_iter must be an iterator of a dataset, got {shown(ds_iter)} of type {type(ds_iter).__name__}; "
-            "make one with iter(ds)"
+            f"ds_iter must be an iterator of a dataset, got {shown(ds_iter)} of type"
+            f" {type(ds_iter).__name__}; make one with iter(ds)"
         )
     return ds_iter
 

@@ -124,15 +124,19 @@ class DatasetNode(Node):
     def _element_spec(self) -> Any:
         """The spec of an element, for ``get_element_spec``. Optional for users' datasets."""
         raise NotImplementedError(
-            f"{type(self).__name__} does not say what its elements look like: define a property _element_spec that returns a "
-            "pytree of ShapeDtypeStruct"
+            f"{type(self).__name__} does not say what its elements look like: define a property"
+            " _element_spec that returns a pytree of ShapeDtypeStruct"
         )
 
     if not TYPE_CHECKING:  # with it, type checkers would accept any attribute
 
         def __getattr__(self, name: str) -> Any:
             inherited = getattr(super(), "__getattr__", None)  # of another base of a user's class
-            return inherited(name) if inherited else lookup_with_hint(object.__getattribute__, self, name)
+            return (
+                inherited(name)
+                if inherited
+                else lookup_with_hint(object.__getattribute__, self, name)
+            )
 
     @property
     def _is_mixed_in_lanes(self) -> bool:
@@ -190,7 +194,9 @@ class DatasetNode(Node):
         return func(self, *args, **kwargs)
 
 
-def computed_by(ds: Any, *, threads: ReadOptions | None = None, num_workers: int | None = None) -> Any:
+def computed_by(
+    ds: Any, *, threads: ReadOptions | None = None, num_workers: int | None = None
+) -> Any:
     """``ds``, computed by other threads or by another number of worker processes; itself if that
     cannot be.
     """
@@ -212,7 +218,13 @@ spec_of_first_parent = property(_spec_of_first_parent)
 
 def as_parents(parents: Any, *kinds: type) -> tuple[Any, ...]:
     """``parents`` as a tuple: one object of one of ``kinds``, or an iterable of such."""
-    found = (parents,) if isinstance(parents, kinds) else tuple(parents) if isinstance(parents, Iterable) else None
+    found = (
+        (parents,)
+        if isinstance(parents, kinds)
+        else tuple(parents)
+        if isinstance(parents, Iterable)
+        else None
+    )
     if found is None or not all([issubclass(kind, kinds) for kind in {type(p) for p in found}]):
         names = " or ".join(kind.__name__ for kind in kinds)
         raise TypeError(f"parents must be a {names} or a sequence of them, got {shown(parents)}")
@@ -238,7 +250,9 @@ class NoSingleParentError(ValueError, AttributeError):
 
 def only_parent(node: Any) -> Any:
     if len(node._parents) != 1:
-        raise NoSingleParentError(f"{node._class_name} must have exactly one parent here, it has {len(node._parents)}")
+        raise NoSingleParentError(
+            f"{node._class_name} must have exactly one parent here, it has {len(node._parents)}"
+        )
     return node._parents[0]
 
 

@@ -239,7 +239,12 @@ class _Diversion:
     that have some.
     """
 
-    def __init__(self, cls: type, name: str, through: Callable[[type, Any], tuple[Method, Callable[..., Any]]]) -> None:
+    def __init__(
+        self,
+        cls: type,
+        name: str,
+        through: Callable[[type, Any], tuple[Method, Callable[..., Any]]],
+    ) -> None:
         self._cls = cls
         self._name = name
         self._own = vars(cls).get(name)  # the class may have it from another one
@@ -265,7 +270,12 @@ _diversions: dict[type, _Diversion] = {}
 _lock = Lock()
 
 
-def _divert(stage: Any, name: str, wrap: Wrap | None, through: Callable[[type, Any], tuple[Method, Callable[..., Any]]]) -> None:
+def _divert(
+    stage: Any,
+    name: str,
+    wrap: Wrap | None,
+    through: Callable[[type, Any], tuple[Method, Callable[..., Any]]],
+) -> None:
     cls, key = type(stage), id(stage)
     if wrap is None:
         with contextlib.suppress(AttributeError):

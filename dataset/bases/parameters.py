@@ -76,11 +76,17 @@ class Parameters(Value):
         """The parameters that determine the elements, by name: checkpoints identify pipelines by
         them.
         """
-        return {name: getattr(self, name) for name, field in self._fields.items() if field.is_described}
+        return {
+            name: getattr(self, name) for name, field in self._fields.items() if field.is_described
+        }
 
     def text(self) -> str:
         """The text in the parentheses of a stage's text."""
-        shown = [f"{name}={field.show(getattr(self, name))}" for name, field in self._fields.items() if field.in_text]
+        shown = [
+            f"{name}={field.show(getattr(self, name))}"
+            for name, field in self._fields.items()
+            if field.in_text
+        ]
         return ", ".join(shown)
 
     def _replace(self, **values: Any) -> None:

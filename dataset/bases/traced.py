@@ -14,7 +14,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from gristmill.dataset.bases.cells import Piece, Rows, are_several, cut_by, kept_rows, parted_rows
-from gristmill.dataset.bases.node import DatasetNode, ancestors, default_seed, is_of_library, parents_of
+from gristmill.dataset.bases.node import (
+    DatasetNode,
+    ancestors,
+    default_seed,
+    is_of_library,
+    parents_of,
+)
 from gristmill.dataset.bases.origins import Part, RecordKey
 from gristmill.dataset.faults.attempts import noted_events
 from gristmill.dataset.telling.failures import note_at
@@ -34,7 +40,11 @@ class Traced:
     """
 
     def __init__(
-        self, compute: Callable[[], Any], rows: Rows | Callable[[], Rows], is_batch: bool = False, changed_by: str = ""
+        self,
+        compute: Callable[[], Any],
+        rows: Rows | Callable[[], Rows],
+        is_batch: bool = False,
+        changed_by: str = "",
     ) -> None:
         self._compute: Callable[[], Any] | None = compute
         self._value: Any = None
@@ -68,7 +78,9 @@ class Traced:
     def then(self, function: Callable[[Any], Any], stage: Any) -> Traced:
         """Returns the element that ``function``, of ``stage``, makes of it."""
         name = str(stage)
-        new = Traced(lambda: function(self.value), lambda: kept_rows(self, new, name), self.is_batch, name)
+        new = Traced(
+            lambda: function(self.value), lambda: kept_rows(self, new, name), self.is_batch, name
+        )
         return new
 
     def part(self, value: Any, stage: Any) -> Traced:
@@ -92,7 +104,9 @@ class Traced:
 
 def grouped(make: Callable[[list[Any]], Any], elements: Sequence[Traced]) -> Traced:
     """The batch that ``make`` makes of ``elements``."""
-    return Traced(lambda: make([x.value for x in elements]), lambda: [x.pieces for x in elements], True)
+    return Traced(
+        lambda: make([x.value for x in elements]), lambda: [x.pieces for x in elements], True
+    )
 
 
 def side_by_side(elements: Sequence[Traced]) -> Traced:
@@ -103,7 +117,9 @@ def side_by_side(elements: Sequence[Traced]) -> Traced:
 
 def joined_rows(parts: Sequence[Rows], is_batch: bool) -> tuple[Rows, bool]:
     if is_batch and len({len(rows) for rows in parts}) == 1:
-        return [tuple([piece for row in rows for piece in row]) for rows in zip(*parts, strict=True)], True
+        return [
+            tuple([piece for row in rows for piece in row]) for rows in zip(*parts, strict=True)
+        ], True
     return [tuple([piece for rows in parts for row in rows for piece in row])], False
 
 
@@ -157,7 +173,11 @@ class Tracing:
     @contextlib.contextmanager
     def noting_faults(self, ds: Any) -> Iterator[None]:
         """Note the elements that stages up to ``ds`` skip or replace in this context."""
-        steps = {node._tolerance.limits.number: node for node in ancestors(ds) if node._tolerance is not None}
+        steps = {
+            node._tolerance.limits.number: node
+            for node in ancestors(ds)
+            if node._tolerance is not None
+        }
         reports = next((step._reports for step in steps.values()), None)
         before = 0 if reports is None else len(reports.here())
         with noted_events(passes_on=True) as events:
@@ -208,8 +228,9 @@ def refuse_to_trace(stage: DatasetNode) -> NotImplementedError:
         return unexplained(stage, "it does not say which elements its outputs are made of")
     return unexplained(
         stage,
-        "nobody knows what a class of yours does with its elements. Give it a method _traced(tracing) that returns the twin of "
-        "this step (see gristmill.dataset.bases.traced), or explain the pipeline before it",
+        "nobody knows what a class of yours does with its elements. Give it a method"
+        " _traced(tracing) that returns the twin of this step (see gristmill.dataset.bases.traced),"
+        " or explain the pipeline before it",
     )
 
 
@@ -236,7 +257,11 @@ def _rows(ds: Any, index: int, piece: Piece) -> tuple[Rows, bool]:
         return [tuple([x for row in rows for x in row]) for rows, _ in found], True
     if len(found) == 1:
         rows, is_batch = found[0]
-        return (cut_by(rows, str(ds)), is_batch) if ds._takes_apart and is_batch and are_several(rows) else found[0]
+        return (
+            (cut_by(rows, str(ds)), is_batch)
+            if ds._takes_apart and is_batch and are_several(rows)
+            else found[0]
+        )
     return joined_rows([rows for rows, _ in found], any([is_batch for _, is_batch in found]))
 
 
@@ -244,7 +269,13 @@ def _rows_of(ds: Any, one: Part | RecordKey, piece: Piece, is_batch: bool) -> tu
     if isinstance(one, RecordKey):
         epoch = None if one.epoch is None or piece.epoch is None else piece.epoch + one.epoch
         index = piece.index if one.sampled is None else one.sampled
-        found = piece.replaced(source=ds._record_source, key=one.key, epoch=epoch, index=index, seeds=one.seeds + piece.seeds)
+        found = piece.replaced(
+            source=ds._record_source,
+            key=one.key,
+            epoch=epoch,
+            index=index,
+            seeds=one.seeds + piece.seeds,
+        )
         return [(found,)], False
     assert piece.epoch is not None
     return _rows(
@@ -264,14 +295,23 @@ def _own_record(ds: Any, index: Any, piece: Piece) -> Piece:
     if ds.parents:
         raise refuse_to_trace(ds)
     epoch, key = divmod(index, max(1, len(ds)))
-    return piece.replaced(source=ds._record_source, key=key, epoch=None if piece.epoch is None else piece.epoch + epoch)
+    return piece.replaced(
+        source=ds._record_source,
+        key=key,
+        epoch=None if piece.epoch is None else piece.epoch + epoch,
+    )
 
 
 def with_component(component: Any) -> Callable[[Traced], Traced]:
     """Says of elements which component of a mixture they come from."""
-    return lambda x: x.with_pieces(lambda piece: piece.replaced(components=(component, *piece.components)))
+    return lambda x: x.with_pieces(
+        lambda piece: piece.replaced(components=(component, *piece.components))
+    )
 
 
 def with_epochs(num: int, elements: Iterable[Any]) -> list[Any]:
     """Says of ``elements`` that their stream has begun again so often."""
-    return [x.with_pieces(lambda p: p.replaced(epoch=None if p.epoch is None else p.epoch + num)) for x in elements]
+    return [
+        x.with_pieces(lambda p: p.replaced(epoch=None if p.epoch is None else p.epoch + num))
+        for x in elements
+    ]

@@ -41,7 +41,9 @@ class SavedPositions(Sequence[Any]):
             to the list included.
     """
 
-    def __init__(self, stream: Stream, before: Pos, positions: list[Pos], *, have_same_faults: bool = False) -> None:
+    def __init__(
+        self, stream: Stream, before: Pos, positions: list[Pos], *, have_same_faults: bool = False
+    ) -> None:
         self.have_same_faults = have_same_faults
         self._stream = stream
         self._before = before
@@ -98,7 +100,9 @@ class StreamBlocks:
         """
         after: list[Any] = []  # positions, or states where these cannot be had later
         block = self.growing = Growing()
-        block.states = SavedPositions(self._stream, self._it.pos, after) if self._saves_anywhere else after
+        block.states = (
+            SavedPositions(self._stream, self._it.pos, after) if self._saves_anywhere else after
+        )
         stop = self._fill(block, after, n)
         self.growing = Growing()  # what is delivered belongs to the consumer alone
         return block.elements, block.states[: len(block.elements)], stop
@@ -156,7 +160,11 @@ class StreamBlocks:
                     is_new, faults = True, found
                 if is_new:
                     num, after = 0, []
-                    states = SavedPositions(self._stream, before, after, have_same_faults=True) if self._saves_anywhere else after
+                    states = (
+                        SavedPositions(self._stream, before, after, have_same_faults=True)
+                        if self._saves_anywhere
+                        else after
+                    )
                 after.append(pos if self._saves_anywhere else snapshot(it))
                 yield (x, x := None)[0], states, num
             it.commit()  # otherwise a window would be filled again to find its end

@@ -71,7 +71,9 @@ class BucketBatch(Collecting[Buckets]):
 
     own = (0, (), 0)
 
-    def __init__(self, stage: Any, parent: Stream, given: StreamBucketParameters, padding: Padding) -> None:
+    def __init__(
+        self, stage: Any, parent: Stream, given: StreamBucketParameters, padding: Padding
+    ) -> None:
         super().__init__(stage, parent)
         self.given = given
         self.padding = padding
@@ -80,7 +82,9 @@ class BucketBatch(Collecting[Buckets]):
     def _run(self, cell: Cell) -> Iterator[Any]:
         _, num_read, held, num_long, _ = cell.pos
         gone = frozenset(range(num_read)).difference(held)
-        found = self.collected(cell, gone, lambda: Buckets(len(self.given.boundaries), num_read, num_long))
+        found = self.collected(
+            cell, gone, lambda: Buckets(len(self.given.boundaries), num_read, num_long)
+        )
         while True:
             try:
                 self._fill(found)
@@ -136,8 +140,9 @@ class BucketBatch(Collecting[Buckets]):
         if bucket == len(buckets.held):
             if given.on_long == "raise":
                 raise ValueError(
-                    f"an element of length {length} is longer than the last boundary, {given.boundaries[-1]}: pass "
-                    "on_long='truncate' or 'drop', or a greater boundary"
+                    f"an element of length {length} is longer than the last boundary,"
+                    f" {given.boundaries[-1]}: pass on_long='truncate' or 'drop', or a greater"
+                    " boundary"
                 )
             buckets.num_long += not is_known
             if given.on_long == "drop":
@@ -151,7 +156,10 @@ class BucketBatch(Collecting[Buckets]):
         return bucket if is_full else None
 
     def _changed(self, what: str) -> StateIndexError:
-        return StateIndexError(f"the state of {self} does not go with what is read: {what}. Data or arguments have changed since")
+        return StateIndexError(
+            f"the state of {self} does not go with what is read: {what}. Data or arguments have"
+            " changed since"
+        )
 
     def _batch(self, buckets: Buckets, full: int) -> Any:
         """Return the batch of the bucket that is full, or of what is left in one."""
@@ -185,25 +193,48 @@ class BucketBatch(Collecting[Buckets]):
             pass_outputs(self.parent, self.inner, num_gone)
             found.num += num_gone - 1
             self.move_on(found)
-        first, before, counts = (held[0].num, held[0].before, held[0].counts) if held else (found.num, found.after, found.counts)
+        first, before, counts = (
+            (held[0].num, held[0].before, held[0].counts)
+            if held
+            else (found.num, found.after, found.counts)
+        )
         if self.choices is not None:
             self.choices.forget_until(counts)
             found.counts = less(found.counts, counts)
-            buckets.held = [[x._replace(counts=less(x.counts, counts)) for x in bucket] for bucket in buckets.held]
+            buckets.held = [
+                [x._replace(counts=less(x.counts, counts)) for x in bucket]
+                for bucket in buckets.held
+            ]
         numbers = (*[x.num - first for x in held], *[i - first for i in rest])
-        return before, max(found.num, buckets.num_known) - first, numbers, buckets.num_long, self.known_records()
+        return (
+            before,
+            max(found.num, buckets.num_known) - first,
+            numbers,
+            buckets.num_long,
+            self.known_records(),
+        )
 
     def save_layer(self, pos: Pos) -> Any:
         parent, num_read, held, num_long = pos
-        return {"parent": self.parent.save(parent), "num_read": num_read, "held": _as_text(held), "num_long": num_long}
+        return {
+            "parent": self.parent.save(parent),
+            "num_read": num_read,
+            "held": _as_text(held),
+            "num_long": num_long,
+        }
 
     def load_layer(self, state: Any) -> Pos:
         num_read, num_long = [state_count(state, key, self) for key in ("num_read", "num_long")]
         held = _as_numbers(state_field(state, "held", self), sum(self.given.batch_sizes))
-        if held is None or held[:1] != [0][:num_read] or any([b <= a for a, b in pairwise([*held, num_read])]):
+        if (
+            held is None
+            or held[:1] != [0][:num_read]
+            or any([b <= a for a, b in pairwise([*held, num_read])])
+        ):
             raise StateMismatchError(
-                f"held in the state of {self} must be numbers that increase from 0 and are below num_read, {num_read}, such as "
-                f"'0-2,5', and no more than the buckets hold, got {shown(state['held'])}"
+                f"held in the state of {self} must be numbers that increase from 0 and are below"
+                f" num_read, {num_read}, such as '0-2,5', and no more than the buckets hold, got"
+                f" {shown(state['held'])}"
             )
         parent = self.load_parent(state, f"{len(held)} elements" if held else None)
         return parent, num_read, tuple(held), num_long

@@ -52,10 +52,15 @@ class Cache(Refilling):
         is_filled = state_flag(state, "cache_filled", self)
         skipped = plain_counts(state.get("skipped", []))
         most = None if is_filled else num
-        if skipped is None or skipped != sorted(skipped) or (most is not None and max(skipped, default=0) > most):
+        if (
+            skipped is None
+            or skipped != sorted(skipped)
+            or (most is not None and max(skipped, default=0) > most)
+        ):
             allowed = "" if most is None else f" up to position, {most}"
             raise StateMismatchError(
-                f"skipped in the state of {self} must be ascending non-negative integers{allowed}, got {shown(state['skipped'])}"
+                f"skipped in the state of {self} must be ascending non-negative integers{allowed},"
+                f" got {shown(state['skipped'])}"
             )
         return self.parent.load(state_field(state, "parent", self)), num, is_filled, tuple(skipped)
 
@@ -96,7 +101,8 @@ class Cache(Refilling):
             yield copy.deepcopy(elements[num - 1]) if copies else elements[num - 1]
         if num > len(elements):
             raise StateIndexError(
-                f"position in the state of {self} must be in [0, {len(elements)}], the number of elements, got {num}"
+                f"position in the state of {self} must be in [0, {len(elements)}], the number of"
+                f" elements, got {num}"
             )
         cell.pos = parent if is_known else memory.end, num, True, skipped, records
 
@@ -123,7 +129,9 @@ class Cache(Refilling):
         if self.choices is None:
             return True
         num_known = {record.key: record.num for record in records}
-        return self.choices.begin_with(records) and (num_known == self._counts() or memory.cut(num_known))
+        return self.choices.begin_with(records) and (
+            num_known == self._counts() or memory.cut(num_known)
+        )
 
     def _read(self, cell: Cell, memory: _Memory, stop: int, pos: Pos) -> None:
         """Read the next element, and up to ``stop`` if none of these fails; or note that there is
@@ -181,7 +189,11 @@ class Cache(Refilling):
         return _Mark(self.inner.settle(), skipped, self._counts())
 
     def _counts(self) -> dict[str, int]:
-        return {} if self.choices is None else {key: num for key, num in self.choices.counts.items() if num}
+        return (
+            {}
+            if self.choices is None
+            else {key: num for key, num in self.choices.counts.items() if num}
+        )
 
     def _pass(self, cell: Cell, memory: _Memory, pos: Pos) -> None:
         """Skip the element that failed, which the memory is before."""
@@ -192,19 +204,34 @@ class Cache(Refilling):
         memory.gap = new, self._mark((*known, new))
         # it was delivered once, and cannot be computed again: it does not count any more
         if num > new:
-            cell.pos = parent, num - 1, is_filled, (*known, new, *[gap - 1 for gap in later]), self._records()
+            cell.pos = (
+                parent,
+                num - 1,
+                is_filled,
+                (*known, new, *[gap - 1 for gap in later]),
+                self._records(),
+            )
         else:
             cell.pos = memory.last.pos, num, False, (*known, new, *later), self._records()
 
 
 def _in_memory(
-    memory: _Memory | None, parent: Pos, stop: int, items: Iterator[Any], skipped: tuple[int, ...], records: Records
+    memory: _Memory | None,
+    parent: Pos,
+    stop: int,
+    items: Iterator[Any],
+    skipped: tuple[int, ...],
+    records: Records,
 ) -> Pos:
     """Return the position before the ``items`` that are left before ``stop``; without ``memory``
     all is in it.
     """
     num = stop - length_hint(items)
-    return (parent, num, True, skipped, records) if memory is None else (memory.pos_at(num), num, False, skipped, records)
+    return (
+        (parent, num, True, skipped, records)
+        if memory is None
+        else (memory.pos_at(num), num, False, skipped, records)
+    )
 
 
 class _Mark(NamedTuple):
@@ -268,4 +295,6 @@ class _Memory:
         num_both = min(len(gaps), len(skipped))
         if gaps[:num_both] != skipped[:num_both] or num > min(gaps[num_both:], default=num):
             return False
-        return num_both == len(skipped) or not (self.is_all or skipped[num_both] < len(self.elements))
+        return num_both == len(skipped) or not (
+            self.is_all or skipped[num_both] < len(self.elements)
+        )

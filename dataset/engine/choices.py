@@ -166,14 +166,19 @@ class Choices:
         """Return true if the first choices that were made are those in ``records``."""
         return all(
             [
-                num <= self.counts.get(key, 0) and tuple(_between(self._made.get(key, []), 0, num)) == unusual
+                num <= self.counts.get(key, 0)
+                and tuple(_between(self._made.get(key, []), 0, num)) == unusual
                 for key, num, unusual, _ in records
             ]
         )
 
     def num_since(self, counts: Mapping[str, int]) -> dict[str, int]:
         """Return how many choices each stage has made after there were ``counts``."""
-        return {key: num - counts.get(key, 0) for key, num in self.counts.items() if num > counts.get(key, 0)}
+        return {
+            key: num - counts.get(key, 0)
+            for key, num in self.counts.items()
+            if num > counts.get(key, 0)
+        }
 
     def repeat(self, nums: Mapping[str, int]) -> None:
         """Make so many recorded choices of each stage again, in place of the stage."""
@@ -192,7 +197,9 @@ class Choices:
                 if i in choices:
                     self.note(key, choices[i])
 
-    def since(self, counts: Mapping[str, int] | None = None, *, until: Mapping[str, int] | None = None) -> Records:
+    def since(
+        self, counts: Mapping[str, int] | None = None, *, until: Mapping[str, int] | None = None
+    ) -> Records:
         """Return the choices that were made after there were ``counts``, and before there were
         ``until``; by default all.
         """
@@ -202,7 +209,9 @@ class Choices:
             start = counts.get(key, 0)
             if num > start:
                 made = _between(self._made.get(key, []), start, num)
-                records.append(Record(key, num - start, tuple([(i - start, choice) for i, choice in made])))
+                records.append(
+                    Record(key, num - start, tuple([(i - start, choice) for i, choice in made]))
+                )
         return tuple(records)
 
     def hand_over(self, counts: Mapping[str, int]) -> Records:
@@ -236,7 +245,9 @@ class Choices:
                 num_outer, unusual = found.get(key, (0, {}))
                 later = {i + until - num: choice for i, choice in unusual.items()}
                 found[key] = until - num + num_outer, {**own, **later}
-        return tuple([Record(key, num, tuple(unusual.items())) for key, (num, unusual) in found.items()])
+        return tuple(
+            [Record(key, num, tuple(unusual.items())) for key, (num, unusual) in found.items()]
+        )
 
     def forget_until(self, counts: Mapping[str, int]) -> None:
         """Begin where there were ``counts``: the elements before that will not be replayed."""
@@ -308,13 +319,21 @@ class Refilling(Layer):
         group.
         """
         live = self._live
-        if live is not None and live[0].gi_frame is None and live[2] == live[1].moves and are_equal(live[1].pos, end):
+        if (
+            live is not None
+            and live[0].gi_frame is None
+            and live[2] == live[1].moves
+            and are_equal(live[1].pos, end)
+        ):
             return self.parent.next_epoch(self.inner.settle(), records)
         return self.parent.next_epoch(end[0], (*end[-1], *records))
 
     def save(self, pos: Pos) -> Any:
         records = {record.key: _saved(record) for record in pos[-1]}
-        return {**self.save_layer(pos[:-1]), **({} if self.choices is None else {"choices": records})}
+        return {
+            **self.save_layer(pos[:-1]),
+            **({} if self.choices is None else {"choices": records}),
+        }
 
     def faults_in(self, pos: Pos) -> Any:
         return super().faults_in(pos), pos[-1]
@@ -345,7 +364,9 @@ class Refilling(Layer):
         try:
             found = tuple([_record(key, record) for key, record in records.items()])
         except (AttributeError, TypeError, ValueError, KeyError):
-            raise StateMismatchError(f"choices in the state of {self} is no record of choices, got {shown(records)}") from None
+            raise StateMismatchError(
+                f"choices in the state of {self} is no record of choices, got {shown(records)}"
+            ) from None
         stages = {stage.key: stage for stage in choosers(self.parent)}
         for record in found:
             lost = names_lost(records[record.key])
@@ -387,7 +408,12 @@ class Refilling(Layer):
         if self.mixture is None:
             return records
         key = self.mixture.key
-        return tuple([record._replace(delivery=delivery) if record.key == key else record for record in records])
+        return tuple(
+            [
+                record._replace(delivery=delivery) if record.key == key else record
+                for record in records
+            ]
+        )
 
     @property
     def draw_index(self) -> int:
@@ -423,7 +449,11 @@ class Refilling(Layer):
             following: the position before the next group.
         """
         choices = self.choices
-        if choices is None or not self.may_grow or not (choices.met_end or (choices.until and not choices.are_new)):
+        if (
+            choices is None
+            or not self.may_grow
+            or not (choices.met_end or (choices.until and not choices.are_new))
+        ):
             return False
         choices.restart()
         cell.pos = following
@@ -443,7 +473,11 @@ def _mixture(stream: Stream) -> Stream | None:
     """
     if stream.component_names is not None:
         return stream
-    is_simple = len(stream.parents) == 1 and stream.flow in ("one_to_one", "dropping") and not stream.makes_choices
+    is_simple = (
+        len(stream.parents) == 1
+        and stream.flow in ("one_to_one", "dropping")
+        and not stream.makes_choices
+    )
     return _mixture(stream.parent) if is_simple else None
 
 
@@ -461,4 +495,6 @@ def _record(key: str, saved: Any) -> Record:
         found = SavedDraws.read(saved)
         return Record(key, len(found.codes), tuple(enumerate(found.draws())), found.delivery)
     num, unusual = saved
-    return Record(key, count_in(num), tuple([(count_in(i), given(choice)) for i, choice in unusual]))
+    return Record(
+        key, count_in(num), tuple([(count_in(i), given(choice)) for i, choice in unusual])
+    )

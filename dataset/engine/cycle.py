@@ -117,12 +117,16 @@ class Interleave(Stream):
                             num_vacant, slot = num_vacant + 1, (slot + 1) % length
                             cell.pos = base, log, num, slot, slots
                         else:
-                            now[slot], slots = self._filled_slot(slot, slots, self.members.open_next)
+                            now[slot], slots = self._filled_slot(
+                                slot, slots, self.members.open_next
+                            )
                             ended = slots.ended
                             log.append((slot, now[slot]))
                             num += 1
                         continue
-                    run, cells[slot] = self.members.run(slots.indices[slot], now[slot], cell.choices)
+                    run, cells[slot] = self.members.run(
+                        slots.indices[slot], now[slot], cell.choices
+                    )
                     runs[slot] = run
                 x = next(run, _END)
             except Exception:
@@ -165,7 +169,9 @@ class Interleave(Stream):
         self.members.close_but({*running, *range(slots.num_opened, slots.num_opened + self.length)})
         return now, slot, slots
 
-    def _filled_slot(self, slot: int, slots: Slots, open_new: Callable[[int], DatasetIterator[Any]]) -> tuple[Pos, Slots]:
+    def _filled_slot(
+        self, slot: int, slots: Slots, open_new: Callable[[int], DatasetIterator[Any]]
+    ) -> tuple[Pos, Slots]:
         """Return the position of the next member, in ``slot``; ``NO_MEMBER`` if it ended in a shard
         of another size.
         """
@@ -216,15 +222,24 @@ class Interleave(Stream):
         now, slot, slots = self._filled(pos)
         states = []
         for index, part, flag in zip(slots.indices, now, slots.ended, strict=True):
-            state = None if part is NO_MEMBER else copied(part) if flag == ENDED else self.members.saved(index, part)
+            state = (
+                None
+                if part is NO_MEMBER
+                else copied(part)
+                if flag == ENDED
+                else self.members.saved(index, part)
+            )
             if state is None and part is not NO_MEMBER:
                 raise NotImplementedError(
-                    f"{self} has no state to save or to return to: one of its datasets is iterated by a plain Python iterator. "
-                    "Return a DatasetIterator from __iter__ to save its position"
+                    f"{self} has no state to save or to return to: one of its datasets is iterated"
+                    " by a plain Python iterator. Return a DatasetIterator from __iter__ to save"
+                    " its position"
                 )
             states.append(state)
         flags = [min(flag, 1) for flag in slots.ended]
-        cycle = CycleState(slot, slots.num_opened, slots.indices, states, flags, slots.future_states)
+        cycle = CycleState(
+            slot, slots.num_opened, slots.indices, states, flags, slots.future_states
+        )
         return cycle.as_state(owns_states=True)
 
     def saves_anywhere(self) -> bool:
@@ -236,7 +251,10 @@ class Interleave(Stream):
         self.members.join(self.ctx, self.key)
         pairs = [*zip(cycle.indices, cycle.states, strict=True)]
         try:
-            now = [NO_MEMBER if value is None else self.members[i].stream.load(value) for i, value in pairs]
+            now = [
+                NO_MEMBER if value is None else self.members[i].stream.load(value)
+                for i, value in pairs
+            ]
         except BaseException:
             self.members.close_but(before)
             raise
@@ -270,7 +288,9 @@ class Interleave(Stream):
 
     def _check_single(self, ability: str) -> None:
         if self.members.num != 1:
-            raise NotImplementedError(f"{self} does not {ability}: only an interleave of a single dataset does")
+            raise NotImplementedError(
+                f"{self} does not {ability}: only an interleave of a single dataset does"
+            )
 
     # Resources, and what observers ask.
 
@@ -306,7 +326,9 @@ class Interleave(Stream):
             stream.forget()
 
     def __str__(self) -> str:
-        return f"InterleaveDatasetIterator([{self.members.num} datasets], cycle_length={self.length})"
+        return (
+            f"InterleaveDatasetIterator([{self.members.num} datasets], cycle_length={self.length})"
+        )
 
 
 def parts(base: Sequence[Pos], log: Sequence[tuple[int, Pos]], num: int) -> list[Pos]:
@@ -349,16 +371,18 @@ def parsed(state: Any, owner: Interleave) -> CycleState:
     cycle = CycleState.parse(state, owner, owner.length, "the cycle length")
     if cycle.num_opened > owner.members.num:
         raise StateMismatchError(
-            f"next_index_in_datasets in the state of {owner} must be at most {owner.members.num}, the number of datasets, "
-            f"got {cycle.num_opened}"
+            f"next_index_in_datasets in the state of {owner} must be at most {owner.members.num},"
+            f" the number of datasets, got {cycle.num_opened}"
         )
     if any([i >= max(1, cycle.num_opened) for i in cycle.indices]):
         raise StateMismatchError(
-            f"iterators_in_use_indices in the state of {owner} must be numbers of opened datasets, got {shown(cycle.indices)}"
+            f"iterators_in_use_indices in the state of {owner} must be numbers of opened datasets,"
+            f" got {shown(cycle.indices)}"
         )
     running = [i for i, value in zip(cycle.indices, cycle.states, strict=True) if value is not None]
     if len({*running}) < len(running):
         raise StateMismatchError(
-            f"iterators_in_use_indices in the state of {owner} must be different datasets, got {shown(cycle.indices)}"
+            f"iterators_in_use_indices in the state of {owner} must be different datasets, got"
+            f" {shown(cycle.indices)}"
         )
     return cycle

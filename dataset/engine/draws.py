@@ -70,7 +70,9 @@ class SavedDraws(NamedTuple):
     @classmethod
     def of(cls, draws: Sequence[Draw], delivery: Delivery | None) -> SavedDraws:
         places: dict[str | None, int] = {}
-        codes = tuple([places.setdefault(name, len(places)) * _NUM_KINDS + kind for _, name, kind in draws])
+        codes = tuple(
+            [places.setdefault(name, len(places)) * _NUM_KINDS + kind for _, name, kind in draws]
+        )
         weights = [(len([*group]), one) for one, group in groupby([draw.weights for draw in draws])]
         return cls(tuple(places), codes, tuple(weights), delivery)
 
@@ -110,7 +112,9 @@ class SavedDraws(NamedTuple):
         except zlib.error as error:
             raise ValueError(saved) from error
         weights = tuple([(count_in(num), one) for num, one in saved["weights"]])
-        if not all([0 <= code < _NUM_KINDS * len(names) for code in codes]) or sum([num for num, _ in weights]) != len(codes):
+        if not all([0 <= code < _NUM_KINDS * len(names) for code in codes]) or sum(
+            [num for num, _ in weights]
+        ) != len(codes):
             raise ValueError("each draw must be of a name, and made under weights")
         if rows and len(rows) != len(codes):
             raise ValueError("there must be a row for each draw, or none")
@@ -123,14 +127,23 @@ class SavedDraws(NamedTuple):
 
     def passing(self, num_rows: int) -> SavedDraws:
         """Return the same when what is in the first outputs of the stage is left out."""
-        rows: Iterable[int] = repeat(-1) if self.delivery is None or not self.delivery.rows else self.delivery.rows
+        rows: Iterable[int] = (
+            repeat(-1) if self.delivery is None or not self.delivery.rows else self.delivery.rows
+        )
         pairs = zip(self.codes, rows, strict=False)
-        codes = [code + DELIVERED if code % _NUM_KINDS == ELEMENT and 0 <= row < num_rows else code for code, row in pairs]
+        codes = [
+            code + DELIVERED if code % _NUM_KINDS == ELEMENT and 0 <= row < num_rows else code
+            for code, row in pairs
+        ]
         return self._replace(codes=tuple(codes), delivery=self.delivery and Delivery())
 
     def are_there(self) -> list[bool]:
         """Return, for each element that the stage gets, whether its component was not dropped."""
-        return [self.names[code // _NUM_KINDS] is not None for code in self.codes if code % _NUM_KINDS == ELEMENT]
+        return [
+            self.names[code // _NUM_KINDS] is not None
+            for code in self.codes
+            if code % _NUM_KINDS == ELEMENT
+        ]
 
     def names_drawn(self) -> set[str]:
         """Return the names of components of which there are elements."""
@@ -157,7 +170,8 @@ def names_lost(saved: Any) -> list[str]:
 def needed(names: Sequence[str], owner: object) -> StateMismatchError:
     """Return the error of a mixture that lacks components whose elements are held downstream."""
     return StateMismatchError(
-        f"a step behind {owner} holds elements of components that the mixture does not have any more, {names!r:.200}, and "
-        "it is not known which others it holds: it fills itself again, which needs them. Keep them in the mixture, with the "
-        "weight 0 in a Schedule, until these elements have come; then they can be dropped"
+        f"a step behind {owner} holds elements of components that the mixture does not have any"
+        f" more, {names!r:.200}, and it is not known which others it holds: it fills itself again,"
+        " which needs them. Keep them in the mixture, with the weight 0 in a Schedule, until these"
+        " elements have come; then they can be dropped"
     )

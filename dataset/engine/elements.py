@@ -160,9 +160,13 @@ class Numbered(Layer):
         counts = {state_count(state, key, self) for state in states}
         if len(counts) != 1:
             raise StateMismatchError(
-                f"{key} of {self} must be the same in all shards when their number changes, got {sorted(counts)}"
+                f"{key} of {self} must be the same in all shards when their number changes, got"
+                f" {sorted(counts)}"
             )
-        return {"parent": self.parent.merge([state_field(state, "parent", self) for state in states]), key: counts.pop()}
+        return {
+            "parent": self.parent.merge([state_field(state, "parent", self) for state in states]),
+            key: counts.pop(),
+        }
 
 
 class Limit(Layer):
@@ -200,14 +204,18 @@ class Limit(Layer):
     def at_index(self, index: int) -> Pos:
         check_no_gaps(self)
         if index > self.most:
-            raise StateIndexError(f"the index of the next element of {self} must be in [0, {self.most}], got {index}")
+            raise StateIndexError(
+                f"the index of the next element of {self} must be in [0, {self.most}], got {index}"
+            )
         return self.parent.at_index(index), index
 
 
 class Batch(Stream):
     """``make`` of ``size`` consecutive elements of the parent at a time."""
 
-    def __init__(self, stage: Any, parent: Stream, size: int, make: Fn, *, drop_remainder: bool) -> None:
+    def __init__(
+        self, stage: Any, parent: Stream, size: int, make: Fn, *, drop_remainder: bool
+    ) -> None:
         super().__init__(stage, parent)
         self.size = size
         self.make = make
@@ -222,7 +230,9 @@ class Batch(Stream):
             try:
                 group.extend(islice(elements, size))
             except Exception:
-                cell.past_failed = partial(self._pass, cell, cell.past_failed, size - len(group) - 1)
+                cell.past_failed = partial(
+                    self._pass, cell, cell.past_failed, size - len(group) - 1
+                )
                 raise
             cell.settle()
             if not group or (self.drop_remainder and len(group) < size):

@@ -149,7 +149,9 @@ class Located(Stream):
         key_of: makes the key of an element of that which the parent says.
     """
 
-    def __init__(self, stage: Any, parent: Reading, source: str, key_of: Callable[[Any], Any]) -> None:
+    def __init__(
+        self, stage: Any, parent: Reading, source: str, key_of: Callable[[Any], Any]
+    ) -> None:
         super().__init__(stage, parent)
         self._reading = parent
         self._source = source

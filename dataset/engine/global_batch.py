@@ -67,7 +67,9 @@ class GlobalBatch(Stream):
         self._pads = given.end == "pad"
         self._is_agreed = given.agree is not None and not stage.is_computed
         self._has_workers = given.workers is not None and given.workers.num_workers > 0
-        self._num_parts = given.workers.num_workers if given.workers is not None and self._has_workers else 1
+        self._num_parts = (
+            given.workers.num_workers if given.workers is not None and self._has_workers else 1
+        )
         self._allocate: Allocate = BufferPool()
         self._ahead: deque[tuple[list[Part], Pos]] = deque()
         found = tolerances(stage)
@@ -213,11 +215,15 @@ class GlobalBatch(Stream):
                 if not has_failed:
                     ahead.append(step)
             num += 1
-        agreed = as_int("the number that agree returns", agree(num, largest=True) if self._pads else agree(num), minimum=0)
+        agreed = as_int(
+            "the number that agree returns",
+            agree(num, largest=True) if self._pads else agree(num),
+            minimum=0,
+        )
         if not (num <= agreed <= every if self._pads else agreed <= num):
             raise ValueError(
-                f"agree must return the {'largest' if self._pads else 'smallest'} of the numbers of all hosts, got {agreed}: "
-                f"this host has {num}, of {every} asked for"
+                f"agree must return the {'largest' if self._pads else 'smallest'} of the numbers of"
+                f" all hosts, got {agreed}: this host has {num}, of {every} asked for"
             )
         self._keep(ahead[:agreed], first)
         return at.replaced(horizon=at.step + agreed, is_last=agreed < every)
@@ -225,7 +231,9 @@ class GlobalBatch(Stream):
     def _batch(self, parts: list[Part]) -> Any:
         size, batch_fn = self.given.rows_per_lane, self.given.batch_fn
         stacks = batch_fn is None
-        rows = join_parts(parts, size, stacks=stacks, allocate=self._allocate, unknown_row=self._ds.zero_row)
+        rows = join_parts(
+            parts, size, stacks=stacks, allocate=self._allocate, unknown_row=self._ds.zero_row
+        )
         batch = rows if stacks else batch_fn(rows)
         if not self._pads:
             return batch
@@ -239,7 +247,14 @@ class GlobalBatch(Stream):
         parts = state["iterators_in_use_states"] if self._has_workers else [state]
         lanes = {int(number): x for part in parts for number, x in part["lanes"].items()}
         given = self.given
-        return LanesState(given.num_lanes, given.batch_size, pos[1], self._is_agreed, self._ds.mixes_in_lanes, lanes).as_state()
+        return LanesState(
+            given.num_lanes,
+            given.batch_size,
+            pos[1],
+            self._is_agreed,
+            self._ds.mixes_in_lanes,
+            lanes,
+        ).as_state()
 
     def states_now(self) -> list[Any]:
         """Return the state after what was delivered, for the budgets."""
@@ -250,18 +265,28 @@ class GlobalBatch(Stream):
         parsed = LanesState.parse(state, self)
         if parsed.num_lanes != given.num_lanes:
             raise StateMismatchError(
-                f"the state was taken with num_lanes={parsed.num_lanes}, {self} has {given.num_lanes}: it must be the same "
-                "when a state is restored, with any batch_size that it divides, and any number of hosts that divides it"
+                f"the state was taken with num_lanes={parsed.num_lanes}, {self} has"
+                f" {given.num_lanes}: it must be the same when a state is restored, with any"
+                " batch_size that it divides, and any number of hosts that divides it"
             )
         check_mixed_in_lanes(state, self._ds.mixes_in_lanes, parsed.num_lanes, self)
         found = parsed.of_lanes(given.lanes, self)
-        of_parts = [{str(i): found[i] for i in part_of_lanes(given.lanes, index, num)} for index in range(num)]
+        of_parts = [
+            {str(i): found[i] for i in part_of_lanes(given.lanes, index, num)}
+            for index in range(num)
+        ]
         states: list[Any] = [{"lanes": lanes} for lanes in of_parts]
-        place = self.parent.load(shards_state(0, states).as_state() if self._has_workers else states[0])
-        is_as_agreed = self._is_agreed and parsed.is_agreed and parsed.batch_size == given.batch_size
+        place = self.parent.load(
+            shards_state(0, states).as_state() if self._has_workers else states[0]
+        )
+        is_as_agreed = (
+            self._is_agreed and parsed.is_agreed and parsed.batch_size == given.batch_size
+        )
         at = parsed.position
         self.is_restored = True
-        return self._moved_to((place, at if is_as_agreed else at.replaced(horizon=at.step, is_last=False)))
+        return self._moved_to(
+            (place, at if is_as_agreed else at.replaced(horizon=at.step, is_last=False))
+        )
 
     def _moved_to(self, pos: Pos) -> Pos:
         """Forget what was read and agreed on: other hosts may begin here, too."""
@@ -282,10 +307,13 @@ class GlobalBatch(Stream):
         length = self._ds.num_steps_after(0)
         if not isinstance(length, Exact | Infinite):
             raise NotImplementedError(
-                f"{self} has no index for its outputs: how many elements its lanes have is not known before"
+                f"{self} has no index for its outputs: how many elements its lanes have is not"
+                " known before"
             )
         if isinstance(length, Exact) and index > length.num:
-            raise StateIndexError(f"the index of the next output of {self} must be in [0, {length.num}], got {index}")
+            raise StateIndexError(
+                f"the index of the next output of {self} must be in [0, {length.num}], got {index}"
+            )
         place = self.parent.at_index(index * self._num_parts)
         return self._moved_to((place, Position(index, index * self.given.rows_per_lane, index)))
 
@@ -325,16 +353,21 @@ def check_parts(stream: GlobalBatch, parts: list[Part], at: Position) -> None:
     size, pads = given.rows_per_lane, given.end == "pad"
     if pads and not ds.is_computed:
         return  # hosts have agreed on the greatest number of steps
-    for lane, num in zip(given.lanes, [num for counts in _counts(parts) for num in counts], strict=True):
+    for lane, num in zip(
+        given.lanes, [num for counts in _counts(parts) for num in counts], strict=True
+    ):
         length = ds.lane_lengths[lane]
-        expected = min(size, max(0, length.num - at.rows)) if pads and isinstance(length, Exact) else size
+        expected = (
+            min(size, max(0, length.num - at.rows)) if pads and isinstance(length, Exact) else size
+        )
         if max(0, num) < expected:
             kind = StateMismatchError if stream.is_restored else ValueError
             raise kind(
-                f"lane {lane} of {stream} ends after {at.rows + max(0, num)} elements, where its length, or what hosts have "
-                f"agreed on, says {at.rows + expected}: {_leaving_out(ds)} gives None for some elements, or ends "
-                f"before its length says{', or the state is of other data' if stream.is_restored else ''}. Leave elements out "
-                "with filter, which lengths know of"
+                f"lane {lane} of {stream} ends after {at.rows + max(0, num)} elements, where its"
+                f" length, or what hosts have agreed on, says {at.rows + expected}:"
+                f" {_leaving_out(ds)} gives None for some elements, or ends before its length"
+                f" says{', or the state is of other data' if stream.is_restored else ''}. Leave"
+                " elements out with filter, which lengths know of"
             )
 
 
@@ -345,5 +378,7 @@ def _counts(parts: list[Part]) -> list[tuple[int, ...]]:
 def _leaving_out(ds: GlobalBatchIterDataset[Any]) -> str:
     """Return the stages that may leave out elements although lengths count them, in words."""
     functions = (MapMapDataset, RandomMapMapDataset, MapWithIndexMapDataset)
-    found = [node for node in ancestors(ds) if isinstance(node, functions)] or [x for x in ancestors(ds) if not x.parents]
+    found = [node for node in ancestors(ds) if isinstance(node, functions)] or [
+        x for x in ancestors(ds) if not x.parents
+    ]
     return " or ".join(map(str, found[:3]))

@@ -57,7 +57,8 @@ class Window(Refilling):
         start, number, taken = super().load_layer(state)
         if taken > self.size:
             raise StateMismatchError(
-                f"pos_in_window in the state of {self} must be at most window_size = {self.size}, got {taken}"
+                f"pos_in_window in the state of {self} must be at most window_size = {self.size},"
+                f" got {taken}"
             )
         # Grain before 0.2.16 counted a window when it read the next one.
         number += "parent_exhausted" in state and taken == self.size
@@ -67,7 +68,9 @@ class Window(Refilling):
         try:
             return start, number, taken, tuple(unpacked(given(state.get(_SOURCES, ()))))
         except Exception:
-            raise StateMismatchError(f"{_SOURCES} in the state of {self} must be numbers, got {shown(state[_SOURCES])}") from None
+            raise StateMismatchError(
+                f"{_SOURCES} in the state of {self} must be numbers, got {shown(state[_SOURCES])}"
+            ) from None
 
     def held(self, state: Any) -> str | None:
         num = state_count(state, "pos_in_window", self)
@@ -106,7 +109,9 @@ class Window(Refilling):
             start, first, sources = inner.settle(), 0, ()
             self.next_group()
 
-    def _read(self, cell: Cell, start: Pos, number: int, taken: int, sources: Any) -> tuple[list[Any], Any]:
+    def _read(
+        self, cell: Cell, start: Pos, number: int, taken: int, sources: Any
+    ) -> tuple[list[Any], Any]:
         """Return the elements of a window, of which ``taken`` were delivered before, and their
         sources.
         """
@@ -122,16 +127,20 @@ class Window(Refilling):
         except Exception:
             if not taken:
                 self.note_same(cell.pos, (start, number, 0, (), ()))
-            cell.past_failed = partial(self._pass, cell, self.size - len(window) - 1, number + (taken < self.size))
+            cell.past_failed = partial(
+                self._pass, cell, self.size - len(window) - 1, number + (taken < self.size)
+            )
             raise
         if len(window) < taken:
             raise StateMismatchError(
-                f"pos_in_window in the state of {self} is {taken}, but only {len(window)} elements follow where its "
-                "window starts: the state belongs to another pipeline"
+                f"pos_in_window in the state of {self} is {taken}, but only {len(window)} elements"
+                " follow where its window starts: the state belongs to another pipeline"
             )
         return window, sources
 
-    def _read_choices(self, window: list[Any], sources: tuple[int, ...], choices: Choices) -> tuple[int, ...]:
+    def _read_choices(
+        self, window: list[Any], sources: tuple[int, ...], choices: Choices
+    ) -> tuple[int, ...]:
         """Read a window; return which choice gave each element, or nothing if that is clear."""
         inner, run = self.inner, self.parent.run(self.inner)
         key = None if self.mixture is None else self.mixture.key
@@ -139,7 +148,9 @@ class Window(Refilling):
         def num_asked() -> int:
             return choices.num_asked if key is None else choices.counts.get(key, 0)
 
-        known = sources or range(sum(choices.until.values()) if key is None else choices.until.get(key, 0))
+        known = sources or range(
+            sum(choices.until.values()) if key is None else choices.until.get(key, 0)
+        )
         if known:
             while len(window) < self.size:  # a window that is not full ended with the elements
                 before = inner.settle()
@@ -170,8 +181,8 @@ class Window(Refilling):
             window.append(next(run, _GONE) if is_there else _GONE)
         if are_there.count(True) > len([x for x in window if x is not _GONE]):
             raise StateMismatchError(
-                f"the state of {self} says that {sum(are_there)} elements follow where its window starts, but there are fewer: "
-                "data have changed since"
+                f"the state of {self} says that {sum(are_there)} elements follow where its window"
+                " starts, but there are fewer: data have changed since"
             )
 
     def _left(self, window: list[Any], number: int, taken: int) -> list[Any]:
@@ -188,7 +199,9 @@ class Window(Refilling):
         cell.pos = self.inner.settle(), number, 0, (), ()
 
 
-def _in_window(start: Pos, number: int, num: int, sources: Any, records: Records, left: list[Any]) -> Pos:
+def _in_window(
+    start: Pos, number: int, num: int, sources: Any, records: Records, left: list[Any]
+) -> Pos:
     """Return the position in a window of ``num`` elements where ``left`` is left of it."""
     return start, number + (not left), num - len(left), sources, records
 
@@ -203,7 +216,9 @@ class Spread(Refilling):
     keys = ("parent", "next_index_in_buffer")
     knows_draws = True
 
-    def __init__(self, stage: Any, parent: Stream, split: Callable[[Any], list[Any]], *, with_nones: bool) -> None:
+    def __init__(
+        self, stage: Any, parent: Stream, split: Callable[[Any], list[Any]], *, with_nones: bool
+    ) -> None:
         super().__init__(stage, parent)
         self.split = split
         self.with_nones = with_nones
@@ -286,8 +301,8 @@ class Spread(Refilling):
             return 0
         if num < taken:
             raise StateMismatchError(
-                f"next_index_in_buffer in the state of {self} is {taken}, but its element has only {num} items: the state "
-                "belongs to another pipeline"
+                f"next_index_in_buffer in the state of {self} is {taken}, but its element has only"
+                f" {num} items: the state belongs to another pipeline"
             )
         return taken
 

@@ -26,7 +26,9 @@ R = TypeVar("R")
 T_co = TypeVar("T_co", covariant=True)
 
 
-def open_stage(stage: Any, make: Callable[..., Stream], kind: type[StreamIterator[Any]] | None = None) -> StreamIterator[Any]:
+def open_stage(
+    stage: Any, make: Callable[..., Stream], kind: type[StreamIterator[Any]] | None = None
+) -> StreamIterator[Any]:
     """Return an iterator of the stream that ``make`` makes over those of the parents of ``stage``.
 
     Args:
@@ -59,7 +61,9 @@ class StreamIterator(DatasetIterator[T_co]):
     # its consumer, as which parent
     _part_of: tuple[weakref.ref[StreamIterator[Any]], int] | None = None
 
-    def __init__(self, stage: Any, parents: Sequence[DatasetIterator[Any]], make: Callable[..., Stream]) -> None:
+    def __init__(
+        self, stage: Any, parents: Sequence[DatasetIterator[Any]], make: Callable[..., Stream]
+    ) -> None:
         # First, since observers that run look at it from the base class on.
         self._stage = stage
         self._engine = engine = make(stage, *[stream_of(parent) for parent in parents])
@@ -289,9 +293,10 @@ def unusable(it: StreamIterator[Any]) -> Exception:
     if it._closed:
         return ValueError(f"{it} is closed")
     return RuntimeError(
-        f"{it} is in next() already, called by another thread or by a function of its own pipeline: an iterator is used "
-        "by one thread at a time. Give each thread an iterator of its own (over a shard of the dataset, for other elements), "
-        "hold a lock around next(), or let the pipeline use threads: to_iter_dataset(ReadOptions(...)), multithread_prefetch"
+        f"{it} is in next() already, called by another thread or by a function of its own pipeline:"
+        " an iterator is used by one thread at a time. Give each thread an iterator of its own"
+        " (over a shard of the dataset, for other elements), hold a lock around next(), or let the"
+        " pipeline use threads: to_iter_dataset(ReadOptions(...)), multithread_prefetch"
     )
 
 

@@ -113,12 +113,19 @@ class Zip(Stream):
         return tuple([parent.next_epoch(inner, records) for parent, inner in ends]), False
 
     def save(self, pos: Pos) -> Any:
-        return {"parents": [parent.save(inner) for parent, inner in zip(self.parents, pos[0], strict=True)]}
+        return {
+            "parents": [
+                parent.save(inner) for parent, inner in zip(self.parents, pos[0], strict=True)
+            ]
+        }
 
     def load(self, state: Any) -> Pos:
         states = state_list(state, "parents", self, len(self.parents), "the number of datasets")
         self._is_expected = False
-        return tuple([parent.load(inner) for parent, inner in zip(self.parents, states, strict=True)]), False
+        return (
+            tuple([parent.load(inner) for parent, inner in zip(self.parents, states, strict=True)]),
+            False,
+        )
 
     def _run(self, cell: Cell) -> Iterator[Any]:
         positions, has_ended = cell.settle()
@@ -128,7 +135,10 @@ class Zip(Stream):
             self.expect(self._rate, 0.0)
         cells = self.cells
         choices = cell.choices
-        runs = [parent.run(c.at(pos, choices=choices)) for parent, c, pos in zip(self.parents, cells, positions, strict=True)]
+        runs = [
+            parent.run(c.at(pos, choices=choices))
+            for parent, c, pos in zip(self.parents, cells, positions, strict=True)
+        ]
         steps = [repeat(True, sys.maxsize) for _ in runs]
         rows = chain(map(_as_tuple, *map(compress, runs, steps)))  # its end is the end
         cell.compute_by(lambda: (tuple([c.settle() for c in cells]), False))
@@ -157,11 +167,22 @@ class Zip(Stream):
         """
         if first:
             cell.past_failed = partial(self._pass, cell, first)
-            raise told(ValueError(f"ZipIterDataset argument {first + 1} is shorter than {_arguments(first)}: {_REMEDY}"), self)
+            raise told(
+                ValueError(
+                    f"ZipIterDataset argument {first + 1} is shorter than {_arguments(first)}:"
+                    f" {_REMEDY}"
+                ),
+                self,
+            )
         for i, run in enumerate(runs[1:], 1):
             cell.past_failed = partial(self._pass, cell, i)
             if next(run, _END) is not _END:
-                raise told(ValueError(f"ZipIterDataset argument {i + 1} is longer than {_arguments(i)}: {_REMEDY}"), self)
+                raise told(
+                    ValueError(
+                        f"ZipIterDataset argument {i + 1} is longer than {_arguments(i)}: {_REMEDY}"
+                    ),
+                    self,
+                )
         cell.past_failed = None
 
     def _pass(self, cell: Cell, failed: int) -> None:

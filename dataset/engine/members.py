@@ -126,7 +126,11 @@ class Members:
         ``None`` if it counts no faults, or not in a position that another stream understands.
         """
         stream = self[index].stream
-        return (_kind(stream), stream.next_epoch(end, records)) if _counts_faults(stream) and stream.saves_anywhere() else None
+        return (
+            (_kind(stream), stream.next_epoch(end, records))
+            if _counts_faults(stream) and stream.saves_anywhere()
+            else None
+        )
 
     def first(self, index: int, totals: tuple[Any, Pos] | None) -> Pos:
         """Return where a member begins that takes the slot of one with ``totals``."""
@@ -143,7 +147,14 @@ class Members:
         opening = self._opening
         if opening is None or self._opening_index != index or not opening.budget.is_here:
             self._stop_opening()
-            what = self.opener.open_ahead, index, self.num, self._num_threads, self._num_ahead, self._ctx.budget
+            what = (
+                self.opener.open_ahead,
+                index,
+                self.num,
+                self._num_threads,
+                self._num_ahead,
+                self._ctx.budget,
+            )
             opening = ReadAhead(*what, waits=self.budget_waits)
             self._finalizer = weakref.finalize(self, opening.close)
             opening.budget.enroll(opening)

@@ -70,7 +70,9 @@ class Collecting(Refilling, Generic[M]):
 
     _kept: Collected[M] | None = None
 
-    def collected(self, cell: Cell, skipped: Sequence[int] | frozenset[int], make: Callable[[], M]) -> Collected[M]:
+    def collected(
+        self, cell: Cell, skipped: Sequence[int] | frozenset[int], make: Callable[[], M]
+    ) -> Collected[M]:
         """Return what was kept at ``cell.pos``, or the beginning of a new collection."""
         kept, self._kept = self._kept, None
         pos = cell.pos
@@ -118,7 +120,11 @@ class Collecting(Refilling, Generic[M]):
     def keep(self, cell: Cell, found: Collected[M], error: Exception) -> None:
         """Keep what was collected before ``error`` was raised."""
         is_read = found.next is not _NOTHING
-        records = () if self.choices is None else self.choices.since(until=None if is_read else found.counts)
+        records = (
+            ()
+            if self.choices is None
+            else self.choices.since(until=None if is_read else found.counts)
+        )
         found.resume = self.inner.settle() if is_read else found.after, records
         if isinstance(error, StateMismatchError):
             cell.past_failed = partial(_raise, type(error), str(error))
@@ -171,7 +177,8 @@ class Collecting(Refilling, Generic[M]):
         numbers = plain_counts(state.get("skipped", []))
         if numbers is None:
             raise StateMismatchError(
-                f"skipped in the state of {self} must be a list of non-negative integers, got {shown(state['skipped'])}"
+                f"skipped in the state of {self} must be a list of non-negative integers, got"
+                f" {shown(state['skipped'])}"
             )
         return tuple(numbers)
 
@@ -274,8 +281,8 @@ class BinPack(Collecting[Bins | None]):
         num_rows = 0 if found.made is None else len(found.made)
         if row and row >= num_rows:
             raise StateIndexError(
-                f"next_row in the state of {self} is {row}, but there are only {num_rows} rows in that place: data or "
-                "arguments have changed since"
+                f"next_row in the state of {self} is {row}, but there are only {num_rows} rows in"
+                " that place: data or arguments have changed since"
             )
         if found.made is None:
             return None
@@ -293,9 +300,15 @@ class BinPack(Collecting[Bins | None]):
     def load_layer(self, state: Any) -> Pos:
         row, count = state_count(state, "next_row", self), state_count(state, "counter", self)
         if row > count:
-            raise StateMismatchError(f"counter in the state of {self} must be at least next_row, {row}, got {count}")
+            raise StateMismatchError(
+                f"counter in the state of {self} must be at least next_row, {row}, got {count}"
+            )
         skipped = self.load_skipped(state)
-        held = f"up to {self.packing.num_packing_bins} rows, {row} of them delivered" if row or skipped else None
+        held = (
+            f"up to {self.packing.num_packing_bins} rows, {row} of them delivered"
+            if row or skipped
+            else None
+        )
         return self.load_parent(state, held), row, count, skipped
 
 
@@ -365,11 +378,15 @@ class ConcatSplit(Collecting[CutRows]):
 
     @property
     def parameters(self) -> Parameters:
-        return Described({"targets": self.targets, "split_full_length_features": self.splits_full_length})
+        return Described(
+            {"targets": self.targets, "split_full_length_features": self.splits_full_length}
+        )
 
     def _run(self, cell: Cell) -> Iterator[Any]:
         start = cell.pos[:2]
-        found = self.collected(cell, cell.pos[3], lambda: CutRows(start, Concatenation(self.targets)))
+        found = self.collected(
+            cell, cell.pos[3], lambda: CutRows(start, Concatenation(self.targets))
+        )
         while True:
             try:
                 following = self._fill(found)
@@ -381,7 +398,9 @@ class ConcatSplit(Collecting[CutRows]):
                 break
             *_, taken, skipped, _ = found.pos
             records = self.records(self._delivery(made))  # of the element that is cut, too
-            left = [*([made.row.output()] if len(made.row) else ()), *made.passed][: taken - len(made) - 1 : -1]
+            left = [*([made.row.output()] if len(made.row) else ()), *made.passed][
+                : taken - len(made) - 1 : -1
+            ]
             while left:
                 taken += 1
                 cell.pos = *made.start, taken, skipped, records
@@ -412,7 +431,11 @@ class ConcatSplit(Collecting[CutRows]):
             try:
                 left = made.start[1] if found.num == made.first else None
                 sequences = self.read(x) if left is None or made.cut is None else made.cut
-                if left is None and not self.splits_full_length and is_full_length(self.targets, sequences):
+                if (
+                    left is None
+                    and not self.splits_full_length
+                    and is_full_length(self.targets, sequences)
+                ):
                     made.passed.append(Concatenation(self.targets, sequences).output())
                     if self.mixture is not None:
                         made.draws[self.draw_index] = len(made.passed)
@@ -428,30 +451,40 @@ class ConcatSplit(Collecting[CutRows]):
             if any(starts):
                 cut = sequences
                 bounds = zip(self.targets, starts, map(len, sequences), strict=True)
-                rest = tuple([(start, stop) for target, start, stop in bounds if not target.is_meta])
+                rest = tuple(
+                    [(start, stop) for target, start, stop in bounds if not target.is_meta]
+                )
             break
         else:
             if made.start[1] is not None and found.num == made.first:
-                raise StateMismatchError(f"the state of {self} says that an element was cut, but there is none left")
+                raise StateMismatchError(
+                    f"the state of {self} says that an element was cut, but there is none left"
+                )
         made.left = rest
         self._check(found)
         self._move_to_rows(found)
         following = CutRows((found.after, rest), Concatenation(self.targets))
-        following.first, following.counts, following.cut, following.is_next = found.num, found.counts, cut, True
+        following.first, following.counts, following.cut, following.is_next = (
+            found.num,
+            found.counts,
+            cut,
+            True,
+        )
         return following
 
     def _check(self, found: Collected[CutRows]) -> None:
         made, taken = found.made, found.pos[2]
         if not made.is_next and 0 < len(made) < taken:
             raise StateIndexError(
-                f"the state of {self} says that {taken} outputs were made of the elements that now make {len(made)}: data or "
-                "arguments have changed since"
+                f"the state of {self} says that {taken} outputs were made of the elements that now"
+                f" make {len(made)}: data or arguments have changed since"
             )
         limiting = made.row.limiting
         if limiting is not None and not self._has_warned:
             self._has_warned = True
             _log.error(
-                "meta feature %r limits how much is packed into a row: consider more than %d cells for it in length_struct",
+                "meta feature %r limits how much is packed into a row: consider more than %d cells"
+                " for it in length_struct",
                 limiting.name,
                 limiting.length,
             )
@@ -460,7 +493,9 @@ class ConcatSplit(Collecting[CutRows]):
         """Let the position be that of the rows that are being made."""
         made = found.made
         if made.is_next:
-            found.skipped = skipped = tuple([i - made.first for i in found.pos[3] if i >= made.first])
+            found.skipped = skipped = tuple(
+                [i - made.first for i in found.pos[3] if i >= made.first]
+            )
             if self.choices is not None:
                 self.choices.forget_until(made.counts)
                 found.counts = less(found.counts, made.counts)
@@ -481,8 +516,9 @@ class ConcatSplit(Collecting[CutRows]):
             start, stop = bounds.get(target.name, (0, len(array)))
             if stop != len(array):
                 raise StateMismatchError(
-                    f"the state of {self} says that {shown([start, stop])} is left of feature {target.name!r} of an element, "
-                    f"which is now {len(array)} long: data have changed since"
+                    f"the state of {self} says that {shown([start, stop])} is left of feature"
+                    f" {target.name!r} of an element, which is now {len(array)} long: data have"
+                    " changed since"
                 )
             starts.append(start)
         return starts
@@ -490,7 +526,12 @@ class ConcatSplit(Collecting[CutRows]):
     def without(self, found: Collected[CutRows], number: int) -> Pos:
         made = found.made
         if made.is_next and number == made.first:  # the rows before cannot be made without it
-            made.start, made.cut, made.first, made.counts = (found.after, None), None, found.num, found.counts
+            made.start, made.cut, made.first, made.counts = (
+                (found.after, None),
+                None,
+                found.num,
+                found.counts,
+            )
             self._move_to_rows(found)
             return found.pos
         *start, skipped, _ = found.pos
@@ -508,7 +549,13 @@ class ConcatSplit(Collecting[CutRows]):
     def load_layer(self, state: Any) -> Pos:
         taken = state_count(state, "elements_from_buffer_after_checkpoint", self)
         left, skipped = self._load_slices(state), self.load_skipped(state)
-        held = f"rows, {taken} of them delivered" if taken or skipped else None if left is None else "the rest of an element"
+        held = (
+            f"rows, {taken} of them delivered"
+            if taken or skipped
+            else None
+            if left is None
+            else "the rest of an element"
+        )
         return self.load_parent(state, held), left, taken, skipped
 
     def _saved_slices(self, left: Slices | None) -> dict[str, list[int]]:
@@ -517,24 +564,33 @@ class ConcatSplit(Collecting[CutRows]):
 
     def _load_slices(self, state: Any) -> Slices | None:
         given = state_field(state, "remainder_slices", self)
-        slices = tuple([self._load_slice(name, state_field(given, name, self)) for name in self.cut_names])
+        slices = tuple(
+            [self._load_slice(name, state_field(given, name, self)) for name in self.cut_names]
+        )
         if not isinstance(given, Mapping) or len(given) > len(slices):
             raise StateMismatchError(
-                f"remainder_slices in the state of {self} must be of the features {self.cut_names}, got {shown(given)}"
+                f"remainder_slices in the state of {self} must be of the features {self.cut_names},"
+                f" got {shown(given)}"
             )
         starts = [start for start, _ in slices]
         if min(starts, default=-1) >= 0:
             return slices
         if max(starts, default=-1) >= 0:
             raise StateMismatchError(
-                f"remainder_slices in the state of {self} must be of all features, or none, got {shown(given)}"
+                f"remainder_slices in the state of {self} must be of all features, or none, got"
+                f" {shown(given)}"
             )
         return None
 
     def _load_slice(self, name: str, value: Any) -> tuple[int, int]:
-        start, stop = map(plain_int, value) if isinstance(value, list | tuple) and len(value) == 2 else (None, None)
+        start, stop = (
+            map(plain_int, value)
+            if isinstance(value, list | tuple) and len(value) == 2
+            else (None, None)
+        )
         if start is None or stop is None or not (-1 == start == stop or 0 <= start <= stop):
             raise StateMismatchError(
-                f"remainder_slices[{name!r}] in the state of {self} must be [start, stop], or [-1, -1], got {shown(value)}"
+                f"remainder_slices[{name!r}] in the state of {self} must be [start, stop], or [-1,"
+                f" -1], got {shown(value)}"
             )
         return start, stop

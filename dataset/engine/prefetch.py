@@ -40,7 +40,9 @@ class Pulled:
         it: the iterator of the stream, which is closed when nobody needs it.
     """
 
-    def __init__(self, stream: Stream, cell: Cell, choices: Choices | None, it: DatasetIterator[Any]) -> None:
+    def __init__(
+        self, stream: Stream, cell: Cell, choices: Choices | None, it: DatasetIterator[Any]
+    ) -> None:
         self._stream = stream
         self._cell = cell
         self._choices = choices
@@ -220,9 +222,15 @@ class Prefetch(Stream):
         self._first = None
         if not self.parent.saves_anywhere():
             self._first = pos if type(pos) is Saved else saved(self.parent, pos)
-            if before is not None and before.has_begun and not before.is_here and self._first.state is None:
+            if (
+                before is not None
+                and before.has_begun
+                and not before.is_here
+                and self._first.state is None
+            ):
                 raise ValueError(
-                    f"{self} cannot go on in a forked process: the iterator before it, {self._it}, has no state to return to"
+                    f"{self} cannot go on in a forked process: the iterator before it, {self._it},"
+                    " has no state to return to"
                 )
         if before is not None and not before.is_here:
             self.parent.forget()
@@ -230,7 +238,9 @@ class Prefetch(Stream):
         if choices is not None:
             own = Choices()
             own.restart(choices.to_come())
-        self._pulled = source = Pulled(self.parent, self.inner.at(start, choices=own), own, self._it)
+        self._pulled = source = Pulled(
+            self.parent, self.inner.at(start, choices=own), own, self._it
+        )
         ahead = PullAhead(source, self.size, self.ctx.budget, self.budget_waits)
         self._finalizer = weakref.finalize(self, ahead.stop)
         self._at, self._is_known, self.ahead = pos, True, ahead
@@ -259,7 +269,12 @@ class Prefetch(Stream):
 
     def save(self, pos: Pos) -> Any:
         first = self._first
-        if type(pos) is not Saved and first is not None and self.ahead is not None and first.pos is pos:
+        if (
+            type(pos) is not Saved
+            and first is not None
+            and self.ahead is not None
+            and first.pos is pos
+        ):
             pos = first
         if type(pos) is not Saved:
             return self.parent.save(pos)

@@ -113,7 +113,12 @@ class Read(Stream):
 
     def _reads_one_by_one(self, reader: Reader) -> bool:
         """Return true if the reader is asked for each element alone, unless several are wanted."""
-        return self._reads_many or reader.num_threads > 0 or reader.log is not None or reader.is_observed
+        return (
+            self._reads_many
+            or reader.num_threads > 0
+            or reader.log is not None
+            or reader.is_observed
+        )
 
     def _end_block(self, cell: Cell, start: int, num_dropped: int) -> None:
         """Take note of the elements of a block that were read, of which ``num_dropped`` were not
@@ -159,7 +164,8 @@ class Read(Stream):
         position = plain_int(index)
         if position is None or not 0 <= position <= self.length:
             raise StateIndexError(
-                f"next_index in the state of {self} must be in [0, {self.length}], the length of the dataset, got {shown(index)}"
+                f"next_index in the state of {self} must be in [0, {self.length}], the length of"
+                f" the dataset, got {shown(index)}"
             )
         self._end = self.length  # a source that has ended is asked again
         return position

@@ -48,7 +48,11 @@ class Rebatch(Refilling):
     def _run(self, cell: Cell) -> Iterator[Any]:
         before, row, records = cell.pos
         held = self._held
-        if held is not None and held.used <= row and are_equal((held.before, held.records), (before, records)):
+        if (
+            held is not None
+            and held.used <= row
+            and are_equal((held.before, held.records), (before, records))
+        ):
             inner = self.begin(cell, held.after, ())
         else:
             held, inner = None, self.begin(cell, before, records)
@@ -96,7 +100,8 @@ class Rebatch(Refilling):
                 leaves = self._rows.leaves(batch)
                 if row > len(leaves[0]) and not self.is_missing():
                     raise StateIndexError(
-                        f"batch_idx in the state of {self} must be in [0, {len(leaves[0])}], the rows there, got {row}"
+                        f"batch_idx in the state of {self} must be in [0, {len(leaves[0])}], the"
+                        f" rows there, got {row}"
                     )
             except Exception as error:
                 tell(error, self)
@@ -164,18 +169,23 @@ class _Rows:
         leaves, structure = flatten(batch)
         if self._structure is not None and structure != self._structure:
             raise ValueError(
-                f"all elements that {self._owner} joins must have the same structure; the first one is "
-                f"{self._structure!s:.200}, another one {structure!s:.200}"
+                f"all elements that {self._owner} joins must have the same structure; the first one"
+                f" is {self._structure!s:.200}, another one {structure!s:.200}"
             )
         if not leaves:
-            raise ValueError(f"{self._owner} needs batches, pytrees with arrays, got {batch!r:.100}")
+            raise ValueError(
+                f"{self._owner} needs batches, pytrees with arrays, got {batch!r:.100}"
+            )
         for i, leaf in enumerate(leaves):
             if not getattr(leaf, "shape", ()):
-                raise TypeError(f"{self._owner} needs arrays with a first axis, {_name(batch, i)} is {leaf!r:.100}")
+                raise TypeError(
+                    f"{self._owner} needs arrays with a first axis, {_name(batch, i)} is"
+                    f" {leaf!r:.100}"
+                )
             if leaf.shape[0] != leaves[0].shape[0]:
                 raise ValueError(
-                    f"all leaves of a batch must have the same number of rows; {_name(batch, 0)} has {leaves[0].shape[0]}, "
-                    f"{_name(batch, i)} has {leaf.shape[0]}"
+                    f"all leaves of a batch must have the same number of rows; {_name(batch, 0)}"
+                    f" has {leaves[0].shape[0]}, {_name(batch, i)} has {leaf.shape[0]}"
                 )
         if leaves[0].shape[0] == 0:
             raise ValueError(f"{self._owner} got a batch without rows: leave it out with filter()")
@@ -192,9 +202,15 @@ class _Rows:
                 leaves.append(join_arrays(arrays, self.allocate))
             except (ValueError, TypeError) as error:
                 name = _name(tree.unflatten(self._structure, pieces[0]), i)
-                shown = [f"{getattr(array, 'dtype', type(array))}{list(array.shape)}" for array in arrays]
+                shown = [
+                    f"{getattr(array, 'dtype', type(array))}{list(array.shape)}" for array in arrays
+                ]
                 rows = {(getattr(array, "dtype", None), array.shape[1:]) for array in arrays}
-                why = f": {error}" if len(rows) == 1 else f" whose shapes or dtypes do not agree: {' and '.join(shown)}"
+                why = (
+                    f": {error}"
+                    if len(rows) == 1
+                    else f" whose shapes or dtypes do not agree: {' and '.join(shown)}"
+                )
                 raise ValueError(f"{self._owner} cannot join pieces of {name}{why}") from error
         return tree.unflatten(self._structure, leaves)
 

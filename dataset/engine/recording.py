@@ -147,7 +147,11 @@ class ShardIterator(StreamIterator[Any]):
 
     _stage_name: ClassVar = None  # type: ignore[assignment]  # it does nothing to elements
 
-    def __init__(self, it: DatasetIterator[Any], make: Callable[[Any, Stream], Stream] = lambda _, stream: stream) -> None:
+    def __init__(
+        self,
+        it: DatasetIterator[Any],
+        make: Callable[[Any, Stream], Stream] = lambda _, stream: stream,
+    ) -> None:
         super().__init__(Given(NONE), [it], make)
 
 

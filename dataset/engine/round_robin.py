@@ -66,7 +66,12 @@ class RoundRobin(Stream):
         self.executor, self.count = executor, task.num_lanes
         self.known = KnownShards(task, str(executor), begins_as_a_whole=executor.begins_as_a_whole)
         self.running = RunningShards(executor, self.known)
-        self.is_mixed = task.by_lanes and self.count > 1 and not task.sequential_slice and mixes_in_lanes(task.dataset)
+        self.is_mixed = (
+            task.by_lanes
+            and self.count > 1
+            and not task.sequential_slice
+            and mixes_in_lanes(task.dataset)
+        )
         self.closes_anytime = executor.closes_anytime  # type: ignore[misc]
         self.budget_waits = executor.budget_waits
         # Observers ask the executor directly: it alone knows which workers there are.
@@ -103,7 +108,11 @@ class RoundRobin(Stream):
 
     def _run(self, cell: Cell) -> Iterator[Any]:
         pos, now, slot, ended = self._begin(cell)
-        running, count, choices = self.running, self.count, cell.choices if self.makes_choices else None
+        running, count, choices = (
+            self.running,
+            self.count,
+            cell.choices if self.makes_choices else None,
+        )
         shards, base, num = running.shards, tuple(now), 0
         log: list[tuple[int, Pos]] = []
         left = num_vacant = 0  # elements surely wanted; slots in a row that will remain vacant
@@ -169,7 +178,9 @@ class RoundRobin(Stream):
         cell.end_block()  # of a run that is gone
         cell.past_failed = partial(_begin_again, self, cell)
         self._pos = None
-        pos = self.running.go_to(cell.pos, cell.choices.to_come() if cell.choices and self.makes_choices else None)
+        pos = self.running.go_to(
+            cell.pos, cell.choices.to_come() if cell.choices and self.makes_choices else None
+        )
         self._now = now = parts(*pos[:3])
         if self._budgets is not None and self._judged is not pos:
             self._budgets.restart()
@@ -203,13 +214,22 @@ class RoundRobin(Stream):
         except Exception:  # which the following ``next`` raises, too
             found = self.running.passed_so_far(pos)[0]
             nums = [part[2] if part and len(part) > 2 else 0 for part in found]
-            return copied(old_workers_state(pos[3], [state_in(state_of(part)) for part in found], nums))
+            return copied(
+                old_workers_state(pos[3], [state_in(state_of(part)) for part in found], nums)
+            )
         *found, slot, ended = pos
         now = parts(*found)
         states = self.known.states(now)
-        if any([state is None and now[i] is not None and ended[i] != ENDED for i, state in enumerate(states)]):
+        if any(
+            [
+                state is None and now[i] is not None and ended[i] != ENDED
+                for i, state in enumerate(states)
+            ]
+        ):
             raise stateless(self)
-        cycle = CycleState(slot, self.count, range(self.count), states, [min(flag, 1) for flag in ended])
+        cycle = CycleState(
+            slot, self.count, range(self.count), states, [min(flag, 1) for flag in ended]
+        )
         return mixed_in_lanes(cycle.as_state(), self.is_mixed)
 
     def saves_anywhere(self) -> bool:
@@ -224,7 +244,10 @@ class RoundRobin(Stream):
             cycle, nums = parse_shards(state, self, self.count), [0] * self.count
             unused = set() if self.known.counts_faults else self.known.unused(cycle.states)
         states = self.known.checked(cycle.states, unused)
-        now: list[Pos] = [None if value is None else (value,) if i in unused else ([value], 0) for i, value in enumerate(states)]
+        now: list[Pos] = [
+            None if value is None else (value,) if i in unused else ([value], 0)
+            for i, value in enumerate(states)
+        ]
         now = [(*part, num) if num else part for part, num in zip(now, nums, strict=True)]
         ended = tuple([SAID_TO_HAVE_ENDED if flag else RUNNING for flag in cycle.exhausted])
         self.running.forget()
@@ -355,7 +378,10 @@ class RoundRobinIterator(StreamIterator[T]):
 
     @property
     def _work_options(self) -> Sequence[Any]:
-        return [*self.executor.options, *[options for node in ancestors(self._ds) for options in node._work_options]]
+        return [
+            *self.executor.options,
+            *[options for node in ancestors(self._ds) for options in node._work_options],
+        ]
 
     def _resize(self, num_workers: int) -> bool:
         return self.executor.resize(num_workers)
@@ -366,7 +392,9 @@ def _begin_again(stream: RoundRobin, cell: Cell) -> None:
     stream._begin(cell)
 
 
-def _receive(stream: RoundRobin, cell: Cell, now: list[Pos], slot: int, ended: tuple[int, ...], num: int) -> Sequence[Shard]:
+def _receive(
+    stream: RoundRobin, cell: Cell, now: list[Pos], slot: int, ended: tuple[int, ...], num: int
+) -> Sequence[Shard]:
     """Wait until the shard in ``slot`` has something; return all shards."""
     cell.past_failed = partial(_begin_again, stream, cell)
     stream.running.receive(now, slot, ended, num)

@@ -56,7 +56,16 @@ class Cell:
             replays their elements.
     """
 
-    __slots__ = ("_compute", "choices", "is_counting", "moves", "outer", "past_failed", "pos", "wanted")
+    __slots__ = (
+        "_compute",
+        "choices",
+        "is_counting",
+        "moves",
+        "outer",
+        "past_failed",
+        "pos",
+        "wanted",
+    )
 
     def __init__(self, pos: Pos = None) -> None:
         self.pos = pos
@@ -189,7 +198,12 @@ class Stream(Observable):
     def run(self, cell: Cell) -> Iterator[Any]:
         """Return the elements from ``cell.pos`` on: the live run, or a new one."""
         live = self._live
-        if live is not None and live[1] is cell and live[2] == cell.moves and live[0].gi_frame is not None:
+        if (
+            live is not None
+            and live[1] is cell
+            and live[2] == cell.moves
+            and live[0].gi_frame is not None
+        ):
             return live[0]
         run = self._run(cell) if self.wrap is None else observed(self._run(cell), self)
         self._live = run, cell, cell.moves
@@ -220,7 +234,11 @@ class Stream(Observable):
             records: the choices from ``end`` on that were made in it, if elements after that are
                 replayed.
         """
-        return self.parent.next_epoch(end, records) if type(self).start is Stream.start else self.start()
+        return (
+            self.parent.next_epoch(end, records)
+            if type(self).start is Stream.start
+            else self.start()
+        )
 
     def save(self, pos: Pos) -> Any:
         """Return the JSON-able state of a position."""
@@ -256,11 +274,16 @@ class Stream(Observable):
 
     def index_of(self, pos: Pos) -> int:
         """Return how many elements come before ``pos``, if that follows from it."""
-        raise NotImplementedError(f"{self} does not know the index of its next element: it does not follow from its position")
+        raise NotImplementedError(
+            f"{self} does not know the index of its next element: it does not follow from its"
+            " position"
+        )
 
     def at_index(self, index: int) -> Pos:
         """Return the position before the element at ``index``, if that follows from it."""
-        raise NotImplementedError(f"{self} cannot jump to an index: it would have to compute all elements before it")
+        raise NotImplementedError(
+            f"{self} cannot jump to an index: it would have to compute all elements before it"
+        )
 
     def has_gaps(self) -> bool:
         """Return true if there may be no element at some of the indices of ``index_of``."""
@@ -279,8 +302,9 @@ class Stream(Observable):
         """
         if type(self).save is not Stream.save:
             raise StateMismatchError(
-                f"{self} cannot continue with another number of shards or processes: only ElasticIterator and global_batch can, "
-                "and steps after them that keep nothing for later"
+                f"{self} cannot continue with another number of shards or processes: only"
+                " ElasticIterator and global_batch can, and steps after them that keep nothing for"
+                " later"
             )
         return self.parent.merge(states)
 
@@ -390,7 +414,10 @@ class Layer(Stream):
         return self.parent.next_epoch(end[0], records), *self.own
 
     def save(self, pos: Pos) -> Any:
-        return {self.keys[0]: self.parent.save(pos[0]), **dict(zip(self.keys[1:], pos[1:], strict=True))}
+        return {
+            self.keys[0]: self.parent.save(pos[0]),
+            **dict(zip(self.keys[1:], pos[1:], strict=True)),
+        }
 
     def load(self, state: Any) -> Pos:
         own = [state_count(state, key, self) for key in self.keys[1:]]

@@ -107,7 +107,9 @@ class LocalShard(Shard):
         if isinstance(stop, Exception):
             self.has_ended = isinstance(stop, StopIteration)
             self.final = stop.value if isinstance(stop, StopIteration) else None
-            self.failure = None if self.has_ended else partial(raised_again, stop, stop.__traceback__)
+            self.failure = (
+                None if self.has_ended else partial(raised_again, stop, stop.__traceback__)
+            )
         elif stop is not None:
             raise stop
 
@@ -133,5 +135,9 @@ def raised_again(error: BaseException, traceback: TracebackType | None) -> BaseE
         is_equal = False
     if not is_equal:
         new = error
-    new.__cause__, new.__context__, new.__suppress_context__ = error.__cause__, error.__context__, error.__suppress_context__
+    new.__cause__, new.__context__, new.__suppress_context__ = (
+        error.__cause__,
+        error.__context__,
+        error.__suppress_context__,
+    )
     return new.with_traceback(traceback)

@@ -50,7 +50,9 @@ class KnownShards:
     @property
     def task(self) -> PipelineTask:
         """The task, with the options of the pipeline that it is part of."""
-        return replace(self._task, options=self.ctx.options, is_taken_again=self.is_replayed, key=self.key)
+        return replace(
+            self._task, options=self.ctx.options, is_taken_again=self.is_replayed, key=self.key
+        )
 
     def new(self) -> list[DatasetIterator[Any]]:
         """Return new iterators of all shards, which nobody observes."""
@@ -85,9 +87,15 @@ class KnownShards:
 
     def states(self, now: Sequence[Any]) -> list[Any]:
         """Return the states of parts of a position (see ``RoundRobin``)."""
-        states = [None if not part else part[0] if len(part) == 1 else state_in(part[0][part[1]]) for part in now]
+        states = [
+            None if not part else part[0] if len(part) == 1 else state_in(part[0][part[1]])
+            for part in now
+        ]
         if () in now:
-            states = [x if part != () else self.beginnings()[i] for i, (x, part) in enumerate(zip(states, now, strict=True))]
+            states = [
+                x if part != () else self.beginnings()[i]
+                for i, (x, part) in enumerate(zip(states, now, strict=True))
+            ]
         return states
 
     def unused(self, states: Sequence[Any]) -> set[int]:
@@ -100,7 +108,11 @@ class KnownShards:
             # the state lacks a dataset, which may open now
             whole = snapshot(iterate(self._task.dataset))
         pairs = enumerate(zip(states, self.opened()[1], strict=True))
-        return {i for i, (x, first) in pairs if x is not None and (is_same(x, whole) or is_same(x, first))}
+        return {
+            i
+            for i, (x, first) in pairs
+            if x is not None and (is_same(x, whole) or is_same(x, first))
+        }
 
     def checked(self, states: list[Any], unused: Collection[int]) -> list[Any]:
         """Return states, with the counts of faults that are theirs.
@@ -130,7 +142,9 @@ class KnownShards:
                 it.set_state(state)
         indices = [it._get_next_index() for it in iterators]
         index = sum(indices)
-        if count > 1 and (indices != indices_of_shards(index, count) or any([it._has_gaps() for it in iterators])):
+        if count > 1 and (
+            indices != indices_of_shards(index, count) or any([it._has_gaps() for it in iterators])
+        ):
             raise uneven(self._owner, count)
         return index
 

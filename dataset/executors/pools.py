@@ -124,8 +124,10 @@ class PoolExecutor(Executor):
         num_lanes = self._options.num_lanes or self._options.num_workers
         if num_workers > num_lanes:
             raise ValueError(
-                f"num_workers must be at most num_lanes, {num_lanes}, got {num_workers}: a worker computes whole lanes. Make "
-                f"the pipeline with {type(self._options).__name__}(num_lanes=...) of the largest number that you will need"
+                f"num_workers must be at most num_lanes, {num_lanes}, got {num_workers}: a worker"
+                " computes whole lanes. Make the pipeline with"
+                f" {type(self._options).__name__}(num_lanes=...) of the largest number that you"
+                " will need"
             )
         if self.tuning is not None:
             self.tuning.is_on = False  # the user decides from now on
@@ -181,7 +183,9 @@ class PoolExecutor(Executor):
 
             payload = ThreadPayload(replace(task, budget=self.ctx.budget))
             return hire_threads(payload, self._num_workers, options.per_worker_buffer_size)
-        luggage = self._pack({"buffer_size": options.per_worker_buffer_size}, options.worker_env or {})
+        luggage = self._pack(
+            {"buffer_size": options.per_worker_buffer_size}, options.worker_env or {}
+        )
         crew = crew_of(self, self.ctx) if self._may_share else None
         return (hire if crew is None else crew.hire)(luggage, self._num_workers, self._owner)
 
@@ -189,7 +193,9 @@ class PoolExecutor(Executor):
         """Return what workers load."""
         task = self._task
         try:
-            return Luggage(task, {**settings, "min_shared_bytes": task.options.min_shm_size}, environment)
+            return Luggage(
+                task, {**settings, "min_shared_bytes": task.options.min_shm_size}, environment
+            )
         except Exception as error:
             _explain_unpicklable(error, task)
             raise
@@ -236,7 +242,11 @@ def _explain_unpicklable(error: Exception, task: PipelineTask) -> None:
     parts = []
     for node in [*ancestors(task.dataset)][::-1]:
         held = {**parameters_of(node).as_dict(), **vars(node)}
-        parts += [(node, name, value) for name, value in held.items() if name not in ("_parents", "_parameters")]
+        parts += [
+            (node, name, value)
+            for name, value in held.items()
+            if name not in ("_parents", "_parameters")
+        ]
     for node, name, value in [*parts, (None, "worker_init_fn", task.init_fn)]:
         try:
             dumps(value)
@@ -244,8 +254,9 @@ def _explain_unpicklable(error: Exception, task: PipelineTask) -> None:
             owner = "" if node is None else f" of {node}"
             add_note(
                 error,
-                f"The pipeline cannot be sent to worker processes: {name.lstrip('_')}{owner}, {transform_name(value):.200}, "
-                "cannot be pickled. Make it without what cannot be copied to another process (open files, locks, "
-                "connections), or make that when it is first used",
+                f"The pipeline cannot be sent to worker processes: {name.lstrip('_')}{owner},"
+                f" {transform_name(value):.200}, cannot be pickled. Make it without what cannot be"
+                " copied to another process (open files, locks, connections), or make that when it"
+                " is first used",
             )
             return

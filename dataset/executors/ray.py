@@ -33,5 +33,7 @@ class RayExecutor(PoolExecutor):
         return hire_pool(make, lambda pool: pool.runs(luggage, options), RayPool, self._owner)
 
     def _start_in(self, pool: Any, states: Mapping[int, Any]) -> None:
-        lanes = LanesOnRay(pool, self._options, self._num_workers, self._task.num_lanes, self._numbers())
+        lanes = LanesOnRay(
+            pool, self._options, self._num_workers, self._task.num_lanes, self._numbers()
+        )
         self._use_lanes(lanes, states)

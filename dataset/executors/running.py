@@ -59,7 +59,9 @@ class RunningShards:
             self.at = pos
         return pos
 
-    def start(self, now: Sequence[Pos], slot: int, ended: Sequence[int], known: Records | None = None) -> None:
+    def start(
+        self, now: Sequence[Pos], slot: int, ended: Sequence[int], known: Records | None = None
+    ) -> None:
         """Compute the shards from the parts of a position on; see ``go_to``."""
         self._check_open()
         turns = [(slot + i) % len(now) for i in range(len(now))]
@@ -155,8 +157,8 @@ class RunningShards:
                     raise shard.failure()
                 elif num and shard.has_ended:
                     raise StateMismatchError(
-                        f"iterations_to_skip of worker {i} is larger by {num} than the number of its elements that follow "
-                        "its state: the state was taken with other data"
+                        f"iterations_to_skip of worker {i} is larger by {num} than the number of"
+                        " its elements that follow its state: the state was taken with other data"
                     )
                 elif num:
                     self.executor.receive(i, 1)

@@ -43,14 +43,19 @@ class ThreadExecutor(InProcessExecutor):
         self.closes_anytime = buffer_size > 0
 
     def __str__(self) -> str:
-        return f"MultithreadPrefetchIterator(num_threads={self._num_threads}, buffer_size={self._buffer_size})"
+        return (
+            f"MultithreadPrefetchIterator(num_threads={self._num_threads},"
+            f" buffer_size={self._buffer_size})"
+        )
 
     def start(self, states: Mapping[int, Any]) -> None:
         self.ctx.budget.allow(self._num_threads)
         for shard in self.shards:
             shard.clear()
         assert self.budget_waits is not None
-        self.shards = shards = [ThreadShard(it, self._buffer_size, self.budget_waits) for it in self.opened()]
+        self.shards = shards = [
+            ThreadShard(it, self._buffer_size, self.budget_waits) for it in self.opened()
+        ]
         for number, state in states.items():
             shards[number].start(state)
 
@@ -62,7 +67,11 @@ class ThreadExecutor(InProcessExecutor):
             shard.close(max(0.0, deadline - time.monotonic()))
 
     def work_ahead(self) -> WorkAhead:
-        return super().work_ahead()._replace(waits=self._buffer_size > 0, num_threads=self._num_threads)
+        return (
+            super()
+            .work_ahead()
+            ._replace(waits=self._buffer_size > 0, num_threads=self._num_threads)
+        )
 
 
 class ThreadShard(Shard):
@@ -70,7 +79,9 @@ class ThreadShard(Shard):
 
     def __init__(self, it: DatasetIterator[Any], buffer_size: int, waits: BudgetWaits) -> None:
         super().__init__()
-        self._iterator: ThreadPrefetchDatasetIterator[Any] = ThreadPrefetchDatasetIterator(it, buffer_size)
+        self._iterator: ThreadPrefetchDatasetIterator[Any] = ThreadPrefetchDatasetIterator(
+            it, buffer_size
+        )
         self._iterator._engine.budget_waits = waits
 
     def start(self, state: Any) -> None:
@@ -114,4 +125,7 @@ class ThreadShard(Shard):
         self._iterator.close_within(seconds)
 
 
-_OWN_CODE = {function.__code__ for function in (ThreadShard.receive, StreamIterator._take, Prefetch._threaded, reraise)}
+_OWN_CODE = {
+    function.__code__
+    for function in (ThreadShard.receive, StreamIterator._take, Prefetch._threaded, reraise)
+}

@@ -62,7 +62,9 @@ class Tuning:
         if seconds < (WINDOW_SECONDS if num_received >= _ENOUGH else _LONGEST_SECONDS):
             return None
         busy = self._busy / self._num_looks if self._num_looks else 1.0
-        decision = self._controller.decide(Measured(ended, num_received / seconds, self._waited / seconds, busy))
+        decision = self._controller.decide(
+            Measured(ended, num_received / seconds, self._waited / seconds, busy)
+        )
         self._begin(ended, lanes.num_received)
         if decision is None:
             return None

@@ -43,7 +43,11 @@ class Fault(NamedTuple):
         told = note_at(error)
         keys = () if told is None else told.failure.record_keys
         name = told.failure.stage if told is not None and told.failure.stage else str(stage)
-        return cls(keys[0] if len(keys) == 1 else [*keys] or None, name, f"{type(error).__name__}: {error!s:.{_MAX_TEXT}}")
+        return cls(
+            keys[0] if len(keys) == 1 else [*keys] or None,
+            name,
+            f"{type(error).__name__}: {error!s:.{_MAX_TEXT}}",
+        )
 
 
 class FaultCounts(Value):
@@ -80,7 +84,9 @@ class Limits(Value):
     max_total: int | None
     max_consecutive: int | None
 
-    def excess(self, total: int, tried: int, in_a_row: int, last: Iterable[Fault]) -> FaultBudgetError | None:
+    def excess(
+        self, total: int, tried: int, in_a_row: int, last: Iterable[Fault]
+    ) -> FaultBudgetError | None:
         """Return an error if ``total`` faults, ``in_a_row`` of them the last ones, exceed a limit.
 
         Args:
@@ -100,8 +106,9 @@ class Limits(Value):
         faults = tuple(last)[-NUM_LAST:]
         lines = [f"record key {x.record_key}, {x.stage}: {x.error}" for x in faults]
         return FaultBudgetError(
-            f"{self.name}: {total} of {tried} elements failed, and {reason}. Look at the records, allow more, or go past this "
-            f"one with it.skip_failed(). The last ones:\n" + "\n".join(lines),
+            f"{self.name}: {total} of {tried} elements failed, and {reason}. Look at the records,"
+            " allow more, or go past this one with it.skip_failed(). The last ones:\n"
+            + "\n".join(lines),
             faults,
         )
 
@@ -109,7 +116,15 @@ class Limits(Value):
 class Tolerance:
     """The arguments of ``tolerate``."""
 
-    def __init__(self, errors: Any, limits: Limits, retries: int, backoff_seconds: float, replaces: bool, log: Any) -> None:
+    def __init__(
+        self,
+        errors: Any,
+        limits: Limits,
+        retries: int,
+        backoff_seconds: float,
+        replaces: bool,
+        log: Any,
+    ) -> None:
         self.errors = errors
         self.limits = limits
         self.replaces = replaces
@@ -131,7 +146,9 @@ class Tolerance:
         is_meant = isinstance(error, self.errors) and not isinstance(error, NEVER)
         return is_meant and not is_of_no_element(error) and refused_by(error) is None
 
-    def attempt(self, compute: Callable[[], Any], error: Exception | None = None) -> tuple[Any, Exception | None]:
+    def attempt(
+        self, compute: Callable[[], Any], error: Exception | None = None
+    ) -> tuple[Any, Exception | None]:
         """Return what ``compute`` returns, and ``None``; or ``None``, and the error of the last
         attempt.
 
@@ -162,7 +179,12 @@ class Tolerance:
         """Add lines to the log."""
         if self._log is None:
             return
-        text = "".join([json.dumps({**fault._asdict(), "tolerate": self.limits.name}, default=str) + "\n" for fault in faults])
+        text = "".join(
+            [
+                json.dumps({**fault._asdict(), "tolerate": self.limits.name}, default=str) + "\n"
+                for fault in faults
+            ]
+        )
         if hasattr(self._log, "write"):
             self._log.write(text)
             return
@@ -190,6 +212,7 @@ def failed_again(error: BaseException, stage: Any, limits: Limits) -> None:
     refuse(error, limits)
     add_note(
         error,
-        f"{stage} does not pass over it: the element did not fail when the state was taken, and is taken again for what the "
-        "state holds. Without it other elements would follow. Try again, or go back to an earlier state",
+        f"{stage} does not pass over it: the element did not fail when the state was taken, and is"
+        " taken again for what the state holds. Without it other elements would follow. Try again,"
+        " or go back to an earlier state",
     )

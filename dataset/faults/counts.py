@@ -87,7 +87,11 @@ class Choice(dict[str, Any]):
 def num_faults(choice: Mapping[str, Any], stage: int) -> int:
     """Return how many faults of a stage are counted in a recorded choice."""
     entries = choice.get("faults")
-    return 1 if entries is None else sum([entry[2] for entry in entries if entry[0] == stage and len(entry) == 3])
+    return (
+        1
+        if entries is None
+        else sum([entry[2] for entry in entries if entry[0] == stage and len(entry) == 3])
+    )
 
 
 def skipped_of(choice: Mapping[str, Any], stage: int) -> tuple[Skipped, ...]:
@@ -160,11 +164,15 @@ def place_in(state: Any) -> int:
     """Return how many elements of an iterator its state is after, those of earlier epochs
     included.
     """
-    place: int = next(state[key] for key in ("next_index", "global_next_index", "tried") if key in state)
+    place: int = next(
+        state[key] for key in ("next_index", "global_next_index", "tried") if key in state
+    )
     return place + int(state.get("before", 0))
 
 
-def tallies(state: Any, path: tuple[Any, ...] = (), records: tuple[Mapping[str, Any], ...] = ()) -> Iterator[Tally]:
+def tallies(
+    state: Any, path: tuple[Any, ...] = (), records: tuple[Mapping[str, Any], ...] = ()
+) -> Iterator[Tally]:
     """Return all counts in a state that an iterator of this process or a worker has returned.
 
     Args:
@@ -179,7 +187,13 @@ def tallies(state: Any, path: tuple[Any, ...] = (), records: tuple[Mapping[str, 
         if type(found) is list and found and type(found[0]) is Faults:
             tried = state.get("tried", place_in(state))
             for i, faults in enumerate(found):
-                yield _tally((*path, i), faults, place_in(state), tried[i] if type(tried) is list else tried, records)
+                yield _tally(
+                    (*path, i),
+                    faults,
+                    place_in(state),
+                    tried[i] if type(tried) is list else tried,
+                    records,
+                )
         for key, value in state.items():
             if type(value) in (dict, list) and key != "choices":
                 yield from tallies(value, (*path, key), records)
@@ -196,7 +210,13 @@ def _is_after_choices(state: Mapping[str, Any]) -> bool:
     return "cache_filled" in state and any([tally.place > 0 for tally in tallies(state["parent"])])
 
 
-def _tally(path: tuple[Any, ...], faults: Faults, place: int, tried: int, records: Sequence[Mapping[str, Any]]) -> Tally:
+def _tally(
+    path: tuple[Any, ...],
+    faults: Faults,
+    place: int,
+    tried: int,
+    records: Sequence[Mapping[str, Any]],
+) -> Tally:
     total, until, recent = faults["total"], place, faults.recent
     tried = faults.get("tried", tried)
     if "passed" in faults:
@@ -256,7 +276,12 @@ def _in_record(record: Any) -> tuple[int, int]:
         return 0, 0  # draws of a mixture
     num, choices = record
     entries = [choice.get("faults") for _, choice in choices if isinstance(choice, Mapping)]
-    return num, sum([1 if found is None else sum([row[2] for row in found if len(row) == 3]) for found in entries])
+    return num, sum(
+        [
+            1 if found is None else sum([row[2] for row in found if len(row) == 3])
+            for found in entries
+        ]
+    )
 
 
 def latest(recent: Iterable[Skipped]) -> tuple[Fault, ...]:

@@ -35,7 +35,12 @@ class Known(NamedTuple):
 
     def entries(self, start: int) -> list[list[Any]]:
         """Return ``[number, *entry]`` of those that are skipped, from number ``start`` on."""
-        return [[place, *entry] for place in sorted(self.skipped) if place >= start for entry in self.skipped[place]]
+        return [
+            [place, *entry]
+            for place in sorted(self.skipped)
+            if place >= start
+            for entry in self.skipped[place]
+        ]
 
 
 def parse_counts(faults: Any, owner: Any) -> tuple[int, Known | None]:
@@ -46,19 +51,27 @@ def parse_counts(faults: Any, owner: Any) -> tuple[int, Known | None]:
     """
     total = plain_int(faults.get("total")) if isinstance(faults, Mapping) else None
     if total is None or total < 0:
-        raise StateMismatchError(f"faults in the state of {owner} must say how many there were (total), got {shown(faults)}")
+        raise StateMismatchError(
+            f"faults in the state of {owner} must say how many there were (total), got"
+            f" {shown(faults)}"
+        )
     passed = faults.get("passed")
     if passed is None:
         return total, None
     parts = passed if isinstance(passed, Mapping) else {}
-    known, listed = plain_counts([parts.get(key) for key in ("until", "tried", "total")]), parts.get("over")
+    known, listed = (
+        plain_counts([parts.get(key) for key in ("until", "tried", "total")]),
+        parts.get("over"),
+    )
     skipped: dict[int, list[list[Any]]] = {}
     if known is None or not isinstance(listed, list):
         known, listed = [0], [None]  # which is refused
     for entry in listed:
         numbers = plain_counts(entry[:2]) if isinstance(entry, list) and len(entry) == 3 else None
         if numbers is None:
-            raise StateMismatchError(f"passed in the state of {owner} must say what was passed over, got {shown(passed)}")
+            raise StateMismatchError(
+                f"passed in the state of {owner} must say what was passed over, got {shown(passed)}"
+            )
         skipped.setdefault(numbers[0], []).append([numbers[1], given(entry[2])])
     return total, Known(known[0], known[1], known[2], skipped)
 
@@ -68,7 +81,9 @@ def passed_in(known: Known | None, place: int) -> dict[str, Any]:
     if known is None or place >= known.until:
         return {}
     over = copied(known.entries(place))
-    return {"passed": {"until": known.until, "tried": known.tried, "total": known.total, "over": over}}
+    return {
+        "passed": {"until": known.until, "tried": known.tried, "total": known.total, "over": over}
+    }
 
 
 class FaultLog:
@@ -100,7 +115,12 @@ class FaultLog:
 
     def between(self, start: int, stop: int) -> list[list[Any]]:
         """Return ``[number, *entry]`` of the elements in a range."""
-        return [[place, *entry] for place in sorted(self._places) if start <= place < stop for entry in self._places[place]]
+        return [
+            [place, *entry]
+            for place in sorted(self._places)
+            if start <= place < stop
+            for entry in self._places[place]
+        ]
 
 
 def with_passed(before: Any, now: Any) -> Any:
@@ -117,7 +137,12 @@ def with_passed(before: Any, now: Any) -> Any:
         faults.recent = end.recent
         if end.until > faults.get("passed", {"until": tally.place})["until"]:
             over = copied(log.between(tally.place, end.until))
-            faults["passed"] = {"until": end.until, "tried": end.tried, "total": end.total, "over": over}
+            faults["passed"] = {
+                "until": end.until,
+                "tried": end.tried,
+                "total": end.total,
+                "over": over,
+            }
     return result
 
 

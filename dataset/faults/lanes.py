@@ -78,7 +78,11 @@ class LaneBudgets:
             return None
         if type(source) is LinearStates or getattr(source, "have_same_faults", False):
             self._seen[lane] = source
-        fresh = [(key, tally) for key, tally in self._of_lane(lane, state()) if tally.total > self._known(key)]
+        fresh = [
+            (key, tally)
+            for key, tally in self._of_lane(lane, state())
+            if tally.total > self._known(key)
+        ]
         if not fresh:
             return None
         error = self._judge_all()
@@ -101,7 +105,9 @@ class LaneBudgets:
     def _judge_all(self) -> FaultBudgetError | None:
         sums: dict[str, list[int]] = {}
         recent: dict[str, list[Skipped]] = {}
-        found = [pair for lane, state in enumerate(self._states()) for pair in self._of_lane(lane, state)]
+        found = [
+            pair for lane, state in enumerate(self._states()) for pair in self._of_lane(lane, state)
+        ]
         # By key, so that of lanes that have it in common the one that is farthest counts.
         for key, tally in dict(sorted(found, key=lambda pair: pair[1].tried)).items():
             number = key[-1]
@@ -122,7 +128,9 @@ class LaneBudgets:
             if limits is not None and limits.number in self._tolerances:
                 key = 0 if self._is_common else lane, *tally.path, limits.number
                 log = tally.faults.log = self._logs.setdefault(key, FaultLog())
-                for place, *entry in tally.faults["passed"]["over"] if "passed" in tally.faults else ():
+                for place, *entry in (
+                    tally.faults["passed"]["over"] if "passed" in tally.faults else ()
+                ):
                     log.add(place, entry)
                 for skipped in tally.recent:
                     log.add(skipped.place, skipped.entry)
@@ -141,7 +149,9 @@ class LaneBudgets:
             self._told(tolerance.limits.name, num)
 
 
-def lane_budgets(stream: Any, tolerances: Iterable[Tolerance], *, is_common: bool = False) -> LaneBudgets | None:
+def lane_budgets(
+    stream: Any, tolerances: Iterable[Tolerance], *, is_common: bool = False
+) -> LaneBudgets | None:
     """Return the budgets of a stream that delivers elements of lanes; ``None`` if nothing is
     tolerated.
 
@@ -152,7 +162,11 @@ def lane_budgets(stream: Any, tolerances: Iterable[Tolerance], *, is_common: boo
         is_common: see ``LaneBudgets``.
     """
     found, ref = [*tolerances], weakref.ref(stream)
-    return LaneBudgets(found, partial(_states_now, ref), partial(_tell, ref), is_common=is_common) if found else None
+    return (
+        LaneBudgets(found, partial(_states_now, ref), partial(_tell, ref), is_common=is_common)
+        if found
+        else None
+    )
 
 
 def _states_now(owner: Callable[[], Any]) -> list[Any]:

@@ -146,7 +146,11 @@ def tolerating(ds: Any) -> list[Any]:
     """Return the map datasets upstream that tolerate faults, in the same order for all copies of
     ``ds``.
     """
-    return [node for node in ancestors(ds) if tolerance_of(node) is not None and isinstance(node, MapDataset)]
+    return [
+        node
+        for node in ancestors(ds)
+        if tolerance_of(node) is not None and isinstance(node, MapDataset)
+    ]
 
 
 class _At(NamedTuple):
@@ -178,7 +182,13 @@ class ReadOutcomes(Read):
         self.numbers = ds.numbers if type(ds) is RunsMapDataset else None
         self.tolerances = [tolerance_of(node) for node in self.outcomes.stages]
         self._slots = {tolerance.limits.number: i for i, tolerance in enumerate(self.tolerances)}
-        self._is_even = all([num_drawn(ds, node, num) == num for node in self.outcomes.stages for num in (1, len(ds))])
+        self._is_even = all(
+            [
+                num_drawn(ds, node, num) == num
+                for node in self.outcomes.stages
+                for num in (1, len(ds))
+            ]
+        )
         self._logs = [FaultLog() for _ in self.tolerances]
         self._num_written = 0  # indices of all epochs up to which faults were logged
 
@@ -189,7 +199,9 @@ class ReadOutcomes(Read):
         inner.go_to(index)  # a run that was left in the middle of a block has not settled it
         choices = self._replayed_choices(cell, _At(*cell.pos))
         replays = sys.maxsize if cell.choices is not None else self.outcomes.known.until
-        skipping = {tolerance.limits.number for tolerance in self.tolerances if not tolerance.replaces}
+        skipping = {
+            tolerance.limits.number for tolerance in self.tolerances if not tolerance.replaces
+        }
         num_passed = index
         is_settled = cell.wanted <= 1 and (cell.outer is None or cell.outer.wanted <= 1)
         if not is_settled:
@@ -214,12 +226,16 @@ class ReadOutcomes(Read):
                     cell.pos = index, before, counts, known
                     if type(x) is not Outcome:
                         yield (x, x := None)[0]
-                    elif x.element is not None or (self.with_nones and not skipping.intersection([e.stage for e in x.events])):
+                    elif x.element is not None or (
+                        self.with_nones and not skipping.intersection([e.stage for e in x.events])
+                    ):
                         yield (x.element, x := None)[0]
         except Exception:
             cell.end_block()
             if cell.past_failed is None:
-                cell.past_failed = partial(self._pass, cell, _At(num_passed, before, counts, known), choices)
+                cell.past_failed = partial(
+                    self._pass, cell, _At(num_passed, before, counts, known), choices
+                )
             raise
         cell.end_block()
         index = inner.settle()
@@ -246,13 +262,19 @@ class ReadOutcomes(Read):
                 found.update({at.next_index + i: choice for i, choice in record.unusual})
         if until > at.next_index or self.outcomes.known.until:
             self.reader.stop()  # elements that were computed ahead may have other outcomes
-            self.outcomes.known.set(until, {i: self._known_at(choice) for i, choice in found.items()})
+            self.outcomes.known.set(
+                until, {i: self._known_at(choice) for i, choice in found.items()}
+            )
         return found
 
     def _known_at(self, choice: Mapping[str, Any]) -> KnownAt:
-        return {(self.tolerances[slot].limits.number, at): num for slot, at, num, *_ in choice["faults"]}
+        return {
+            (self.tolerances[slot].limits.number, at): num for slot, at, num, *_ in choice["faults"]
+        }
 
-    def _passed(self, cell: Cell, at: _At, events: list[Event], choices: Mapping[int, Choice]) -> tuple[Count, ...]:
+    def _passed(
+        self, cell: Cell, at: _At, events: list[Event], choices: Mapping[int, Choice]
+    ) -> tuple[Count, ...]:
         """Return the counts after the element at ``at``, in which ``events`` have happened.
 
         Raises:
@@ -267,7 +289,11 @@ class ReadOutcomes(Read):
         counts = at.counts if choice is None else self._added(at, choice)
         for slot, known in enumerate(at.known):
             if known is not None and known.until == at.before + at.next_index + 1:
-                counts = (*counts[:slot], counts[slot]._replace(total=known.total), *counts[slot + 1 :])
+                counts = (
+                    *counts[:slot],
+                    counts[slot]._replace(total=known.total),
+                    *counts[slot + 1 :],
+                )
         if choice is None:
             return counts
         if is_new:
@@ -288,7 +314,9 @@ class ReadOutcomes(Read):
             entries.append([self._slots[event.stage], *entry, *([] if event.counts else [0])])
             if event.counts:
                 slot = self._slots[event.stage]
-                skipped += [Skipped(at.before + at.next_index, entry, fault, slot) for fault in event.faults]
+                skipped += [
+                    Skipped(at.before + at.next_index, entry, fault, slot) for fault in event.faults
+                ]
         return Choice({"faults": entries}, tuple(skipped))
 
     def _added(self, at: _At, choice: Mapping[str, Any]) -> tuple[Count, ...]:
@@ -312,7 +340,9 @@ class ReadOutcomes(Read):
                 limits = tolerance.limits
                 if self.ctx.lender is not None:
                     limits = limits.replaced(max_rate=None, max_total=None)
-                error = limits.excess(count.total, self._num_tried(slot, place + 1), count.row, count.last_faults)
+                error = limits.excess(
+                    count.total, self._num_tried(slot, place + 1), count.row, count.last_faults
+                )
                 if error is not None:
                     refuse(error, limits)
                     raise error
@@ -334,7 +364,9 @@ class ReadOutcomes(Read):
         self._report(at, choice)
         if cell.choices is not None:
             cell.choices.note(self.key, choice)
-        cell.pos = at._replace(next_index=at.next_index + 1, counts=tuple([count._replace(row=0) for count in counts]))
+        cell.pos = at._replace(
+            next_index=at.next_index + 1, counts=tuple([count._replace(row=0) for count in counts])
+        )
 
     def _pass(self, cell: Cell, at: _At, choices: Mapping[int, Choice]) -> None:
         """Move past an element that has failed with an error that is not tolerated."""
@@ -366,7 +398,10 @@ class ReadOutcomes(Read):
         state: dict[str, Any] = {"next_index": index, **({"before": before} if before else {})}
         if not self._is_even:
             state["tried"] = [self._num_tried(slot, place) for slot in range(len(counts))]
-        state["faults"] = [self._counts(slot, place, *both) for slot, both in enumerate(zip(counts, known, strict=True))]
+        state["faults"] = [
+            self._counts(slot, place, *both)
+            for slot, both in enumerate(zip(counts, known, strict=True))
+        ]
         return state
 
     def faults_in(self, pos: Pos) -> Any:
@@ -377,7 +412,14 @@ class ReadOutcomes(Read):
         length = max(1, self.length)
         rate = 1 if self._is_even else self._num_tried(slot, length)
         log = self._logs[slot]
-        return Faults(values, self.tolerances[slot].limits, count.recent, log, self.key, (rate, 1 if self._is_even else length))
+        return Faults(
+            values,
+            self.tolerances[slot].limits,
+            count.recent,
+            log,
+            self.key,
+            (rate, 1 if self._is_even else length),
+        )
 
     def load(self, state: Any) -> Pos:
         found, num = state_field(state, "faults", self), len(self.tolerances)
@@ -385,30 +427,48 @@ class ReadOutcomes(Read):
         if not isinstance(found, list) or len(found) != num:
             raise self._wrong(found)
         if not isinstance(tried, list) or plain_counts(tried) is None:
-            raise StateMismatchError(f"tried in the state of {self} must be a list of non-negative integers, got {shown(tried)}")
+            raise StateMismatchError(
+                f"tried in the state of {self} must be a list of non-negative integers, got"
+                f" {shown(tried)}"
+            )
         parsed = [parse_counts(faults, self) for faults in found]
         for _, known in parsed:
             for entry in [] if known is None else known.entries(0):
                 if [type(x) for x in entry] != [int, int, int]:
                     raise self._wrong(found)
-        index, before = super().load(state), state_count(state, "before", self) if "before" in state else 0
+        index, before = (
+            super().load(state),
+            (state_count(state, "before", self) if "before" in state else 0),
+        )
         expected = [self._num_tried(slot, before + index) for slot in range(num)]
         if not self._is_even and state.get("tried", expected) != expected:
-            raise StateMismatchError(f"tried in the state of {self} must follow from next_index, got {shown(state['tried'])}")
-        return _At(index, before, tuple([Count(total) for total, _ in parsed]), tuple([known for _, known in parsed]))
+            raise StateMismatchError(
+                f"tried in the state of {self} must follow from next_index, got"
+                f" {shown(state['tried'])}"
+            )
+        return _At(
+            index,
+            before,
+            tuple([Count(total) for total, _ in parsed]),
+            tuple([known for _, known in parsed]),
+        )
 
     def _wrong(self, found: Any) -> Exception:
         return StateMismatchError(
-            f"faults in the state of {self} must be a list of the counts of {len(self.tolerances)} steps, got {shown(found)}"
+            f"faults in the state of {self} must be a list of the counts of {len(self.tolerances)}"
+            f" steps, got {shown(found)}"
         )
 
     def check_choice(self, choice: Any) -> None:
         entries = choice.get("faults") if isinstance(choice, dict) else None
         for entry in entries if isinstance(entries, list) else [None]:
-            numbers = plain_counts(entry) if isinstance(entry, list) and len(entry) in (3, 4) else None
+            numbers = (
+                plain_counts(entry) if isinstance(entry, list) and len(entry) in (3, 4) else None
+            )
             if numbers is None or numbers[0] >= len(self.tolerances):
                 raise StateMismatchError(
-                    f"a choice in the state of {self} must be a list of [stage, index, number of faults], got {shown(choice)}"
+                    f"a choice in the state of {self} must be a list of [stage, index, number of"
+                    f" faults], got {shown(choice)}"
                 )
 
     def place(self, pos: Pos) -> Place:

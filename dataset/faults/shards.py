@@ -49,7 +49,11 @@ class ShardFaults:
         found = [*tallies(state)]
         for before, limits in zip(counts, self._limits, strict=True):
             lanes = _of_step(found, limits)
-            total, tried, own = before["total"], before["tried"], self._joined(limits, lanes)["tried"]
+            total, tried, own = (
+                before["total"],
+                before["tried"],
+                self._joined(limits, lanes)["tried"],
+            )
             if tried not in (0, own):
                 total = -(-total * own // tried)
             for i, tally in enumerate(lanes):
@@ -64,27 +68,44 @@ class ShardFaults:
         """
         counts = [(0, 0)] * len(self._limits) if found is None else self._parsed(found, owner)
         pairs = zip(counts, self._limits, strict=True)
-        return tuple([Faults({"total": total, "tried": tried}, limits) for (total, tried), limits in pairs])
+        return tuple(
+            [Faults({"total": total, "tried": tried}, limits) for (total, tried), limits in pairs]
+        )
 
     def merged(self, states: Sequence[Any], owner: Any) -> list[dict[str, int]]:
         """Return the counts of all shards in one."""
-        parsed = [self._parsed(state["faults"], owner) for state in states if state.get("faults") is not None]
+        parsed = [
+            self._parsed(state["faults"], owner)
+            for state in states
+            if state.get("faults") is not None
+        ]
         parsed = parsed or [[(0, 0)] * len(self._limits)]
-        return [{"total": sum([t for t, _ in step]), "tried": sum([n for _, n in step])} for step in zip(*parsed, strict=True)]
+        return [
+            {"total": sum([t for t, _ in step]), "tried": sum([n for _, n in step])}
+            for step in zip(*parsed, strict=True)
+        ]
 
     def _parsed(self, found: Any, owner: Any) -> list[tuple[int, int]]:
         entries = found if isinstance(found, list) else []
-        counts = [plain_counts([entry.get("total"), entry.get("tried")]) for entry in entries if isinstance(entry, Mapping)]
+        counts = [
+            plain_counts([entry.get("total"), entry.get("tried")])
+            for entry in entries
+            if isinstance(entry, Mapping)
+        ]
         if len(counts) != len(self._limits) or len(entries) != len(counts):
             counts = [None]
         parsed = [(count[0], count[1]) for count in counts if count is not None]
         if len(parsed) != len(counts):
             raise StateMismatchError(
-                f"faults in the state of {owner} must be a list of the counts (total, tried) of {len(self._limits)} steps, "
-                f"got {shown(found)}"
+                f"faults in the state of {owner} must be a list of the counts (total, tried) of"
+                f" {len(self._limits)} steps, got {shown(found)}"
             )
         return parsed
 
 
 def _of_step(found: Sequence[Tally], limits: Limits) -> list[Tally]:
-    return [tally for tally in found if tally.faults.limits is not None and tally.faults.limits.number == limits.number]
+    return [
+        tally
+        for tally in found
+        if tally.faults.limits is not None and tally.faults.limits.number == limits.number
+    ]

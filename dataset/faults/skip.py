@@ -38,7 +38,9 @@ class SkipFailed(Stream):
     flow = "dropping"
     makes_choices = counts_faults = True
 
-    def __init__(self, stage: Any, parent: Stream, tolerance: Tolerance, tracing: Tracing | None = None) -> None:
+    def __init__(
+        self, stage: Any, parent: Stream, tolerance: Tolerance, tracing: Tracing | None = None
+    ) -> None:
         super().__init__(stage, parent)
         self.tolerance = tolerance
         self.tracing = tracing
@@ -107,7 +109,12 @@ class SkipFailed(Stream):
         return found
 
     def _skip_or_raise(
-        self, cell: Cell, error: Exception, counts: Mapping[str, int] | None = None, *, is_known: bool = False
+        self,
+        cell: Cell,
+        error: Exception,
+        counts: Mapping[str, int] | None = None,
+        *,
+        is_known: bool = False,
     ) -> list[Any] | None:
         """Return the output of a further attempt in a list; ``None`` if it was skipped.
 
@@ -261,7 +268,9 @@ class SkipFailed(Stream):
 
     def load(self, state: Any) -> Pos:
         tried, found = state_count(state, "tried", self), state_field(state, "faults", self)
-        total, known = parse_counts(found[0] if isinstance(found, list) and len(found) == 1 else found, self)
+        total, known = parse_counts(
+            found[0] if isinstance(found, list) and len(found) == 1 else found, self
+        )
         for entries in {} if known is None else known.skipped.values():
             for _, after in entries:
                 self.parent.load(copied(after))  # which raises an error unless it is a state
@@ -269,8 +278,15 @@ class SkipFailed(Stream):
         return inner, tried, Count(total), known
 
     def check_choice(self, choice: Any) -> None:
-        if not (isinstance(choice, dict) and "after" in choice and isinstance(choice.get("asked", {}), dict)):
-            raise StateMismatchError(f"a choice in the state of {self} must have the state after an element, got {shown(choice)}")
+        if not (
+            isinstance(choice, dict)
+            and "after" in choice
+            and isinstance(choice.get("asked", {}), dict)
+        ):
+            raise StateMismatchError(
+                f"a choice in the state of {self} must have the state after an element, got"
+                f" {shown(choice)}"
+            )
         self.parent.load(copied(choice["after"]))
 
     def place(self, pos: Pos) -> Place | None:

@@ -47,8 +47,13 @@ class TolerateParameters(Parameters):
 
     def __post_init__(self) -> None:
         kinds = self.errors if isinstance(self.errors, tuple) else (self.errors,)
-        if not kinds or not all([isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds]):
-            raise TypeError(f"errors must be a subclass of Exception, or a tuple of them, got {shown(self.errors)}")
+        if not kinds or not all(
+            [isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds]
+        ):
+            raise TypeError(
+                "errors must be a subclass of Exception, or a tuple of them, got"
+                f" {shown(self.errors)}"
+            )
         check_word("then", self.then, "skip", "replace")
         if self.max_rate is not None:
             if isinstance(self.max_rate, bool | str) or not hasattr(self.max_rate, "__float__"):
@@ -59,8 +64,15 @@ class TolerateParameters(Parameters):
         for name in ("max_total", "max_consecutive"):
             if getattr(self, name) is not None:
                 self._replace(**{name: as_int(name, getattr(self, name), minimum=0)})
-        if not (self.log is None or isinstance(self.log, str) or hasattr(self.log, "__fspath__") or hasattr(self.log, "write")):
-            raise TypeError(f"log must be a path, a file open for text, or None, got {shown(self.log)}")
+        if not (
+            self.log is None
+            or isinstance(self.log, str)
+            or hasattr(self.log, "__fspath__")
+            or hasattr(self.log, "write")
+        ):
+            raise TypeError(
+                f"log must be a path, a file open for text, or None, got {shown(self.log)}"
+            )
         self._replace(
             errors=kinds,
             retries=as_int("retries", self.retries, minimum=0),
@@ -72,8 +84,17 @@ class TolerateParameters(Parameters):
         return {**vars(self), "log": None if hasattr(self.log, "write") else self.log}
 
     def tolerance_of(self, stage: Any) -> Tolerance:
-        limits = Limits(Tolerance.new_number(), str(stage), self.max_rate, self.max_total, self.max_consecutive)
-        return Tolerance(self.errors, limits, self.retries, self.backoff_seconds, self.then == "replace", self.log)
+        limits = Limits(
+            Tolerance.new_number(), str(stage), self.max_rate, self.max_total, self.max_consecutive
+        )
+        return Tolerance(
+            self.errors,
+            limits,
+            self.retries,
+            self.backoff_seconds,
+            self.then == "replace",
+            self.log,
+        )
 
 
 class TolerateMapDataset(BlockMapDataset[T]):
@@ -137,7 +158,9 @@ class TolerateMapDataset(BlockMapDataset[T]):
         """True if events of a failed attempt are dropped before the next one: the parent has such,
         too.
         """
-        return self._tolerance.retries > 0 and any([node._tolerance is not None for node in ancestors(self._parent)])
+        return self._tolerance.retries > 0 and any(
+            [node._tolerance is not None for node in ancestors(self._parent)]
+        )
 
     def _num_events(self) -> int:
         events = events_here(self._reports)
@@ -159,7 +182,9 @@ class TolerateMapDataset(BlockMapDataset[T]):
             if num_failed < num_known:
                 num_failed += 1
             else:
-                attempt = partial(self._attempt, candidate, first if error is not None else self._num_events())
+                attempt = partial(
+                    self._attempt, candidate, first if error is not None else self._num_events()
+                )
                 element, error = tolerance.attempt(attempt, error)
                 if error is None:
                     break
@@ -203,7 +228,9 @@ class TolerateMapDataset(BlockMapDataset[T]):
         limits = self._tolerance.limits
         if limits.max_consecutive is None:
             limits = limits.replaced(max_consecutive=_MAX_REPLACEMENTS)
-        error = limits.replaced(max_rate=None, max_total=None).excess(num_failed, num_failed, num_failed, faults)
+        error = limits.replaced(max_rate=None, max_total=None).excess(
+            num_failed, num_failed, num_failed, faults
+        )
         if error is not None:
             raise error
 
@@ -226,7 +253,11 @@ class TolerateMapDataset(BlockMapDataset[T]):
                 tried.add(other)
                 num_draws = 0
                 yield other
-        yield from (i for i in range(start, start + length) if i not in tried and _component(self._parents[0], i) == component)
+        yield from (
+            i
+            for i in range(start, start + length)
+            if i not in tried and _component(self._parents[0], i) == component
+        )
 
 
 def _component(ds: Any, index: int) -> tuple[int, ...]:
@@ -238,7 +269,9 @@ def _component(ds: Any, index: int) -> tuple[int, ...]:
             if len(origins) != 1:
                 break
             if len(ds.parents) > 1:
-                path.append(next(i for i, parent in enumerate(ds.parents) if parent is origins[0].ds))
+                path.append(
+                    next(i for i, parent in enumerate(ds.parents) if parent is origins[0].ds)
+                )
             ds, index = origins[0].ds, origins[0].index
     except Exception:
         pass  # the error is raised again where elements are computed
@@ -275,8 +308,8 @@ class TolerateIterDataset(IterDataset[T]):
         self._parameters = TolerateParameters(*given)
         if self._parameters.then == "replace":
             raise ValueError(
-                "then='replace' needs a MapDataset, which has elements at other indices: call tolerate before "
-                "to_iter_dataset(), or use then='skip'"
+                "then='replace' needs a MapDataset, which has elements at other indices: call"
+                " tolerate before to_iter_dataset(), or use then='skip'"
             )
         self._tolerance = self._parameters.tolerance_of(self)
 
@@ -287,4 +320,6 @@ class TolerateIterDataset(IterDataset[T]):
         return TracedStepwiseIterDataset(tracing.over(self, _parents=(elements,), _tracing=tracing))
 
     def __iter__(self) -> DatasetIterator[T]:
-        return open_stage(self, partial(SkipFailed, tolerance=self._tolerance, tracing=self._tracing))
+        return open_stage(
+            self, partial(SkipFailed, tolerance=self._tolerance, tracing=self._tracing)
+        )

@@ -70,7 +70,9 @@ class DrawCounts(NamedTuple):
         return {"counts": counts, "whole": self.whole} if self.whole else {"counts": counts}
 
     @classmethod
-    def read(cls, state: Mapping[str, Any], names: Sequence[str], whole: int, owner: object) -> DrawCounts:
+    def read(
+        cls, state: Mapping[str, Any], names: Sequence[str], whole: int, owner: object
+    ) -> DrawCounts:
         """Reads what ``saved`` wrote into a state. Components that the state does not name have a
         count of zero.
 
@@ -79,11 +81,15 @@ class DrawCounts(NamedTuple):
         """
         saved = state_field(state, "counts", owner)
         if not isinstance(saved, Mapping):
-            raise StateMismatchError(f"counts in the state of {owner} must be a mapping of names to numbers, got {shown(saved)}")
+            raise StateMismatchError(
+                f"counts in the state of {owner} must be a mapping of names to numbers, got"
+                f" {shown(saved)}"
+            )
         owner = f"{owner} (counts)"
         rows = [saved.get(name, _NOTHING) for name in names]
         elements, lengths, epochs = [
-            tuple([state_count(row, key, owner) for row in rows]) for key in ("elements", "lengths", "epochs")
+            tuple([state_count(row, key, owner) for row in rows])
+            for key in ("elements", "lengths", "epochs")
         ]
         ended = frozenset([i for i, row in enumerate(rows) if state_flag(row, "ended", owner)])
         tally = cls(elements, lengths, epochs, ended)
@@ -106,10 +112,25 @@ class RunningCounts:
         frozen: where to begin.
     """
 
-    __slots__ = ("_aims", "_length", "_order", "_was_asked", "elements", "ended", "epochs", "lengths", "targets", "whole")
+    __slots__ = (
+        "_aims",
+        "_length",
+        "_order",
+        "_was_asked",
+        "elements",
+        "ended",
+        "epochs",
+        "lengths",
+        "targets",
+        "whole",
+    )
 
     def __init__(self, frozen: DrawCounts) -> None:
-        self.elements, self.lengths, self.epochs = [*frozen.elements], [*frozen.lengths], [*frozen.epochs]
+        self.elements, self.lengths, self.epochs = (
+            [*frozen.elements],
+            [*frozen.lengths],
+            [*frozen.epochs],
+        )
         self.ended, self.targets, self.whole = {*frozen.ended}, [*frozen.targets], frozen.whole
         # A length that was drawn under these shares, and is not in the targets.
         self._length = 0
@@ -163,13 +184,19 @@ class RunningCounts:
         length, lengths, targets, whole = self._length, self.lengths, self.targets, self.whole
         if not self._was_asked or len(aims) <= _FEW:  # the shares may change with every element
             self._was_asked = True
-            return min([(lengths[i] * whole - targets[i] - share * length, i) for i, share in aims])[1]
+            return min(
+                [(lengths[i] * whole - targets[i] - share * length, i) for i, share in aims]
+            )[1]
         if self._order is None:
-            self._order = Tournament([Runner(lengths[i] * whole - targets[i], i, share) for i, share in aims], length)
+            self._order = Tournament(
+                [Runner(lengths[i] * whole - targets[i], i, share) for i, share in aims], length
+            )
         return self._order.least(length)
 
 
-def sum_of_counts(some: dict[str, dict[str, int]], others: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+def sum_of_counts(
+    some: dict[str, dict[str, int]], others: dict[str, dict[str, int]]
+) -> dict[str, dict[str, int]]:
     """The sum of the draw counts of two mixtures with the same components."""
     total = {name: {**row} for name, row in some.items()}
     for name, row in others.items():
@@ -186,5 +213,8 @@ def _positive(state: Any, key: str, owner: object, least: int) -> int:
     """An integer of any size in a state."""
     number = plain_int(state_field(state, key, owner))
     if number is None or number < least:
-        raise StateMismatchError(f"{key} in the state of {owner} must be an integer of at least {least}, got {shown(state[key])}")
+        raise StateMismatchError(
+            f"{key} in the state of {owner} must be an integer of at least {least}, got"
+            f" {shown(state[key])}"
+        )
     return number

@@ -40,7 +40,12 @@ class Drawing:
         self.log: list[Any] = []
         self.num = 0
         self.parts = [*base.parts]  # at the beginning of the run, or of the epoch of a component
-        self.index, self.has_ended, self.pieces, self.again = base.num_asked, base.has_ended, base.pieces, base.again
+        self.index, self.has_ended, self.pieces, self.again = (
+            base.num_asked,
+            base.has_ended,
+            base.pieces,
+            base.again,
+        )
         self.counts = None if base.counts is None else RunningCounts(base.counts)
         self.choices = cell.choices if mix.makes_choices else None
         # an element of the last turns has nothing to be counted but the index
@@ -57,7 +62,11 @@ class Drawing:
     def begin_log(self) -> list[Any]:
         """Return the log, a new one if it has become long."""
         if self.num > _BLOCK + len(self.parts):
-            self.base, self.log, self.num = self.mix.standing((self.base, self.log, self.num)), [], 0
+            self.base, self.log, self.num = (
+                self.mix.standing((self.base, self.log, self.num)),
+                [],
+                0,
+            )
             self.base = self.base._replace(pieces=self.pieces)
         return self.log
 
@@ -66,7 +75,9 @@ class Drawing:
         demand.
         """
         if self.num or self.base.pieces:
-            self.base = self.mix.standing((self.base, self.log, self.num))._replace(pieces=self.pieces)
+            self.base = self.mix.standing((self.base, self.log, self.num))._replace(
+                pieces=self.pieces
+            )
             self.log, self.num = [], 0
         return self.base
 
@@ -83,7 +94,9 @@ class Drawing:
     def in_blocks(self) -> bool:
         """True if the elements that follow are determined by the index and the own plan."""
         mix = self.mix
-        return self.counts is None and not (mix.by or self.again or self.pieces or mix.is_replayed or self.choices)
+        return self.counts is None and not (
+            mix.by or self.again or self.pieces or mix.is_replayed or self.choices
+        )
 
     def turns(self, num: int) -> Iterable[Any]:
         """Return up to ``num`` components that are next; an empty list if the mixture has ended."""
@@ -113,7 +126,9 @@ class Drawing:
                 continue
             found = self._due(*self._without_ended(self._planned()), num)
             if found and found[0] is None:
-                raise needed([name for name in self._planned()[0].names if name not in mix.places], mix)
+                raise needed(
+                    [name for name in self._planned()[0].names if name not in mix.places], mix
+                )
             self.is_simple = self.counts is None and not self.pieces
             if record is not None and found:
                 return record.new(found)
@@ -152,7 +167,9 @@ class Drawing:
             pairs = [(i, weight) for i, weight in weights if weight and i is not None]
             total = sum([weight for _, weight in pairs])
             aims = [(i, weight * counts.whole // total) for i, weight in pairs]
-            self._held = held = _Held(plan, self.index, plan.weights_until(self.index), num_ended, aims)
+            self._held = held = _Held(
+                plan, self.index, plan.weights_until(self.index), num_ended, aims
+            )
         return held.aims
 
     def _planned(self) -> tuple[Plan, Places]:
@@ -243,7 +260,9 @@ class Drawing:
         self._enter(i, self.parts[i], 0, RESTARTED, None)
 
     def _refuse(self, i: int) -> None:
-        reason = f"an epoch of {self.mix.parents[i]} has no elements, so restarting it would never end"
+        reason = (
+            f"an epoch of {self.mix.parents[i]} has no elements, so restarting it would never end"
+        )
         raise told(ValueError(f"{self.mix} cannot continue: {reason}"), self.mix)
 
     def finish(self) -> None:

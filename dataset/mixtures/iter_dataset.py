@@ -44,14 +44,19 @@ class MixedIterDataset(IterDataset[T]):
 
     _element_spec = spec_of_first_parent
 
-    def __init__(self, datasets: Any, weights: Any = None, by: Any = "elements", stop: Stop = "first") -> None:
+    def __init__(
+        self, datasets: Any, weights: Any = None, by: Any = "elements", stop: Stop = "first"
+    ) -> None:
         names, datasets, weights = named(datasets, weights)
         super().__init__(as_datasets(datasets, MapDataset, IterDataset))
         if not self._parents:
             raise ValueError("datasets must not be empty: there is nothing to mix")
         check_stop(stop)
         if not callable(by) and (not isinstance(by, str) or by != "elements"):
-            raise TypeError(f"by must be 'elements' or a function that gives the length of an element, got {shown(by)}")
+            raise TypeError(
+                "by must be 'elements' or a function that gives the length of an element, got"
+                f" {shown(by)}"
+            )
         self._parameters = MixParameters(by, stop)
         self._component_names = names
         self._names, self._by, self._stop = names, None if by == "elements" else by, stop
@@ -68,14 +73,26 @@ class MixedIterDataset(IterDataset[T]):
         """Return the text of its parameters; weights that are integers are of a sequence of this
         kind.
         """
-        weights = kind(self._plan.proportions) if isinstance(self._plan, PatternPlan) else _weights_of(self._plan)
-        parts = [f"[{len(self._parents)} parents]", f"{_weights_name(self._plan)}={weights}", *_manner(self._by, self._stop)]
+        weights = (
+            kind(self._plan.proportions)
+            if isinstance(self._plan, PatternPlan)
+            else _weights_of(self._plan)
+        )
+        parts = [
+            f"[{len(self._parents)} parents]",
+            f"{_weights_name(self._plan)}={weights}",
+            *_manner(self._by, self._stop),
+        ]
         return ", ".join(parts)
 
     def _num_elements(self) -> Length:
         lengths = [num_elements(parent) for parent in self._parents]
         if self._stop != "first":
-            return Infinite() if self._stop == "never" and self._plan.end is None else at_most(added(lengths))
+            return (
+                Infinite()
+                if self._stop == "never" and self._plan.end is None
+                else at_most(added(lengths))
+            )
         # It ends with the first component whose turn comes in vain, which depends on the pattern.
         total = at_most(added(lengths))
         is_endless = lengths == [Infinite()] * len(lengths)
@@ -114,7 +131,11 @@ class MixedIterDataset(IterDataset[T]):
     @property
     def _described_in_checkpoints(self) -> dict[str, Any]:
         # Named components may come and go, and be weighed again, between saving and restoring.
-        described = {"proportions": None} if self._names else {_weights_name(self._plan): _weights_of(self._plan)}
+        described = (
+            {"proportions": None}
+            if self._names
+            else {_weights_name(self._plan): _weights_of(self._plan)}
+        )
         by = {} if self._by is None else {"by": "a length"}
         return {**described, **by, **({} if self._stop == "first" else {"stop": self._stop})}
 

@@ -37,7 +37,9 @@ def lane_of(ds: MapDataset[Any], index: int, num_lanes: int, share: Share) -> Ma
     if not ds._is_mixed_in_lanes:
         return share(ds)
     if isinstance(ds, MixedMapDataset):
-        return ds.over_lanes([lane_of(parent, index, num_lanes, share) for parent in ds.parents], num_lanes)
+        return ds.over_lanes(
+            [lane_of(parent, index, num_lanes, share) for parent in ds.parents], num_lanes
+        )
     stages, below = _stages_of_elements(ds)
     if not stages:
         return _over(ds, lane_of(ds.parents[0], index, num_lanes, share))
@@ -68,10 +70,18 @@ def _over(stage: MapDataset[Any], parent: MapDataset[Any]) -> MapDataset[Any]:
     old = stage.parents[0]
 
     def replaced(value: Any) -> Any:
-        return parent if value is old else (parent,) if isinstance(value, tuple) and value == (old,) else value
+        return (
+            parent
+            if value is old
+            else (parent,)
+            if isinstance(value, tuple) and value == (old,)
+            else value
+        )
 
     # A stage that keeps indices keeps nothing that depends on the length of its parent.
-    new: MapDataset[Any] = DatasetNode._over(stage, replaced) if stage._keeps_indices else stage._over(replaced)
+    new: MapDataset[Any] = (
+        DatasetNode._over(stage, replaced) if stage._keeps_indices else stage._over(replaced)
+    )
     return new
 
 

@@ -69,7 +69,9 @@ class MixedMapDataset(BlockMapDataset[T]):
         parts = [replaced(parent) for parent in self._parents]
         kept, selection_map = self._selection_map.over_lengths([len(part) for part in parts])
         new = MixedMapDataset([parts[component] for component in kept], selection_map)
-        return new._with_names([self._names[component] for component in kept] if self._names else None)
+        return new._with_names(
+            [self._names[component] for component in kept] if self._names else None
+        )
 
     @property
     def selects_by_functions_of_users(self) -> bool:
@@ -83,7 +85,9 @@ class MixedMapDataset(BlockMapDataset[T]):
     @property
     def _is_mixed_in_lanes(self) -> bool:
         selection_map = self._selection_map
-        return isinstance(selection_map, BlockSelectionMap) and not isinstance(selection_map, ConcatenationMap)
+        return isinstance(selection_map, BlockSelectionMap) and not isinstance(
+            selection_map, ConcatenationMap
+        )
 
     def over_lanes(self, lanes: Sequence[MapDataset[T]], num_lanes: int) -> MixedMapDataset[T]:
         """Return a lane of ``num_lanes`` of this mixture.
@@ -92,7 +96,9 @@ class MixedMapDataset(BlockMapDataset[T]):
             lanes: that lane of each component.
             num_lanes: how many lanes there are.
         """
-        new = MixedMapDataset(lanes, self._selection_map.in_lane([len(lane) for lane in lanes], num_lanes))
+        new = MixedMapDataset(
+            lanes, self._selection_map.in_lane([len(lane) for lane in lanes], num_lanes)
+        )
         new._names = self._names
         return new
 
@@ -182,12 +188,20 @@ class MixedMapDataset(BlockMapDataset[T]):
         nums = self._selection_map.nums_before(num)
         counts = {}
         for i, (count, parent) in enumerate(zip(nums, self._parents, strict=True)):
-            counts[self._names.get(i, str(i))] = {"elements": count, "lengths": count, "epochs": count // len(parent)}
+            counts[self._names.get(i, str(i))] = {
+                "elements": count,
+                "lengths": count,
+                "epochs": count // len(parent),
+            }
         return counts
 
     def _origins(self, index: int) -> Iterable[Part]:
         component, (inner,) = self._selected(index)
-        return [Part(self._parents[component], inner, components=(self._names.get(component, component),))]
+        return [
+            Part(
+                self._parents[component], inner, components=(self._names.get(component, component),)
+            )
+        ]
 
     def _select(self, indices: Indices) -> Selected:
         selection_map = self._selection_map
@@ -200,30 +214,41 @@ class MixedMapDataset(BlockMapDataset[T]):
             return self._parents[component]
         except IndexError:
             raise IndexError(
-                f"selection_map gave the dataset index {component}, of {len(self._parents)} datasets: it must be below that"
+                f"selection_map gave the dataset index {component}, of {len(self._parents)}"
+                " datasets: it must be below that"
             ) from None
 
 
-def mix(datasets: Any, weights: Any, by: Any = "elements", stop: str = "first") -> MixedMapDataset[Any]:
+def mix(
+    datasets: Any, weights: Any, by: Any = "elements", stop: str = "first"
+) -> MixedMapDataset[Any]:
     """The stage for ``MapDataset.mix(datasets, weights, by=by, stop=stop)``."""
     names, datasets, weights = named(datasets, weights)
     parents = as_datasets(datasets, MapDataset)
     check_stop(stop)
     if not isinstance(by, str) or by != "elements":
         raise ValueError(
-            f"by must be 'elements' for map datasets, got {shown(by)}: which component is next would depend on all elements "
-            "before. Mix streams: IterDataset.mix([ds.to_iter_dataset(), ...], by=...)"
+            f"by must be 'elements' for map datasets, got {shown(by)}: which component is next"
+            " would depend on all elements before. Mix streams:"
+            " IterDataset.mix([ds.to_iter_dataset(), ...], by=...)"
         )
     if not parents:
         raise ValueError("datasets must not be empty: there is nothing to mix")
     lengths = [len(parent) for parent in parents]
     empty = [f"datasets[{i}], {parents[i]}" for i, length in enumerate(lengths) if not length]
     if empty:
-        raise ValueError(f"datasets to mix must have elements, but {', and '.join(empty)}, is empty: leave it out")
+        raise ValueError(
+            f"datasets to mix must have elements, but {', and '.join(empty)}, is empty: leave"
+            " it out"
+        )
     if stop == "first" and not isinstance(weights, Schedule):
         proportions = integer_weights(weights, len(parents))
-        return MixedMapDataset(parents, SelectionWithProportionsMap.of_datasets(lengths, proportions))._with_names(names)
-    return MixedMapDataset(parents, PlannedSelectionMap(plan_for(names, weights, len(parents)), lengths, stop))._with_names(names)
+        return MixedMapDataset(
+            parents, SelectionWithProportionsMap.of_datasets(lengths, proportions)
+        )._with_names(names)
+    return MixedMapDataset(
+        parents, PlannedSelectionMap(plan_for(names, weights, len(parents)), lengths, stop)
+    )._with_names(names)
 
 
 def concatenate(datasets: Sequence[MapDataset[Any]]) -> MixedMapDataset[Any]:
@@ -232,7 +257,10 @@ def concatenate(datasets: Sequence[MapDataset[Any]]) -> MixedMapDataset[Any]:
     lengths = [len(parent) for parent in parents]
     for i, length in enumerate(lengths):
         if length >= sys.maxsize:
-            raise ValueError(f"datasets to concatenate must end, but datasets[{i}], {parents[i]}, is endless: slice it first")
+            raise ValueError(
+                f"datasets to concatenate must end, but datasets[{i}], {parents[i]}, is endless:"
+                " slice it first"
+            )
     return MixedMapDataset(parents, ConcatenationMap(lengths))
 
 
@@ -240,7 +268,9 @@ def _sorted_names(datasets: Mapping[Any, Any]) -> list[Any]:
     try:
         names = sorted(datasets)
     except TypeError:
-        raise TypeError(f"the keys of datasets must be strings, got {list(datasets)!r:.200}") from None
+        raise TypeError(
+            f"the keys of datasets must be strings, got {list(datasets)!r:.200}"
+        ) from None
     if len(set(map(str, names))) < len(names):
         raise ValueError(f"the keys of datasets must differ as text, got {names!r:.200}")
     return names
@@ -248,9 +278,15 @@ def _sorted_names(datasets: Mapping[Any, Any]) -> list[Any]:
 
 def _weights_by_name(names: list[Any], weights: Any) -> list[Any]:
     if not isinstance(weights, Mapping):
-        raise TypeError(f"weights must be a mapping like datasets, with the keys {names!r:.200}, got {weights!r:.200}")
+        raise TypeError(
+            f"weights must be a mapping like datasets, with the keys {names!r:.200}, got"
+            f" {weights!r:.200}"
+        )
     if set(weights) != set(names):
-        raise ValueError(f"weights must have the same keys as datasets, {names!r:.200}, got {list(weights)!r:.200}")
+        raise ValueError(
+            f"weights must have the same keys as datasets, {names!r:.200}, got"
+            f" {list(weights)!r:.200}"
+        )
     return [weights[name] for name in names]
 
 
@@ -264,7 +300,10 @@ def named(datasets: Any, weights: Any) -> tuple[list[str] | None, Any, Any]:
             weights = _weights_by_name(names, weights)
         return [str(name) for name in names], [datasets[name] for name in names], weights
     if isinstance(weights, Mapping):
-        raise TypeError("weights must be a sequence like datasets, got a mapping: give both as mappings of the same keys")
+        raise TypeError(
+            "weights must be a sequence like datasets, got a mapping: give both as mappings of the"
+            " same keys"
+        )
     return None, datasets, weights
 
 
@@ -284,13 +323,17 @@ def plan_for(names: list[str] | None, weights: Any, num: int, *, exactly: bool =
         if unknown:
             form = "as sequences" if names is None else "by these names"
             raise ValueError(
-                f"a schedule must have weights of the datasets, {own!r:.200}, got {unknown!r:.200}, too: "
-                f"give the weights {form}, in the form of the datasets"
+                f"a schedule must have weights of the datasets, {own!r:.200}, got {unknown!r:.200},"
+                f" too: give the weights {form}, in the form of the datasets"
             )
         return SchedulePlan(own, weights)
     proportions = integer_weights([1] * num if weights is None else weights, num)
     if exactly:
-        given = [1] * num if weights is None else [w.item() if hasattr(w, "item") else w for w in weights]
+        given = (
+            [1] * num
+            if weights is None
+            else [w.item() if hasattr(w, "item") else w for w in weights]
+        )
         return SchedulePlan(own, Schedule({0: dict(zip(own, given, strict=True))}))
     return PatternPlan(own, proportions)
 
@@ -301,9 +344,14 @@ def check_stop(stop: Any) -> None:
 
 def as_datasets(datasets: Any, *kinds: type) -> list[Any]:
     if not isinstance(datasets, Sequence) or isinstance(datasets, str | bytes):
-        raise TypeError(f"datasets must be a list of datasets, got {shown(datasets)} of type {type(datasets).__name__}")
+        raise TypeError(
+            f"datasets must be a list of datasets, got {shown(datasets)} of type"
+            f" {type(datasets).__name__}"
+        )
     for i, ds in enumerate(datasets):
         if not isinstance(ds, kinds):
             names = " or ".join([kind.__name__ for kind in kinds])
-            raise TypeError(f"datasets[{i}] must be a {names}, got {shown(ds)} of type {type(ds).__name__}")
+            raise TypeError(
+                f"datasets[{i}] must be a {names}, got {shown(ds)} of type {type(ds).__name__}"
+            )
     return list(datasets)

@@ -30,7 +30,9 @@ class Piece(NamedTuple):
     places: Sequence[int | None]
 
 
-def pieces_of(state: Mapping[str, Any], own: Plan, owner: object, *, follows: bool) -> tuple[Piece, ...]:
+def pieces_of(
+    state: Mapping[str, Any], own: Plan, owner: object, *, follows: bool
+) -> tuple[Piece, ...]:
     """The pieces that a state says.
 
     Args:
@@ -48,16 +50,23 @@ def pieces_of(state: Mapping[str, Any], own: Plan, owner: object, *, follows: bo
     index = state["index"]
     try:
         then = saved if saved == described else plan_of(saved).described()
-        plans = [(int(stop), own if plan == described else plan_of(plan)) for stop, plan in drawn or () if stop > index]
+        plans = [
+            (int(stop), own if plan == described else plan_of(plan))
+            for stop, plan in drawn or ()
+            if stop > index
+        ]
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise StateMismatchError(
-            f"{OWN} and {DRAWN} in the state of {owner} must be a mapping of names to non-negative integers, or what describes a "
-            f"schedule, and a list of positions and such, got {shown(saved)} and {shown(drawn)}"
+            f"{OWN} and {DRAWN} in the state of {owner} must be a mapping of names to non-negative"
+            " integers, or what describes a schedule, and a list of positions and such, got"
+            f" {shown(saved)} and {shown(drawn)}"
         ) from error
     if drawn is None:
         names = {str(name) for name in state["parents"]}
         if names != set(own.names):
-            refuse_refilling(owner, f"other components ({shown([*own.names])}, not {shown(sorted(names))})")
+            refuse_refilling(
+                owner, f"other components ({shown([*own.names])}, not {shown(sorted(names))})"
+            )
         if then != described:
             refuse_refilling(owner, f"other weights ({shown(described)}, not {shown(saved)})")
     forgotten = forgotten_in(state)
@@ -85,15 +94,24 @@ def turns_in(state: Mapping[str, Any], names: Sequence[str], owner: object) -> T
     if gone:
         raise needed(gone, owner)
     places = [None if name is None else names.index(name) for name in turns.names]
-    draws = [None if i is None or (place := places[max(i, ~i)]) is None else place if i >= 0 else ~place for i in turns.draws]
+    draws = [
+        None if i is None or (place := places[max(i, ~i)]) is None else place if i >= 0 else ~place
+        for i in turns.draws
+    ]
     return turns._replace(names=tuple(names), draws=tuple(draws), rows=())
 
 
-def _check_all_there(plan: Plan, start: int, stop: int, known: Collection[str], owner: object, *, follows: bool) -> None:
+def _check_all_there(
+    plan: Plan, start: int, stop: int, known: Collection[str], owner: object, *, follows: bool
+) -> None:
     gone = [i for i, name in enumerate(plan.names) if name not in known]
     if not gone:
         return
-    nums = [b - a for a, b in zip(plan.counts(start), plan.counts(stop), strict=True)] if follows else plan.weights(start)
+    nums = (
+        [b - a for a, b in zip(plan.counts(start), plan.counts(stop), strict=True)]
+        if follows
+        else plan.weights(start)
+    )
     names = [plan.names[i] for i in gone if nums[i]]
     if names:
         raise needed(names, owner)

@@ -189,7 +189,9 @@ def shares_of(components: Sequence[int], inner: Sequence[int]) -> Selected:
         places.append(len(share))
         share.append(index)
     starts = dict(zip(shares, accumulate(map(len, shares.values()), initial=0), strict=False))
-    return list(shares.items()), [starts[component] + place for component, place in zip(components, places, strict=True)]
+    return list(shares.items()), [
+        starts[component] + place for component, place in zip(components, places, strict=True)
+    ]
 
 
 def plan_of(description: Any) -> Plan:
@@ -221,7 +223,10 @@ class _Phase(NamedTuple):
     offsets: list[int]
 
     def counts(self, position: int) -> list[int]:
-        return [count + offset for count, offset in zip(self.plan.counts(position), self.offsets, strict=True)]
+        return [
+            count + offset
+            for count, offset in zip(self.plan.counts(position), self.offsets, strict=True)
+        ]
 
 
 class PlannedSelectionMap(BlockSelectionMap):
@@ -248,7 +253,10 @@ class PlannedSelectionMap(BlockSelectionMap):
             if stop == "first" or ended is None or not members:
                 break
             left = plan.only([plan.names[i] for i in members])
-            offsets = [self._epoch[i] - count for i, count in zip(members, left.counts(self._length), strict=True)]
+            offsets = [
+                self._epoch[i] - count
+                for i, count in zip(members, left.counts(self._length), strict=True)
+            ]
             self._phases.append(_Phase(self._length, left, members, offsets))
 
     def over_lengths(self, lengths: Sequence[int]) -> tuple[list[int], BlockSelectionMap]:
@@ -263,13 +271,18 @@ class PlannedSelectionMap(BlockSelectionMap):
         return self._length
 
     def __repr__(self) -> str:
-        return f"PlannedSelectionMap(weights={self._plan.described()}, stop={self._stop!r}, length={self._length})"
+        return (
+            f"PlannedSelectionMap(weights={self._plan.described()}, stop={self._stop!r},"
+            f" length={self._length})"
+        )
 
     def __getitem__(self, index: int) -> tuple[int, int]:
         epoch = 0
         if index < 0 or (index >= self._length and self._stop == "all"):
             if self._stop == "never":
-                raise IndexError(f"a mixture that never stops has no element at {index}: its indices begin at 0")
+                raise IndexError(
+                    f"a mixture that never stops has no element at {index}: its indices begin at 0"
+                )
             epoch, index = divmod(index, self._length)
         phase = self._phases[bisect_right(self._phases, index, key=lambda phase: phase.start) - 1]
         place, count = phase.plan.at(index)
@@ -283,16 +296,25 @@ class PlannedSelectionMap(BlockSelectionMap):
             epoch, index = divmod(index, self._length)
         phase = self._phases[bisect_right(self._phases, index, key=lambda phase: phase.start) - 1]
         nums = [*self._epoch]  # of those that have ended
-        for i, count, offset in zip(phase.members, phase.plan.counts(index), phase.offsets, strict=True):
+        for i, count, offset in zip(
+            phase.members, phase.plan.counts(index), phase.offsets, strict=True
+        ):
             nums[i] = count + offset
         return [num + epoch * of_epoch for num, of_epoch in zip(nums, self._epoch, strict=True)]
 
     def select(self, indices: Indices) -> Selected:
-        if not isinstance(indices, range) or indices.step != 1 or indices.start < 0 or indices.stop > self._length:
+        if (
+            not isinstance(indices, range)
+            or indices.step != 1
+            or indices.start < 0
+            or indices.stop > self._length
+        ):
             return select_singly(self, indices)
         components: list[int] = []
         inner: list[int] = []
-        for phase, stop in zip(self._phases, [*[phase.start for phase in self._phases[1:]], self._length], strict=True):
+        for phase, stop in zip(
+            self._phases, [*[phase.start for phase in self._phases[1:]], self._length], strict=True
+        ):
             part = range(max(indices.start, phase.start), min(indices.stop, stop))
             for place, count in map(phase.plan.at, part) if part else ():
                 components.append(phase.members[place])

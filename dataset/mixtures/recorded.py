@@ -43,7 +43,10 @@ class Recorded:
         self._known = known
         self.note(known)
         if self._read is None or self._read[0] is not known.weights:
-            self._read = known.weights, None if known.weights == mix.own else self._plan(known.weights)
+            self._read = (
+                known.weights,
+                (None if known.weights == mix.own else self._plan(known.weights)),
+            )
         self.then = self._read[1]
         return known
 
@@ -89,5 +92,8 @@ class Recorded:
         self.note(Draw(mix.own, mix.plan.names[i], END if mix.stop == "first" else EXHAUSTED))
 
     def _changed(self, what: str) -> Exception:
-        text = f"a step after {self._mix} holds elements that are drawn again as its state says, but {what} now"
+        text = (
+            f"a step after {self._mix} holds elements that are drawn again as its state says, but"
+            f" {what} now"
+        )
         return told(StateMismatchError(f"{text}: data have changed since"), self._mix)

@@ -92,14 +92,19 @@ class Schedule:
         points = {_as_position(position): step for position, step in steps.items()}
         if 0 not in points:
             raise ValueError(
-                "a schedule must have weights at position 0, where the mixture begins, got weights at "
-                f"{sorted(points)[:10]}: add {{0: ...}}, a mapping of names to weights"
+                "a schedule must have weights at position 0, where the mixture begins, got weights"
+                f" at {sorted(points)[:10]}: add {{0: ...}}, a mapping of names to weights"
             )
-        self._points = {position: _as_weights(position, points[position]) for position in sorted(points)}
+        self._points = {
+            position: _as_weights(position, points[position]) for position in sorted(points)
+        }
         self._names = tuple(sorted({name for weights in self._points.values() for name in weights}))
         nums = {None if isinstance(step, Mapping) else len(step) for step in points.values()}
         if len(nums) > 1:
-            raise ValueError(f"a schedule must have mappings of names at all positions, or as many weights, got {shown(steps)}")
+            raise ValueError(
+                "a schedule must have mappings of names at all positions, or as many weights, got"
+                f" {shown(steps)}"
+            )
         self._num_weights = nums.pop()
 
     @classmethod
@@ -127,7 +132,8 @@ class Schedule:
         """Raises ``ValueError`` if its weights are sequences that are not of as many datasets."""
         if self._num_weights not in (None, num):
             raise ValueError(
-                f"a schedule must have one number for each of the {num} datasets at every position, got {self._num_weights}"
+                f"a schedule must have one number for each of the {num} datasets at every position,"
+                f" got {self._num_weights}"
             )
 
     def in_lane(self, num_lanes: int) -> Schedule:
@@ -139,7 +145,9 @@ class Schedule:
         """
         if num_lanes == 1 or len(self._points) == 1:
             return self
-        points: Any = {-(-position // num_lanes): weights for position, weights in self._points.items()}
+        points: Any = {
+            -(-position // num_lanes): weights for position, weights in self._points.items()
+        }
         return Schedule(points) if self._kind == "steps" else Schedule.linear(points)
 
     def __repr__(self) -> str:
@@ -154,17 +162,30 @@ class Schedule:
 
     def described(self) -> dict[str, Any]:
         """The JSON-able description from which ``of_description`` makes the schedule."""
-        return {self._kind: {str(position): _plain(weights) for position, weights in self._points.items()}}
+        return {
+            self._kind: {
+                str(position): _plain(weights) for position, weights in self._points.items()
+            }
+        }
 
     @classmethod
     def of_description(cls, description: Any) -> Schedule:
         """The schedule that was ``described``. Raises ``ValueError`` or ``TypeError`` for an
         invalid description.
         """
-        if not isinstance(description, Mapping) or len(description) != 1 or next(iter(description)) not in ("steps", "linear"):
-            raise ValueError(f"the description of a schedule must have steps or linear, got {shown(description)}")
+        if (
+            not isinstance(description, Mapping)
+            or len(description) != 1
+            or next(iter(description)) not in ("steps", "linear")
+        ):
+            raise ValueError(
+                f"the description of a schedule must have steps or linear, got {shown(description)}"
+            )
         ((kind, points),) = description.items()
-        steps: Any = {int(position): {n: Fraction(str(w)) for n, w in weights.items()} for position, weights in points.items()}
+        steps: Any = {
+            int(position): {n: Fraction(str(w)) for n, w in weights.items()}
+            for position, weights in points.items()
+        }
         return cls(steps) if kind == "steps" else cls.linear(steps)
 
     def selection(self, names: Sequence[str]) -> ScheduledSelection:
@@ -173,7 +194,10 @@ class Schedule:
         Where none of them has a weight, those hold that the next position with weights has. It ends
         after the last one.
         """
-        rows = {position: [weights.get(name, Fraction(0)) for name in names] for position, weights in self._points.items()}
+        rows = {
+            position: [weights.get(name, Fraction(0)) for name in names]
+            for position, weights in self._points.items()
+        }
         drawn_from = [position for position, row in rows.items() if any(row)]
         is_linear, last = self._kind == "linear", max(drawn_from, default=-1)
         end = next((position for position in rows if position > last), None) if drawn_from else None
@@ -184,12 +208,17 @@ class Schedule:
                 row = rows[nearest[0]] if nearest else [Fraction(1)] * len(names)
             total = sum(row)
             shares.append([weight / total for weight in row])
-        return ScheduledSelection([*rows], shares, is_linear=is_linear, end=0 if not drawn_from else end)
+        return ScheduledSelection(
+            [*rows], shares, is_linear=is_linear, end=0 if not drawn_from else end
+        )
 
 
 def _as_position(position: Any) -> int:
     if isinstance(position, bool | np.bool_):
-        raise TypeError(f"a position of a schedule must be an integer, got {position!r} of type {type(position).__name__}")
+        raise TypeError(
+            f"a position of a schedule must be an integer, got {position!r} of type"
+            f" {type(position).__name__}"
+        )
     return as_int("a position of a schedule", position, minimum=0)
 
 
@@ -198,7 +227,10 @@ def _as_weights(position: int, weights: Any) -> dict[str, Fraction]:
     if isinstance(weights, Sequence | np.ndarray) and not isinstance(weights, str | bytes):
         weights = {str(i): weight for i, weight in enumerate(weights)}
     if not isinstance(weights, Mapping):
-        raise TypeError(f"weights of a schedule must be a mapping of names to numbers, got {shown(weights)} at {position}")
+        raise TypeError(
+            f"weights of a schedule must be a mapping of names to numbers, got {shown(weights)} at"
+            f" {position}"
+        )
     found: dict[str, Fraction] = {}
     for name, weight in weights.items():
         try:
@@ -207,11 +239,13 @@ def _as_weights(position: int, weights: Any) -> dict[str, Fraction]:
             exact = Fraction(-1)
         if exact < 0 or isinstance(weight, str | bytes):
             raise ValueError(
-                f"weights of a schedule must be finite numbers, 0 or more, got {shown(weight)} for {name!r} at {position}"
+                f"weights of a schedule must be finite numbers, 0 or more, got {shown(weight)} for"
+                f" {name!r} at {position}"
             )
         if str(name) in found:
             raise ValueError(
-                f"names of a schedule must differ as text, got {str(name)!r} twice at {position}: {shown(list(weights))}"
+                f"names of a schedule must differ as text, got {str(name)!r} twice at {position}:"
+                f" {shown(list(weights))}"
             )
         found[str(name)] = exact
     total = sum(found.values())
@@ -223,8 +257,8 @@ def _as_weights(position: int, weights: Any) -> dict[str, Fraction]:
     for name, weight in found.items():
         if 0 < weight < _SMALLEST * total:
             raise ValueError(
-                f"weights of a schedule must be 0, or at least a millionth of their sum, got {shown(weights)} at {position}: "
-                f"leave out {name!r}"
+                "weights of a schedule must be 0, or at least a millionth of their sum, got"
+                f" {shown(weights)} at {position}: leave out {name!r}"
             )
     return found
 
@@ -295,12 +329,19 @@ class ScheduledSelection:
     """
 
     def __init__(
-        self, starts: Sequence[int], shares: Sequence[Sequence[Fraction]], *, is_linear: bool, end: int | None = None
+        self,
+        starts: Sequence[int],
+        shares: Sequence[Sequence[Fraction]],
+        *,
+        is_linear: bool,
+        end: int | None = None,
     ) -> None:
         lengths = [stop - start for start, stop in pairwise(starts)]
         self._num = len(shares[0])
         denominators = [share.denominator for row in shares for share in row]
-        self._whole = math.lcm(*denominators) * (math.lcm(*[2 * n for n in lengths]) if is_linear else 1)
+        self._whole = math.lcm(*denominators) * (
+            math.lcm(*[2 * n for n in lengths]) if is_linear else 1
+        )
         numerators = [[int(share * self._whole) for share in row] for row in shares]
         self._starts = list(starts)
         self._segments: list[_Segment] = []
@@ -309,7 +350,10 @@ class ScheduledSelection:
             slope, bend = numerators[s], [0] * self._num
             is_last = s == len(lengths)
             if is_linear and not is_last:
-                bend = [(b - a) // (2 * lengths[s]) for a, b in zip(slope, numerators[s + 1], strict=True)]
+                bend = [
+                    (b - a) // (2 * lengths[s])
+                    for a, b in zip(slope, numerators[s + 1], strict=True)
+                ]
             segment = _Segment(start, base, slope, bend)
             self._segments.append(segment)
             if not is_last:
@@ -323,7 +367,9 @@ class ScheduledSelection:
         # those that are never drawn from again
         self._gone = [i for i in range(self._num) if not last.slope[i]]
         # of its windows
-        self._longest = self._whole // min([slope for slope in last.slope if slope], default=self._whole) + 2
+        self._longest = (
+            self._whole // min([slope for slope in last.slope if slope], default=self._whole) + 2
+        )
         # of the order after the last change
         self._period = self._whole // math.gcd(self._whole, *last.slope)
         # How many positions after the last step that takes, at most; windows that began before it
@@ -335,7 +381,13 @@ class ScheduledSelection:
         self.end = end
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_blocks": {}, "_lap": None, "_missed": -1, "_following": (0, [0] * self._num)}
+        return {
+            **vars(self),
+            "_blocks": {},
+            "_lap": None,
+            "_missed": -1,
+            "_following": (0, [0] * self._num),
+        }
 
     @property
     def whole(self) -> int:
@@ -346,7 +398,9 @@ class ScheduledSelection:
         """Numerators of the shares of the element at ``position``."""
         segment = self._segments[bisect_right(self._starts, position) - 1]
         x = position - segment.start
-        return [slope + 2 * bend * x for slope, bend in zip(segment.slope, segment.bend, strict=True)]
+        return [
+            slope + 2 * bend * x for slope, bend in zip(segment.slope, segment.bend, strict=True)
+        ]
 
     def weights_until(self, position: int) -> int:
         """Return a position up to which the weights at ``position`` hold."""
@@ -388,7 +442,10 @@ class ScheduledSelection:
                 return self._single(position)
             self._lap = self._served(self._unchanging_from, self._period)
         component, inner = self._lap[0][offset], self._lap[1][offset]
-        return component, inner + laps * self._segments[-1].slope[component] * self._period // self._whole
+        return (
+            component,
+            inner + laps * self._segments[-1].slope[component] * self._period // self._whole,
+        )
 
     def run(self, start: int, num: int) -> tuple[list[int], list[int]]:
         """The components at ``num`` positions from ``start`` on, and how often each came before."""
@@ -448,7 +505,11 @@ class ScheduledSelection:
     def _next(self, position: int, counts: list[int]) -> int:
         """The component at ``position``, where ``counts`` have come."""
         integral = self.integral(position + 1)
-        due = [(self._deadline(i, counts[i]), i) for i in self._drawn_from(position) if integral[i] > counts[i] * self._whole]
+        due = [
+            (self._deadline(i, counts[i]), i)
+            for i in self._drawn_from(position)
+            if integral[i] > counts[i] * self._whole
+        ]
         return min(due)[1]
 
     def _drawn_from(self, position: int) -> list[int]:
@@ -489,7 +550,9 @@ class ScheduledSelection:
                 given -= settled[i]
             members = [i for i in members if i not in self._gone]
         num_ahead = given - sum([counts[i] for i in members])
-        units = sorted([(self._deadline(i, counts[i]), i) for i in members if integral[i] > counts[i] * whole])
+        units = sorted(
+            [(self._deadline(i, counts[i]), i) for i in members if integral[i] > counts[i] * whole]
+        )
         if not units or num_ahead <= 0:
             return counts
         releases = [self._first(i, counts[i] * whole + 1) or 0 for _, i in units]
@@ -499,7 +562,9 @@ class ScheduledSelection:
         offset = position - given
         if (position + 1 - first) * len(members) <= _FEW:
             positions = range(first, position + 1)
-            _lower_singly(lows, releases, self._surplus_singly(members, positions, offset), positions)
+            _lower_singly(
+                lows, releases, self._surplus_singly(members, positions, offset), positions
+            )
             first = position + 1
         for start in range(first, position + 1, _PIECE):
             stop = min(start + _PIECE, position + 1)
@@ -531,7 +596,9 @@ class ScheduledSelection:
         while at < stop:
             segment = self._segments[s]
             end = min(stop, self._starts[s + 1]) if s + 1 < len(self._starts) else stop
-            found[at - start : end - start] += _released(segment, self._whole, members, at - segment.start, end - at)
+            found[at - start : end - start] += _released(
+                segment, self._whole, members, at - segment.start, end - at
+            )
             at, s = end, s + 1
         return found
 
@@ -554,13 +621,18 @@ def _released(segment: _Segment, whole: int, members: Sequence[int], x: int, num
     base = [-(-segment.at(i, x) // common) for i in members]
     slope, bend = [n // common for n in slope], [n // common for n in bend]
     y = np.arange(num)
-    columns = [np.array([n if i else n % whole for n in part])[:, None] for i, part in enumerate((base, slope, bend))]
+    columns = [
+        np.array([n if i else n % whole for n in part])[:, None]
+        for i, part in enumerate((base, slope, bend))
+    ]
     numbers = columns[0] + (columns[1] + columns[2] * y) * y
     released = -(-numbers // whole)
     return released.sum(0).astype(np.int64) + sum([n // whole for n in base])
 
 
-def _released_by_unit(segment: _Segment, whole: int, members: Sequence[int], x: int, num: int) -> Any:
+def _released_by_unit(
+    segment: _Segment, whole: int, members: Sequence[int], x: int, num: int
+) -> Any:
     """Return the same as ``_released``: each unit is looked for, of which there are about as many
     as positions.
     """
@@ -568,16 +640,26 @@ def _released_by_unit(segment: _Segment, whole: int, members: Sequence[int], x: 
     slope = np.array([(segment.slope[i] + 2 * segment.bend[i] * x) / whole for i in members])
     bend = np.array([segment.bend[i] / whole for i in members])
     first = [-(-n // whole) for n in before]  # the unit that is released next
-    nums = [-(-segment.at(i, x + num - 1) // whole) - unit for i, unit in zip(members, first, strict=True)]
+    nums = [
+        -(-segment.at(i, x + num - 1) // whole) - unit
+        for i, unit in zip(members, first, strict=True)
+    ]
     member = np.repeat(np.arange(len(members)), nums)
     nth = np.arange(len(member)) - np.repeat(np.cumsum(nums) - nums, nums)
-    missing = nth + np.array([(unit * whole - n) / whole for unit, n in zip(first, before, strict=True)])[member]
+    missing = (
+        nth
+        + np.array([(unit * whole - n) / whole for unit, n in zip(first, before, strict=True)])[
+            member
+        ]
+    )
     # The root of a polynomial. Where it is next to an integer, exact arithmetic decides.
     slope, bend = slope[member], bend[member]
     under_root = slope * slope + 4 * bend * missing
     with np.errstate(divide="ignore", invalid="ignore"):
         root = 2 * missing / (slope + np.sqrt(np.maximum(under_root, 0)))
-        is_sure = (abs(root - np.rint(root)) > 1e-5) & (under_root > 1e-3 * slope * slope) & (root < num)
+        is_sure = (
+            (abs(root - np.rint(root)) > 1e-5) & (under_root > 1e-3 * slope * slope) & (root < num)
+        )
     when = np.where(is_sure, root, 0).astype(np.int64) + 1
     for k in np.flatnonzero(~is_sure).tolist():
         i = members[member[k]]
@@ -601,7 +683,9 @@ def _lower(lows: list[int], releases: list[int], surplus: Any, start: int) -> No
         lows[j] = min(lows[j], low)
 
 
-def _lower_singly(lows: list[int], releases: list[int], surplus: list[int], positions: range) -> None:
+def _lower_singly(
+    lows: list[int], releases: list[int], surplus: list[int], positions: range
+) -> None:
     """Do the same as ``_lower``, in less time for few positions."""
     for position, more in zip(positions, surplus, strict=True):
         late = sum([release <= position for release in releases])

@@ -43,19 +43,34 @@ def integer_weights(weights: Sequence[float] | None, count: int) -> tuple[int, .
     """
     if weights is None:
         return (1,) * count
-    if not isinstance(weights, Sequence | np.ndarray) or isinstance(weights, str | bytes) or getattr(weights, "ndim", 1) != 1:
-        raise TypeError(f"weights must be a sequence of numbers, got {weights!r:.200} of type {type(weights).__name__}")
+    if (
+        not isinstance(weights, Sequence | np.ndarray)
+        or isinstance(weights, str | bytes)
+        or getattr(weights, "ndim", 1) != 1
+    ):
+        raise TypeError(
+            f"weights must be a sequence of numbers, got {weights!r:.200} of type"
+            f" {type(weights).__name__}"
+        )
     if len(weights) != count:
-        raise ValueError(f"weights must have one number for each of the {count} datasets, got {len(weights)}: {weights!r:.200}")
+        raise ValueError(
+            f"weights must have one number for each of the {count} datasets, got {len(weights)}:"
+            f" {weights!r:.200}"
+        )
     for i, weight in enumerate(weights):
         try:
             is_good = math.isfinite(weight) and weight > 0
         except TypeError:
-            raise TypeError(f"weights must be numbers, got weights[{i}] = {weight!r:.200}") from None
+            raise TypeError(
+                f"weights must be numbers, got weights[{i}] = {weight!r:.200}"
+            ) from None
         except OverflowError:  # an integer beyond all floats
             is_good = False
         if not is_good:
-            raise ValueError(f"weights must be positive and finite, got weights[{i}] = {weight!r:.200}: leave out the dataset")
+            raise ValueError(
+                f"weights must be positive and finite, got weights[{i}] = {weight!r:.200}: leave"
+                " out the dataset"
+            )
     try:
         with np.errstate(over="ignore"):  # of NumPy's numbers; it is found below
             scale = 100 / min(weights)
@@ -75,7 +90,8 @@ class BlockSelectionMap(DatasetSelectionMap):
         places[order] = np.arange(len(order))
         found, starts = np.unique(components[order], return_index=True)
         shares: list[tuple[int, Indices]] = [
-            (j, inner[share]) for j, share in zip(found.tolist(), np.split(order, starts[1:]), strict=True)
+            (j, inner[share])
+            for j, share in zip(found.tolist(), np.split(order, starts[1:]), strict=True)
         ]
         return shares, places.tolist()
 
@@ -118,7 +134,9 @@ class SelectionWithProportionsMap(BlockSelectionMap):
         self._limit = 2**62 // self._period - 1
 
     @classmethod
-    def of_datasets(cls, lengths: Sequence[int], proportions: Sequence[int]) -> SelectionWithProportionsMap:
+    def of_datasets(
+        cls, lengths: Sequence[int], proportions: Sequence[int]
+    ) -> SelectionWithProportionsMap:
         """The mixture of components of these ``lengths``, none of which may be read beyond its
         end.
         """
@@ -133,7 +151,9 @@ class SelectionWithProportionsMap(BlockSelectionMap):
         if not kept:
             return kept, ConcatenationMap(())
         proportions = [self._proportions[j] for j in kept]
-        return kept, SelectionWithProportionsMap.of_datasets([lengths[j] for j in kept], proportions)
+        return kept, SelectionWithProportionsMap.of_datasets(
+            [lengths[j] for j in kept], proportions
+        )
 
     def in_lane(self, lengths: Sequence[int], num_lanes: int) -> BlockSelectionMap:
         return SelectionWithProportionsMap.of_datasets(lengths, self._proportions)
@@ -142,7 +162,9 @@ class SelectionWithProportionsMap(BlockSelectionMap):
         return self._length
 
     def __repr__(self) -> str:
-        return f"SelectionWithProportionsMap(proportions={self._proportions}, length={self._length})"
+        return (
+            f"SelectionWithProportionsMap(proportions={self._proportions}, length={self._length})"
+        )
 
     def __getitem__(self, index: int) -> tuple[int, int]:
         if self._period > _MAX_PERIOD:
@@ -239,7 +261,9 @@ def _cascade_run(proportions: tuple[int, ...], start: int, stop: int) -> Selecte
     return shares, places
 
 
-def _cascade_many(proportions: tuple[int, ...], indices: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+def _cascade_many(
+    proportions: tuple[int, ...], indices: NDArray[Any]
+) -> tuple[NDArray[Any], NDArray[Any]]:
     components = np.zeros(len(indices), np.int64)
     inner = np.zeros_like(indices)
     left = np.arange(len(indices))  # places in the block that no component has taken yet
@@ -268,11 +292,15 @@ def _table(proportions: tuple[int, ...]) -> tuple[NDArray[np.int64], NDArray[np.
 
 
 @lru_cache(maxsize=1024)
-def _plan(proportions: tuple[int, ...], phase: int, num: int) -> tuple[list[tuple[int, int, int, int]], list[int]]:
+def _plan(
+    proportions: tuple[int, ...], phase: int, num: int
+) -> tuple[list[tuple[int, int, int, int]], list[int]]:
     """The selection of ``num`` indices from ``phase`` on: ``(component, weight, first index in it,
     how many)`` and places.
     """
-    shares, places = BlockSelectionMap.select(SelectionWithProportionsMap(proportions, 0), range(phase, phase + num))
+    shares, places = BlockSelectionMap.select(
+        SelectionWithProportionsMap(proportions, 0), range(phase, phase + num)
+    )
     return [(j, proportions[j], int(inner[0]), len(inner)) for j, inner in shares], list(places)
 
 
@@ -329,7 +357,9 @@ class ConcatenationMap(BlockSelectionMap):
     def _of_array(self, indices: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
         epochs = indices // self._total
         positions = indices - epochs * self._total
-        starts, lengths = [np.array(numbers, indices.dtype) for numbers in (self._starts, self._lengths)]
+        starts, lengths = [
+            np.array(numbers, indices.dtype) for numbers in (self._starts, self._lengths)
+        ]
         i = np.searchsorted(starts, positions, side="right") - 1
         components = np.array(self._components)[i]
         inner = positions - starts[i] + epochs * lengths[components]
@@ -361,7 +391,8 @@ def selected(selection_map: Any, index: int) -> tuple[int, int]:
         component, inner = entry
     except (TypeError, ValueError):
         raise TypeError(
-            f"selection_map[{index}] must be the index of a dataset and the index of an element in it, got {entry!r:.200}"
+            f"selection_map[{index}] must be the index of a dataset and the index of an element in"
+            f" it, got {entry!r:.200}"
         ) from None
     return as_int(f"the dataset index of selection_map[{index}]", component), as_int(
         f"the element index of selection_map[{index}]", inner
@@ -374,7 +405,7 @@ def _no_entry(selection_map: Any, index: int, error: LookupError) -> IndexError:
     if 0 <= index < length:
         return IndexError(f"{text}: it must have one at every index below its length")
     return IndexError(
-        f"{text}: repeat, and any index beyond the length, ask for entries of later epochs. Give it a "
-        "__getitem__ that answers these, for example by index % len(self); or repeat the stream, by "
-        "to_iter_dataset().repeat()"
+        f"{text}: repeat, and any index beyond the length, ask for entries of later epochs. Give it"
+        " a __getitem__ that answers these, for example by index % len(self); or repeat the"
+        " stream, by to_iter_dataset().repeat()"
     )

@@ -52,7 +52,9 @@ def one_sided(ds: MapDataset[Any], shares: Sequence[Indices], whole: Indices) ->
     for mixture, counts in drawn.items():
         found = [of_share.get(mixture, Counter()) for of_share in of_shares]
         if any([_is_off(share, counts) for share in found]):
-            return OneSided(mixture, _parts(counts, counts), [_parts(share, counts) for share in found])
+            return OneSided(
+                mixture, _parts(counts, counts), [_parts(share, counts) for share in found]
+            )
     return None
 
 
@@ -95,10 +97,11 @@ def _warn_of(found: OneSided, stage: object, names: Sequence[str]) -> None:
     given = zip(names[:_MAX_SHOWN], found.shares, strict=False)
     shares = ", ".join([f"{name} has {_text(share, found.mixture)}" for name, share in given])
     warnings.warn(
-        f"{stage} takes every n-th element of {found.mixture}, which does not keep its proportions, "
-        f"{_text(found.whole, found.mixture)}: {shares}. This is Grain's stream. For the same proportions everywhere divide it "
-        "into lanes, with MultiprocessingOptions(..., num_lanes=...) or global_batch; or mix streams, with "
-        "IterDataset.mix([ds.to_iter_dataset(), ...])",
+        f"{stage} takes every n-th element of {found.mixture}, which does not keep its proportions,"
+        f" {_text(found.whole, found.mixture)}: {shares}. This is Grain's stream. For the same"
+        " proportions everywhere divide it into lanes, with MultiprocessingOptions(...,"
+        " num_lanes=...) or global_batch; or mix streams, with"
+        " IterDataset.mix([ds.to_iter_dataset(), ...])",
         stacklevel=_depth_of_user(),
     )
 
@@ -131,7 +134,9 @@ def counts_of_components(ds: MapDataset[Any], indices: Indices) -> Counter[str]:
     return Counter()
 
 
-def _drawn(ds: MapDataset[Any], indices: Indices) -> Iterator[tuple[MixedMapDataset[Any], Counter[int]]]:
+def _drawn(
+    ds: MapDataset[Any], indices: Indices
+) -> Iterator[tuple[MixedMapDataset[Any], Counter[int]]]:
     """Yield the mixtures upstream with the number of elements at ``indices`` that each component
     gives.
 
@@ -147,7 +152,10 @@ def _drawn(ds: MapDataset[Any], indices: Indices) -> Iterator[tuple[MixedMapData
     elif isinstance(ds, BatchMapDataset):
         nums = [ds._num_drawn(i, 0) for i in islice(as_ints(indices), _NUM_LOOKED_AT)]
         ends = [ds._num_drawn(i + 1, 0) for i in islice(as_ints(indices), _NUM_LOOKED_AT)]
-        yield from _drawn(ds.parents[0], [i for start, stop in zip(nums, ends, strict=True) for i in range(start, stop)])
+        yield from _drawn(
+            ds.parents[0],
+            [i for start, stop in zip(nums, ends, strict=True) for i in range(start, stop)],
+        )
     elif isinstance(ds, SliceMapDataset | RepeatMapDataset):
         yield from _drawn(ds.parents[0], ds._moved(indices))
     elif ds._keeps_indices:
@@ -157,7 +165,9 @@ def _drawn(ds: MapDataset[Any], indices: Indices) -> Iterator[tuple[MixedMapData
 def _is_off(share: Counter[int], whole: Counter[int]) -> bool:
     num, total = share.total(), whole.total()
     most = max(_MAX_OFF * num, 1)  # a share cannot have parts of elements
-    return num > 0 and any([abs(share[i] - count * num / total) > most for i, count in whole.items()])
+    return num > 0 and any(
+        [abs(share[i] - count * num / total) > most for i, count in whole.items()]
+    )
 
 
 def _parts(share: Counter[int], whole: Counter[int]) -> dict[Any, float]:

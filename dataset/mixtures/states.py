@@ -65,7 +65,10 @@ def loaded(mix: Mix, state: Any) -> Standing:
             has_ended = False
     counts = counts_in(mix, state, index)
     parents = [mix.parent_in(i, counts) for i in range(len(mix.parents))]
-    parts = [parent.start() if s is _NEW else parent.load(s) for parent, s in zip(parents, states, strict=True)]
+    parts = [
+        parent.start() if s is _NEW else parent.load(s)
+        for parent, s in zip(parents, states, strict=True)
+    ]
     return Standing(tuple(parts), index, has_ended, counts, pieces, again)
 
 
@@ -77,7 +80,11 @@ def counts_in(mix: Mix, state: Mapping[str, Any], index: int) -> DrawCounts | No
     if mix.is_plain and weights == mix.own:
         return None
     # Nothing is known of states that do not have their weights.
-    elements = {} if weights is None else plan_of(weights).counts_by_name(index - state_flag(state, "stop", mix))
+    elements = (
+        {}
+        if weights is None
+        else plan_of(weights).counts_by_name(index - state_flag(state, "stop", mix))
+    )
     counts = {i: elements.get(name, 0) for i, name in enumerate(mix.plan.names)}
     return mix.nothing.added(counts)
 
@@ -103,13 +110,17 @@ def check_draw(choice: Any, mix: Mix) -> None:
 def _states_by_name(states: Any, names: Sequence[str], owner: object) -> list[Any]:
     """The states of the components, ``_NEW`` for those that are new."""
     if not isinstance(states, Mapping):
-        raise StateMismatchError(f"parents in the state of {owner} must be a mapping of names to states, got {shown(states)}")
+        raise StateMismatchError(
+            f"parents in the state of {owner} must be a mapping of names to states, got"
+            f" {shown(states)}"
+        )
     by_name = {str(name): state for name, state in states.items()}
     gone = sorted(by_name.keys() - set(names))
     if gone:
         raise StateMismatchError(
-            f"the state of {owner} has the positions of components that the mixture does not have, {gone!r:.200}. If these are "
-            f"to be forgotten, say so: it.set_state(state, drop={set(gone)!r:.200}), or CheckpointRestore(it, drop=...); or keep "
-            "them in the mixture, with the weight 0 in a Schedule"
+            f"the state of {owner} has the positions of components that the mixture does not have,"
+            f" {gone!r:.200}. If these are to be forgotten, say so: it.set_state(state,"
+            f" drop={set(gone)!r:.200}), or CheckpointRestore(it, drop=...); or keep them in the"
+            " mixture, with the weight 0 in a Schedule"
         )
     return [by_name.get(name, _NEW) for name in names]

@@ -9,7 +9,12 @@ from functools import lru_cache, partial
 from operator import length_hint
 from typing import Any
 
-from gristmill.dataset.bases.iterator import DatasetIterator, are_taken_again, iterate, share_context
+from gristmill.dataset.bases.iterator import (
+    DatasetIterator,
+    are_taken_again,
+    iterate,
+    share_context,
+)
 from gristmill.dataset.bases.next_index import check_no_gaps
 from gristmill.dataset.engine.choices import Records, choosers
 from gristmill.dataset.engine.draws import Draw
@@ -57,7 +62,9 @@ class Mix(Stream):
         self.draws = [Draw(self.own, name) for name in self.plan.names]
         self.places = {name: i for i, name in enumerate(self.plan.names)}
         self.cells = [Cell() for _ in parents]
-        self.nothing = DrawCounts.nothing(len(parents), self.plan.whole * _FINE if self.by is not None else 0)
+        self.nothing = DrawCounts.nothing(
+            len(parents), self.plan.whole * _FINE if self.by is not None else 0
+        )
         self.is_replayed = False  # by such a stage
         self.owner: weakref.ref[MixIterator] | None = None
         self.epochs = [0] * len(parents)  # of the streams in ``parents``
@@ -116,14 +123,27 @@ class Mix(Stream):
     def at_index(self, index: int) -> Pos:
         self._check_index(())
         nums = self.plan.counts(index)
-        parts = tuple([parent.at_index(num) for parent, num in zip(self.parents, nums, strict=True)])
+        parts = tuple(
+            [parent.at_index(num) for parent, num in zip(self.parents, nums, strict=True)]
+        )
         self.is_expected = self.was_asked = False
-        return Standing(parts, index, counts=None if self.is_plain else self.nothing.added(dict(enumerate(nums)))), [], 0
+        return (
+            Standing(
+                parts,
+                index,
+                counts=None if self.is_plain else self.nothing.added(dict(enumerate(nums))),
+            ),
+            [],
+            0,
+        )
 
     def _check_index(self, pieces: Sequence[Piece]) -> None:
         check_no_gaps(self)
         if not self.follows or pieces:
-            raise NotImplementedError(f"{self} has no index for its elements: what it draws does not follow from their number")
+            raise NotImplementedError(
+                f"{self} has no index for its elements: what it draws does not follow from their"
+                " number"
+            )
 
     # Components.
 
@@ -212,7 +232,9 @@ class Mix(Stream):
             log = at.begin_log()
         at.finish()
 
-    def _in_block(self, at: Drawing, runs: dict[int | None, Iterator[Any]], num: int) -> Iterator[Any]:
+    def _in_block(
+        self, at: Drawing, runs: dict[int | None, Iterator[Any]], num: int
+    ) -> Iterator[Any]:
         """Yield up to ``num`` elements, which will surely be taken."""
         turns = [*at.turns(num)]
         start = at.begin_block()
@@ -295,7 +317,9 @@ def _after(cells: Sequence[Cell], start: Standing, turns: Sequence[int], num: in
 class MixIterator(StreamIterator[Any]):
     """The iterator of a mixture, which knows what was drawn of each component."""
 
-    def __init__(self, stage: Any, parents: Sequence[DatasetIterator[Any]], make: Callable[..., Stream]) -> None:
+    def __init__(
+        self, stage: Any, parents: Sequence[DatasetIterator[Any]], make: Callable[..., Stream]
+    ) -> None:
         super().__init__(stage, parents, make)
         self._mix.owner = weakref.ref(self)
 

@@ -74,5 +74,7 @@ class Tournament:
         faster = other.share - first.share
         if faster > 0:
             apart = other.start - first.start
-            until = min(until, -(-apart // faster) if other.name < first.name else apart // faster + 1)
+            until = min(
+                until, -(-apart // faster) if other.name < first.name else apart // faster + 1
+            )
         self._least[node], self._until[node] = first, until

@@ -37,7 +37,9 @@ class BatchParameters(Parameters):
     batch_fn: Callable[[list[Any]], Any] | None = aside()
 
     def __post_init__(self) -> None:
-        self._replace(batch_size=check_batch_size(self.batch_size), drop_remainder=bool(self.drop_remainder))
+        self._replace(
+            batch_size=check_batch_size(self.batch_size), drop_remainder=bool(self.drop_remainder)
+        )
         _check_batch_fn(self.batch_fn)
 
 
@@ -64,8 +66,8 @@ class BatchMapDataset(BlockMapDataset[T]):
         sparse = dropping_steps(parent)
         if sparse:
             raise ValueError(
-                f"cannot batch after {sparse[0]}: it may leave out elements, and batches by index would have holes. "
-                "Call to_iter_dataset() before batch()."
+                f"cannot batch after {sparse[0]}: it may leave out elements, and batches by index"
+                " would have holes. Call to_iter_dataset() before batch()."
             )
         self._parent_length = len(parent)
         whole, rest = divmod(self._parent_length, self._parameters.batch_size)
@@ -100,11 +102,17 @@ class BatchMapDataset(BlockMapDataset[T]):
 
     def _num_drawn(self, num: int, parent: int) -> int:
         epochs, position = divmod(num, self._length)
-        of_epoch = self._length * self._batch_size if self._parameters.drop_remainder else self._parent_length
+        of_epoch = (
+            self._length * self._batch_size
+            if self._parameters.drop_remainder
+            else self._parent_length
+        )
         return epochs * of_epoch + min(position * self._batch_size, self._parent_length)
 
     def _counts_before(self, num: int) -> dict[str, dict[str, int]] | None:
-        found: dict[str, dict[str, int]] | None = self._parent._counts_before(self._num_drawn(num, 0))
+        found: dict[str, dict[str, int]] | None = self._parent._counts_before(
+            self._num_drawn(num, 0)
+        )
         return found
 
     def _origins(self, index: int) -> Iterable[Part]:
@@ -139,7 +147,10 @@ class BatchIterDataset(IterDataset[T]):
         return _spec_of(self._parent, self._parameters, batch_function(self._parameters.batch_fn))
 
     def _num_elements(self) -> Length:
-        size, rest = self._parameters.batch_size, 0 if self._parameters.drop_remainder else self._parameters.batch_size - 1
+        size, rest = (
+            self._parameters.batch_size,
+            (0 if self._parameters.drop_remainder else self._parameters.batch_size - 1),
+        )
         return scaled(num_elements(self._parent), lambda num: (num + rest) // size)
 
     def _traced(self, tracing: Tracing) -> Any:
@@ -149,7 +160,10 @@ class BatchIterDataset(IterDataset[T]):
     def __iter__(self) -> DatasetIterator[T]:
         given = self._parameters
         make = batch_function(given.batch_fn)
-        return open_stage(self, partial(Batch, size=given.batch_size, make=make, drop_remainder=given.drop_remainder))
+        return open_stage(
+            self,
+            partial(Batch, size=given.batch_size, make=make, drop_remainder=given.drop_remainder),
+        )
 
 
 def _spec_of(parent: Any, given: BatchParameters, batch_fn: Any) -> Any:

@@ -72,10 +72,14 @@ class _PackIterDataset(IterDataset[dict[str, Any]]):
         return self._packing.layout.spec(spec_of(self._parent))
 
     def _traced(self, tracing: Tracing) -> Any:
-        packing = replace(self._packing, meta_features=[*_as_names(self._packing.meta_features), RECORD])
+        packing = replace(
+            self._packing, meta_features=[*_as_names(self._packing.meta_features), RECORD]
+        )
         layout = self._packing.layout
         elements = tracing.of(self._parent).map(noting_failed(partial(_with_record, layout)))
-        return tracing.over(self, _parents=(elements,), _packing=packing).map(partial(_traced_row, layout))
+        return tracing.over(self, _parents=(elements,), _packing=packing).map(
+            partial(_traced_row, layout)
+        )
 
     def __iter__(self) -> DatasetIterator[dict[str, Any]]:
         return open_stage(self, partial(BinPack, packing=self._packing), BinPackDatasetIterator)
@@ -210,11 +214,15 @@ class Packing:
     max_sequences_per_bin: int | None
 
     def __post_init__(self) -> None:
-        self.layout = PackLayout(self.length_struct, self.meta_features, self.pack_alignment_struct, self.padding_struct)
+        self.layout = PackLayout(
+            self.length_struct, self.meta_features, self.pack_alignment_struct, self.padding_struct
+        )
         self.num_packing_bins = as_int("num_packing_bins", self.num_packing_bins, minimum=1)
         self.seed = check_seed(self.seed)
         if self.max_sequences_per_bin is not None:
-            self.max_sequences_per_bin = as_int("max_sequences_per_bin", self.max_sequences_per_bin, minimum=1)
+            self.max_sequences_per_bin = as_int(
+                "max_sequences_per_bin", self.max_sequences_per_bin, minimum=1
+            )
         group = self.shuffle_bins_group_by_feature
         self._group = None if group is None else self.layout.index(group)
 
@@ -226,7 +234,11 @@ class Packing:
     def bins_like(self, sequences: list[Array]) -> Bins:
         """Empty bins for sequences like these."""
         features = self.layout.features
-        return Bins(features, self.algorithm(features, self.num_packing_bins, self.max_sequences_per_bin), sequences)
+        return Bins(
+            features,
+            self.algorithm(features, self.num_packing_bins, self.max_sequences_per_bin),
+            sequences,
+        )
 
     def rows(self, bins: Bins, num_before: int) -> PackedRows:
         """The contents of ``bins`` as elements, in the order in which they are emitted after

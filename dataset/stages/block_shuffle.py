@@ -47,7 +47,9 @@ class BlockShuffleMapDataset(ReindexMapDataset[T]):
     _parameters: BlockShuffleParameters
     _moves_records = _is_reshuffled = _reads_blocks = True
 
-    def __init__(self, parent: Any, block_size: int = 256, *, group_size: int = 512, seed: int | None = None) -> None:
+    def __init__(
+        self, parent: Any, block_size: int = 256, *, group_size: int = 512, seed: int | None = None
+    ) -> None:
         super().__init__(parent)
         seed = random_seed(self, seed, "block_shuffle", bits=32)
         self._parameters = BlockShuffleParameters(block_size, group_size, seed)
@@ -148,10 +150,15 @@ class _Order:
         """
         place = self._place(epoch)
         shorter = place // self.group_size  # the group that lacks something
-        is_after = index >= _least((shorter + 1) * self.most, self.num_blocks * self.block_size) - self.missing
+        is_after = (
+            index
+            >= _least((shorter + 1) * self.most, self.num_blocks * self.block_size) - self.missing
+        )
         group = (index + self.missing * is_after) // self.most
         start = group * self.most - self.missing * is_after
-        length = _least(self.most, self.num_blocks * self.block_size - group * self.most) - self.missing * (group == shorter)
+        length = _least(
+            self.most, self.num_blocks * self.block_size - group * self.most
+        ) - self.missing * (group == shorter)
         return group, start, length, place
 
     def _place(self, epoch: Any) -> Any:

@@ -24,10 +24,20 @@ from gristmill.dataset.bases.traced import Traced, Tracing, grouped, noting_fail
 from gristmill.dataset.bucket_plan import BucketPlan, Members, base_of
 from gristmill.dataset.engine.buckets import BucketBatch
 from gristmill.dataset.engine.iterators import StreamIterator, open_stage
-from gristmill.dataset.stages.bucket_parameters import BucketParameters, OnLong, StreamBucketParameters, check_on_long
+from gristmill.dataset.stages.bucket_parameters import (
+    BucketParameters,
+    OnLong,
+    StreamBucketParameters,
+    check_on_long,
+)
 from gristmill.dataset.telling.failures import tell
 from gristmill.transforms.batching import Allocate, BufferPool
-from gristmill.transforms.length_buckets import Lengths, check_batch_sizes, check_boundaries, chosen_boundaries
+from gristmill.transforms.length_buckets import (
+    Lengths,
+    check_batch_sizes,
+    check_boundaries,
+    chosen_boundaries,
+)
 from gristmill.transforms.ragged import Padding, Rows
 
 T = TypeVar("T")
@@ -46,8 +56,9 @@ class MapBucketParameters(BucketParameters):
         self._replace(window=as_int("window", self.window, minimum=1))
         if self.shard_options.shard_count > 1 and not (self.drop_remainder or self.with_lengths):
             raise ValueError(
-                "with several shards all batches must have as many rows, also those of what is left at the end of an epoch: pass "
-                "with_lengths=True, which fills them up with rows of length 0, or drop_remainder=True"
+                "with several shards all batches must have as many rows, also those of what is left"
+                " at the end of an epoch: pass with_lengths=True, which fills them up with rows of"
+                " length 0, or drop_remainder=True"
             )
 
 
@@ -86,11 +97,15 @@ class BucketBatchMapDataset(BlockMapDataset[T]):
         super().__init__(parent)
         if sparse := dropping_steps(parent):
             raise ValueError(
-                f"cannot batch after {sparse[0]}: it may leave out elements, and batches by index would have holes. "
-                "Call to_iter_dataset() before bucket_batch(), with a function that gives the length of an element"
+                f"cannot batch after {sparse[0]}: it may leave out elements, and batches by index"
+                " would have holes. Call to_iter_dataset() before bucket_batch(), with a function"
+                " that gives the length of an element"
             )
         if isinstance(num_elements(parent), Infinite):
-            raise ValueError(f"cannot plan batches of {parent}, which is endless: call repeat() after bucket_batch()")
+            raise ValueError(
+                f"cannot plan batches of {parent}, which is endless: call repeat() after"
+                " bucket_batch()"
+            )
         check_on_long(on_long)
         shard = NoSharding() if shard_options is None else shard_options
         if not isinstance(shard, ShardOptions):
@@ -104,7 +119,14 @@ class BucketBatchMapDataset(BlockMapDataset[T]):
         self._parameters = given = MapBucketParameters(*common, found, window, seed, shard)
         self._padding = self._parameters.padding()
         self._plan = BucketPlan(
-            parent, found, limits, given.batch_sizes, given.window, given.seed, given.drop_remainder, given.keeps_long
+            parent,
+            found,
+            limits,
+            given.batch_sizes,
+            given.window,
+            given.seed,
+            given.drop_remainder,
+            given.keeps_long,
         )
         self._allocate = BufferPool()
         self._tell_long()
@@ -113,12 +135,15 @@ class BucketBatchMapDataset(BlockMapDataset[T]):
         given, num = self._parameters, self.num_long
         if not num:
             return
-        text = f"{num} of {len(self._parent)} elements are longer than the last boundary, {given.boundaries[-1]}"
+        text = (
+            f"{num} of {len(self._parent)} elements are longer than the last boundary,"
+            f" {given.boundaries[-1]}"
+        )
         if given.on_long == "raise":
             key, length = given.lengths.first_longer(given.boundaries[-1])
             raise ValueError(
-                f"{text}: lengths[{key}] is {length}, for one. Pass on_long='truncate' or 'drop', or boundaries up to the "
-                f"greatest length, {given.lengths.longest}"
+                f"{text}: lengths[{key}] is {length}, for one. Pass on_long='truncate' or 'drop',"
+                f" or boundaries up to the greatest length, {given.lengths.longest}"
             )
         _log.warning("%s, and are %s", text, "truncated to it" if given.keeps_long else "dropped")
 
@@ -175,12 +200,14 @@ class BucketBatchMapDataset(BlockMapDataset[T]):
         num_real = len(members.indices[own])
         here = own if num_real else slice(1)  # what rows look like is known by an element alone
         elements = list(self._parents[0]._items(members.indices[here]))
-        rows = self._parameters.rows(members.bucket, size, num_real, members.lengths[here], max(members.lengths))
+        rows = self._parameters.rows(
+            members.bucket, size, num_real, members.lengths[here], max(members.lengths)
+        )
         try:
             if any([element is None for element in elements]):
                 raise ValueError(
-                    "an element of this batch is None: a step before bucket_batch() leaves elements out. Call to_iter_dataset() "
-                    "before it"
+                    "an element of this batch is None: a step before bucket_batch() leaves elements"
+                    " out. Call to_iter_dataset() before it"
                 )
             return self._padding.collate(elements, rows, self._allocate)
         except Exception as error:
@@ -197,22 +224,34 @@ def _lengths_of(base: MapDataset[Any], lengths: Any) -> Lengths:
     if lengths is None:
         lengths = getattr(base, "lengths", None)
         if lengths is None:
-            raise ValueError(f"lengths must be given, since {base} has no attribute lengths: an array with one for each record")
+            raise ValueError(
+                f"lengths must be given, since {base} has no attribute lengths: an array with one"
+                " for each record"
+            )
     found = lengths if isinstance(lengths, Lengths) else Lengths(lengths)
     if len(found) != len(base):
         raise ValueError(
-            f"lengths must have one length for each element of {base}, {len(base)}, whatever part of them is used and in "
-            f"whatever order, got {len(found)}"
+            f"lengths must have one length for each element of {base}, {len(base)}, whatever part"
+            f" of them is used and in whatever order, got {len(found)}"
         )
     return found
 
 
-def _boundaries(lengths: Lengths, boundaries: Any, max_tokens: int | None, on_long: OnLong, num_shards: int) -> tuple[int, ...]:
+def _boundaries(
+    lengths: Lengths, boundaries: Any, max_tokens: int | None, on_long: OnLong, num_shards: int
+) -> tuple[int, ...]:
     if not isinstance(boundaries, int | np.integer) or isinstance(boundaries, bool):
         return check_boundaries(boundaries)
     if not len(lengths):
-        raise ValueError(f"boundaries must be lengths where there are no records to choose {boundaries} by, got that number")
-    longest = None if max_tokens is None else max(1, as_int("max_tokens", max_tokens, minimum=1) // num_shards)
+        raise ValueError(
+            f"boundaries must be lengths where there are no records to choose {boundaries} by, got"
+            " that number"
+        )
+    longest = (
+        None
+        if max_tokens is None
+        else max(1, as_int("max_tokens", max_tokens, minimum=1) // num_shards)
+    )
     number = as_int("boundaries", boundaries, minimum=1)
     return tuple(chosen_boundaries(lengths, number, longest, keep_long=on_long != "drop"))
 
@@ -244,11 +283,15 @@ class BucketBatchIterDataset(IterDataset[T]):
     ) -> None:
         super().__init__(parent)
         if not callable(length_fn):
-            raise TypeError(f"length_fn must be a callable that gives the length of an element, got {shown(length_fn)}")
+            raise TypeError(
+                "length_fn must be a callable that gives the length of an element, got"
+                f" {shown(length_fn)}"
+            )
         if isinstance(boundaries, int | np.integer):
             raise TypeError(
-                f"boundaries must be a sequence of lengths, got {boundaries}: the lengths in a stream are not known beforehand. "
-                "bucket_boundaries(lengths, number) chooses them by some"
+                f"boundaries must be a sequence of lengths, got {boundaries}: the lengths in a"
+                " stream are not known beforehand. bucket_boundaries(lengths, number) chooses them"
+                " by some"
             )
         limits = check_boundaries(boundaries)
         sizes = check_batch_sizes(limits, max_tokens, batch_sizes)
@@ -268,10 +311,16 @@ class BucketBatchIterDataset(IterDataset[T]):
         given = self._parameters.replaced(length_fn=noting_failed(lambda x: length_of(x.value)))
         # which is passed over
         parent = tracing.of(self._parent).map(lambda x: None if x.value is None else x)
-        return tracing.over(self, _parents=(parent,), _parameters=given, _padding=_TracedPadding(self._padding))
+        return tracing.over(
+            self, _parents=(parent,), _parameters=given, _padding=_TracedPadding(self._padding)
+        )
 
     def __iter__(self) -> DatasetIterator[T]:
-        return open_stage(self, partial(BucketBatch, given=self._parameters, padding=self._padding), BucketBatchDatasetIterator)
+        return open_stage(
+            self,
+            partial(BucketBatch, given=self._parameters, padding=self._padding),
+            BucketBatchDatasetIterator,
+        )
 
 
 class BucketBatchDatasetIterator(StreamIterator[T]):

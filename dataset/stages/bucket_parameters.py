@@ -31,7 +31,9 @@ class BucketParameters(Parameters):
     with_lengths: bool
 
     def __post_init__(self) -> None:
-        self._replace(drop_remainder=bool(self.drop_remainder), with_lengths=bool(self.with_lengths))
+        self._replace(
+            drop_remainder=bool(self.drop_remainder), with_lengths=bool(self.with_lengths)
+        )
         check_on_long(self.on_long)
 
     @property
@@ -43,17 +45,28 @@ class BucketParameters(Parameters):
         """The padding with which batches are made."""
         return Padding(self.pad_to, self.pad_value, self.with_lengths)
 
-    def rows(self, bucket: int, num: int, num_real: int, lengths: Sequence[int], longest: int) -> Rows:
+    def rows(
+        self, bucket: int, num: int, num_real: int, lengths: Sequence[int], longest: int
+    ) -> Rows:
         """The rows of a batch of ``num``, ``num_real`` of which are real."""
         return Rows(
-            num if self.with_lengths else num_real, num_real, lengths, self.boundaries[bucket], longest, self.boundaries[-1]
+            num if self.with_lengths else num_real,
+            num_real,
+            lengths,
+            self.boundaries[bucket],
+            longest,
+            self.boundaries[-1],
         )
 
     def spec(self, padding: Padding, spec: Any, num_shards: int) -> Any:
         """The spec of batches of elements with spec ``spec``."""
         sizes = {size // num_shards for size in self.batch_sizes}
         is_known = len(sizes) == 1 and (self.drop_remainder or self.with_lengths)
-        return padding.spec(spec, sizes.pop() if is_known else None, self.boundaries[0] if len(self.boundaries) == 1 else None)
+        return padding.spec(
+            spec,
+            sizes.pop() if is_known else None,
+            self.boundaries[0] if len(self.boundaries) == 1 else None,
+        )
 
 
 class StreamBucketParameters(BucketParameters):

@@ -110,30 +110,54 @@ class ConcatThenSplitIterDataset(IterDataset[dict[str, Any]]):
     ) -> None:
         super().__init__(parent)
         if not isinstance(length_struct, Mapping):
-            raise TypeError(f"length_struct must be a dict of lengths by feature, got {length_struct!r:.200}")
+            raise TypeError(
+                f"length_struct must be a dict of lengths by feature, got {length_struct!r:.200}"
+            )
         if not length_struct:
-            raise ValueError("length_struct must name the features and their lengths in a row, got {}")
-        meta, bos = _names("meta_features", meta_features, length_struct), _names("bos_features", bos_features, length_struct)
+            raise ValueError(
+                "length_struct must name the features and their lengths in a row, got {}"
+            )
+        meta, bos = (
+            _names("meta_features", meta_features, length_struct),
+            _names("bos_features", bos_features, length_struct),
+        )
         if not isinstance(bos_handling, BOSHandling):
             raise TypeError(f"bos_handling must be a BOSHandling, got {bos_handling!r:.200}")
         if bos_handling is BOSHandling.DO_NOTHING and (bos or bos_token_id is not None):
             raise ValueError(
-                f"bos_features and bos_token_id have no effect with BOSHandling.DO_NOTHING, got {bos} and {bos_token_id!r}: "
-                "pass BOSHandling.REPLACE_FIRST_TOKEN_WITH_BOS"
+                "bos_features and bos_token_id have no effect with BOSHandling.DO_NOTHING, got"
+                f" {bos} and {bos_token_id!r}: pass BOSHandling.REPLACE_FIRST_TOKEN_WITH_BOS"
             )
         if bos_handling is not BOSHandling.DO_NOTHING and bos_token_id is None:
             raise ValueError(f"bos_token_id must be given with {bos_handling}")
         if set(meta) & set(bos):
-            raise ValueError(f"bos_features must not be meta_features as well, got {sorted(set(meta) & set(bos))}")
+            raise ValueError(
+                "bos_features must not be meta_features as well, got"
+                f" {sorted(set(meta) & set(bos))}"
+            )
         bos_id = None if bos_token_id is None else as_int("bos_token_id", bos_token_id)
-        lengths = {name: as_int(f"the length of feature {name!r}", n, minimum=1) for name, n in length_struct.items()}
-        self._targets = [Target(name, n, name in meta, bos_id if name in bos else None) for name, n in lengths.items()]
+        lengths = {
+            name: as_int(f"the length of feature {name!r}", n, minimum=1)
+            for name, n in length_struct.items()
+        }
+        self._targets = [
+            Target(name, n, name in meta, bos_id if name in bos else None)
+            for name, n in lengths.items()
+        ]
         outputs = [name for target in self._targets for name in _outputs(target)]
         if len(set(outputs)) < len(outputs):
-            raise ValueError(f"features must not be named as the segment ids or positions of others are, got {list(lengths)}")
+            raise ValueError(
+                "features must not be named as the segment ids or positions of others are, got"
+                f" {list(lengths)}"
+            )
         self._splits_full_length = bool(split_full_length_features)
         self._parameters = ConcatThenSplitParameters(
-            lengths, meta_features, self._splits_full_length, bos_handling, bos_features, bos_token_id
+            lengths,
+            meta_features,
+            self._splits_full_length,
+            bos_handling,
+            bos_features,
+            bos_token_id,
         )
 
     def _num_elements(self) -> Length:
@@ -156,11 +180,18 @@ class ConcatThenSplitIterDataset(IterDataset[dict[str, Any]]):
     def _traced(self, tracing: Tracing) -> Any:
         targets = [Target(target.name, target.length, target.is_meta) for target in self._targets]
         cells = tracing.of(self._parent).map(noting_failed(partial(_as_cells, targets)))
-        return tracing.over(self, _parents=(cells,), _targets=targets).map(partial(_traced_row, self._targets))
+        return tracing.over(self, _parents=(cells,), _targets=targets).map(
+            partial(_traced_row, self._targets)
+        )
 
     def __iter__(self) -> DatasetIterator[dict[str, Any]]:
         read = partial(_sequences, {target.name: target.length for target in self._targets})
-        make = partial(ConcatSplit, targets=self._targets, read=read, splits_full_length=self._splits_full_length)
+        make = partial(
+            ConcatSplit,
+            targets=self._targets,
+            read=read,
+            splits_full_length=self._splits_full_length,
+        )
         return open_stage(self, make)
 
 
@@ -179,14 +210,18 @@ def _as_cells(targets: Sequence[Target], x: Traced) -> dict[str, Array] | None:
 
 def _sequences(lengths: Mapping[str, int], element: Any) -> list[Array]:
     """Returns the sequences of an element, in the order of ``lengths``."""
-    if (type(element) is not dict and not isinstance(element, Mapping)) or element.keys() != lengths.keys():
+    if (
+        type(element) is not dict and not isinstance(element, Mapping)
+    ) or element.keys() != lengths.keys():
         raise _other_features(element, lengths)
     return [as_sequence(repr(name), element[name]) for name in lengths]
 
 
 def _traced_row(targets: Sequence[Target], row: dict[str, Array]) -> Traced:
     """Returns a row of such cells. A record without tokens in it is not named."""
-    ids = {target.name: row[f"{target.name}_segment_ids"] for target in targets if not target.is_meta}
+    ids = {
+        target.name: row[f"{target.name}_segment_ids"] for target in targets if not target.is_meta
+    }
     num = max([int(segment_ids.max(initial=0)) for segment_ids in ids.values()], default=0)
     spans = {name: spans_of(segment_ids, num) for name, segment_ids in ids.items()}
     pieces: list[Piece] = []
@@ -213,17 +248,24 @@ def _row_of(targets: Sequence[Target], row: dict[str, Array]) -> dict[str, Array
         for i, token in tokens:
             values[i] = token
         if target.bos_id is not None:
-            starts = (row[f"{target.name}_positions"] == 0) & (row[f"{target.name}_segment_ids"] > 0)
+            starts = (row[f"{target.name}_positions"] == 0) & (
+                row[f"{target.name}_segment_ids"] > 0
+            )
             values[starts] = target.bos_id
     return whole
 
 
-def _names(argument: str, names: Collection[str], length_struct: Mapping[str, int]) -> tuple[str, ...]:
+def _names(
+    argument: str, names: Collection[str], length_struct: Mapping[str, int]
+) -> tuple[str, ...]:
     """Distinct names of features."""
     found = (names,) if isinstance(names, str) else tuple(dict.fromkeys(names))
     unknown = [name for name in found if name not in length_struct]
     if unknown:
-        raise ValueError(f"{argument} must be features of length_struct, which are {list(length_struct)}, got {unknown}")
+        raise ValueError(
+            f"{argument} must be features of length_struct, which are {list(length_struct)}, got"
+            f" {unknown}"
+        )
     return found
 
 
@@ -236,9 +278,13 @@ def _other_features(element: Any, lengths: Mapping[str, int]) -> Exception:
     text = f"{text}, got the features {list(element)}"
     missing = [name for name in names if name not in element]
     if missing:
-        return FeatureKeyError(f"{text}: add {missing} upstream (with map, say), or leave it out of length_struct")
+        return FeatureKeyError(
+            f"{text}: add {missing} upstream (with map, say), or leave it out of length_struct"
+        )
     extra = [name for name in element if name not in lengths]
-    return ValueError(f"{text}: remove {extra} upstream (with map, say), or add it to length_struct")
+    return ValueError(
+        f"{text}: remove {extra} upstream (with map, say), or add it to length_struct"
+    )
 
 
 def _outputs(target: Target) -> list[str]:

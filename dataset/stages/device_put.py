@@ -13,7 +13,11 @@ from gristmill.dataset.stages.thread_prefetch import ThreadPrefetchIterDataset
 
 
 def device_put(
-    ds: IterDataset[Any] | MapDataset[Any], device: Any, *, cpu_buffer_size: int = 4, device_buffer_size: int = 2
+    ds: IterDataset[Any] | MapDataset[Any],
+    device: Any,
+    *,
+    cpu_buffer_size: int = 4,
+    device_buffer_size: int = 2,
 ) -> IterDataset[Any]:
     """Returns the elements of ``ds`` as JAX arrays on ``device``, sent there by a thread ahead of
     their use.
@@ -52,7 +56,9 @@ def device_put(
     except ImportError as error:
         raise missing_package("jax", "jax", "device_put") from error
     on_host = ThreadPrefetchIterDataset(ds, prefetch_buffer_size=cpu_buffer_size)
-    return ThreadPrefetchIterDataset(on_host.map(_ToDevice(device)), prefetch_buffer_size=device_buffer_size)
+    return ThreadPrefetchIterDataset(
+        on_host.map(_ToDevice(device)), prefetch_buffer_size=device_buffer_size
+    )
 
 
 @dataclass(frozen=True)
@@ -67,4 +73,7 @@ class _ToDevice:
     def output_spec(self, input_spec: Any) -> Any:
         import jax
 
-        return map_spec(lambda leaf: ShapeDtypeStruct(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype)), input_spec)
+        return map_spec(
+            lambda leaf: ShapeDtypeStruct(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype)),
+            input_spec,
+        )

@@ -40,9 +40,14 @@ class DiskCacheParameters(Parameters):
 
     def __post_init__(self) -> None:
         if not isinstance(self.path, str | os.PathLike):
-            raise TypeError(f"path must be a folder, got {shown(self.path)} of type {type(self.path).__name__}")
+            raise TypeError(
+                f"path must be a folder, got {shown(self.path)} of type {type(self.path).__name__}"
+            )
         if not os.fspath(self.path) or "://" in os.fspath(self.path):
-            raise ValueError(f"path must be a folder of this machine or of a shared file system, got {self.path!r}")
+            raise ValueError(
+                "path must be a folder of this machine or of a shared file system, got"
+                f" {self.path!r}"
+            )
         if self.max_bytes is not None:
             as_int("max_bytes", self.max_bytes, minimum=1)
         if not isinstance(self.freeze, bool):
@@ -64,7 +69,8 @@ class DiskCache:
         text = json.dumps(description, sort_keys=True)
         name = hashlib.sha256(text.encode()).hexdigest()[:16]
         self._description = description
-        self._folder, self._max_bytes = os.path.join(parameters.path, name), parameters.max_bytes  # noqa: PTH118
+        self._folder = os.path.join(parameters.path, name)  # noqa: PTH118
+        self._max_bytes = parameters.max_bytes
 
     def store(self) -> DiskStore:
         """Returns the store of this process, opened by the first call.
@@ -99,7 +105,11 @@ class DiskCache:
             except ValueError:
                 difference = "its description is damaged"
             difference = difference or "its Python"
-            _log.warning("cache: %s begins another cache, since the pipeline has changed: %s", root, difference)
+            _log.warning(
+                "cache: %s begins another cache, since the pipeline has changed: %s",
+                root,
+                difference,
+            )
 
 
 def check_no_draws(parent: Any, parameters: DiskCacheParameters, *, is_stream: bool) -> None:
@@ -110,16 +120,22 @@ def check_no_draws(parent: Any, parameters: DiskCacheParameters, *, is_stream: b
     """
     if parameters.freeze:
         return
-    remedy = "Call cache before it, or pass freeze=True if all epochs are to have the elements of the first one"
+    remedy = (
+        "Call cache before it, or pass freeze=True if all epochs are to have the elements of the"
+        " first one"
+    )
     for node in ancestors(parent):
         if isinstance(node, RandomMapMapDataset | RandomMapIterDataset):
             raise ValueError(f"cache would freeze the draws of {node!s:.200}. {remedy}")
         if not is_stream and isinstance(node, MapWithIndexMapDataset):
-            raise ValueError(f"cache would freeze the indices of {node!s:.200}, which continue in later epochs. {remedy}")
+            raise ValueError(
+                f"cache would freeze the indices of {node!s:.200}, which continue in later epochs."
+                f" {remedy}"
+            )
     if not is_stream and not keeps_records(parent):
         raise ValueError(
-            f"cache needs the same element at a position in all epochs, which {parent!s:.200}, or a shuffle, window or mixture "
-            f"before it, does not have. {remedy}"
+            f"cache needs the same element at a position in all epochs, which {parent!s:.200}, or a"
+            f" shuffle, window or mixture before it, does not have. {remedy}"
         )
 
 
@@ -141,7 +157,9 @@ class DiskCacheMapDataset(BlockMapDataset[T]):
     _keeps_indices = True
     _is_made_anew = True
 
-    def __init__(self, parent: Any, path: Any, max_bytes: int | None = None, freeze: bool = False) -> None:
+    def __init__(
+        self, parent: Any, path: Any, max_bytes: int | None = None, freeze: bool = False
+    ) -> None:
         super().__init__(parent)
         self._parameters: DiskCacheParameters = DiskCacheParameters(path, max_bytes, freeze)
         check_no_draws(parent, self._parameters, is_stream=False)

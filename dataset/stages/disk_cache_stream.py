@@ -12,7 +12,13 @@ from operator import length_hint
 from typing import Any, TypeVar
 
 from gristmill.core.errors import StateIndexError
-from gristmill.core.state import state_count, state_field, state_flag, state_from_text, state_to_text
+from gristmill.core.state import (
+    state_count,
+    state_field,
+    state_flag,
+    state_from_text,
+    state_to_text,
+)
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import same_number
@@ -52,7 +58,9 @@ class DiskCacheIterDataset(IterDataset[T]):
     _element_spec = spec_of_first_parent
     _num_elements = same_number
 
-    def __init__(self, parent: Any, path: Any, max_bytes: int | None = None, freeze: bool = False) -> None:
+    def __init__(
+        self, parent: Any, path: Any, max_bytes: int | None = None, freeze: bool = False
+    ) -> None:
         super().__init__(parent)
         self._parameters: DiskCacheParameters = DiskCacheParameters(path, max_bytes, freeze)
         check_no_draws(parent, self._parameters, is_stream=True)
@@ -182,7 +190,12 @@ class DiskBlocks(Refilling):
             self.choices.restart(records)
         block = self._block
         is_there = block is not None and (block.start, block.has_skipped) == (start, has_skipped)
-        is_usable = is_there and block is not None and are_equal(block.before, before) and self._agrees(block)
+        is_usable = (
+            is_there
+            and block is not None
+            and are_equal(block.before, before)
+            and self._agrees(block)
+        )
         if block is None or not is_usable or (len(block.elements) < offset and block.is_complete):
             block = self._look_up(before, start, has_skipped)
             if len(block.elements) < offset:  # of another division into blocks, or not there
@@ -197,7 +210,8 @@ class DiskBlocks(Refilling):
                     break
         if len(block.elements) < offset:
             raise StateIndexError(
-                f"offset in the state of {self} must be in [0, {len(block.elements)}], the elements of the block, got {offset}"
+                f"offset in the state of {self} must be in [0, {len(block.elements)}], the elements"
+                f" of the block, got {offset}"
             )
         return block, offset
 
@@ -233,9 +247,13 @@ class DiskBlocks(Refilling):
             counts, records, text = choices if choices else ([], (), None)
             # the block may be of another epoch, or run
             if self.choices is not None and text is not None:
-                with_counts_since(state, state_from_text(text, self.parent), self.parent.save(before))
+                with_counts_since(
+                    state, state_from_text(text, self.parent), self.parent.save(before)
+                )
             after = self.parent.load(state)
-            there = _Block(before, start, False, elements, [], counts, records, after, True, is_last)
+            there = _Block(
+                before, start, False, elements, [], counts, records, after, True, is_last
+            )
             if self._agrees(there):
                 self._block = block = there
         return block
@@ -279,9 +297,18 @@ class DiskBlocks(Refilling):
         block.after = self.inner.settle()
         block.records = () if self.choices is None else self.choices.since()
         if self._cache is not None and not block.has_skipped:
-            parts: tuple[Any, ...] = block.elements, state_to_text(self.parent.save(block.after)), block.is_last
+            parts: tuple[Any, ...] = (
+                block.elements,
+                state_to_text(self.parent.save(block.after)),
+                block.is_last,
+            )
             if self.choices is not None:
-                parts = *parts, block.counts, block.records, state_to_text(self.parent.save(block.before))
+                parts = (
+                    *parts,
+                    block.counts,
+                    block.records,
+                    state_to_text(self.parent.save(block.before)),
+                )
             self._cache.store().put(block.start, parts)
         block.is_complete = True
 

@@ -16,7 +16,15 @@ from gristmill.dataset.bases.context import IteratorContext
 from gristmill.dataset.bases.element_spec import batched_spec
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate, share_context
-from gristmill.dataset.bases.length import AtMost, Exact, Infinite, Length, Unknown, num_elements, scaled
+from gristmill.dataset.bases.length import (
+    AtMost,
+    Exact,
+    Infinite,
+    Length,
+    Unknown,
+    num_elements,
+    scaled,
+)
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import spec_of
 from gristmill.dataset.bases.parameters import Parameters, aside
@@ -112,7 +120,10 @@ class ElasticIterator(StreamIterator[T], IterDataset[T]):
         multiprocessing_options: MultiprocessingOptions | None = None,
     ) -> None:
         if not isinstance(ds, MapDataset | IterDataset):
-            raise TypeError(f"ds must be a MapDataset or IterDataset, got {shown(ds)} of type {type(ds).__name__}")
+            raise TypeError(
+                f"ds must be a MapDataset or IterDataset, got {shown(ds)} of type"
+                f" {type(ds).__name__}"
+            )
         if not isinstance(shard_options, ShardOptions):
             raise TypeError(f"shard_options must be a ShardOptions, got {shard_options!r:.200}")
         for name, value, kind in (
@@ -121,11 +132,14 @@ class ElasticIterator(StreamIterator[T], IterDataset[T]):
         ):
             if not isinstance(value, kind | None):
                 raise TypeError(f"{name} must be a {kind.__name__} or None, got {value!r:.200}")
-        size = as_int("global_batch_size", global_batch_size, minimum=1 if isinstance(ds, MapDataset) else 0)
+        size = as_int(
+            "global_batch_size", global_batch_size, minimum=1 if isinstance(ds, MapDataset) else 0
+        )
         self._batch_size, rest = divmod(size, shard_options.shard_count)
         if rest:
             raise ValueError(
-                f"global_batch_size must be divisible by the number of shards, {shard_options.shard_count}, got {size}"
+                "global_batch_size must be divisible by the number of shards,"
+                f" {shard_options.shard_count}, got {size}"
             )
         self._ds = ds
         self._global_batch_size = size
@@ -134,7 +148,10 @@ class ElasticIterator(StreamIterator[T], IterDataset[T]):
         if isinstance(ds, MapDataset):
             warn_if_one_sided(ds, shard_options.shard_count, "ElasticIterator", "shard")
         elif multiprocessing_options is not None:
-            raise NotImplementedError("multiprocessing_options needs a MapDataset: the state of workers cannot be divided anew")
+            raise NotImplementedError(
+                "multiprocessing_options needs a MapDataset: the state of workers cannot be divided"
+                " anew"
+            )
         self._open(None)
 
     def _open(self, batch_fn: Any) -> None:
@@ -142,8 +159,13 @@ class ElasticIterator(StreamIterator[T], IterDataset[T]):
         ds, given, shard = self._ds, self._given, self._shard
         make: Callable[[Any], Batches | ElasticFiles]
         if isinstance(ds, MapDataset):
-            options = given.read_options or ReadOptions(), given.multiprocessing_options or MultiprocessingOptions()
-            make = batches_of(ds, size=self._global_batch_size, shard=shard, options=options, batch_fn=batch_fn)
+            options = (
+                given.read_options or ReadOptions(),
+                given.multiprocessing_options or MultiprocessingOptions(),
+            )
+            make = batches_of(
+                ds, size=self._global_batch_size, shard=shard, options=options, batch_fn=batch_fn
+            )
         else:
             make = open_files(ds, self._batch_size, shard, batch_fn)
         super().__init__(Given(given), [], make)
@@ -182,7 +204,9 @@ class ElasticIterator(StreamIterator[T], IterDataset[T]):
         spec = spec_of(self._ds)
         if not self._batch_size:
             return spec
-        return batched_spec(batch_function(None), spec, self._batch_size, isinstance(self._ds, MapDataset))
+        return batched_spec(
+            batch_function(None), spec, self._batch_size, isinstance(self._ds, MapDataset)
+        )
 
     @property
     def _draws_from(self) -> Sequence[Any]:
@@ -241,7 +265,8 @@ class ElasticIterator(StreamIterator[T], IterDataset[T]):
     def _files(self) -> ElasticFiles:
         if not isinstance(self._engine, ElasticFiles):
             raise NotImplementedError(
-                "the shards of a MapDataset have no states of their own: get_state() of any shard restores in all"
+                "the shards of a MapDataset have no states of their own: get_state() of any shard"
+                " restores in all"
             )
         return self._engine
 

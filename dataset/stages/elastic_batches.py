@@ -99,7 +99,10 @@ class Batches(Stream):
     def _move_to(self, cell: Cell, index: int) -> None:
         """Note that the pipeline is after an output, which ended at ``index``."""
         self._inner_pos = pos = self.inner.settle()
-        self._at = cell.pos = index, self.faults.found_in(self._stream.save(pos)) if self.faults else ()
+        self._at = cell.pos = (
+            index,
+            (self.faults.found_in(self._stream.save(pos)) if self.faults else ()),
+        )
 
     def _num_left(self, pos: Pos) -> int:
         return max(0, self.length - int(pos[0])) // self.size
@@ -129,7 +132,11 @@ class Batches(Stream):
         shard = self.ds[first + self.shard.shard_index : stop : self.shard.shard_count]
         # A batch of nothing but missing elements is missing itself, and must not be passed over.
         batches = shard.batch(self.size // self.shard.shard_count, batch_fn=self.batch_fn)
-        return iterate(batches.to_iter_dataset(self.read_options, allow_nones=True).mp_prefetch(self.multiprocessing_options))
+        return iterate(
+            batches.to_iter_dataset(self.read_options, allow_nones=True).mp_prefetch(
+                self.multiprocessing_options
+            )
+        )
 
     def _start_of(self, index: int) -> Pos:
         """Return the position of the pipeline at ``index``."""
@@ -175,18 +182,21 @@ class Batches(Stream):
         end = self.length + self.size
         if index is None or not 0 <= index < end:
             raise StateIndexError(
-                f"global_next_index in the state of {self} must be in [0, {end}), for a dataset of length {self.length}, "
-                f"got {shown(value)}"
+                f"global_next_index in the state of {self} must be in [0, {end}), for a dataset of"
+                f" length {self.length}, got {shown(value)}"
             )
         faults = self.faults.load(state.get("faults"), self) if self.faults else ()
         self._cell, self._pos = None, (index, faults)
         return self._pos
 
     def merge(self, states: Any) -> Any:
-        positions = {state_count(state, "global_next_index", self) for state in _list_of(states, self)}
+        positions = {
+            state_count(state, "global_next_index", self) for state in _list_of(states, self)
+        }
         if len(positions) != 1:
             raise StateMismatchError(
-                f"all shards of {self} must be at the same global_next_index when their number changes, got {sorted(positions)}"
+                f"all shards of {self} must be at the same global_next_index when their number"
+                f" changes, got {sorted(positions)}"
             )
         merged: dict[str, Any] = {"global_next_index": positions.pop()}
         return {**merged, "faults": self.faults.merged(states, self)} if self.faults else merged
@@ -269,7 +279,14 @@ class StepsIterDataset(IterDataset[tuple[int, list[int]]]):
     Several workers take the steps in turn, each of them looks for all of them.
     """
 
-    def __init__(self, ds: MapDataset[Any], size: int, shard: ShardOptions, read_options: ReadOptions, start: int) -> None:
+    def __init__(
+        self,
+        ds: MapDataset[Any],
+        size: int,
+        shard: ShardOptions,
+        read_options: ReadOptions,
+        start: int,
+    ) -> None:
         super().__init__()
         self._ds = ds
         self._presence = _presence(ds).to_iter_dataset(read_options)
@@ -287,7 +304,15 @@ class StepsIterDataset(IterDataset[tuple[int, list[int]]]):
 
     def __iter__(self) -> StreamIterator[tuple[int, list[int]]]:
         name, sl = str(dropping_steps(self._ds)[0]), self._slice
-        make = partial(Steps, start=self._start, length=len(self._ds), name=name, size=self._size, shard=self._shard, sl=sl)
+        make = partial(
+            Steps,
+            start=self._start,
+            length=len(self._ds),
+            name=name,
+            size=self._size,
+            shard=self._shard,
+            sl=sl,
+        )
         return StreamIterator(self, [iterate(self._presence)], make)
 
 
@@ -309,7 +334,16 @@ class Steps(Layer):
     keys = ("parent", "num_steps")
 
     def __init__(
-        self, stage: Any, parent: Stream, *, start: int, length: int, name: str, size: int, shard: ShardOptions, sl: slice
+        self,
+        stage: Any,
+        parent: Stream,
+        *,
+        start: int,
+        length: int,
+        name: str,
+        size: int,
+        shard: ShardOptions,
+        sl: slice,
     ) -> None:
         super().__init__(stage, parent)
         self._start, self._length = start, length
@@ -415,12 +449,14 @@ class _Batch:
 
 def _list_of(states: Any, owner: object) -> Any:
     if isinstance(states, Mapping):
-        raise StateMismatchError(f"the files shard_state_*.json are not those of {owner}, which is over a MapDataset")
+        raise StateMismatchError(
+            f"the files shard_state_*.json are not those of {owner}, which is over a MapDataset"
+        )
     return states
 
 
 def _missing_error(ds: Any) -> ValueError:
     return ValueError(
-        f"an element of {ds} is None, so that no shard can know which elements are its own. Leave elements out with filter, "
-        "which is the only step that may"
+        f"an element of {ds} is None, so that no shard can know which elements are its own. Leave"
+        " elements out with filter, which is the only step that may"
     )

@@ -36,7 +36,12 @@ class ElasticFiles(Stream):
     running: DatasetIterator[Any] | None
 
     def __init__(
-        self, stage: Any, running: DatasetIterator[Any], num_datasets: int, cycle_length: int, shard: ShardOptions
+        self,
+        stage: Any,
+        running: DatasetIterator[Any],
+        num_datasets: int,
+        cycle_length: int,
+        shard: ShardOptions,
     ) -> None:
         super().__init__(stage, stream_of(running))
         self.running = running
@@ -51,15 +56,20 @@ class ElasticFiles(Stream):
         return self._state(self.parent.save(pos))
 
     def _state(self, parent: Any) -> Any:
-        return {"shard_index": self._shard.shard_index, "shard_count": self._shard.shard_count, "parent": parent}
+        return {
+            "shard_index": self._shard.shard_index,
+            "shard_count": self._shard.shard_count,
+            "parent": parent,
+        }
 
     def load(self, state: Any) -> Pos:
         shard = state_count(state, "shard_index", self), state_count(state, "shard_count", self)
         if shard != (self._shard.shard_index, self._shard.shard_count):
             if shard != (0, 1):
                 raise StateMismatchError(
-                    f"the state of {self} must be of the same shard, got one of shard {shard[0]} of {shard[1]}. A checkpoint "
-                    "with the files of all shards restores in another number of them; otherwise see get_shard_states()"
+                    f"the state of {self} must be of the same shard, got one of shard {shard[0]} of"
+                    f" {shard[1]}. A checkpoint with the files of all shards restores in another"
+                    " number of them; otherwise see get_shard_states()"
                 )
             state = self.merge([state])  # of all shards there were
         return self.parent.load(state_field(state, "parent", self))
@@ -75,11 +85,16 @@ class ElasticFiles(Stream):
         """Return the states of datasets in the state of any shard."""
         count = state_count(state, "shard_count", self)
         members = self._members(state_count(state, "shard_index", self), max(1, count))
-        cycle = CycleState.parse(state_field(state, "parent", self), self, self._cycle_length(members), "the cycle length")
+        cycle = CycleState.parse(
+            state_field(state, "parent", self),
+            self,
+            self._cycle_length(members),
+            "the cycle length",
+        )
         if cycle.num_opened > len(members):
             raise StateMismatchError(
-                f"next_index_in_datasets must be at most {len(members)}, the number of datasets of the shard, "
-                f"got {cycle.num_opened}"
+                f"next_index_in_datasets must be at most {len(members)}, the number of datasets of"
+                f" the shard, got {cycle.num_opened}"
             )
         return dict(zip(members, cycle.of_datasets(len(members)), strict=True))
 
@@ -90,8 +105,8 @@ class ElasticFiles(Stream):
         missing = [number for number in members if number not in by_number]
         if missing:
             raise StateMismatchError(
-                f"the states of the datasets {shown(missing)} of {self} are missing: join those of all shards. Got those of "
-                f"{shown(sorted(by_number))}"
+                f"the states of the datasets {shown(missing)} of {self} are missing: join those of"
+                f" all shards. Got those of {shown(sorted(by_number))}"
             )
         future_states = {}
         for i, number in enumerate(members):
@@ -100,18 +115,27 @@ class ElasticFiles(Stream):
             if ended or state is not None:
                 future_states[i] = state
         num_slots = self._cycle_length(members)
-        return self._state(CycleState(0, 0, [0] * num_slots, [None] * num_slots, [0] * num_slots, future_states).as_state())
+        return self._state(
+            CycleState(
+                0, 0, [0] * num_slots, [None] * num_slots, [0] * num_slots, future_states
+            ).as_state()
+        )
 
     def merge(self, states: Any) -> Any:
         if isinstance(states, Mapping):
             return self.state_from(states)
-        shards = [(state_count(state, "shard_index", self), state_count(state, "shard_count", self)) for state in states]
+        shards = [
+            (state_count(state, "shard_index", self), state_count(state, "shard_count", self))
+            for state in states
+        ]
         if sorted(shards) != [(i, len(states)) for i in range(len(states))]:
             raise StateMismatchError(
-                f"all shards must be there once when their number changes, for {self}; got (shard_index, shard_count) "
-                f"{shown(shards)}"
+                f"all shards must be there once when their number changes, for {self}; got"
+                f" (shard_index, shard_count) {shown(shards)}"
             )
-        return self.state_from({number: x for state in states for number, x in self.states_in(state).items()})
+        return self.state_from(
+            {number: x for state in states for number, x in self.states_in(state).items()}
+        )
 
     def open_iterators(self) -> Sequence[DatasetIterator[Any]]:
         return () if self.running is None else (self.running,)
@@ -125,13 +149,21 @@ class ElasticFiles(Stream):
         self.running = None
 
 
-def open_files(ds: IterDataset[Any], batch_size: int, shard: ShardOptions, batch_fn: Any) -> Callable[[Any], ElasticFiles]:
+def open_files(
+    ds: IterDataset[Any], batch_size: int, shard: ShardOptions, batch_fn: Any
+) -> Callable[[Any], ElasticFiles]:
     """Return what makes the stream of the share of one shard."""
     interleave = _interleave_of(ds)
     share = slice_pipeline(ds, shard.shard_index, shard.shard_count)
     it = iterate(share.batch(batch_size, batch_fn=batch_fn) if batch_size else share)
     length = parameters_of(interleave).cycle_length
-    return partial(ElasticFiles, running=it, num_datasets=len(interleave.datasets), cycle_length=length, shard=shard)
+    return partial(
+        ElasticFiles,
+        running=it,
+        num_datasets=len(interleave.datasets),
+        cycle_length=length,
+        shard=shard,
+    )
 
 
 def _interleave_of(ds: IterDataset[Any]) -> InterleaveIterDataset[Any]:
@@ -142,9 +174,10 @@ def _interleave_of(ds: IterDataset[Any]) -> InterleaveIterDataset[Any]:
     while not isinstance(it, InterleaveDatasetIterator):
         if not (isinstance(it, ThreadPrefetchDatasetIterator) or adds_no_state(it)):
             raise ValueError(
-                "ds must be a MapDataset, or an InterleaveIterDataset and what has no state of its own after it (map, filter, "
-                f"batch): the state of {it} cannot be divided among another number of shards. Put that step into the datasets "
-                "that are interleaved, or after the ElasticIterator"
+                "ds must be a MapDataset, or an InterleaveIterDataset and what has no state of its"
+                f" own after it (map, filter, batch): the state of {it} cannot be divided among"
+                " another number of shards. Put that step into the datasets that are interleaved,"
+                " or after the ElasticIterator"
             )
         it = only_parent(it)
     return next(node for node in ancestors(ds) if isinstance(node, InterleaveIterDataset))

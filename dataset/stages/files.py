@@ -69,9 +69,13 @@ class _TracedReadingIterDataset(IterDataset[Traced]):
     def __iter__(self) -> DatasetIterator[Traced]:
         ds, parts = self._ds, self._ds._parts()
         if len(parts) == 1:
-            return StreamIterator(self, [ds.__iter__()], partial(Located, source=str(ds), key_of=ds._key_of))
+            return StreamIterator(
+                self, [ds.__iter__()], partial(Located, source=str(ds), key_of=ds._key_of)
+            )
         located = [_TracedReadingIterDataset(part) for part in parts]
-        return InterleaveIterDataset(located, cycle_length=_CYCLE_LENGTH, iter_buffer_size=0, make_iter_buffer_size=0).__iter__()
+        return InterleaveIterDataset(
+            located, cycle_length=_CYCLE_LENGTH, iter_buffer_size=0, make_iter_buffer_size=0
+        ).__iter__()
 
 
 class FilesParameters(Parameters):
@@ -89,7 +93,9 @@ class FilesIterDataset(ReadingIterDataset[T]):
     def __init__(self, path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> None:
         super().__init__()
         self._paths = _as_paths(path)
-        self._starting_folder = starting_folder([str(path) for path in self._paths if not is_url(str(path))])
+        self._starting_folder = starting_folder(
+            [str(path) for path in self._paths if not is_url(str(path))]
+        )
         self._parameters = FilesParameters(path)
 
     def __str__(self) -> str:
@@ -105,7 +111,9 @@ class FilesIterDataset(ReadingIterDataset[T]):
         if len(self._paths) == 1:
             return StreamIterator(self, [], partial(type(self)._file_stream, path=self._paths[0]))
         files = self._parts()
-        return InterleaveIterDataset(files, cycle_length=_CYCLE_LENGTH, iter_buffer_size=_BUFFER_SIZE).__iter__()
+        return InterleaveIterDataset(
+            files, cycle_length=_CYCLE_LENGTH, iter_buffer_size=_BUFFER_SIZE
+        ).__iter__()
 
     def _parts(self) -> list[Self]:
         return [self._with_paths([path]) for path in self._paths]
@@ -127,6 +135,10 @@ class FilesIterDataset(ReadingIterDataset[T]):
 
 def _as_paths(path: Any) -> list[str | os.PathLike[str]]:
     paths = [path] if isinstance(path, str | os.PathLike) else path
-    if not isinstance(paths, Sequence) or not all([isinstance(item, str | os.PathLike) for item in paths]):
-        raise TypeError(f"path must be a path or a sequence of paths (str, os.PathLike), got {path!r:.200}")
+    if not isinstance(paths, Sequence) or not all(
+        [isinstance(item, str | os.PathLike) for item in paths]
+    ):
+        raise TypeError(
+            f"path must be a path or a sequence of paths (str, os.PathLike), got {path!r:.200}"
+        )
     return list(paths)

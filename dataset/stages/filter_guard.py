@@ -35,7 +35,9 @@ class FilterGuard:
     _last_warned: ClassVar[dict[str, float]] = {}
 
     def __init__(self, stage: Any) -> None:
-        self._stage: Callable[[], Any] = (lambda: stage) if isinstance(stage, str) else weakref.ref(stage)
+        self._stage: Callable[[], Any] = (
+            (lambda: stage) if isinstance(stage, str) else weakref.ref(stage)
+        )
         self.counts = NONE_SEEN  # kept and seen elements of the present window
 
     def observe(self, kept: list[bool], options: Any) -> None:
@@ -77,7 +79,10 @@ class FilterGuard:
 
     def _warn(self, ratio: float) -> None:
         now = time.monotonic()
-        if now - self._last_warned.get(self._name, -_WARN_INTERVAL_SECONDS) >= _WARN_INTERVAL_SECONDS:
+        if (
+            now - self._last_warned.get(self._name, -_WARN_INTERVAL_SECONDS)
+            >= _WARN_INTERVAL_SECONDS
+        ):
             self._last_warned[self._name] = now
             _log.warning("%s", self._message(ratio, "filter_warn_threshold_ratio"))
 
@@ -93,6 +98,7 @@ class FilterGuard:
 
     def _message(self, ratio: float, option: str) -> str:
         return (
-            f"{self._name} dropped {ratio:.2%} of {WINDOW} consecutive elements. Check that it does what it should, or "
-            f"filter the data beforehand. To switch this check off, set DatasetOptions({option}=None)."
+            f"{self._name} dropped {ratio:.2%} of {WINDOW} consecutive elements. Check that it does"
+            " what it should, or filter the data beforehand. To switch this check off, set"
+            f" DatasetOptions({option}=None)."
         )

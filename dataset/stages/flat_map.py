@@ -78,7 +78,8 @@ class FlatMapMapDataset(BlockMapDataset[T]):
         super().__init__(parent)
         if not isinstance(transform, FlatMap):
             raise TypeError(
-                f"transform must be an instance of FlatMap, got {shown(transform)} of type {type(transform).__name__}"
+                f"transform must be an instance of FlatMap, got {shown(transform)} of type"
+                f" {type(transform).__name__}"
                 f"{for_a_class(transform) or '; use ds.flat_map(..., max_fan_out=...) for plain functions'}"
             )
         self._transform = transform
@@ -107,12 +108,18 @@ class FlatMapMapDataset(BlockMapDataset[T]):
             wanted = list(dict.fromkeys([i // size for i in numbers]))
         found: dict[int, _Items] = {}
         memo = vars(self).pop("_memo", None)
-        if memo is not None and memo[0] == wanted[0] and (memo[1][1] is not None or self._events() is None):
+        if (
+            memo is not None
+            and memo[0] == wanted[0]
+            and (memo[1][1] is not None or self._events() is None)
+        ):
             found[memo[0]] = memo[1]
             wanted = wanted[1:]
         return self._parts(numbers, found, self._split(wanted) if wanted else iter(()))
 
-    def _parts(self, numbers: Sequence[int], found: dict[int, _Items], split: Iterator[list[Any]]) -> Iterator[Any]:
+    def _parts(
+        self, numbers: Sequence[int], found: dict[int, _Items], split: Iterator[list[Any]]
+    ) -> Iterator[Any]:
         """Returns the items at ``numbers``: of elements in ``found``, or of the next ones in
         ``split``.
         """
@@ -126,7 +133,9 @@ class FlatMapMapDataset(BlockMapDataset[T]):
             items, noted = pair
             events = self._events() if noted else None
             if noted and events is not None:  # what failed counts once
-                events += noted if not position else [event._replace(counts=False) for event in noted]
+                events += (
+                    noted if not position else [event._replace(counts=False) for event in noted]
+                )
             x = None
             if position < len(items):
                 x, items[position] = items[position], _HANDED_OUT
@@ -246,7 +255,9 @@ def flat_map_of(transform: Any, max_fan_out: int | None) -> FlatMap:
         return transform
     if for_a_class(transform):
         transform_function(transform, FlatMap, "flat_map")
-    raise TypeError("max_fan_out must be given: the most items that the function makes of one element")
+    raise TypeError(
+        "max_fan_out must be given: the most items that the function makes of one element"
+    )
 
 
 def items_of(transform: FlatMap, element: Any, most: int) -> list[Any]:
@@ -256,17 +267,22 @@ def items_of(transform: FlatMap, element: Any, most: int) -> list[Any]:
     items = as_list(transform.flat_map(element), transform, most + 1)
     if len(items) > most:
         raise ValueError(
-            f"{transform_name(transform)} made more items of one element than its max_fan_out = {most}: raise max_fan_out "
-            "(above about 100 it costs time, as each element has that many indices), or split elements less"
+            f"{transform_name(transform)} made more items of one element than its max_fan_out ="
+            f" {most}: raise max_fan_out (above about 100 it costs time, as each element has that"
+            " many indices), or split elements less"
         )
     return items
 
 
 def as_list(items: Any, transform: Any, most: int | None = None) -> list[Any]:
     """The first ``most`` items that a flat map returned."""
-    if type(items) is not list and not isinstance(items, Iterable) and not hasattr(items, "__getitem__"):
+    if (
+        type(items) is not list
+        and not isinstance(items, Iterable)
+        and not hasattr(items, "__getitem__")
+    ):
         raise TypeError(
-            f"{transform_name(transform)} must return a sequence or another iterable of items, got {items!r:.200} of type "
-            f"{type(items).__name__}"
+            f"{transform_name(transform)} must return a sequence or another iterable of items, got"
+            f" {items!r:.200} of type {type(items).__name__}"
         )
     return list(items) if most is None else list(itertools.islice(items, most))

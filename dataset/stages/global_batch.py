@@ -19,7 +19,16 @@ from gristmill.dataset.bases.division import Division
 from gristmill.dataset.bases.element_spec import batched_spec
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate
-from gristmill.dataset.bases.length import AtMost, Exact, Infinite, Length, longest, num_elements, scaled, shortest
+from gristmill.dataset.bases.length import (
+    AtMost,
+    Exact,
+    Infinite,
+    Length,
+    longest,
+    num_elements,
+    scaled,
+    shortest,
+)
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import ancestors, mixes_in_lanes, spec_of
 from gristmill.dataset.bases.parameters import Parameters, aside
@@ -54,14 +63,26 @@ class GlobalBatchParameters(Parameters):
 
     def __post_init__(self) -> None:
         size, given = check_batch_size(self.batch_size), vars(self)["num_lanes"]
-        num_lanes = min(_MAX_DEFAULT_LANES, size & -size) if given is None else as_int("num_lanes", given, minimum=1)
-        self._replace(batch_size=size, num_lanes=num_lanes, agree_every=as_int("agree_every", self.agree_every, minimum=1))
+        num_lanes = (
+            min(_MAX_DEFAULT_LANES, size & -size)
+            if given is None
+            else as_int("num_lanes", given, minimum=1)
+        )
+        self._replace(
+            batch_size=size,
+            num_lanes=num_lanes,
+            agree_every=as_int("agree_every", self.agree_every, minimum=1),
+        )
         if not isinstance(self.shard_options, ShardOptions):
-            raise TypeError(f"shard_options must be a ShardOptions, got {self.shard_options!r:.200}")
+            raise TypeError(
+                f"shard_options must be a ShardOptions, got {self.shard_options!r:.200}"
+            )
         check_word("end", self.end, "drop", "pad", "repeat")
         for name in ("agree", "batch_fn", "worker_init_fn"):
             if not callable(getattr(self, name)) and getattr(self, name) is not None:
-                raise TypeError(f"{name} must be callable or None, got {getattr(self, name)!r:.200}")
+                raise TypeError(
+                    f"{name} must be callable or None, got {getattr(self, name)!r:.200}"
+                )
         self._check_divisibility()
         self._check_workers()
 
@@ -69,15 +90,20 @@ class GlobalBatchParameters(Parameters):
         size, num_lanes, num_hosts = self.batch_size, self.num_lanes, self.shard_options.shard_count
         if size % num_lanes:
             raise ValueError(
-                f"num_lanes must divide batch_size, {size}, got {num_lanes}: every step takes as many elements of each lane. "
-                f"Take one of {_listed(_divisors(size))}"
+                f"num_lanes must divide batch_size, {size}, got {num_lanes}: every step takes as"
+                f" many elements of each lane. Take one of {_listed(_divisors(size))}"
             )
         if num_lanes % num_hosts:
             fitting = [number for number in _divisors(size) if not number % num_hosts]
-            advice = f"num_lanes={' or '.join(map(str, fitting[:3]))} would fit" if fitting else f"no divisor of {size} would fit"
+            advice = (
+                f"num_lanes={' or '.join(map(str, fitting[:3]))} would fit"
+                if fitting
+                else f"no divisor of {size} would fit"
+            )
             raise ValueError(
-                f"shard_count in shard_options must divide num_lanes, {num_lanes}, got {num_hosts}: a host owns whole lanes. "
-                f"Take one of {_listed(_divisors(num_lanes))} hosts, or other lanes: {advice}"
+                f"shard_count in shard_options must divide num_lanes, {num_lanes}, got {num_hosts}:"
+                f" a host owns whole lanes. Take one of {_listed(_divisors(num_lanes))} hosts, or"
+                f" other lanes: {advice}"
             )
 
     def _check_workers(self) -> None:
@@ -87,21 +113,31 @@ class GlobalBatchParameters(Parameters):
         check_worker_options("workers", workers)
         # each worker gives a part of every batch, so their number is fixed
         if workers.num_workers == "auto":
-            most = len(self.lanes) if isinstance(workers, RayOptions) else most_workers(workers.max_workers, len(self.lanes))
+            most = (
+                len(self.lanes)
+                if isinstance(workers, RayOptions)
+                else most_workers(workers.max_workers, len(self.lanes))
+            )
             workers = with_number(workers, min(most, workers.max_workers or most))
             self._replace(workers=workers)
         if workers.num_lanes is not None:
-            raise ValueError(f"workers must have num_lanes=None, got {workers}: give num_lanes to global_batch itself")
+            raise ValueError(
+                f"workers must have num_lanes=None, got {workers}: give num_lanes to global_batch"
+                " itself"
+            )
         if workers.num_workers > len(self.lanes):
             raise ValueError(
-                f"num_workers in workers must be at most {len(self.lanes)}, the number of lanes of a host, got "
-                f"{workers.num_workers}: a worker computes whole lanes. Use fewer workers or more lanes"
+                f"num_workers in workers must be at most {len(self.lanes)}, the number of lanes of"
+                f" a host, got {workers.num_workers}: a worker computes whole lanes. Use fewer"
+                " workers or more lanes"
             )
 
     @property
     def lanes(self) -> range:
         """The lanes of this host."""
-        return part_of_lanes(range(self.num_lanes), self.shard_options.shard_index, self.shard_options.shard_count)
+        return part_of_lanes(
+            range(self.num_lanes), self.shard_options.shard_index, self.shard_options.shard_count
+        )
 
     @property
     def rows_per_lane(self) -> int:
@@ -145,7 +181,10 @@ def global_batch(
     """
     method = getattr(ds, "global_batch", None)
     if method is None:
-        raise TypeError(f"ds must be a MapDataset, IterDataset or DataLoader, got {shown(ds)} of type {type(ds).__name__}")
+        raise TypeError(
+            f"ds must be a MapDataset, IterDataset or DataLoader, got {shown(ds)} of type"
+            f" {type(ds).__name__}"
+        )
     batches: IterDataset[Any] = method(
         batch_size,
         num_lanes=num_lanes,
@@ -193,13 +232,24 @@ class GlobalBatchIterDataset(IterDataset[T]):
     ) -> None:
         super().__init__(parent)
         shard = NoSharding() if shard_options is None else shard_options
-        given: Any = (batch_size, num_lanes, shard, workers, end, agree, agree_every, batch_fn, worker_init_fn)
+        given: Any = (
+            batch_size,
+            num_lanes,
+            shard,
+            workers,
+            end,
+            agree,
+            agree_every,
+            batch_fn,
+            worker_init_fn,
+        )
         self._parameters = parameters = GlobalBatchParameters(*given)
         for node in ancestors(parent):
             if isinstance(node, MultiprocessPrefetchIterDataset):
                 raise ValueError(
-                    f"{self} cannot be applied to a pipeline that has {node}: lanes have no workers of their own. "
-                    "Leave that out, and give workers=MultiprocessingOptions(...) to global_batch"
+                    f"{self} cannot be applied to a pipeline that has {node}: lanes have no workers"
+                    " of their own. Leave that out, and give workers=MultiprocessingOptions(...)"
+                    " to global_batch"
                 )
         _check_roots(parent, parameters.num_lanes)
         repeats = end == "repeat" and not isinstance(num_elements(parent), Infinite)
@@ -211,13 +261,18 @@ class GlobalBatchIterDataset(IterDataset[T]):
             stacks=batch_fn is None,
             pads=end == "pad",
         )
-        self._rows = lanes if workers is None else lanes.mp_prefetch(workers, worker_init_fn, sequential_slice=True)
+        self._rows = (
+            lanes
+            if workers is None
+            else lanes.mp_prefetch(workers, worker_init_fn, sequential_slice=True)
+        )
         if parameters.shard_options.shard_count > 1 and agree is None and not self.is_computed:
             stage, lane = self._unsteady
             raise ValueError(
-                f"agree must be given with several hosts and end={end!r}, since {stage} makes it unknown how many elements lane "
-                f"{lane} has: all hosts have to end at the same step. Pass agree=gristmill.checkpoint.agree_jax (or agree_torch, "
-                "or a function of yours), or end='repeat'"
+                f"agree must be given with several hosts and end={end!r}, since {stage} makes it"
+                f" unknown how many elements lane {lane} has: all hosts have to end at the same"
+                " step. Pass agree=gristmill.checkpoint.agree_jax (or agree_torch, or a function"
+                " of yours), or end='repeat'"
             )
 
     @cached
@@ -246,7 +301,9 @@ class GlobalBatchIterDataset(IterDataset[T]):
         """The first stage that makes a length unknown, and a lane in which it does."""
         lane = [isinstance(length, Exact | Infinite) for length in self.lane_lengths].index(False)
         stage = self._lane(lane)
-        while above := [x for x in stage.parents if not isinstance(num_elements(x), Exact | Infinite)]:
+        while above := [
+            x for x in stage.parents if not isinstance(num_elements(x), Exact | Infinite)
+        ]:
             stage = above[0]
         return stage, lane
 
@@ -267,17 +324,22 @@ class GlobalBatchIterDataset(IterDataset[T]):
     def _element_spec(self) -> Any:
         num, batch_fn = self._parameters.num_rows, batch_function(self._parameters.batch_fn)
         batch = batched_spec(batch_fn, spec_of(self._parent), num, True)
-        return (batch, ShapeDtypeStruct((num,), np.bool_)) if self._parameters.end == "pad" else batch
+        return (
+            (batch, ShapeDtypeStruct((num,), np.bool_)) if self._parameters.end == "pad" else batch
+        )
 
     def zero_row(self) -> Any:
         """An element of zeros if the element spec is known without reading."""
         try:
-            return map_spec(lambda leaf: np.zeros(leaf.shape, leaf.dtype)[()], spec_of(self._parent))
+            return map_spec(
+                lambda leaf: np.zeros(leaf.shape, leaf.dtype)[()], spec_of(self._parent)
+            )
         except (NotImplementedError, ValueError, TypeError) as error:
             # a stage, perhaps a user's, does not say it
             raise ValueError(
-                f"no lane of shard {self._parameters.shard_options.shard_index} has had an element, so that the padding is "
-                f"unknown there: {error}. Say what elements look like (see get_element_spec), or use fewer lanes"
+                f"no lane of shard {self._parameters.shard_options.shard_index} has had an element,"
+                f" so that the padding is unknown there: {error}. Say what elements look like (see"
+                " get_element_spec), or use fewer lanes"
             ) from error
 
     def _over(self, replaced: Callable[[Any], Any]) -> Any:
@@ -288,8 +350,8 @@ class GlobalBatchIterDataset(IterDataset[T]):
 
     def _divided(self, division: Division) -> Any:
         raise ValueError(
-            f"{self} cannot be shared out among {division.num_workers} workers, since its lanes are: give "
-            "workers=MultiprocessingOptions(...) to global_batch"
+            f"{self} cannot be shared out among {division.num_workers} workers, since its lanes"
+            " are: give workers=MultiprocessingOptions(...) to global_batch"
         )
 
     def _traced(self, tracing: Tracing) -> Any:
@@ -297,7 +359,15 @@ class GlobalBatchIterDataset(IterDataset[T]):
         batch_fn = partial(_grouped, batch_function(given.batch_fn))
         agree = None if given.agree is None else _own_number
         steps: IterDataset[Any] = GlobalBatchIterDataset(
-            tracing.of(self._parent), given.batch_size, given.num_lanes, given.shard_options, None, given.end, agree, 1, batch_fn
+            tracing.of(self._parent),
+            given.batch_size,
+            given.num_lanes,
+            given.shard_options,
+            None,
+            given.end,
+            agree,
+            1,
+            batch_fn,
         )
         return steps.map(_without_padding) if given.end == "pad" else steps
 
@@ -330,11 +400,16 @@ def _check_roots(parent: Any, num_lanes: int) -> None:
     of lanes.
     """
     for node in ancestors(slice_pipeline(parent, num_lanes - 1, num_lanes, by_lanes=True)):
-        is_share = node._is_share or (num_lanes == 1 and isinstance(node, MapDataset)) or hasattr(node, "set_slice")
+        is_share = (
+            node._is_share
+            or (num_lanes == 1 and isinstance(node, MapDataset))
+            or hasattr(node, "set_slice")
+        )
         if is_share and num_elements(node) in (Exact(0), AtMost(0)):
             root = node.parents[0] if node._is_share else node
             length = f" of {len(root)} elements" if isinstance(root, MapDataset) else ""
             raise ValueError(
-                f"num_lanes must be at most the length of every root, got {num_lanes}: {root}{length} has nothing for the last "
-                "lane. Use fewer lanes, or a smaller batch_size, of which the default number follows"
+                f"num_lanes must be at most the length of every root, got {num_lanes}:"
+                f" {root}{length} has nothing for the last lane. Use fewer lanes, or a smaller"
+                " batch_size, of which the default number follows"
             )

@@ -24,7 +24,14 @@ from gristmill.dataset.engine.stream import Cell, Pos
 from gristmill.dataset.stages.files import ReadingIterDataset
 from gristmill.dataset.telling.failures import tell
 from gristmill.sources.hugging_face import check_data_set
-from gristmill.sources.hugging_face_stream import StreamFacts, examined, finish, fits, fresh, sharded
+from gristmill.sources.hugging_face_stream import (
+    StreamFacts,
+    examined,
+    finish,
+    fits,
+    fresh,
+    sharded,
+)
 
 # how many are read again after an error, at most, where the library's states are exact
 _EXAMPLES_BETWEEN_PLACES = 256
@@ -123,7 +130,11 @@ class Examples(Reading):
             return self._examples
         left = self._kept[index:]
         num_read = self._num_read(index)
-        return islice(self._examples, left[0] - num_read, left[-1] + 1 - num_read, left.step) if left else iter(())
+        return (
+            islice(self._examples, left[0] - num_read, left[-1] + 1 - num_read, left.step)
+            if left
+            else iter(())
+        )
 
     def _num_read(self, index: int) -> int:
         """Return how many examples of the stream have been read when ``index`` elements have been
@@ -143,8 +154,9 @@ class Examples(Reading):
         num_found = sum([1 for _ in islice(examples, num_again)])
         if num_found < num_again:
             raise StateMismatchError(
-                f"the state of {self} is about a longer stream: {num_again - num_found} of the examples that it has delivered "
-                "are not there any more. Restore it with the files that it was saved with"
+                f"the state of {self} is about a longer stream: {num_again - num_found} of the"
+                " examples that it has delivered are not there any more. Restore it with the files"
+                " that it was saved with"
             )
         self._examples, self._index = examples, index
         self._finalizer = weakref.finalize(self, _close_generator, examples)
@@ -187,11 +199,13 @@ class Examples(Reading):
         is_at_end = state_flag(state, "is_at_end", self)
         if since > index or (text == "" and since != index):
             raise StateMismatchError(
-                f"num_since_library_state in the state of {self} must be at most num_delivered, {index}, and the same where "
-                f"library_state is empty, got {since}"
+                f"num_since_library_state in the state of {self} must be at most num_delivered,"
+                f" {index}, and the same where library_state is empty, got {since}"
             )
         if text and is_at_end:
-            raise StateMismatchError(f"library_state in the state of {self} must be empty at the end, got {shown(text)}")
+            raise StateMismatchError(
+                f"library_state in the state of {self} must be empty at the end, got {shown(text)}"
+            )
         if text != "":
             self._check_library_state(text)
         return _Position(index, _Place(index - since, text), is_at_end)
@@ -203,8 +217,9 @@ class Examples(Reading):
             state = None
         if not self._facts.is_exact or not fits(self._data, state):
             raise StateMismatchError(
-                f"library_state in the state of {self} must be the text of a state_dict of an equal data set in the same epoch, "
-                f"got {shown(text)}: restore it with the data set, the steps and the release of datasets that it was saved with"
+                f"library_state in the state of {self} must be the text of a state_dict of an equal"
+                f" data set in the same epoch, got {shown(text)}: restore it with the data set, the"
+                " steps and the release of datasets that it was saved with"
             )
 
     def key_between(self, before: Pos, after: Pos) -> int:
@@ -217,8 +232,9 @@ class Examples(Reading):
             # A generator of Python that has raised is at its end, and the library's state is before
             # what failed.
             raise NotImplementedError(
-                f"{self} cannot move past what failed: the library cannot. Do what may fail behind it, by .map(...) of the "
-                "pipeline, where skip_failed() and tolerate() go past it; leave out damaged files when the data set is loaded"
+                f"{self} cannot move past what failed: the library cannot. Do what may fail behind"
+                " it, by .map(...) of the pipeline, where skip_failed() and tolerate() go past it;"
+                " leave out damaged files when the data set is loaded"
             ) from error
 
     def close(self) -> None:
@@ -305,8 +321,9 @@ class HuggingFaceIterDataset(ReadingIterDataset[Any]):
         # The answer of every stage that does not know it (see ``spec_of``): one that is wrong for
         # some rows would be worse.
         raise NotImplementedError(
-            f"{self} cannot say what its examples look like: features do not tell where values are missing, nor how long lists "
-            "are. Put a map with an output_spec of its own behind it that needs no input_spec"
+            f"{self} cannot say what its examples look like: features do not tell where values are"
+            " missing, nor how long lists are. Put a map with an output_spec of its own behind it"
+            " that needs no input_spec"
         )
 
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
@@ -314,7 +331,12 @@ class HuggingFaceIterDataset(ReadingIterDataset[Any]):
         del sequential_slice  # a shard is read in order in any case
         num_workers, worker = sl.step or 1, sl.start or 0
         is_share = sl.stop is None and 0 <= worker < num_workers
-        if is_share and self._kept == _ALL and self._facts.can_share_shards and num_workers <= self._facts.num_shards:
+        if (
+            is_share
+            and self._kept == _ALL
+            and self._facts.can_share_shards
+            and num_workers <= self._facts.num_shards
+        ):
             self._data = sharded(self._data, num_workers, worker)
             self._facts = examined(self._data)
         else:
@@ -330,7 +352,10 @@ def _check(dataset: Any) -> None:
         dataset,
         "IterableDataset",
         "HuggingFaceIterDataset",
-        for_other="it has random access: use MapDataset.source(HuggingFaceSource(dataset)), which shuffles all of it",
+        for_other=(
+            "it has random access: use MapDataset.source(HuggingFaceSource(dataset)), which"
+            " shuffles all of it"
+        ),
         how_to_load="datasets.load_dataset(name, split='train', streaming=True)",
         else_="load_dataset(..., streaming=True) gives one",
     )

@@ -84,7 +84,9 @@ class InterleaveIterDataset(IterDataset[T]):
 
     def __init__(
         self,
-        datasets: Sequence[IterDataset[T] | MapDataset[T]] | MapDataset[IterDataset[T] | MapDataset[T]],
+        datasets: (
+            Sequence[IterDataset[T] | MapDataset[T]] | MapDataset[IterDataset[T] | MapDataset[T]]
+        ),
         *,
         cycle_length: int,
         num_make_iter_threads: int = 1,
@@ -95,12 +97,14 @@ class InterleaveIterDataset(IterDataset[T]):
         if not isinstance(datasets, MapDataset):
             if not isinstance(datasets, Sequence):
                 raise TypeError(
-                    "datasets must be a sequence of datasets, or a MapDataset whose elements are datasets, "
-                    f"got {shown(datasets)} of type {type(datasets).__name__}"
+                    "datasets must be a sequence of datasets, or a MapDataset whose elements are"
+                    f" datasets, got {shown(datasets)} of type {type(datasets).__name__}"
                 )
             datasets = [_check_dataset(ds, i) for i, ds in enumerate(datasets)]
         self._datasets = datasets
-        self._parameters = InterleaveParameters(cycle_length, num_make_iter_threads, make_iter_buffer_size, iter_buffer_size)
+        self._parameters = InterleaveParameters(
+            cycle_length, num_make_iter_threads, make_iter_buffer_size, iter_buffer_size
+        )
 
     @property
     def datasets(self) -> Sequence[Any] | MapDataset[Any]:
@@ -131,18 +135,29 @@ class InterleaveIterDataset(IterDataset[T]):
         return spec_of(_check_dataset(self._datasets[0], 0))
 
     def __str__(self) -> str:
-        return f"InterleaveIterDataset([{len(self._datasets)} datasets], cycle_length={self._cycle_length})"
+        return (
+            f"InterleaveIterDataset([{len(self._datasets)} datasets],"
+            f" cycle_length={self._cycle_length})"
+        )
 
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
         """Keeps some of the datasets: those of one of several workers, each of which has a cycle of
         its own.
         """
         del sequential_slice  # every dataset is whole in any case
-        self._datasets = self._datasets.slice(sl) if isinstance(self._datasets, MapDataset) else self._datasets[sl]
+        self._datasets = (
+            self._datasets.slice(sl)
+            if isinstance(self._datasets, MapDataset)
+            else self._datasets[sl]
+        )
 
     def _traced(self, tracing: Tracing) -> Any:
-        here = self._parameters.replaced(num_make_iter_threads=0, make_iter_buffer_size=0, iter_buffer_size=0)
-        return tracing.over(self, _datasets=_TracedDatasets(self._datasets, tracing), _parameters=here)
+        here = self._parameters.replaced(
+            num_make_iter_threads=0, make_iter_buffer_size=0, iter_buffer_size=0
+        )
+        return tracing.over(
+            self, _datasets=_TracedDatasets(self._datasets, tracing), _parameters=here
+        )
 
     def __iter__(self) -> DatasetIterator[T]:
         given = self._parameters
@@ -169,7 +184,10 @@ class _TracedDatasets(Sequence[Any]):
 
 def _check_dataset(ds: Any, index: int) -> Any:
     if not isinstance(ds, MapDataset | IterDataset):
-        raise TypeError(f"datasets[{index}] must be a MapDataset or IterDataset, got {shown(ds)} of type {type(ds).__name__}")
+        raise TypeError(
+            f"datasets[{index}] must be a MapDataset or IterDataset, got {shown(ds)} of type"
+            f" {type(ds).__name__}"
+        )
     return ds
 
 
@@ -250,7 +268,14 @@ class InterleaveDatasetIterator(StreamIterator[T]):
 
     _engine: Interleave
 
-    def __init__(self, stage: Any, opener: Opener, cycle_length: int, num_threads: int = 0, num_ahead: int = 0) -> None:
+    def __init__(
+        self,
+        stage: Any,
+        opener: Opener,
+        cycle_length: int,
+        num_threads: int = 0,
+        num_ahead: int = 0,
+    ) -> None:
         members = Members(opener, len(opener.datasets), num_threads, num_ahead)
         self._opener = opener
         super().__init__(stage, [], partial(Interleave, members=members, length=cycle_length))
@@ -272,7 +297,11 @@ class InterleaveDatasetIterator(StreamIterator[T]):
     @property
     def _described_upstream(self) -> Sequence[Any]:
         datasets = self._opener.datasets
-        return [datasets] if isinstance(datasets, MapDataset) else [iterate(ds) for ds in datasets[:_NUM_DESCRIBED]]
+        return (
+            [datasets]
+            if isinstance(datasets, MapDataset)
+            else [iterate(ds) for ds in datasets[:_NUM_DESCRIBED]]
+        )
 
     @property
     def could_not_open(self) -> bool:

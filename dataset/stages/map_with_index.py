@@ -72,7 +72,10 @@ class MapWithIndexIterDataset(IterDataset[T]):
 
     def _traced(self, tracing: Tracing) -> Any:
         fn = self._fn
-        return tracing.over(self, _fn=lambda i, x: x.then(lambda value: None if value is None else fn(i, value), self))
+        return tracing.over(
+            self,
+            _fn=lambda i, x: x.then(lambda value: None if value is None else fn(i, value), self),
+        )
 
     def __iter__(self) -> DatasetIterator[T]:
         return open_stage(self, partial(Numbered, fn=self._fn, key="counter"))

@@ -26,7 +26,12 @@ from gristmill.workers.setup import preload
 T = TypeVar("T")
 
 preload("gristmill.dataset.worker_task")
-preload(*[f"gristmill.dataset.stages.{name}" for name in ("batch", "filter", "map", "shuffle", "source")])
+preload(
+    *[
+        f"gristmill.dataset.stages.{name}"
+        for name in ("batch", "filter", "map", "shuffle", "source")
+    ]
+)
 
 
 class MultiprocessPrefetchParameters(Parameters):
@@ -59,11 +64,16 @@ class MultiprocessPrefetchIterDataset(IterDataset[T]):
     ) -> None:
         super().__init__(parent)
         if worker_init_fn is not None and not callable(worker_init_fn):
-            raise TypeError(f"worker_init_fn must be a callable of worker index and worker count, got {worker_init_fn!r:.200}")
+            raise TypeError(
+                "worker_init_fn must be a callable of worker index and worker count, got"
+                f" {worker_init_fn!r:.200}"
+            )
         self._options = options
         self._worker_init_fn = worker_init_fn
         self._sequential_slice = bool(sequential_slice)
-        self._parameters = MultiprocessPrefetchParameters(options, worker_init_fn, self._sequential_slice)
+        self._parameters = MultiprocessPrefetchParameters(
+            options, worker_init_fn, self._sequential_slice
+        )
         check_no_workers(str(self), parent)
         self._num_lanes = lanes_of(options)
         # Without ``num_lanes`` the stream is Grain's.
@@ -72,11 +82,17 @@ class MultiprocessPrefetchIterDataset(IterDataset[T]):
         slice_pipeline(parent, 0, self._num_lanes, sequential=self._sequential_slice)
 
     def _num_elements(self) -> Length:
-        return num_elements_of_shares(self._parent, self._num_lanes, self._sequential_slice, self._by_lanes)
+        return num_elements_of_shares(
+            self._parent, self._num_lanes, self._sequential_slice, self._by_lanes
+        )
 
     def _computed_by(self, threads: ReadOptions | None, num_workers: int | None) -> Any:
         options = self._options
-        if num_workers in (None, options.num_workers) or options.executor == "ray" or num_workers > self._num_lanes:
+        if (
+            num_workers in (None, options.num_workers)
+            or options.executor == "ray"
+            or num_workers > self._num_lanes
+        ):
             return self
         workers = dataclasses.replace(with_number(options, num_workers), num_lanes=self._num_lanes)
         new: MultiprocessPrefetchIterDataset[T] = MultiprocessPrefetchIterDataset(
@@ -92,11 +108,15 @@ class MultiprocessPrefetchIterDataset(IterDataset[T]):
         return self
 
     def _traced(self, tracing: Tracing) -> Any:
-        return TracedLanesIterDataset(tracing.of(self._parent), self._num_lanes, self._sequential_slice, self._by_lanes)
+        return TracedLanesIterDataset(
+            tracing.of(self._parent), self._num_lanes, self._sequential_slice, self._by_lanes
+        )
 
     def __iter__(self) -> DatasetIterator[T]:
         init_fn = self._worker_init_fn
-        task = lanes_task(self._parent, self._num_lanes, self._sequential_slice, self._by_lanes, init_fn)
+        task = lanes_task(
+            self._parent, self._num_lanes, self._sequential_slice, self._by_lanes, init_fn
+        )
         return RoundRobinIterator(self, task, executor_for(self._options, init_fn))
 
 
@@ -106,14 +126,18 @@ class TracedLanesIterDataset(IterDataset[T]):
     _adds_step = False
     _element_spec = spec_of_first_parent
 
-    def __init__(self, parent: Any, num_lanes: int, sequential_slice: bool, by_lanes: bool = False) -> None:
+    def __init__(
+        self, parent: Any, num_lanes: int, sequential_slice: bool, by_lanes: bool = False
+    ) -> None:
         super().__init__(parent)
         self._num_lanes = num_lanes
         self._sequential_slice = sequential_slice
         self._by_lanes = by_lanes
 
     def _num_elements(self) -> Length:
-        return num_elements_of_shares(self._parent, self._num_lanes, self._sequential_slice, self._by_lanes)
+        return num_elements_of_shares(
+            self._parent, self._num_lanes, self._sequential_slice, self._by_lanes
+        )
 
     def __iter__(self) -> DatasetIterator[T]:
         task = lanes_task(self._parent, self._num_lanes, self._sequential_slice, self._by_lanes)
@@ -121,10 +145,16 @@ class TracedLanesIterDataset(IterDataset[T]):
 
 
 def lanes_task(
-    ds: IterDataset[Any], num_lanes: int, sequential_slice: bool, by_lanes: bool = False, init_fn: Any = None
+    ds: IterDataset[Any],
+    num_lanes: int,
+    sequential_slice: bool,
+    by_lanes: bool = False,
+    init_fn: Any = None,
 ) -> PipelineTask:
     """Return what an executor computes of ``ds``, without the options of the pipeline."""
-    return PipelineTask(ds, DatasetOptions(), init_fn, sequential_slice, num_lanes, by_lanes=by_lanes)
+    return PipelineTask(
+        ds, DatasetOptions(), init_fn, sequential_slice, num_lanes, by_lanes=by_lanes
+    )
 
 
 def executor_for(options: WorkerOptions, init_fn: Any = None) -> Executor:
@@ -142,14 +172,20 @@ def executor_for(options: WorkerOptions, init_fn: Any = None) -> Executor:
 
 def _tuned_executor(options: WorkerOptions, init_fn: Any) -> Executor:
     num_lanes, is_on_ray = lanes_of(options), isinstance(options, RayOptions)
-    most = min(num_lanes, options.max_workers or num_lanes) if is_on_ray else most_workers(options.max_workers, num_lanes)
+    most = (
+        min(num_lanes, options.max_workers or num_lanes)
+        if is_on_ray
+        else most_workers(options.max_workers, num_lanes)
+    )
     if not most:
         return InlineExecutor(num_lanes)
     fixed = dataclasses.replace(with_number(options, min(FIRST_WORKERS, most)), num_lanes=num_lanes)
     executor = executor_for(fixed, init_fn)
     assert isinstance(executor, PoolExecutor)
     # What an init function or variables do to a worker is not to be done to this process.
-    may_be_here = isinstance(options, MultiprocessingOptions) and init_fn is None and not options.worker_env
+    may_be_here = (
+        isinstance(options, MultiprocessingOptions) and init_fn is None and not options.worker_env
+    )
     executor.tune(options, most, may_be_here=may_be_here)
     return executor
 
@@ -159,8 +195,9 @@ def check_no_workers(stage: str, ds: Any) -> None:
     for node in ancestors(ds):
         if node._starts_workers:
             raise ValueError(
-                f"{stage} cannot be applied to a pipeline that already has {node}: workers do not start workers. "
-                "Keep one of them, the last one, and add up their numbers of workers"
+                f"{stage} cannot be applied to a pipeline that already has {node}: workers do not"
+                " start workers. Keep one of them, the last one, and add up their numbers of"
+                " workers"
             )
 
 

@@ -55,7 +55,9 @@ def multithread_prefetch(
     buffer_size = as_int("buffer_size", buffer_size, minimum=0)
     if not num_threads:
         return ds
-    computed: IterDataset[T] = MultithreadPrefetchIterDataset(ds, num_threads, buffer_size, sequential_slice)
+    computed: IterDataset[T] = MultithreadPrefetchIterDataset(
+        ds, num_threads, buffer_size, sequential_slice
+    )
     if not sequential_slice:
         warn_if_one_sided(ds, num_threads, "multithread_prefetch", "thread")
     return computed
@@ -79,12 +81,16 @@ class MultithreadPrefetchIterDataset(IterDataset[T]):
     _tells_place = True
     _element_spec = spec_of_first_parent
 
-    def __init__(self, parent: Any, num_threads: int, buffer_size: int, sequential_slice: bool = False) -> None:
+    def __init__(
+        self, parent: Any, num_threads: int, buffer_size: int, sequential_slice: bool = False
+    ) -> None:
         super().__init__(parent)
         self._num_threads = num_threads
         self._buffer_size = buffer_size
         self._sequential_slice = bool(sequential_slice)
-        self._parameters = MultithreadPrefetchParameters(num_threads, buffer_size, self._sequential_slice)
+        self._parameters = MultithreadPrefetchParameters(
+            num_threads, buffer_size, self._sequential_slice
+        )
         # raises if that is impossible
         slice_pipeline(parent, 0, num_threads, sequential=self._sequential_slice)
 
@@ -92,7 +98,9 @@ class MultithreadPrefetchIterDataset(IterDataset[T]):
         return num_elements_of_shares(self._parent, self._num_threads, self._sequential_slice)
 
     def _traced(self, tracing: Tracing) -> Any:
-        return TracedLanesIterDataset(tracing.of(self._parent), self._num_threads, self._sequential_slice)
+        return TracedLanesIterDataset(
+            tracing.of(self._parent), self._num_threads, self._sequential_slice
+        )
 
     def __iter__(self) -> DatasetIterator[T]:
         task = lanes_task(self._parent, self._num_threads, self._sequential_slice)

@@ -42,7 +42,9 @@ class ParquetStream(FileStream):
         read_kwargs = self.stage._read_kwargs
         filesystem = read_kwargs.get("filesystem")
         path = self.absolute_path() if filesystem is None or is_local(filesystem) else self.path
-        return ParquetRows(path, columns=self.stage._columns, slices=self._slices, read_kwargs=read_kwargs)
+        return ParquetRows(
+            path, columns=self.stage._columns, slices=self._slices, read_kwargs=read_kwargs
+        )
 
     def start(self) -> _Row:
         return 0, 0
@@ -52,7 +54,9 @@ class ParquetStream(FileStream):
         return {"row_group": group, "index_within_row_group": row}
 
     def load(self, state: Any) -> _Row:
-        return state_count(state, "row_group", self), state_count(state, "index_within_row_group", self)
+        return state_count(state, "row_group", self), state_count(
+            state, "index_within_row_group", self
+        )
 
     def read(self, file: ParquetRows, pos: Pos) -> tuple[list[dict[str, Any]], list[_Row]]:
         group, row = self._next_row(file, pos)
@@ -66,9 +70,14 @@ class ParquetStream(FileStream):
         last one.
         """
         group, row = pos
-        if group >= max(file.num_groups, 1) or row > (file.num_rows(group) if file.num_groups else 0):
+        if group >= max(file.num_groups, 1) or row > (
+            file.num_rows(group) if file.num_groups else 0
+        ):
             place = f"row {row} of row group {group}"
-            raise StateIndexError(f"the state of {self} is {place}, but the file has no such place: it has become shorter")
+            raise StateIndexError(
+                f"the state of {self} is {place}, but the file has no such place: it has become"
+                " shorter"
+            )
         while group + 1 < file.num_groups and row == file.num_rows(group):
             group, row = group + 1, 0
         return group, row
@@ -99,7 +108,9 @@ def _row_at(file: ParquetRows, index: int) -> _Row:
             return group, row
         row -= file.num_rows(group)
     if row:
-        raise StateIndexError(f"index must be in [0, {index - row}], the number of rows, got {index}")
+        raise StateIndexError(
+            f"index must be in [0, {index - row}], the number of rows, got {index}"
+        )
     return 0, 0
 
 

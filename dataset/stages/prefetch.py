@@ -15,7 +15,13 @@ from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import Infinite, Length, num_elements, of_number, same_number
 from gristmill.dataset.bases.map import BlockMapDataset, MapDataset
-from gristmill.dataset.bases.node import dropping_steps, may_leave_out, spec_of, spec_of_first_parent, tolerances
+from gristmill.dataset.bases.node import (
+    dropping_steps,
+    may_leave_out,
+    spec_of,
+    spec_of_first_parent,
+    tolerances,
+)
 from gristmill.dataset.bases.parameters import Parameters, aside
 from gristmill.dataset.bases.traced import Traced, Tracing, note_failed, rows_at
 from gristmill.dataset.engine.iterators import StreamIterator, open_stage
@@ -42,12 +48,18 @@ class PrefetchIterDataset(IterDataset[T]):
     _element_spec = spec_of_first_parent
     _parameters: PrefetchParameters
 
-    def __init__(self, parent: Any, read_options: ReadOptions | None = None, *, allow_nones: bool = False) -> None:
+    def __init__(
+        self, parent: Any, read_options: ReadOptions | None = None, *, allow_nones: bool = False
+    ) -> None:
         super().__init__(parent)
         if not isinstance(parent, MapDataset):
             raise TypeError(f"parent must be a MapDataset, got {type(parent).__name__}")
         if read_options is None:
-            read_options = ReadOptions(prefetch_buffer_size=0) if isinstance(parent, RangeMapDataset) else ReadOptions()
+            read_options = (
+                ReadOptions(prefetch_buffer_size=0)
+                if isinstance(parent, RangeMapDataset)
+                else ReadOptions()
+            )
         if not isinstance(read_options, ReadOptions):
             raise TypeError(f"read_options must be a ReadOptions, got {read_options!r:.200}")
         self._parameters = PrefetchParameters(read_options, bool(allow_nones))
@@ -56,7 +68,9 @@ class PrefetchIterDataset(IterDataset[T]):
 
     def _num_elements(self) -> Length:
         length = num_elements(self._parent)
-        return length if self._drops or isinstance(length, Infinite) else of_number(len(self._parent))
+        return (
+            length if self._drops or isinstance(length, Infinite) else of_number(len(self._parent))
+        )
 
     @property
     def _work_options(self) -> Sequence[Any]:
@@ -72,7 +86,9 @@ class PrefetchIterDataset(IterDataset[T]):
     def _traced(self, tracing: Tracing) -> Any:
         given = self._parameters
         twin: PrefetchIterDataset[Any] = PrefetchIterDataset(
-            TracedMapDataset(self._parent, tracing, given.allow_nones), ReadOptions(0), allow_nones=given.allow_nones
+            TracedMapDataset(self._parent, tracing, given.allow_nones),
+            ReadOptions(0),
+            allow_nones=given.allow_nones,
         )
         return TracedStepwiseIterDataset(twin) if self._tolerates else twin
 
@@ -128,7 +144,9 @@ class TracedMapDataset(BlockMapDataset[Any]):
         part = deciding_part(parent)
         self._tracing, self._with_nones = tracing, with_nones
         # What says where there are elements, and which.
-        self._deciding = part if tolerances(part) or (not with_nones and dropping_steps(part)) else None
+        self._deciding = (
+            part if tolerances(part) or (not with_nones and dropping_steps(part)) else None
+        )
         if not with_nones and may_leave_out(parent):
             if tracing.is_exact:
                 self._deciding = parent

@@ -87,13 +87,17 @@ class RandomMapIterDataset(IterDataset[T]):
         draw, seed = _drawing(self._fn, self._rng_pool), self._parameters.seed
 
         def drawn(x: Traced, stream: int) -> Traced:
-            known = x.with_pieces(lambda piece: piece.replaced(seeds=(*piece.seeds, (seed, stream))))
+            known = x.with_pieces(
+                lambda piece: piece.replaced(seeds=(*piece.seeds, (seed, stream)))
+            )
             return known.then(lambda value: None if value is None else draw(stream, value), self)
 
         return tracing.over(self, _fn=drawn, _rng_pool=_Streams())
 
     def __iter__(self) -> DatasetIterator[T]:
-        return open_stage(self, partial(Numbered, fn=_drawing(self._fn, self._rng_pool), key="index_for_rng"))
+        return open_stage(
+            self, partial(Numbered, fn=_drawing(self._fn, self._rng_pool), key="index_for_rng")
+        )
 
 
 class _Streams:

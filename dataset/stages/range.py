@@ -60,7 +60,10 @@ class RangeMapDataset(BlockMapDataset[int]):
             first = values[indices[0]]
             return iter(range(first, first + step * len(indices), step))
         positions = as_array(indices, 2**63 - 1)
-        if positions.dtype == object or max(abs(self.start), abs(self.stop), abs(self.step)) >= 2**62:
+        if (
+            positions.dtype == object
+            or max(abs(self.start), abs(self.stop), abs(self.step)) >= 2**62
+        ):
             return iter([values[i % length] for i in positions.tolist()])
         positions = positions % length
         if self.step != 1:

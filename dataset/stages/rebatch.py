@@ -30,7 +30,9 @@ class RebatchParameters(Parameters):
     drop_remainder: bool
 
     def __post_init__(self) -> None:
-        self._replace(batch_size=check_batch_size(self.batch_size), drop_remainder=bool(self.drop_remainder))
+        self._replace(
+            batch_size=check_batch_size(self.batch_size), drop_remainder=bool(self.drop_remainder)
+        )
 
 
 class RebatchIterDataset(IterDataset[T]):
@@ -72,14 +74,21 @@ class RebatchIterDataset(IterDataset[T]):
     @property
     def _element_spec(self) -> Any:
         size = self._parameters.batch_size
-        return map_spec(lambda leaf: ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype), spec_of(self._parent))
+        return map_spec(
+            lambda leaf: ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype),
+            spec_of(self._parent),
+        )
 
     def _traced(self, tracing: Tracing) -> Any:
-        return tracing.over(self, _parents=(tracing.of(self._parent).map(_traced_rows),)).map(_joined)
+        return tracing.over(self, _parents=(tracing.of(self._parent).map(_traced_rows),)).map(
+            _joined
+        )
 
     def __iter__(self) -> DatasetIterator[T]:
         given = self._parameters
-        return open_stage(self, partial(Rebatch, size=given.batch_size, drop_remainder=given.drop_remainder))
+        return open_stage(
+            self, partial(Rebatch, size=given.batch_size, drop_remainder=given.drop_remainder)
+        )
 
 
 def _traced_rows(x: Traced) -> Array:

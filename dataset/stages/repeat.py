@@ -27,7 +27,13 @@ class RepeatIterParameters(Parameters):
     num_epochs: int | None
 
     def __post_init__(self) -> None:
-        self._replace(num_epochs=None if self.num_epochs is None else as_int("num_epochs", self.num_epochs, minimum=1))
+        self._replace(
+            num_epochs=(
+                None
+                if self.num_epochs is None
+                else as_int("num_epochs", self.num_epochs, minimum=1)
+            )
+        )
 
 
 class RepeatParameters(RepeatIterParameters):
@@ -44,7 +50,9 @@ class RepeatMapDataset(ReindexMapDataset[T]):
     _is_made_anew = True
     _parameters: RepeatParameters
 
-    def __init__(self, parent: Any, num_epochs: int | None = None, *, reseed_each_epoch: bool = True) -> None:
+    def __init__(
+        self, parent: Any, num_epochs: int | None = None, *, reseed_each_epoch: bool = True
+    ) -> None:
         super().__init__(parent)
         self._parameters = RepeatParameters(num_epochs, bool(reseed_each_epoch))
         self._reseed = self._parameters.reseed_each_epoch
@@ -52,7 +60,9 @@ class RepeatMapDataset(ReindexMapDataset[T]):
         if self._parent_length >= sys.maxsize:
             raise ValueError(f"cannot repeat {parent}: it is endless already")
         times = self._parameters.num_epochs
-        self._length = min(self._parent_length * (sys.maxsize if times is None else times), sys.maxsize)
+        self._length = min(
+            self._parent_length * (sys.maxsize if times is None else times), sys.maxsize
+        )
         self._has_one_epoch = not self._reseed
         # a split is one of what is repeated
         self._moves_records = self._length != self._parent_length
@@ -82,11 +92,19 @@ class RepeatMapDataset(ReindexMapDataset[T]):
         return index % self._parent_length
 
     def _counts_before(self, num: int) -> dict[str, dict[str, int]] | None:
-        found: dict[str, dict[str, int]] | None = self._parent._counts_before(num) if self._reseed else None
+        found: dict[str, dict[str, int]] | None = (
+            self._parent._counts_before(num) if self._reseed else None
+        )
         return found
 
     def _origins(self, index: int) -> Iterable[Part]:
-        return [Part(self._parent, self._reindex(index), 0 if self._reseed else index // self._parent_length)]
+        return [
+            Part(
+                self._parent,
+                self._reindex(index),
+                0 if self._reseed else index // self._parent_length,
+            )
+        ]
 
 
 class RepeatIterDataset(IterDataset[T]):
@@ -120,10 +138,17 @@ class RepeatIterDataset(IterDataset[T]):
 
     def _num_elements(self) -> Length:
         times = self._parameters.num_epochs
-        return Infinite() if times is None else scaled(num_elements(self._parent), lambda num: num * times)
+        return (
+            Infinite()
+            if times is None
+            else scaled(num_elements(self._parent), lambda num: num * times)
+        )
 
     def _traced(self, tracing: Tracing) -> Any:
         return tracing.over(self, _note_epoch=with_epochs)
 
     def __iter__(self) -> DatasetIterator[T]:
-        return open_stage(self, partial(Repeat, num_epochs=self._parameters.num_epochs, note_epoch=self._note_epoch))
+        return open_stage(
+            self,
+            partial(Repeat, num_epochs=self._parameters.num_epochs, note_epoch=self._note_epoch),
+        )

@@ -42,7 +42,9 @@ class RunsMapDataset(ReindexMapDataset[T]):
 
     def _divided(self, division: Division) -> RunsMapDataset[T]:
         numbers = self.numbers
-        return RunsMapDataset(self._parent, numbers.replaced(index=division.index, count=division.num_workers))
+        return RunsMapDataset(
+            self._parent, numbers.replaced(index=division.index, count=division.num_workers)
+        )
 
     @property
     def _limit(self) -> int:
@@ -53,4 +55,8 @@ class RunsMapDataset(ReindexMapDataset[T]):
 
     def _reindex_range(self, indices: range) -> Indices | None:
         first, last = self.numbers(indices[0]), self.numbers(indices[-1])
-        return range(first, last + 1) if last - first == len(indices) - 1 and indices.step == 1 else None
+        return (
+            range(first, last + 1)
+            if last - first == len(indices) - 1 and indices.step == 1
+            else None
+        )

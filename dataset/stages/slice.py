@@ -117,7 +117,10 @@ class ReindexedMapDataset(ReindexMapDataset[T]):
 
     def __str__(self) -> str:
         length = len(self)
-        shown = [str(self._indices[i]) for i in (range(length) if length <= 5 else (0, 1, length - 2, length - 1))]
+        shown = [
+            str(self._indices[i])
+            for i in (range(length) if length <= 5 else (0, 1, length - 2, length - 1))
+        ]
         if length > 5:
             shown.insert(2, "...")
         return f"ReindexMapDataset(indices=[{', '.join(shown)}], len={length})"
@@ -128,7 +131,11 @@ class ReindexedMapDataset(ReindexMapDataset[T]):
     @property
     def _described_parameters(self) -> dict[str, Any]:
         # More than fits a description, but not millions of them as text.
-        return {"indices": self._indices[:500] if isinstance(self._indices, list | tuple) else self._indices}
+        return {
+            "indices": (
+                self._indices[:500] if isinstance(self._indices, list | tuple) else self._indices
+            )
+        }
 
     @property
     def _limit(self) -> int:
@@ -156,7 +163,14 @@ def slice_dataset(parent: Any, sl: Any) -> Any:
         if not part._takes_a_part:  # it is a share, such as ds[i::n]
             warn_if_slice_is_one_sided(parent, sl)
         return part
-    is_sequence = hasattr(sl, "__getitem__") and hasattr(sl, "__len__") and not isinstance(sl, str | bytes | Mapping)
+    is_sequence = (
+        hasattr(sl, "__getitem__")
+        and hasattr(sl, "__len__")
+        and not isinstance(sl, str | bytes | Mapping)
+    )
     if not is_sequence or getattr(sl, "ndim", 1) != 1:
-        raise SliceTypeError(f"sl must be a slice or a sequence of indices, got {sl!r:.100} of type {type(sl).__name__}")
+        raise SliceTypeError(
+            f"sl must be a slice or a sequence of indices, got {sl!r:.100} of type"
+            f" {type(sl).__name__}"
+        )
     return ReindexedMapDataset(parent, sl)

@@ -13,9 +13,20 @@ from gristmill.core.indices import Indices
 from gristmill.dataset.bases.division import cut_into_parts
 from gristmill.dataset.bases.items import read_items
 from gristmill.dataset.bases.map import BlockMapDataset, MapDataset, source_reads_once
-from gristmill.dataset.bases.node import DatasetNode, dropping_steps, is_of_library, may_leave_out, spec_of
+from gristmill.dataset.bases.node import (
+    DatasetNode,
+    dropping_steps,
+    is_of_library,
+    may_leave_out,
+    spec_of,
+)
 from gristmill.dataset.bases.origins import Part, RecordKey
-from gristmill.dataset.telling.description import short_source_text, source_files, source_name, source_text
+from gristmill.dataset.telling.description import (
+    short_source_text,
+    source_files,
+    source_name,
+    source_text,
+)
 from gristmill.dataset.telling.failures import tell
 from gristmill.sources.base import check_source
 from gristmill.sources.columns import ColumnsDataSource, by_position, is_columns
@@ -58,7 +69,10 @@ class SourceMapDataset(BlockMapDataset[T]):
         """True if records may be ``None``, which cannot be known without reading them."""
         if isinstance(self._source, DatasetNode):
             return may_leave_out(self._source)
-        return not (is_of_library(self._source) or isinstance(self._source, range | np.ndarray | str | bytes))
+        return not (
+            is_of_library(self._source)
+            or isinstance(self._source, range | np.ndarray | str | bytes)
+        )
 
     @property
     def _draws_from(self) -> Sequence[Any]:
@@ -101,8 +115,8 @@ class SourceMapDataset(BlockMapDataset[T]):
             return ShapeDtypeStruct(source.shape[1:], source.dtype)
         if not hasattr(source, "element_spec"):
             raise NotImplementedError(
-                f"{self} does not say what its elements look like: give the source an attribute element_spec, a pytree of "
-                "ShapeDtypeStruct"
+                f"{self} does not say what its elements look like: give the source an attribute"
+                " element_spec, a pytree of ShapeDtypeStruct"
             )
         return source.element_spec
 

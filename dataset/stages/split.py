@@ -50,7 +50,9 @@ class ExactAssignment(Assignment):
     """Parts of exact sizes, wherever."""
 
     def __init__(self, length: int, shares: Sequence[Fraction], seed: int) -> None:
-        self._apportionment = Apportionment(largest_remainders(length, shares), KeyedHash(seed)("split"))
+        self._apportionment = Apportionment(
+            largest_remainders(length, shares), KeyedHash(seed)("split")
+        )
 
     def size(self, part: int) -> int:
         return self._apportionment.sizes[part]
@@ -77,7 +79,13 @@ class KeyAssignment(Assignment):
         seed: of the hash.
     """
 
-    def __init__(self, keyed: MapDataset[Any], by: Callable[[Any], Any], shares: Sequence[Fraction], seed: int) -> None:
+    def __init__(
+        self,
+        keyed: MapDataset[Any],
+        by: Callable[[Any], Any],
+        shares: Sequence[Fraction],
+        seed: int,
+    ) -> None:
         self._keyed = keyed
         self._by = by
         self._hash = KeyedHash(seed)
@@ -97,7 +105,11 @@ class KeyAssignment(Assignment):
 
     def position(self, part: int, index: Any) -> Any:
         positions = self._positions()[part]
-        return int(positions[index]) if type(index) is int else positions[index.astype(np.int64)].astype(np.int64)
+        return (
+            int(positions[index])
+            if type(index) is int
+            else positions[index.astype(np.int64)].astype(np.int64)
+        )
 
     def _positions(self) -> list[NDArray[Any]]:
         if self._parts is None:
@@ -116,7 +128,9 @@ class KeyAssignment(Assignment):
         """The part of each element, and an invalid number for missing elements."""
         length, options = len(self._keyed), ReadOptions()
         num_threads = options.num_threads if length > _BLOCK else 0
-        reader = Reader(self._keyed, num_threads, options.prefetch_buffer_size, IteratorContext(joined=None))
+        reader = Reader(
+            self._keyed, num_threads, options.prefetch_buffer_size, IteratorContext(joined=None)
+        )
         try:
             start = 0
             while start < length:
@@ -192,4 +206,7 @@ class SplitMapDataset(ReindexMapDataset[T]):
         length = len(self)
         self._check_not_empty(length)
         epoch = index // length
-        return self._assignment.position(self._number, index - epoch * length) + epoch * self._parent_length
+        return (
+            self._assignment.position(self._number, index - epoch * length)
+            + epoch * self._parent_length
+        )

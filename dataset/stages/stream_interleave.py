@@ -31,7 +31,13 @@ from gristmill.dataset.engine.iterators import Given, StreamIterator, stream_of
 from gristmill.dataset.engine.round_robin import RoundRobinIterator
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, are_equal, observed
 from gristmill.dataset.slicing import replaced_in
-from gristmill.dataset.stages.interleave import InterleaveDatasetIterator, InterleaveIterDataset, Opener, as_stream, dataset_at
+from gristmill.dataset.stages.interleave import (
+    InterleaveDatasetIterator,
+    InterleaveIterDataset,
+    Opener,
+    as_stream,
+    dataset_at,
+)
 from gristmill.dataset.states.values import copied
 from gristmill.dataset.worker_lanes import WorkerLane
 
@@ -94,7 +100,10 @@ class MemberIterDataset(IterDataset[Any]):
 
     def _divided(self, division: Division) -> MemberIterDataset:
         if division.num_workers != len(self._datasets):
-            raise ValueError(f"{self} cannot be sliced among {division.num_workers} workers: each is to have a dataset")
+            raise ValueError(
+                f"{self} cannot be sliced among {division.num_workers} workers: each is to have a"
+                " dataset"
+            )
         return MemberIterDataset(self._datasets, self._steps, division.index)
 
     def _traced(self, tracing: Tracing) -> Any:
@@ -148,11 +157,16 @@ class StreamInterleaveIterDataset(IterDataset[T]):
         self._datasets = interleave.datasets
         if len(self._datasets) > MAX_LANES:
             raise ValueError(
-                f"order='stream' cannot divide {interleave} among workers: it has more than {MAX_LANES} datasets. Use "
-                "order='workers', where each worker has an interleave of its own"
+                f"order='stream' cannot divide {interleave} among workers: it has more than"
+                f" {MAX_LANES} datasets. Use order='workers', where each worker has an interleave"
+                " of its own"
             )
         self._cycle_length = min(parameters_of(interleave).cycle_length, len(self._datasets))
-        self._by_workers = workers(MemberIterDataset(self._datasets, steps), len(self._datasets)) if self._cycle_length else None
+        self._by_workers = (
+            workers(MemberIterDataset(self._datasets, steps), len(self._datasets))
+            if self._cycle_length
+            else None
+        )
 
     def __str__(self) -> str:
         return f"StreamInterleaveIterDataset([{len(self._datasets)} datasets])"
@@ -170,7 +184,9 @@ class StreamInterleaveIterDataset(IterDataset[T]):
         members = _Members(workers)
         opener = Opener(self._datasets, 0, members)
         members.ctx = opener.ctx
-        interleave: InterleaveDatasetIterator[T] = InterleaveDatasetIterator(_chain(self._parent)[0], opener, self._cycle_length)
+        interleave: InterleaveDatasetIterator[T] = InterleaveDatasetIterator(
+            _chain(self._parent)[0], opener, self._cycle_length
+        )
         return StreamInterleaveIterator(self, interleave, members)
 
 
@@ -208,7 +224,12 @@ class StreamInterleaveIterator(StreamIterator[T]):
 
     _stage_name: ClassVar = None  # type: ignore[assignment]  # the same elements and states
 
-    def __init__(self, stage: StreamInterleaveIterDataset[T], interleave: DatasetIterator[T], members: _Members) -> None:
+    def __init__(
+        self,
+        stage: StreamInterleaveIterDataset[T],
+        interleave: DatasetIterator[T],
+        members: _Members,
+    ) -> None:
         super().__init__(stage, [interleave], partial(StreamInterleave, members=members))
         self._ds = stage.parents[0]
         self._ctx.options = collected_options(self._ds).merge(self._ctx.options)
@@ -286,7 +307,9 @@ class _Members:
             self._waiting = {i: user.state() for i, user in users.items() if user is not None}
         waiting, self._waiting = self._waiting, {}
         for worker in {self._lanes[i].worker: None for i in waiting}:
-            worker.go_on_with({i: state for i, state in waiting.items() if self._lanes[i].worker is worker})
+            worker.go_on_with(
+                {i: state for i, state in waiting.items() if self._lanes[i].worker is worker}
+            )
 
 
 _UNKNOWN: Any = object()
@@ -303,7 +326,9 @@ class MemberElements(Stream):
         whole: an iterator of the dataset, which computes no element.
     """
 
-    def __init__(self, stage: Any, members: _Members, index: int, whole: DatasetIterator[Any]) -> None:
+    def __init__(
+        self, stage: Any, members: _Members, index: int, whole: DatasetIterator[Any]
+    ) -> None:
         super().__init__(stage, stream_of(whole))
         self._members = members
         self._index = index
@@ -423,7 +448,9 @@ class MemberDatasetIterator(StreamIterator[T]):
     def __init__(self, members: _Members, index: int, whole: DatasetIterator[T]) -> None:
         self._whole = whole
         stage = Given(Parameters())
-        super().__init__(stage, [], partial(MemberElements, members=members, index=index, whole=whole))
+        super().__init__(
+            stage, [], partial(MemberElements, members=members, index=index, whole=whole)
+        )
         self._ctx.options = whole._ctx.options
 
     @property

@@ -30,7 +30,12 @@ from gristmill.core.value import Value
 from gristmill.dataset.bases.context import Numbers, collected_options
 from gristmill.dataset.bases.division import Division
 from gristmill.dataset.bases.iter import IterDataset
-from gristmill.dataset.bases.iterator import DatasetIterator, are_taken_again, iterate, share_context
+from gristmill.dataset.bases.iterator import (
+    DatasetIterator,
+    are_taken_again,
+    iterate,
+    share_context,
+)
 from gristmill.dataset.bases.length import same_number
 from gristmill.dataset.bases.node import dropping_steps, spec_of_first_parent, tolerances
 from gristmill.dataset.bases.origins import Place
@@ -48,7 +53,12 @@ from gristmill.dataset.stages.mp_prefetch import check_no_workers
 from gristmill.dataset.stages.multithread_prefetch import MultithreadPrefetchIterDataset
 from gristmill.dataset.stages.prefetch import PrefetchIterDataset
 from gristmill.dataset.stages.runs import RunsMapDataset
-from gristmill.dataset.stages.stream_interleave import StreamInterleaveIterDataset, Workers, interleaved_part, needs_of
+from gristmill.dataset.stages.stream_interleave import (
+    StreamInterleaveIterDataset,
+    Workers,
+    interleaved_part,
+    needs_of,
+)
 from gristmill.dataset.states.values import advanced
 from gristmill.dataset.telling.failures import instead_of_stop, tell_at_place
 
@@ -89,18 +99,25 @@ def _chain(ds: IterDataset[Any]) -> list[IterDataset[Any]]:
         stage = chain[0]
         if isinstance(stage, MultithreadPrefetchIterDataset):
             reason = (
-                f"{stage} divides it among threads. Leave that out: threads of to_iter_dataset(ReadOptions(...)) keep the order"
+                f"{stage} divides it among threads. Leave that out: threads of"
+                " to_iter_dataset(ReadOptions(...)) keep the order"
             )
         elif len(stage.parents) > 1:
-            reason = f"{stage} draws from {len(stage.parents)} datasets. Apply mp_prefetch(..., order='stream') to each of them"
+            reason = (
+                f"{stage} draws from {len(stage.parents)} datasets. Apply mp_prefetch(...,"
+                " order='stream') to each of them"
+            )
         elif not stage.parents or not isinstance(stage.parents[0], IterDataset):
-            reason = f"{stage} does not find its elements by index. Begin with a MapDataset (to_iter_dataset())"
+            reason = (
+                f"{stage} does not find its elements by index. Begin with a MapDataset"
+                " (to_iter_dataset())"
+            )
         else:
             chain.insert(0, stage.parents[0])
             continue
         raise ValueError(
-            f"order='stream' cannot divide this pipeline among workers: {reason}, or use order='workers', where each worker "
-            "has a stream of its own"
+            f"order='stream' cannot divide this pipeline among workers: {reason}, or use"
+            " order='workers', where each worker has a stream of its own"
         )
     return chain
 
@@ -110,13 +127,20 @@ def _divided_part(ds: IterDataset[Any]) -> IterDataset[Any]:
     root, *steps = _chain(ds)
     if tolerances(root.parents[0]):
         raise ValueError(
-            "order='stream' finds elements by their index, and cannot count what tolerate of a MapDataset passes over: call "
-            "tolerate behind to_iter_dataset(), or use order='workers', with num_lanes"
+            "order='stream' finds elements by their index, and cannot count what tolerate of a"
+            " MapDataset passes over: call tolerate behind to_iter_dataset(), or use"
+            " order='workers', with num_lanes"
         )
-    part, leaves_out, in_batches = root, not parameters_of(root).allow_nones and bool(dropping_steps(root.parents[0])), False
+    part, leaves_out, in_batches = (
+        root,
+        not parameters_of(root).allow_nones and bool(dropping_steps(root.parents[0])),
+        False,
+    )
     for step in steps:
         needs = needs_of(step)
-        if needs is None or (needs in ("numbered elements", "batches") and (leaves_out or in_batches)):
+        if needs is None or (
+            needs in ("numbered elements", "batches") and (leaves_out or in_batches)
+        ):
             break
         part = step
         leaves_out |= needs_of(step) == "choice"
@@ -131,7 +155,11 @@ class DividedPart:
         self._root, *self._steps = _chain(part)
         self._source = self._root.parents[0]
         needs = [needs_of(step) for step in self._steps]
-        self.run: int = parameters_of(self._steps[needs.index("batches")]).batch_size if "batches" in needs else 1
+        self.run: int = (
+            parameters_of(self._steps[needs.index("batches")]).batch_size
+            if "batches" in needs
+            else 1
+        )
         self.length = len(self._source)
         must_be_whole = "numbered elements" in needs or "batches" in needs
         self._checks_root = must_be_whole and not parameters_of(self._root).allow_nones
@@ -170,16 +198,19 @@ class DividedPart:
         chain = [whole]
         while chain[0].parents:
             chain.insert(0, chain[0].parent)
-        found: list[tuple[Stream, FilterGuard]] = [(stream, stream.guard) for stream in chain if isinstance(stream, Read | Keep)]
+        found: list[tuple[Stream, FilterGuard]] = [
+            (stream, stream.guard) for stream in chain if isinstance(stream, Read | Keep)
+        ]
         return (found if self._marks_root else found[1:]) if self.leaves_out else []
 
 
 def must_be_there(x: Any) -> Any:
     if x is None:
         raise ValueError(
-            "an element is None, which means a missing one, so that the positions of all that follow depend on it: "
-            "order='stream' divides steps that number or batch elements by their index. Leave out elements with filter, whose "
-            "steps after it are not divided, or use order='workers'"
+            "an element is None, which means a missing one, so that the positions of all that"
+            " follow depend on it: order='stream' divides steps that number or batch elements by"
+            " their index. Leave out elements with filter, whose steps after it are not divided, or"
+            " use order='workers'"
         )
     return x
 
@@ -200,7 +231,9 @@ class _Step(Value):
 
 
 class MarkingParameters(Parameters):
-    steps: Sequence[_Step] = aside(in_text=True, show=lambda steps: f"[{', '.join(map(str, steps))}]")
+    steps: Sequence[_Step] = aside(
+        in_text=True, show=lambda steps: f"[{', '.join(map(str, steps))}]"
+    )
 
 
 class MarkingIterDataset(IterDataset[Any]):
@@ -247,7 +280,9 @@ class Marking(Stream):
         self._steps: list[tuple[_Step, Callable[[Any], Any], LeftOut | None]] = []
         num_leaving_out = 0
         for step in stage._parameters.steps:
-            self._steps.append((step, step.function, LeftOut(num_leaving_out) if step.leaves_out else None))
+            self._steps.append(
+                (step, step.function, LeftOut(num_leaving_out) if step.leaves_out else None)
+            )
             num_leaving_out += step.leaves_out
 
     def _run(self, cell: Cell) -> Iterator[Any]:
@@ -310,8 +345,8 @@ class StreamOrderIterDataset(IterDataset[T]):
 
     def _divided(self, division: Division) -> Any:
         raise ValueError(
-            f"{self} cannot be shared out among {division.num_workers} workers: its elements are those of one stream. Apply "
-            "mp_prefetch once, as the last step"
+            f"{self} cannot be shared out among {division.num_workers} workers: its elements are"
+            " those of one stream. Apply mp_prefetch once, as the last step"
         )
 
     def _traced(self, tracing: Tracing) -> Any:
@@ -354,7 +389,9 @@ class _Opened:
             {
                 **self._beginning,
                 "next_index_in_cycle": -((self._origin - index) // self._run) % count,
-                "iterators_in_use_states": [advanced(s, num) for s, num in zip(states, nums, strict=True)],
+                "iterators_in_use_states": [
+                    advanced(s, num) for s, num in zip(states, nums, strict=True)
+                ],
             }
         )
 
@@ -395,7 +432,9 @@ class StreamOrder(Stream):
         self._run_size, self._length = divided.run, divided.length
         self._opened = opened
         guards = divided.guards(whole)
-        self._guards: list[tuple[Stream, FilterGuard, list[bool]]] = [(*found, []) for found in guards]
+        self._guards: list[tuple[Stream, FilterGuard, list[bool]]] = [
+            (*found, []) for found in guards
+        ]
 
     def _run(self, cell: Cell) -> Iterator[Any]:
         self._cell = cell
@@ -478,8 +517,9 @@ class StreamOrder(Stream):
         index = self._index_in(pos)
         if self._whole.save(pos) != advanced(self._beginning, index):
             raise StateMismatchError(
-                f"all counts in a state of {self} must be equal, since order='stream' finds elements by their index, got "
-                f"{shown(state)}. Continue from it without workers, or with order='workers'"
+                f"all counts in a state of {self} must be equal, since order='stream' finds"
+                f" elements by their index, got {shown(state)}. Continue from it without workers,"
+                " or with order='workers'"
             )
         self._cell, self._pos = None, index
         return index
@@ -524,11 +564,18 @@ class StreamOrderIterator(StreamIterator[T]):
     _stage_name: ClassVar = None  # type: ignore[assignment]  # the same elements and states as without workers
     _engine: StreamOrder
 
-    def __init__(self, stage: StreamOrderIterDataset[T], divided: DividedPart, opened: Callable[[int], _Opened]) -> None:
+    def __init__(
+        self,
+        stage: StreamOrderIterDataset[T],
+        divided: DividedPart,
+        opened: Callable[[int], _Opened],
+    ) -> None:
         self._whole = whole = iterate(stage._parent)
         whole._ctx.joined = None  # it is no pipeline of its own
         workers = opened(0)
-        make = partial(StreamOrder, workers=workers, whole=stream_of(whole), divided=divided, opened=opened)
+        make = partial(
+            StreamOrder, workers=workers, whole=stream_of(whole), divided=divided, opened=opened
+        )
         super().__init__(stage, [workers.iterator], make)
         self._engine.use = partial(_use, weakref.ref(self))
         self._ctx.options = collected_options(stage._parent).merge(self._ctx.options)

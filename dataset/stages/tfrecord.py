@@ -12,7 +12,13 @@ from gristmill.dataset.bases.parameters import aside, function
 from gristmill.dataset.engine.files import FileStream
 from gristmill.dataset.engine.stream import Pos
 from gristmill.dataset.stages.files import FilesIterDataset, FilesParameters
-from gristmill.sources.tfrecord import Compression, Opener, TFRecordFile, check_compression, check_opener
+from gristmill.sources.tfrecord import (
+    Compression,
+    Opener,
+    TFRecordFile,
+    check_compression,
+    check_opener,
+)
 
 
 class TFRecordParameters(FilesParameters):
@@ -35,7 +41,9 @@ class Records(FileStream):
     def open_file(self) -> TFRecordFile:
         given = self.stage._parameters
         path = self.absolute_path() if given.open is None else self.path
-        return TFRecordFile(path, check_crc=given.check_crc, compression=given.compression, open=given.open)
+        return TFRecordFile(
+            path, check_crc=given.check_crc, compression=given.compression, open=given.open
+        )
 
     def start(self) -> int:
         return 0

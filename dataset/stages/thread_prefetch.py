@@ -40,7 +40,11 @@ class ThreadPrefetchParameters(Parameters):
     prefetch_buffer_size: int = aside(in_text=True)
 
     def __post_init__(self) -> None:
-        self._replace(prefetch_buffer_size=as_int("prefetch_buffer_size", self.prefetch_buffer_size, minimum=0))
+        self._replace(
+            prefetch_buffer_size=as_int(
+                "prefetch_buffer_size", self.prefetch_buffer_size, minimum=0
+            )
+        )
 
 
 class ThreadPrefetchIterDataset(IterDataset[T]):
@@ -73,7 +77,9 @@ class ThreadPrefetchIterDataset(IterDataset[T]):
     _num_elements = same_number
     _parameters: ThreadPrefetchParameters
 
-    def __init__(self, parent: IterDataset[T] | MapDataset[T], *, prefetch_buffer_size: int) -> None:
+    def __init__(
+        self, parent: IterDataset[T] | MapDataset[T], *, prefetch_buffer_size: int
+    ) -> None:
         super().__init__(parent)
         self._parameters = ThreadPrefetchParameters(prefetch_buffer_size)
 
@@ -81,7 +87,9 @@ class ThreadPrefetchIterDataset(IterDataset[T]):
         return tracing.of(self._parent)  # which has the same states
 
     def __iter__(self) -> DatasetIterator[T]:
-        return ThreadPrefetchDatasetIterator(iterate(self._parent), self._parameters.prefetch_buffer_size)
+        return ThreadPrefetchDatasetIterator(
+            iterate(self._parent), self._parameters.prefetch_buffer_size
+        )
 
 
 class ThreadPrefetchDatasetIterator(StreamIterator[T]):
@@ -112,7 +120,9 @@ class ThreadPrefetchDatasetIterator(StreamIterator[T]):
     def __init__(self, parent: CheckpointableIterator[T], prefetch_buffer_size: int) -> None:
         it = parent if isinstance(parent, DatasetIterator) else ForeignIterator(parent)
         parameters = ThreadPrefetchParameters(prefetch_buffer_size)
-        super().__init__(Given(parameters), [it], partial(Prefetch, size=parameters.prefetch_buffer_size, it=it))
+        super().__init__(
+            Given(parameters), [it], partial(Prefetch, size=parameters.prefetch_buffer_size, it=it)
+        )
 
     @property
     def _ahead(self) -> PullAhead | None:
@@ -138,9 +148,14 @@ class ForeignIterator(DatasetIterator[T]):
 
     def __init__(self, iterator: CheckpointableIterator[T]) -> None:
         super().__init__()
-        missing = [name for name in ("__next__", "get_state", "set_state") if not hasattr(iterator, name)]
+        missing = [
+            name for name in ("__next__", "get_state", "set_state") if not hasattr(iterator, name)
+        ]
         if missing:
-            raise TypeError(f"parent must be an iterator with get_state and set_state, got {shown(iterator)} without {missing}")
+            raise TypeError(
+                f"parent must be an iterator with get_state and set_state, got {shown(iterator)}"
+                f" without {missing}"
+            )
         self._iterator = iterator
 
     def __str__(self) -> str:
@@ -156,7 +171,10 @@ class ForeignIterator(DatasetIterator[T]):
         self._iterator.set_state(state)
 
     def _get_next_index(self) -> int:
-        raise ValueError(f"an iterator of class {type(self._iterator).__name__} knows no index: it is not a DatasetIterator")
+        raise ValueError(
+            f"an iterator of class {type(self._iterator).__name__} knows no index: it is not a"
+            " DatasetIterator"
+        )
 
     def _set_next_index(self, index: int) -> None:
         self._get_next_index()

@@ -60,7 +60,9 @@ class WindowShuffleMapDataset(ReindexMapDataset[T]):
 
     def __init__(self, parent: Any, *, window_size: int, seed: int | None = None) -> None:
         super().__init__(parent)
-        self._parameters = WindowParameters(window_size, random_seed(self, seed, "window_shuffle", bits=32))
+        self._parameters = WindowParameters(
+            window_size, random_seed(self, seed, "window_shuffle", bits=32)
+        )
         self._window_size, self._seed = self._parameters.window_size, self._parameters.seed
         # The windows of one length are the "epochs" of a permutation. Only the last window of an
         # epoch may be shorter.
@@ -108,7 +110,9 @@ class WindowShuffleMapDataset(ReindexMapDataset[T]):
         if indices.step != 1 or abs(start) > self._limit:
             return None
         permutation = self._whole if window < num_whole else self._last
-        found = permutation.run(epoch * (num_whole + (self._last.length > 0)) + window, offset, len(indices))
+        found = permutation.run(
+            epoch * (num_whole + (self._last.length > 0)) + window, offset, len(indices)
+        )
         return None if found is None else found + start
 
 
@@ -147,7 +151,9 @@ class WindowShuffleIterDataset(IterDataset[T]):
 
     def __init__(self, parent: Any, *, window_size: int, seed: int | None = None) -> None:
         super().__init__(parent)
-        self._parameters = WindowParameters(window_size, random_seed(self, seed, "window_shuffle", bits=32))
+        self._parameters = WindowParameters(
+            window_size, random_seed(self, seed, "window_shuffle", bits=32)
+        )
 
     def __iter__(self) -> DatasetIterator[T]:
         given = self._parameters

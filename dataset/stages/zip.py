@@ -57,7 +57,9 @@ class ZipMapDataset(BlockMapDataset[T]):
         super().__init__(parents)
         lengths = [len(parent) for parent in _at_least_one(self._parents)]
         if len(set(lengths)) > 1:
-            raise ValueError(f"all parents of a zip must have the same length, got the lengths {lengths}")
+            raise ValueError(
+                f"all parents of a zip must have the same length, got the lengths {lengths}"
+            )
         self._drops = bool(drop_missing)
         self._parameters = MapZipParameters(self._drops)
 

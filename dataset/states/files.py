@@ -39,7 +39,11 @@ def write_checkpoint(directory: Any, state: str, description: dict[str, Any] | N
     files = {name: state.encode()}
     if description is not None:
         library = f"gristmill {__version__}"
-        pipeline = {"library": library, "state_crc32": zlib.crc32(files[name]), "pipeline": description}
+        pipeline = {
+            "library": library,
+            "state_crc32": zlib.crc32(files[name]),
+            "pipeline": description,
+        }
         files[pipeline_name] = state_to_text(pipeline).encode()
     try:
         for file, content in files.items():
@@ -67,7 +71,11 @@ def _write(path: Any, content: bytes) -> None:
             os.fsync(file.fileno())
 
 
-def read_checkpoint(directory: Any, description: dict[str, Any] | None, merged_state: Callable[[Any], Any] | None = None) -> str:
+def read_checkpoint(
+    directory: Any,
+    description: dict[str, Any] | None,
+    merged_state: Callable[[Any], Any] | None = None,
+) -> str:
     """The text of the state in this process's file in ``directory``.
 
     Args:
@@ -87,7 +95,10 @@ def read_checkpoint(directory: Any, description: dict[str, Any] | None, merged_s
     try:
         if merged_state is not None and path.is_dir():
             return state_to_text(merged_state(_states_of_others(path, description)))
-        reason = "either this is no checkpoint of an iterator, or it was written by another number of processes"
+        reason = (
+            "either this is no checkpoint of an iterator, or it was written by another number of"
+            " processes"
+        )
     except StateMismatchError as error:
         reason = str(error)
     raise StateMismatchError(f"File {path / name} does not exist: {reason}")
@@ -100,11 +111,15 @@ def _states_of_others(path: Any, description: dict[str, Any] | None) -> Any:
     files = sorted(file.name for file in path.iterdir())
     datasets = [match for match in map(_DATASET_FILE.fullmatch, files) if match]
     if datasets:
-        return {match[1]: state_from_text((path / match[0]).read_bytes(), match[0]) for match in datasets}
+        return {
+            match[1]: state_from_text((path / match[0]).read_bytes(), match[0])
+            for match in datasets
+        }
     names = [file for file in files if _PROCESS_FILE.fullmatch(file)]
     if not names or not _is_complete(names):
         raise StateMismatchError(
-            f"{path} must have the files of all processes of one checkpoint, it has {len(names)}: {shown(names[:_NUM_NAMED])}"
+            f"{path} must have the files of all processes of one checkpoint, it has {len(names)}:"
+            f" {shown(names[:_NUM_NAMED])}"
         )
     return [state_from_text(_read(path, name, description), name) for name in names]
 
@@ -126,13 +141,14 @@ def _read(path: Any, name: str, description: dict[str, Any] | None) -> str:
             crc32, saved_description = saved["state_crc32"], saved["pipeline"]
         except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise StateMismatchError(
-                f"{pipeline} is damaged: {shown(error)}. Without that file the state is restored unchecked"
+                f"{pipeline} is damaged: {shown(error)}. Without that file the state is restored"
+                " unchecked"
             ) from error
         check_description(saved_description, description)
         if crc32 != zlib.crc32(text):
             raise StateMismatchError(
-                f"{path / name} is damaged: its checksum is {zlib.crc32(text)}, {pipeline.name} says {shown(crc32)}. Without "
-                f"{pipeline.name} the state is restored unchecked"
+                f"{path / name} is damaged: its checksum is {zlib.crc32(text)}, {pipeline.name}"
+                f" says {shown(crc32)}. Without {pipeline.name} the state is restored unchecked"
             )
     try:
         return text.decode()

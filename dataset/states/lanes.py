@@ -25,15 +25,17 @@ def check_mixed_in_lanes(state: Any, is_mixed: bool, num_lanes: int, owner: obje
         return
     if _MIXED in state and not is_mixed:
         raise StateMismatchError(
-            f"the state was taken with num_lanes={num_lanes}, where a lane of a mixture is the mixture of the lanes of its "
-            f"components; {owner} has workers without lanes, or no mixture. Pass num_lanes={num_lanes} to continue from it"
+            f"the state was taken with num_lanes={num_lanes}, where a lane of a mixture is the"
+            f" mixture of the lanes of its components; {owner} has workers without lanes, or no"
+            f" mixture. Pass num_lanes={num_lanes} to continue from it"
         )
     if is_mixed and _MIXED not in state:
         raise StateMismatchError(
-            f"the state was taken where the shares of a mixture were every {num_lanes}-th element of it: by workers without "
-            f"num_lanes, or by an earlier version. In {owner} a lane of a mixture is the mixture of the lanes of its components, "
-            "so the positions in the state are those of other elements. To continue from a state of "
-            f"mp_prefetch, use num_workers={num_lanes} without num_lanes"
+            f"the state was taken where the shares of a mixture were every {num_lanes}-th element"
+            f" of it: by workers without num_lanes, or by an earlier version. In {owner} a lane of"
+            " a mixture is the mixture of the lanes of its components, so the positions in the"
+            " state are those of other elements. To continue from a state of mp_prefetch, use"
+            f" num_workers={num_lanes} without num_lanes"
         )
 
 
@@ -91,20 +93,36 @@ class LanesState(Value):
         Raises:
             StateMismatchError: it cannot be one.
         """
-        num_lanes, size = state_count(state, "num_lanes", owner), state_count(state, "batch_size", owner)
+        num_lanes, size = (
+            state_count(state, "num_lanes", owner),
+            state_count(state, "batch_size", owner),
+        )
         if not num_lanes or not size or size % num_lanes:
             raise StateMismatchError(
-                f"batch_size in the state of {owner} must be a positive multiple of num_lanes, got {size} and {num_lanes}"
+                f"batch_size in the state of {owner} must be a positive multiple of num_lanes, got"
+                f" {size} and {num_lanes}"
             )
         step = state_count(state, "step", owner)
-        rows = state_count(state, "rows_per_lane", owner) if "rows_per_lane" in state else step * size // num_lanes
+        rows = (
+            state_count(state, "rows_per_lane", owner)
+            if "rows_per_lane" in state
+            else step * size // num_lanes
+        )
         lanes = states_by_index(state_field(state, _LANES, owner), f"lanes in the state of {owner}")
         is_agreed = "horizon" in state
         position = Position(step, rows, step)
         if is_agreed:
-            position = Position(step, rows, state_count(state, "horizon", owner), state_flag(state, "is_last", owner))
+            position = Position(
+                step,
+                rows,
+                state_count(state, "horizon", owner),
+                state_flag(state, "is_last", owner),
+            )
             if position.horizon < step:
-                raise StateMismatchError(f"horizon in the state of {owner} must be at least step, {step}, got {position.horizon}")
+                raise StateMismatchError(
+                    f"horizon in the state of {owner} must be at least step, {step}, got"
+                    f" {position.horizon}"
+                )
         return cls(num_lanes, size, position, is_agreed, _MIXED in state, lanes)
 
     def of_lanes(self, lanes: Iterable[int], owner: object) -> dict[int, Any]:
@@ -116,8 +134,9 @@ class LanesState(Value):
         missing = [number for number in lanes if number not in self.lanes]
         if missing:
             raise StateKeyError(
-                f"the state of {owner} must have the lanes {shown(list(lanes))}, it has {shown(sorted(self.lanes))}: it is of "
-                "another host. Join those of all hosts with gristmill.checkpoint.merge_states, as CheckpointRestore does"
+                f"the state of {owner} must have the lanes {shown(list(lanes))}, it has"
+                f" {shown(sorted(self.lanes))}: it is of another host. Join those of all hosts with"
+                " gristmill.checkpoint.merge_states, as CheckpointRestore does"
             )
         return {number: self.lanes[number] for number in lanes}
 
@@ -152,26 +171,37 @@ def merge_states(states: Iterable[Any]) -> dict[str, Any]:
     found = list(states)
     owner = "merge_states"
     if not found or not all([isinstance(state, Mapping) for state in found]):
-        raise StateMismatchError(f"states must be those of all hosts, at least one mapping, got {shown(found)}")
+        raise StateMismatchError(
+            f"states must be those of all hosts, at least one mapping, got {shown(found)}"
+        )
     if "parent" in found[0]:  # of a stage behind them
         rests = [{key: value for key, value in state.items() if key != "parent"} for state in found]
         if any([rest != rests[0] for rest in rests]):
-            raise StateMismatchError(f"the states of all hosts must be the same but for their lanes, got {shown(rests)}")
-        return {"parent": merge_states([state_field(state, "parent", owner) for state in found]), **copied(rests[0])}
+            raise StateMismatchError(
+                f"the states of all hosts must be the same but for their lanes, got {shown(rests)}"
+            )
+        return {
+            "parent": merge_states([state_field(state, "parent", owner) for state in found]),
+            **copied(rests[0]),
+        }
     parsed = [LanesState.parse(state, owner) for state in found]
     first = parsed[0]
     for other in parsed:
         if other.replaced(lanes={}) != first.replaced(lanes={}):
             raise StateMismatchError(
-                "the states of all hosts must be after the same step, with the same num_lanes and batch_size, got "
-                f"{shown(first.replaced(lanes={}).as_state())} and {shown(other.replaced(lanes={}).as_state())}"
+                "the states of all hosts must be after the same step, with the same num_lanes and"
+                f" batch_size, got {shown(first.replaced(lanes={}).as_state())} and"
+                f" {shown(other.replaced(lanes={}).as_state())}"
             )
     lanes: dict[int, Any] = {}
     for number, value in [item for other in parsed for item in other.lanes.items()]:
         if lanes.setdefault(number, value) != value:
-            raise StateMismatchError(f"lane {number} is in two of the states, and not at the same place")
+            raise StateMismatchError(
+                f"lane {number} is in two of the states, and not at the same place"
+            )
     if sorted(lanes) != list(range(first.num_lanes)):
         raise StateMismatchError(
-            f"the states of all hosts must have the lanes 0 to {first.num_lanes - 1} together, got {shown(sorted(lanes))}"
+            f"the states of all hosts must have the lanes 0 to {first.num_lanes - 1} together, got"
+            f" {shown(sorted(lanes))}"
         )
     return first.replaced(lanes=lanes).as_state()

@@ -38,7 +38,15 @@ DRAWN = "drawn"
 FORGOTTEN = "forgotten"
 # What the states of steps say of the elements they hold, if these are any; those of ``TURNS`` apart
 # it is not known which.
-_HELD = frozenset({"next_row", "pos_in_window", "next_index_in_buffer", "elements_from_buffer_after_checkpoint", "batch_idx"})
+_HELD = frozenset(
+    {
+        "next_row",
+        "pos_in_window",
+        "next_index_in_buffer",
+        "elements_from_buffer_after_checkpoint",
+        "batch_idx",
+    }
+)
 _HELD |= {"rows", "held", "position", "skipped"}
 _NUM_DELIVERED = (
     "next_row",
@@ -50,14 +58,21 @@ _PLACES = ("epoch", "iterators_in_use_indices")
 
 def is_mixture(state: Any) -> bool:
     """True if ``state`` is that of a mixture with names."""
-    return isinstance(state, Mapping) and "index" in state and "stop" in state and isinstance(state.get("parents"), Mapping)
+    return (
+        isinstance(state, Mapping)
+        and "index" in state
+        and "stop" in state
+        and isinstance(state.get("parents"), Mapping)
+    )
 
 
 def mixtures_in(state: Any, *, with_lists: bool = False) -> Iterator[Mapping[str, Any]]:
     """The states of mixtures with names (``with_lists``: of others, too) in ``state``, those inside
     of others left out.
     """
-    if is_mixture(state) or (with_lists and isinstance(state, Mapping) and {"parents", "index", "stop"} <= state.keys()):
+    if is_mixture(state) or (
+        with_lists and isinstance(state, Mapping) and {"parents", "index", "stop"} <= state.keys()
+    ):
         yield state
     elif isinstance(state, Mapping):
         for value in state.values():
@@ -83,15 +98,26 @@ def drawn_until(before: Any, after: Any, *, is_last: bool = False) -> Any:
             again.
     """
     if isinstance(before, Mapping):
-        if not isinstance(after, Mapping) or any([before.get(key) != after.get(key) for key in _PLACES]):
+        if not isinstance(after, Mapping) or any(
+            [before.get(key) != after.get(key) for key in _PLACES]
+        ):
             after = {}  # what was opened meanwhile is another one
-        marked = {key: drawn_until(value, after.get(key), is_last=is_last) for key, value in before.items()}
+        marked = {
+            key: drawn_until(value, after.get(key), is_last=is_last)
+            for key, value in before.items()
+        }
         if OWN in before and is_mixture(before):
             marked[DRAWN] = _pieces(before, after, is_last)
         return marked
     if isinstance(before, list | tuple):
-        others = after if isinstance(after, list | tuple) and len(after) == len(before) else [None] * len(before)
-        return type(before)([drawn_until(x, y, is_last=is_last) for x, y in zip(before, others, strict=True)])
+        others = (
+            after
+            if isinstance(after, list | tuple) and len(after) == len(before)
+            else [None] * len(before)
+        )
+        return type(before)(
+            [drawn_until(x, y, is_last=is_last) for x, y in zip(before, others, strict=True)]
+        )
     return before
 
 
@@ -124,11 +150,19 @@ def without_components(state: Any, names: frozenset[str], *, is_held: bool = Fal
     if isinstance(state.get("choices"), Mapping):
         anew = None if is_held else _replaying_without(state, names)
         if anew is None:
-            state = {**state, "choices": {key: _losing(record, names) for key, record in state["choices"].items()}}
+            state = {
+                **state,
+                "choices": {
+                    key: _losing(record, names) for key, record in state["choices"].items()
+                },
+            }
     else:
         anew = None if is_held else _going_on_without(state, names)
     is_held = is_held or (anew is None and _holds_some(state))
-    return {key: without_components(value, names, is_held=is_held) for key, value in (anew or state).items()}
+    return {
+        key: without_components(value, names, is_held=is_held)
+        for key, value in (anew or state).items()
+    }
 
 
 def _holds_some(state: Mapping[str, Any]) -> bool:
@@ -138,7 +172,9 @@ def _holds_some(state: Mapping[str, Any]) -> bool:
     return any([state.get(key) for key in _HELD]) or any([part != [-1, -1] for part in slices])
 
 
-def _mixture_without(state: Mapping[str, Any], names: frozenset[str], *, is_held: bool) -> dict[str, Any]:
+def _mixture_without(
+    state: Mapping[str, Any], names: frozenset[str], *, is_held: bool
+) -> dict[str, Any]:
     parents = {str(name): value for name, value in state["parents"].items()}
     kept = {**state}
     if not is_held and (TURNS in state or DRAWN in state):  # nothing of it that was drawn is needed
@@ -147,7 +183,9 @@ def _mixture_without(state: Mapping[str, Any], names: frozenset[str], *, is_held
             kept[TURNS] = turns.saved()
     is_held = is_held or TURNS in state
     left = {name: value for name, value in parents.items() if name not in names}
-    kept["parents"] = {name: without_components(value, names, is_held=is_held) for name, value in left.items()}
+    kept["parents"] = {
+        name: without_components(value, names, is_held=is_held) for name, value in left.items()
+    }
     return kept
 
 
@@ -166,7 +204,12 @@ def _going_on_without(state: Mapping[str, Any], names: frozenset[str]) -> dict[s
     ``None`` if it is not known what it holds.
     """
     keys = [key for key, value in state.items() if is_mixture(value)]
-    if TURNS not in state or len(keys) != 1 or state.get("skipped") or not names & {*map(str, state[keys[0]]["parents"])}:
+    if (
+        TURNS not in state
+        or len(keys) != 1
+        or state.get("skipped")
+        or not names & {*map(str, state[keys[0]]["parents"])}
+    ):
         return None
     turns = without(state[TURNS], names)
     if turns is None:
@@ -183,7 +226,11 @@ def _going_on_without(state: Mapping[str, Any], names: frozenset[str]) -> dict[s
     anew[TURNS] = mixture[TURNS] = turns.passing(num).saved()
     anew[key] = 0
     are_there = turns.passing(num).are_there()
-    return anew if "remainder_slices" not in state or _cuts_on(anew, are_there, turns.left, num) else None
+    return (
+        anew
+        if "remainder_slices" not in state or _cuts_on(anew, are_there, turns.left, num)
+        else None
+    )
 
 
 def _replaying_without(state: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any] | None:
@@ -192,14 +239,24 @@ def _replaying_without(state: Mapping[str, Any], names: frozenset[str]) -> dict[
 
     ``None`` if it holds elements of these, and it is not known which others.
     """
-    records = {key: draws for key, record in state["choices"].items() if (draws := _draws(record)) is not None}
+    records = {
+        key: draws
+        for key, record in state["choices"].items()
+        if (draws := _draws(record)) is not None
+    }
     without = {key: draws.without(names) for key, draws in records.items()}
     anew = {**state}
     if _holds_some(state) and names & _names_drawn(state):
         told = [key for key, draws in records.items() if draws.delivery is not None]
         num = next((plain_int(state[name]) for name in _NUM_DELIVERED if name in state), 0)
         parts = [value for value in state.values() if is_mixture(value)]
-        if len(told) != 1 or num is None or len(parts) != 1 or DRAWN in parts[0] or state.get("skipped"):
+        if (
+            len(told) != 1
+            or num is None
+            or len(parts) != 1
+            or DRAWN in parts[0]
+            or state.get("skipped")
+        ):
             return None
         (key,) = told
         delivery = records[key].delivery
@@ -233,7 +290,11 @@ def _names_drawn(state: Any) -> set[str]:
     """The components of mixtures of which a step, and steps upstream, hold elements."""
     if isinstance(state, Mapping):
         draws = _draws(state)
-        return set().union(*map(_names_drawn, state.values())) if draws is None else draws.names_drawn()
+        return (
+            set().union(*map(_names_drawn, state.values()))
+            if draws is None
+            else draws.names_drawn()
+        )
     return set().union(*map(_names_drawn, state)) if isinstance(state, list | tuple) else set()
 
 

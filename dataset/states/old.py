@@ -20,7 +20,9 @@ def is_old_workers_state(state: Any) -> bool:
     return isinstance(state, Mapping) and "workers_state" in state
 
 
-def parse_old_workers_state(state: Any, owner: object, count: int) -> tuple[int, list[Any], list[int]]:
+def parse_old_workers_state(
+    state: Any, owner: object, count: int
+) -> tuple[int, list[Any], list[int]]:
     """Whose turn it is, the state of each worker (``None``: the beginning), and how many elements
     it has delivered since.
 
@@ -33,8 +35,8 @@ def parse_old_workers_state(state: Any, owner: object, count: int) -> tuple[int,
         values = state_field(state, name, owner)
         if not isinstance(values, Mapping) or set(values) != set(keys):
             raise StateMismatchError(
-                f"{name} in the state of {owner} must have the keys {keys}, the workers, got {shown(values)}: "
-                "their number must be the same when a state is restored"
+                f"{name} in the state of {owner} must have the keys {keys}, the workers, got"
+                f" {shown(values)}: their number must be the same when a state is restored"
             )
         found.append([values[key] for key in keys])
     last = plain_int(state_field(state, "last_worker_index", owner))
@@ -47,7 +49,8 @@ def parse_old_workers_state(state: Any, owner: object, count: int) -> tuple[int,
     nums = plain_counts(given_nums)
     if nums is None:
         raise StateMismatchError(
-            f"iterations_to_skip in the state of {owner} must be non-negative integers, got {shown(given_nums)}"
+            f"iterations_to_skip in the state of {owner} must be non-negative integers, got"
+            f" {shown(given_nums)}"
         )
     return (last + 1) % count, states, nums
 
@@ -63,8 +66,13 @@ def old_workers_state(slot: int, states: Sequence[Any], nums: Sequence[int]) -> 
 
 def refuse_old_interleave(state: Any, owner: object) -> None:
     """Raises ``StateMismatchError`` if ``state`` is of an interleave."""
-    if isinstance(state, Mapping) and "prefetch_ds_iter_states" in state and "exhausted" not in state:
+    if (
+        isinstance(state, Mapping)
+        and "prefetch_ds_iter_states" in state
+        and "exhausted" not in state
+    ):
         raise StateMismatchError(
-            f"the state of {owner} was written by Grain before 0.2.16 (it has the key 'prefetch_ds_iter_states'), where "
-            "interleaved datasets came in another order: it cannot be continued"
+            f"the state of {owner} was written by Grain before 0.2.16 (it has the key"
+            " 'prefetch_ds_iter_states'), where interleaved datasets came in another order: it"
+            " cannot be continued"
         )

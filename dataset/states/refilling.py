@@ -42,7 +42,7 @@ def refuse_refilling(mixture: Any, change: str) -> None:
     """
     if _refilling.what is not None:
         raise StateMismatchError(
-            f"{mixture} has {change} than when the state was taken, and {_refilling.what}: filled again from another mixture, "
-            "some elements would come twice and others never. Restore with the weights and components of then, or mix behind "
-            "that step"
+            f"{mixture} has {change} than when the state was taken, and {_refilling.what}: filled"
+            " again from another mixture, some elements would come twice and others never. Restore"
+            " with the weights and components of then, or mix behind that step"
         )

@@ -23,20 +23,26 @@ def parse_shards(state: Any, owner: object, num_shards: int) -> CycleState:
     count = state_count(state, "next_index_in_datasets", owner)
     if count != num_shards:
         raise StateMismatchError(
-            f"the state was taken with {count} workers (next_index_in_datasets), {owner} has {num_shards}: "
-            "their number must be the same when a state is restored"
+            f"the state was taken with {count} workers (next_index_in_datasets), {owner} has"
+            f" {num_shards}: their number must be the same when a state is restored"
         )
     cycle = CycleState.parse(state, owner, count, "the number of workers")
     if cycle.indices != list(range(count)):
         raise StateMismatchError(
-            f"iterators_in_use_indices in the state of {owner} must be {list(range(count))}, got {cycle.indices!r:.200}"
+            f"iterators_in_use_indices in the state of {owner} must be {list(range(count))}, got"
+            f" {cycle.indices!r:.200}"
         )
     if cycle.future_states:
-        raise StateMismatchError(f"future_states in the state of {owner} must be empty, got {state['future_states']!r:.200}")
+        raise StateMismatchError(
+            f"future_states in the state of {owner} must be empty, got"
+            f" {state['future_states']!r:.200}"
+        )
     return cycle
 
 
-def parse_old_shards(state: Any, owner: object, beginnings: Sequence[Any]) -> tuple[CycleState, list[int]]:
+def parse_old_shards(
+    state: Any, owner: object, beginnings: Sequence[Any]
+) -> tuple[CycleState, list[int]]:
     """Return the parts of a state of Grain before 0.2.16, and how many elements of each shard were
     delivered after it.
 
@@ -50,7 +56,10 @@ def parse_old_shards(state: Any, owner: object, beginnings: Sequence[Any]) -> tu
         NotImplementedError: shards have no states.
     """
     slot, values, nums = parse_old_workers_state(state, owner, len(beginnings))
-    states = [first if value is None else given(value) for first, value in zip(beginnings, values, strict=True)]
+    states = [
+        first if value is None else given(value)
+        for first, value in zip(beginnings, values, strict=True)
+    ]
     if None in states:
         raise stateless(owner)
     return shards_state(slot % len(states), states), nums
@@ -64,16 +73,17 @@ def shards_state(slot: int, states: list[Any]) -> CycleState:
 def stateless(owner: object) -> NotImplementedError:
     """Return the error of shards without states."""
     return NotImplementedError(
-        f"{owner} has no state to save or to continue from: the pipeline before it is iterated by plain Python iterators. "
-        "Return a DatasetIterator from __iter__ to save its position"
+        f"{owner} has no state to save or to continue from: the pipeline before it is iterated by"
+        " plain Python iterators. Return a DatasetIterator from __iter__ to save its position"
     )
 
 
 def uneven(owner: object, num_shards: int) -> NotImplementedError:
     """Return the error of shards whose positions do not follow from an index."""
     return NotImplementedError(
-        f"{owner} has no index for its elements: its {num_shards} shares are not of one length, so that their positions do not "
-        "follow from the number of elements that came before. Use get_state and set_state"
+        f"{owner} has no index for its elements: its {num_shards} shares are not of one length, so"
+        " that their positions do not follow from the number of elements that came before. Use"
+        " get_state and set_state"
     )
 
 

@@ -49,7 +49,8 @@ class Turns(NamedTuple):
             return cls.read(state[TURNS])
         except _DAMAGES as error:
             raise StateMismatchError(
-                f"{TURNS} in the state of {owner} must be what its mixture has drawn, got {shown(state[TURNS])}"
+                f"{TURNS} in the state of {owner} must be what its mixture has drawn, got"
+                f" {shown(state[TURNS])}"
             ) from error
 
     @classmethod
@@ -61,8 +62,16 @@ class Turns(NamedTuple):
         draws = unpacked(saved["draws"])
         rows = unpacked(saved["rows"]) if "rows" in saved else []
         if max(map(abs, draws), default=0) > len(names) or (rows and len(rows) != len(draws)):
-            raise ValueError("there must be a name for each number, and a row for each draw or none")
-        return cls(saved["start"], names, tuple([_draw_of(code) for code in draws]), tuple(rows), saved.get("left"))
+            raise ValueError(
+                "there must be a name for each number, and a row for each draw or none"
+            )
+        return cls(
+            saved["start"],
+            names,
+            tuple([_draw_of(code) for code in draws]),
+            tuple(rows),
+            saved.get("left"),
+        )
 
     def saved(self) -> dict[str, Any]:
         """For a state: short, and never changed in place."""
@@ -78,7 +87,10 @@ class Turns(NamedTuple):
     def passing(self, num_rows: int) -> Turns:
         """The same when all are passed over that are in the first outputs of the step."""
         rows = self.rows or [-1] * len(self.draws)
-        draws = [~i if i is not None and i >= 0 and 0 <= row < num_rows else i for i, row in zip(self.draws, rows, strict=True)]
+        draws = [
+            ~i if i is not None and i >= 0 and 0 <= row < num_rows else i
+            for i, row in zip(self.draws, rows, strict=True)
+        ]
         return self._replace(draws=tuple(draws), rows=(), left=None)
 
     @property
@@ -121,9 +133,13 @@ def packed(numbers: Iterable[int]) -> list[int] | str:
 
 def unpacked(packed: Any) -> Sequence[int]:
     if isinstance(packed, str):
-        found: list[int] = np.frombuffer(zlib.decompress(base64.b64decode(packed, validate=True)), "<i4").tolist()
+        found: list[int] = np.frombuffer(
+            zlib.decompress(base64.b64decode(packed, validate=True)), "<i4"
+        ).tolist()
         return found
-    numbers = [plain_int(number) for number in packed] if isinstance(packed, list | tuple) else [None]
+    numbers = (
+        [plain_int(number) for number in packed] if isinstance(packed, list | tuple) else [None]
+    )
     integers = [number for number in numbers if number is not None]
     if len(integers) < len(numbers):
         raise TypeError("numbers must be a list of integers, or text")

@@ -42,7 +42,9 @@ class LinearStates(Sequence[Any]):
     def __getitem__(self, i: Any) -> Any:
         if isinstance(i, slice):
             start, stop, _ = i.indices(self._num)
-            return LinearStates(advanced(self._before, start) if start else self._before, max(0, stop - start))
+            return LinearStates(
+                advanced(self._before, start) if start else self._before, max(0, stop - start)
+            )
         return advanced(self._before, 1 + (i if 0 <= i < self._num else range(self._num)[i]))
 
     @classmethod
@@ -58,7 +60,10 @@ def advanced(state: Any, num: int) -> Any:
     if type(state) is int:
         return state + num
     if type(state) is dict:
-        return {key: value + num if type(value) is int else advanced(value, num) for key, value in state.items()}
+        return {
+            key: value + num if type(value) is int else advanced(value, num)
+            for key, value in state.items()
+        }
     return [advanced(value, num) for value in state] if type(state) is list else state
 
 
@@ -103,7 +108,9 @@ def given(state: Any) -> Any:
     try:
         return _given(state)
     except RecursionError:
-        raise StateMismatchError(f"a state must be nested less deeply than {shown(state)}") from None
+        raise StateMismatchError(
+            f"a state must be nested less deeply than {shown(state)}"
+        ) from None
 
 
 def _given(state: Any) -> Any:
@@ -160,24 +167,35 @@ class CycleState:
         ]
         if slot >= max(1, length):
             raise StateMismatchError(
-                f"next_index_in_cycle in the state of {owner} must be below {length}, {meaning}, got {shown(slot)}"
+                f"next_index_in_cycle in the state of {owner} must be below {length}, {meaning},"
+                f" got {shown(slot)}"
             )
         indices = plain_counts(given_indices)
-        exhausted = plain_counts([int(flag) if isinstance(flag, bool | np.bool_) else flag for flag in given_flags])
+        exhausted = plain_counts(
+            [int(flag) if isinstance(flag, bool | np.bool_) else flag for flag in given_flags]
+        )
         if indices is None:
             raise StateMismatchError(
-                f"iterators_in_use_indices in the state of {owner} must be non-negative integers, got {shown(given_indices)}"
+                f"iterators_in_use_indices in the state of {owner} must be non-negative integers,"
+                f" got {shown(given_indices)}"
             )
         if exhausted is None or any([flag > 1 for flag in exhausted]):
-            raise StateMismatchError(f"exhausted in the state of {owner} must have only 0 and 1, got {shown(given_flags)}")
-        future_states = states_by_index(state.get("future_states", {}), f"future_states in the state of {owner}")
+            raise StateMismatchError(
+                f"exhausted in the state of {owner} must have only 0 and 1, got"
+                f" {shown(given_flags)}"
+            )
+        future_states = states_by_index(
+            state.get("future_states", {}), f"future_states in the state of {owner}"
+        )
         return cls(slot, num_opened, indices, given(given_states), exhausted, future_states)
 
     def of_datasets(self, num_datasets: int) -> list[dict[str, Any]]:
         """For each dataset: true if it has ended, and its state; ``None`` at its beginning or after
         its end.
         """
-        found: list[dict[str, Any]] = [{"exhausted": int(i < self.num_opened), "state": None} for i in range(num_datasets)]
+        found: list[dict[str, Any]] = [
+            {"exhausted": int(i < self.num_opened), "state": None} for i in range(num_datasets)
+        ]
         for i, state in self.future_states.items():
             if self.num_opened <= i < num_datasets:
                 found[i] = {"exhausted": int(state is None), "state": copied(state)}
@@ -197,5 +215,7 @@ def states_by_index(states: Any, name: str) -> dict[int, Any]:
                 break
             found[index] = given(state)
     if not isinstance(states, Mapping) or len(found) < len(states):
-        raise StateMismatchError(f"{name} must be a mapping of indices of datasets to states, got {shown(states)}")
+        raise StateMismatchError(
+            f"{name} must be a mapping of indices of datasets to states, got {shown(states)}"
+        )
     return found

@@ -37,7 +37,20 @@ _MAX_BYTES = 1 << 26  # of arrays, likewise
 _MAX_DEPTH = 50
 _STANDARD = Path(os.__file__).parent  # where the modules of Python itself are
 _MUTATORS = {
-    *("add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "remove", "setdefault", "sort"),
+    *(
+        "add",
+        "append",
+        "appendleft",
+        "clear",
+        "discard",
+        "extend",
+        "insert",
+        "pop",
+        "popitem",
+        "remove",
+        "setdefault",
+        "sort",
+    ),
     *("update", "write", "__setitem__"),
 }
 _MUTABLE = (list, dict, set, np.ndarray)
@@ -160,7 +173,11 @@ class _Digest:
 
     def add_class(self, kind: type) -> None:
         """Adds the methods of a class of the user; of others the name."""
-        self._note(f"class {kind.__module__}.{kind.__qualname__}" if _is_installed(kind) else f"class {kind.__qualname__}")
+        self._note(
+            f"class {kind.__module__}.{kind.__qualname__}"
+            if _is_installed(kind)
+            else f"class {kind.__qualname__}"
+        )
         if id(kind) in self._seen or _is_installed(kind):
             return
         self._seen.add(id(kind))
@@ -193,9 +210,22 @@ class _Digest:
 
     def _add_attributes(self, value: Any) -> None:
         """Adds the attributes of an object, except for those that its methods change."""
-        methods = [inspect.unwrap(x) for x in vars(type(value)).values() if isinstance(x, types.FunctionType)]
-        codes = [method.__code__ for method in methods if method.__name__ not in ("__init__", "__post_init__", "__setstate__")]
-        assigned = {instruction.argval for code in codes for instruction in dis.get_instructions(code) if _assigns(instruction)}
+        methods = [
+            inspect.unwrap(x)
+            for x in vars(type(value)).values()
+            if isinstance(x, types.FunctionType)
+        ]
+        codes = [
+            method.__code__
+            for method in methods
+            if method.__name__ not in ("__init__", "__post_init__", "__setstate__")
+        ]
+        assigned = {
+            instruction.argval
+            for code in codes
+            for instruction in dis.get_instructions(code)
+            if _assigns(instruction)
+        }
         mutates = any(map(_mutates, codes))
         for name, attribute in getattr(value, "__dict__", {}).items():
             if name not in assigned and not (mutates and isinstance(attribute, _MUTABLE)):
@@ -262,7 +292,12 @@ class _Digest:
 
 
 def _names_in(code: types.CodeType) -> list[str]:
-    inner = [name for constant in code.co_consts if isinstance(constant, types.CodeType) for name in _names_in(constant)]
+    inner = [
+        name
+        for constant in code.co_consts
+        if isinstance(constant, types.CodeType)
+        for name in _names_in(constant)
+    ]
     return [*dict.fromkeys([*code.co_names, *inner])]
 
 
@@ -271,7 +306,12 @@ def _mutates(code: types.CodeType) -> bool:
     is.
     """
     inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
-    is_assigning = any([instruction.opname in ("STORE_SUBSCR", "DELETE_SUBSCR") for instruction in dis.get_instructions(code)])
+    is_assigning = any(
+        [
+            instruction.opname in ("STORE_SUBSCR", "DELETE_SUBSCR")
+            for instruction in dis.get_instructions(code)
+        ]
+    )
     return is_assigning or not _MUTATORS.isdisjoint(code.co_names) or any(map(_mutates, inner))
 
 
@@ -283,7 +323,9 @@ def _is_installed(value: Any) -> bool:
     """Returns True for code of Python itself and of packages."""
     name = getattr(value, "__module__", None) or "builtins"
     file = getattr(sys.modules.get(name), "__file__", None)
-    if name == "__main__" or (file is None and name in sys.modules and name not in sys.builtin_module_names):
+    if name == "__main__" or (
+        file is None and name in sys.modules and name not in sys.builtin_module_names
+    ):
         return False
     if file is None or name.partition(".")[0] == "gristmill":
         return file is not None or name in sys.builtin_module_names

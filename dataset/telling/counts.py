@@ -32,8 +32,8 @@ def counts_of(it: Any) -> dict[str, dict[str, int]]:
         counts = _counts_of_map_datasets(it)
         if counts is None:
             raise ValueError(
-                f"{it} draws from no IterDataset.mix, nor in order and in this process from a MapDataset.mix, whose components "
-                "could be counted"
+                f"{it} draws from no IterDataset.mix, nor in order and in this process from a"
+                " MapDataset.mix, whose components could be counted"
             )
         return counts
     total: dict[str, dict[str, int]] = {}
@@ -45,7 +45,9 @@ def counts_of(it: Any) -> dict[str, dict[str, int]]:
 def _counts_of_map_datasets(it: Any) -> dict[str, dict[str, int]] | None:
     reading = _nearest(it, lambda node: _counts_at(node) is not None)
     places = [*_places_in(it.get_state())]
-    counts: dict[str, dict[str, int]] | None = _counts_at(reading)(places[0]) if reading and len(places) == 1 else None
+    counts: dict[str, dict[str, int]] | None = (
+        _counts_at(reading)(places[0]) if reading and len(places) == 1 else None
+    )
     return counts
 
 

@@ -58,7 +58,10 @@ def describe(node: Any) -> dict[str, Any]:
         description["source_files"] = few_files(files, MAX_FILES)
     components = getattr(node, "_components", None)
     if components is not None:
-        return {**description, "components": {name: describe(component) for name, component in components.items()}}
+        return {
+            **description,
+            "components": {name: describe(component) for name, component in components.items()},
+        }
     parents = [describe(parent) for parent in upstream]
     if parents:
         description["parents"] = parents
@@ -68,7 +71,11 @@ def describe(node: Any) -> dict[str, Any]:
 def description_text(description: dict[str, Any]) -> str:
     """A description on one line, inputs first: ``Stage(Stage(...), parameter=..., length=...)``."""
     parents = [description_text(parent) for parent in description.get("parents", ())]
-    parameters = [f"{key}={value}" for key, value in description.items() if key not in ("stage", "parents", "source_files")]
+    parameters = [
+        f"{key}={value}"
+        for key, value in description.items()
+        if key not in ("stage", "parents", "source_files")
+    ]
     return f"{description['stage']}({', '.join(parents + parameters)})"
 
 
@@ -88,7 +95,9 @@ def short_source_text(source: Any) -> str:
     if not isinstance(source, list | tuple | np.ndarray):
         return _text(source)
     text = repr(source) if len(source) <= _MAX_RECORDS and getattr(source, "ndim", 1) == 1 else ""
-    return text if 0 < len(text) <= _MAX_LIST else f"{type(source).__name__} of {len(source)} records"
+    return (
+        text if 0 < len(text) <= _MAX_LIST else f"{type(source).__name__} of {len(source)} records"
+    )
 
 
 def source_name(source: Any) -> str:
@@ -102,8 +111,14 @@ def source_name(source: Any) -> str:
 
 def file_paths(source: Any) -> Sequence[str]:
     """The files of a source, in their order; empty if it has none."""
-    paths = getattr(source, "paths", None) or getattr(getattr(source, "_files", None), "paths", None)
-    return paths if isinstance(paths, list | tuple) and all([isinstance(path, str) for path in paths[:1]]) else ()
+    paths = getattr(source, "paths", None) or getattr(
+        getattr(source, "_files", None), "paths", None
+    )
+    return (
+        paths
+        if isinstance(paths, list | tuple) and all([isinstance(path, str) for path in paths[:1]])
+        else ()
+    )
 
 
 def source_files(source: Any) -> list[str] | None:
@@ -133,11 +148,15 @@ def few_files(files: Sequence[str], most: int) -> list[str]:
     if len(files) <= most:
         return list(files)
     rest = files[most - 1 :]
-    digest = hashlib.sha1("\n".join(rest).encode(errors="surrogateescape"), usedforsecurity=False).hexdigest()
+    digest = hashlib.sha1(
+        "\n".join(rest).encode(errors="surrogateescape"), usedforsecurity=False
+    ).hexdigest()
     return [*files[: most - 1], f"{len(rest)} more, SHA-1 {digest}"]
 
 
-def source_difference(saved: Any, own: Any, saved_files: Any, own_files: Sequence[str] | None) -> str | None:
+def source_difference(
+    saved: Any, own: Any, saved_files: Any, own_files: Sequence[str] | None
+) -> str | None:
     """``None`` if a source has the data of the one that was saved; else what is known of the
     difference beyond their texts.
 
@@ -155,14 +174,22 @@ def source_difference(saved: Any, own: Any, saved_files: Any, own_files: Sequenc
     if saved == own:
         return None
     is_elsewhere = own_files is not None and _without_paths(saved) == _without_paths(own)
-    return "Its files lie elsewhere, and only a hash of the paths of then is known" if is_elsewhere else ""
+    return (
+        "Its files lie elsewhere, and only a hash of the paths of then is known"
+        if is_elsewhere
+        else ""
+    )
 
 
 def _file_difference(saved: Any, own: Sequence[str]) -> str | None:
     """The first file that is another one, in words."""
-    for i, (then, now) in enumerate(zip_longest(saved if isinstance(saved, list) else [saved], own, fillvalue=_NOTHING)):
+    for i, (then, now) in enumerate(
+        zip_longest(saved if isinstance(saved, list) else [saved], own, fillvalue=_NOTHING)
+    ):
         if then != now:
-            then_text, now_text = ["nothing" if file is _NOTHING else shown(file) for file in (then, now)]
+            then_text, now_text = [
+                "nothing" if file is _NOTHING else shown(file) for file in (then, now)
+            ]
             return f"Of its files, file {i} was {then_text}, and is {now_text} here"
     return None
 
@@ -189,10 +216,16 @@ def check_description(saved: Any, own: Any, place: str = "the last stage") -> No
         StateMismatchError: names the first stage, from the output upwards, that differs, with both
             values.
     """
-    while isinstance(saved, dict) and saved.get("stage") in _ONCE_DESCRIBED and len(saved.get("parents", ())) == 1:
+    while (
+        isinstance(saved, dict)
+        and saved.get("stage") in _ONCE_DESCRIBED
+        and len(saved.get("parents", ())) == 1
+    ):
         saved = saved["parents"][0]
     if not isinstance(saved, dict):
-        raise StateMismatchError(f"the description of a stage in a checkpoint must be a JSON object, got {shown(saved)}")
+        raise StateMismatchError(
+            f"the description of a stage in a checkpoint must be a JSON object, got {shown(saved)}"
+        )
     for key in dict.fromkeys([*saved, *own]):
         difference = _difference(key, saved, own)
         if difference is not None:
@@ -204,15 +237,21 @@ def check_description(saved: Any, own: Any, place: str = "the last stage") -> No
             )
     saved_components, saved_parents = saved.get("components", {}), saved.get("parents", [])
     if not isinstance(saved_components, dict) or not isinstance(saved_parents, list):
-        raise StateMismatchError(f"the description of {own['stage']} ({place}) in a checkpoint is damaged, got {shown(saved)}")
+        raise StateMismatchError(
+            f"the description of {own['stage']} ({place}) in a checkpoint is damaged, got"
+            f" {shown(saved)}"
+        )
     for name, component in own.get("components", {}).items():
         if name in saved_components:  # others have been added or removed, as they may be
-            check_description(saved_components[name], component, f"component {name!r} of {own['stage']}")
+            check_description(
+                saved_components[name], component, f"component {name!r} of {own['stage']}"
+            )
     own_parents = own.get("parents", [])
     if len(saved_parents) != len(own_parents):
         raise StateMismatchError(
-            f"the checkpoint belongs to another pipeline: {own['stage']} ({place}) had {len(saved_parents)} parents "
-            f"when it was saved, and has {len(own_parents)} here. {_REMEDY_OF_STAGES}"
+            f"the checkpoint belongs to another pipeline: {own['stage']} ({place}) had"
+            f" {len(saved_parents)} parents when it was saved, and has {len(own_parents)} here."
+            f" {_REMEDY_OF_STAGES}"
         )
     for i, (saved_parent, own_parent) in enumerate(zip(saved_parents, own_parents, strict=True)):
         which = "the stage" if len(own_parents) == 1 else f"parent {i}, the stage"
@@ -227,7 +266,10 @@ def _words_for(key: str, then: Any, own: dict[str, Any], place: str) -> tuple[st
     if (stage, key) == _NUM_LANES:
         return (
             f"num_lanes ({place}; without one, num_workers)",
-            f"Set num_lanes={shown(then)} beside num_workers: any number of workers can compute as many lanes",
+            (
+                f"Set num_lanes={shown(then)} beside num_workers: any number of workers can compute"
+                " as many lanes"
+            ),
         )
     return f"{key} of {stage} ({place})", "Change it back, or begin without the checkpoint"
 
@@ -237,10 +279,13 @@ def _parts_that_differ(then: Any, now: Any) -> list[str]:
     texts = [shown(value, _MAX_SHOWN) for value in (then, now)]
     if max(map(len, texts)) <= _MAX_WHOLE:
         return texts
-    same = next((i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), min(map(len, texts)))
+    same = next(
+        (i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), min(map(len, texts))
+    )
     start = max(0, same - _BEFORE)
     return [
-        f"{'…' if start else ''}{text[start : start + _MAX_WHOLE]}{'…' if text[start + _MAX_WHOLE :] else ''}" for text in texts
+        f"{'…' if start else ''}{text[start : start + _MAX_WHOLE]}{'…' if text[start + _MAX_WHOLE :] else ''}"
+        for text in texts
     ]
 
 
@@ -249,7 +294,9 @@ def _difference(key: Any, saved: dict[str, Any], own: dict[str, Any]) -> str | N
     if key in _NOT_COMPARED:
         return None
     if key == "source":
-        return source_difference(saved.get(key), own.get(key), saved.get("source_files"), own.get("source_files"))
+        return source_difference(
+            saved.get(key), own.get(key), saved.get("source_files"), own.get("source_files")
+        )
     return None if saved.get(key) == own.get(key) else ""
 
 

@@ -64,7 +64,11 @@ def chain_text(pipeline: Any) -> str:
 def _chain_text(pipeline: Any) -> str:
     kind = pipeline._node_family
     length = length_text(stage_length(pipeline))
-    head = f"{kind} of {length}:" if length.endswith(("element", "elements")) else f"{kind}{length and ', '}{length}:"
+    head = (
+        f"{kind} of {length}:"
+        if length.endswith(("element", "elements"))
+        else f"{kind}{length and ', '}{length}:"
+    )
     lines = abbreviated(_lines(pipeline, {}, 0), _MAX_LINES, lambda num: f"… {num} more lines …")
     return "\n".join([head, *["  " + line for line in lines]])
 
@@ -96,7 +100,9 @@ def stage_inputs(stage: Any) -> Sequence[Any]:
 
 def component_names(stage: Any) -> list[str] | None:
     """The names of the inputs of a mixture, dataset or iterator, if its components have names."""
-    names = getattr(stage, "_component_names", None) or getattr(getattr(stage, "_stage", None), "_component_names", None)
+    names = getattr(stage, "_component_names", None) or getattr(
+        getattr(stage, "_stage", None), "_component_names", None
+    )
     return None if not names else [one_line(str(name), _MAX_NAME) for name in names]
 
 
@@ -104,7 +110,11 @@ def joined(branches: Sequence[Sequence[str]]) -> list[str]:
     """The lines of several branches, one after the other, with a bar along them that leads to the
     next stage.
     """
-    return [("│  " if j else "├─ " if i else "┌─ ") + line for i, branch in enumerate(branches) for j, line in enumerate(branch)]
+    return [
+        ("│  " if j else "├─ " if i else "┌─ ") + line
+        for i, branch in enumerate(branches)
+        for j, line in enumerate(branch)
+    ]
 
 
 def named(lines: list[str], name: str) -> list[str]:
@@ -140,7 +150,9 @@ def _lines(stage: Any, shown: dict[int, Any], depth: int) -> list[str]:
         lines = [f"… {len(above)} branches …"]
     else:
         branches = abbreviated(list(above), _MAX_BRANCHES, lambda num: f"… {num} more branches …")
-        names = abbreviated(component_names(chain[-1]) or [""] * len(above), _MAX_BRANCHES, lambda num: "")
+        names = abbreviated(
+            component_names(chain[-1]) or [""] * len(above), _MAX_BRANCHES, lambda num: ""
+        )
         lines = joined(
             [
                 named([x] if isinstance(x, str) else _lines(x, shown, depth + 1), name)
@@ -161,11 +173,19 @@ def _lines(stage: Any, shown: dict[int, Any], depth: int) -> list[str]:
 def _stage_text(stage: Any) -> str:
     """The name of a stage and its parameters."""
     kind = type(stage)
-    if not stage._shows_chain and not _inputs(stage) and not file_paths(getattr(stage, "_source", None)):
+    if (
+        not stage._shows_chain
+        and not _inputs(stage)
+        and not file_paths(getattr(stage, "_source", None))
+    ):
         return without_addresses(one_line(_answer(lambda: repr(stage), kind.__name__), _MAX_LINE))
     text = stage_name(stage)
     found: dict[str, Any] = _answer(lambda: stage._described_parameters, {})
-    missing = [f"{name}={_answer(partial(as_json, value), '?')}" for name, value in found.items() if f"{name}=" not in text]
+    missing = [
+        f"{name}={_answer(partial(as_json, value), '?')}"
+        for name, value in found.items()
+        if f"{name}=" not in text
+    ]
     if not missing:
         return text
     parameters = ", ".join(missing)

@@ -25,7 +25,10 @@ _ON_DELIVERY = "_gristmill_on_delivery"
 _OF_NO_ELEMENT = "_gristmill_of_no_element"
 _MAX_NAME = 200  # characters
 _MAX_SHOWN = 8  # numbers of a list
-_SETTINGS = "Workers lack what the program has set or registered in libraries, unless worker_init_fn does so there, too."
+_SETTINGS = (
+    "Workers lack what the program has set or registered in libraries, unless worker_init_fn does"
+    " so there, too."
+)
 
 
 class Failure(Value):
@@ -49,8 +52,17 @@ class Failure(Value):
 
     def place(self) -> str:
         """In words: "by" a stage "at" an element, if that is known."""
-        details = "; ".join([detail.text(len({other.source for other in self.details}) > 1) for detail in self.details])
-        words = [self.stage and f" by {self.stage}", self.elements, f"({details})" if details else ""]
+        details = "; ".join(
+            [
+                detail.text(len({other.source for other in self.details}) > 1)
+                for detail in self.details
+            ]
+        )
+        words = [
+            self.stage and f" by {self.stage}",
+            self.elements,
+            f"({details})" if details else "",
+        ]
         return " ".join([word for word in words if word]) + self.again
 
 
@@ -139,7 +151,10 @@ def tell_epoch(error: BaseException, it: Any, epoch: int) -> None:
             return
         failure = told.failure
         if told.is_on_its_way and failure.details:
-            details = [x.replaced(epoch=None if x.epoch is None else x.epoch + epoch) for x in failure.details]
+            details = [
+                x.replaced(epoch=None if x.epoch is None else x.epoch + epoch)
+                for x in failure.details
+            ]
             note(error, told.changed(failure.replaced(details=tuple(details)), is_on_its_way=True))
             return
         words = f", in epoch {epoch} of {it}"
@@ -156,7 +171,9 @@ def tell_in_worker(error: BaseException, worker: str, otherwise: str) -> None:
         note(error, Note.of(f"Raised in {worker}", Failure("", again=f", {otherwise}")))
     else:
         failure = told.failure
-        known = failure if failure.elements else failure.replaced(again=f"{failure.again}, {otherwise}")
+        known = (
+            failure if failure.elements else failure.replaced(again=f"{failure.again}, {otherwise}")
+        )
         note(error, Note.of(f"Raised in {worker}", known))
 
 
@@ -169,7 +186,9 @@ def tell_of_settings(error: BaseException) -> None:
     while last is not None and last.tb_next is not None:
         last = last.tb_next
     module = "gristmill" if last is None else str(last.tb_frame.f_globals.get("__name__"))
-    if module.partition(".")[0] not in ("gristmill", "cloudpickle") and _SETTINGS not in getattr(error, "__notes__", ()):
+    if module.partition(".")[0] not in ("gristmill", "cloudpickle") and _SETTINGS not in getattr(
+        error, "__notes__", ()
+    ):
         add_note(error, _SETTINGS)
 
 
@@ -221,7 +240,11 @@ def deliver(error: BaseException) -> None:
 def note_at(error: BaseException) -> Note | None:
     """Our note at ``error``."""
     notes = vars(error).get("__notes__")
-    return next((old for old in notes if isinstance(old, Note)), None) if isinstance(notes, list) else None
+    return (
+        next((old for old in notes if isinstance(old, Note)), None)
+        if isinstance(notes, list)
+        else None
+    )
 
 
 def note(error: BaseException, new: Note) -> None:
@@ -263,7 +286,12 @@ def _failure_at_place(stage: Any, place: Place | None) -> Failure:
     ds, indices = _in_whole(place, range(number * place.size, place.last + 1))
     elements = _numbers("element", indices if place.size == 1 else [number])
     found = origin(ds, indices)
-    return Failure(name, f"at {elements}{_share(ds)}", _details(found, place.epoch), record_keys=_record_keys(found))
+    return Failure(
+        name,
+        f"at {elements}{_share(ds)}",
+        _details(found, place.epoch),
+        record_keys=_record_keys(found),
+    )
 
 
 def _in_whole(place: Place, indices: range) -> tuple[Any, range]:
@@ -286,7 +314,9 @@ def _share(ds: Any) -> str:
 
 
 def _record_keys(found: Sequence[Records]) -> tuple[int | str, ...]:
-    return tuple([key for records in found for key in records.keys[:_MAX_SHOWN] if type(key) in (int, str)])
+    return tuple(
+        [key for records in found for key in records.keys[:_MAX_SHOWN] if type(key) in (int, str)]
+    )
 
 
 def _details(found: Sequence[Records], epoch: int) -> tuple[_Detail, ...]:
@@ -297,7 +327,9 @@ def _details(found: Sequence[Records], epoch: int) -> tuple[_Detail, ...]:
         if records.sampled:
             keys = f"{_numbers('sampler index', records.sampled)}, {keys}"
         source = sources[id(records.source)], _name(records.source)
-        details.append(_Detail(source, None if records.epoch is None else records.epoch + epoch, keys))
+        details.append(
+            _Detail(source, None if records.epoch is None else records.epoch + epoch, keys)
+        )
     return tuple(details)
 
 
@@ -323,7 +355,11 @@ def _numbers(noun: str, numbers: Sequence[Any]) -> str:
     if not others:
         return f"{noun} {first}"
     plural = "sampler indices" if noun == "sampler index" else f"{noun}s"
-    if len(others) > 1 and type(first) is int and list(numbers) == list(range(first, first + len(numbers))):
+    if (
+        len(others) > 1
+        and type(first) is int
+        and list(numbers) == list(range(first, first + len(numbers)))
+    ):
         return f"{plural} {first} to {numbers[-1]}"
     if len(numbers) > _MAX_SHOWN:
         return f"{plural} {', '.join(map(str, numbers[:_MAX_SHOWN]))}, ... ({len(numbers)} of them)"

@@ -23,10 +23,15 @@ _EXITS = {
     "gristmill.loader.iterator": "__next__",
     "gristmill.dataset.bases.map": "__getitem__",
 }
-_THREADS_AND_WORKERS = ("gristmill.dataset.ahead.readahead", "gristmill.dataset.ahead.pullahead", "gristmill.workers.child")
+_THREADS_AND_WORKERS = (
+    "gristmill.dataset.ahead.readahead",
+    "gristmill.dataset.ahead.pullahead",
+    "gristmill.workers.child",
+)
 _NOTE = (
-    "Frames of gristmill are left out of this traceback. To see them, call "
-    'gristmill.config.update("py_traceback_filtering", "off") or set GRISTMILL_PY_TRACEBACK_FILTERING=off.'
+    "Frames of gristmill are left out of this traceback. To see them, call"
+    ' gristmill.config.update("py_traceback_filtering", "off") or set'
+    " GRISTMILL_PY_TRACEBACK_FILTERING=off."
 )
 
 
@@ -63,7 +68,9 @@ def _filter(error: BaseException) -> None:
         links.append(link)
         link = link.tb_next
     is_interrupt = isinstance(error, KeyboardInterrupt)
-    is_hidden = _are_ours([link.tb_frame.f_code.co_filename for link in links], with_calls=is_interrupt)
+    is_hidden = _are_ours(
+        [link.tb_frame.f_code.co_filename for link in links], with_calls=is_interrupt
+    )
     is_hidden[-1:] = [is_hidden[-1] and is_interrupt] if links else []
     if not any(is_hidden):
         return
@@ -114,14 +121,22 @@ def _is_inside() -> bool:
 
 def _library_folders() -> tuple[str, ...]:
     """The folders of the library's modules: its packages need not be in one folder."""
-    packages = [module for name, module in [*sys.modules.items()] if name.partition(".")[0] == "gristmill"]
-    return tuple({f"{folder}{os.sep}" for package in packages for folder in getattr(package, "__path__", ())})
+    packages = [
+        module for name, module in [*sys.modules.items()] if name.partition(".")[0] == "gristmill"
+    ]
+    return tuple(
+        {f"{folder}{os.sep}" for package in packages for folder in getattr(package, "__path__", ())}
+    )
 
 
 def _is_in_ipython() -> bool:
     """True if the tracebacks are shown by an IPython that can hide frames."""
     ipython: Any = sys.modules.get("IPython")
-    return ipython is not None and ipython.version_info[:2] >= (7, 17) and ipython.get_ipython() is not None
+    return (
+        ipython is not None
+        and ipython.version_info[:2] >= (7, 17)
+        and ipython.get_ipython() is not None
+    )
 
 
 def _hide(frame: FrameType, error: BaseException) -> None:
@@ -140,7 +155,8 @@ def _attach(error: BaseException) -> None:
     # whatever its ``__str__`` raises
     text = "".join(traceback.format_exception_only(error)).strip()
     whole = UnfilteredTraceback(
-        f"{text}\n\nThis is the error below with all frames. Those of gristmill are left out below: see py_traceback_filtering."
+        f"{text}\n\nThis is the error below with all frames. Those of gristmill are left out below:"
+        " see py_traceback_filtering."
     ).with_traceback(error.__traceback__)
     whole.__cause__, whole.__context__ = error.__cause__, error.__context__
     whole.__suppress_context__ = error.__suppress_context__

@@ -42,7 +42,9 @@ def _lines(element: Any, label: str, depth: int) -> Iterator[str]:
     parts = _parts(element)
     indent = "  " * depth
     if not parts or depth == _MAX_DEPTH:
-        yield f"{indent}{label} {one_line(spec_text(element), _MAX_VALUE)}  {_value_text(element)}".rstrip()
+        yield (
+            f"{indent}{label} {one_line(spec_text(element), _MAX_VALUE)}  {_value_text(element)}".rstrip()
+        )
         return
     yield f"{indent}{label} {type(element).__name__}"
     for part in abbreviated(list(parts.items()), _MAX_PARTS, lambda num: f"… {num} more …"):
@@ -60,8 +62,14 @@ def _parts(element: Any) -> dict[str, Any]:
         return {one_line(repr(key), _MAX_VALUE): value for key, value in element.items()}
     if isinstance(element, list | tuple):
         names = getattr(element, "_fields", range(len(element)))
-        is_leaf = len(element) > 1 and len({*map(type, element)}) == 1 and isinstance(element[0], _PLAIN)
-        return {} if is_leaf else {str(name): value for name, value in zip(names, element, strict=False)}
+        is_leaf = (
+            len(element) > 1 and len({*map(type, element)}) == 1 and isinstance(element[0], _PLAIN)
+        )
+        return (
+            {}
+            if is_leaf
+            else {str(name): value for name, value in zip(names, element, strict=False)}
+        )
     if dataclasses.is_dataclass(element) and not isinstance(element, type):
         return {field.name: getattr(element, field.name) for field in dataclasses.fields(element)}
     return {}

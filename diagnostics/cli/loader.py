@@ -27,7 +27,9 @@ def loader_lines(state: Any, description: Mapping[str, Any], share: Any) -> Iter
     for worker, index in enumerate(map(plain_int, last_seen.values())):
         # the index before its first one
         before = shard.shard_index + (worker - len(last_seen)) * shard.shard_count
-        read.append(0 if index is None else (index - before) // (len(last_seen) * shard.shard_count))
+        read.append(
+            0 if index is None else (index - before) // (len(last_seen) * shard.shard_count)
+        )
     if len(read) > 1:
         lanes = [f"lane {lane}: {number_text(num)} records read" for lane, num in enumerate(read)]
         yield from abbreviated(lanes, _MAX_LANES, lambda num: f"… {num} more …")
@@ -38,7 +40,9 @@ def loader_lines(state: Any, description: Mapping[str, Any], share: Any) -> Iter
     if size is not None and own is not None and own.shard_count > 1:
         start, stop = even_split(size, own)
         size = stop - start
-    length = description.get("length", None if size is None or num_epochs is None else size * num_epochs)
+    length = description.get(
+        "length", None if size is None or num_epochs is None else size * num_epochs
+    )
     epoch = epoch_text(sum(read), size, num_epochs) if sampler.startswith("IndexSampler(") else ""
     yield f"read: {of_length(sum(read), length, 'record')}{epoch}"
 

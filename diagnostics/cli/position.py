@@ -88,7 +88,10 @@ def _next_index(state: Any, stage: Description, share: tuple[int, int] | None) -
         yield f"next index: {number_text(index)} in {where}, without end{epoch}"
     elif share is not None:
         own = len(range(share[0], length, share[1]))
-        yield f"next index: {number_text(index)} of about {number_text(own)} in its share of {where}{epoch}"
+        yield (
+            f"next index: {number_text(index)} of about {number_text(own)} in its share of"
+            f" {where}{epoch}"
+        )
     else:
         ratio = f" ({number_text(100 * index // length)}%)" if length else ""
         yield f"next index: {number_text(index)} of {number_text(length)} in {where}{ratio}{epoch}"
@@ -107,7 +110,9 @@ def _epoch(index: int, stage: Description, share: tuple[int, int] | None) -> str
         elif stage.get("stage") not in _KEEP_THE_INDEX:
             return ""
         stage = _parent(stage)
-    return epoch_text(index, plain_int(_parent(stage).get("length")), plain_int(stage.get("num_epochs")))
+    return epoch_text(
+        index, plain_int(_parent(stage).get("length")), plain_int(stage.get("num_epochs"))
+    )
 
 
 def _cycle(state: Any, stage: Description, share: tuple[int, int] | None) -> Iterator[str]:
@@ -122,7 +127,10 @@ def _cycle(state: Any, stage: Description, share: tuple[int, int] | None) -> Ite
     next_one = indices[turn] if turn is not None and 0 <= turn < len(indices) else "?"
     yield f"next: {what} {next_one}"
     if is_interleave:
-        yield f"opened: {of_length(state.get('next_index_in_datasets'), stage.get('num_datasets'), 'dataset')}"
+        yield (
+            "opened:"
+            f" {of_length(state.get('next_index_in_datasets'), stage.get('num_datasets'), 'dataset')}"
+        )
     for i in abbreviated([*range(len(states))], _MAX_PARTS, lambda num: f"… {num} more …"):
         if isinstance(i, str):
             yield i
@@ -135,7 +143,9 @@ def _cycle(state: Any, stage: Description, share: tuple[int, int] | None) -> Ite
             below = _NOWHERE if share is not None else _parent(stage, number)
             yield from _indented(_lines(states[i], below, None))
         else:
-            yield from _indented(_lines(states[i], _parent(stage), (number, len(states)) if stage else None))
+            yield from _indented(
+                _lines(states[i], _parent(stage), (number, len(states)) if stage else None)
+            )
 
 
 def _global_batch(state: Any, stage: Description, share: tuple[int, int] | None) -> Iterator[str]:
@@ -144,20 +154,30 @@ def _global_batch(state: Any, stage: Description, share: tuple[int, int] | None)
         yield own_form(state)
         return
     rows = number_text(state.get("batch_size"))
-    yield f"global batches of {rows} rows: {count_text(state.get('step'), 'step')}; here are {len(lanes)} of {num_lanes} lanes:"
+    yield (
+        f"global batches of {rows} rows: {count_text(state.get('step'), 'step')}; here are"
+        f" {len(lanes)} of {num_lanes} lanes:"
+    )
     for item in abbreviated([*lanes.items()], _MAX_PARTS, lambda num: f"… {num} more …"):
         if isinstance(item, str):
             yield item
             continue
         number, inner = item
         is_padded = isinstance(inner, Mapping) and inner.keys() == {"state", "rows"}
-        yield f"lane {number}{', ' + count_text(inner['rows'], 'element') + ' after' if is_padded else ''}:"
+        yield (
+            "lane"
+            f" {number}{', ' + count_text(inner['rows'], 'element') + ' after' if is_padded else ''}:"
+        )
         own = (int(number), num_lanes) if stage and str(number).isdecimal() else None
         yield from _indented(_lines(inner["state"] if is_padded else inner, _parent(stage), own))
 
 
 def _old_workers(state: Any, stage: Description, share: tuple[int, int] | None) -> Iterator[str]:
-    states, skips, last = state["workers_state"], state.get("iterations_to_skip"), plain_int(state.get("last_worker_index"))
+    states, skips, last = (
+        state["workers_state"],
+        state.get("iterations_to_skip"),
+        plain_int(state.get("last_worker_index")),
+    )
     if not isinstance(states, Mapping) or not isinstance(skips, Mapping):
         yield own_form(state)
         return
@@ -171,8 +191,17 @@ def _old_workers(state: Any, stage: Description, share: tuple[int, int] | None) 
 def _components(state: Any, stage: Description, share: tuple[int, int] | None) -> Iterator[str]:
     states, named = state["parents"], stage.get("components")
     if "index" in state:
-        yield f"mixed: {count_text(state['index'], 'element')}{', ended' if state.get('stop') else ''}"
-    items = list(states.items()) if isinstance(states, Mapping) else list(enumerate(states)) if isinstance(states, list) else []
+        yield (
+            "mixed:"
+            f" {count_text(state['index'], 'element')}{', ended' if state.get('stop') else ''}"
+        )
+    items = (
+        list(states.items())
+        if isinstance(states, Mapping)
+        else list(enumerate(states))
+        if isinstance(states, list)
+        else []
+    )
     if not items:
         yield own_form(state)
     for item in abbreviated(items, _MAX_PARTS, lambda num: f"… {num} more …"):
@@ -181,7 +210,11 @@ def _components(state: Any, stage: Description, share: tuple[int, int] | None) -
             continue
         key, inner = item
         below = (
-            named.get(key, _NOWHERE) if isinstance(named, Mapping) else _parent(stage, key) if isinstance(key, int) else _NOWHERE
+            named.get(key, _NOWHERE)
+            if isinstance(named, Mapping)
+            else _parent(stage, key)
+            if isinstance(key, int)
+            else _NOWHERE
         )
         yield f"dataset {key}:"
         yield from _indented(_lines(inner, below, share))
@@ -204,20 +237,32 @@ def _plain(words: Callable[[Any], str]) -> Callable[..., Iterator[str]]:
 
 def _window(state: Any, stage: Description) -> str:
     delivered = of_length(state.get("pos_in_window"), stage.get("window_size"), "element")
-    return f"window {number_text(state.get('window_index'))}: {delivered} delivered, of those from here on:"
+    return (
+        f"window {number_text(state.get('window_index'))}: {delivered} delivered, of those from"
+        " here on:"
+    )
 
 
 def _concat(state: Any, stage: Description) -> str:
-    return f"packed: {count_text(state.get('elements_from_buffer_after_checkpoint'), 'row')} delivered, of those from here on:"
+    return (
+        f"packed: {count_text(state.get('elements_from_buffer_after_checkpoint'), 'row')}"
+        " delivered, of those from here on:"
+    )
 
 
 def _bins(state: Any, stage: Description) -> str:
-    return f"packed: {count_text(state.get('counter'), 'row')} delivered, {number_text(state['next_row'])} of them from here on:"
+    return (
+        f"packed: {count_text(state.get('counter'), 'row')} delivered,"
+        f" {number_text(state['next_row'])} of them from here on:"
+    )
 
 
 def _buckets(state: Any, stage: Description) -> str:
     held = state.get("held") or "none"
-    return f"in buckets: those of {count_text(state['num_read'], 'element')} from here on that are held ({held}):"
+    return (
+        f"in buckets: those of {count_text(state['num_read'], 'element')} from here on that are"
+        f" held ({held}):"
+    )
 
 
 def _passed_over(faults: Any) -> Iterator[str]:
@@ -230,13 +275,20 @@ def _passed_over(faults: Any) -> Iterator[str]:
 
 def _tolerated(state: Any, stage: Description) -> str:
     faults = state.get("faults")
-    total = faults[0].get("total") if isinstance(faults, list) and faults and isinstance(faults[0], Mapping) else None
+    total = (
+        faults[0].get("total")
+        if isinstance(faults, list) and faults and isinstance(faults[0], Mapping)
+        else None
+    )
     return f"tolerated: {number_text(total)} of {count_text(state['tried'], 'element')} passed over"
 
 
 def _cache(state: Any, stage: Description) -> str:
     progress = "cached" if state["cache_filled"] else "being cached"
-    return f"{progress}: {count_text(state.get('position'), 'element')} delivered, of those from here on:"
+    return (
+        f"{progress}: {count_text(state.get('position'), 'element')} delivered, of those from"
+        " here on:"
+    )
 
 
 def _limit(state: Any, stage: Description) -> str:
@@ -247,15 +299,23 @@ def _repeat(state: Any, stage: Description) -> str:
     number, num_epochs = plain_int(state["epoch"]), plain_int(stage.get("num_epochs"))
     if number is None:
         return f"in epoch {shown(state['epoch'])}"
-    return f"in epoch {number_text(number + 1)}{'' if num_epochs is None else f' of {number_text(num_epochs)}'}"
+    return (
+        "in epoch"
+        f" {number_text(number + 1)}{'' if num_epochs is None else f' of {number_text(num_epochs)}'}"
+    )
 
 
 def _rebatch(state: Any, stage: Description) -> str:
-    return f"rebatched: {count_text(state['batch_idx'], 'row')} delivered, of the batch from here on:"
+    return (
+        f"rebatched: {count_text(state['batch_idx'], 'row')} delivered, of the batch from here on:"
+    )
 
 
 def _flat_map(state: Any, stage: Description) -> str:
-    return f"flat-mapped: {count_text(state['next_index_in_buffer'], 'item')} delivered, of the element from here on:"
+    return (
+        f"flat-mapped: {count_text(state['next_index_in_buffer'], 'item')} delivered, of the"
+        " element from here on:"
+    )
 
 
 def _counted(what: str, key: str) -> Callable[[Any, Description], str]:
@@ -269,7 +329,10 @@ def _elastic(state: Any, stage: Description, share: tuple[int, int] | None) -> I
 
 
 def _row(state: Any) -> str:
-    return f"row group {number_text(state['row_group'])}, row {number_text(state.get('index_within_row_group'))}"
+    return (
+        f"row group {number_text(state['row_group'])}, row"
+        f" {number_text(state.get('index_within_row_group'))}"
+    )
 
 
 # A form of state: the key that identifies it, its possible stages, and its words. The first key
@@ -278,9 +341,15 @@ _FORMS: dict[str, tuple[tuple[str, ...], Callable[..., Iterator[str]]]] = {
     "last_seen_indices": (("DataLoader",), loader_lines),
     "workers_state": (("RoundRobinIterator",), _old_workers),
     "num_lanes": (("GlobalBatchDatasetIterator",), _global_batch),
-    "next_index_in_cycle": (("RoundRobinIterator", "InterleaveDatasetIterator", "DataLoader"), _cycle),
+    "next_index_in_cycle": (
+        ("RoundRobinIterator", "InterleaveDatasetIterator", "DataLoader"),
+        _cycle,
+    ),
     "parents": (("MixedDatasetIterator", "ZipDatasetIterator"), _components),
-    "parent_window_start_state": (("WindowShuffleDatasetIterator",), _above("parent_window_start_state", _window)),
+    "parent_window_start_state": (
+        ("WindowShuffleDatasetIterator",),
+        _above("parent_window_start_state", _window),
+    ),
     "remainder_slices": (("ConcatThenSplitDatasetIterator",), _above("parent_state", _concat)),
     "cache_filled": (("CacheDatasetIterator",), _above("parent", _cache)),
     "count_elements_read": (("LimitDatasetIterator",), _above("parent", _limit)),
@@ -289,12 +358,26 @@ _FORMS: dict[str, tuple[tuple[str, ...], Callable[..., Iterator[str]]]] = {
     "next_index_in_buffer": (("FlatMapDatasetIterator", "FlatMap"), _above("parent", _flat_map)),
     "next_row": (("BinPackDatasetIterator",), _above("parent", _bins)),
     "num_read": (("BucketBatchDatasetIterator",), _above("parent", _buckets)),
-    "index_for_rng": (("RandomMapDatasetIterator",), _above("parent", _counted("random map", "index_for_rng"))),
-    "counter": (("MapWithIndexDatasetIterator",), _above("parent", _counted("map with index", "counter"))),
+    "index_for_rng": (
+        ("RandomMapDatasetIterator",),
+        _above("parent", _counted("random map", "index_for_rng")),
+    ),
+    "counter": (
+        ("MapWithIndexDatasetIterator",),
+        _above("parent", _counted("map with index", "counter")),
+    ),
     "shard_index": (("ElasticIterator",), _elastic),
     "next_index": (("PrefetchDatasetIterator", "DataLoader"), _next_index),
     "tried": (("TolerateDatasetIterator",), _above("parent", _tolerated)),
-    "global_next_index": ((), _plain(lambda state: f"next index of all shards: {number_text(state['global_next_index'])}")),
+    "global_next_index": (
+        (),
+        _plain(
+            lambda state: f"next index of all shards: {number_text(state['global_next_index'])}"
+        ),
+    ),
     "row_group": ((), _plain(_row)),
-    "reader_offset": ((), _plain(lambda state: f"at byte {number_text(state['reader_offset'])} of the file")),
+    "reader_offset": (
+        (),
+        _plain(lambda state: f"at byte {number_text(state['reader_offset'])} of the file"),
+    ),
 }

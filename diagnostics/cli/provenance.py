@@ -63,11 +63,19 @@ def trace(args: Namespace) -> Lines:
             num += 1
             for i, row in enumerate(told.rows):
                 for record in row.records:
-                    if str(record.record_key) == args.record and (args.source or "") in record.source:
+                    if (
+                        str(record.record_key) == args.record
+                        and (args.source or "") in record.source
+                    ):
                         num_found += 1
                         yield one_line(f"step {told.step}, row {i}: {_words(record)}", _MAX_LINE)
-    more = ", and there are more of them (see --steps)" if num == (args.steps or _MAX_OUTPUTS) else ""
-    yield f"record {one_line(args.record, 100)}: used {num_found} time{'' if num_found == 1 else 's'} in {num:,} outputs{more}"
+    more = (
+        ", and there are more of them (see --steps)" if num == (args.steps or _MAX_OUTPUTS) else ""
+    )
+    yield (
+        f"record {one_line(args.record, 100)}: used {num_found} time{'' if num_found == 1 else 's'}"
+        f" in {num:,} outputs{more}"
+    )
     return 0
 
 
@@ -75,7 +83,13 @@ def trace(args: Namespace) -> Lines:
 def _said_of_the_pipeline() -> Iterator[None]:
     try:
         yield
-    except (NotImplementedError, IndexError, FileNotFoundError, NoOutputError, StateMismatchError) as error:
+    except (
+        NotImplementedError,
+        IndexError,
+        FileNotFoundError,
+        NoOutputError,
+        StateMismatchError,
+    ) as error:
         raise CommandError(in_options(str(error)), 1) from error
 
 

@@ -62,10 +62,15 @@ def reading(pipeline: Any, stall_seconds: float | None) -> Iterator[Reader]:
 
 
 @contextlib.contextmanager
-def attended(it: Callable[[], Any], close: Callable[[], None], stall_seconds: float | None) -> Iterator[Attended]:
+def attended(
+    it: Callable[[], Any], close: Callable[[], None], stall_seconds: float | None
+) -> Iterator[Attended]:
     """A thread for the use of what ``it`` gives, which may be another iterator later on."""
     limit = _STALL_SECONDS if stall_seconds is None else stall_seconds
-    with ended_if_frozen(limit), Attended(lambda: dataset_iterator(it()), limit, _HINT, close=close) as thread:
+    with (
+        ended_if_frozen(limit),
+        Attended(lambda: dataset_iterator(it()), limit, _HINT, close=close) as thread,
+    ):
         yield thread
 
 

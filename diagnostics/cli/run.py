@@ -99,23 +99,42 @@ def diagnosis(args: Namespace) -> Lines:
     seconds = args.consumer_ms / 1000
     consumer = (lambda element: time.sleep(seconds)) if seconds else None
     with ended_if_frozen(args.stall_seconds if args.stall_seconds is not None else _FROZEN_SECONDS):
-        found = diagnose(pipeline, args.seconds, consumer=consumer, stall_seconds=args.stall_seconds)
-    yield json.dumps(_as_data(found), indent=2) if args.json else f"{found}\n\n{found.snapshot.summary}"
+        found = diagnose(
+            pipeline, args.seconds, consumer=consumer, stall_seconds=args.stall_seconds
+        )
+    yield (
+        json.dumps(_as_data(found), indent=2)
+        if args.json
+        else f"{found}\n\n{found.snapshot.summary}"
+    )
     if args.html is not None:
         from gristmill.diagnostics.report import report_html
 
         _write("--html", args.html, report_html(found))
     if args.trace is not None:
-        _write("--trace", args.trace, _trace(pipeline, min(args.seconds, _MAX_TRACE_SECONDS), consumer, args.stall_seconds))
+        _write(
+            "--trace",
+            args.trace,
+            _trace(pipeline, min(args.seconds, _MAX_TRACE_SECONDS), consumer, args.stall_seconds),
+        )
     return 0
 
 
 def _as_data(found: Diagnosis) -> dict[str, Any]:
     fields = {key: value for key, value in vars(found).items() if key != "snapshot"}
-    return {**fields, "parts": [vars(part) for part in found.parts], "summary": found.snapshot.summary.to_dict()}
+    return {
+        **fields,
+        "parts": [vars(part) for part in found.parts],
+        "summary": found.snapshot.summary.to_dict(),
+    }
 
 
-def _trace(pipeline: Any, seconds: float, consumer: Callable[[Any], Any] | None, stall_seconds: float | None) -> str:
+def _trace(
+    pipeline: Any,
+    seconds: float,
+    consumer: Callable[[Any], Any] | None,
+    stall_seconds: float | None,
+) -> str:
     """The calls of another run: to record them takes time, which the diagnosis is not about."""
     from gristmill.diagnostics.trace import trace_json
 
@@ -140,13 +159,23 @@ def bench(args: Namespace) -> Lines:
     elements = _Endless(pipeline)
     with attended(lambda: elements.it, elements.close, args.stall_seconds) as thread:
         with observe(elements.it):  # for what there is to say if it is stuck; only until it is warm
-            thread.call(lambda: elements.take_sizes(args.warmup, sizes), progress=lambda: len(sizes))
+            thread.call(
+                lambda: elements.take_sizes(args.warmup, sizes), progress=lambda: len(sizes)
+            )
         for _ in range(args.repeat):
             before = len(delays)
-            elapsed = thread.call(lambda: elements.time(args.seconds, delays), progress=lambda: len(delays))
+            elapsed = thread.call(
+                lambda: elements.time(args.seconds, delays), progress=lambda: len(delays)
+            )
             rates.append((len(delays) - before) / elapsed)
     rate, size = statistics.median(rates), statistics.mean(sizes)
-    percentiles = dict(zip((50, 95, 99), np.percentile(np.frombuffer(delays, np.int64), (50, 95, 99)).tolist(), strict=True))
+    percentiles = dict(
+        zip(
+            (50, 95, 99),
+            np.percentile(np.frombuffer(delays, np.int64), (50, 95, 99)).tolist(),
+            strict=True,
+        )
+    )
     if args.json:
         yield json.dumps(
             {
@@ -161,11 +190,22 @@ def bench(args: Namespace) -> Lines:
             indent=2,
         )
         return 0
-    spread = f"  ({digits_text(min(rates))} to {digits_text(max(rates))} in {len(rates)} runs)" if len(rates) > 1 else ""
+    spread = (
+        f"  ({digits_text(min(rates))} to {digits_text(max(rates))} in {len(rates)} runs)"
+        if len(rates) > 1
+        else ""
+    )
     yield f"elements/s  {digits_text(rate)}{spread}"
-    megabytes = f"{digits_text(rate * size / 1e6)}  ({size:,.0f} bytes an element)" if size else "-  (no arrays, texts or bytes)"
+    megabytes = (
+        f"{digits_text(rate * size / 1e6)}  ({size:,.0f} bytes an element)"
+        if size
+        else "-  (no arrays, texts or bytes)"
+    )
     yield f"MB/s        {megabytes}"
-    yield f"delay       {', '.join([f'p{percent} {time_text(delay)}' for percent, delay in percentiles.items()])}"
+    yield (
+        "delay      "
+        f" {', '.join([f'p{percent} {time_text(delay)}' for percent, delay in percentiles.items()])}"
+    )
     return 0
 
 
@@ -215,7 +255,8 @@ class _Endless:
             except StopIteration:
                 if num_at_end == len(delays):
                     raise CommandError(
-                        "the pipeline has elements only once: it gives none when it starts again", code=1
+                        "the pipeline has elements only once: it gives none when it starts again",
+                        code=1,
                     ) from None
                 num_at_end = len(delays)
                 self._begin()

@@ -20,16 +20,24 @@ def shuffle(args: Namespace) -> Generator[str, None, int]:
     pipeline = load_pipeline(args.pipeline)
     try:
         quality = shuffle_quality(
-            pipeline, _key(args.key), args.batch_size, block_size=args.block_size, max_batches=args.max_batches
+            pipeline,
+            _key(args.key),
+            args.batch_size,
+            block_size=args.block_size,
+            max_batches=args.max_batches,
         )
     except (TypeError, ValueError) as error:
         if note_free(error):
-            text = str(error).replace("a function of an element", "the name of the entry that is their class")
+            text = str(error).replace(
+                "a function of an element", "the name of the entry that is their class"
+            )
             raise CommandError(in_options(text, *_OPTIONS)) from error
         raise
     mixtures = mixture_shares(pipeline, args.batch_size)
     if args.json:
-        yield json.dumps({**quality.to_dict(), "mixtures": [mixture.as_dict() for mixture in mixtures]})
+        yield json.dumps(
+            {**quality.to_dict(), "mixtures": [mixture.as_dict() for mixture in mixtures]}
+        )
     else:
         yield "\n".join(map(str, [quality, *mixtures]))
     if args.output is not None:

@@ -83,7 +83,8 @@ def state_text(path: str) -> bytes:
     if len(found) != 1:
         names = ", ".join([str(one.path) for one in found[:_NUM_MISSING]])
         raise CommandError(
-            f"--state must be a checkpoint with one state, got {path} with {len(found)}: {names}. Name one of them"
+            f"--state must be a checkpoint with one state, got {path} with {len(found)}: {names}."
+            " Name one of them"
         )
     if found[0].problem is not None:
         raise CommandError(found[0].problem, 1)
@@ -115,7 +116,10 @@ def _heading(item: list[_Saved]) -> Lines:
     path = item[0].path
     found = _PROCESS_FILE.fullmatch(path.name)
     yield f"checkpoint  {path if found is None and len(item) == 1 else path.parent}"
-    yield f"written by  {', '.join(dict.fromkeys([saved.library or 'not noted: Grain, or a state by itself' for saved in item]))}"
+    yield (
+        "written by "
+        f" {', '.join(dict.fromkeys([saved.library or 'not noted: Grain, or a state by itself' for saved in item]))}"
+    )
     if found is None:
         return 0
     missing = _missing(path.parent, found[2])
@@ -130,15 +134,27 @@ def _missing(directory: Path, count: str) -> list[str]:
     num_missing = int(count) - len([number for number in numbers if int(number) < int(count)])
     missing = (f"process_{k}-of-{count}.json" for k in itertools.count() if str(k) not in numbers)
     names = list(itertools.islice(missing, min(num_missing, _NUM_MISSING)))
-    return names if num_missing <= _NUM_MISSING else [*names, f"… and {num_missing - _NUM_MISSING} more"]
+    return (
+        names
+        if num_missing <= _NUM_MISSING
+        else [*names, f"… and {num_missing - _NUM_MISSING} more"]
+    )
 
 
 def _process(saved: _Saved, shows_pipeline: bool) -> Lines:
-    yield f"{saved.path.name}  {len(saved.text):,} bytes{'' if saved.problem is None else '  DAMAGED'}"
+    yield (
+        f"{saved.path.name}  {len(saved.text):,}"
+        f" bytes{'' if saved.problem is None else '  DAMAGED'}"
+    )
     if saved.problem is not None:
         yield f"  {saved.problem}"
     try:
-        yield from ["  " + line for line in position_lines(state_from_text(saved.text, saved.path.name), saved.description)]
+        yield from [
+            "  " + line
+            for line in position_lines(
+                state_from_text(saved.text, saved.path.name), saved.description
+            )
+        ]
         if shows_pipeline:
             yield "  of the pipeline"
             yield from ["    " + line for line in _stage_lines(saved.description)]
@@ -155,8 +171,15 @@ def _verdict(item: list[_Saved], name: str, pipeline: Any) -> Lines:
     differences = [_difference(pipeline, functools.partial(_restore, saved)) for saved in item]
     for saved, difference in zip(item, differences, strict=True):
         where = f" from {saved.path.name}" if len(item) > 1 else ""
-        yield f"{name} {f'would continue{where}' if difference is None else f'would refuse to continue{where}: {difference}'}"
-    if len(item) > 1 and None not in differences and _difference(pipeline, functools.partial(_merge, item)) is None:
+        yield (
+            f"{name}"
+            f" {f'would continue{where}' if difference is None else f'would refuse to continue{where}: {difference}'}"
+        )
+    if (
+        len(item) > 1
+        and None not in differences
+        and _difference(pipeline, functools.partial(_merge, item)) is None
+    ):
         yield f"{name} would continue from all of them together"
         return 0
     return int(None not in differences)
@@ -185,7 +208,12 @@ def _merge(item: list[_Saved], it: Any) -> None:
     """As a checkpoint of another number of processes is restored."""
     states = [state_from_text(saved.text, it) for saved in item]
     numbers = [_DATASET_FILE.fullmatch(saved.path.name) for saved in item]
-    it.set_state(it._merged_state({found[1]: value for found, value in zip(numbers, states, strict=True) if found} or states))
+    it.set_state(
+        it._merged_state(
+            {found[1]: value for found, value in zip(numbers, states, strict=True) if found}
+            or states
+        )
+    )
 
 
 def restore_checkpoint(path: str, it: Any) -> None:
@@ -202,14 +230,18 @@ def restore_checkpoint(path: str, it: Any) -> None:
     except OSError as error:
         raise CommandError(_message(error)) from error
     for item in items:
-        ways = [functools.partial(_restore, item[0]), *([functools.partial(_merge, item)] if len(item) > 1 else [])]
+        ways = [
+            functools.partial(_restore, item[0]),
+            *([functools.partial(_merge, item)] if len(item) > 1 else []),
+        ]
         for restore in reversed(ways):
             try:
                 return restore(it)
             except Exception as error:
                 problem = error
     raise CommandError(
-        f"{path} does not fit this pipeline: {_message(problem or ValueError('it is empty'))}", code=1
+        f"{path} does not fit this pipeline: {_message(problem or ValueError('it is empty'))}",
+        code=1,
     ) from problem
 
 
@@ -229,9 +261,16 @@ def _files(path: Path) -> Iterator[list[Path]]:
             yield from found
             return
         below = sorted(x for directory in directories for x in directory.iterdir() if x.is_dir())
-        steps = [x for x in below if _STEP.fullmatch(x.name) and (x.name.isdecimal() or (x / "_CHECKPOINT_METADATA").exists())]
+        steps = [
+            x
+            for x in below
+            if _STEP.fullmatch(x.name)
+            and (x.name.isdecimal() or (x / "_CHECKPOINT_METADATA").exists())
+        ]
         directories = [max(steps, key=_number_at_end)] if steps else below
-    raise CommandError(f"there is no process_<i>-of-<n>.json in {path}, in its items or in those of its last step")
+    raise CommandError(
+        f"there is no process_<i>-of-<n>.json in {path}, in its items or in those of its last step"
+    )
 
 
 def _states_in(directory: Path) -> list[Path]:
@@ -259,7 +298,9 @@ def _read(path: Path) -> _Saved:
     problem = None
     if crc32 != zlib.crc32(text):
         problem = f"its checksum is {zlib.crc32(text)}, {pipeline_file.name} says {shown(crc32)}"
-    return _Saved(path, text, library if isinstance(library, str) else shown(library), description, problem)
+    return _Saved(
+        path, text, library if isinstance(library, str) else shown(library), description, problem
+    )
 
 
 def _stage_lines(description: Any) -> list[str]:

@@ -49,15 +49,15 @@ def load_pipeline(name: str) -> Any:
         required = _required_parameters(value)
         if required:
             raise CommandError(
-                f"{name} cannot be called to make a pipeline: it has parameters without a default, {', '.join(required)}; "
-                f"{_found_in(module)}"
+                f"{name} cannot be called to make a pipeline: it has parameters without a default,"
+                f" {', '.join(required)}; {_found_in(module)}"
             )
         value = value()
         attribute += "()"
     if not isinstance(value, _KINDS):
         raise CommandError(
-            f"{place}:{attribute} must be a dataset or a DataLoader, it is {shown(value)} of type {type(value).__name__}; "
-            f"{_found_in(module)}"
+            f"{place}:{attribute} must be a dataset or a DataLoader, it is {shown(value)} of type"
+            f" {type(value).__name__}; {_found_in(module)}"
         )
     return value
 
@@ -94,10 +94,18 @@ def _module(name: str) -> ModuleType:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise  # of another module, which that one wants
         file = Path(*name.split(".")).with_suffix(".py")
-        hint = f"is it {file}:<attribute>?" if file.is_file() else "a file is named path/to/file.py:<attribute>"
-        raise CommandError(f"there is no module {name} in this directory or among those that are installed; {hint}") from None
+        hint = (
+            f"is it {file}:<attribute>?"
+            if file.is_file()
+            else "a file is named path/to/file.py:<attribute>"
+        )
+        raise CommandError(
+            f"there is no module {name} in this directory or among those that are installed; {hint}"
+        ) from None
     except (TypeError, ValueError):
-        raise CommandError(f"a pipeline is named module:attribute or path/to/file.py:attribute, got {name!r}") from None
+        raise CommandError(
+            f"a pipeline is named module:attribute or path/to/file.py:attribute, got {name!r}"
+        ) from None
 
 
 def _module_of_file(name: str) -> ModuleType:
@@ -107,7 +115,10 @@ def _module_of_file(name: str) -> ModuleType:
     path = Path(name).resolve()
     if not path.is_file():
         others = sorted(other.name for other in path.parent.glob("*.py"))[:_MAX_NAMES]
-        raise CommandError(f"there is no file {name}; in {path.parent} there is {', '.join(others) or 'no Python file'}")
+        raise CommandError(
+            f"there is no file {name}; in {path.parent} there is"
+            f" {', '.join(others) or 'no Python file'}"
+        )
     folder, names = path.parent, [path.stem] if path.stem != "__init__" else []
     while (folder / "__init__.py").is_file():
         folder, names = folder.parent, [folder.name, *names]
@@ -153,10 +164,14 @@ def _found_in(module: ModuleType) -> str:
     makers = [
         name
         for name, value in public.items()
-        if inspect.isfunction(value) and value.__module__ == module.__name__ and not _required_parameters(value)
+        if inspect.isfunction(value)
+        and value.__module__ == module.__name__
+        and not _required_parameters(value)
     ]
     texts = [f"its pipelines are {_listed(names)}"] if names else ["it has no pipelines"]
-    return " ".join([*texts, *([f"and functions that may make some are {_listed(makers)}"] if makers else [])])
+    return " ".join(
+        [*texts, *([f"and functions that may make some are {_listed(makers)}"] if makers else [])]
+    )
 
 
 def _listed(names: list[str]) -> str:

@@ -16,7 +16,9 @@ from gristmill.diagnostics.verification import Verifier
 def verify(args: Namespace) -> Generator[str, None, int]:
     """Prints the conditions that were compared, and the first difference."""
     with _printing_to_stderr():
-        report = Verifier(load_pipeline(args.pipeline), args.steps, args.seconds, made_by=args.pipeline).report()
+        report = Verifier(
+            load_pipeline(args.pipeline), args.steps, args.seconds, made_by=args.pipeline
+        ).report()
     yield json.dumps(report.to_dict(), indent=2) if args.json else str(report)
     return 0 if report.ok else 1
 

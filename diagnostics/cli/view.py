@@ -35,10 +35,18 @@ def _viewer(args: Namespace, pipeline: Any, decoder: Any) -> Viewer:
     for port in ports:
         try:
             return serve(
-                pipeline, port=port, decoder=decoder, show_as=args.show_as, step=args.step, state=args.state, name=args.pipeline
+                pipeline,
+                port=port,
+                decoder=decoder,
+                show_as=args.show_as,
+                step=args.step,
+                state=args.state,
+                name=args.pipeline,
             )
         except OSError as error:
             problem = error
         except ValueError as error:
             raise CommandError(str(error).replace("show_as:", "--as:")) from error
-    raise CommandError(f"--port {ports[-1]}: {problem.strerror or problem}; another one, or 0 for any that is free")
+    raise CommandError(
+        f"--port {ports[-1]}: {problem.strerror or problem}; another one, or 0 for any that is free"
+    )

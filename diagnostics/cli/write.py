@@ -27,7 +27,17 @@ _SOURCES = {
     ".bag": "BagDataSource",
 }
 _HUB = "hf://"
-_OPTIONS = ("format", "codec", "compression", "records_per_file", "bytes_per_file", "workers", "shard", "overwrite", "append")
+_OPTIONS = (
+    "format",
+    "codec",
+    "compression",
+    "records_per_file",
+    "bytes_per_file",
+    "workers",
+    "shard",
+    "overwrite",
+    "append",
+)
 
 
 def write(args: Namespace) -> Lines:
@@ -91,7 +101,10 @@ def _pipeline(name: str, format: str | None) -> Any:
     """A pipeline by its name, or the records of files, of a folder, or of the Hub."""
     if name.startswith(_HUB):
         return MapDataset.source(_of_the_hub(name.removeprefix(_HUB)))
-    suffix = next((suffix for suffix in sorted(_SOURCES, key=len, reverse=True) if name.endswith(suffix)), None)
+    suffix = next(
+        (suffix for suffix in sorted(_SOURCES, key=len, reverse=True) if name.endswith(suffix)),
+        None,
+    )
     if suffix is not None:
         from gristmill import sources
 
@@ -112,14 +125,20 @@ def _pipeline(name: str, format: str | None) -> Any:
         return pictures.map(_sample_of_picture) if format == "tar" else pictures
     ds = load_pipeline(name)
     if isinstance(ds, DataLoader):
-        raise CommandError(f"{name} must be a MapDataset or an IterDataset to be written, it is a DataLoader")
+        raise CommandError(
+            f"{name} must be a MapDataset or an IterDataset to be written, it is a DataLoader"
+        )
     return ds
 
 
 def _sample_of_picture(element: dict[str, Any]) -> dict[str, Any]:
     """Returns a picture and its class under the names that WebDataset has for their files."""
     stem, _, extension = element["path"].rpartition(".")
-    return {"__key__": stem.replace(".", "_"), extension.lower(): element["image"], "cls": element["label"]}
+    return {
+        "__key__": stem.replace(".", "_"),
+        extension.lower(): element["image"],
+        "cls": element["label"],
+    }
 
 
 def _as_source(kind: Any, name: str) -> Any:
@@ -158,5 +177,7 @@ def _shard(text: str | None) -> ShardOptions | None:
         return None
     match = re.fullmatch(r"(\d+)/(\d+)", text)
     if match is None or int(match[1]) >= int(match[2]):
-        raise CommandError(f"--shard must be INDEX/COUNT, such as 0/4 for the first of four hosts, got {text!r}")
+        raise CommandError(
+            f"--shard must be INDEX/COUNT, such as 0/4 for the first of four hosts, got {text!r}"
+        )
     return ShardOptions(int(match[1]), int(match[2]))

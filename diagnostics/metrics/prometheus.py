@@ -143,10 +143,17 @@ def start_from_environment() -> None:
     """Starts what the environment asks for; called by ``import gristmill``, which never fails
     because of it.
     """
-    if _variable("ENABLE_PYGRAIN_PROMETHEUS_TELEMETRY", "GRISTMILL_ENABLE_PROMETHEUS_TELEMETRY").lower() not in _TRUE:
+    if (
+        _variable(
+            "ENABLE_PYGRAIN_PROMETHEUS_TELEMETRY", "GRISTMILL_ENABLE_PROMETHEUS_TELEMETRY"
+        ).lower()
+        not in _TRUE
+    ):
         return
     multiprocessing = sys.modules.get("multiprocessing.process")
-    if is_worker() or (multiprocessing is not None and multiprocessing.parent_process() is not None):
+    if is_worker() or (
+        multiprocessing is not None and multiprocessing.parent_process() is not None
+    ):
         return
     text = _variable("PYGRAIN_PROMETHEUS_PORT", "GRISTMILL_PROMETHEUS_PORT")
     try:
@@ -174,7 +181,11 @@ def _serve(port: int, address: str, registry: Any) -> Any:
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise
-        _log.warning("the metrics are not served: port %d is in use, perhaps by another process that serves its own", port)
+        _log.warning(
+            "the metrics are not served: port %d is in use, perhaps by another process that serves"
+            " its own",
+            port,
+        )
         return None
     _log.info("metrics are at http://%s:%d/metrics", address, port)
     return server
@@ -229,7 +240,11 @@ class _OtherProcesses:
             found = [*kind(None, self._directory).collect()]
         except Exception as error:
             # no such directory, or a file in it that is being removed or is broken
-            _log.warning("the metrics in PROMETHEUS_MULTIPROC_DIR=%s cannot be read: %s", self._directory, error)
+            _log.warning(
+                "the metrics in PROMETHEUS_MULTIPROC_DIR=%s cannot be read: %s",
+                self._directory,
+                error,
+            )
             return []
         ours = {family.name for family in FAMILIES}
         return [metric for metric in found if metric.name not in ours]
@@ -243,7 +258,10 @@ def _exposed(numbers: dict[Key, list[int] | float]) -> Iterator[Metric]:
         "gauge": GaugeMetricFamily,
         "histogram": HistogramMetricFamily,
     }
-    metrics = {family: kinds[family.kind](family.name, family.text, labels=family.labels) for family in FAMILIES}
+    metrics = {
+        family: kinds[family.kind](family.name, family.text, labels=family.labels)
+        for family in FAMILIES
+    }
     for family in FAMILIES:
         if family.kind == "histogram" and not family.labels and (family, ()) not in numbers:
             metrics[family].add_metric((), *_buckets(family, [0]))

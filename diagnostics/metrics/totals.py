@@ -94,29 +94,84 @@ NAMED_NEXT = Family(
     _PIPELINE,
     _TIMES,
 )
-ELEMENTS = Family("counter", "gristmill_stage_elements", "Elements that a stage has produced.", _STAGE)
-TIME = Family("counter", "gristmill_stage_time_ns", "Time spent in a stage, in all threads and workers.", _STAGE)
-FAULTS = Family("counter", "gristmill_faults", "Elements that a step that tolerates faults has passed over.", _STAGE)
-RESTARTS = Family("counter", "gristmill_worker_restarts", "Worker processes that took the place of others.", _STAGE)
+ELEMENTS = Family(
+    "counter", "gristmill_stage_elements", "Elements that a stage has produced.", _STAGE
+)
+TIME = Family(
+    "counter",
+    "gristmill_stage_time_ns",
+    "Time spent in a stage, in all threads and workers.",
+    _STAGE,
+)
+FAULTS = Family(
+    "counter",
+    "gristmill_faults",
+    "Elements that a step that tolerates faults has passed over.",
+    _STAGE,
+)
+RESTARTS = Family(
+    "counter",
+    "gristmill_worker_restarts",
+    "Worker processes that took the place of others.",
+    _STAGE,
+)
 WORKERS = Family("gauge", "gristmill_workers", "Workers that have reported, at the moment.", _STAGE)
-DECISIONS = Family("counter", "gristmill_worker_decisions", "Changes of the number of workers by auto.", _PIPELINE)
-WAIT_RATIO = Family("gauge", "gristmill_stage_wait_ratio", "A stage's share of the time that the consumer waited.", _STAGE)
-QUEUE_DEPTH = Family("gauge", "gristmill_queue_depth", "Elements that a prefetching stage has ready.", _STAGE)
+DECISIONS = Family(
+    "counter", "gristmill_worker_decisions", "Changes of the number of workers by auto.", _PIPELINE
+)
+WAIT_RATIO = Family(
+    "gauge",
+    "gristmill_stage_wait_ratio",
+    "A stage's share of the time that the consumer waited.",
+    _STAGE,
+)
+QUEUE_DEPTH = Family(
+    "gauge", "gristmill_queue_depth", "Elements that a prefetching stage has ready.", _STAGE
+)
 _COMPONENT = (*_STAGE, "component")
-DRAWN = Family("gauge", "gristmill_component_elements", "Elements that a mixture has drawn of a component.", _COMPONENT)
-LENGTHS = Family("gauge", "gristmill_component_lengths", "Their lengths together, as the mixture measures them.", _COMPONENT)
-EPOCHS = Family("gauge", "gristmill_component_epochs", "How often a component of a mixture has started again.", _COMPONENT)
-LONG = Family("gauge", "gristmill_long_elements", "Elements longer than the last boundary of batches by length.", _STAGE)
+DRAWN = Family(
+    "gauge",
+    "gristmill_component_elements",
+    "Elements that a mixture has drawn of a component.",
+    _COMPONENT,
+)
+LENGTHS = Family(
+    "gauge",
+    "gristmill_component_lengths",
+    "Their lengths together, as the mixture measures them.",
+    _COMPONENT,
+)
+EPOCHS = Family(
+    "gauge",
+    "gristmill_component_epochs",
+    "How often a component of a mixture has started again.",
+    _COMPONENT,
+)
+LONG = Family(
+    "gauge",
+    "gristmill_long_elements",
+    "Elements longer than the last boundary of batches by length.",
+    _STAGE,
+)
 BUDGET_WAIT = Family(
     "counter",
     "gristmill_budget_wait_ns",
-    "Time that others waited for a stage because there were no threads, or no memory, to compute more ahead.",
+    "Time that others waited for a stage because there were no threads, or no memory, to compute"
+    " more ahead.",
     (*_STAGE, "resource"),
 )
 BUDGET_USED = Family(
-    "gauge", "gristmill_budget_used", "Threads that compute ahead, and bytes that are ahead.", (*_PIPELINE, "resource")
+    "gauge",
+    "gristmill_budget_used",
+    "Threads that compute ahead, and bytes that are ahead.",
+    (*_PIPELINE, "resource"),
 )
-BUDGET = Family("gauge", "gristmill_budget", "The most threads, and bytes, that there may be of these.", (*_PIPELINE, "resource"))
+BUDGET = Family(
+    "gauge",
+    "gristmill_budget",
+    "The most threads, and bytes, that there may be of these.",
+    (*_PIPELINE, "resource"),
+)
 
 _BUDGET = (BUDGET_WAIT, BUDGET_USED, BUDGET)
 _COMPONENTS = (DRAWN, LENGTHS, EPOCHS)
@@ -216,7 +271,11 @@ class Metrics:
                 now[BUDGET_WAIT, (*key, "threads")] = [node.thread_wait_ns]
                 now[BUDGET_WAIT, (*key, "memory")] = [node.memory_wait_ns]
             for component, counts in node.components.items():
-                for family, entry in ((DRAWN, "elements"), (LENGTHS, "lengths"), (EPOCHS, "epochs")):
+                for family, entry in (
+                    (DRAWN, "elements"),
+                    (LENGTHS, "lengths"),
+                    (EPOCHS, "epochs"),
+                ):
                     gauges[family, (*key, component)] = counts[entry]
             if node.num_long is not None:
                 gauges[LONG, key] = node.num_long
@@ -244,10 +303,15 @@ class Metrics:
 
     def _name(self, pipeline: _Pipeline) -> str:
         """Its own name, or that of an equal pipeline that is no more, or a new one."""
-        form, used = _form(pipeline.observer.root), {other.name for other in self._live if not other.is_over}
+        form, used = (
+            _form(pipeline.observer.root),
+            {other.name for other in self._live if not other.is_over},
+        )
         name = pipeline.observer.name or pipeline.name
         if not name:
-            equal = [name for name, other in self._forms.items() if other == form and name not in used]
+            equal = [
+                name for name, other in self._forms.items() if other == form and name not in used
+            ]
             name = equal[0] if equal else f"pipeline-{next(self._numbers)}"
         self._forms.pop(name, None)
         self._forms[name] = form
@@ -272,7 +336,12 @@ def _totals(pipeline: _Pipeline) -> dict[Key, list[int]]:
     now: dict[Key, list[int]] = {(NEXT, ()): delays}
     if pipeline.is_of_loader:
         now[LOADER, ()] = delays
-    in_workers = [record for group in [*observer.groups.values()] for report in group.reports() for record in report.records]
+    in_workers = [
+        record
+        for group in [*observer.groups.values()]
+        for report in group.reports()
+        for record in report.records
+    ]
     for record in [*records_of(observer), *in_workers]:
         histogram = record.cell.histogram
         if histogram is not None:

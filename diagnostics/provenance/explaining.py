@@ -31,7 +31,9 @@ class NoOutputError(ValueError):
     """There is no output to explain."""
 
 
-def explain(it_or_ds: Any, *, state: Any = None, step: int | None = None, ledger: Any = None) -> Provenance:
+def explain(
+    it_or_ds: Any, *, state: Any = None, step: int | None = None, ledger: Any = None
+) -> Provenance:
     """Returns which records an output is made of, row by row.
 
     Of an iterator it is the last output; with ``state`` the one that follows it, with ``step`` the
@@ -79,7 +81,9 @@ def explain(it_or_ds: Any, *, state: Any = None, step: int | None = None, ledger
     """
     subject = _Subject.of(it_or_ds)
     if state is not None and step is not None:
-        raise ValueError("state and step must not both be given: each of them says which output is meant")
+        raise ValueError(
+            "state and step must not both be given: each of them says which output is meant"
+        )
     if ledger is not None:
         from gristmill.diagnostics.provenance.ledger import as_ledger
 
@@ -115,25 +119,33 @@ class _Subject:
             ds = definition_of(given)
             if ds is None:
                 raise TypeError(
-                    f"it_or_ds must be an iterator made by iter(ds), so that its dataset is known; {given!s:.200} was not: pass "
-                    "the dataset, with state=it.get_state() taken before the output"
+                    "it_or_ds must be an iterator made by iter(ds), so that its dataset is known;"
+                    f" {given!s:.200} was not: pass the dataset, with state=it.get_state() taken"
+                    " before the output"
                 )
             return cls(ds, given)
         if isinstance(given, MapDataset | IterDataset | DataLoader):
             return cls(given)
         raise TypeError(
-            f"it_or_ds must be a dataset, a DataLoader or an iterator of one, got {shown(given)} of type {type(given).__name__}"
+            f"it_or_ds must be a dataset, a DataLoader or an iterator of one, got {shown(given)} of"
+            f" type {type(given).__name__}"
         )
 
     def last(self) -> Provenance:
         if self.iterator is None:
-            raise ValueError("state or step must be given with a dataset: it has no last output, as an iterator has")
+            raise ValueError(
+                "state or step must be given with a dataset: it has no last output, as an"
+                " iterator has"
+            )
         it = dataset_iterator(self.iterator)
         state = it._before_last()
         if state is None:
             # Raises an error that names the stage if that has no states.
             Tracing(False).of(definition_of(it))
-            raise NoOutputError(f"{it!s:.200} has given no output since it was made or its state was set: call next() first")
+            raise NoOutputError(
+                f"{it!s:.200} has given no output since it was made or its state was set: call"
+                " next() first"
+            )
         return _of_stream(definition_of(it), state, it.get_state())
 
     def after(self, state: Any) -> Provenance:
@@ -156,7 +168,9 @@ class _Subject:
         with _twin(stream, tracing) as it:
             try:
                 if it._has_gaps():
-                    raise NotImplementedError(f"{_holes_of(stream)} leaves out elements, so that steps are no indices")
+                    raise NotImplementedError(
+                        f"{_holes_of(stream)} leaves out elements, so that steps are no indices"
+                    )
                 set_next_index(it, step)
             except IndexError:
                 length = dataset_length(ds)
@@ -164,15 +178,20 @@ class _Subject:
                 raise IndexError(f"there is no output {step}: the stream has {num}") from None
             except NotImplementedError as error:
                 raise NotImplementedError(
-                    f"output {step} does not follow from its number: {error}. Pass state=... (--state), or record a Ledger while "
-                    "iterating (for batch in gristmill.Ledger(path).follow(it)) and pass it as ledger=... (--ledger)"
+                    f"output {step} does not follow from its number: {error}. Pass state=..."
+                    " (--state), or record a Ledger while iterating (for batch in"
+                    " gristmill.Ledger(path).follow(it)) and pass it as ledger=... (--ledger)"
                 ) from error
             return _told(_next(it, f"there is no output {step}", IndexError), tracing, step)
 
     def at_recorded_step(self, step: int, ledger: Any) -> Provenance:
         _check_of_stream(step)
         found, state = ledger.state_before(step)
-        following = ledger.state_at(step + 1) if found == step and not isinstance(self.definition, DataLoader) else None
+        following = (
+            ledger.state_at(step + 1)
+            if found == step and not isinstance(self.definition, DataLoader)
+            else None
+        )
         try:
             ds, state = self._begun_at(state)
             if found < step:
@@ -211,7 +230,9 @@ def each_output(ds: Any) -> Iterator[Provenance]:
 
 def _check_of_stream(step: int) -> None:
     if step < 0:
-        raise IndexError(f"step must be at least 0 for a stream, which counts its outputs from 0, got {step}")
+        raise IndexError(
+            f"step must be at least 0 for a stream, which counts its outputs from 0, got {step}"
+        )
 
 
 def _holes_of(ds: Any) -> str:
@@ -242,9 +263,15 @@ def _of_stream(ds: Any, state: Any, following: Any = _NO_STATE) -> Provenance:
         tracing = Tracing(is_exact)
         try:
             with _twin(ds, tracing, state) as it:
-                told = _told(_next(it, "there is no output after this state: the stream is at its end"), tracing, None)
+                told = _told(
+                    _next(it, "there is no output after this state: the stream is at its end"),
+                    tracing,
+                    None,
+                )
                 # At the end, the state is the same with and without what a function leaves out.
-                if not tracing.assumes or (it.get_state() == following and next(it, None) is not None):
+                if not tracing.assumes or (
+                    it.get_state() == following and next(it, None) is not None
+                ):
                     return told
         except Exception:
             if not tracing.assumes:
@@ -262,7 +289,13 @@ def _state_after(ds: Any, state: Any, num: int) -> Any:
 
 def _tells_place(ds: Any) -> bool:
     """True if a state says which elements have been read for the outputs before it."""
-    return all([node._tells_place or node._works_on is not None for node in ancestors(ds) if isinstance(node, IterDataset)])
+    return all(
+        [
+            node._tells_place or node._works_on is not None
+            for node in ancestors(ds)
+            if isinstance(node, IterDataset)
+        ]
+    )
 
 
 @contextlib.contextmanager
@@ -292,7 +325,8 @@ def _rows(rows: Rows) -> list[Row]:
     if cut_by is not None:
         raise unexplained(
             cut_by,
-            "it takes rows of several records apart, or changes the number of their cells, so that it is not known which "
-            "records are left. Cut before records are packed or batched, or explain the pipeline up to this stage",
+            "it takes rows of several records apart, or changes the number of their cells, so that"
+            " it is not known which records are left. Cut before records are packed or batched, or"
+            " explain the pipeline up to this stage",
         )
     return [Row([record_of(piece) for piece in pieces]) for pieces in rows]

@@ -131,9 +131,9 @@ class Followed(abc.ABC):
         if step is not None:
             return step
         raise ValueError(
-            f"{self._ledger} does not know the step of the state of {it!s:.200}, which was taken without it, and the step does "
-            "not follow from the state. Give the number of the next output: ledger.follow(it, step=...) or "
-            "set_state(state, step=...)"
+            f"{self._ledger} does not know the step of the state of {it!s:.200}, which was taken"
+            " without it, and the step does not follow from the state. Give the number of the next"
+            " output: ledger.follow(it, step=...) or set_state(state, step=...)"
         )
 
 
@@ -184,7 +184,9 @@ class FollowedLoaderIterator(Followed, DataLoaderIterator):
         return self._iterator
 
 
-def followed(ledger: Ledger, iterator: Any, step: int | None) -> FollowedIterator | FollowedLoaderIterator:
+def followed(
+    ledger: Ledger, iterator: Any, step: int | None
+) -> FollowedIterator | FollowedLoaderIterator:
     """Returns an iterator of the same elements and states that writes ``ledger``.
 
     Raises:
@@ -195,8 +197,8 @@ def followed(ledger: Ledger, iterator: Any, step: int | None) -> FollowedIterato
     if isinstance(iterator, DataLoaderIterator):
         return FollowedLoaderIterator(ledger, iterator, step)
     raise TypeError(
-        f"iterator must be one of a dataset or DataLoader, got {shown(iterator)} of type {type(iterator).__name__}: make it with "
-        "iter(ds)"
+        f"iterator must be one of a dataset or DataLoader, got {shown(iterator)} of type"
+        f" {type(iterator).__name__}: make it with iter(ds)"
     )
 
 

@@ -28,7 +28,11 @@ from typing import Any
 
 from gristmill.core.errors import as_int
 from gristmill.core.state import shown, state_to_line
-from gristmill.diagnostics.provenance.following import FollowedIterator, FollowedLoaderIterator, followed
+from gristmill.diagnostics.provenance.following import (
+    FollowedIterator,
+    FollowedLoaderIterator,
+    followed,
+)
 
 _HEADER = struct.Struct("<20sIQ")  # what it is, the number of the form, every
 _MAGIC = b"gristmill ledger\n\0\0\0"
@@ -79,7 +83,8 @@ class Ledger:
         known = _every_of(self.path)
         if known not in (None, self.every):
             raise ValueError(
-                f"every must be {known}, as in the ledger {self.path} that is there, got {every}: or take another path"
+                f"every must be {known}, as in the ledger {self.path} that is there, got {every}:"
+                " or take another path"
             )
         self._files: tuple[int, int] | None = None  # open while something is written
         self._closing: Any = None
@@ -87,7 +92,9 @@ class Ledger:
     def __repr__(self) -> str:
         return f"Ledger({str(self.path)!r}, every={self.every})"
 
-    def follow(self, iterator: Any, *, step: int | None = None) -> FollowedIterator | FollowedLoaderIterator:
+    def follow(
+        self, iterator: Any, *, step: int | None = None
+    ) -> FollowedIterator | FollowedLoaderIterator:
         """Returns an iterator of the same elements and states that writes where it is, step by
         step.
 
@@ -180,7 +187,9 @@ class Ledger:
         offset = self.note(step, text)
         self.forget(step)  # other data, or another pipeline, from here on; or a torn record
         fields = _RECORD.pack(step, offset, *_checks(text), 0, 0)[:_CHECKED]
-        _write(self._opened()[0], fields + struct.pack("<II", zlib.crc32(fields), 0), self._place(step))
+        _write(
+            self._opened()[0], fields + struct.pack("<II", zlib.crc32(fields), 0), self._place(step)
+        )
         return True
 
     def forget(self, step: int) -> None:
@@ -206,7 +215,10 @@ class Ledger:
     def _opened(self) -> tuple[int, int]:
         """The file and that of the states, to be written to."""
         if self._files is None:
-            file, states = (os.open(path, os.O_RDWR | os.O_CREAT, 0o666) for path in (self.path, self._states_path))
+            file, states = (
+                os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+                for path in (self.path, self._states_path)
+            )
             self._files = file, states
             self._closing = weakref.finalize(self, _close, self._files)
             try:
@@ -234,7 +246,9 @@ class Ledger:
 
     def _is_written(self, number: int) -> bool:
         """Returns true if there is a record, whole or damaged; a missing one reads as zeros."""
-        return number < self._num_records() and any(self._read(self.path, self._place(number * self.every), _RECORD.size))
+        return number < self._num_records() and any(
+            self._read(self.path, self._place(number * self.every), _RECORD.size)
+        )
 
     def _record(self, number: int) -> tuple[int, int, int] | None:
         """Offset, length and checksum of a state."""
@@ -248,7 +262,9 @@ class Ledger:
 
     def _text_at(self, step: int) -> bytes | None:
         number, rest = divmod(step, self.every)
-        record = None if rest or number < 0 or number >= self._num_records() else self._record(number)
+        record = (
+            None if rest or number < 0 or number >= self._num_records() else self._record(number)
+        )
         if record is None:
             return None
         offset, length, checksum = record
@@ -261,7 +277,10 @@ def as_ledger(ledger: Any) -> Ledger:
     if isinstance(ledger, Ledger):
         return ledger
     if not isinstance(ledger, str | os.PathLike):
-        raise TypeError(f"ledger must be a Ledger or its path, got {shown(ledger)} of type {type(ledger).__name__}")
+        raise TypeError(
+            f"ledger must be a Ledger or its path, got {shown(ledger)} of type"
+            f" {type(ledger).__name__}"
+        )
     if not Path(ledger).exists():
         raise FileNotFoundError(f"there is no ledger {Path(ledger)}")
     return Ledger(ledger, _every_of(Path(ledger)) or 1)

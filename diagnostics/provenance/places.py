@@ -31,7 +31,10 @@ def _sources_of(ds: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for node in ancestors(ds):
         source = getattr(node, "_source", None)
-        if isinstance(source, ShardedSource) and len(file_paths(source) or ()) == len(source.shards.bounds) - 1:
+        if (
+            isinstance(source, ShardedSource)
+            and len(file_paths(source) or ()) == len(source.shards.bounds) - 1
+        ):
             found[node._record_source] = source
     return found
 

@@ -50,7 +50,11 @@ class Record(Value):
     place: str | None = None
 
     def __repr__(self) -> str:
-        known = {name: value for name, value in self.as_dict().items() if value not in (None, ()) and name != "source"}
+        known = {
+            name: value
+            for name, value in self.as_dict().items()
+            if value not in (None, ()) and name != "source"
+        }
         return f"Record({', '.join([repr(self.source), *[f'{name}={value!r}' for name, value in known.items()]])})"
 
 
@@ -66,7 +70,17 @@ def record_of(piece: Piece) -> Record:
     """The public record of an internal lineage entry."""
     components, seeds = piece.components, piece.seeds
     component, seed = components[-1] if components else None, seeds[-1] if seeds else None
-    given = (piece.source, piece.key, piece.index, piece.epoch, component, seed, piece.span, components, seeds)
+    given = (
+        piece.source,
+        piece.key,
+        piece.index,
+        piece.epoch,
+        component,
+        seed,
+        piece.span,
+        components,
+        seeds,
+    )
     return Record(*given)
 
 
@@ -79,13 +93,18 @@ class Provenance:
         step: the number of the output, if that is known.
     """
 
-    def __init__(self, rows: Iterable[Row], faults: Iterable[Record] = (), step: int | None = None) -> None:
+    def __init__(
+        self, rows: Iterable[Row], faults: Iterable[Record] = (), step: int | None = None
+    ) -> None:
         self.rows = list(rows)
         self.faults = list(faults)
         self.step = step
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Provenance) and (self.rows, self.faults) == (other.rows, other.faults)
+        return isinstance(other, Provenance) and (self.rows, self.faults) == (
+            other.rows,
+            other.faults,
+        )
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -97,7 +116,11 @@ class Provenance:
     def to_dict(self) -> dict[str, Any]:
         """The same as plain dictionaries and lists, for JSON where the keys are."""
         rows = [{"records": [record.as_dict() for record in row.records]} for row in self.rows]
-        return {"step": self.step, "rows": rows, "faults": [record.as_dict() for record in self.faults]}
+        return {
+            "step": self.step,
+            "rows": rows,
+            "faults": [record.as_dict() for record in self.faults],
+        }
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
         """Names of columns and lines: without columns that say nothing anywhere."""
@@ -107,14 +130,23 @@ class Provenance:
         lines += [("passed over", record) for record in self.faults]
         columns = {name: [_cell(record, name) for _, record in lines] for name in _COLUMNS}
         names = [name for name, cells in columns.items() if any(cells)]
-        return ["row", *names], [[row, *[columns[name][i] for name in names]] for i, (row, _) in enumerate(lines)]
+        return ["row", *names], [
+            [row, *[columns[name][i] for name in names]] for i, (row, _) in enumerate(lines)
+        ]
 
     def __str__(self) -> str:
         names, lines = self._table()
-        shown = [line if isinstance(line, list) else [line] for line in abbreviated(lines, _MAX_LINES, "… {} more …".format)]
-        widths = [max(len(line[i]) for line in [names, *shown] if len(line) > 1) for i in range(len(names))]
+        shown = [
+            line if isinstance(line, list) else [line]
+            for line in abbreviated(lines, _MAX_LINES, "… {} more …".format)
+        ]
+        widths = [
+            max(len(line[i]) for line in [names, *shown] if len(line) > 1)
+            for i in range(len(names))
+        ]
         texts = [
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=False)).rstrip() for line in [names, *shown]
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=False)).rstrip()
+            for line in [names, *shown]
         ]
         return "\n".join([*([] if self.step is None else [f"step {self.step}"]), *texts])
 

@@ -87,13 +87,19 @@ def _colours(summary: ExecutionSummary, binding: StageSummary | None) -> dict[in
     """The classes of the stages' colours: those that take the most time get one each, from the
     sources on; the bottleneck has the colour of warnings.
     """
-    working = sorted([node for node in summary.values() if not node.is_prefetch], key=lambda node: -node.total_processing_time_ns)
+    working = sorted(
+        [node for node in summary.values() if not node.is_prefetch],
+        key=lambda node: -node.total_processing_time_ns,
+    )
     ids = sorted([node.id for node in working[:NUM_COLOURS]], reverse=True)
     named = {id_: f"c{i}" for i, id_ in enumerate(ids, 1)}
     if binding is not None and binding.id in named:
         other = next((id_ for id_ in ids if named[id_] == _WARNING), binding.id)
         named[other], named[binding.id] = named[binding.id], _WARNING
-    return {node.id: WAITING if node.is_prefetch else named.get(node.id, "c0") for node in summary.values()}
+    return {
+        node.id: WAITING if node.is_prefetch else named.get(node.id, "c0")
+        for node in summary.values()
+    }
 
 
 def _style(summary: ExecutionSummary, colours: dict[int, str]) -> str:
@@ -111,7 +117,9 @@ def _binding(diagnosis: Diagnosis) -> StageSummary | None:
     if diagnosis.bound_by == "consumer":
         return None
     named = [node for node in diagnosis.snapshot.summary.values() if node.name == diagnosis.stage]
-    return max(named, key=lambda node: node.wait_time_ratio, default=diagnosis.snapshot.summary.bottleneck)
+    return max(
+        named, key=lambda node: node.wait_time_ratio, default=diagnosis.snapshot.summary.bottleneck
+    )
 
 
 def _verdict(diagnosis: Diagnosis) -> str:
@@ -120,30 +128,46 @@ def _verdict(diagnosis: Diagnosis) -> str:
     ceiling = diagnosis.ceiling_per_second
     advice = "".join([f"<li>{safe(text)}</li>" for text in diagnosis.recommendations])
     delays = "".join(
-        [f"<div><b>{time_text(ns)}</b><small>p{percent}</small></div>" for percent, ns in diagnosis.delay_ns.items()]
+        [
+            f"<div><b>{time_text(ns)}</b><small>p{percent}</small></div>"
+            for percent, ns in diagnosis.delay_ns.items()
+        ]
     )
     bar = _bar(diagnosis.starved_ratio, "good" if diagnosis.bound_by == "consumer" else "bad")
     facts = [
         (
             "Throughput",
-            f"<b>{digits_text(diagnosis.elements_per_second)}</b> elements/s"
-            f"<small>{snapshot.num_elements:,} elements in {time_text(elapsed)}</small>",
+            (
+                f"<b>{digits_text(diagnosis.elements_per_second)}</b> elements/s"
+                f"<small>{snapshot.num_elements:,} elements in {time_text(elapsed)}</small>"
+            ),
         ),
         (
             "Ceiling",
-            "<b>–</b><small>not known</small>"
-            if ceiling is None
-            else f"<b>≈ {digits_text(ceiling)}</b> elements/s<small>if what binds it took no time</small>",
+            (
+                "<b>–</b><small>not known</small>"
+                if ceiling is None
+                else (
+                    f"<b>≈ {digits_text(ceiling)}</b> elements/s<small>if what binds it took no"
+                    " time</small>"
+                )
+            ),
         ),
         (
             "The consumer waits",
-            f"<b>{diagnosis.starved_ratio:.0%}</b> of the time{bar}<small>{time_text(waited)} of {time_text(elapsed)}</small>",
+            (
+                f"<b>{diagnosis.starved_ratio:.0%}</b> of the time{bar}<small>{time_text(waited)}"
+                f" of {time_text(elapsed)}</small>"
+            ),
         ),
         ("Delay of an element", f'<div class="delays">{delays}</div>'),
     ]
     return "\n".join(
         [
-            f'<section><div class="verdict {safe(diagnosis.bound_by)}"><p class="sentence">{safe(diagnosis.sentence)}</p>',
+            (
+                f'<section><div class="verdict {safe(diagnosis.bound_by)}"><p'
+                f' class="sentence">{safe(diagnosis.sentence)}</p>'
+            ),
             *([f"<h2>Recommendations</h2><ol>{advice}</ol>"] if advice else []),
             '</div><dl class="facts">',
             *[
@@ -163,7 +187,9 @@ def _graph(summary: ExecutionSummary, binding: StageSummary | None) -> str:
     notes, weights = {}, {}
     for id_, node in summary.items():
         lines = ["bottleneck"] if node is binding else []
-        if node.component and any([id_ in user.inputs and user.component != node.component for user in summary.values()]):
+        if node.component and any(
+            [id_ in user.inputs and user.component != node.component for user in summary.values()]
+        ):
             lines.append(f"component {shortened(node.component, _MAX_NAME)}")
         if node.wait_time_ratio >= 0.0005:
             lines.append(f"{node.wait_time_ratio:.1%} of waiting")
@@ -174,18 +200,33 @@ def _graph(summary: ExecutionSummary, binding: StageSummary | None) -> str:
         notes[id_] = lines
         weights[id_] = 0.55 * node.wait_time_ratio  # text on it stays readable
     stages = [
-        Stage(i, shortened(node.name, 4 * _MAX_NAME), node.inputs, shortened(node.output_spec, _MAX_SPEC))
+        Stage(
+            i,
+            shortened(node.name, 4 * _MAX_NAME),
+            node.inputs,
+            shortened(node.output_spec, _MAX_SPEC),
+        )
         for i, node in sorted(summary.items())
     ]
     return f'<div class="scroll">{graph_svg(Graph(tuple(stages)), notes, weights)}</div>'
 
 
-def _stages(summary: ExecutionSummary, colours: dict[int, str], binding: StageSummary | None) -> str:
+def _stages(
+    summary: ExecutionSummary, colours: dict[int, str], binding: StageSummary | None
+) -> str:
     if not summary:
         return '<p class="soft">There is nothing to show before the first element.</p>'
-    nodes = sorted(summary.values(), key=lambda node: (-node.wait_time_ratio, -node.total_processing_time_ns))
+    nodes = sorted(
+        summary.values(), key=lambda node: (-node.wait_time_ratio, -node.total_processing_time_ns)
+    )
     longest = max([node.total_processing_time_ns for node in nodes])
-    titles = [("Stage", ""), ("Share of waiting", ""), ("Own time", ""), ("Per element", ""), ("Elements", "number")]
+    titles = [
+        ("Stage", ""),
+        ("Share of waiting", ""),
+        ("Own time", ""),
+        ("Per element", ""),
+        ("Elements", "number"),
+    ]
     titles += [("Runs in", ""), ("Output", "")]
     rows = [_row(node, node is binding, longest, colours[node.id]) for node in nodes[:_MAX_STAGES]]
     left = len(nodes) - len(rows)
@@ -196,7 +237,11 @@ def _stages(summary: ExecutionSummary, colours: dict[int, str], binding: StageSu
             "</tr></thead><tbody>",
             *rows,
             "</tbody></table></div>",
-            *([f'<p class="soft">… and {left} more stages, with smaller shares.</p>'] if left else []),
+            *(
+                [f'<p class="soft">… and {left} more stages, with smaller shares.</p>']
+                if left
+                else []
+            ),
             *[f'<p class="soft">{safe(line)}</p>' for line in summary.remarks],
         ]
     )
@@ -208,31 +253,49 @@ def _row(node: StageSummary, is_bottleneck: bool, longest: int, colour: str) -> 
     parameters = bracket + rest if bracket else ""
     mark = ' <span class="mark">bottleneck</span>' if is_bottleneck else ""
     share = f"{node.wait_time_ratio:.1%}" if node.wait_time_ratio or not node.is_prefetch else "–"
-    times = [node.total_processing_time_ns // max(num, 1), node.min_processing_time_ns, node.max_processing_time_ns]
+    times = [
+        node.total_processing_time_ns // max(num, 1),
+        node.min_processing_time_ns,
+        node.max_processing_time_ns,
+    ]
     average, least, most = [time_text(t) if num else "–" for t in times]
     counts = [f"{node.kept_ratio:.1%} kept"] if node.kept_ratio is not None else []
     counts += [f"{node.buffered:,} ready"] if node.buffered is not None else []
     counts += [f"{node.num_errors:,} error{'s' * (node.num_errors > 1)}"] if node.num_errors else []
     sizes = (
-        f"{size_text(node.bytes_produced)}, {size_text(node.bytes_produced / num)} each" if num and node.bytes_produced else ""
+        f"{size_text(node.bytes_produced)}, {size_text(node.bytes_produced / num)} each"
+        if num and node.bytes_produced
+        else ""
     )
     cells = [
         ("Share of waiting", "", f"{share}{_bar(node.wait_time_ratio, colour)}"),
         (
             "Waiting" if node.is_prefetch else "Own time",
             "",
-            f"{time_text(node.total_processing_time_ns)}{_bar(node.total_processing_time_ns / max(longest, 1), colour)}",
+            (
+                f"{time_text(node.total_processing_time_ns)}{_bar(node.total_processing_time_ns / max(longest, 1), colour)}"
+            ),
         ),
         ("Per element", "whole", f"{average}<small>{least} to {most}</small>" if num else "–"),
         ("Elements", "number", f"{num:,}{''.join([f'<small>{text}</small>' for text in counts])}"),
         ("Runs in", "", safe(node.place)),
-        ("Output", "spec", f"<code>{safe(shortened(node.output_spec, _MAX_SPEC)) or '–'}</code><small>{sizes}</small>"),
+        (
+            "Output",
+            "spec",
+            (
+                f"<code>{safe(shortened(node.output_spec, _MAX_SPEC)) or '–'}</code><small>{sizes}</small>"
+            ),
+        ),
     ]
     return (
-        f'<tr><th scope="row" class="stage" title="{safe(shortened(node.label, 4 * _MAX_NAME))}">{swatch(colour)}'
-        f'<span class="id">{node.id}</span> <span class="name">{safe(shortened(kind, _MAX_NAME))}</span>{mark}'
+        '<tr><th scope="row" class="stage"'
+        f' title="{safe(shortened(node.label, 4 * _MAX_NAME))}">{swatch(colour)}'
+        f'<span class="id">{node.id}</span> <span'
+        f' class="name">{safe(shortened(kind, _MAX_NAME))}</span>{mark}'
         f"<small>{safe(shortened(parameters, _MAX_NAME))}</small></th>"
-        + "".join([f'<td data-label="{label}" class="{kind}">{text}</td>' for label, kind, text in cells])
+        + "".join(
+            [f'<td data-label="{label}" class="{kind}">{text}</td>' for label, kind, text in cells]
+        )
         + "</tr>"
     )
 
@@ -242,7 +305,12 @@ def _workers(summary: ExecutionSummary, loads: list[WorkerLoad]) -> str:
         return ""
     tables: list[str] = []
     for title, titles, cells_of, some in (
-        ("Worker processes", _OF_PROCESSES, _of_processes, [load for load in loads if not load.node]),
+        (
+            "Worker processes",
+            _OF_PROCESSES,
+            _of_processes,
+            [load for load in loads if not load.node],
+        ),
         ("Ray actors", _OF_ACTORS, _of_actors, [load for load in loads if load.node]),
     ):
         rows = []
@@ -258,21 +326,37 @@ def _workers(summary: ExecutionSummary, loads: list[WorkerLoad]) -> str:
             headings = "".join([f'<th scope="col">{title}</th>' for title in ("Stage", *titles)])
             tables += [
                 f"<h2{'' if tables else ' id=workers'}>{title}</h2>",
-                f'<p class="soft">Shares are of the time of all workers of a stage{" on a node" * (some[0].node != "")}.</p>',
-                f'<div class="scroll"><table class="cards"><thead><tr>{headings}</tr></thead><tbody>',
+                (
+                    '<p class="soft">Shares are of the time of all workers of a'
+                    f" stage{' on a node' * (some[0].node != '')}.</p>"
+                ),
+                (
+                    '<div class="scroll"><table'
+                    f' class="cards"><thead><tr>{headings}</tr></thead><tbody>'
+                ),
                 *rows,
                 "</tbody></table></div>",
             ]
     return "\n".join(['<section class="workers" aria-labelledby="workers">', *tables, "</section>"])
 
 
-_OF_PROCESSES = ("Workers", "CPU wanted", "No room for outputs", "Making messages", "Reading messages, in the consumer")
+_OF_PROCESSES = (
+    "Workers",
+    "CPU wanted",
+    "No room for outputs",
+    "Making messages",
+    "Reading messages, in the consumer",
+)
 _OF_ACTORS = ("Node", "Actors", "Computing", "Transfer", "Object store", "Waiting for room")
 
 
 def _of_processes(load: WorkerLoad) -> list[str]:
     whole = max(load.lifetime_ns, 1)
-    shares = f"{load.cpu_ns / whole:.0%}", f"{load.room_ns / whole:.1%}", f"{load.encoding_ns / whole:.1%}"
+    shares = (
+        f"{load.cpu_ns / whole:.0%}",
+        f"{load.room_ns / whole:.1%}",
+        f"{load.encoding_ns / whole:.1%}",
+    )
     return [_num_workers(load), *shares, time_text(load.decoding_ns)]
 
 
@@ -287,4 +371,7 @@ def _num_workers(load: WorkerLoad) -> str:
 
 
 def _bar(share: float, colour: str) -> str:
-    return f'<span class="bar"><i class="{colour}" style="width:{100 * min(1, max(0, share)):.1f}%"></i></span>'
+    return (
+        f'<span class="bar"><i class="{colour}"'
+        f' style="width:{100 * min(1, max(0, share)):.1f}%"></i></span>'
+    )

@@ -34,7 +34,11 @@ class _Row:
     is_first: bool = False  # of its process
 
 
-def timeline_html(threads: Sequence[ThreadTimeline], stages: Mapping[int, StageSummary], colours: Mapping[int, str]) -> str:
+def timeline_html(
+    threads: Sequence[ThreadTimeline],
+    stages: Mapping[int, StageSummary],
+    colours: Mapping[int, str],
+) -> str:
     """Returns a legend and a table with a row for each thread; where there are very many, one for
     all that is left.
 
@@ -50,7 +54,10 @@ def timeline_html(threads: Sequence[ThreadTimeline], stages: Mapping[int, StageS
     begin = min([thread.began_ns for thread in threads])
     end = max([thread.marks[-1][0] if thread.marks else thread.began_ns for thread in threads])
     end = max(end, begin + 1)
-    layers = [*sorted({colour for colour in colours.values() if colour != WAITING}, key=_layer_order), WAITING]
+    layers = [
+        *sorted({colour for colour in colours.values() if colour != WAITING}, key=_layer_order),
+        WAITING,
+    ]
     rows = _rows(threads, np.linspace(begin, end, _NUM_PARTS + 1), stages, colours, layers)
     html = _table(rows, layers, stages, colours, (end - begin) / 1e9)
     while len(html) > _MAX_SIZE and rows[0].shares.shape[1] % 2 == 0:
@@ -100,7 +107,11 @@ def _rows(
         last = thread.marks[-1][0] if thread.marks else thread.began_ns
         began, ended = [(t - edges[0]) / (edges[-1] - edges[0]) for t in (thread.began_ns, last)]
         shares = _shares(thread, edges, stages, colours, layers)
-        rows.append(_Row(thread.process, name, shares, began, ended, is_first=not in_process[thread.process]))
+        rows.append(
+            _Row(
+                thread.process, name, shares, began, ended, is_first=not in_process[thread.process]
+            )
+        )
         places.append(in_process[thread.process])
         in_process[thread.process] += 1
     if len(rows) <= _MAX_ROWS:
@@ -115,14 +126,20 @@ def _rows(
 
 
 def _shares(
-    thread: ThreadTimeline, edges: _Array, stages: Mapping[int, StageSummary], colours: Mapping[int, str], layers: list[str]
+    thread: ThreadTimeline,
+    edges: _Array,
+    stages: Mapping[int, StageSummary],
+    colours: Mapping[int, str],
+    layers: list[str],
 ) -> _Array:
     times = np.array([thread.began_ns, *[t for t, _ in thread.marks]], np.float64)
     ids = {i for _, owns in thread.marks for i in owns if i in stages}
     own = {i: np.array([0, *[owns.get(i, 0) for _, owns in thread.marks]], np.float64) for i in ids}
     spent = np.zeros((len(layers), len(times)))  # [layer, mark]
     for i, total in own.items():
-        spent[layers.index(colours[i])] += _waited(i, own, stages) if colours[i] == WAITING else total
+        spent[layers.index(colours[i])] += (
+            _waited(i, own, stages) if colours[i] == WAITING else total
+        )
     # The last mark is of now, the one before it the last that the thread made itself: what it did
     # since, it did soon after.
     done = times[-2] + (spent[:, -1] - spent[:, -2]).sum() if len(times) > 1 else times[-1]
@@ -176,27 +193,48 @@ def _table(
 ) -> str:
     num_parts = rows[0].shares.shape[1]
     ticks = _ticks(seconds)
-    labels = "".join([f'<span style="left:{100 * tick / seconds:.2f}%">{tick:g} s</span>' for tick in ticks])
+    labels = "".join(
+        [f'<span style="left:{100 * tick / seconds:.2f}%">{tick:g} s</span>' for tick in ticks]
+    )
     grid = "".join([f"M{num_parts * tick / seconds:.1f} 0V100" for tick in ticks if tick])
-    used = {layer for row in rows for layer, shares in zip(layers, row.shares, strict=True) if shares.any()}
+    used = {
+        layer
+        for row in rows
+        for layer, shares in zip(layers, row.shares, strict=True)
+        if shares.any()
+    }
     lines = [
         _legend(used, stages, colours),
-        f'<div class="scroll{" dense" if len(rows) > 16 else ""}"><table class="timeline"><thead><tr>',
-        '<th scope="col">Thread</th><th scope="col" class="number">works</th><th scope="col" class="number">waits</th>',
-        f'<th scope="col"><span class="axis" aria-label="seconds since the beginning">{labels}</span></th></tr></thead><tbody>',
+        (
+            f'<div class="scroll{" dense" if len(rows) > 16 else ""}"><table'
+            ' class="timeline"><thead><tr>'
+        ),
+        (
+            '<th scope="col">Thread</th><th scope="col" class="number">works</th><th scope="col"'
+            ' class="number">waits</th>'
+        ),
+        (
+            '<th scope="col"><span class="axis" aria-label="seconds since the'
+            f' beginning">{labels}</span></th></tr></thead><tbody>'
+        ),
     ]
     names = {layer: _layer_name(layer, stages, colours) for layer in layers}
     for row in rows:
         shares = [float(x) for x in row.shares.mean(axis=1) / max(row.ended - row.began, 1e-9)]
-        parts = [f"{names[layer]}: {share:.1%}" for layer, share in zip(layers, shares, strict=True) if share >= 0.0005]
+        parts = [
+            f"{names[layer]}: {share:.1%}"
+            for layer, share in zip(layers, shares, strict=True)
+            if share >= 0.0005
+        ]
         who = f"{row.process}: {row.name}" if row.process else row.name
         lines.append(
-            f'<tr{" class=process" if row.is_first else ""}><th scope="row" class="thread" title="{safe(who)}">{safe(who)}</th>'
-            f'<td class="number" data-label="works">{min(1, sum(shares[:-1])):.0%}</td>'
-            f'<td class="number" data-label="waits">{min(1, shares[-1]):.0%}</td>'
-            f'<td><svg viewBox="0 0 {num_parts} 100" preserveAspectRatio="none" role="img">'
-            f"<title>{safe(chr(10).join([who, *parts]))}</title>{_drawn(row, layers)}"
-            f'<path class="grid" d="{grid}"/></svg></td></tr>'
+            f'<tr{" class=process" if row.is_first else ""}><th scope="row" class="thread"'
+            f' title="{safe(who)}">{safe(who)}</th><td class="number"'
+            f' data-label="works">{min(1, sum(shares[:-1])):.0%}</td><td class="number"'
+            f' data-label="waits">{min(1, shares[-1]):.0%}</td><td><svg viewBox="0 0 {num_parts}'
+            ' 100" preserveAspectRatio="none"'
+            f' role="img"><title>{safe(chr(10).join([who, *parts]))}</title>{_drawn(row, layers)}<path'
+            f' class="grid" d="{grid}"/></svg></td></tr>'
         )
     return "\n".join([*lines, "</tbody></table></div>"])
 
@@ -227,7 +265,9 @@ def _area(tops: npt.NDArray[np.int_], base: int) -> str:
 
 def _ticks(seconds: float) -> list[float]:
     """Round times, from 0 on."""
-    step = next(10.0**e * m for e in range(-9, 12) for m in (1, 2, 5) if 10.0**e * m * _MAX_TICKS >= seconds)
+    step = next(
+        10.0**e * m for e in range(-9, 12) for m in (1, 2, 5) if 10.0**e * m * _MAX_TICKS >= seconds
+    )
     return [float(f"{i * step:.6g}") for i in range(int(seconds / step * 0.97) + 1)]
 
 
@@ -256,5 +296,7 @@ def _layer_name(layer: str, stages: Mapping[int, StageSummary], colours: Mapping
 def short_name(stage: StageSummary) -> str:
     """Its class, and the function if it has one."""
     kind, _, rest = stage.name.partition("(")
-    function = rest.removeprefix("transform=").partition(" @")[0] if rest.startswith("transform=") else ""
+    function = (
+        rest.removeprefix("transform=").partition(" @")[0] if rest.startswith("transform=") else ""
+    )
     return f"{kind[:60]} {function[:60]}".strip()

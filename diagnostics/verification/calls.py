@@ -13,11 +13,27 @@ from types import FrameType
 from typing import Any
 
 # Libraries that inspect their caller.
-_BETWEEN = frozenset({"random", "secrets", "uuid", "tempfile", "os", "glob", "pathlib", "datetime", "posixpath", "numpy"})
+_BETWEEN = frozenset(
+    {
+        "random",
+        "secrets",
+        "uuid",
+        "tempfile",
+        "os",
+        "glob",
+        "pathlib",
+        "datetime",
+        "posixpath",
+        "numpy",
+    }
+)
 # what these ask for changes no element
 _QUIET = (sys.stdlib_module_names - _BETWEEN) | {"gristmill"}
 _KINDS: dict[str, tuple[Any, str]] = {
-    "clock": (time, "time time_ns perf_counter perf_counter_ns monotonic monotonic_ns localtime gmtime ctime"),
+    "clock": (
+        time,
+        "time time_ns perf_counter perf_counter_ns monotonic monotonic_ns localtime gmtime ctime",
+    ),
     "entropy": (os, "urandom getrandom"),
     "process": (os, "getpid getppid uname"),
     "files": (os, "listdir scandir"),
@@ -26,7 +42,10 @@ _KINDS: dict[str, tuple[Any, str]] = {
     "address": (builtins, "id"),
 }
 _CALLS: dict[Any, str] = {
-    getattr(module, name): kind for kind, (module, names) in _KINDS.items() for name in names.split() if hasattr(module, name)
+    getattr(module, name): kind
+    for kind, (module, names) in _KINDS.items()
+    for name in names.split()
+    if hasattr(module, name)
 }
 _NAMES = {"now": "clock", "utcnow": "clock", "today": "clock"}  # methods of classes in datetime
 _ENVIRONMENT = getattr(type(os.environ).__getitem__, "__code__", None)
@@ -57,7 +76,11 @@ def _user_frame(frame: FrameType) -> FrameType | None:
     caller: FrameType | None = frame
     while caller is not None and _package(caller) in _BETWEEN:
         caller = caller.f_back
-    return None if caller is None or _package(caller) in _QUIET or _collects_garbage(caller) else caller
+    return (
+        None
+        if caller is None or _package(caller) in _QUIET or _collects_garbage(caller)
+        else caller
+    )
 
 
 def _collects_garbage(frame: FrameType | None) -> bool:
@@ -74,7 +97,9 @@ def _package(frame: FrameType) -> str:
 
 def _name(argument: Any, owner: Any) -> str:
     module = owner.__name__ if isinstance(owner, type) else getattr(argument, "__module__", None)
-    module = {"posix": "os", "nt": "os", "_thread": "threading", "builtins": None}.get(str(module), module)
+    module = {"posix": "os", "nt": "os", "_thread": "threading", "builtins": None}.get(
+        str(module), module
+    )
     return f"{module}.{argument.__name__}" if module else str(argument.__name__)
 
 

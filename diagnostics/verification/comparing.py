@@ -40,7 +40,9 @@ class Comparison:
     num_wanted: int
 
 
-def base_of(condition: Condition, part: Part, num: int, seconds: float, pipeline: Any) -> list[Outcome]:
+def base_of(
+    condition: Condition, part: Part, num: int, seconds: float, pipeline: Any
+) -> list[Outcome]:
     """Returns the outcomes of a pipeline as it is, which must be the same under ``condition``.
 
     Raises:
@@ -61,7 +63,9 @@ def compared(
         return error
 
 
-def compare(condition: Condition, subject: Subject, base: Sequence[Outcome], clock: Clock) -> Comparison:
+def compare(
+    condition: Condition, subject: Subject, base: Sequence[Outcome], clock: Clock
+) -> Comparison:
     """Runs ``subject`` under ``condition``, and compares the outcomes with ``base``.
 
     Raises:
@@ -80,7 +84,11 @@ def compare(condition: Condition, subject: Subject, base: Sequence[Outcome], clo
             found = difference
             if not condition.is_unordered:
                 break
-        if condition.compares_states and outcome.state is not None is not expected.state and outcome.state != expected.state:
+        if (
+            condition.compares_states
+            and outcome.state is not None is not expected.state
+            and outcome.state != expected.state
+        ):
             others.append((step, expected.state, outcome.state))
     if found is None:
         found = _different_places(others, condition.open(subject), clock) if others else None

@@ -142,7 +142,12 @@ class Blocks(Condition):
                 size = min(rng.randint(1, _MAX_BLOCK), num - step)
                 block, outcome = _block(it, size)
                 for i, element in enumerate(block, 1):
-                    yield step, element_outcome(element, state_text(it) if i == len(block) and outcome is None else None)
+                    yield (
+                        step,
+                        element_outcome(
+                            element, state_text(it) if i == len(block) and outcome is None else None
+                        ),
+                    )
                     step += 1
                 if outcome is not None:
                     if step < num:
@@ -237,7 +242,9 @@ class Fresh(Condition):
     otherwise = "it depends on the process that runs it"
     is_about = "processes"
 
-    def __init__(self, pipeline: bytes | str, surroundings: Surroundings, part: Part = WHOLE) -> None:
+    def __init__(
+        self, pipeline: bytes | str, surroundings: Surroundings, part: Part = WHOLE
+    ) -> None:
         super().__init__(part)
         self.pipeline = pipeline
         self.surroundings = surroundings
@@ -252,7 +259,9 @@ class Fresh(Condition):
             raise CannotRunError(text) from error
         yield from enumerate(found)
 
-    def outcomes(self, part: Part, num: int, clock: Clock, surroundings: Surroundings) -> list[Outcome]:
+    def outcomes(
+        self, part: Part, num: int, clock: Clock, surroundings: Surroundings
+    ) -> list[Outcome]:
         """Returns the first outcomes in a new process.
 
         Raises:
@@ -281,7 +290,9 @@ class MadeAnew(Fresh):
 
 
 class Threads(Condition):
-    otherwise = "an element depends on the thread that computes it, or on something that threads share"
+    otherwise = (
+        "an element depends on the thread that computes it, or on something that threads share"
+    )
     is_about = "threads"
     process = "restored"
 
@@ -364,7 +375,9 @@ def _made(make: Callable[[], Any]) -> Any:
     except CannotRunError:
         raise
     except Exception as error:
-        raise CannotRunError(f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)) from error
+        raise CannotRunError(
+            f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
+        ) from error
 
 
 def _block(it: Any, size: int) -> tuple[list[Any], Outcome | None]:

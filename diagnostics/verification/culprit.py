@@ -28,7 +28,9 @@ _REASONS = {
     "generator": "a generator is kept",
     "iterator": "an iterator is kept",
     "state": "state is kept between calls",
-    "cache": "results are kept between calls (functools.cache), and depend on more than the arguments",
+    "cache": (
+        "results are kept between calls (functools.cache), and depend on more than the arguments"
+    ),
     "entropy": "random numbers without a seed are used",
     "clock": "the clock is read",
     "thread": "the thread is asked for",
@@ -75,7 +77,9 @@ class Search:
         clock: when to stop.
     """
 
-    def __init__(self, pipeline: Any, copies: ColdCopies, condition: Condition, num: int, clock: Clock) -> None:
+    def __init__(
+        self, pipeline: Any, copies: ColdCopies, condition: Condition, num: int, clock: Clock
+    ) -> None:
         self._pipeline = pipeline
         self._copies = copies
         self._condition = condition
@@ -91,7 +95,9 @@ class Search:
         if address not in self._witness.counts.keys() | self._witness.indices.keys():
             self._watch(self._part(address))
         reason, address = self._reason(address)
-        return Culprit(stage_name(self._stages.get(address) or stage_at(self._pipeline, address)), reason)
+        return Culprit(
+            stage_name(self._stages.get(address) or stage_at(self._pipeline, address)), reason
+        )
 
     def _part(self, address: Address) -> Part:
         indices = self._witness.indices.get(address)

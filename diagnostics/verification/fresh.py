@@ -43,7 +43,10 @@ class Surroundings(Value):
 
     def environment(self) -> dict[str, str | None]:
         """The environment variables that make it so."""
-        variables: dict[str, str | None] = {"PYTHONHASHSEED": str(self.hash_seed), "GRISTMILL_VERIFY": str(self.number)}
+        variables: dict[str, str | None] = {
+            "PYTHONHASHSEED": str(self.hash_seed),
+            "GRISTMILL_VERIFY": str(self.number),
+        }
         if self.has_other_locale:
             given = next((x for x in map(os.environ.get, ("LC_ALL", "LC_CTYPE", "LANG")) if x), "C")
             variables["LC_ALL"] = "C.UTF-8" if given in ("C", "POSIX") else "C"
@@ -71,7 +74,9 @@ class ColdCopies:
         with contextlib.closing(self.calls([function], clock)) as results:
             return next(results)
 
-    def calls(self, functions: Sequence[Callable[[Any], T]], clock: Clock) -> Generator[T, None, None]:
+    def calls(
+        self, functions: Sequence[Callable[[Any], T]], clock: Clock
+    ) -> Generator[T, None, None]:
         """Yields ``function(copy)`` for each function, one process for all, a copy for each.
 
         Args:

@@ -42,7 +42,9 @@ def kept_by(stage: Any) -> dict[str, tuple[str, bytes]]:
     return walk.found
 
 
-def changes(before: dict[str, tuple[str, bytes]], after: dict[str, tuple[str, bytes]]) -> Iterator[tuple[str, str]]:
+def changes(
+    before: dict[str, tuple[str, bytes]], after: dict[str, tuple[str, bytes]]
+) -> Iterator[tuple[str, str]]:
     """Yields kind and name of what has changed, and then of what is new."""
     new = [(kind, name) for name, (kind, _) in after.items() if name not in before]
     for name, (kind, digest) in after.items():
@@ -53,7 +55,13 @@ def changes(before: dict[str, tuple[str, bytes]], after: dict[str, tuple[str, by
 
 def _is_plain(value: Any) -> bool:
     module = type(value).__module__.partition(".")[0]
-    return module in ("builtins", "numpy", "gristmill", "collections", "functools") and not isinstance(value, _GENERATORS)
+    return module in (
+        "builtins",
+        "numpy",
+        "gristmill",
+        "collections",
+        "functools",
+    ) and not isinstance(value, _GENERATORS)
 
 
 def _kind(value: Any) -> str:
@@ -83,7 +91,9 @@ class _Walk:
         is_passed = isinstance(value, types.ModuleType | DatasetNode) or depth > _MAX_DEPTH
         if is_passed or id(value) in self._seen or len(self._seen) > _MAX_THINGS:
             return
-        if isinstance(value, types.FunctionType | types.MethodType | partial | type) or hasattr(value, "__dict__"):
+        if isinstance(value, types.FunctionType | types.MethodType | partial | type) or hasattr(
+            value, "__dict__"
+        ):
             self._seen.add(id(value))
             self._alive.append(value)
         if hasattr(value, "cache_info") and hasattr(value, "__wrapped__"):  # lru_cache
@@ -130,12 +140,21 @@ class _Walk:
                     for attribute in names & vars(value).keys():
                         text = f"the global variable {attribute} of {value.__name__}"
                         self.visit(text, vars(value)[attribute], depth + 1)
-            elif not callable(value) or isinstance(value, (*_GENERATORS, partial)) or _is_with(fn, value):
+            elif (
+                not callable(value)
+                or isinstance(value, (*_GENERATORS, partial))
+                or _is_with(fn, value)
+            ):
                 self.visit(f"the global variable {name} of {owner}", value, depth + 1)
 
     def visit_object(self, text: str, value: Any, depth: int) -> None:
         """Its attributes, which may be those of its class until they are set, and its methods."""
-        defaults = {name: x for base in _bases_of_users(type(value))[::-1] for name, x in vars(base).items() if _is_data(name, x)}
+        defaults = {
+            name: x
+            for base in _bases_of_users(type(value))[::-1]
+            for name, x in vars(base).items()
+            if _is_data(name, x)
+        }
         for name, x in {**defaults, **getattr(value, "__dict__", {})}.items():
             self.visit(text.format(name=name), x, depth + 1)
         self._visit_class(type(value), depth)
@@ -146,7 +165,9 @@ class _Walk:
             self.visit_object(f"the attribute {{name}} of {type(value).__name__}", value, depth)
             return
         with contextlib.suppress(Exception):
-            if getattr(value, "nbytes", 0) <= _MAX_BYTES and not (hasattr(value, "__len__") and len(value) > _MAX_LENGTH):
+            if getattr(value, "nbytes", 0) <= _MAX_BYTES and not (
+                hasattr(value, "__len__") and len(value) > _MAX_LENGTH
+            ):
                 self.found[name] = (_kind(value), digest_of(_inside(value)))
 
 
@@ -169,9 +190,15 @@ def _inside(value: Any) -> Any:
     """The position of a Python generator, which cannot be pickled; other values unchanged."""
     frame = getattr(value, "gi_frame", None)
     if isinstance(value, types.GeneratorType):
-        return None if frame is None else (frame.f_lasti, {k: repr(x)[:1000] for k, x in frame.f_locals.items()})
+        return (
+            None
+            if frame is None
+            else (frame.f_lasti, {k: repr(x)[:1000] for k, x in frame.f_locals.items()})
+        )
     return value
 
 
 def _global_names(code: types.CodeType) -> set[str]:
-    return {*code.co_names}.union(*[_global_names(x) for x in code.co_consts if isinstance(x, types.CodeType)])
+    return {*code.co_names}.union(
+        *[_global_names(x) for x in code.co_consts if isinstance(x, types.CodeType)]
+    )

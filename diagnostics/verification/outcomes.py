@@ -109,7 +109,9 @@ def outcomes_of(it: Any, with_states: bool = True) -> Iterator[Outcome]:
         yield element_outcome(element, state_text(it) if with_states else None)
 
 
-def recorded(open_iterator: Callable[[], Any], num: int, clock: Clock, with_states: bool = True) -> list[Outcome]:
+def recorded(
+    open_iterator: Callable[[], Any], num: int, clock: Clock, with_states: bool = True
+) -> list[Outcome]:
     """The first ``num`` outcomes, or those that there is time for, at least one."""
     found: list[Outcome] = []
     try:

@@ -138,14 +138,19 @@ class Witness:
         leaves = leaves_of(element)
         before = self._delivered.setdefault((address, number), leaves)
         if self._stack:
-            self._stack[-1].received.append((element, leaves, difference(before, leaves) is not None))
+            self._stack[-1].received.append(
+                (element, leaves, difference(before, leaves) is not None)
+            )
 
     def _compare(self, work: _Work) -> None:
         for element, leaves, is_other in work.received:
             found = difference(leaves, leaves_of(element))
             if found is None:
                 continue
-            text = f"it changes its input{found[0] and ' at '}{found[0]}, from {found[1]!s:.100} to {found[2]!s:.100}"
+            text = (
+                f"it changes its input{found[0] and ' at '}{found[0]}, from {found[1]!s:.100} to"
+                f" {found[2]!s:.100}"
+            )
             if is_other:  # this time it was another one to begin with
                 self.add(work.address, "in place", text)
             elif len(self._changed) < _MAX_HELD:
@@ -158,7 +163,11 @@ class Witness:
         now = random_states()
         for name, state in now.items():
             if name in self._random and self._random[name] != state:
-                self.add(self._stack[-1].address, "random", f"it draws from the global generator of {name}")
+                self.add(
+                    self._stack[-1].address,
+                    "random",
+                    f"it draws from the global generator of {name}",
+                )
         self._random = now
 
     def on_call(self, frame: FrameType, event: str, argument: Any) -> None:
@@ -195,7 +204,9 @@ def random_states() -> dict[str, Any]:
     states: dict[str, Any] = {"random": random.getstate()}
     state: Any = np.random.get_state(legacy=False)
     keys = state["state"].get("key")  # of the generator that is there unless another one was set
-    states["numpy.random"] = repr(state) if keys is None else (keys.tobytes(), state["state"]["pos"], state["gauss"])
+    states["numpy.random"] = (
+        repr(state) if keys is None else (keys.tobytes(), state["state"]["pos"], state["gauss"])
+    )
     torch = sys.modules.get("torch")
     if hasattr(torch, "get_rng_state"):
         states["torch"] = bytes(torch.get_rng_state().numpy())  # type: ignore[union-attr]
@@ -224,7 +235,9 @@ class Watched(PipelineEditor):
         if address is None:
             return self._over_replaced(ds) if parents_of(ds) else ds
         stage = self.stages[address] = self._over_replaced(ds)
-        return (_WatchedStream if isinstance(ds, IterDataset) else _WatchedMap)(stage, self._witness, address)
+        return (_WatchedStream if isinstance(ds, IterDataset) else _WatchedMap)(
+            stage, self._witness, address
+        )
 
 
 class _WatchedMap(BlockMapDataset[Any]):

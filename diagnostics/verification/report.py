@@ -36,7 +36,11 @@ class Check(Value):
     def steps(self) -> str:
         """The number of steps in words, such as ``"20 steps"`` or ``"12 of 20 steps"``."""
         num, plural = self.num_steps, "s" * (max(self.num_steps, self.num_wanted) != 1)
-        return f"{num} of {self.num_wanted} step{plural}" if num < self.num_wanted else f"{num} step{plural}"
+        return (
+            f"{num} of {self.num_wanted} step{plural}"
+            if num < self.num_wanted
+            else f"{num} step{plural}"
+        )
 
 
 class Report(Value):
@@ -75,15 +79,29 @@ class Report(Value):
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as JSON-able data."""
-        values = None if self.values is None else [x if isinstance(x, _PLAIN) else repr(x) for x in self.values]
-        nested = {name: [x.as_dict() for x in getattr(self, name)] for name in ("checks", "mixtures")}
+        values = (
+            None
+            if self.values is None
+            else [x if isinstance(x, _PLAIN) else repr(x) for x in self.values]
+        )
+        nested = {
+            name: [x.as_dict() for x in getattr(self, name)] for name in ("checks", "mixtures")
+        }
         return {**self.as_dict(), "values": values, **nested}
 
     def __str__(self) -> str:
-        lines = [f"deterministic, as far as {self.num_steps} steps show" if self.ok else "NOT deterministic"]
+        lines = [
+            (
+                f"deterministic, as far as {self.num_steps} steps show"
+                if self.ok
+                else "NOT deterministic"
+            )
+        ]
         if not self.ok:
             assert self.values is not None
-            first, other = [one_line(repr(x) if not isinstance(x, str) else x, _MAX_VALUE) for x in self.values]
+            first, other = [
+                one_line(repr(x) if not isinstance(x, str) else x, _MAX_VALUE) for x in self.values
+            ]
             lines += [
                 f"  under      {self.condition}",
                 f"  at step    {self.step}{f', {self.leaf}' if self.leaf else ''}",
@@ -100,7 +118,10 @@ class Report(Value):
             text = f"{_MARKS[check.status]:<10} {check.name:<{width}}  {check.steps}  {check.note}"
             lines.append(text.rstrip())
         if len(run) < len(self.checks):
-            lines.append(f"not run: {'; '.join([check.name for check in self.checks if check.note == AFTERWARDS])}")
+            lines.append(
+                "not run:"
+                f" {'; '.join([check.name for check in self.checks if check.note == AFTERWARDS])}"
+            )
         return "\n".join([*lines, *map(str, self.mixtures), time_text(1e9 * self.seconds)])
 
     __repr__ = __str__

@@ -125,7 +125,11 @@ class Subject:
         stream = varied.replaced(self.stream)
         if not varied.has_changed:
             return None
-        return WithOptionsIterDataset(stream, DatasetOptions(max_threads=num_threads)) if num_threads else stream
+        return (
+            WithOptionsIterDataset(stream, DatasetOptions(max_threads=num_threads))
+            if num_threads
+            else stream
+        )
 
     def with_own_workers(self, num_workers: int) -> IterDataset[Any] | None:
         """The same stream, computed by ``num_workers`` of its worker processes; ``None`` if that
@@ -142,7 +146,9 @@ class Subject:
 
     def in_stream_order(self) -> IterDataset[Any]:
         """The same stream, computed by processes."""
-        return self.stream.mp_prefetch(MultiprocessingOptions(NUM_WORKERS, executor="processes"), order="stream")
+        return self.stream.mp_prefetch(
+            MultiprocessingOptions(NUM_WORKERS, executor="processes"), order="stream"
+        )
 
 
 class _Varied(PipelineEditor):
@@ -166,5 +172,7 @@ def maps_read_by_streams(pipeline: Any) -> Iterator[tuple[tuple[int, ...], Any]]
     """The map datasets that are read by index, and where they are."""
     found = addresses(pipeline)
     for address, node in found.items():
-        if isinstance(node, MapDataset) and (not address or not isinstance(found.get(address[:-1]), MapDataset)):
+        if isinstance(node, MapDataset) and (
+            not address or not isinstance(found.get(address[:-1]), MapDataset)
+        ):
             yield address, node

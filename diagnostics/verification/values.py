@@ -80,7 +80,11 @@ def difference(expected: Sequence[Leaf], got: Sequence[Leaf]) -> tuple[str, Any,
             return _place(a, b)
     if len(expected) != len(got):
         longer = max(expected, got, key=len)[min(len(expected), len(got))]
-        return (longer.path, longer.shown, "nothing") if len(expected) > len(got) else (longer.path, "nothing", longer.shown)
+        return (
+            (longer.path, longer.shown, "nothing")
+            if len(expected) > len(got)
+            else (longer.path, "nothing", longer.shown)
+        )
     return None
 
 
@@ -97,9 +101,25 @@ def _are_equal_by_their_own(a: Any, b: Any) -> bool:
 
 def _place(a: Leaf, b: Leaf) -> tuple[str, Any, Any]:
     x, y = a.kept, b.kept
-    if isinstance(x, np.ndarray) and isinstance(y, np.ndarray) and x.dtype == y.dtype and x.shape == y.shape and x.size:
-        entries = [x.reshape(-1)[i : i + 1] for i in range(x.size)], [y.reshape(-1)[i : i + 1] for i in range(x.size)]
-        first = next((i for i, (p, q) in enumerate(zip(*entries, strict=True)) if digest_of(p) != digest_of(q)), None)
+    if (
+        isinstance(x, np.ndarray)
+        and isinstance(y, np.ndarray)
+        and x.dtype == y.dtype
+        and x.shape == y.shape
+        and x.size
+    ):
+        entries = (
+            [x.reshape(-1)[i : i + 1] for i in range(x.size)],
+            [y.reshape(-1)[i : i + 1] for i in range(x.size)],
+        )
+        first = next(
+            (
+                i
+                for i, (p, q) in enumerate(zip(*entries, strict=True))
+                if digest_of(p) != digest_of(q)
+            ),
+            None,
+        )
         if first is not None:
             index = np.unravel_index(first, x.shape)
             text = f"[{', '.join(map(str, index))}]" if x.shape else ""
@@ -148,20 +168,26 @@ def _leaves(value: Any, path: str, above: tuple[int, ...]) -> Iterator[Leaf]:
     elif _is_array(value):
         yield from _of_array(value, path, (*above, id(value)))
     elif isinstance(value, np.random.Generator):
-        yield from _of_parts(value, path, {".bit_generator.state": value.bit_generator.state}, above)
+        yield from _of_parts(
+            value, path, {".bit_generator.state": value.bit_generator.state}, above
+        )
     elif isinstance(value, Mapping):
         yield from _of_mapping(value, path, above)
     elif isinstance(value, set | frozenset):
         content = b"".join(sorted([digest_of(x) for x in value]))
         yield _leaf(path, _name(kind), content, f"{kind.__name__} of {len(value)}")
     elif isinstance(value, list | tuple):
-        names = [f".{name}" for name in getattr(value, "_fields", ())] or [f"[{i}]" for i in range(len(value))]
+        names = [f".{name}" for name in getattr(value, "_fields", ())] or [
+            f"[{i}]" for i in range(len(value))
+        ]
         yield from _of_parts(value, path, dict(zip(names, value, strict=False)), above)
     elif isinstance(value, DatasetNode | DatasetIterator):
         text = str(describe(value))
         yield _leaf(path, _name(kind), text.encode("utf-8", "surrogatepass"), _text(value))
     elif isinstance(value, _NAMED):
-        name = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value.__name__)}"
+        name = (
+            f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value.__name__)}"
+        )
         yield _leaf(path, "name", name.encode(), name)
     else:
         yield from _of_object(value, path, above)
@@ -176,7 +202,9 @@ def _scalar(value: Any, path: str) -> Leaf:
         content = (hex(value) if type(value) is int else repr(value)).encode()
     is_small = len(content) <= _MAX_TEXT
     kept = _Scalar(value) if is_small else None
-    text = _text(value if is_small else value[:_MAX_TEXT] if isinstance(value, str | bytes) else hex(value))
+    text = _text(
+        value if is_small else value[:_MAX_TEXT] if isinstance(value, str | bytes) else hex(value)
+    )
     return _leaf(path, type(value).__name__, content, text, kept)
 
 
@@ -190,11 +218,18 @@ def _of_mapping(value: Mapping[Any, Any], path: str, above: tuple[int, ...]) -> 
         while name in parts:  # of another key with the same text
             name += "'"
         parts[name] = x
-    yield from _of_parts(value, path, parts, above, content=b"".join([digest for digest, *_ in items]))
+    yield from _of_parts(
+        value, path, parts, above, content=b"".join([digest for digest, *_ in items])
+    )
 
 
 def _of_parts(
-    value: Any, path: str, parts: Mapping[str, Any], above: tuple[int, ...], name: str = "", content: bytes = b""
+    value: Any,
+    path: str,
+    parts: Mapping[str, Any],
+    above: tuple[int, ...],
+    name: str = "",
+    content: bytes = b"",
 ) -> Iterator[Leaf]:
     """A container: a leaf for itself, and those of its parts; one for all of them together if there
     are many.
@@ -215,7 +250,9 @@ def _of_parts(
 def _of_object(value: Any, path: str, above: tuple[int, ...]) -> Iterator[Leaf]:
     kind: Any = type(value)
     if dataclasses.is_dataclass(kind):
-        fields = {f".{field.name}": getattr(value, field.name, None) for field in dataclasses.fields(kind)}
+        fields = {
+            f".{field.name}": getattr(value, field.name, None) for field in dataclasses.fields(kind)
+        }
         yield from _of_parts(value, path, fields, above)
         return
     parts = _reduced(value)
@@ -225,7 +262,13 @@ def _of_object(value: Any, path: str, above: tuple[int, ...]) -> Iterator[Leaf]:
         digest, kept = _together(_of_parts(value, path, parts, above)), None
         with contextlib.suppress(Exception):
             kept = _Kept(dumps(value))
-        yield _leaf(path, _name(kind), digest, _text(value), kept if kept is not None and len(kept) <= _MAX_KEPT else None)
+        yield _leaf(
+            path,
+            _name(kind),
+            digest,
+            _text(value),
+            kept if kept is not None and len(kept) <= _MAX_KEPT else None,
+        )
     else:
         yield from _of_parts(value, path, parts, above)
 
@@ -268,9 +311,14 @@ def _of_array(value: Any, path: str, above: tuple[int, ...]) -> Iterator[Leaf]:
         yield _leaf(path, _name(type(value)), without_addresses(repr(value)).encode(), _text(value))
         return
     kind = f"{array.dtype}{list(array.shape)}"
-    shown = f"{kind} {_text(np.array2string(array, threshold=8, precision=4)) if array.ndim < 3 else ''}".rstrip()
+    shown = (
+        f"{kind}"
+        f" {_text(np.array2string(array, threshold=8, precision=4)) if array.ndim < 3 else ''}".rstrip()
+    )
     if array.dtype.hasobject:
-        entries: dict[str, Any] = {f"[{', '.join(map(str, index))}]": array[index] for index in np.ndindex(array.shape)}
+        entries: dict[str, Any] = {
+            f"[{', '.join(map(str, index))}]": array[index] for index in np.ndindex(array.shape)
+        }
         if array.dtype.names is not None:
             entries = {name: tuple(entry) for name, entry in entries.items()}
         yield from _of_parts(value, path, entries, above, kind)
@@ -288,7 +336,9 @@ def _hash_array(array: Any, hasher: Any) -> None:
         return
     if not array.size:
         return
-    for chunk in np.nditer(array, flags=["external_loop", "buffered"], order="C", buffersize=_CHUNK):
+    for chunk in np.nditer(
+        array, flags=["external_loop", "buffered"], order="C", buffersize=_CHUNK
+    ):
         entries: Any = np.ascontiguousarray(chunk)
         if entries.dtype.kind == "c":
             entries = entries.view(entries.real.dtype)

@@ -38,7 +38,13 @@ from gristmill.diagnostics.verification.culprit import Search
 from gristmill.diagnostics.verification.fresh import ColdCopies, Surroundings
 from gristmill.diagnostics.verification.outcomes import Clock, Outcome, recorded
 from gristmill.diagnostics.verification.report import AFTERWARDS, Check, Report
-from gristmill.diagnostics.verification.subject import NUM_WORKERS, Part, Subject, last_stage, maps_read_by_streams
+from gristmill.diagnostics.verification.subject import (
+    NUM_WORKERS,
+    Part,
+    Subject,
+    last_stage,
+    maps_read_by_streams,
+)
 from gristmill.loader import DataLoader
 from gristmill.workers.pickling import dumps
 
@@ -49,7 +55,10 @@ _MAX_MAPS = 4  # that are read in random order
 _NO_TIME = "there was no time left"
 _NO_PROCESS = "the process failed"
 _Comparisons: TypeAlias = Generator[tuple[Condition, Comparison | str], None, None]
-_SURROUNDINGS = [Surroundings(hash_seed=number, has_other_locale=True, lists_backwards=True, number=number) for number in (1, 2)]
+_SURROUNDINGS = [
+    Surroundings(hash_seed=number, has_other_locale=True, lists_backwards=True, number=number)
+    for number in (1, 2)
+]
 
 
 def verify(ds: Any, *, steps: int = 200, seconds: float = 60) -> Report:
@@ -111,10 +120,16 @@ class Verifier:
 
     def __init__(self, ds: Any, steps: int, seconds: float, made_by: str | None = None) -> None:
         if not isinstance(ds, MapDataset | IterDataset | DataLoader):
-            raise TypeError(f"ds must be a MapDataset, IterDataset or DataLoader, got {shown(ds)} of type {type(ds).__name__}")
+            raise TypeError(
+                f"ds must be a MapDataset, IterDataset or DataLoader, got {shown(ds)} of type"
+                f" {type(ds).__name__}"
+            )
         for node in ancestors(last_stage(ds)):
             if isinstance(node, DatasetIterator):
-                raise TypeError(f"ds must not draw from an iterator, which would be moved, got {node}: pass the dataset it reads")
+                raise TypeError(
+                    f"ds must not draw from an iterator, which would be moved, got {node}: pass the"
+                    " dataset it reads"
+                )
         self._ds = ds
         self._steps = as_int("steps", steps, minimum=1)
         self._began = time.monotonic()
@@ -135,7 +150,9 @@ class Verifier:
     def _compared(self) -> Report:
         base = recorded(Subject(self._ds).open, self._steps, self._clock.part(_FOR_REFERENCE))
         if base[-1].is_last:
-            self._note = f"the first run ended after {len(base) - 1} steps: {base[-1].leaves[0].shown}"
+            self._note = (
+                f"the first run ended after {len(base) - 1} steps: {base[-1].leaves[0].shown}"
+            )
         elif len(base) < self._steps:
             self._note = f"there was time for {len(base)} of {self._steps} steps"
         conditions = self._conditions()
@@ -157,8 +174,13 @@ class Verifier:
 
     def _conditions(self) -> list[Condition]:
         maps = dict([*maps_read_by_streams(self._ds)][:_MAX_MAPS])
-        names = {address: f", {stage_name(node)}" if len(maps) > 1 else "" for address, node in maps.items()}
-        made_again = [] if self._made_by is None else [MadeAnew(self._made_by, x) for x in _SURROUNDINGS]
+        names = {
+            address: f", {stage_name(node)}" if len(maps) > 1 else ""
+            for address, node in maps.items()
+        }
+        made_again = (
+            [] if self._made_by is None else [MadeAnew(self._made_by, x) for x in _SURROUNDINGS]
+        )
         workers: list[Condition] = [StreamOrder(), Lanes()]
         if Subject(self._ds).has_own_workers:
             workers = [OwnWorkers(num) for num in (0, NUM_WORKERS)]

@@ -69,7 +69,12 @@ class Cells:
         look = self.look(number)
         if look.kind in ("text", "scalar"):
             return len(look.value) <= _MAX_LINE and "\n" not in look.value
-        return look.kind == "array" and not look.documents and look.value.ndim == 1 and look.value.size <= _MAX_SHORT
+        return (
+            look.kind == "array"
+            and not look.documents
+            and look.value.ndim == 1
+            and look.value.size <= _MAX_SHORT
+        )
 
     def line(self, number: int) -> str:
         """A leaf on one line."""
@@ -81,7 +86,13 @@ class Cells:
             return f'<span class="key">{safe(self.spec(number))}</span>'
         if look.kind == "error":
             return _error(look.value, 0)
-        text = look.note if look.kind == "tokens" else _values(look.value, _MAX_SHORT) if look.kind == "array" else look.value
+        text = (
+            look.note
+            if look.kind == "tokens"
+            else _values(look.value, _MAX_SHORT)
+            if look.kind == "array"
+            else look.value
+        )
         return safe(one_line(text, _MAX_LINE))
 
     def fields(self, numbers: Iterable[int], *, full: bool) -> str:
@@ -90,7 +101,9 @@ class Cells:
 
     def _tree(self, numbers: list[int], depth: int, full: bool) -> str:
         parts = []
-        for name, group in itertools.groupby(numbers, lambda i: self._leaves[i].path[depth : depth + 1]):
+        for name, group in itertools.groupby(
+            numbers, lambda i: self._leaves[i].path[depth : depth + 1]
+        ):
             inside = list(group)
             path = self._leaves[inside[0]].path
             if len(path) <= depth + 1:
@@ -130,7 +143,9 @@ class Cells:
                 + _note("" if look.kind == "tokens" else look.note)
             )
         if look.kind == "tokens":
-            return _text(look.note, full) + _folded(f"{look.value.size:,} ids", _ids(look.value), False)
+            return _text(look.note, full) + _folded(
+                f"{look.value.size:,} ids", _ids(look.value), False
+            )
         if look.kind == "array":
             return _array(look, full)
         if look.kind == "bytes":
@@ -145,14 +160,19 @@ class Cells:
         height, width = picture.array.shape[1:3]
         size = LARGE if full else SMALL
         scale = min(1.0, size / max(height, width))
-        attributes = f'width="{max(1, round(width * scale))}" height="{max(1, round(height * scale))}" loading="lazy"'
+        attributes = (
+            f'width="{max(1, round(width * scale))}" height="{max(1, round(height * scale))}"'
+            ' loading="lazy"'
+        )
         tiny = ' class="tiny"' if max(height, width) <= _TINY else ""
         name = safe(f"{self.name(number) or 'picture'}, {height} × {width}")
         return (
             '<div class="pictures">'
             + "".join(
                 [
-                    f'<img src="{self._address}/leaf/{number}.png?frame={frame}&amp;size={size}"{tiny} {attributes} alt="{name}">'
+                    "<img"
+                    f' src="{self._address}/leaf/{number}.png?frame={frame}&amp;size={size}"{tiny}'
+                    f' {attributes} alt="{name}">'
                     for frame in range(picture.num_frames if full else min(4, picture.num_frames))
                 ]
             )
@@ -166,13 +186,18 @@ class Cells:
         upper = [f"{i * step:.1f} {36 - 34 * high:.1f}" for i, high in enumerate(highs)]
         lower = [f"{i * step:.1f} {36.5 - 34 * low:.1f}" for i, low in reversed([*enumerate(lows)])]
         num = look.value.shape[1]
-        texts = [f"{time_text(1e9 * seconds)} at {look.rate:,} Hz", f"{num} channels" if num > 1 else "", look.note]
+        texts = [
+            f"{time_text(1e9 * seconds)} at {look.rate:,} Hz",
+            f"{num} channels" if num > 1 else "",
+            look.note,
+        ]
         texts.append(f"the first {MAX_SECONDS} s are played" if seconds > MAX_SECONDS else "")
         return (
-            f'<div class="sound" data-seconds="{seconds:.6f}"><svg viewBox="0 0 600 73" preserveAspectRatio="none" role="img" '
-            f'aria-label="waveform"><path class="wave" d="M{" L".join(upper + lower)}Z"/>'
-            '<line class="head-line" x1="0" x2="0" y1="0" y2="73"/></svg>'
-            f'<audio controls preload="none" src="{self._address}/leaf/{number}.wav"></audio></div>'
+            f'<div class="sound" data-seconds="{seconds:.6f}"><svg viewBox="0 0 600 73"'
+            ' preserveAspectRatio="none" role="img" aria-label="waveform"><path class="wave"'
+            f' d="M{" L".join(upper + lower)}Z"/><line class="head-line" x1="0" x2="0" y1="0"'
+            ' y2="73"/></svg><audio controls preload="none"'
+            f' src="{self._address}/leaf/{number}.wav"></audio></div>'
             + _note("; ".join([text for text in texts if text]))
         )
 
@@ -180,7 +205,10 @@ class Cells:
         source = f"{self._address}/leaf/{number}.file"
         size = _note(f"{look.media_type}, {size_text(len(look.value))}")
         if look.media_type.startswith("image/"):
-            return f'<div class="pictures"><img src="{source}" loading="lazy" alt="{safe(self.name(number))}"></div>{size}'
+            return (
+                f'<div class="pictures"><img src="{source}" loading="lazy"'
+                f' alt="{safe(self.name(number))}"></div>{size}'
+            )
         return f'<audio controls preload="none" src="{source}"></audio>{size}'
 
 
@@ -212,14 +240,23 @@ def _array(look: Look, full: bool) -> str:
 
 def range_text(numbers: Numbers) -> str:
     """The range and the mean of an array, and what is wrong with its values."""
-    flags = [f"{num:,} {what}" for num, what in ((numbers.num_nan, "NaN"), (numbers.num_infinite, "infinite")) if num]
+    flags = [
+        f"{num:,} {what}"
+        for num, what in ((numbers.num_nan, "NaN"), (numbers.num_infinite, "infinite"))
+        if num
+    ]
     marks = "".join([f' <span class="flag">{flag}</span>' for flag in flags])
     if math.isnan(numbers.mean):
         return marks
     if numbers.low == numbers.high:
-        return f'<span class="range">{number_text(numbers.low)} <span class="key">everywhere</span></span>{marks}'
+        return (
+            f'<span class="range">{number_text(numbers.low)} <span'
+            f' class="key">everywhere</span></span>{marks}'
+        )
     text = f"{number_text(numbers.low)} … {number_text(numbers.high)}"
-    mean = f"{numbers.mean:.1%} true" if numbers.is_of_truth else f"mean {number_text(numbers.mean)}"
+    mean = (
+        f"{numbers.mean:.1%} true" if numbers.is_of_truth else f"mean {number_text(numbers.mean)}"
+    )
     return f'<span class="range">{text} <span class="key">{mean}</span></span>{marks}'
 
 
@@ -237,12 +274,19 @@ def histogram(numbers: Numbers) -> str:
         if count
     ]
     title = f"histogram from {number_text(numbers.low)} to {number_text(numbers.high)}"
-    shape = f'class="hist" viewBox="0 0 100 40" preserveAspectRatio="none" role="img" aria-label="{title}"'
+    shape = (
+        'class="hist" viewBox="0 0 100 40" preserveAspectRatio="none" role="img"'
+        f' aria-label="{title}"'
+    )
     return f'<svg {shape}><path d="{"".join(bars)}"/></svg>'
 
 
 def _of_sample(numbers: Numbers) -> str:
-    return "" if numbers.is_exact else f"of {numbers.num_seen:,} values at random places, of {numbers.num:,}"
+    return (
+        ""
+        if numbers.is_exact
+        else f"of {numbers.num_seen:,} values at random places, of {numbers.num:,}"
+    )
 
 
 def number_text(value: float) -> str:
@@ -256,10 +300,18 @@ def _values(array: Any, limit: int) -> str:
         first = [str(x) for x in itertools.islice(array.flat, limit)]
         return " ".join(first) + (" …" if array.size > limit else "")
     if array.dtype.kind in "OSU":
-        return "\n".join([shown(x, _MAX_LINE) for x in itertools.islice(array.flat, limit)]) + ("\n…" * (array.size > limit))
+        return "\n".join([shown(x, _MAX_LINE) for x in itertools.islice(array.flat, limit)]) + (
+            "\n…" * (array.size > limit)
+        )
     if array.dtype.kind == "V" and array.dtype.names:
         return shown(array.reshape(-1)[:limit].tolist(), _MAX_SHORT_TEXT)
-    text = np.array2string(array, threshold=limit, max_line_width=110, precision=4, edgeitems=4 if array.ndim < 3 else 2)
+    text = np.array2string(
+        array,
+        threshold=limit,
+        max_line_width=110,
+        precision=4,
+        edgeitems=4 if array.ndim < 3 else 2,
+    )
     return text.replace("...", "…")
 
 
@@ -273,7 +325,9 @@ def _documents(look: Look, full: bool) -> str:
     items = []
     for segment, text in look.documents:
         content = _text(text, full) if segment else f'<p class="text">{safe(text)}</p>'
-        items.append(f'<li class="{"doc" if segment else "pad"}"><small>{segment or ""}</small>{content}</li>')
+        items.append(
+            f'<li class="{"doc" if segment else "pad"}"><small>{segment or ""}</small>{content}</li>'
+        )
     return f'<ol class="docs">{"".join(items)}</ol>'
 
 
@@ -293,18 +347,30 @@ def _bytes(data: bytes, full: bool) -> str:
     try:
         text = (head[:-3] if len(head) < len(data) else head).decode("utf-8", "strict")
     except UnicodeDecodeError as error:
-        text = head[: error.start].decode() if error.start >= len(head) - 3 and len(head) < len(data) else ""
-    if text and sum([character.isprintable() or character in "\n\r\t" for character in text]) > 0.95 * len(text):
-        return _text(text, full) + (_note(f"{size_text(len(data))} of bytes") if len(head) < len(data) else "")
+        text = (
+            head[: error.start].decode()
+            if error.start >= len(head) - 3 and len(head) < len(data)
+            else ""
+        )
+    if text and sum(
+        [character.isprintable() or character in "\n\r\t" for character in text]
+    ) > 0.95 * len(text):
+        return _text(text, full) + (
+            _note(f"{size_text(len(data))} of bytes") if len(head) < len(data) else ""
+        )
     lines = [
-        f"{i:06x}  {data[i : i + 16].hex(' '):<47}  {''.join([chr(x) if 32 <= x < 127 else '·' for x in data[i : i + 16]])}"
+        f"{i:06x}  {data[i : i + 16].hex(' '):<47} "
+        f" {''.join([chr(x) if 32 <= x < 127 else '·' for x in data[i : i + 16]])}"
         for i in range(0, min(len(data), _MAX_BYTES if full else 64), 16)
     ]
     return f"<pre>{safe(chr(10).join(lines))}</pre>{_note(f'{len(data):,} bytes')}"
 
 
 def _folded(title: str, text: str, is_open: bool) -> str:
-    return f'<details class="plain"{" open" * is_open}><summary>{title}</summary><pre>{safe(text)}</pre></details>'
+    return (
+        "<details"
+        f' class="plain"{" open" * is_open}><summary>{title}</summary><pre>{safe(text)}</pre></details>'
+    )
 
 
 def _note(text: str) -> str:

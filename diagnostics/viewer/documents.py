@@ -37,7 +37,9 @@ def documents_of(leaf: Leaf, others: Sequence[Leaf]) -> list[tuple[int, int, int
     if values is None or ids is None or not _is_of_row(ids) or values.shape[:1] != ids.shape:
         return []
     bounds = [0, *(np.flatnonzero(ids[1:] != ids[:-1]) + 1).tolist(), len(ids)]
-    runs = [(int(ids[start]), start, stop) for start, stop in itertools.pairwise(bounds) if start < stop]
+    runs = [
+        (int(ids[start]), start, stop) for start, stop in itertools.pairwise(bounds) if start < stop
+    ]
     return runs[:_MAX_DOCUMENTS]
 
 

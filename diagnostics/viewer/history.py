@@ -76,7 +76,13 @@ class Story:
     reason: str = ""
 
 
-def story_of(pipeline: Any, output: Output, row: int | None, num_rows: int | None, provenance: Provenance | str) -> Story:
+def story_of(
+    pipeline: Any,
+    output: Output,
+    row: int | None,
+    num_rows: int | None,
+    provenance: Provenance | str,
+) -> Story:
     """The element of a row after every stage, computed again by random access where possible.
 
     Args:
@@ -88,7 +94,9 @@ def story_of(pipeline: Any, output: Output, row: int | None, num_rows: int | Non
             story.
     """
     if isinstance(pipeline, MapDataset):
-        story = Story([*_upstream(pipeline, output.step.number, row, num_rows, "")][::-1][:_MAX_STAGES])
+        story = Story(
+            [*_upstream(pipeline, output.step.number, row, num_rows, "")][::-1][:_MAX_STAGES]
+        )
     elif isinstance(provenance, str):
         story = Story([])
     else:
@@ -96,7 +104,12 @@ def story_of(pipeline: Any, output: Output, row: int | None, num_rows: int | Non
     before: Stage | None = None
     stages = []
     for stage in story.stages:
-        if before is not None and before.branch == stage.branch and not stage.is_same and stage.error is None:
+        if (
+            before is not None
+            and before.branch == stage.branch
+            and not stage.is_same
+            and stage.error is None
+        ):
             stage = replace(stage, unchanged=_unchanged(before, stage))
         stages.append(stage)
         before = before if stage.is_same else stage
@@ -126,8 +139,14 @@ def _of_record(pipeline: Any, record: Record, branch: str) -> Story:
         return Story([], "Elements that are not read by an index cannot be computed again alone.")
     stages = [*_upstream(source, record.index, None, None, branch)][::-1]
     if (record.source, record.record_key) not in [(stage.source, stage.key) for stage in stages]:
-        return Story([], "Where its record was on the way does not follow from what is known of it.")
-    return Story(stages[:_MAX_STAGES]) if has_batches else _downstream(steps, stages[:_MAX_STAGES], branch)
+        return Story(
+            [], "Where its record was on the way does not follow from what is known of it."
+        )
+    return (
+        Story(stages[:_MAX_STAGES])
+        if has_batches
+        else _downstream(steps, stages[:_MAX_STAGES], branch)
+    )
 
 
 def _way_of(pipeline: Any, record: Record) -> tuple[MapDataset[Any] | None, list[Any], bool]:
@@ -139,7 +158,12 @@ def _way_of(pipeline: Any, record: Record) -> tuple[MapDataset[Any] | None, list
     while not isinstance(step, MapDataset):
         above = parents_of(step)
         steps.insert(0, step)
-        if len(above) > 1 and components and isinstance(components[0], int) and components[0] < len(above):
+        if (
+            len(above) > 1
+            and components
+            and isinstance(components[0], int)
+            and components[0] < len(above)
+        ):
             step = above[components.pop(0)]
         elif len(above) == 1:
             step = above[0]
@@ -171,7 +195,13 @@ def makes_batches(step: Any) -> bool:
 
 def _unchanged(before: Stage, after: Stage) -> frozenset[tuple[str, ...]]:
     old = {leaf.path: leaf.value for leaf in before.leaves}
-    return frozenset({leaf.path for leaf in after.leaves if leaf.path in old and _is_same(old[leaf.path], leaf.value)})
+    return frozenset(
+        {
+            leaf.path
+            for leaf in after.leaves
+            if leaf.path in old and _is_same(old[leaf.path], leaf.value)
+        }
+    )
 
 
 def _is_same(a: Any, b: Any) -> bool:
@@ -181,12 +211,19 @@ def _is_same(a: Any, b: Any) -> bool:
     if type(a) is not type(b):
         return False
     if isinstance(a, np.ndarray):
-        is_alike = a.dtype == b.dtype and a.shape == b.shape and a.dtype.kind in "biufcSU" and a.size <= _MAX_COMPARED
+        is_alike = (
+            a.dtype == b.dtype
+            and a.shape == b.shape
+            and a.dtype.kind in "biufcSU"
+            and a.size <= _MAX_COMPARED
+        )
         return is_alike and np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")
     return isinstance(a, str | bytes | bool | int | float | np.generic) and bool(a == b)
 
 
-def _upstream(ds: Any, index: int, row: int | None, num_rows: int | None, branch: str) -> Iterator[Stage]:
+def _upstream(
+    ds: Any, index: int, row: int | None, num_rows: int | None, branch: str
+) -> Iterator[Stage]:
     """The element at an index of a map dataset and what it is made of, the output first."""
     is_cut = row is not None and is_of_library(ds) and ds._makes_batches
     origins = _origins(ds, index, row if is_cut else None)
@@ -195,13 +232,21 @@ def _upstream(ds: Any, index: int, row: int | None, num_rows: int | None, branch
         yield Stage(stage_name(ds), index, is_same=True, note=f"row {row}", branch=branch)
         row = None
     elif row is not None and _is_of_batches(ds):
-        yield Stage(stage_name(ds), index, is_same=True, note="of the whole batch, which the row above is part of", branch=branch)
+        yield Stage(
+            stage_name(ds),
+            index,
+            is_same=True,
+            note="of the whole batch, which the row above is part of",
+            branch=branch,
+        )
     else:
         keys = [one.key for one in origins if isinstance(one, RecordKey)]
         yield _stage(ds, index, parts, keys, branch)
     for number, part in reversed([*enumerate(parts[:_MAX_BRANCHES])]):  # who calls turns it round
         below = f"{branch}{number + 1}" if len(parts) > 1 else branch
-        yield from _upstream(part.ds, part.index, row, num_rows, f"{below}." if len(parts) > 1 and below else below)
+        yield from _upstream(
+            part.ds, part.index, row, num_rows, f"{below}." if len(parts) > 1 and below else below
+        )
     if len(parts) > _MAX_BRANCHES:
         yield Stage(f"… {len(parts) - _MAX_BRANCHES} more elements …", branch=branch, is_same=True)
 
@@ -209,7 +254,9 @@ def _upstream(ds: Any, index: int, row: int | None, num_rows: int | None, branch
 def _origins(ds: Any, index: int, row: int | None) -> list[Any]:
     """The lineage of an element, or of a row of it; at most some hundreds of records."""
     try:
-        return list(itertools.islice(ds._origins(index), row or 0, _MAX_PARTS if row is None else row + 1))
+        return list(
+            itertools.islice(ds._origins(index), row or 0, _MAX_PARTS if row is None else row + 1)
+        )
     except Exception:  # of a user's source, sampler or function: what it raises, the element shows
         return []
 
@@ -245,7 +292,9 @@ def _downstream(steps: list[Any], stages: list[Stage], branch: str) -> Story:
         elif _passes_on(step):
             stages.append(Stage(name, is_same=True, branch=branch))
         else:
-            return Story(stages, f"What {name} makes of it cannot be computed for one element alone.")
+            return Story(
+                stages, f"What {name} makes of it cannot be computed for one element alone."
+            )
     return Story(stages)
 
 

@@ -59,7 +59,10 @@ def _leaves(element: Any, path: tuple[str, ...]) -> Iterator[Leaf]:
 def _parts(element: Any) -> Iterator[tuple[str, Any]] | None:
     """The parts of a container by name; ``None`` of a leaf."""
     if isinstance(element, Mapping):
-        return ((one_line(key if isinstance(key, str) else repr(key), _MAX_NAME), element[key]) for key in element)
+        return (
+            (one_line(key if isinstance(key, str) else repr(key), _MAX_NAME), element[key])
+            for key in element
+        )
     if isinstance(element, list | tuple):
         if is_plain_list(element):
             return None
@@ -71,7 +74,12 @@ def _parts(element: Any) -> Iterator[tuple[str, Any]] | None:
 
 def is_plain_list(value: Any) -> bool:
     """True if ``value`` is a list or tuple of values of one kind, numbers or texts."""
-    return type(value) in (list, tuple) and len(value) > 1 and type(value[0]) in _PLAIN and len({*map(type, value)}) == 1
+    return (
+        type(value) in (list, tuple)
+        and len(value) > 1
+        and type(value[0]) in _PLAIN
+        and len({*map(type, value)}) == 1
+    )
 
 
 def shape_of(value: Any) -> tuple[int, ...] | None:

@@ -20,7 +20,9 @@ from gristmill.diagnostics.viewer.numbers import as_array, is_numeric
 from gristmill.diagnostics.viewer.pictures import Picture, picture_of
 from gristmill.diagnostics.viewer.sounds import channels_of
 
-Kind: TypeAlias = Literal["image", "audio", "tokens", "text", "bytes", "file", "scalar", "array", "error"]
+Kind: TypeAlias = Literal[
+    "image", "audio", "tokens", "text", "bytes", "file", "scalar", "array", "error"
+]
 
 DEFAULT_RATE = 16_000
 _MAX_RATE = 400_000
@@ -28,9 +30,13 @@ _MAX_TOKENS = 4096
 _MAX_DECODED = 20_000  # characters
 _KINDS = ("image", "audio", "tokens", "array")
 _OPTION = re.compile(r"(image|audio|tokens|array)(?::([1-9]\d{2,6}))?=(.+)")
-_IMAGE_NAME = re.compile(r"image|img|picture|photo|pixel|frame|video|rgb|depth|mask|canvas|jpe?g|png", re.IGNORECASE)
+_IMAGE_NAME = re.compile(
+    r"image|img|picture|photo|pixel|frame|video|rgb|depth|mask|canvas|jpe?g|png", re.IGNORECASE
+)
 _AUDIO_NAME = re.compile(r"audio|wav|sound|speech|voice|pcm", re.IGNORECASE)
-_TOKENS_NAME = re.compile(r"token|(^|_)ids?$|inputs?$|targets?$|text|sequence|prompt|completion", re.IGNORECASE)
+_TOKENS_NAME = re.compile(
+    r"token|(^|_)ids?$|inputs?$|targets?$|text|sequence|prompt|completion", re.IGNORECASE
+)
 _NO_TOKENS_NAME = re.compile(r"segment|position|mask|length|weight", re.IGNORECASE)
 _RATE_NAMES = ("sampling_rate", "sample_rate", "samplerate", "rate", "sr", "fs")
 _TIMES = (datetime.date, datetime.datetime, datetime.time, datetime.timedelta)
@@ -73,7 +79,9 @@ class Looks:
         ValueError: something else is given.
     """
 
-    def __init__(self, given: Sequence[str] = (), decoder: Callable[[list[int]], Any] | None = None) -> None:
+    def __init__(
+        self, given: Sequence[str] = (), decoder: Callable[[list[int]], Any] | None = None
+    ) -> None:
         self._given = [_parsed(text) for text in given]
         self._decoder = decoder
         self._lock = Lock()  # decoders may be made for one thread
@@ -108,40 +116,63 @@ class Looks:
 
     def _of_array(self, leaf: Leaf, array: Any, others: Sequence[Leaf]) -> Look:
         name = ".".join(leaf.path)
-        kind, rate = next(((kind, rate) for kind, rate, pattern in self._given if fnmatchcase(name, pattern)), ("", 0))
+        kind, rate = next(
+            ((kind, rate) for kind, rate, pattern in self._given if fnmatchcase(name, pattern)),
+            ("", 0),
+        )
         if kind == "array":
             return Look("array", array)
         if kind == "audio" or (not kind and _AUDIO_NAME.search(name)):
             channels = channels_of(array)
             if channels is not None:
                 return _sound(channels, rate, leaf, others)
-        if kind == "tokens" or (not kind and self._decoder is not None and _is_named_as_tokens(leaf)):
+        if kind == "tokens" or (
+            not kind and self._decoder is not None and _is_named_as_tokens(leaf)
+        ):
             is_of_ids = array.ndim == 1 and array.dtype.kind in "iu"
-            return self._decoded(array, documents_of(leaf, others)) if is_of_ids else Look("array", array)
+            return (
+                self._decoded(array, documents_of(leaf, others))
+                if is_of_ids
+                else Look("array", array)
+            )
         if kind in ("", "image"):
             # a PIL image
-            has_pixels = hasattr(leaf.value, "__array_interface__") and not hasattr(leaf.value, "dtype")
+            has_pixels = hasattr(leaf.value, "__array_interface__") and not hasattr(
+                leaf.value, "dtype"
+            )
             picture = picture_of(array, bool(kind or has_pixels or _IMAGE_NAME.search(name)))
             if picture is not None:
                 return _picture(picture, array)
         note = f"this is no {kind}" if kind else ""
-        return Look("array", array, note=note, documents=_values_of(array, documents_of(leaf, others)))
+        return Look(
+            "array", array, note=note, documents=_values_of(array, documents_of(leaf, others))
+        )
 
     def _decoded(self, ids: Any, documents: list[tuple[int, int, int]]) -> Look:
         """The ids and, as the note, their text. A long run of one id at the end is padding, as is
         segment 0 of a packed row.
         """
         if self._decoder is None:
-            return Look("array", ids, note="there is no decoder for its tokens", documents=_values_of(ids, documents))
+            return Look(
+                "array",
+                ids,
+                note="there is no decoder for its tokens",
+                documents=_values_of(ids, documents),
+            )
         different = np.flatnonzero(ids[:-1] != ids[-1:])
         num = int(different[-1]) + 2 if different.size else min(1, ids.size)
         kept = ids[:num] if ids.size - num >= 8 else ids
         try:
             with self._lock:
-                texts = [(i, self._text_of(ids[start:stop]) if i else _cells(stop - start)) for i, start, stop in documents]
+                texts = [
+                    (i, self._text_of(ids[start:stop]) if i else _cells(stop - start))
+                    for i, start, stop in documents
+                ]
                 text = " ".join([text for i, text in texts if i]) if texts else self._text_of(kept)
         except Exception as error:
-            return Look("array", ids, note=f"the decoder raised {type(error).__name__}: {shown(str(error))}")
+            return Look(
+                "array", ids, note=f"the decoder raised {type(error).__name__}: {shown(str(error))}"
+            )
         return Look("tokens", ids, note=text[:_MAX_DECODED], documents=tuple(texts))
 
     def _text_of(self, ids: Any) -> str:
@@ -152,7 +183,12 @@ class Looks:
 def _values_of(array: Any, documents: list[tuple[int, int, int]]) -> tuple[tuple[int, str], ...]:
     if array.ndim != 1:
         return ()
-    return tuple([(i, _ids(array[start:stop]) if i else _cells(stop - start)) for i, start, stop in documents])
+    return tuple(
+        [
+            (i, _ids(array[start:stop]) if i else _cells(stop - start))
+            for i, start, stop in documents
+        ]
+    )
 
 
 def _ids(array: Any) -> str:
@@ -178,8 +214,8 @@ def _parsed(text: str) -> tuple[str, int, str]:
     found = _OPTION.fullmatch(text) if isinstance(text, str) else None
     if found is None or (found[2] and (found[1] != "audio" or int(found[2]) > _MAX_RATE)):
         raise ValueError(
-            f"it must be KIND=NAME with a kind of {', '.join(_KINDS)}, or audio:RATE=NAME with samples per second, "
-            f"got {shown(text)}"
+            f"it must be KIND=NAME with a kind of {', '.join(_KINDS)}, or audio:RATE=NAME with"
+            f" samples per second, got {shown(text)}"
         )
     return found[1], int(found[2] or 0), found[3]
 
@@ -203,9 +239,15 @@ def _sound(channels: Any, rate: int, leaf: Leaf, others: Sequence[Leaf]) -> Look
     if rate:
         return Look("audio", channels, rate=rate)
     for other in others:
-        if other.path[:-1] == leaf.path[:-1] and other.path[-1:] and other.path[-1].lower() in _RATE_NAMES:
+        if (
+            other.path[:-1] == leaf.path[:-1]
+            and other.path[-1:]
+            and other.path[-1].lower() in _RATE_NAMES
+        ):
             array = np.asarray(other.value)
             if array.size == 1 and is_numeric(array) and 100 <= array.item() <= _MAX_RATE:
                 return Look("audio", channels, rate=int(array.item()))
-    assumed = f"played at {DEFAULT_RATE:,} Hz, for want of a rate: --as audio:RATE={'.'.join(leaf.path)}"
+    assumed = (
+        f"played at {DEFAULT_RATE:,} Hz, for want of a rate: --as audio:RATE={'.'.join(leaf.path)}"
+    )
     return Look("audio", channels, note=assumed, rate=DEFAULT_RATE)

@@ -52,7 +52,9 @@ def as_array(value: Any) -> npt.NDArray[Any] | None:
             return np.asarray(value)
         if hasattr(value, "detach"):  # of PyTorch, perhaps on a device
             value = value.detach().cpu()
-        is_array = (hasattr(value, "dtype") and hasattr(value, "shape")) or hasattr(value, "__array_interface__")
+        is_array = (hasattr(value, "dtype") and hasattr(value, "shape")) or hasattr(
+            value, "__array_interface__"
+        )
         return np.asarray(value) if is_array else None
     except Exception:
         return None
@@ -60,7 +62,9 @@ def as_array(value: Any) -> npt.NDArray[Any] | None:
 
 def is_numeric(array: npt.NDArray[Any]) -> bool:
     """True if its values are numbers or truth values; those of ``ml_dtypes`` count, too."""
-    return array.dtype.kind in "biufc" or array.dtype.name.startswith(("bfloat", "float", "int", "uint"))
+    return array.dtype.kind in "biufc" or array.dtype.name.startswith(
+        ("bfloat", "float", "int", "uint")
+    )
 
 
 def sample(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -76,7 +80,11 @@ def sample(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return array[
         tuple(
             [
-                np.sort(rng.integers(0, size, _NUM_SAMPLED)) if i == 0 else rng.integers(0, size, _NUM_SAMPLED)
+                (
+                    np.sort(rng.integers(0, size, _NUM_SAMPLED))
+                    if i == 0
+                    else rng.integers(0, size, _NUM_SAMPLED)
+                )
                 for i, size in enumerate(array.shape)
             ]
         )
@@ -92,7 +100,13 @@ def numbers_of(array: npt.NDArray[Any]) -> Numbers | None:
 
 
 def _numbers(num: int, seen: npt.NDArray[Any]) -> Numbers:
-    values = np.abs(seen) if seen.dtype.kind == "c" else seen.astype(np.uint8) if seen.dtype.kind == "b" else seen
+    values = (
+        np.abs(seen)
+        if seen.dtype.kind == "c"
+        else seen.astype(np.uint8)
+        if seen.dtype.kind == "b"
+        else seen
+    )
     if values.dtype.kind not in "biu":
         values = values.astype(np.float64)
     finite = values[np.isfinite(values)]
@@ -123,4 +137,6 @@ def _counts(values: npt.NDArray[Any], low: float, high: float) -> list[int]:
         # half of it: the whole may be more than a float can be
         num, half = _NUM_BINS, high / 2 - low / 2
         places = (values / 2 - low / 2) / half * num if half else np.zeros(values.shape)
-    return [int(x) for x in np.bincount(np.clip(places, 0, num - 1).astype(np.int64), minlength=num)]
+    return [
+        int(x) for x in np.bincount(np.clip(places, 0, num - 1).astype(np.int64), minlength=num)
+    ]

@@ -72,7 +72,9 @@ class Outputs:
     def __init__(self, pipeline: Any) -> None:
         self.pipeline = pipeline
         self._steps = steps_of(pipeline)
-        self._attended = Attended(lambda: dataset_iterator(self._steps.it), _WAIT_SECONDS, "", close=self._steps.close)
+        self._attended = Attended(
+            lambda: dataset_iterator(self._steps.it), _WAIT_SECONDS, "", close=self._steps.close
+        )
         self._kept: OrderedDict[Step, Seen] = OrderedDict()
         self._lock = Lock()
 
@@ -106,7 +108,11 @@ class Outputs:
         if seen.provenance is None:
             output, is_indexed = seen.output, isinstance(self.pipeline, MapDataset)
             try:
-                where = {"step": output.step.number} if is_indexed or output.state is None else {"state": output.state}
+                where = (
+                    {"step": output.step.number}
+                    if is_indexed or output.state is None
+                    else {"state": output.state}
+                )
                 seen.provenance = explain(self.pipeline, **where)
             except Exception as error:
                 seen.provenance = f"What it is made of is not known: {error}"
@@ -127,7 +133,9 @@ class Outputs:
         """Ends what is at work, and closes the iterator."""
         self._attended.__exit__()
 
-    def _waited_for(self, work: Callable[[], T | None], found: Callable[[], T | None]) -> T | Waiting:
+    def _waited_for(
+        self, work: Callable[[], T | None], found: Callable[[], T | None]
+    ) -> T | Waiting:
         """``found()``, after ``work`` if it is nothing yet. One after the other."""
         with self._lock:
             result = found()
@@ -151,11 +159,14 @@ class Outputs:
         if output.error is not None:
             filter_traceback(output.error)
         leaves = leaves_of(output.element)
-        seen = Seen(output, leaves, num_rows(leaves), sum([element_nbytes(leaf.value) for leaf in leaves]))
+        seen = Seen(
+            output, leaves, num_rows(leaves), sum([element_nbytes(leaf.value) for leaf in leaves])
+        )
         self._kept[step] = seen
         self._kept.move_to_end(step)
         while len(self._kept) > 1 and (
-            len(self._kept) > _MAX_KEPT or sum([kept.nbytes for kept in self._kept.values()]) > _MAX_KEPT_BYTES
+            len(self._kept) > _MAX_KEPT
+            or sum([kept.nbytes for kept in self._kept.values()]) > _MAX_KEPT_BYTES
         ):
             self._kept.popitem(last=False)
         return seen

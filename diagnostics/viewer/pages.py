@@ -25,7 +25,10 @@ _ROWS, _LEAVES, _OVERVIEW = 48, 120, 24  # on one page
 _MAX_COLUMNS = 24
 _MAX_CAPTION = 6
 _MAX_RECORDS = 200
-_LATER = '<p class="reason">Where it comes from takes long to find out. This page asks again by itself.</p>'
+_LATER = (
+    '<p class="reason">Where it comes from takes long to find out. This page asks again by'
+    " itself.</p>"
+)
 _RECORD = {
     "row": "Row",
     "source": "Source",
@@ -96,12 +99,28 @@ class View:
         since = f"/since/{step.since}" if step.since else ""
         return f"{self.root}{since}/step/{step.number}{'' if row is None else f'/row/{row}'}"
 
-    def page(self, step: Step, content: str, *, kind: str = "step", has_next: bool = True, row: int | None = None) -> str:
+    def page(
+        self,
+        step: Step,
+        content: str,
+        *,
+        kind: str = "step",
+        has_next: bool = True,
+        row: int | None = None,
+    ) -> str:
         before = self._arrow(Step(step.number - 1, step.since), row, "prev", "‹", step.number > 0)
         after = self._arrow(Step(step.number + 1, step.since), row, "next", "›", has_next)
         what = "Index" if self.is_indexed else "Step"
-        of = f" <small>of {self.length:,}</small>" if self.length is not None and not step.since and self.length < 10**15 else ""
-        of = f" <small>after {safe(shortened(self.since[step.since], 60))}</small>" if step.since else of
+        of = (
+            f" <small>of {self.length:,}</small>"
+            if self.length is not None and not step.since and self.length < 10**15
+            else ""
+        )
+        of = (
+            f" <small>after {safe(shortened(self.since[step.since], 60))}</small>"
+            if step.since
+            else of
+        )
         if self.is_indexed and self.length and step.number >= self.length:
             of += f" <small>(epoch {step.number // self.length})</small>"
         return _PAGE.format(
@@ -119,7 +138,10 @@ class View:
         title = "before" if rel == "prev" else "after"
         if not is_there:
             return f'<span class="step" aria-hidden="true">{sign}</span>'
-        return f'<a class="step" rel="{rel}" href="{self.address(step, row)}" aria-label="the one {title}">{sign}</a>'
+        return (
+            f'<a class="step" rel="{rel}" href="{self.address(step, row)}" aria-label="the one'
+            f' {title}">{sign}</a>'
+        )
 
 
 def step_page(view: View, seen: Seen, first: int, is_whole: bool, source: str) -> str:
@@ -139,21 +161,36 @@ def step_page(view: View, seen: Seen, first: int, is_whole: bool, source: str) -
         return view.page(step, _failure(seen.output.error))
     if seen.output.element is None:
         return view.page(
-            step, _notice("There is no element here", "A step of the pipeline leaves it out, or it is <code>None</code>.")
+            step,
+            _notice(
+                "There is no element here",
+                "A step of the pipeline leaves it out, or it is <code>None</code>.",
+            ),
         )
     cells = Cells(seen.leaves, view.address(step), view.looks)
     has_rows = bool(seen.num_rows) and view.is_batched != is_whole
     other = ""
-    if seen.num_rows and (view.is_batched or sum([shape_of(leaf.value) is not None for leaf in seen.leaves[:100]]) > 1):
+    if seen.num_rows and (
+        view.is_batched or sum([shape_of(leaf.value) is not None for leaf in seen.leaves[:100]]) > 1
+    ):
         query = "" if is_whole else "?whole=1"
         other = f'<a href="{view.address(step)}{query}">{"as one" if has_rows else f"as {seen.num_rows:,} rows"}</a>'
     what = f"Batch of {seen.num_rows:,}" if view.is_batched and seen.num_rows else "Element"
-    num = f"{len(seen.leaves):,}{'+' * (len(seen.leaves) == MAX_LEAVES)} value{'s' * (len(seen.leaves) != 1)}"
+    num = (
+        f"{len(seen.leaves):,}{'+' * (len(seen.leaves) == MAX_LEAVES)}"
+        f" value{'s' * (len(seen.leaves) != 1)}"
+    )
     if has_rows and not source:
         other += f'<a href="{view.address(step)}?records=1">records</a>'
     head = _head(what, f"{num}, {size_text(seen.nbytes)}" if seen.nbytes else num, other)
     if has_rows:
-        return view.page(step, head + _overview(cells, view.address(step)) + source + _rows(view, seen, first, is_whole))
+        return view.page(
+            step,
+            head
+            + _overview(cells, view.address(step))
+            + source
+            + _rows(view, seen, first, is_whole),
+        )
     return view.page(step, f"{head}{_leaves(cells, first, view.address(step), is_whole)}{source}")
 
 
@@ -162,14 +199,23 @@ def row_page(view: View, seen: Seen, row: int, first: int, source: str) -> str:
     step = seen.output.step
     address = view.address(step, row)
     cells = Cells(seen.row(row), address, view.looks)
-    links = [f'<a rel="before" href="{view.address(step, row - 1)}">row {row - 1:,}</a>'] if row else []
+    links = (
+        [f'<a rel="before" href="{view.address(step, row - 1)}">row {row - 1:,}</a>'] if row else []
+    )
     links += (
-        [f'<a rel="after" href="{view.address(step, row + 1)}">row {row + 1:,}</a>'] if row + 1 < (seen.num_rows or 0) else []
+        [f'<a rel="after" href="{view.address(step, row + 1)}">row {row + 1:,}</a>']
+        if row + 1 < (seen.num_rows or 0)
+        else []
     )
     what = "index" if view.is_indexed else "step"
-    of = f'of {seen.num_rows:,} in <a rel="up" href="{view.address(step)}">{what} {step.number:,}</a>'
+    of = (
+        f'of {seen.num_rows:,} in <a rel="up" href="{view.address(step)}">{what}'
+        f" {step.number:,}</a>"
+    )
     head = _head(f"Row {row:,}", of, "".join(links))
-    return view.page(step, f"{head}{_leaves(cells, first, address, False)}{source}", kind="row", row=row)
+    return view.page(
+        step, f"{head}{_leaves(cells, first, address, False)}{source}", kind="row", row=row
+    )
 
 
 def waiting_page(view: View, step: Step, waiting: Waiting) -> str:
@@ -177,20 +223,35 @@ def waiting_page(view: View, step: Step, waiting: Waiting) -> str:
     if waiting.text:
         text = f"<pre class=wrap>{safe(shortened(waiting.text, _MAX_TRACEBACK))}</pre>"
         return view.page(
-            step, _notice("Waiting for the pipeline", "Nothing has come for some seconds. This page asks again by itself.", text)
+            step,
+            _notice(
+                "Waiting for the pipeline",
+                "Nothing has come for some seconds. This page asks again by itself.",
+                text,
+            ),
         )
     return view.page(
-        step, _notice(f"On the way to step {step.number:,}", f"{waiting.reached:,} so far. This page asks again by itself.")
+        step,
+        _notice(
+            f"On the way to step {step.number:,}",
+            f"{waiting.reached:,} so far. This page asks again by itself.",
+        ),
     )
 
 
 def problem_page(view: View, title: str, text: str) -> str:
     """Something that cannot be done, with the way back."""
-    return view.page(Step(0), _notice(safe(title), safe(text), f'<p class="more"><a href="{view.root}/">Back</a></p>'))
+    return view.page(
+        Step(0),
+        _notice(safe(title), safe(text), f'<p class="more"><a href="{view.root}/">Back</a></p>'),
+    )
 
 
 def _head(title: str, text: str, links: str) -> str:
-    return f'<div class="head"><h2>{title}</h2><p class="soft">{text}</p><span class="links">{links}</span></div>'
+    return (
+        f'<div class="head"><h2>{title}</h2><p class="soft">{text}</p><span'
+        f' class="links">{links}</span></div>'
+    )
 
 
 def _notice(title: str, text: str, more: str = "") -> str:
@@ -199,19 +260,38 @@ def _notice(title: str, text: str, more: str = "") -> str:
 
 def _end(view: View, step: Step) -> str:
     last = (
-        f'<p class="more"><a href="{view.address(Step(step.number - 1, step.since))}">The last one</a></p>' if step.number else ""
+        f'<p class="more"><a href="{view.address(Step(step.number - 1, step.since))}">The last'
+        " one</a></p>"
+        if step.number
+        else ""
     )
     num = length_text(step.number).replace("element", "output")
-    return _notice("The end", f"There {'is' if step.number == 1 else 'are'} {num}{' from there on' if step.since else ''}.", last)
+    return _notice(
+        "The end",
+        f"There {'is' if step.number == 1 else 'are'}"
+        f" {num}{' from there on' if step.since else ''}.",
+        last,
+    )
 
 
 def _failure(error: BaseException) -> str:
     lines = "".join(traceback.format_exception(error))
-    cut = lines if len(lines) <= _MAX_TRACEBACK else f"{lines[: _MAX_TRACEBACK // 2]}\n…\n{lines[-_MAX_TRACEBACK // 2 :]}"
-    notes = "".join([f'<p class="soft">{safe(shown_text(note))}</p>' for note in getattr(error, "__notes__", [])[:1]])
+    cut = (
+        lines
+        if len(lines) <= _MAX_TRACEBACK
+        else f"{lines[: _MAX_TRACEBACK // 2]}\n…\n{lines[-_MAX_TRACEBACK // 2 :]}"
+    )
+    notes = "".join(
+        [
+            f'<p class="soft">{safe(shown_text(note))}</p>'
+            for note in getattr(error, "__notes__", [])[:1]
+        ]
+    )
     return (
-        f'<section class="failed"><h2>{safe(type(error).__name__)}</h2><p>{safe(shown_text(str(error)))}</p>{notes}'
-        f'<details class="plain"><summary>traceback</summary><pre class="wrap">{safe(cut)}</pre></details></section>'
+        "<section"
+        f' class="failed"><h2>{safe(type(error).__name__)}</h2><p>{safe(shown_text(str(error)))}</p>{notes}<details'
+        ' class="plain"><summary>traceback</summary><pre'
+        f' class="wrap">{safe(cut)}</pre></details></section>'
     )
 
 
@@ -224,14 +304,21 @@ def _overview(cells: Cells, address: str) -> str:
     rows = []
     for number in range(min(len(cells), _OVERVIEW)):
         look = cells.look(number)
-        array = look.value.array if look.kind == "image" else look.value if look.kind in ("array", "audio", "tokens") else None
+        array = (
+            look.value.array
+            if look.kind == "image"
+            else look.value
+            if look.kind in ("array", "audio", "tokens")
+            else None
+        )
         numbers = None if array is None else numbers_of(array)
         values = "" if numbers is None else range_text(numbers)
         spread = "" if numbers is None else histogram(numbers)
         name = safe(shortened(cells.name(number) or "element", 80))
         rows.append(
-            f'<tr><th scope="row">{name}</th><td class="spec">{safe(cells.spec(number))}</td><td>{values}</td>'
-            f'<td class="distribution">{spread}</td></tr>'
+            f'<tr><th scope="row">{name}</th><td'
+            f' class="spec">{safe(cells.spec(number))}</td><td>{values}</td><td'
+            f' class="distribution">{spread}</td></tr>'
         )
     names = [("Value", ""), ("Type", ""), ("Range", ""), ("Distribution", "distribution")]
     titles = "".join([f'<th scope="col" class="{kind}">{name}</th>' for name, kind in names])
@@ -256,13 +343,19 @@ def _rows(view: View, seen: Seen, first: int, is_whole: bool) -> str:
     else:
         content = _cards(view, step, rows, all_cells)
     return (
-        f'<section class="rows">{content}{_paging(view.address(step), first, _ROWS, seen.num_rows, "rows", is_whole)}</section>'
+        "<section"
+        f' class="rows">{content}{_paging(view.address(step), first, _ROWS, seen.num_rows, "rows", is_whole)}</section>'
     )
 
 
 def _table(view: View, step: Step, rows: range, all_cells: list[Cells]) -> str:
     columns = range(len(all_cells[0]))
-    titles = "".join([f'<th scope="col">{safe(shortened(all_cells[0].name(i), 60)) or "value"}</th>' for i in columns])
+    titles = "".join(
+        [
+            f'<th scope="col">{safe(shortened(all_cells[0].name(i), 60)) or "value"}</th>'
+            for i in columns
+        ]
+    )
     lines = [
         f'<tr><th scope="row"><a href="{view.address(step, row)}">{row:,}</a></th>'
         + "".join([f"<td>{cells.line(i)}</td>" for i in columns])
@@ -273,7 +366,10 @@ def _table(view: View, step: Step, rows: range, all_cells: list[Cells]) -> str:
 
 
 def _table_html(titles: str, rows: list[str]) -> str:
-    return f'<div class="scroll"><table><thead><tr>{titles}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+    return (
+        "<div"
+        f' class="scroll"><table><thead><tr>{titles}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+    )
 
 
 def _tiles(view: View, step: Step, rows: range, all_cells: list[Cells]) -> str:
@@ -281,11 +377,17 @@ def _tiles(view: View, step: Step, rows: range, all_cells: list[Cells]) -> str:
     for row, cells in zip(rows, all_cells, strict=True):
         images = [i for i in range(len(cells)) if cells.look(i).kind == "image"]
         others = [i for i in range(len(cells)) if i not in images and not cells.is_none(i)]
-        caption = "".join([f'<p><span class="key">{safe(cells.name(i))}</span><span>{cells.line(i)}</span></p>' for i in others])
+        caption = "".join(
+            [
+                f'<p><span class="key">{safe(cells.name(i))}</span><span>{cells.line(i)}</span></p>'
+                for i in others
+            ]
+        )
         tiles.append(
             f'<a class="tile" href="{view.address(step, row)}" aria-label="row {row:,}">'
             f"{''.join([cells.pictures(i, full=False) for i in images])}"
-            f'<div class="caption">{caption or f"<p><span class=key>row</span><span>{row:,}</span></p>"}</div></a>'
+            "<div"
+            f' class="caption">{caption or f"<p><span class=key>row</span><span>{row:,}</span></p>"}</div></a>'
         )
     return f'<div class="tiles">{"".join(tiles)}</div>'
 
@@ -296,9 +398,14 @@ def _cards(view: View, step: Step, rows: range, all_cells: list[Cells]) -> str:
         numbers = [i for i in range(len(cells)) if not cells.is_none(i)]
         fields = cells.fields(numbers[:_MAX_COLUMNS], full=False)
         left = len(numbers) - _MAX_COLUMNS
-        more = f'<p class="more"><a href="{view.address(step, row)}">{left:,} more</a></p>' if left > 0 else ""
+        more = (
+            f'<p class="more"><a href="{view.address(step, row)}">{left:,} more</a></p>'
+            if left > 0
+            else ""
+        )
         cards.append(
-            f'<article class="card"><h3><a href="{view.address(step, row)}">Row {row:,}</a></h3>{fields}{more}</article>'
+            f'<article class="card"><h3><a href="{view.address(step, row)}">Row'
+            f" {row:,}</a></h3>{fields}{more}</article>"
         )
     return f'<div class="cards">{"".join(cards)}</div>'
 
@@ -314,8 +421,12 @@ def _paging(address: str, first: int, size: int, num: int, what: str, is_whole: 
         return ""
     whole = "&amp;whole=1" if is_whole else ""
     links = [f'<a href="{address}?first={max(0, first - size)}{whole}">before</a>'] if first else []
-    links.append(f'<span class="key">{what} {first:,} to {min(first + size, num) - 1:,} of {num:,}</span>')
-    links += [f'<a href="{address}?first={first + size}{whole}">after</a>'] if first + size < num else []
+    links.append(
+        f'<span class="key">{what} {first:,} to {min(first + size, num) - 1:,} of {num:,}</span>'
+    )
+    links += (
+        [f'<a href="{address}?first={first + size}{whole}">after</a>'] if first + size < num else []
+    )
     return f'<p class="more">{"".join(links)}</p>'
 
 
@@ -325,16 +436,34 @@ def records_html(provenance: Provenance | str | Waiting, row: int | None) -> str
         return _LATER
     if isinstance(provenance, str):
         return f'<p class="reason">{safe(shortened(provenance, _MAX_ERROR))}</p>'
-    rows = list(enumerate(provenance.rows)) if row is None else [(row, one) for one in provenance.rows[row : row + 1]]
-    lines = [(number, {"row": number, **record.as_dict()}) for number, one in rows for record in one.records][:_MAX_RECORDS]
+    rows = (
+        list(enumerate(provenance.rows))
+        if row is None
+        else [(row, one) for one in provenance.rows[row : row + 1]]
+    )
+    lines = [
+        (number, {"row": number, **record.as_dict()})
+        for number, one in rows
+        for record in one.records
+    ][:_MAX_RECORDS]
     names = ["row"] if row is None and len(rows) > 1 else []
-    names += [name for name in list(_RECORD)[1:] if any([values[name] not in (None, ()) for _, values in lines])]
+    names += [
+        name
+        for name in list(_RECORD)[1:]
+        if any([values[name] not in (None, ()) for _, values in lines])
+    ]
     cells = [[_record_cell(values[name]) for name in names] for _, values in lines]
     titles = "".join([f'<th scope="col">{_RECORD[name]}</th>' for name in names])
-    body = ["<tr>" + "".join([f"<td>{safe(shortened(cell, 120))}</td>" for cell in line]) + "</tr>" for line in cells]
+    body = [
+        "<tr>" + "".join([f"<td>{safe(shortened(cell, 120))}</td>" for cell in line]) + "</tr>"
+        for line in cells
+    ]
     faults = len(provenance.faults)
     passed = (
-        f'<p class="soft">{faults:,} record{"s were" if faults > 1 else " was"} passed over on the way.</p>' if faults else ""
+        f'<p class="soft">{faults:,} record{"s were" if faults > 1 else " was"} passed over on the'
+        " way.</p>"
+        if faults
+        else ""
     )
     title = _head("Where it comes from", "", "")
     return f"<section>{title}{_table_html(titles, body)}{passed}</section>" if body else ""
@@ -353,9 +482,12 @@ def story_html(view: View, address: str, story: Story | Waiting) -> str:
     if not story.stages and not story.reason:
         return ""
     reason = f'<p class="reason">{safe(story.reason)}</p>' if story.reason else ""
-    stages = "".join([_stage_html(view, f"{address}/stage/{i}", stage) for i, stage in enumerate(story.stages)])
+    stages = "".join(
+        [_stage_html(view, f"{address}/stage/{i}", stage) for i, stage in enumerate(story.stages)]
+    )
     return (
-        '<section class="story"><div class="head"><h2>Before and after every transformation</h2></div>'
+        '<section class="story"><div class="head"><h2>Before and after every'
+        " transformation</h2></div>"
         + (f'<ol class="stages">{stages}</ol>' if stages else "")
         + f"{reason}</section>"
     )
@@ -363,7 +495,17 @@ def story_html(view: View, address: str, story: Story | Waiting) -> str:
 
 def _stage_html(view: View, address: str, stage: Stage) -> str:
     index = "" if stage.index is None else f"index {stage.index:,}"
-    notes = ", ".join([text for text in (f"input {stage.branch.rstrip('.')}" if stage.branch else "", index, stage.note) if text])
+    notes = ", ".join(
+        [
+            text
+            for text in (
+                f"input {stage.branch.rstrip('.')}" if stage.branch else "",
+                index,
+                stage.note,
+            )
+            if text
+        ]
+    )
     name = f"{safe(shortened(stage.name, 160))} <small>{safe(notes)}</small>"
     if stage.is_same:
         return f'<li class="same">{name}</li>'
@@ -371,8 +513,18 @@ def _stage_html(view: View, address: str, stage: Stage) -> str:
         return f'<li class="failing"><h3>{name}</h3>{_failure(stage.error)}</li>'
     cells = Cells(stage.leaves, address, view.looks)
     changed = [i for i, leaf in enumerate(stage.leaves) if leaf.path not in stage.unchanged]
-    same = ", ".join([cells.name(i) or "the element" for i, leaf in enumerate(stage.leaves) if leaf.path in stage.unchanged])
+    same = ", ".join(
+        [
+            cells.name(i) or "the element"
+            for i, leaf in enumerate(stage.leaves)
+            if leaf.path in stage.unchanged
+        ]
+    )
     note = f"<small>as before: {safe(shortened(same, 300))}</small>" if same else ""
-    more = f"<small>{len(changed) - _MAX_COLUMNS:,} more values</small>" if len(changed) > _MAX_COLUMNS else ""
+    more = (
+        f"<small>{len(changed) - _MAX_COLUMNS:,} more values</small>"
+        if len(changed) > _MAX_COLUMNS
+        else ""
+    )
     fields = cells.fields(changed[:_MAX_COLUMNS], full=False) if changed else ""
     return f"<li><h3>{name}</h3>{fields}{more}{note}</li>"

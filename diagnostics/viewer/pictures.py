@@ -140,5 +140,8 @@ def png_of(pixels: npt.NDArray[np.uint8]) -> bytes:
     header = struct.pack(">IIBBBBB", width, height, 8, _PNG_TYPES[channels], 0, 0, 0)
     parts = [(b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), 3)), (b"IEND", b"")]
     return b"\x89PNG\r\n\x1a\n" + b"".join(
-        [struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in parts]
+        [
+            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+            for name, data in parts
+        ]
     )

@@ -28,8 +28,8 @@ _LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]", "::1"})
 _IDLE_SECONDS = 10.0
 _MAX_REQUEST = 8192  # characters of an address
 _POLICY = (
-    "default-src 'none'; img-src 'self'; media-src 'self'; style-src 'self'; script-src 'self'; form-action 'self'; "
-    "base-uri 'none'; frame-ancestors 'none'"
+    "default-src 'none'; img-src 'self'; media-src 'self'; style-src 'self'; script-src 'self';"
+    " form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 _HEADERS = {
     "Content-Security-Policy": _POLICY,
@@ -84,20 +84,30 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> Answer:
         if not _is_loopback(self.headers.get("Host", "")):
-            return Answer(b"This server answers requests for 127.0.0.1 and localhost only.", status=HTTPStatus.FORBIDDEN)
+            return Answer(
+                b"This server answers requests for 127.0.0.1 and localhost only.",
+                status=HTTPStatus.FORBIDDEN,
+            )
         if len(self.path) > _MAX_REQUEST:
             return Answer(b"The address is too long.", status=HTTPStatus.REQUEST_URI_TOO_LONG)
         address = urllib.parse.urlsplit(self.path)
         site = self.server.site
         _, token, *rest = [*address.path.split("/", 2), ""][:3]
         if not secrets.compare_digest(token.encode("utf-8", "replace"), site.token.encode()):
-            return Answer(b"There is nothing here. The address is the one that was printed.", status=HTTPStatus.NOT_FOUND)
+            return Answer(
+                b"There is nothing here. The address is the one that was printed.",
+                status=HTTPStatus.NOT_FOUND,
+            )
         query = {name: values[-1] for name, values in urllib.parse.parse_qs(address.query).items()}
         return site.answer(rest[0], query)
 
     def _send(self, answer: Answer) -> None:
         body, status, headers = answer.body, answer.status, {}
-        found = _RANGE.fullmatch(self.headers.get("Range", "")) if status == HTTPStatus.OK and answer.is_media else None
+        found = (
+            _RANGE.fullmatch(self.headers.get("Range", ""))
+            if status == HTTPStatus.OK and answer.is_media
+            else None
+        )
         if found is not None and int(found[1]) < len(body):
             start, stop = int(found[1]), min(len(body), int(found[2] or len(body)) + 1)
             headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(body)}"

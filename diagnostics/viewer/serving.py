@@ -61,7 +61,10 @@ def view(
         True
     """
     if not isinstance(pipeline, MapDataset | IterDataset | DataLoader):
-        raise TypeError(f"pipeline must be a dataset or a DataLoader, got {shown(pipeline)} of type {type(pipeline).__name__}")
+        raise TypeError(
+            f"pipeline must be a dataset or a DataLoader, got {shown(pipeline)} of type"
+            f" {type(pipeline).__name__}"
+        )
     if decoder is not None and not callable(decoder):
         raise TypeError(f"decoder must be a callable of a list of token ids, got {shown(decoder)}")
     if step is not None and state is not None:
@@ -89,7 +92,9 @@ class Viewer:
     def __init__(self, server: Server, state: str | None) -> None:
         self._server = server
         self._closed = False
-        self._thread = threading.Thread(target=server.serve_forever, args=(0.1,), name="gristmill-view", daemon=True)
+        self._thread = threading.Thread(
+            target=server.serve_forever, args=(0.1,), name="gristmill-view", daemon=True
+        )
         uninterrupted(self._thread.start)
         if state is not None:
             try:
@@ -128,4 +133,8 @@ class Viewer:
         return f"Viewer({self.url if not self._closed else 'closed'})"
 
     def _repr_html_(self) -> str:
-        return repr(self) if self._closed else f'<a href="{self.url}" target="_blank" rel="noopener">{self.url}</a>'
+        return (
+            repr(self)
+            if self._closed
+            else f'<a href="{self.url}" target="_blank" rel="noopener">{self.url}</a>'
+        )

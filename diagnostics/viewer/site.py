@@ -22,7 +22,15 @@ from gristmill.diagnostics.viewer.history import makes_batches
 from gristmill.diagnostics.viewer.leaves import Leaf
 from gristmill.diagnostics.viewer.looks import Looks
 from gristmill.diagnostics.viewer.outputs import Outputs, Seen, Waiting
-from gristmill.diagnostics.viewer.pages import View, problem_page, records_html, row_page, step_page, story_html, waiting_page
+from gristmill.diagnostics.viewer.pages import (
+    View,
+    problem_page,
+    records_html,
+    row_page,
+    step_page,
+    story_html,
+    waiting_page,
+)
 from gristmill.diagnostics.viewer.pictures import LARGE, SMALL, png_of
 from gristmill.diagnostics.viewer.sounds import wav_of
 from gristmill.diagnostics.viewer.steps import Step, step_number
@@ -70,7 +78,12 @@ class Site:
     """
 
     def __init__(
-        self, pipeline: Any, name: str, looks: Looks, restore: Callable[[str, Any], None], first: Step | None = None
+        self,
+        pipeline: Any,
+        name: str,
+        looks: Looks,
+        restore: Callable[[str, Any], None],
+        first: Step | None = None,
     ) -> None:
         self.token = secrets.token_urlsafe(18)
         self.outputs = Outputs(pipeline)
@@ -87,8 +100,15 @@ class Site:
             return self._answer(path, query)
         except BaseException as error:  # of a user's object, which may raise anything
             text = "".join(traceback.format_exception(error))[-20_000:]
-            page = problem_page(self._view(), "This cannot be shown", one_line(f"{type(error).__name__}: {error}", 2000))
-            return _page(page.replace("</main>", f"<pre class=wrap>{safe(text)}</pre></main>"), HTTPStatus.INTERNAL_SERVER_ERROR)
+            page = problem_page(
+                self._view(),
+                "This cannot be shown",
+                one_line(f"{type(error).__name__}: {error}", 2000),
+            )
+            return _page(
+                page.replace("</main>", f"<pre class=wrap>{safe(text)}</pre></main>"),
+                HTTPStatus.INTERNAL_SERVER_ERROR,
+            )
 
     def _answer(self, path: str, query: Mapping[str, str]) -> Answer:
         assets = {
@@ -102,13 +122,24 @@ class Site:
             return assets[path]()
         found = _ADDRESS.fullmatch(path)
         if found is None:
-            page = problem_page(self._view(), "There is no such page", "The address is not one of those that pages here lead to.")
+            page = problem_page(
+                self._view(),
+                "There is no such page",
+                "The address is not one of those that pages here lead to.",
+            )
             return _page(page, HTTPStatus.NOT_FOUND)
-        numbers = {name: None if found[name] is None else int(found[name]) for name in ("row", "stage", "leaf")}
+        numbers = {
+            name: None if found[name] is None else int(found[name])
+            for name in ("row", "stage", "leaf")
+        }
         step = Step(int(found["step"]), int(found["since"] or 0))
         if step.since >= len(self._since):
             return _page(
-                problem_page(self._view(), "There is no such state", "It was given to another run of this server."),
+                problem_page(
+                    self._view(),
+                    "There is no such state",
+                    "It was given to another run of this server.",
+                ),
                 HTTPStatus.NOT_FOUND,
             )
         seen = self.outputs.at(step)
@@ -137,15 +168,26 @@ class Site:
         is_row = row is not None or not (seen.num_rows and view.is_batched)
         if is_row and seen.output.error is None and not seen.output.is_end:
             provenance, story = self.outputs.provenance(seen), self.outputs.story(seen, row)
-            source = records_html(provenance, row) + story_html(view, view.address(seen.output.step, row), story)
+            source = records_html(provenance, row) + story_html(
+                view, view.address(seen.output.step, row), story
+            )
             is_whole_story = not isinstance(provenance, Waiting) and not isinstance(story, Waiting)
         elif query.get("records") == "1":
             provenance = self.outputs.provenance(seen)
-            source, is_whole_story = records_html(provenance, None), not isinstance(provenance, Waiting)
-        page = step_page(view, seen, first, is_whole, source) if row is None else row_page(view, seen, row, first, source)
+            source, is_whole_story = (
+                records_html(provenance, None),
+                not isinstance(provenance, Waiting),
+            )
+        page = (
+            step_page(view, seen, first, is_whole, source)
+            if row is None
+            else row_page(view, seen, row, first, source)
+        )
         return _page(page) if is_whole_story else _page(page, HTTPStatus.ACCEPTED, _AGAIN)
 
-    def _media(self, leaves: Sequence[Leaf], number: int, form: str, query: Mapping[str, str]) -> Answer:
+    def _media(
+        self, leaves: Sequence[Leaf], number: int, form: str, query: Mapping[str, str]
+    ) -> Answer:
         """A picture or a sound of a leaf, if it is one."""
         look = self._looks.of(leaves[number], leaves) if number < len(leaves) else None
         if look is not None and look.kind == "image" and form == "png":
@@ -168,7 +210,10 @@ class Site:
         try:
             step = self.go_to_checkpoint(text.strip())
         except Exception as error:
-            return _page(problem_page(self._view(), "It cannot go there", one_line(str(error), 2000)), HTTPStatus.BAD_REQUEST)
+            return _page(
+                problem_page(self._view(), "It cannot go there", one_line(str(error), 2000)),
+                HTTPStatus.BAD_REQUEST,
+            )
         if isinstance(step, Waiting):
             return _page(waiting_page(self._view(), Step(0), step), HTTPStatus.ACCEPTED, _AGAIN)
         return _moved(self._view().address(step))
@@ -221,12 +266,18 @@ def _is_batched(pipeline: Any) -> bool:
     return True
 
 
-def _page(text: str, status: HTTPStatus = HTTPStatus.OK, headers: Mapping[str, str] | None = None) -> Answer:
+def _page(
+    text: str, status: HTTPStatus = HTTPStatus.OK, headers: Mapping[str, str] | None = None
+) -> Answer:
     return Answer(text.encode(), "text/html; charset=utf-8", status, headers or {})
 
 
 def _moved(address: str) -> Answer:
-    return Answer(b"", status=HTTPStatus.SEE_OTHER, headers={"Location": urllib.parse.quote(address, safe="/?=&")})
+    return Answer(
+        b"",
+        status=HTTPStatus.SEE_OTHER,
+        headers={"Location": urllib.parse.quote(address, safe="/?=&")},
+    )
 
 
 def _icon() -> bytes:

@@ -233,7 +233,9 @@ class _Marks:
             self._spread[number] = state
         while len(self._spread) > _MAX_MARKS:
             self._distance *= 2
-            self._spread = {n: state for n, state in self._spread.items() if n % self._distance == 0}
+            self._spread = {
+                n: state for n, state in self._spread.items() if n % self._distance == 0
+            }
 
     def before(self, number: int) -> tuple[int, Any]:
         """The nearest step not after ``number`` whose state is known, and that state."""
@@ -245,4 +247,8 @@ class _Marks:
 def step_number(text: str) -> int | None:
     """The number of a step as one types it; ``None`` of other texts."""
     digits = text.replace(",", "").replace(" ", "").replace("_", "")
-    return plain_int(int(digits)) if digits.isascii() and digits.isdecimal() and len(digits) < 19 else None
+    return (
+        plain_int(int(digits))
+        if digits.isascii() and digits.isdecimal() and len(digits) < 19
+        else None
+    )

@@ -105,8 +105,8 @@ ds = grain.MapDataset.range(100).map(load)
 STALL_THREADS = (
     STALL + "load_all(ds.to_iter_dataset(grain.ReadOptions(num_threads=2)))\n"
 )
-STALL_WORKERS = STALL + (
-    "ds = ds.to_iter_dataset(grain.ReadOptions(num_threads=0))\n"
+STALL_WORKERS = (
+    STALL + "ds = ds.to_iter_dataset(grain.ReadOptions(num_threads=0))\n"
     "load_all(ds.mp_prefetch(grain.MultiprocessingOptions(num_workers=2)))\n"
 )
 

@@ -51,7 +51,13 @@ _SIGNED = re.compile(r"(^|&)(x-amz-signature|x-goog-signature|signature|sig)=", 
 Block = tuple[int, int]  # the number of a file, and which of its blocks
 
 
-def cached(source_or_urls: Any, folder: str | os.PathLike[str], max_bytes: int | None = None, *, filesystem: Any = None) -> Any:
+def cached(
+    source_or_urls: Any,
+    folder: str | os.PathLike[str],
+    max_bytes: int | None = None,
+    *,
+    filesystem: Any = None,
+) -> Any:
     """A source that keeps what it reads from afar in ``folder``; or, for URLs, the local paths of
     these files, downloaded.
 
@@ -97,7 +103,9 @@ def cached(source_or_urls: Any, folder: str | os.PathLike[str], max_bytes: int |
     if max_bytes is not None:
         max_bytes = as_int("max_bytes", max_bytes)
         if max_bytes < 64 << 10:
-            raise ValueError(f"max_bytes must be at least 65536 (64 KB), or None for no limit, got {max_bytes}")
+            raise ValueError(
+                f"max_bytes must be at least 65536 (64 KB), or None for no limit, got {max_bytes}"
+            )
     kept = Path(folder).absolute()
     with explained(kept, *_EXPLAINED):
         kept.mkdir(parents=True, exist_ok=True)
@@ -113,7 +121,9 @@ def cached(source_or_urls: Any, folder: str | os.PathLike[str], max_bytes: int |
 
 def _downloaded(urls: Any, folder: str, max_bytes: int | None, filesystem: Any) -> list[str]:
     paths = list_files("source_or_urls", urls, filesystem)
-    numbers = [number for number, path in enumerate(paths) if filesystem is not None or is_url(path)]
+    numbers = [
+        number for number, path in enumerate(paths) if filesystem is not None or is_url(path)
+    ]
     if numbers:
         files = Files(paths, filesystem)
         warn_of_versions(files, numbers)
@@ -123,7 +133,9 @@ def _downloaded(urls: Any, folder: str, max_bytes: int | None, filesystem: Any) 
     return paths
 
 
-def downloaded(files: Files, numbers: Sequence[int], otherwise: str, folder: str, room: Room) -> list[str]:
+def downloaded(
+    files: Files, numbers: Sequence[int], otherwise: str, folder: str, room: Room
+) -> list[str]:
     """Returns the local paths of remote files, as ``whole_files`` does.
 
     ``otherwise`` replaces a version that is not known.
@@ -148,8 +160,9 @@ def _through_a_cache(source: Any, folder: str, max_bytes: int | None) -> Any:
         replaced.clear()
     if not replaced:
         raise TypeError(
-            "source_or_urls must be a source that reads files by ranges, such as JsonlSource, or URLs, got a "
-            f"{type(source).__name__}. For a library that wants local paths, make the source of cached(urls, folder)"
+            "source_or_urls must be a source that reads files by ranges, such as JsonlSource, or"
+            f" URLs, got a {type(source).__name__}. For a library that wants local paths, make the"
+            " source of cached(urls, folder)"
         )
     return duplicate
 
@@ -172,8 +185,9 @@ def warn_of_versions(files: Files, numbers: Sequence[int]) -> None:
     unversioned = [number for number in numbers if not _has_version(files._found[number])]
     if unversioned:
         _log.warning(
-            "cached: the store of %s%s reports no versions (neither an entity tag nor a time of change). Each such file is "
-            "downloaded as a whole, from one answer, so that it is of one version; no other source and no later program uses it",
+            "cached: the store of %s%s reports no versions (neither an entity tag nor a time of"
+            " change). Each such file is downloaded as a whole, from one answer, so that it is of"
+            " one version; no other source and no later program uses it",
             without_query(files.paths[unversioned[0]]),
             f" and {len(unversioned) - 1} more" if len(unversioned) > 1 else "",
         )
@@ -222,7 +236,9 @@ def _blocks_of(number: int, start: int, stop: int, block_bytes: int) -> list[Blo
     return [(number, block) for block in range(start // block_bytes, -(-stop // block_bytes))]
 
 
-def _few_blocks_at_a_time(places: Sequence[int], ranges: Sequence[tuple[int, int, int]], block_bytes: int) -> Iterator[list[int]]:
+def _few_blocks_at_a_time(
+    places: Sequence[int], ranges: Sequence[tuple[int, int, int]], block_bytes: int
+) -> Iterator[list[int]]:
     """Yields ``places``, those of missing ranges, in groups that need few blocks each."""
     group: list[int] = []
     blocks: set[Block] = set()
@@ -264,7 +280,9 @@ class CachedFiles(Files):
         self._names: dict[int, str] = {}
         self._under_way = _UnderWay()
         self._room = Room(self._folder, self._max_bytes)
-        self._unversioned = {number for number, found in enumerate(self._found) if not _has_version(found)}
+        self._unversioned = {
+            number for number, found in enumerate(self._found) if not _has_version(found)
+        }
         self._whole: dict[int, Files] = {}  # local copies of those files
         self._keep_again_at = self._look_after_at = 0.0
         super()._start_closed()
@@ -281,8 +299,13 @@ class CachedFiles(Files):
             self._look_after_parts()
         if not self._unversioned:
             return self._read_through_parts(ranges)
-        others = iter(self._read_through_parts([one for one in ranges if one[0] not in self._unversioned]))
-        return [self._read_whole(*one) if one[0] in self._unversioned else next(others) for one in ranges]
+        others = iter(
+            self._read_through_parts([one for one in ranges if one[0] not in self._unversioned])
+        )
+        return [
+            self._read_whole(*one) if one[0] in self._unversioned else next(others)
+            for one in ranges
+        ]
 
     def _read_whole(self, number: int, start: int, stop: int) -> bytes:
         """Returns bytes of a file without a known version, from its local copy."""
@@ -300,11 +323,17 @@ class CachedFiles(Files):
         missing = [place for place, piece in enumerate(pieces) if piece is None]
         # whole blocks would be fetched in vain
         if missing and time.monotonic() < self._keep_again_at:
-            for place, piece in zip(missing, super()._read_remote([ranges[place] for place in missing]), strict=True):
+            for place, piece in zip(
+                missing, super()._read_remote([ranges[place] for place in missing]), strict=True
+            ):
                 pieces[place] = piece
             return pieces
-        for places in _few_blocks_at_a_time(sorted(missing, key=ranges.__getitem__), ranges, self._layout.block_bytes):
-            for place, piece in zip(places, self._fetch([ranges[place] for place in places]), strict=True):
+        for places in _few_blocks_at_a_time(
+            sorted(missing, key=ranges.__getitem__), ranges, self._layout.block_bytes
+        ):
+            for place, piece in zip(
+                places, self._fetch([ranges[place] for place in places]), strict=True
+            ):
                 pieces[place] = piece
         return pieces
 
@@ -343,7 +372,11 @@ class CachedFiles(Files):
         for which in range(start // part_bytes, -(-stop // part_bytes)):
             part, first = self._part(number, which), which * part_bytes
             try:
-                piece = part.read(max(start - first, 0), min(stop - first, part_bytes)) if part else None
+                piece = (
+                    part.read(max(start - first, 0), min(stop - first, part_bytes))
+                    if part
+                    else None
+                )
             except OSError as error:
                 self._cannot_keep(error)
                 return None
@@ -357,7 +390,9 @@ class CachedFiles(Files):
         if part is not None:
             return part
         path = f"{self._folder}/{self._name(number)}-{which:06d}{SUFFIX}"
-        num_bytes = min(self._layout.part_bytes, self.sizes[number] - which * self._layout.part_bytes)
+        num_bytes = min(
+            self._layout.part_bytes, self.sizes[number] - which * self._layout.part_bytes
+        )
         try:
             try:
                 part = Part(path, num_bytes, self._layout)
@@ -385,21 +420,31 @@ class CachedFiles(Files):
         name = self._names.get(number)
         if name is None:
             text = f"{identity_of(self, number, self._otherwise)} {self._layout}"
-            name = self._names[number] = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()[:20]
+            name = self._names[number] = hashlib.sha1(
+                text.encode(), usedforsecurity=False
+            ).hexdigest()[:20]
         return name
 
     def _cannot_keep(self, error: OSError) -> None:
         if not self._keep_again_at:
             why = reason(error, "folder") or str(error)
-            _log.warning("cached: files cannot be kept in %s, so they are read from their store: %s", self._folder, why)
+            _log.warning(
+                "cached: files cannot be kept in %s, so they are read from their store: %s",
+                self._folder,
+                why,
+            )
         self._keep_again_at = time.monotonic() + _RETRY_SECONDS
 
     def _fetch(self, ranges: Sequence[tuple[int, int, int]]) -> list[bytes]:
         """The bytes of ranges that lie in few blocks, of which some are not there."""
-        blocks = sorted({block for one in ranges for block in _blocks_of(*one, self._layout.block_bytes)})
+        blocks = sorted(
+            {block for one in ranges for block in _blocks_of(*one, self._layout.block_bytes)}
+        )
         fetched, others = self._fetch_blocks(blocks)
         self._wait_for(others)
-        fetched |= self._fetch_blocks([block for block in others if not self._has(block)], alone=False)[0]
+        fetched |= self._fetch_blocks(
+            [block for block in others if not self._has(block)], alone=False
+        )[0]
         size = self._layout.block_bytes
         answer = []
         for number, start, stop in ranges:
@@ -408,8 +453,14 @@ class CachedFiles(Files):
                 first = block[1] * size
                 begin, end = max(start, first), min(stop, first + size)
                 data = fetched.get(block)
-                piece = self._kept(number, begin, end) if data is None else data[begin - first : end - first]
-                pieces.append(super()._read_remote([(number, begin, end)])[0] if piece is None else piece)
+                piece = (
+                    self._kept(number, begin, end)
+                    if data is None
+                    else data[begin - first : end - first]
+                )
+                pieces.append(
+                    super()._read_remote([(number, begin, end)])[0] if piece is None else piece
+                )
             answer.append(pieces[0] if len(pieces) == 1 else b"".join(pieces))
         return answer
 
@@ -425,7 +476,9 @@ class CachedFiles(Files):
         except OSError:
             return False
 
-    def _fetch_blocks(self, blocks: Sequence[Block], alone: bool = True) -> tuple[dict[Block, bytes], dict[Block, Any]]:
+    def _fetch_blocks(
+        self, blocks: Sequence[Block], alone: bool = True
+    ) -> tuple[dict[Block, bytes], dict[Block, Any]]:
         """Fetches and keeps blocks, with ``alone`` those that nobody else fetches. What was
         fetched, and what others do.
         """
@@ -433,7 +486,9 @@ class CachedFiles(Files):
         with lock:
             return self._fetch_holding(lock, blocks, alone)
 
-    def _fetch_holding(self, lock: Lock, blocks: Sequence[Block], alone: bool) -> tuple[dict[Block, bytes], dict[Block, Any]]:
+    def _fetch_holding(
+        self, lock: Lock, blocks: Sequence[Block], alone: bool
+    ) -> tuple[dict[Block, bytes], dict[Block, Any]]:
         mine: dict[Block, Part | None] = {}
         others: dict[Block, Lock | None] = {}  # None if it is another process
         locked: list[tuple[Part, int]] = []
@@ -455,9 +510,14 @@ class CachedFiles(Files):
                 if not self._has(block):  # it may have come meanwhile
                     mine[block] = part
             size = self._layout.block_bytes
-            ranges = [(number, which * size, min((which + 1) * size, self.sizes[number])) for number, which in mine]
+            ranges = [
+                (number, which * size, min((which + 1) * size, self.sizes[number]))
+                for number, which in mine
+            ]
             fetched = dict(zip(mine, super()._read_remote(ranges) if ranges else [], strict=True))
-            check_versions(self.paths, self._found, self._filesystem, list({number for number, _ in mine}))
+            check_versions(
+                self.paths, self._found, self._filesystem, list({number for number, _ in mine})
+            )
             for block, data in fetched.items():
                 self._keep(mine[block], self._place(block)[1], data)
             return fetched, others

@@ -85,7 +85,8 @@ def compression_of(files: Files, number: int) -> str | None:
     for magic, name in _OTHERS.items():
         if head.startswith(magic):
             raise ValueError(
-                f"{files.paths[number]} is a {name} file, which cannot be read here: decompress it, or write it as zstd"
+                f"{files.paths[number]} is a {name} file, which cannot be read here: decompress it,"
+                " or write it as zstd"
             )
     return None
 
@@ -298,7 +299,9 @@ def _texts_of_member(reader: _Reader) -> Iterator[bytes]:
     if reader.peek(2) != _GZIP:
         while piece := reader.take(_READ_BYTES):
             if piece.strip(b"\0"):  # some programs fill the last block of a tape
-                raise damaged(path, start, "after a gzip member comes something else", "Write the file anew")
+                raise damaged(
+                    path, start, "after a gzip member comes something else", "Write the file anew"
+                )
         return
     decoder = zlib.decompressobj(wbits=31)
     while not decoder.eof:
@@ -364,7 +367,9 @@ def _is_skippable(head: bytes) -> bool:
 
 
 def _cut_off(path: str, start: int, what: str) -> ValueError:
-    return damaged(path, start, f"the {what} that begins here is cut off", "Copy or write the file anew")
+    return damaged(
+        path, start, f"the {what} that begins here is cut off", "Copy or write the file anew"
+    )
 
 
 def _undecodable(path: str, start: int, what: str, error: Exception | str) -> ValueError:

@@ -27,5 +27,6 @@ def damaged(path: str, offset: int, what: str, remedy: str) -> DamagedFileError:
 def changed(path: str, what: str) -> ChangedFileError:
     """The error for a file that has changed since its source was made."""
     return ChangedFileError(
-        f"{path} has changed since this source was made: {what}. Make the source anew; its states fit no longer"
+        f"{path} has changed since this source was made: {what}. Make the source anew; its states"
+        " fit no longer"
     )

@@ -23,7 +23,13 @@ from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
 from gristmill.sources.storage import forks, remote
-from gristmill.sources.storage.local import LocalFile, LocalFiles, is_local, local_size, starting_folder
+from gristmill.sources.storage.local import (
+    LocalFile,
+    LocalFiles,
+    is_local,
+    local_size,
+    starting_folder,
+)
 from gristmill.sources.storage.per_process import PerProcess
 
 # in the memo of copy.deepcopy: the function of a ``Files`` that makes what takes its place in the
@@ -73,14 +79,19 @@ class Files(PerProcess):
         found = iter(remote.find_all(those, filesystem) if those else [])
         # None of local files
         self._found = [next(found) if is_remote else None for is_remote in remotely]
-        self.sizes = [known.size if known else local_size(path) for path, known in zip(self.paths, self._found, strict=True)]
+        self.sizes = [
+            known.size if known else local_size(path)
+            for path, known in zip(self.paths, self._found, strict=True)
+        ]
         self._starting_folder = starting_folder(
             [path for path, is_remote in zip(self.paths, remotely, strict=True) if not is_remote]
         )
         self._start_closed()
 
     def _start_closed(self) -> None:
-        self._local = LocalFiles([self.local_path(number) for number in range(len(self.paths))], self.sizes)
+        self._local = LocalFiles(
+            [self.local_path(number) for number in range(len(self.paths))], self.sizes
+        )
         super()._start_closed()
 
     def __len__(self) -> int:
@@ -104,7 +115,9 @@ class Files(PerProcess):
         if not ranges:
             return []
         first = ranges[0][0]
-        is_one = first == ranges[-1][0] and (len(ranges) < 3 or all([one[0] == first for one in ranges]))
+        is_one = first == ranges[-1][0] and (
+            len(ranges) < 3 or all([one[0] == first for one in ranges])
+        )
         if is_one and self._found[first] is None:
             return self._file(first).read(ranges)
         places: dict[int | None, list[int]] = {}  # those of all remote files are read together
@@ -158,9 +171,12 @@ class Files(PerProcess):
         import hashlib
 
         text = "".join(
-            f"{PurePosixPath(remote.without_query(path)).name}:{size};" for path, size in zip(self.paths, self.sizes, strict=True)
+            f"{PurePosixPath(remote.without_query(path)).name}:{size};"
+            for path, size in zip(self.paths, self.sizes, strict=True)
         )
-        digest = hashlib.sha1(text.encode("utf-8", "surrogateescape"), usedforsecurity=False).hexdigest()[:8]
+        digest = hashlib.sha1(
+            text.encode("utf-8", "surrogateescape"), usedforsecurity=False
+        ).hexdigest()[:8]
         num_files = f"{len(self)} file{'' if len(self) == 1 else 's'}"
         return f"{num_files}, {sum(self.sizes)} bytes, {digest}"
 
@@ -196,13 +212,17 @@ def list_files(name: str, patterns: Any, filesystem: Any = None) -> list[str]:
     if isinstance(patterns, str | os.PathLike):
         patterns = [patterns]
     if isinstance(patterns, bytes) or not isinstance(patterns, Sequence):
-        raise TypeError(f"{name} must be a path, a pattern or a sequence of them, got {patterns!r:.200}")
+        raise TypeError(
+            f"{name} must be a path, a pattern or a sequence of them, got {patterns!r:.200}"
+        )
     if not patterns:
         raise ValueError(f"{name} must not be empty: it has to name at least one file")
     found: list[str] = []
     for pattern in patterns:
         if not isinstance(pattern, str | os.PathLike) or not isinstance(os.fspath(pattern), str):
-            raise TypeError(f"{name} must have items that are paths or patterns, got {pattern!r:.200}")
+            raise TypeError(
+                f"{name} must have items that are paths or patterns, got {pattern!r:.200}"
+            )
         for path in _one_by_one(name, os.fspath(pattern), filesystem):
             those = _files_like(path, filesystem)
             if not those:
@@ -225,7 +245,11 @@ def _files_like(path: str, filesystem: Any) -> list[str]:
     whether they exist.
     """
     if filesystem is not None or is_url(path):
-        return sorted(remote.stores_of([path], filesystem)[0].names(path)) if remote.has_pattern(path) else [path]
+        return (
+            sorted(remote.stores_of([path], filesystem)[0].names(path))
+            if remote.has_pattern(path)
+            else [path]
+        )
     if Path(path).exists():
         return [path]
     return sorted(_matching(path)) if glob.has_magic(path) else []
@@ -245,7 +269,9 @@ def _matching(pattern: str) -> set[str]:
     found: set[str] = set()
     for top in glob.glob(start) if start.strip("/") else [start]:  # noqa: PTH207
         path = Path(top).absolute()
-        for folder in _folders_below(top, {_identity(above.stat()) for above in (path, *path.parents)}):
+        for folder in _folders_below(
+            top, {_identity(above.stat()) for above in (path, *path.parents)}
+        ):
             found |= _matching(f"{glob.escape(folder)}{rest or '*'}")
     return found if rest else {path for path in found if not Path(path).is_dir()}
 
@@ -290,7 +316,10 @@ def with_braces(pattern: str, name: str = "pattern") -> list[str]:
     else:
         width = len(match[1]) if len(match[1]) == len(match[2]) or match[1].startswith("0") else 0
         if int(match[1]) > int(match[2]):
-            raise ValueError(f"{name}: {match[0]} stands for nothing, since {match[1]} is more than {match[2]}; turn them round")
+            raise ValueError(
+                f"{name}: {match[0]} stands for nothing, since {match[1]} is more than {match[2]};"
+                " turn them round"
+            )
         choices = [f"{number:0{width}d}" for number in range(int(match[1]), int(match[2]) + 1)]
     rest = with_braces(pattern[match.end() :], name)
     return [pattern[: match.start()] + choice + tail for choice in choices for tail in rest]

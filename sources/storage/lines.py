@@ -24,14 +24,21 @@ _MAY_BE_BLANK = np.zeros(256, bool)  # the first byte of a line that is no recor
 _MAY_BE_BLANK[list(BLANK + BYTE_ORDER_MARK[:1])] = True
 _NEWLINE = 10
 _WHOLE_DTYPES = {"records": "<u8", "frames": "<u8", "texts": "<u8"}
-_DTYPES = _WHOLE_DTYPES | {"ways": "|u1", "windows": "|u1", "window_stops": "<u8", "checksums": "<u4"}
+_DTYPES = _WHOLE_DTYPES | {
+    "ways": "|u1",
+    "windows": "|u1",
+    "window_stops": "<u8",
+    "checksums": "<u4",
+}
 _OTHER_MARKS = (b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff")  # of UTF-16 and UTF-32
 _ASCII = rb"[\t\n\r -~]"  # as are the first two characters of most JSON texts
 _WIDE_TEXT = re.compile(rb"(?:%b\0){2}|(?:\0%b){2}|(?:%b\0{3}){2}|(?:\0{3}%b){2}" % ((_ASCII,) * 4))
 _CONTROL = re.compile(rb"[\x01-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
-def scan_lines(files: Files, number: int, progress: Callable[[int], None]) -> Mapping[str, np.ndarray]:
+def scan_lines(
+    files: Files, number: int, progress: Callable[[int], None]
+) -> Mapping[str, np.ndarray]:
     """The beginnings of the lines of a file that are not blank.
 
     Returns:
@@ -65,10 +72,14 @@ def are_lines(sizes: Mapping[str, tuple[str, int]]) -> bool:
         return False
     num_frames = lengths["texts"] - 1
     names = ("ways", "window_stops", "checksums") if "ways" in lengths else ()
-    return lengths["frames"] == 2 * num_frames and all([lengths[name] == num_frames for name in names])
+    return lengths["frames"] == 2 * num_frames and all(
+        [lengths[name] == num_frames for name in names]
+    )
 
 
-def _scan_compressed(files: Files, number: int, progress: Callable[[int], None], lines: LineStarts) -> Mapping[str, np.ndarray]:
+def _scan_compressed(
+    files: Files, number: int, progress: Callable[[int], None], lines: LineStarts
+) -> Mapping[str, np.ndarray]:
     bounds: list[int] = []
     ways, windows, window_stops, checksums = bytearray(), bytearray(), [], []
     texts = [0]
@@ -98,7 +109,9 @@ def _scan_compressed(files: Files, number: int, progress: Callable[[int], None],
     return found
 
 
-def _scan_plain(files: Files, number: int, progress: Callable[[int], None], lines: LineStarts) -> None:
+def _scan_plain(
+    files: Files, number: int, progress: Callable[[int], None], lines: LineStarts
+) -> None:
     size = files.sizes[number]
     buffer = np.empty(min(size, _READ_BYTES), np.uint8)
     for start in range(0, size, _READ_BYTES):
@@ -120,7 +133,9 @@ def _check_text(path: str, head: bytes) -> None:
     if head.startswith(_OTHER_MARKS) or _WIDE_TEXT.match(head) or (zero >= 0 and _is_binary(head)):
         found = "there is a zero byte" if zero >= 0 else f"it begins with {head[:2]!r}"
         what = f"{found}, so it is not text in UTF-8"
-        raise damaged(path, max(zero, 0), what, "Leave out files of other formats, and write UTF-16 as UTF-8")
+        raise damaged(
+            path, max(zero, 0), what, "Leave out files of other formats, and write UTF-16 as UTF-8"
+        )
 
 
 def _is_binary(head: bytes) -> bool:

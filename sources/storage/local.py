@@ -89,7 +89,10 @@ class LocalFile:
             num_bytes = _read_into(self._descriptor, start + done, buffer[done:])
             if not num_bytes:
                 self._check()
-                raise OSError(f"{self._path} ends at byte {start + done}, which should have {len(buffer) - done} bytes more")
+                raise OSError(
+                    f"{self._path} ends at byte {start + done}, which should have"
+                    f" {len(buffer) - done} bytes more"
+                )
             done += num_bytes
         self._check()
 
@@ -121,7 +124,9 @@ class LocalFiles:
             return file
         file = with_descriptors(partial(LocalFile, self._paths[number]))
         if file.status[0] != self._sizes[number]:
-            raise changed(self._paths[number], f"it had {self._sizes[number]} bytes and has {file.status[0]}")
+            raise changed(
+                self._paths[number], f"it had {self._sizes[number]} bytes and has {file.status[0]}"
+            )
         if self._statuses.setdefault(number, file.status) != file.status:
             raise changed(self._paths[number], "it was written anew")
         for other in list(opened)[: len(opened) + 1 - _max_open()]:
@@ -176,10 +181,19 @@ def local_size(path: str) -> int:
         OSError: there is no such file, or it is a folder or a pipe.
     """
     if not hasattr(os, "pread"):
-        raise RuntimeError(f"{path} cannot be read by ranges here, where there is no os.pread: use Linux, macOS or WSL")
+        raise RuntimeError(
+            f"{path} cannot be read by ranges here, where there is no os.pread: use Linux, macOS"
+            " or WSL"
+        )
     status = os.stat(path)  # noqa: PTH116 - a path as it was given
     if stat.S_ISDIR(status.st_mode):
-        raise IsADirectoryError(f"{path} is a folder, not a file: name its files, or a pattern such as {path.rstrip('/')}/*")
+        raise IsADirectoryError(
+            f"{path} is a folder, not a file: name its files, or a pattern such as"
+            f" {path.rstrip('/')}/*"
+        )
     if not stat.S_ISREG(status.st_mode):
-        raise OSError(f"{path} is a pipe or a device, which cannot be read in any order: copy what it gives to a file")
+        raise OSError(
+            f"{path} is a pipe or a device, which cannot be read in any order: copy what it gives"
+            " to a file"
+        )
     return status.st_size

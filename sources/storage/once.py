@@ -40,11 +40,16 @@ def name_that_fits(name: str, suffix: str) -> str:
         >>> name_that_fits("a.jsonl", ".gmidx"), name_that_fits("a" * 300, ".gmidx")[230:]
         ('a.jsonl.gmidx', 'aa-003ef1ba9ea9f2f4.gmidx')
     """
-    encoded, end = name.encode("utf-8", "surrogateescape"), suffix.encode("utf-8", "surrogateescape")
+    encoded, end = (
+        name.encode("utf-8", "surrogateescape"),
+        suffix.encode("utf-8", "surrogateescape"),
+    )
     if len(encoded) + len(end) <= _MAX_NAME_BYTES:
         return name + suffix
     digest = hashlib.sha1(encoded, usedforsecurity=False).hexdigest()[:16]
-    start = encoded[: max(0, _MAX_NAME_BYTES - len(digest) - 1 - len(end))].decode("utf-8", "ignore")
+    start = encoded[: max(0, _MAX_NAME_BYTES - len(digest) - 1 - len(end))].decode(
+        "utf-8", "ignore"
+    )
     return f"{start}-{digest}{suffix}"
 
 
@@ -52,7 +57,9 @@ def name_that_fits(name: str, suffix: str) -> str:
 def renamed(path: Path) -> Iterator[BinaryIO]:
     """A file to write to, which is at ``path`` once it is whole and on disk, or nowhere."""
     token = os.urandom(8).hex()
-    part = path.with_name(name_that_fits(path.stem, f"{path.suffix}.{os.uname().nodename}-{token}.part"))
+    part = path.with_name(
+        name_that_fits(path.stem, f"{path.suffix}.{os.uname().nodename}-{token}.part")
+    )
     start = part.name.removesuffix(f"{token}.part")
     for left in path.parent.glob(f"{glob.escape(start)}*.part"):
         with contextlib.suppress(OSError), left.open("rb+") as file:
@@ -79,7 +86,9 @@ def renamed(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextlib.contextmanager
-def explained(path: Path, what: str = "write the index", parameter: str = "index_dir") -> Iterator[None]:
+def explained(
+    path: Path, what: str = "write the index", parameter: str = "index_dir"
+) -> Iterator[None]:
     """Explains errors of doing ``what`` at ``path``; ``parameter`` can name another folder."""
     try:
         yield
@@ -95,7 +104,10 @@ def reason(error: OSError, parameter: str) -> str | None:
     if error.errno in _READ_ONLY:
         text = f"the folder cannot be written; give a folder that can as {parameter}"
     elif error.errno in _FULL:
-        text = f"there is no space left, or no more may be used; make room, or give a folder with room as {parameter}"
+        text = (
+            "there is no space left, or no more may be used; make room, or give a folder with room"
+            f" as {parameter}"
+        )
     elif error.errno in _NO_FOLDER:
         text = f"a file is in place of a folder; give another one as {parameter}"
     elif error.errno == errno.ENAMETOOLONG:

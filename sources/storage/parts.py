@@ -110,7 +110,10 @@ class Part:
 
     def _no_trust(self) -> Trust:
         status = os.fstat(self._descriptor)
-        return Trust((status.st_size, status.st_mtime_ns), bytearray(_rounded_up(self._num_bytes) // _PAGE_BYTES))
+        return Trust(
+            (status.st_size, status.st_mtime_ns),
+            bytearray(_rounded_up(self._num_bytes) // _PAGE_BYTES),
+        )
 
     def is_unchanged(self, trust: Trust) -> bool:
         """Returns True if nothing was written into the part since ``trust`` was read from it."""
@@ -189,7 +192,9 @@ class Part:
         if self._is_used:
             self._is_used = False
             with contextlib.suppress(OSError):  # its time of change stays
-                os.utime(self._descriptor, ns=(time.time_ns(), os.fstat(self._descriptor).st_mtime_ns))
+                os.utime(
+                    self._descriptor, ns=(time.time_ns(), os.fstat(self._descriptor).st_mtime_ns)
+                )
         return not self.is_thrown_away()
 
     def is_thrown_away(self) -> bool:

@@ -27,7 +27,11 @@ class Progress:
                 tqdm = importlib.import_module("tqdm").tqdm  # which has no types
                 files = f"{len(sizes)} file{'' if len(sizes) == 1 else 's'}"
                 self._bar = tqdm(
-                    total=sum(sizes.values()), unit="B", unit_scale=True, desc=f"indexing {files}", delay=QUICK_SECONDS
+                    total=sum(sizes.values()),
+                    unit="B",
+                    unit_scale=True,
+                    desc=f"indexing {files}",
+                    delay=QUICK_SECONDS,
                 )
 
     def tell(self, number: int, num_bytes: int) -> None:

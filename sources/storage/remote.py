@@ -50,7 +50,11 @@ _MAX_REQUESTS = 32
 _RETRY: Any = {
     "max_retries": 10,
     "retry_timeout": timedelta(seconds=45),
-    "backoff": {"init_backoff": timedelta(seconds=0.25), "max_backoff": timedelta(seconds=8), "base": 3},
+    "backoff": {
+        "init_backoff": timedelta(seconds=0.25),
+        "max_backoff": timedelta(seconds=8),
+        "base": 3,
+    },
 }
 _ANSWER_SECONDS = 30  # obstore's own setting for buckets, AWS_TIMEOUT or the like changes it there
 # Seconds before another request, after an answer of other bytes or one that ended early.
@@ -107,18 +111,25 @@ def find_all(paths: Sequence[str], filesystem: Any) -> list[Found]:
     """
     stores = stores_of(paths, filesystem)
     found = together(lambda number: stores[number].find(paths[number]), range(len(paths)))
-    unknown = [path for path, known in zip(paths, found, strict=True) if not known.version and _SERVERS.match(path)]
+    unknown = [
+        path
+        for path, known in zip(paths, found, strict=True)
+        if not known.version and _SERVERS.match(path)
+    ]
     if unknown and filesystem is None:
         _log.warning(
-            "%s%s: the server reports neither an entity tag (ETag) nor a time of change (Last-Modified). A file that changes "
-            "while it is read is noticed only if its size changes",
+            "%s%s: the server reports neither an entity tag (ETag) nor a time of change"
+            " (Last-Modified). A file that changes while it is read is noticed only if its size"
+            " changes",
             without_query(unknown[0]),
             f" and {len(unknown) - 1} more" if len(unknown) > 1 else "",
         )
     return found
 
 
-def check_versions(paths: Sequence[str], found: Sequence[Found | None], filesystem: Any, numbers: Sequence[int]) -> None:
+def check_versions(
+    paths: Sequence[str], found: Sequence[Found | None], filesystem: Any, numbers: Sequence[int]
+) -> None:
     """Checks the versions of files in file systems of fsspec, whose answers do not tell them.
 
     Raises:
@@ -128,27 +139,36 @@ def check_versions(paths: Sequence[str], found: Sequence[Found | None], filesyst
         return
     filesystem.invalidate_cache()
     store = FilesystemStore(filesystem)
-    for number, now in zip(numbers, together(lambda number: store.find(paths[number]), numbers), strict=True):
+    for number, now in zip(
+        numbers, together(lambda number: store.find(paths[number]), numbers), strict=True
+    ):
         known = found[number]
         assert known is not None
         _check(paths[number], known, now)
 
 
 def read_ranges(
-    paths: Sequence[str], found: Sequence[Found | None], filesystem: Any, ranges: Sequence[tuple[int, int, int]]
+    paths: Sequence[str],
+    found: Sequence[Found | None],
+    filesystem: Any,
+    ranges: Sequence[tuple[int, int, int]],
 ) -> list[bytes]:
     """The bytes ``start`` to ``stop - 1`` of file ``number``, for each ``(number, start, stop)``,
     by few requests at once.
     """
     numbers = list({number for number, _, _ in ranges})
-    stores = dict(zip(numbers, stores_of([paths[number] for number in numbers], filesystem), strict=True))
+    stores = dict(
+        zip(numbers, stores_of([paths[number] for number in numbers], filesystem), strict=True)
+    )
 
     def parts_of(request: Request) -> list[tuple[int, bytes]]:
         number, begin, end, parts = request
         known = found[number]
         assert known is not None
         answer = stores[number].get(paths[number], begin, end, known)
-        return [(place, bytes(answer[start - begin : stop - begin])) for place, start, stop in parts]
+        return [
+            (place, bytes(answer[start - begin : stop - begin])) for place, start, stop in parts
+        ]
 
     pieces: list[list[bytes]] = [[] for _ in ranges]
     for answer in together(parts_of, list(coalesced(ranges))):
@@ -157,7 +177,9 @@ def read_ranges(
     return [theirs[0] if len(theirs) == 1 else b"".join(theirs) for theirs in pieces]
 
 
-def download(paths: Sequence[str], found: Sequence[Found | None], filesystem: Any, number: int, to: Path) -> None:
+def download(
+    paths: Sequence[str], found: Sequence[Found | None], filesystem: Any, number: int, to: Path
+) -> None:
     """Writes all of file ``number`` to a local file, from one answer and so of one version."""
     known = found[number]
     assert known is not None
@@ -170,7 +192,10 @@ def check_range(paths: Sequence[str], sizes: Sequence[int], one: tuple[int, int,
     """
     number, start, stop = one
     if stop > sizes[number]:
-        raise OSError(f"{without_query(paths[number])} ends at byte {sizes[number]}, bytes {start} to {stop - 1} were to be read")
+        raise OSError(
+            f"{without_query(paths[number])} ends at byte {sizes[number]}, bytes {start} to"
+            f" {stop - 1} were to be read"
+        )
 
 
 def coalesced(
@@ -190,7 +215,12 @@ def coalesced(
         number, first, last = map(int, ranges[place])
         for start in range(first, last, max_bytes):
             stop = min(start + max_bytes, last)
-            if now and now.number == number and start - now.stop <= max_gap and max(stop, now.stop) - now.start <= max_bytes:
+            if (
+                now
+                and now.number == number
+                and start - now.stop <= max_gap
+                and max(stop, now.stop) - now.start <= max_bytes
+            ):
                 now.parts.append((place, start, stop))
                 now = now._replace(stop=max(stop, now.stop))
             else:
@@ -205,7 +235,9 @@ def together(function: Callable[[T], R], items: Sequence[T]) -> list[R]:
     """``[function(item) for item in items]``, computed in the threads for requests; the error of
     the first that has one.
     """
-    pool = _POOLS.get(os.getpid()) or _POOLS.setdefault(os.getpid(), ThreadPoolExecutor(_MAX_REQUESTS, "gristmill requests"))
+    pool = _POOLS.get(os.getpid()) or _POOLS.setdefault(
+        os.getpid(), ThreadPoolExecutor(_MAX_REQUESTS, "gristmill requests")
+    )
     return computed_by(pool, function, items)
 
 
@@ -229,7 +261,11 @@ def stores_of(paths: Sequence[str], filesystem: Any) -> list[Store]:
 
 def _opened(root: str) -> Store:
     """Buckets are configured by variables: where these have changed, it is another one."""
-    names = () if _SERVERS.match(root) else sorted(name for name in os.environ if name.startswith(_VARIABLES))
+    names = (
+        ()
+        if _SERVERS.match(root)
+        else sorted(name for name in os.environ if name.startswith(_VARIABLES))
+    )
     key = (os.getpid(), root, *(f"{name}={os.environ[name]}" for name in names))
     return _OPENED.get(key) or _OPENED.setdefault(key, UrlStore(root))
 
@@ -245,8 +281,8 @@ def root_of(path: str) -> str:
         return "/".join(path.split("/", 3)[:3])
     if not _SERVERS.match(path):
         raise ValueError(
-            f"URLs that begin with s3://, gs://, az://, https:// or http:// can be read, got {path!r:.200}: for others, pass a "
-            "file system of fsspec as filesystem="
+            "URLs that begin with s3://, gs://, az://, https:// or http:// can be read, got"
+            f" {path!r:.200}: for others, pass a file system of fsspec as filesystem="
         )
     parts = urlsplit(path)
     return f"{parts.scheme}://{parts.netloc}/{'?' * bool(parts.query)}{parts.query}"
@@ -290,9 +326,10 @@ class UrlStore:
             raise missing_package("obstore", "remote", f"reading {without_query(root)}") from error
         if _CONNECTED and _CONNECTED[0] != os.getpid():
             raise RuntimeError(
-                f"{without_query(root)} cannot be read in a process that was forked from one that had read from object stores or "
-                "servers: connections do not survive that. Start processes by 'spawn' or 'forkserver' (mp_prefetch does so by "
-                "itself; torch's DataLoader takes multiprocessing_context='forkserver')"
+                f"{without_query(root)} cannot be read in a process that was forked from one that"
+                " had read from object stores or servers: connections do not survive that. Start"
+                " processes by 'spawn' or 'forkserver' (mp_prefetch does so by itself; torch's"
+                " DataLoader takes multiprocessing_context='forkserver')"
             )
         _CONNECTED[:] = [os.getpid()]
         self._root = root
@@ -308,10 +345,16 @@ class UrlStore:
 
     def _server(self, options: Any) -> Any:
         options["allow_http"] = self._root.startswith("http://")
-        return self._library.store.HTTPStore.from_url(self._root, client_options=options, retry_config=_RETRY)
+        return self._library.store.HTTPStore.from_url(
+            self._root, client_options=options, retry_config=_RETRY
+        )
 
     def _key(self, path: str) -> str:
-        return unquote(urlsplit(path).path).lstrip("/") if _SERVERS.match(path) else path[len(self._root) + 1 :]
+        return (
+            unquote(urlsplit(path).path).lstrip("/")
+            if _SERVERS.match(path)
+            else path[len(self._root) + 1 :]
+        )
 
     def find(self, path: str) -> Found:
         """The size and version of an object. A server is asked for its first byte, and so whether
@@ -327,7 +370,9 @@ class UrlStore:
         def ask() -> Found:
             if _SERVERS.match(path):
                 try:
-                    return _found(self._library.get(self._store, key, options={"range": (0, 1)}).meta)
+                    return _found(
+                        self._library.get(self._store, key, options={"range": (0, 1)}).meta
+                    )
                 except self._errors as error:
                     if not _is_out_of_range(error):  # as of an empty file
                         raise
@@ -355,7 +400,9 @@ class UrlStore:
             _check(path, found, _found(result.meta))
             answer = memoryview(result.bytes())
             if len(answer) != stop - start:
-                raise OSError(f"the answer had {len(answer)} bytes in place of {stop - start}, each time")
+                raise OSError(
+                    f"the answer had {len(answer)} bytes in place of {stop - start}, each time"
+                )
             return answer
 
         return self._answer(ask, path, f"bytes {start} to {stop - 1} cannot be read")
@@ -398,7 +445,9 @@ class UrlStore:
                 for piece in result.stream(min_chunk_size=_MAX_REQUEST):
                     file.write(piece)
                 if file.tell() != found.size:
-                    raise OSError(f"the answer had {file.tell()} bytes in place of {found.size}, each time")
+                    raise OSError(
+                        f"the answer had {file.tell()} bytes in place of {found.size}, each time"
+                    )
 
             self._answer(ask, path, "it cannot be downloaded")
 
@@ -411,13 +460,15 @@ class UrlStore:
         """The URLs that ``pattern`` stands for, in no particular order."""
         if _SERVERS.match(pattern):
             raise ValueError(
-                f"{without_query(pattern)!r:.200} has a pattern, but servers do not tell which files they have: name each, by "
-                "{000..127} for example"
+                f"{without_query(pattern)!r:.200} has a pattern, but servers do not tell which"
+                " files they have: name each, by {000..127} for example"
             )
         segments = self._key(pattern).split("/")
         literal = next(place for place, segment in enumerate(segments) if has_pattern(segment))
         try:
-            for objects in self._library.list(self._store, "/".join(segments[:literal]) or None, chunk_size=1000):
+            for objects in self._library.list(
+                self._store, "/".join(segments[:literal]) or None, chunk_size=1000
+            ):
                 for found in objects:
                     if is_like(found["path"].split("/"), segments):
                         yield f"{self._root}/{found['path']}"
@@ -430,9 +481,18 @@ class UrlStore:
         if isinstance(error, FileNotFoundError):
             kind, remedy = FileNotFoundError, "There is no such object. Is the name right?"
         elif name in ("PermissionDeniedError", "UnauthenticatedError"):
-            kind, remedy = PermissionError, "Credentials are looked for in the environment: are they there, and may they read it?"
+            kind, remedy = (
+                PermissionError,
+                (
+                    "Credentials are looked for in the environment: are they there, and may they"
+                    " read it?"
+                ),
+            )
         elif name == "NotSupportedError":
-            remedy = "The server must answer requests for ranges of bytes; Python's http.server, for one, does not"
+            remedy = (
+                "The server must answer requests for ranges of bytes; Python's http.server, for"
+                " one, does not"
+            )
         text = _first_line(error)
         query = urlsplit(path).query if _SERVERS.match(path) else ""
         if query:
@@ -455,7 +515,8 @@ class FilesystemStore:
         for method in ("info", "glob", "cat_file"):
             if not callable(getattr(filesystem, method, None)):
                 raise TypeError(
-                    f"filesystem must be a file system of fsspec, such as fsspec.filesystem('s3'), got {filesystem!r:.200}"
+                    "filesystem must be a file system of fsspec, such as fsspec.filesystem('s3'),"
+                    f" got {filesystem!r:.200}"
                 )
         self._filesystem = filesystem
 
@@ -464,12 +525,29 @@ class FilesystemStore:
         try:
             info = self._filesystem.info(path)
         except FileNotFoundError as error:
-            raise FileNotFoundError(f"{path}: there is no such file in {type(self._filesystem).__name__}") from error
+            raise FileNotFoundError(
+                f"{path}: there is no such file in {type(self._filesystem).__name__}"
+            ) from error
         if info.get("type") == "directory":
-            raise IsADirectoryError(f"{path} is a folder, not a file: name its files, or a pattern such as {path.rstrip('/')}/*")
+            raise IsADirectoryError(
+                f"{path} is a folder, not a file: name its files, or a pattern such as"
+                f" {path.rstrip('/')}/*"
+            )
         if info.get("size") is None:
-            raise OSError(f"{path}: {type(self._filesystem).__name__} does not tell its size, which ranges are read by")
-        names = ("ETag", "etag", "generation", "md5Hash", "mtime", "LastModified", "last_modified", "created")
+            raise OSError(
+                f"{path}: {type(self._filesystem).__name__} does not tell its size, which ranges"
+                " are read by"
+            )
+        names = (
+            "ETag",
+            "etag",
+            "generation",
+            "md5Hash",
+            "mtime",
+            "LastModified",
+            "last_modified",
+            "created",
+        )
         return Found(info["size"], next((str(info[name]) for name in names if info.get(name)), ""))
 
     def get(self, path: str, start: int, stop: int, found: Found) -> memoryview:
@@ -499,7 +577,9 @@ class FilesystemStore:
         except Exception as error:  # of whatever library
             if _is_of_disk(error):
                 raise
-            raise OSError(f"{path} cannot be downloaded: {_first_line(error) or type(error).__name__}") from error
+            raise OSError(
+                f"{path} cannot be downloaded: {_first_line(error) or type(error).__name__}"
+            ) from error
         if to.stat().st_size != found.size:
             raise changed(path, f"it had {found.size} bytes and has {to.stat().st_size}")
 
@@ -510,16 +590,22 @@ class FilesystemStore:
         return [
             name
             for name, info in found.items()
-            if info.get("type") != "directory" and name.rpartition("/")[2].startswith(".") <= last.startswith(".")
+            if info.get("type") != "directory"
+            and name.rpartition("/")[2].startswith(".") <= last.startswith(".")
         ]
 
 
 def _check_key(path: str, key: str) -> None:
     """Refuses keys of which the library would make others."""
     if not key or key.endswith("/"):
-        raise IsADirectoryError(f"{path} is no file: name its files, or a pattern such as {path.rstrip('/')}/*")
+        raise IsADirectoryError(
+            f"{path} is no file: name its files, or a pattern such as {path.rstrip('/')}/*"
+        )
     if "//" in f"/{key}":
-        raise OSError(f"{path} has two slashes in a row, which obstore cannot read: pass a file system of fsspec as filesystem=")
+        raise OSError(
+            f"{path} has two slashes in a row, which obstore cannot read: pass a file system of"
+            " fsspec as filesystem="
+        )
 
 
 def _found(meta: Any) -> Found:
@@ -527,14 +613,22 @@ def _found(meta: Any) -> Found:
     compressed.
     """
     tag, version, when = meta["e_tag"], meta["version"], meta["last_modified"]
-    return Found(meta["size"], (tag or version or (when.isoformat() if when.timestamp() else "")).removeprefix("W/").strip('"'))
+    return Found(
+        meta["size"],
+        (tag or version or (when.isoformat() if when.timestamp() else ""))
+        .removeprefix("W/")
+        .strip('"'),
+    )
 
 
 def _check(path: str, before: Found, now: Found) -> None:
     if now.size != before.size:
         raise changed(without_query(path), f"it had {before.size} bytes and has {now.size}")
     if now.version != before.version:
-        raise changed(without_query(path), f"its version was {before.version or 'not told'} and is {now.version or 'not told'}")
+        raise changed(
+            without_query(path),
+            f"its version was {before.version or 'not told'} and is {now.version or 'not told'}",
+        )
 
 
 def _is_out_of_range(error: Exception) -> bool:
@@ -568,7 +662,9 @@ def is_like(names: Sequence[str], patterns: Sequence[str]) -> bool:
     if not patterns:
         return not names
     if patterns[0] == "**":
-        return is_like(names, patterns[1:]) or (bool(names) and names[0][:1] != "." and is_like(names[1:], patterns))
+        return is_like(names, patterns[1:]) or (
+            bool(names) and names[0][:1] != "." and is_like(names[1:], patterns)
+        )
     if not names or (names[0].startswith(".") and not patterns[0].startswith(".")):
         return False
     return fnmatch.fnmatchcase(names[0], patterns[0]) and is_like(names[1:], patterns[1:])

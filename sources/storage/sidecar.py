@@ -71,7 +71,11 @@ class _Edges(NamedTuple):
             return f"it had {self.size} bytes and has {other.size}"
         if self.head != other.head:
             return f"its first {min(self.size, _EDGE_BYTES)} bytes are others"
-        return None if self.tail == other.tail else f"its last {min(self.size, _EDGE_BYTES)} bytes are others"
+        return (
+            None
+            if self.tail == other.tail
+            else f"its last {min(self.size, _EDGE_BYTES)} bytes are others"
+        )
 
 
 class _Array(NamedTuple):
@@ -109,7 +113,15 @@ class Sidecar:
             process, whether they have changed.
     """
 
-    def __init__(self, files: Files, number: int, data: Files, data_number: int, digest: str, is_remote: bool = False) -> None:
+    def __init__(
+        self,
+        files: Files,
+        number: int,
+        data: Files,
+        data_number: int,
+        digest: str,
+        is_remote: bool = False,
+    ) -> None:
         self._files, self._number = files, number
         self._data, self._data_number = data, data_number
         self._digest, self._is_remote = digest, is_remote
@@ -139,10 +151,14 @@ class Sidecar:
         assert 0 <= start <= stop <= array.length, (name, start, stop, array.length)
         items = np.empty(stop - start, array.dtype)
         if stop > start:
-            self._files.read_into(self._number, array.start + start * items.itemsize, items.view(np.uint8).data)
+            self._files.read_into(
+                self._number, array.start + start * items.itemsize, items.view(np.uint8).data
+            )
         return items
 
-    def read_many(self, name: str, starts: Sequence[int] | np.ndarray, count: int = 1) -> np.ndarray:
+    def read_many(
+        self, name: str, starts: Sequence[int] | np.ndarray, count: int = 1
+    ) -> np.ndarray:
         """The items ``start`` to ``start + count - 1`` of an array for each of ``starts``.
 
         Returns:
@@ -187,7 +203,11 @@ class Sidecar:
             header = _read_header(self._files, self._number)
         except _Unfit as why:
             raise changed(path, f"its index {self._files.paths[self._number]} {why}") from None
-        difference = None if self._is_remote else header.data.difference(_edges(self._data, self._data_number))
+        difference = (
+            None
+            if self._is_remote
+            else header.data.difference(_edges(self._data, self._data_number))
+        )
         if difference is not None:
             raise changed(path, difference)
         if header.digest != self._digest:
@@ -241,7 +261,9 @@ def open_sidecars(
     for number, (place, path) in enumerate(zip(places, files.paths, strict=True)):
         group = remote if place.is_remote else local
         is_remote = filesystem is not None or is_url(path)
-        sidecars.append(Sidecar(group, next(counts[place.is_remote]), files, number, place.digest, is_remote))
+        sidecars.append(
+            Sidecar(group, next(counts[place.is_remote]), files, number, place.digest, is_remote)
+        )
     return sidecars
 
 
@@ -257,7 +279,13 @@ class _Opening:
     """One call of ``open_sidecars``."""
 
     def __init__(
-        self, files: Files, kind: str, scan: Scan, fits: Callable[[Sizes], bool], folder: Path | None, filesystem: Any
+        self,
+        files: Files,
+        kind: str,
+        scan: Scan,
+        fits: Callable[[Sizes], bool],
+        folder: Path | None,
+        filesystem: Any,
     ) -> None:
         self._files, self._kind, self._scan, self._fits = files, kind, scan, fits
         self._folder, self._filesystem = folder, filesystem
@@ -273,15 +301,21 @@ class _Opening:
                 self._folder.mkdir(parents=True, exist_ok=True)
         with Progress({number: self._files.sizes[number] for number in missing}) as self._progress:
             while missing:
-                for number, place in zip(missing, self._in_threads(self._make, missing), strict=True):
+                for number, place in zip(
+                    missing, self._in_threads(self._make, missing), strict=True
+                ):
                     found[number] = place
                 missing = [number for number in missing if found[number] is None]
                 if missing:
-                    _log.debug("another process makes the index of %s", self._files.paths[missing[0]])
+                    _log.debug(
+                        "another process makes the index of %s", self._files.paths[missing[0]]
+                    )
                     time.sleep(_WAIT_SECONDS)
         return [place for place in found if place is not None]
 
-    def _in_threads(self, function: Callable[[int], _Place | None], numbers: Sequence[int]) -> list[_Place | None]:
+    def _in_threads(
+        self, function: Callable[[int], _Place | None], numbers: Sequence[int]
+    ) -> list[_Place | None]:
         """The results for all numbers, in their order. Raises the first error in this order, when
         all threads have ended.
         """
@@ -328,8 +362,8 @@ class _Opening:
                 _log.warning("%s is not used, an index is made anew: %s", path, why)
         if self._folder is None and self._is_remote(number):
             raise ValueError(
-                f"index_dir must be given: {name} has no index beside it that fits, and none can be written "
-                "there; name a folder on this machine for it"
+                f"index_dir must be given: {name} has no index beside it that fits, and none can be"
+                " written there; name a folder on this machine for it"
             )
         return None
 
@@ -346,7 +380,9 @@ class _Opening:
         difference = header.data.difference(_edges(self._files, number))
         if difference is not None:
             raise _Unfit(f"{self._files.paths[number]} is not what it was: {difference}")
-        if not self._fits({name: (array.dtype, array.length) for name, array in header.arrays.items()}):
+        if not self._fits(
+            {name: (array.dtype, array.length) for name, array in header.arrays.items()}
+        ):
             raise _Unfit("its arrays are not those of this version")
         return _Place(path, is_remote, header.digest)
 
@@ -362,7 +398,10 @@ class _Opening:
 
             def progress(num_bytes: int) -> None:
                 if self._is_stopped:
-                    raise InterruptedError(f"{self._files.paths[number]} has no index: that of another file could not be made")
+                    raise InterruptedError(
+                        f"{self._files.paths[number]} has no index: that of another file could not"
+                        " be made"
+                    )
                 self._progress.tell(number, num_bytes)
 
             edges = _edges(self._files, number)
@@ -379,7 +418,11 @@ def without_sidecars(paths: Sequence[str]) -> list[str]:
         >>> without_sidecars(["a.jsonl", "a.jsonl.gmidx", "b.jsonl"])
         ['a.jsonl', 'b.jsonl']
     """
-    return [path for path in paths if not re.search(r"\.gmidx(\.lock|\..*\.part)?$", _without_query(path)[0])]
+    return [
+        path
+        for path in paths
+        if not re.search(r"\.gmidx(\.lock|\..*\.part)?$", _without_query(path)[0])
+    ]
 
 
 def _beside(path: str) -> str:
@@ -392,14 +435,20 @@ def _without_query(path: str) -> tuple[str, str]:
     """A path, and what follows it in the URL of a server: signatures, which are others every
     time.
     """
-    name, mark, query = path.partition("?") if path.startswith(("http://", "https://")) else (path, "", "")
+    name, mark, query = (
+        path.partition("?") if path.startswith(("http://", "https://")) else (path, "", "")
+    )
     return name, mark + query
 
 
 def _edges(files: Files, number: int) -> _Edges:
     size = files.sizes[number]
-    head, tail = files.read([(number, 0, min(size, _EDGE_BYTES)), (number, max(0, size - _EDGE_BYTES), size)])
-    return _Edges(size, *[hashlib.sha1(edge, usedforsecurity=False).hexdigest() for edge in (head, tail)])
+    head, tail = files.read(
+        [(number, 0, min(size, _EDGE_BYTES)), (number, max(0, size - _EDGE_BYTES), size)]
+    )
+    return _Edges(
+        size, *[hashlib.sha1(edge, usedforsecurity=False).hexdigest() for edge in (head, tail)]
+    )
 
 
 def _read_header(files: Files, number: int) -> _Header:
@@ -413,7 +462,12 @@ def _read_header(files: Files, number: int) -> _Header:
     path, size = files.paths[number], files.sizes[number]
     (start,) = files.read([(number, 0, min(size, _GUESSED_BYTES))])
     if not start.startswith(_MAGIC):
-        raise damaged(path, 0, "it is not an index of gristmill", "Delete it, or give a folder for indices as index_dir")
+        raise damaged(
+            path,
+            0,
+            "it is not an index of gristmill",
+            "Delete it, or give a folder for indices as index_dir",
+        )
     if len(start) < _PREFIX.size:
         raise _Unfit("it is shorter than its header")
     _, version, num_bytes, checksum = _PREFIX.unpack_from(start)
@@ -454,7 +508,9 @@ def _parsed(text: bytes, body: int) -> _Header:
         start += _padded(length * np.dtype(dtype).itemsize)
     if not isinstance(kind, str) or fields["num_bytes"] != start:
         raise ValueError(kind)
-    return _Header(kind, edges, arrays, hashlib.sha1(text, usedforsecurity=False).hexdigest(), body + start)
+    return _Header(
+        kind, edges, arrays, hashlib.sha1(text, usedforsecurity=False).hexdigest(), body + start
+    )
 
 
 def _padded(num_bytes: int) -> int:

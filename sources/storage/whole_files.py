@@ -42,7 +42,9 @@ _UNFINISHED = ".unfinished"
 _SECOND = 10**9
 
 
-def whole_files(files: Files, numbers: Sequence[int], identities: Sequence[str], folder: str, room: Room) -> list[str]:
+def whole_files(
+    files: Files, numbers: Sequence[int], identities: Sequence[str], folder: str, room: Room
+) -> list[str]:
     """The local paths of these files, each with the name that it has in its store, downloaded if
     they are not there.
 
@@ -56,7 +58,10 @@ def whole_files(files: Files, numbers: Sequence[int], identities: Sequence[str],
     Raises:
         OSError: one cannot be read or written, or they need more room than there is.
     """
-    paths = [Path(folder, "files", *_place_of(files.paths[n], text)) for n, text in zip(numbers, identities, strict=True)]
+    paths = [
+        Path(folder, "files", *_place_of(files.paths[n], text))
+        for n, text in zip(numbers, identities, strict=True)
+    ]
     with _one_process(folder):
         # first, because these may fill the disk
         for path in Path(folder).glob(f"files/*/*{_UNFINISHED}"):
@@ -79,7 +84,9 @@ def whole_files(files: Files, numbers: Sequence[int], identities: Sequence[str],
 
 def _place_of(path: str, identity: str) -> tuple[str, str]:
     name = PurePosixPath(without_query(path))  # in a store it may be longer than in a file system
-    return hashlib.sha1(identity.encode(), usedforsecurity=False).hexdigest()[:20], name_that_fits(name.stem, name.suffix[:32])
+    return hashlib.sha1(identity.encode(), usedforsecurity=False).hexdigest()[:20], name_that_fits(
+        name.stem, name.suffix[:32]
+    )
 
 
 class _Record(NamedTuple):
@@ -110,7 +117,9 @@ def _records_in(folder: str) -> dict[str, _Record]:
     with contextlib.suppress(FileNotFoundError):
         for line in Path(folder, "records").read_text(errors="replace").splitlines():
             name, *numbers = line.split() or [""]
-            if len(numbers) == len(_Record._fields) and all(number.isdecimal() for number in numbers):
+            if len(numbers) == len(_Record._fields) and all(
+                number.isdecimal() for number in numbers
+            ):
                 found[name] = _Record(*map(int, numbers))
     return found
 
@@ -140,7 +149,10 @@ def _one_process(folder: str) -> Iterator[None]:
         is_told = False
         while not _is_locked(descriptor):
             if not is_told:
-                _log.info("cached: another process downloads files into %s; waiting until it is done", folder)
+                _log.info(
+                    "cached: another process downloads files into %s; waiting until it is done",
+                    folder,
+                )
                 is_told = True
             time.sleep(0.05)
         yield
@@ -183,11 +195,14 @@ def _pinned(folder: str) -> set[Path]:
 
 def _make_room(num_bytes: int, folder: str, room: Room) -> None:
     pinned = _pinned(folder)
-    free = room.make_room(num_bytes, [path for path in Path(folder).glob("files/*/*") if path not in pinned])
+    free = room.make_room(
+        num_bytes, [path for path in Path(folder).glob("files/*/*") if path not in pinned]
+    )
     if free < num_bytes:
         raise OSError(
-            f"cached: files of {num_bytes} bytes have to be downloaded into {folder}, where {max(free, 0)} of max_bytes are "
-            "free: files that are read by path have to be there as a whole. Raise max_bytes, or use another folder"
+            f"cached: files of {num_bytes} bytes have to be downloaded into {folder}, where"
+            f" {max(free, 0)} of max_bytes are free: files that are read by path have to be there"
+            " as a whole. Raise max_bytes, or use another folder"
         )
 
 
@@ -203,7 +218,9 @@ def _download(files: Files, paths: dict[int, Path], folder: str) -> None:
                 download(files.paths, files._found, files._filesystem, number, _unfinished(path))
                 descriptors[number] = os.open(_unfinished(path), os.O_WRONLY | os.O_CLOEXEC)
                 continue
-            descriptors[number] = os.open(_unfinished(path), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            descriptors[number] = os.open(
+                _unfinished(path), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666
+            )
             if files.sizes[number] and hasattr(os, "posix_fallocate"):
                 # a full disk is an error now
                 os.posix_fallocate(descriptors[number], 0, files.sizes[number])
@@ -222,11 +239,15 @@ def _download(files: Files, paths: dict[int, Path], folder: str) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
-        num_bytes, free = sum(files.sizes[number] for number in paths), shutil.disk_usage(folder).free
+        num_bytes, free = (
+            sum(files.sizes[number] for number in paths),
+            shutil.disk_usage(folder).free,
+        )
         raise OSError(
             error.errno,
-            f"cached: the disk of {folder} is full: {num_bytes} bytes have to be downloaded, and {free} are free "
-            f"({os.strerror(error.errno)}). Make room there, or use another folder",
+            f"cached: the disk of {folder} is full: {num_bytes} bytes have to be downloaded, and"
+            f" {free} are free ({os.strerror(error.errno)}). Make room there, or use another"
+            " folder",
         ) from error
     finally:
         for descriptor in descriptors.values():
@@ -236,12 +257,20 @@ def _download(files: Files, paths: dict[int, Path], folder: str) -> None:
                 _unfinished(path).unlink(missing_ok=True)
 
 
-def _write(files: Files, batch: Sequence[tuple[int, int, int]], descriptors: dict[int, int]) -> None:
+def _write(
+    files: Files, batch: Sequence[tuple[int, int, int]], descriptors: dict[int, int]
+) -> None:
     for (number, start, _), piece in zip(batch, files.read(batch), strict=True):
         write_all(descriptors[number], piece, start)
 
 
-def _finish(files: Files, descriptors: dict[int, int], paths: dict[int, Path], folder: str, but: int | None = None) -> None:
+def _finish(
+    files: Files,
+    descriptors: dict[int, int],
+    paths: dict[int, Path],
+    folder: str,
+    but: int | None = None,
+) -> None:
     numbers = [number for number in descriptors if number != but]
     check_versions(files.paths, files._found, files._filesystem, numbers)
     for number in numbers:

@@ -37,7 +37,9 @@ class Arrangement:
         for name, allowed in (("format", FORMATS), ("order", ORDERS), ("part", (*PARTS, None))):
             value = getattr(self, name)
             if not isinstance(value, str | None) or value not in allowed:
-                raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {shown(value)}")
+                raise ValueError(
+                    f"{name} must be one of {', '.join(map(repr, allowed))}, got {shown(value)}"
+                )
         self._set("dtype", _as_dtype(self.dtype))
         self._check_elements()
         self._check_order()
@@ -47,26 +49,43 @@ class Arrangement:
 
     def _check_elements(self) -> None:
         if not isinstance(self.documents, bool | None):
-            raise TypeError(f"documents must be True, or window be given, got documents={shown(self.documents)}")
+            raise TypeError(
+                f"documents must be True, or window be given, got documents={shown(self.documents)}"
+            )
         if self.window is not None:
             if self.documents:
-                raise ValueError("documents and window must not both be given: elements are documents or windows")
-            self._set("window", as_int("window", self.window, minimum=1 if self.order == "olmo" else 2))
+                raise ValueError(
+                    "documents and window must not both be given: elements are documents or windows"
+                )
+            self._set(
+                "window", as_int("window", self.window, minimum=1 if self.order == "olmo" else 2)
+            )
             self._set("documents", False)
             return
         self._set("documents", self.documents is not False)
         if self.order is not None:
-            raise ValueError(f"window must be given with order={self.order!r}: the number of tokens of an element")
+            raise ValueError(
+                f"window must be given with order={self.order!r}: the number of tokens of an"
+                " element"
+            )
         if self.documents and self.format == "megatron":
             return
-        reason = f": format={self.format!r} does not say where documents begin" if self.documents else " if documents are not"
-        raise ValueError(f"window must be given{reason}. window=L + 1 has L inputs and their labels")
+        reason = (
+            f": format={self.format!r} does not say where documents begin"
+            if self.documents
+            else " if documents are not"
+        )
+        raise ValueError(
+            f"window must be given{reason}. window=L + 1 has L inputs and their labels"
+        )
 
     def _check_order(self) -> None:
         for name, maximum in (("seed", _MAX_SEED), ("num_samples", None)):
             value = getattr(self, name)
             if value is not None:
-                self._set(name, as_int(name, value, minimum=0 if name == "seed" else 1, maximum=maximum))
+                self._set(
+                    name, as_int(name, value, minimum=0 if name == "seed" else 1, maximum=maximum)
+                )
         if self.index is not None:
             if not isinstance(self.index, str | os.PathLike):
                 raise TypeError(f"index must be a path, got {shown(self.index)}")
@@ -76,35 +95,56 @@ class Arrangement:
             return
         self._refuse(("num_samples", "split", "part"), _ONLY_MEGATRON)
         if self.order is None:
-            self._refuse(("seed", "index"), "with order='megatron' or order='olmo'; otherwise shuffle the dataset")
+            self._refuse(
+                ("seed", "index"),
+                "with order='megatron' or order='olmo'; otherwise shuffle the dataset",
+            )
         elif self.index is not None:
             self._refuse(("seed",), "without index, which has the order already")
 
     def _check_megatron(self) -> None:
         if self.format != "megatron":
-            raise ValueError(f"order='megatron' must be with format='megatron', which has documents, got format={self.format!r}")
+            raise ValueError(
+                "order='megatron' must be with format='megatron', which has documents, got"
+                f" format={self.format!r}"
+            )
         if self.index is not None:
-            self._refuse(("seed", "num_samples", "split", "part"), "without index, which has the order already")
+            self._refuse(
+                ("seed", "num_samples", "split", "part"),
+                "without index, which has the order already",
+            )
         elif self.seed is None:
             raise ValueError(
-                "seed must be given with order='megatron': Megatron's --seed, which is 1234 if it is not given there"
+                "seed must be given with order='megatron': Megatron's --seed, which is 1234 if it"
+                " is not given there"
             )
         if self.part is not None and self.split is None:
-            raise ValueError("split must be given with part: the weights of train, valid and test, such as '969,30,1'")
+            raise ValueError(
+                "split must be given with part: the weights of train, valid and test, such as"
+                " '969,30,1'"
+            )
 
     def _refuse(self, names: tuple[str, ...], when: str) -> None:
         for name in names:
             if getattr(self, name) is not None:
-                raise ValueError(f"{name} may be given {when}; got {name}={shown(getattr(self, name))}")
+                raise ValueError(
+                    f"{name} may be given {when}; got {name}={shown(getattr(self, name))}"
+                )
 
     def __str__(self) -> str:
         """The parameters that change the elements, for a ``repr``; without the folder of the
         files.
         """
         values = {
-            field.name: getattr(self, field.name) for field in fields(self) if field.name not in ("format", "dtype", "index")
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if field.name not in ("format", "dtype", "index")
         }
-        given = [f"{name}={value!r}" for name, value in values.items() if value is not None and value is not False]
+        given = [
+            f"{name}={value!r}"
+            for name, value in values.items()
+            if value is not None and value is not False
+        ]
         return ", ".join([self.format, *given, *["stored index"] * (self.index is not None)])
 
 
@@ -114,7 +154,9 @@ def _as_dtype(dtype: Any) -> np.dtype[Any] | None:
     try:
         found: np.dtype[Any] = np.dtype(dtype)
     except TypeError:
-        raise TypeError(f"dtype must be a NumPy dtype such as numpy.uint16, got {shown(dtype)}") from None
+        raise TypeError(
+            f"dtype must be a NumPy dtype such as numpy.uint16, got {shown(dtype)}"
+        ) from None
     if found.kind not in "iu":
         raise ValueError(f"dtype must be of integers, got {found}")
     return found

@@ -99,7 +99,10 @@ class Chunks:
     """Windows that follow one another within each file; what is left at its end is not used."""
 
     def __init__(self, runs: Sequence[Run], itemsize: int, window: int) -> None:
-        self._runs, self._bytes = [run for run in runs if run.num_tokens >= window], itemsize * window
+        self._runs, self._bytes = (
+            [run for run in runs if run.num_tokens >= window],
+            itemsize * window,
+        )
         self._starts = [0, *itertools.accumulate(run.num_tokens // window for run in self._runs)]
 
     def __len__(self) -> int:
@@ -158,26 +161,39 @@ class Samples:
         numbers = [int(rows[0]) for rows in shuffle.rows([(key, key + 1) for key in keys])]
         for key, number in zip(keys, numbers, strict=True):
             if not 0 <= number < len(samples) - 1:
-                raise self._tables.damaged(2, key, f"element {key} is sample {number}, but there are {len(samples) - 1}")
-        bounds = [rows.tolist() for rows in samples.rows([(number, number + 2) for number in numbers])]
+                raise self._tables.damaged(
+                    2, key, f"element {key} is sample {number}, but there are {len(samples) - 1}"
+                )
+        bounds = [
+            rows.tolist() for rows in samples.rows([(number, number + 2) for number in numbers])
+        ]
         for number, ((first, _), (last, _)) in zip(numbers, bounds, strict=True):
             if not 0 <= first <= last < len(documents):
-                what = f"sample {number} has the documents from {first} to {last} of {len(documents)}"
+                what = (
+                    f"sample {number} has the documents from {first} to {last} of {len(documents)}"
+                )
                 raise self._tables.damaged(1, number, what)
         members = documents.rows([(first, last + 1) for (first, _), (last, _) in bounds])
         found = iter(self._spans(bounds, members))
         answer = []
         for number, ((_, begin), (_, end)), sequences in zip(numbers, bounds, members, strict=True):
-            answer.append(self._cut(number, list(itertools.islice(found, len(sequences))), begin, end))
+            answer.append(
+                self._cut(number, list(itertools.islice(found, len(sequences))), begin, end)
+            )
         return answer
 
     def _spans(self, bounds: list[Any], members: list[NDArray[Any]]) -> list[Range]:
         for ((first, _), _), sequences in zip(bounds, members, strict=True):
             for place, sequence in enumerate(sequences.tolist(), first):
                 if not 0 <= sequence < self._index.num_sequences:
-                    what = f"document {sequence} is named, but the data set has {self._index.num_sequences}"
+                    what = (
+                        f"document {sequence} is named, but the data set has"
+                        f" {self._index.num_sequences}"
+                    )
                     raise self._tables.damaged(0, place, what)
-        return self._index.spans([sequence for sequences in members for sequence in sequences.tolist()])
+        return self._index.spans(
+            [sequence for sequences in members for sequence in sequences.tolist()]
+        )
 
     def _cut(self, number: int, ranges: list[Range], begin: int, end: int) -> list[Range]:
         """The documents of a sample without what is before token ``begin`` of the first and after
@@ -189,7 +205,12 @@ class Samples:
         data, start, stop = ranges[0]
         ranges[0] = data, start + begin * itemsize, stop
         num_bytes = sum(stop - start for _, start, stop in ranges)
-        if begin < 0 or end < 0 or num_bytes != self._window * itemsize or any(stop < start for _, start, stop in ranges):
+        if (
+            begin < 0
+            or end < 0
+            or num_bytes != self._window * itemsize
+            or any(stop < start for _, start, stop in ranges)
+        ):
             what = f"sample {number} has {num_bytes // itemsize} tokens, not {self._window}"
             raise self._tables.damaged(1, number, what)
         return ranges
@@ -244,7 +265,10 @@ class Tables(PerProcess):
     def damaged(self, table: int, row: int, what: str) -> Exception:
         """The error for a row that cannot be right."""
         assert self._stored is not None and self._files is not None, what
-        path, remedy = self._files.paths[self._numbers[table]], "Name the index that was made of these files and this window"
+        path, remedy = (
+            self._files.paths[self._numbers[table]],
+            "Name the index that was made of these files and this window",
+        )
         return damaged(path, self._stored[table].byte_of(row), what, remedy)
 
 

@@ -41,21 +41,29 @@ def fault_of_picked(found: Entries, num_bytes: int, itemsize: int) -> tuple[int,
     gap_starts, gap_ends = np.append(0, ends), np.append(starts, num_bytes)
     gaps = np.flatnonzero(gap_ends > gap_starts)
     repeats = (starts[1:] == starts[:-1]) & (ends[1:] == ends[:-1])
-    is_flipped = not len(gaps) and repeats.sum() == 1 and _is_bit(int(lengths[order[1:]][repeats][0]))
+    is_flipped = (
+        not len(gaps) and repeats.sum() == 1 and _is_bit(int(lengths[order[1:]][repeats][0]))
+    )
     overlaps = starts[1:] < ends[:-1]
     if not is_flipped and lengths.sum(dtype=np.int64) * itemsize != num_bytes:
         overlaps &= ~repeats
     if overlaps.any():
         i = int(np.argmax(overlaps))
         places = f"from {starts[i]} to {ends[i]} and from {starts[i + 1]} to {ends[i + 1]}"
-        return int(order[i + 1]), f"sequences {order[i]} and {order[i + 1]} share tokens, with the bytes {places}"
+        return (
+            int(order[i + 1]),
+            f"sequences {order[i]} and {order[i + 1]} share tokens, with the bytes {places}",
+        )
     if len(gaps) == 1:
         begin, end = int(gap_starts[gaps[0]]), int(gap_ends[gaps[0]])
         missing = (end - begin) // itemsize
         ending = np.flatnonzero((found.ends == begin) & (lengths & missing == 0))
         if _is_bit(missing) and len(ending):
             last = int(ending[-1])
-            what = f"one bit of the length of sequence {last} has flipped: it has {lengths[last]} tokens"
+            what = (
+                f"one bit of the length of sequence {last} has flipped: it has {lengths[last]}"
+                " tokens"
+            )
             return last, f"{what}, and no sequence has the next {missing}"
     return None
 
@@ -69,7 +77,10 @@ def size_of_tokens(found: Entries, num_bytes: int, itemsize: int) -> int:
         2
     """
     nexts = found.starts[1:] if len(found.starts) > 1 else np.array([num_bytes])
-    lengths, taken = found.lengths[: len(nexts)].astype(np.int64), nexts - found.starts[: len(nexts)]
+    lengths, taken = (
+        found.lengths[: len(nexts)].astype(np.int64),
+        nexts - found.starts[: len(nexts)],
+    )
     sizes = [size for size in (itemsize, 1, 2, 4, 8) if (taken == size * lengths).all()]
     return sizes[0] if sizes else itemsize
 
@@ -87,7 +98,10 @@ def flipped_document(numbers: NDArray[np.int64], others: NDArray[np.intp]) -> st
     document, sequence = int(others[0]), int(numbers[others[0]])
     if (document ^ sequence).bit_count() != 1:
         return None
-    begins = f"document {document} begins with sequence {sequence}, and all others with that of their number"
+    begins = (
+        f"document {document} begins with sequence {sequence}, and all others with that of their"
+        " number"
+    )
     return f"one bit of the list of documents has flipped: {begins}"
 
 

@@ -19,7 +19,12 @@ from numpy.typing import NDArray
 
 from gristmill.sources.storage.errors import DamagedFileError, damaged
 from gristmill.sources.storage.files import Files
-from gristmill.sources.tokens.megatron_faults import Entries, fault_of_picked, flipped_document, size_of_tokens
+from gristmill.sources.tokens.megatron_faults import (
+    Entries,
+    fault_of_picked,
+    flipped_document,
+    size_of_tokens,
+)
 from gristmill.sources.tokens.tables import Range
 
 _MAGIC = b"MMIDIDX\0\0"
@@ -33,7 +38,10 @@ _MAX_CHECKED_AFAR = 1 << 16  # the same in a store or on a server: 1.3 MB
 _WHOLE_STRETCH = 1 << 18  # sequences of such an index that are read together
 _BREAKS_OF_AN_ENTRY = 2  # the most that one wrong entry makes: before and after it
 _NUM_STRETCHES, _STRETCH = 16, 1 << 11  # of an index that has more sequences
-_NOT_FOR_WINDOWS = "Take the index that was written with these tokens; one that picks some of them can be read by documents"
+_NOT_FOR_WINDOWS = (
+    "Take the index that was written with these tokens; one that picks some of them can be read by"
+    " documents"
+)
 _WRITE_AGAIN = "Copy both files again, or write the data set again"
 
 
@@ -75,42 +83,65 @@ class MegatronIndex:
         self._check_size()
         self._check_documents()
         self._fits_neighbours = False  # each entry that is read must
-        self._is_long = self.num_sequences > (_MAX_CHECKED if files.is_local(index) else _MAX_CHECKED_AFAR)
+        self._is_long = self.num_sequences > (
+            _MAX_CHECKED if files.is_local(index) else _MAX_CHECKED_AFAR
+        )
 
     def _read_header(self) -> tuple[np.dtype[Any], int, int]:
         (head,) = self._files.read([(self._index, 0, min(self._size, _HEADER.size))])
         if not head.startswith(_MAGIC[: len(head)]) or not head:
-            raise self._damaged(0, "it does not begin as an index of Megatron's does", "Name the prefix of a pair .bin and .idx")
+            raise self._damaged(
+                0,
+                "it does not begin as an index of Megatron's does",
+                "Name the prefix of a pair .bin and .idx",
+            )
         if len(head) < _HEADER.size:
             raise self._damaged(len(head), "it ends within its header")
         _, version, code, num_sequences, num_entries = _HEADER.unpack(head)
         if version != 1:
-            raise self._damaged(9, f"it has the version {version}, and 1 is known", "Write the data set by a newer Megatron")
+            raise self._damaged(
+                9,
+                f"it has the version {version}, and 1 is known",
+                "Write the data set by a newer Megatron",
+            )
         if code in _FLOATS:
             raise ValueError(
-                f"paths: tokens must be integers, got {_FLOATS[code]} in {self._files.paths[self.data]}, as "
-                f"{self._path} says. Read such values by numpy.memmap"
+                f"paths: tokens must be integers, got {_FLOATS[code]} in"
+                f" {self._files.paths[self.data]}, as {self._path} says. Read such values by"
+                " numpy.memmap"
             )
         if code not in _DTYPES:
             known = ", ".join(f"{code} ({np.dtype(name).name})" for code, name in _DTYPES.items())
-            raise self._damaged(17, f"its tokens have the type {code}, and known are {known}", _WRITE_AGAIN)
+            raise self._damaged(
+                17, f"its tokens have the type {code}, and known are {known}", _WRITE_AGAIN
+            )
         return np.dtype(_DTYPES[code]), num_sequences, num_entries
 
     def _check_size(self) -> None:
         size = self._documents + 8 * self._num_entries
         if self._size == size + self.num_sequences != size:
-            modes = "it has a mode for each sequence, as data sets of texts and images do, which are not read"
+            modes = (
+                "it has a mode for each sequence, as data sets of texts and images do, which are"
+                " not read"
+            )
             raise self._damaged(size, modes, "Take a data set of texts")
         if self._size != size:
-            raise self._damaged(min(size, self._size), f"its header says that it has {size} bytes, but it has {self._size}")
+            raise self._damaged(
+                min(size, self._size),
+                f"its header says that it has {size} bytes, but it has {self._size}",
+            )
 
     def _check_documents(self) -> None:
         first, last = self._documents, self._documents + 8 * (self._num_entries - 1)
         if self._num_entries:
-            begin, end = self._files.read([(self._index, place, place + 8) for place in (first, last)])
+            begin, end = self._files.read(
+                [(self._index, place, place + 8) for place in (first, last)]
+            )
             if _PAIR.unpack(begin + end) == (0, self.num_sequences):
                 return
-        raise self._damaged(first, f"its documents are not those of its {self.num_sequences} sequences")
+        raise self._damaged(
+            first, f"its documents are not those of its {self.num_sequences} sequences"
+        )
 
     def _damaged(self, offset: int, what: str, remedy: str = _WRITE_AGAIN) -> DamagedFileError:
         return damaged(self._path, offset, what, remedy)
@@ -144,8 +175,12 @@ class MegatronIndex:
         if found.number:
             (entries,) = self._read_stretches([(0, self.num_sequences)])
             if (fault := fault_of_picked(entries, self.num_bytes, self._itemsize)) is not None:
-                raise self._damaged(self._pointers + 8 * fault[0], f"{fault[1]} of {self._files.paths[self.data]}")
-        (table,) = self._files.read([(self._index, self._documents, self._documents + 8 * self._num_entries)])
+                raise self._damaged(
+                    self._pointers + 8 * fault[0], f"{fault[1]} of {self._files.paths[self.data]}"
+                )
+        (table,) = self._files.read(
+            [(self._index, self._documents, self._documents + 8 * self._num_entries)]
+        )
         numbers = np.frombuffer(table, "<i8")
         if self.has_one_sequence_each:  # or some are empty
             others = np.flatnonzero(numbers != np.arange(len(numbers)))
@@ -169,13 +204,19 @@ class MegatronIndex:
                 begin = int(stretch.starts[0])
                 size = size_of_tokens(stretch, self.num_bytes, self._itemsize)
                 if size != self._itemsize:
-                    raise self._damaged(17, f"its tokens are {self.dtype.name}, but have {size} bytes each in {path}")
+                    raise self._damaged(
+                        17,
+                        f"its tokens are {self.dtype.name}, but have {size} bytes each in {path}",
+                    )
             end = int(stretch.ends[-1])
             is_break = stretch.ends[:-1] != stretch.starts[1:]
             if not number and is_break.any():
                 i = int(np.argmax(is_break))
                 place += 8 * (stretch.first + i + 1)
-                first = f"sequence {stretch.first + i} ends at byte {stretch.ends[i]} of {path}, and the next begins at"
+                first = (
+                    f"sequence {stretch.first + i} ends at byte {stretch.ends[i]} of {path}, and"
+                    " the next begins at"
+                )
                 first += f" {stretch.starts[i + 1]}"
             number += int(is_break.sum())
             num_filled += int(np.count_nonzero(stretch.lengths))
@@ -183,7 +224,10 @@ class MegatronIndex:
         if begin or end != self.num_bytes:
             number += (begin != 0) + (end != self.num_bytes)
             place = self._pointers
-            first = f"its sequences lie in the bytes from {begin} to {end} of {path}, which has {self.num_bytes}"
+            first = (
+                f"its sequences lie in the bytes from {begin} to {end} of {path}, which has"
+                f" {self.num_bytes}"
+            )
         return _Breaks(number, place, first, 2 * num_filled > num_seen)
 
     def _stretches(self) -> Iterator[Entries]:
@@ -201,12 +245,18 @@ class MegatronIndex:
 
     def _read_stretches(self, bounds: Sequence[tuple[int, int]]) -> Iterator[Entries]:
         tables = ((_HEADER.size, 4), (self._pointers, 8))
-        places = [(self._index, begin + size * a, begin + size * b) for a, b in bounds for begin, size in tables]
+        places = [
+            (self._index, begin + size * a, begin + size * b)
+            for a, b in bounds
+            for begin, size in tables
+        ]
         pieces = iter(self._files.read(places))
         for first, _ in bounds:
             lengths, starts = np.frombuffer(next(pieces), "<i4"), np.frombuffer(next(pieces), "<i8")
             ends = starts + lengths.astype(np.int64) * self._itemsize
-            is_wrong = (lengths < 0) | (starts < 0) | (starts > self.num_bytes) | (ends > self.num_bytes)
+            is_wrong = (
+                (lengths < 0) | (starts < 0) | (starts > self.num_bytes) | (ends > self.num_bytes)
+            )
             is_wrong |= starts % self._itemsize != 0
             if is_wrong.any():
                 i = int(np.argmax(is_wrong))
@@ -225,7 +275,10 @@ class MegatronIndex:
         if self._fits_neighbours:
             first, stop = max(first - 1, 0), min(stop + 1, self.num_sequences)
         length, pointer = _HEADER.size, self._pointers
-        return [(number, length + 4 * first, length + 4 * stop), (number, pointer + 8 * first, pointer + 8 * stop)]
+        return [
+            (number, length + 4 * first, length + 4 * stop),
+            (number, pointer + 8 * first, pointer + 8 * stop),
+        ]
 
     def span(self, sequence: int, lengths: bytes, pointers: bytes) -> Range:
         """The place of the tokens of a sequence, from its entry.
@@ -251,9 +304,12 @@ class MegatronIndex:
         end = self.num_bytes if place + 1 == count else starts[place + 1]
         if nums[place] < 0 or (start, stop) != (begin, end):
             what = (
-                f"sequence {sequence} has the bytes from {start} to {stop} of {self._files.paths[self.data]}, and its neighbours"
+                f"sequence {sequence} has the bytes from {start} to {stop} of"
+                f" {self._files.paths[self.data]}, and its neighbours"
             )
-            raise self._damaged(self._pointers + 8 * sequence, f"{what} leave those from {begin} to {end} for it")
+            raise self._damaged(
+                self._pointers + 8 * sequence, f"{what} leave those from {begin} to {end} for it"
+            )
         return self.data, start, stop
 
     def span_of(self, sequence: int) -> Range:
@@ -271,7 +327,11 @@ class MegatronIndex:
         (pair,) = self._files.read([(self._index, place, place + 16)])
         start, stop = _PAIR.unpack(pair)
         if not 0 <= start <= stop <= self.num_sequences:
-            raise self._damaged(place, f"document {document} has the sequences from {start} to {stop} of {self.num_sequences}")
+            raise self._damaged(
+                place,
+                f"document {document} has the sequences from {start} to {stop} of"
+                f" {self.num_sequences}",
+            )
         return range(start, stop)
 
     def lengths(self, start: int, stop: int) -> NDArray[np.int32]:
@@ -283,25 +343,36 @@ class MegatronIndex:
             self._files.read_into(self._index, _HEADER.size + 4 * start, found.view(np.uint8).data)
             if found.min() < 0:
                 place = start + int(np.argmax(found < 0))
-                raise self._damaged(_HEADER.size + 4 * place, f"sequence {place} has {found[place - start]} tokens")
+                raise self._damaged(
+                    _HEADER.size + 4 * place, f"sequence {place} has {found[place - start]} tokens"
+                )
         return found
 
     def num_tokens(self, start: int, stop: int) -> int:
         """The number of tokens of the sequences from ``start`` to ``stop - 1``."""
-        parts = (self.lengths(place, min(place + _CHUNK, stop)) for place in range(start, stop, _CHUNK))
+        parts = (
+            self.lengths(place, min(place + _CHUNK, stop)) for place in range(start, stop, _CHUNK)
+        )
         found = sum(int(part.sum(dtype=np.int64)) for part in parts)
         if self._fits_neighbours and start < stop:
             (_, begin, _), (_, _, end) = self.spans([start, stop - 1])
             if end - begin != found * self._itemsize:
-                what = f"the sequences from {start} to {stop - 1} have {found} tokens, but lie in the bytes from {begin} to {end}"
-                raise self._damaged(_HEADER.size + 4 * start, f"{what} of {self._files.paths[self.data]}")
+                what = (
+                    f"the sequences from {start} to {stop - 1} have {found} tokens, but lie in the"
+                    f" bytes from {begin} to {end}"
+                )
+                raise self._damaged(
+                    _HEADER.size + 4 * start, f"{what} of {self._files.paths[self.data]}"
+                )
         return found
 
     def mapped_lengths(self) -> NDArray[np.int32]:
         """All lengths, as a memory map of a local file: for programs that go through all of
         them.
         """
-        return np.memmap(self._files.local_path(self._index), "<i4", "r", _HEADER.size, (self.num_sequences,))
+        return np.memmap(
+            self._files.local_path(self._index), "<i4", "r", _HEADER.size, (self.num_sequences,)
+        )
 
 
 def spans(files: Files, places: Sequence[tuple[MegatronIndex, int]]) -> list[Range]:
@@ -310,4 +381,7 @@ def spans(files: Files, places: Sequence[tuple[MegatronIndex, int]]) -> list[Ran
     for index, sequence in places:
         entries += index.entry(sequence)
     pieces = files.read(entries)
-    return [index.span(sequence, pieces[2 * i], pieces[2 * i + 1]) for i, (index, sequence) in enumerate(places)]
+    return [
+        index.span(sequence, pieces[2 * i], pieces[2 * i + 1])
+        for i, (index, sequence) in enumerate(places)
+    ]

@@ -64,17 +64,23 @@ class SampleOrder(NamedTuple):
         ends = [self.length] if len(epochs) == 1 else [self._samples_of(num_together), self.length]
         numbers = []
         for start, end in zip([0, *ends], ends, strict=False):
-            numbers.append(np.arange(start, end, dtype=np.uint32 if self.length < 2**32 - 2 else np.int64))
+            numbers.append(
+                np.arange(start, end, dtype=np.uint32 if self.length < 2**32 - 2 else np.int64)
+            )
             rng.shuffle(numbers[-1])
         return documents, samples, np.concatenate(numbers)
 
     def _shuffled_documents(self, num_epochs: int, rng: np.random.RandomState) -> NDArray[np.int32]:
-        documents = np.tile(np.arange(self.sequences.start, self.sequences.stop, dtype=np.int32), num_epochs)
+        documents = np.tile(
+            np.arange(self.sequences.start, self.sequences.stop, dtype=np.int32), num_epochs
+        )
         rng.shuffle(documents)
         return documents
 
     def _sample_index(self, documents: NDArray[np.int32], index: MegatronIndex) -> NDArray[Any]:
-        lengths = index.lengths(self.sequences.start, self.sequences.stop)[documents - self.sequences.start]
+        lengths = index.lengths(self.sequences.start, self.sequences.stop)[
+            documents - self.sequences.start
+        ]
         ends = np.cumsum(lengths, dtype=np.int64)  # [epochs * documents], in tokens
         starts = np.arange(self.length + 1, dtype=np.int64) * self.num_inputs
         places = np.searchsorted(ends, starts, side="right")
@@ -110,7 +116,10 @@ def documents_of_part(split: str, part: str, num_documents: int) -> range:
         raise TypeError(f"split must be a text such as '969,30,1', got {split!r:.200}")
     weights = [float(weight) for weight in re.findall(r"[.0-9]+", split)]
     if not 1 <= len(weights) <= len(PARTS) or not sum(weights):
-        raise ValueError(f"split must have the weights of train, valid and test, such as '969,30,1', got {split!r}")
+        raise ValueError(
+            "split must have the weights of train, valid and test, such as '969,30,1', got"
+            f" {split!r}"
+        )
     shares = (np.array(weights) / np.sum(weights)).tolist() + [0.0] * (len(PARTS) - len(weights))
     number = PARTS.index(part)
     ends = [0.0]
@@ -118,5 +127,8 @@ def documents_of_part(split: str, part: str, num_documents: int) -> range:
         ends.append(ends[-1] + share)
     start, stop = (round(end * float(num_documents)) for end in ends[number : number + 2])
     if start >= stop:
-        raise ValueError(f"split must leave documents for part={part!r}: {split!r} leaves none of {num_documents}")
+        raise ValueError(
+            f"split must leave documents for part={part!r}: {split!r} leaves none of"
+            f" {num_documents}"
+        )
     return range(start, stop)

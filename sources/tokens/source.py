@@ -104,8 +104,12 @@ class TokenSource(ShardedSource[NDArray[Any]]):
         index: Any = None,
         filesystem: Any = None,
     ) -> None:
-        self._wanted = Arrangement(format, dtype, documents, window, order, seed, num_samples, split, part, index)
-        self._files, self.paths, self._dtype, self._layout, self._indexes = open_tokens(paths, self._wanted, filesystem)
+        self._wanted = Arrangement(
+            format, dtype, documents, window, order, seed, num_samples, split, part, index
+        )
+        self._files, self.paths, self._dtype, self._layout, self._indexes = open_tokens(
+            paths, self._wanted, filesystem
+        )
         self._is_local = filesystem is None
         self._shards = ShardMap([len(self._layout)])
         self._start_closed()
@@ -144,7 +148,9 @@ class TokenSource(ShardedSource[NDArray[Any]]):
             return np.broadcast_to(np.int64(self._wanted.window), len(self))
         for index in self._indexes:
             if not index.has_one_sequence_each:
-                raise AttributeError(f"{self!r} has documents of several sequences, and tells no lengths")
+                raise AttributeError(
+                    f"{self!r} has documents of several sequences, and tells no lengths"
+                )
         if len(self._indexes) == 1 and len(self) and self._is_local and not is_url(self.paths[0]):
             return self._indexes[0].mapped_lengths()
         return np.concatenate([index.lengths(0, index.num_sequences) for index in self._indexes])

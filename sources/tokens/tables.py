@@ -63,9 +63,13 @@ class FileTable:
 
     def rows(self, spans: Sequence[tuple[int, int]]) -> list[NDArray[Any]]:
         first, size = self._array.start, self._row_bytes
-        pieces = self._files.read([(self._number, first + start * size, first + stop * size) for start, stop in spans])
+        pieces = self._files.read(
+            [(self._number, first + start * size, first + stop * size) for start, stop in spans]
+        )
         arrays = [np.frombuffer(piece, self._array.dtype) for piece in pieces]
-        return arrays if self._columns == 1 else [array.reshape(-1, self._columns) for array in arrays]
+        return (
+            arrays if self._columns == 1 else [array.reshape(-1, self._columns) for array in arrays]
+        )
 
     def byte_of(self, row: int) -> int:
         """The byte of the file at which a row begins."""
@@ -105,20 +109,41 @@ def npy_array(files: Files, number: int, head: bytes, columns: int = 1) -> Store
     path, size, stream = files.paths[number], files.sizes[number], io.BytesIO(head)
     try:
         version = np.lib.format.read_magic(stream)
-        read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
+        read = {
+            (1, 0): np.lib.format.read_array_header_1_0,
+            (2, 0): np.lib.format.read_array_header_2_0,
+        }[version]
         shape, by_columns, dtype = read(stream)
     except (ValueError, KeyError) as error:
-        raise damaged(path, 0, f"the header of the NumPy file cannot be read ({error})", _COPY_AGAIN) from error
+        raise damaged(
+            path, 0, f"the header of the NumPy file cannot be read ({error})", _COPY_AGAIN
+        ) from error
     if dtype.kind not in "iu":
-        raise ValueError(f"tokens must be integers, and so must an order of them, got {dtype} in {path}")
+        raise ValueError(
+            f"tokens must be integers, and so must an order of them, got {dtype} in {path}"
+        )
     if shape[1:] != (columns,) * (columns > 1) or not shape or (by_columns and columns > 1):
-        wanted = "integers with one axis" if columns == 1 else f"integers of shape (n, {columns}) in C order"
+        wanted = (
+            "integers with one axis"
+            if columns == 1
+            else f"integers of shape (n, {columns}) in C order"
+        )
         remedy = "Save array.ravel()" if columns == 1 else "Name the file that has one"
-        raise damaged(path, 0, f"it has an array of {dtype} of shape {shape}, and one of {wanted} is needed", remedy)
+        raise damaged(
+            path,
+            0,
+            f"it has an array of {dtype} of shape {shape}, and one of {wanted} is needed",
+            remedy,
+        )
     start, num_values = stream.tell(), shape[0] * columns
     end = start + num_values * dtype.itemsize
     if size != end:
-        raise damaged(path, min(size, end), f"its header says that it has {end} bytes, but it has {size}", _COPY_AGAIN)
+        raise damaged(
+            path,
+            min(size, end),
+            f"its header says that it has {end} bytes, but it has {size}",
+            _COPY_AGAIN,
+        )
     return StoredArray(start, num_values, dtype)
 
 
@@ -134,6 +159,9 @@ def plain_array(files: Files, number: int, dtype: np.dtype[Any], start: int = 0)
     if (size - start) % dtype.itemsize:
         whole = size - (size - start) % dtype.itemsize
         raise damaged(
-            path, whole, f"it ends within a value of {dtype}", f"{_COPY_AGAIN}, or give the dtype that it was written with"
+            path,
+            whole,
+            f"it ends within a value of {dtype}",
+            f"{_COPY_AGAIN}, or give the dtype that it was written with",
         )
     return StoredArray(start, (size - start) // dtype.itemsize, dtype)

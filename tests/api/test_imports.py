@@ -7,7 +7,17 @@ from pathlib import Path
 from programs import output
 from test_house import ROOT, modules
 
-HEAVY = {"absl", "array_record", "etils", "jax", "jaxlib", "orbax", "pandas", "prometheus_client", "pyarrow"}
+HEAVY = {
+    "absl",
+    "array_record",
+    "etils",
+    "jax",
+    "jaxlib",
+    "orbax",
+    "pandas",
+    "prometheus_client",
+    "pyarrow",
+}
 HEAVY |= {"tensorflow", "tensorflow_datasets", "torch"}
 
 
@@ -84,7 +94,9 @@ def test_imports_go_one_way_and_an_upward_one_would_be_seen(tmp_path):
             seen.add((home, other))
             assert other == home or level_of(other) < level_of(home), f"{path} imports {name}"
     assert {("core", "core"), ("dataset", "core"), ("loader", "dataset"), ("api", "loader")} <= seen
-    (tmp_path / "x.py").write_text("def f():\n    from gristmill.loader import load\n    import gristmill.dataset.apply\n")
+    (tmp_path / "x.py").write_text(
+        "def f():\n    from gristmill.loader import load\n    import gristmill.dataset.apply\n"
+    )
     assert imported(tmp_path / "x.py") == {"gristmill.loader.load", "gristmill.dataset.apply"}
     assert level_of("loader") > level_of("dataset") > level_of("core")
 
@@ -95,7 +107,9 @@ def test_the_wheel_holds_every_package():
     packages = {name for name, path in modules().items() if path.name == "__init__.py"}
     assert {*setup["options"]["packages"].split()} == packages
     assert {name.rpartition(".")[0] for name in modules().keys() - packages} <= packages
-    assert {path.relative_to(ROOT).parts[0] for path in modules().values()} == TOP and (ROOT / "api" / "py.typed").is_file()
+    assert {path.relative_to(ROOT).parts[0] for path in modules().values()} == TOP and (
+        ROOT / "api" / "py.typed"
+    ).is_file()
     # A new top-level package must be placed in the order of imports.
     others = {"tests", "examples", "benchmarks", "docs", "build", "dist", "out"}
     assert [path for path in ROOT.glob("[!.]*/*.py") if path.parent.name not in TOP | others] == []

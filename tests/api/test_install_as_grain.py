@@ -173,7 +173,11 @@ def test_another_grain_that_is_installed_matters_if_it_was_imported(tmp_path):
         print(grain.it_is, any("gristmill" in type(finder).__module__ for finder in sys.meta_path))
     """
     error, *rest = output(tmp_path, script)
-    for part in ("real grain has been imported already", str(tmp_path), "before the first import of grain"):
+    for part in (
+        "real grain has been imported already",
+        str(tmp_path),
+        "before the first import of grain",
+    ):
         assert part in error
     assert rest == ["another grain False"]
     (tmp_path / "grain" / "__init__.py").write_text("raise RuntimeError('imported')\n")
@@ -279,8 +283,10 @@ def test_subclasses_that_open_blobs_by_themselves(tmp_path):
         "the end 9",
         "[False] BlobIterator(gs://bucket/0)",
         "[True, True]",
-        "b'first' True ValueError: gs://bucket/damaged is damaged or not a valid TFRecord file: "
-        "the record at byte 21 has a wrong checksum of its data",
+        (
+            "b'first' True ValueError: gs://bucket/damaged is damaged or not a valid TFRecord file:"
+            " the record at byte 21 has a wrong checksum of its data"
+        ),
         "b'third' None ValueError: BlobIterator(gs://bucket/damaged) is closed",
         "FileNotFoundError: [Errno 2] No such file or directory: 'bucket/missing'",
         "42",

@@ -13,15 +13,32 @@ import gristmill
 
 # That these are there, the tests of the reference say, which have their parameters; some are at
 # home elsewhere.
-ELSEWHERE = {"FlatMapTransform", "MapWithIndexTransform", "assert_equal_output_after_checkpoint", "get_execution_summary"}
+ELSEWHERE = {
+    "FlatMapTransform",
+    "MapWithIndexTransform",
+    "assert_equal_output_after_checkpoint",
+    "get_execution_summary",
+}
 ELSEWHERE.add("HuggingFaceIterDataset")
 EXPERIMENTAL = " ".join(sorted({*gristmill.experimental.__all__} - ELSEWHERE))
-TRANSFORMS = ["{}Transform", "python.{}Transform", "experimental.{}Transform", "python.experimental.{}Transform"]
+TRANSFORMS = [
+    "{}Transform",
+    "python.{}Transform",
+    "experimental.{}Transform",
+    "python.experimental.{}Transform",
+]
 HERE, IN_PYTHON, IN_EXPERIMENTAL = "{}", "python.{}", "python.experimental.{}"
 OF_ORBAX = ["PyGrain{}", "Grain{}", "python.PyGrain{}", "python.Grain{}"]
 # Places of names, and the other spellings of them (all relative to gristmill).
 FAMILIES = [
-    ("DataLoader load ReadOptions Record RecordMetadata config MapDataset IterDataset DatasetIterator", "", [IN_PYTHON]),
+    (
+        (
+            "DataLoader load ReadOptions Record RecordMetadata config MapDataset IterDataset"
+            " DatasetIterator"
+        ),
+        "",
+        [IN_PYTHON],
+    ),
     ("IndexSampler SequentialSampler Sampler", "samplers.", [IN_PYTHON, HERE]),
     ("RandomAccessDataSource ArrayRecordDataSource RangeDataSource", "sources.", [IN_PYTHON, HERE]),
     ("BagDataSource HuggingFaceSource ImageFolderSource JsonlSource MDSSource", "sources.", [HERE]),
@@ -33,16 +50,31 @@ FAMILIES = [
     ("FaultBudgetError WriteReport read verify_files write", "", []),
     ("Transformation Transformations DatasetSelectionMap", "transforms.", [IN_PYTHON, HERE]),
     ("ShardOptions NoSharding ShardByJaxProcess", "sharding.", [IN_PYTHON, HERE]),
-    ("INDEX RECORD_KEY DATASET_INDEX EPOCH SEED RECORD META_FEATURES", "constants.", [IN_PYTHON, HERE]),
+    (
+        "INDEX RECORD_KEY DATASET_INDEX EPOCH SEED RECORD META_FEATURES",
+        "constants.",
+        [IN_PYTHON, HERE],
+    ),
     ("CheckpointHandler CheckpointSave CheckpointRestore", "checkpoint.", OF_ORBAX),
     ("agree_jax agree_torch merge_states", "checkpoint.", []),
     ("AtMost Exact Infinite Unknown", "lengths.", []),
     ("MapOperation RandomMapOperation FilterOperation BatchOperation Operation", "python.", [HERE]),
     ("diagnose observe verify visualize start_telemetry stop_telemetry", "diagnostics.", [HERE]),
-    ("BudgetUse Check Diagnosis ExecutionSummary Report ShuffleQuality Snapshot StageSummary View", "diagnostics.", []),
+    (
+        (
+            "BudgetUse Check Diagnosis ExecutionSummary Report ShuffleQuality Snapshot StageSummary"
+            " View"
+        ),
+        "diagnostics.",
+        [],
+    ),
     ("shuffle_quality", "diagnostics.", []),
     ("get_execution_summary", "diagnostics.", ["experimental.{}", IN_EXPERIMENTAL]),
-    ("iter_dataset iterator map_dataset sampler source transform", "testing.assert_{}_conforms", []),
+    (
+        "iter_dataset iterator map_dataset sampler source transform",
+        "testing.assert_{}_conforms",
+        [],
+    ),
     ("assert_deterministic", "testing.", []),
     ("assert_equal_output_after_checkpoint", "testing.", ["experimental.{}", IN_EXPERIMENTAL]),
     ("HuggingFaceIterDataset", "experimental.", [IN_EXPERIMENTAL, HERE]),
@@ -50,10 +82,17 @@ FAMILIES = [
 ]
 ALIASES = {
     "DataLoaderIterator": ["python.PyGrainDatasetIterator", "PyGrainDatasetIterator"],
-    "MultiprocessingOptions": ["multiprocessing.MultiprocessingOptions", "python.MultiprocessingOptions"],
+    "MultiprocessingOptions": [
+        "multiprocessing.MultiprocessingOptions",
+        "python.MultiprocessingOptions",
+    ],
     "multiprocessing.SharedMemoryArray": ["python.SharedMemoryArray", "SharedMemoryArray"],
     "multiprocessing.SharedMemoryArrayMetadata": [],
-    "sources.SharedMemoryDataSource": ["python.InMemoryDataSource", "InMemoryDataSource", "sources.InMemoryDataSource"],
+    "sources.SharedMemoryDataSource": [
+        "python.InMemoryDataSource",
+        "InMemoryDataSource",
+        "sources.InMemoryDataSource",
+    ],
     "transforms.TfRandomMap": [],
     "transforms.FlatMap": ["experimental.FlatMapTransform", "python.experimental.FlatMapTransform"],
     "transforms.Batch": ["python.Batch", "Batch", "python.BatchTransform", "BatchTransform"],
@@ -63,15 +102,33 @@ ALIASES = {
     "dataset_length": ["lengths.dataset_length"],
     "global_batch": [],
     **{
-        (home if "{}" in home else home + "{}").format(name): [alias.format(name) for alias in aliases]
+        (home if "{}" in home else home + "{}").format(name): [
+            alias.format(name) for alias in aliases
+        ]
         for names, home, aliases in FAMILIES
         for name in names.split()
     },
 }
 # Names of the frozen legacy surface that only the root and its modules have.
-NOT_IN_PYTHON = ["samplers", "checkpoint", "sources", "DataLoaderIterator", "SharedMemoryArrayMetadata", "IterableSampler"]
+NOT_IN_PYTHON = [
+    "samplers",
+    "checkpoint",
+    "sources",
+    "DataLoaderIterator",
+    "SharedMemoryArrayMetadata",
+    "IterableSampler",
+]
 NOT_IN_PYTHON += ["TfRandomMap", "FlatMap", "__version__"]
-MODULES = ["checkpoint", "constants", "diagnostics", "experimental", "multiprocessing", "samplers", "sharding", "sources"]
+MODULES = [
+    "checkpoint",
+    "constants",
+    "diagnostics",
+    "experimental",
+    "multiprocessing",
+    "samplers",
+    "sharding",
+    "sources",
+]
 MODULES += ["lengths", "transforms", "testing", "python", "python.experimental"]
 
 
@@ -108,24 +165,52 @@ def test_no_public_name_is_forgotten_here_and_modules_and_constants_are_as_they_
     for place in ("", "python", "checkpoint", "sources"):
         module = resolve(place)
         for name in ("NoSuchName", "_no_such_name", "__no_such_name__"):
-            assert_raises(AttributeError, rf"module '{module.__name__}' has no attribute '{name}'", getattr, module, name)
+            assert_raises(
+                AttributeError,
+                rf"module '{module.__name__}' has no attribute '{name}'",
+                getattr,
+                module,
+                name,
+            )
     assert not hasattr(gristmill, "_src")
-    values = {name: getattr(gristmill.constants, name) for name in dir(gristmill.constants) if name.isupper()}
+    values = {
+        name: getattr(gristmill.constants, name)
+        for name in dir(gristmill.constants)
+        if name.isupper()
+    }
     features = values.pop("META_FEATURES")
-    assert values == {name: f"_{name.lower()}" for name in ("INDEX", "RECORD_KEY", "DATASET_INDEX", "EPOCH", "SEED", "RECORD")}
+    assert values == {
+        name: f"_{name.lower()}"
+        for name in ("INDEX", "RECORD_KEY", "DATASET_INDEX", "EPOCH", "SEED", "RECORD")
+    }
     assert type(features) is frozenset and features == set(values.values())
 
 
 def test_classes_keep_the_names_that_states_hold_legacy_operations_are_generic_and_the_version_is_one():
     assert gristmill.python.MapOperation[int, str](str).map_function is str
-    assert gristmill.experimental.PackAndBatchOperation[dict].__origin__ is gristmill.experimental.PackAndBatchOperation
+    assert (
+        gristmill.experimental.PackAndBatchOperation[dict].__origin__
+        is gristmill.experimental.PackAndBatchOperation
+    )
     for spelling, name in [
-        *((f"python.{name}Transform", name) for name in ("Map", "RandomMap", "MapWithIndex", "Filter")),
-        *(("python.InMemoryDataSource", "SharedMemoryDataSource"), ("python.PyGrainDatasetIterator", "DataLoaderIterator")),
+        *(
+            (f"python.{name}Transform", name)
+            for name in ("Map", "RandomMap", "MapWithIndex", "Filter")
+        ),
+        *(
+            ("python.InMemoryDataSource", "SharedMemoryDataSource"),
+            ("python.PyGrainDatasetIterator", "DataLoaderIterator"),
+        ),
         ("python.PyGrainCheckpointHandler", "CheckpointHandler"),
-        *((f"sharding.{name}", name) for name in ("NoSharding", "ShardOptions", "ShardByJaxProcess")),
+        *(
+            (f"sharding.{name}", name)
+            for name in ("NoSharding", "ShardOptions", "ShardByJaxProcess")
+        ),
         *((f"samplers.{name}", name) for name in ("IndexSampler", "SequentialSampler")),
-        *((f"sources.{name}", name) for name in ("RangeDataSource", "ArrayRecordDataSource", "SharedMemoryDataSource")),
+        *(
+            (f"sources.{name}", name)
+            for name in ("RangeDataSource", "ArrayRecordDataSource", "SharedMemoryDataSource")
+        ),
     ]:
         kind = resolve(spelling)
         assert kind.__name__ == kind.__qualname__ == name
@@ -141,8 +226,18 @@ def functions_of(cls):
     for owner in (*cls.__mro__, *type(cls).__mro__):
         for name, value in vars(owner).items():
             function = getattr(value, "fget", None) or getattr(value, "__func__", value)
-            is_public = not name.startswith("_") or name in ("__init__", "__iter__", "__next__", "__getitem__", "__len__")
-            if is_public and inspect.isfunction(function) and owner.__module__.startswith("gristmill"):
+            is_public = not name.startswith("_") or name in (
+                "__init__",
+                "__iter__",
+                "__next__",
+                "__getitem__",
+                "__len__",
+            )
+            if (
+                is_public
+                and inspect.isfunction(function)
+                and owner.__module__.startswith("gristmill")
+            ):
                 yield f"{cls.__name__}.{name}", function
 
 
@@ -151,8 +246,15 @@ def test_hints_of_all_public_functions(module):
     found = 0
     for name, value in vars(importlib.import_module(f"gristmill.{module}")).items():
         is_ours = getattr(value, "__module__", "").startswith("gristmill")
-        if not name.startswith("_") and is_ours and (inspect.isclass(value) or inspect.isfunction(value)):
-            for _, function in [(name, value), *(functions_of(value) if inspect.isclass(value) else ())]:
+        if (
+            not name.startswith("_")
+            and is_ours
+            and (inspect.isclass(value) or inspect.isfunction(value))
+        ):
+            for _, function in [
+                (name, value),
+                *(functions_of(value) if inspect.isclass(value) else ()),
+            ]:
                 typing.get_type_hints(function)
                 found += 1
     assert found or module in ("constants", "monitoring", "python")

@@ -42,5 +42,7 @@ def test_checkers_accept_the_pages_and_know_the_types(tmp_path, checker):
     command = [sys.executable, "-m", *CHECKERS[checker], "."]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280)
     assert result.returncode == 0, result.stdout + result.stderr
-    found = re.findall(r'(?:Revealed type is|Type of .* is) "(.*)"', result.stdout.replace("builtins.", ""))
+    found = re.findall(
+        r'(?:Revealed type is|Type of .* is) "(.*)"', result.stdout.replace("builtins.", "")
+    )
     assert found == [*TYPES.values()], result.stdout

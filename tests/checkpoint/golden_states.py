@@ -38,4 +38,7 @@ def made(name):
 
 def following(it, name, expected):
     """The rest, of an endless pipeline as many elements as are expected."""
-    return [plain(element) for element in itertools.islice(it, len(expected) if "endless" in name else None)]
+    return [
+        plain(element)
+        for element in itertools.islice(it, len(expected) if "endless" in name else None)
+    ]

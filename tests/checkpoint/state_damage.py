@@ -15,15 +15,68 @@ for _ in range(50):
     _DEEP = [_DEEP]
 
 JUNK: list[Any] = [
-    *(None, True, False, 0, 1, 2, 3, 5, -1, -2, 10**6, 2**31, 2**32, 2**63 - 1, 2**63, 2**64, 10**30, -(10**30)),
-    *(0.0, 1.0, 1.5, -0.5, 1e300, float("nan"), float("inf"), "", "0", "1", "next_index", "é\ud800"),
-    *([], [0], [1, 2], [-1, -1], [None], [[]], [True, 0], {}, {"0": 0}, {"next_index": 1}, {"parent": {}}, _DEEP),
+    *(
+        None,
+        True,
+        False,
+        0,
+        1,
+        2,
+        3,
+        5,
+        -1,
+        -2,
+        10**6,
+        2**31,
+        2**32,
+        2**63 - 1,
+        2**63,
+        2**64,
+        10**30,
+        -(10**30),
+    ),
+    *(
+        0.0,
+        1.0,
+        1.5,
+        -0.5,
+        1e300,
+        float("nan"),
+        float("inf"),
+        "",
+        "0",
+        "1",
+        "next_index",
+        "é\ud800",
+    ),
+    *(
+        [],
+        [0],
+        [1, 2],
+        [-1, -1],
+        [None],
+        [[]],
+        [True, 0],
+        {},
+        {"0": 0},
+        {"next_index": 1},
+        {"parent": {}},
+        _DEEP,
+    ),
 ]
 # What must not come back in a message as it is: too long, or a command to the terminal that shows
 # it.
 _COMMANDS = "\x1b]0;title\x07\x1b[2J\x9b31m\u202e\r"
 HOSTILE: list[Any] = [
-    *(10**4000, -(10**4000), 10**4299, _COMMANDS, _COMMANDS * 10_000, {_COMMANDS: 1}, {_COMMANDS * 10_000: {}}),
+    *(
+        10**4000,
+        -(10**4000),
+        10**4299,
+        _COMMANDS,
+        _COMMANDS * 10_000,
+        {_COMMANDS: 1},
+        {_COMMANDS * 10_000: {}},
+    ),
     *([_COMMANDS], [10**4299] * 1000, {"next_index": 10**4299}, {"parent": {_COMMANDS: _COMMANDS}}),
 ]
 _MAX_MESSAGE = 2000
@@ -36,7 +89,9 @@ def is_harmless(text: str) -> bool:
 
 def places(state: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     yield path
-    for key in state if isinstance(state, dict) else range(len(state)) if isinstance(state, list) else ():
+    for key in (
+        state if isinstance(state, dict) else range(len(state)) if isinstance(state, list) else ()
+    ):
         yield from places(state[key], (*path, key))
 
 
@@ -82,7 +137,9 @@ def damaged(state: Any, rng: Random, others: Sequence[Any]) -> Any:
             another = rng.choice([*inner] if isinstance(inner, dict) else range(len(inner)))
             inner[key], inner[another] = inner[another], value
         elif kind == "count":
-            inner[key] = rng.choice((value + 1, value - 1, value + rng.randrange(20), -value, float(value), str(value)))
+            inner[key] = rng.choice(
+                (value + 1, value - 1, value + rng.randrange(20), -value, float(value), str(value))
+            )
         elif kind == "lengthen":
             value.append(copy.deepcopy(rng.choice([*JUNK, *value])))
         elif value:
@@ -95,7 +152,18 @@ def damaged_text(text: bytes, rng: Random) -> bytes:
     at = rng.randrange(len(text))
     before, after = text[:at], text[at + 1 :]
     added = rng.choice((b"\xff", b"\0", b"9", b"-", b"{", b'"', b".5")) + text[at:]
-    others = (b"", b"null", b"3", b"[]", b'"x"', b"NaN", b"{}", b"\xff\xfe", b"[" * 100_000, b"1" * 5000)
+    others = (
+        b"",
+        b"null",
+        b"3",
+        b"[]",
+        b'"x"',
+        b"NaN",
+        b"{}",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b"1" * 5000,
+    )
     changed = [before, before + bytes([rng.randrange(256)]) + after, before + after, before + added]
     return rng.choice([*changed, text + rng.choice((b"}", b"\0", b"1", text)), rng.choice(others)])
 

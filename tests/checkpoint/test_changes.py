@@ -27,12 +27,16 @@ def mixture(weights):
     components = {}
     for name in weights:
         first = 1000 * "abc".index(name)
-        components[name] = MapDataset.range(first, first + 1000).to_iter_dataset(ReadOptions(num_threads=0))
+        components[name] = MapDataset.range(first, first + 1000).to_iter_dataset(
+            ReadOptions(num_threads=0)
+        )
     return IterDataset.mix(components, weights)
 
 
 def packed(cls, ds, length, **options):
-    return cls(ds.map(lambda x: {"x": np.full(x % 3 + 1, x)}), length_struct={"x": length}, **options)
+    return cls(
+        ds.map(lambda x: {"x": np.full(x % 3 + 1, x)}), length_struct={"x": length}, **options
+    )
 
 
 # Behind a mixture: what holds nothing of it when it has delivered something.
@@ -72,8 +76,16 @@ CHANGES += [({"a": 1, "b": 2, "c": 1}, {"a": 1, "b": 2}), ({"a": 1, "b": 1}, {"a
 
 def flat(element):
     if isinstance(element, dict):
-        return flat(element["x"][element["x_segment_ids"] > 0]) if "x_segment_ids" in element else flat(element["x"])
-    return [x for part in element for x in flat(part)] if isinstance(element, list) else np.atleast_1d(element).tolist()
+        return (
+            flat(element["x"][element["x_segment_ids"] > 0])
+            if "x_segment_ids" in element
+            else flat(element["x"])
+        )
+    return (
+        [x for part in element for x in flat(part)]
+        if isinstance(element, list)
+        else np.atleast_1d(element).tolist()
+    )
 
 
 def check_each_once(delivered, before, after, *, is_packed=False, has_gaps=False):
@@ -99,7 +111,10 @@ def test_where_nothing_is_held_all_components_go_on(name):
 
 
 # Any two meet.
-CASES = [(name, behind, (i + i // 4) % 4) for i, (name, behind) in enumerate(itertools.product(HOLD, BEHIND))]
+CASES = [
+    (name, behind, (i + i // 4) % 4)
+    for i, (name, behind) in enumerate(itertools.product(HOLD, BEHIND))
+]
 
 
 @pytest.mark.parametrize(("name", "behind", "change"), CASES)
@@ -110,7 +125,9 @@ def test_a_step_that_holds_elements_fills_itself_as_it_was_or_refuses(name, behi
     (before, after), step = CHANGES[change], HOLD[name]
     gone, num_refused = set(before) - set(after), 0
     for num in range(9):
-        it, other, same = [iter(BEHIND[behind](step(mixture(weights)))) for weights in (before, after, before)]
+        it, other, same = [
+            iter(BEHIND[behind](step(mixture(weights)))) for weights in (before, after, before)
+        ]
         delivered = [x for _ in range(num) for x in flat(next(it))]
         start, state = other.get_state(), json.loads(json.dumps(it.get_state()))
         try:
@@ -184,10 +201,14 @@ OF_ARRAY_RECORDS = {
 }
 PIPELINES = {
     **{("array_record", name): make for name, make in OF_ARRAY_RECORDS.items()},
-    ("tfrecord", "batch"): lambda folder: iter(gx.TFRecordIterDataset(paths(folder)).batch(2, batch_fn=list)),
+    ("tfrecord", "batch"): lambda folder: iter(
+        gx.TFRecordIterDataset(paths(folder)).batch(2, batch_fn=list)
+    ),
     ("parquet", ""): lambda folder: iter(gx.ParquetIterDataset(paths(folder))),
     ("tfrecord", "interleave"): lambda folder: iter(
-        gx.InterleaveIterDataset([gx.TFRecordIterDataset(path) for path in paths(folder)], cycle_length=2)
+        gx.InterleaveIterDataset(
+            [gx.TFRecordIterDataset(path) for path in paths(folder)], cycle_length=2
+        )
     ),
 }
 
@@ -196,7 +217,9 @@ def rest(it):
     return [str(element) for element in it]
 
 
-@pytest.mark.parametrize(("pipeline", "num_files"), [*zip([*PIPELINES] * 2, itertools.cycle([1, 2, 12]))])
+@pytest.mark.parametrize(
+    ("pipeline", "num_files"), [*zip([*PIPELINES] * 2, itertools.cycle([1, 2, 12]))]
+)
 def test_moved_files_are_the_same_data(pipeline, num_files, tmp_path):
     kind, make = pipeline[0], PIPELINES[pipeline]
     write(tmp_path / "old", kind, num_files)
@@ -213,9 +236,18 @@ def test_moved_files_are_the_same_data(pipeline, num_files, tmp_path):
 
 # What differs, and how it is named.
 OTHERS = {
-    "name": ({"first": 7}, r"file 0.* '0.array_record\[0:5\], \d+ bytes'.* '7.array_record\[0:5\], \d+ bytes'"),
-    "size": ({"size": 50_000}, r"file 0.* '0.array_record\[0:5\], \d+ bytes'.* '0.array_record\[0:5\], \d+ bytes'"),
-    "count": ({"num_records": 6}, r"file 0.* '0.array_record\[0:5\], \d+ bytes'.* '0.array_record\[0:6\], \d+ bytes'"),
+    "name": (
+        {"first": 7},
+        r"file 0.* '0.array_record\[0:5\], \d+ bytes'.* '7.array_record\[0:5\], \d+ bytes'",
+    ),
+    "size": (
+        {"size": 50_000},
+        r"file 0.* '0.array_record\[0:5\], \d+ bytes'.* '0.array_record\[0:5\], \d+ bytes'",
+    ),
+    "count": (
+        {"num_records": 6},
+        r"file 0.* '0.array_record\[0:5\], \d+ bytes'.* '0.array_record\[0:6\], \d+ bytes'",
+    ),
     "number": ({"num_files": 3}, r"file 2.* nothing.* '2.array_record\[0:5\], \d+ bytes'"),
 }
 
@@ -239,13 +271,19 @@ def test_other_files_are_refused_by_name(name, tmp_path):
         write(tmp_path / kind, **changed)
         other = make(tmp_path / kind)
         length_is_named = "length of" if "chain" in name or name == "stream" else "nothing else"
-        check_refused(other, f"{named}|{length_is_named}", lambda other=other: HANDLER.restore(tmp_path, other))
+        check_refused(
+            other,
+            f"{named}|{length_is_named}",
+            lambda other=other: HANDLER.restore(tmp_path, other),
+        )
         if name in LOADERS:
             check_refused(other, named, lambda other=other: other.set_state(it.get_state()))
 
 
 @pytest.mark.parametrize("name", LOADERS)
-def test_other_records_of_the_same_files_are_refused_and_states_without_files_are_about_paths(name, tmp_path):
+def test_other_records_of_the_same_files_are_refused_and_states_without_files_are_about_paths(
+    name, tmp_path
+):
     """Grain's text for a source has no ranges, and a hash of the paths."""
     make = LOADERS[name]
     write(tmp_path / "old")
@@ -253,7 +291,11 @@ def test_other_records_of_the_same_files_are_refused_and_states_without_files_ar
     state = make(tmp_path / "old", "[0:2]").get_state()
     make(tmp_path / "new", "[0:2]").set_state(state)
     other = make(tmp_path / "old", "[1:3]")
-    check_refused(other, r"file 0.* '0.array_record\[0:2\], .* '0.array_record\[1:3\], ", lambda: other.set_state(state))
+    check_refused(
+        other,
+        r"file 0.* '0.array_record\[0:2\], .* '0.array_record\[1:3\], ",
+        lambda: other.set_state(state),
+    )
     it, again, moved = make(tmp_path / "old"), make(tmp_path / "old"), make(tmp_path / "new")
     next(it)
     without_files = json.loads(it.get_state())
@@ -271,14 +313,24 @@ def test_of_many_files_a_state_tells_some_and_a_checkpoint_more(tmp_path):
     shutil.copy(tmp_path / "larger" / "20.array_record", tmp_path / "new")
     it, other = [loader_of(records_of(tmp_path / folder)) for folder in ("old", "new")]
     assert len(it.get_state()) < 1024
-    check_refused(other, r"file 3.* '27 more, SHA-1 .* '27 more, SHA-1 ", lambda: other.set_state(it.get_state()))
+    check_refused(
+        other,
+        r"file 3.* '27 more, SHA-1 .* '27 more, SHA-1 ",
+        lambda: other.set_state(it.get_state()),
+    )
     HANDLER.save(tmp_path, it)
-    check_refused(other, r"file 20.* '20.array_record\[0:5\], \d+ bytes'", lambda: HANDLER.restore(tmp_path, other))
+    check_refused(
+        other,
+        r"file 20.* '20.array_record\[0:5\], \d+ bytes'",
+        lambda: HANDLER.restore(tmp_path, other),
+    )
     shutil.rmtree(tmp_path / "new")  # a description that says nothing of files is about their paths
     shutil.copytree(tmp_path / "old", tmp_path / "new")
     make, file = OF_ARRAY_RECORDS["chain"], tmp_path / "pipeline_0-of-1.json"
     HANDLER.save(tmp_path, make(tmp_path / "old"))
-    without_files = json.loads(file.read_text(), object_hook=lambda x: {key: x[key] for key in x if key != "source_files"})
+    without_files = json.loads(
+        file.read_text(), object_hook=lambda x: {key: x[key] for key in x if key != "source_files"}
+    )
     assert ".array_record" in file.read_text() and ".array_record" not in json.dumps(without_files)
     file.write_text(json.dumps(without_files))
     HANDLER.restore(tmp_path, make(tmp_path / "old"))

@@ -20,7 +20,12 @@ from gristmill.checkpoint import CheckpointHandler
 from gristmill.core.errors import StateMismatchError
 from gristmill.dataset import IterDataset, MapDataset
 from gristmill.dataset.telling.description import describe
-from gristmill.experimental import ElasticIterator, FirstFitPackIterDataset, FlatMapTransform, InterleaveIterDataset
+from gristmill.experimental import (
+    ElasticIterator,
+    FirstFitPackIterDataset,
+    FlatMapTransform,
+    InterleaveIterDataset,
+)
 
 HANDLER = CheckpointHandler()
 PROCESS, PIPELINE = "process_0-of-1.json", "pipeline_0-of-1.json"
@@ -28,7 +33,18 @@ Batch, ShardOptions = gristmill.transforms.Batch, gristmill.sharding.ShardOption
 ADD_ONE = operation(gristmill.transforms.Map, "map", lambda x: x + 1)
 
 
-def chain(*, n=20, seed=3, batch_size=2, random_seed=5, step=1, drop=False, epochs=2, filtered=False, source=None):
+def chain(
+    *,
+    n=20,
+    seed=3,
+    batch_size=2,
+    random_seed=5,
+    step=1,
+    drop=False,
+    epochs=2,
+    filtered=False,
+    source=None,
+):
     ds = gristmill.MapDataset.range(n) if source is None else gristmill.MapDataset.source(source)
     ds = ds.shuffle(seed=seed)[::step].repeat(epochs).map(lambda x: x + 1).to_iter_dataset()
     ds = ds.random_map(lambda x, rng: x + int(rng.integers(9)), seed=random_seed)
@@ -36,12 +52,30 @@ def chain(*, n=20, seed=3, batch_size=2, random_seed=5, step=1, drop=False, epoc
     return iter(ds.batch(batch_size, drop_remainder=drop))
 
 
-def loader(*, seed=3, batch_size=2, shuffle=True, num_maps=1, source=None, sequential_seed=None, shard=None, workers=0):
+def loader(
+    *,
+    seed=3,
+    batch_size=2,
+    shuffle=True,
+    num_maps=1,
+    source=None,
+    sequential_seed=None,
+    shard=None,
+    workers=0,
+):
     sampler = gristmill.samplers.IndexSampler(20, shuffle=shuffle, num_epochs=2, seed=seed)
     if sequential_seed is not None:
         sampler = gristmill.samplers.SequentialSampler(20, seed=sequential_seed)
-    steps, data = [ADD_ONE] * num_maps + [Batch(batch_size)], list(range(20)) if source is None else source
-    arguments = {"data_source": data, "sampler": sampler, "operations": steps, "shard_options": shard}
+    steps, data = (
+        [ADD_ONE] * num_maps + [Batch(batch_size)],
+        list(range(20)) if source is None else source,
+    )
+    arguments = {
+        "data_source": data,
+        "sampler": sampler,
+        "operations": steps,
+        "shard_options": shard,
+    }
     return iter(gristmill.DataLoader(**arguments, worker_count=workers))
 
 
@@ -53,14 +87,31 @@ def described(folder):
 OTHERS = [
     *((chain, {"n": 22}, "length"), (chain, {"seed": 4}, "seed of ShuffleMapDataset")),
     (chain, {"random_seed": 6}, "seed of RandomMapDatasetIterator"),
-    *((chain, {"batch_size": 4}, "batch_size of BatchDatasetIterator"), (chain, {"drop": True}, "drop_remainder")),
-    *((chain, {"step": 2}, "length"), (chain, {"epochs": 3}, "length of MapMapDataset"), (chain, {"filtered": True}, "stage")),
+    *(
+        (chain, {"batch_size": 4}, "batch_size of BatchDatasetIterator"),
+        (chain, {"drop": True}, "drop_remainder"),
+    ),
+    *(
+        (chain, {"step": 2}, "length"),
+        (chain, {"epochs": 3}, "length of MapMapDataset"),
+        (chain, {"filtered": True}, "stage"),
+    ),
     *((chain, {"source": list(range(20))}, "stage"), (chain, {"source": np.arange(20)}, "stage")),
     *((loader, {"batch_size": 4}, "batch_size of Batch"), (loader, {"num_maps": 2}, "stage")),
-    *((loader, {"seed": 4}, "sampler of DataLoader"), (loader, {"shuffle": False}, "sampler of DataLoader")),
-    *((loader, {"source": range(20)}, "source of DataLoader"), (loader, {"shard": ShardOptions(0, 2)}, "length of DataLoader")),
+    *(
+        (loader, {"seed": 4}, "sampler of DataLoader"),
+        (loader, {"shuffle": False}, "sampler of DataLoader"),
+    ),
+    *(
+        (loader, {"source": range(20)}, "source of DataLoader"),
+        (loader, {"shard": ShardOptions(0, 2)}, "length of DataLoader"),
+    ),
     (loader, {"workers": 2}, "worker_count of DataLoader"),
-    (lambda shard=0: loader(shard=ShardOptions(shard, 2)), {"shard": 1}, "shard_options of DataLoader"),
+    (
+        lambda shard=0: loader(shard=ShardOptions(shard, 2)),
+        {"shard": 1},
+        "shard_options of DataLoader",
+    ),
     # its repr does not show it
     (lambda seed=1: loader(sequential_seed=seed), {"seed": 2}, "sampler_seed of DataLoader"),
 ]
@@ -72,7 +123,13 @@ def test_another_pipeline_is_refused_by_name_and_left_as_it_was(tmp_path, make, 
     next(it), next(it)
     HANDLER.save(tmp_path, it)
     np.testing.assert_array_equal(next(other), next(undisturbed))
-    assert_raises(StateMismatchError, f"belongs to another pipeline.*{named}", HANDLER.restore, tmp_path, other)
+    assert_raises(
+        StateMismatchError,
+        f"belongs to another pipeline.*{named}",
+        HANDLER.restore,
+        tmp_path,
+        other,
+    )
     np.testing.assert_array_equal(next(other), next(undisturbed))
 
 
@@ -94,7 +151,13 @@ def test_a_loader_describes_itself_and_a_damaged_description_is_refused(tmp_path
     next(it)
     HANDLER.save(tmp_path, it)
     shard = "NoSharding(shard_index=0, shard_count=1, drop_remainder=False)"
-    of_loader = {"stage": "DataLoader", "length": 40, "worker_count": 0, "shard_options": shard, "sampler_seed": 3}
+    of_loader = {
+        "stage": "DataLoader",
+        "length": 40,
+        "worker_count": 0,
+        "shard_options": shard,
+        "sampler_seed": 3,
+    }
     sampler = gristmill.samplers.IndexSampler(20, shuffle=True, num_epochs=2, seed=3)
     of_loader |= {"sampler": repr(sampler), "source": "<class 'list'>"}
     of_map = {"stage": "Map", "parents": [of_loader]}
@@ -103,7 +166,10 @@ def test_a_loader_describes_itself_and_a_damaged_description_is_refused(tmp_path
     # What does not validate is not compared.
     unchecked = gristmill.DataLoaderIterator(loader(seed=9)._loader, None, validate_state=False)
     HANDLER.restore(tmp_path, unchecked)
-    assert json.loads(unchecked.get_state())["last_seen_indices"] == json.loads(it.get_state())["last_seen_indices"]
+    assert (
+        json.loads(unchecked.get_state())["last_seen_indices"]
+        == json.loads(it.get_state())["last_seen_indices"]
+    )
     next(it)
     before = it.get_state()
     for text in ("", "{}", "[]", '{"pipeline": 3}', "\xff"):
@@ -114,7 +180,9 @@ def test_a_loader_describes_itself_and_a_damaged_description_is_refused(tmp_path
 
 
 @pytest.mark.parametrize("make", [chain, loader])
-def test_a_changed_byte_of_a_file_is_found_and_without_a_description_nothing_is_half_applied(make, tmp_path):
+def test_a_changed_byte_of_a_file_is_found_and_without_a_description_nothing_is_half_applied(
+    make, tmp_path
+):
     saved, it = make(), make()
     next(saved), next(it)
     before = it.get_state()
@@ -163,7 +231,9 @@ def test_sources_and_samplers_of_users(tmp_path):
     HANDLER.restore(tmp_path, iter(gristmill.MapDataset.source(Records()).to_iter_dataset()))
     for seed in (np.int64(3), (1, 2), np.random.SeedSequence(5)):
         operations = [Batch(np.int64(2), np.bool_(True))]
-        loader = gristmill.DataLoader(data_source=range(6), sampler=SeededSampler(seed), operations=operations)
+        loader = gristmill.DataLoader(
+            data_source=range(6), sampler=SeededSampler(seed), operations=operations
+        )
         next(it := iter(loader))
         HANDLER.save(tmp_path, it)
         assert next(HANDLER.restore(tmp_path, iter(loader))).tolist() == [2, 3]
@@ -251,16 +321,26 @@ def check_refused(folder, it, words):
 def test_what_the_name_of_a_file_says_is_not_believed(tmp_path):
     """Here 10**9 processes would take all memory."""
     numbers = ["2", "3", "1000000000", "9" * 30, "9" * 200]
-    for i, names in enumerate([*[["process_0-of-" + n] for n in numbers], ["process_1-of-" + n for n in numbers]]):
+    for i, names in enumerate(
+        [*[["process_0-of-" + n] for n in numbers], ["process_1-of-" + n for n in numbers]]
+    ):
         (tmp_path / str(i)).mkdir()
         for name in names:
             (tmp_path / str(i) / f"{name}.json").write_text('{"global_next_index": 4}')
         it = ElasticIterator(gristmill.MapDataset.range(16), 4, gristmill.sharding.NoSharding())
-        check_refused(tmp_path / str(i), it, f"files of all processes of one checkpoint, it has {len(names)}: ")
+        check_refused(
+            tmp_path / str(i),
+            it,
+            f"files of all processes of one checkpoint, it has {len(names)}: ",
+        )
 
 
 def with_hostile_parts(state, rng, num):
-    return [with_part(state, path, hostile) for path in places(state) for hostile in rng.sample(HOSTILE, num)]
+    return [
+        with_part(state, path, hostile)
+        for path in places(state)
+        for hostile in rng.sample(HOSTILE, num)
+    ]
 
 
 def test_what_is_hostile_in_a_description_or_a_checksum_does_not_come_back_in_a_message(tmp_path):
@@ -269,7 +349,10 @@ def test_what_is_hostile_in_a_description_or_a_checksum_does_not_come_back_in_a_
     saved, description = described(tmp_path), json.loads(json.dumps(describe(at(0))))
     long_text = next(text for text in HOSTILE if isinstance(text, str) and len(text) > 1000)
     more = [{**description, long_text: 1}, {**description, "length": 1.5, "more": ["x" * 10**7]}]
-    wrong = [({"pipeline": other}, None) for other in with_hostile_parts(description, random.Random(1), 2) + more]
+    wrong = [
+        ({"pipeline": other}, None)
+        for other in with_hostile_parts(description, random.Random(1), 2) + more
+    ]
     assert len(wrong) > 20
     for changed, words in wrong + [({"state_crc32": crc32}, "checksum") for crc32 in HOSTILE]:
         (tmp_path / PIPELINE).write_text(json.dumps({**saved, **changed}))
@@ -292,9 +375,14 @@ def test_what_is_hostile_in_the_files_of_other_processes(tmp_path, kind, form):
     next(old[0]), next(old[1])
     before = new.get_state()
     if form == "processes":
-        states = {f"process_{i}-of-2.json": json.loads(json.dumps(it.get_state())) for i, it in enumerate(old)}
+        states = {
+            f"process_{i}-of-2.json": json.loads(json.dumps(it.get_state()))
+            for i, it in enumerate(old)
+        }
     else:
-        states = {f"shard_state_{i}.json": {"exhausted": 0, "state": {"next_index": 1}} for i in range(5)}
+        states = {
+            f"shard_state_{i}.json": {"exhausted": 0, "state": {"next_index": 1}} for i in range(5)
+        }
     for name, state in states.items():
         for changed in with_hostile_parts(state, rng, 1 if form == "processes" else 2):
             for other, content in {**states, name: changed}.items():
@@ -317,7 +405,9 @@ def stream(n=10**6):
 
 def packing_of_a_mix():
     tokens = stream().map(lambda i: {"tokens": np.full(i % 50 + 1, i)})
-    return FirstFitPackIterDataset(IterDataset.mix([tokens] * 5), length_struct={"tokens": 64}, num_packing_bins=8).batch(4)
+    return FirstFitPackIterDataset(
+        IterDataset.mix([tokens] * 5), length_struct={"tokens": 64}, num_packing_bins=8
+    ).batch(4)
 
 
 CROPS = operation(FlatMapTransform, "flat_map", lambda x: [x] * 4, max_fan_out=4)
@@ -337,7 +427,9 @@ def image_loader(num_workers, *operations):
     shard = gristmill.sharding.ShardOptions(shard_index=127, shard_count=128, drop_remainder=True)
     return gristmill.DataLoader(
         data_source=gristmill.sources.RangeDataSource(0, num, 1),
-        sampler=gristmill.samplers.IndexSampler(num, shard_options=shard, shuffle=True, num_epochs=90, seed=2**31),
+        sampler=gristmill.samplers.IndexSampler(
+            num, shard_options=shard, shuffle=True, num_epochs=90, seed=2**31
+        ),
         operations=[*operations, fail_at(), gristmill.transforms.Batch(256, drop_remainder=True)],
         worker_count=num_workers,
     )
@@ -353,10 +445,19 @@ COMMON = {
     "images, 8 workers": (lambda: image_loader(8), 0),
     "images, crops": (lambda: image_loader(0, CROPS), 3),
     "images, crops, 4 workers": (lambda: image_loader(4, CROPS), 0),
-    "mix of 5 window shuffles": (lambda: IterDataset.mix([stream().window_shuffle(64, seed=i) for i in range(5)]), 3),
-    "interleave": (lambda: InterleaveIterDataset([stream(1000) for _ in range(100)], cycle_length=16).batch(8), 3),
+    "mix of 5 window shuffles": (
+        lambda: IterDataset.mix([stream().window_shuffle(64, seed=i) for i in range(5)]),
+        3,
+    ),
+    "interleave": (
+        lambda: InterleaveIterDataset([stream(1000) for _ in range(100)], cycle_length=16).batch(8),
+        3,
+    ),
     "packing of a mix": (packing_of_a_mix, 3),
-    "4 processes": (lambda: processes(stream().random_map(lambda x, rng: x, seed=1).batch(32), 4), 0),
+    "4 processes": (
+        lambda: processes(stream().random_map(lambda x, rng: x, seed=1).batch(32), 4),
+        0,
+    ),
     "8 processes, then batches": (lambda: processes(stream(), 8).batch(32), 0),
 }
 
@@ -377,7 +478,11 @@ def rest_of(it, when_skipped=lambda found: None):
     found = []
     while True:
         try:
-            found.append(np.asarray(next(it)).tolist() if isinstance(it, gristmill.DataLoaderIterator) else next(it))
+            found.append(
+                np.asarray(next(it)).tolist()
+                if isinstance(it, gristmill.DataLoaderIterator)
+                else next(it)
+            )
         except StopIteration:
             return found
         except OSError:
@@ -386,13 +491,21 @@ def rest_of(it, when_skipped=lambda found: None):
 
 
 BAD, BATCH = fail_at(0, 5, 6), gristmill.transforms.Batch(2)
-OF_LOADERS = [(0, [BAD]), (0, [BAD, CROPS]), (0, [CROPS, BAD, BATCH]), (2, [fail_at(4), BATCH]), (3, [fail_at(0, 5), CROPS])]
+OF_LOADERS = [
+    (0, [BAD]),
+    (0, [BAD, CROPS]),
+    (0, [CROPS, BAD, BATCH]),
+    (2, [fail_at(4), BATCH]),
+    (3, [fail_at(0, 5), CROPS]),
+]
 
 
 @pytest.mark.parametrize(("num_workers", "operations"), OF_LOADERS)
 def test_the_state_of_a_loader_after_leaving_out_an_output_restores(num_workers, operations):
     sampler = gristmill.samplers.SequentialSampler(9)
-    loader = gristmill.DataLoader(data_source=range(9), sampler=sampler, operations=operations, worker_count=num_workers)
+    loader = gristmill.DataLoader(
+        data_source=range(9), sampler=sampler, operations=operations, worker_count=num_workers
+    )
     rests = []
     with iter(loader) as it, iter(loader) as again:
 

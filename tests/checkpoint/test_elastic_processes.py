@@ -67,7 +67,11 @@ def test_a_checkpoint_of_two_processes_goes_on_in_three(tmp_path, monkeypatch):
         assert [len(batches[kind]) for batches in first] == [1, 1]
         states = sorted(file.name for file in tmp_path.glob(f"saved/0/{kind}/process_*"))
         assert states == ["process_0-of-2.json", "process_1-of-2.json"]
-        seen[kind] = sorted(x for process in first + second for batch in process[kind] for x in batch)
-    assert seen["files"] == [x for k, n in enumerate([5, 1, 7, 0, 4]) for x in range(100 * k, 100 * k + n) if x % 2 == 0]
+        seen[kind] = sorted(
+            x for process in first + second for batch in process[kind] for x in batch
+        )
+    assert seen["files"] == [
+        x for k, n in enumerate([5, 1, 7, 0, 4]) for x in range(100 * k, 100 * k + n) if x % 2 == 0
+    ]
     kept = [x for x in MapDataset.range(40).shuffle(seed=1) if x % 3]
     assert seen["records"] == sorted(kept[: len(kept) // 6 * 6])

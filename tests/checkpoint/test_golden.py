@@ -7,14 +7,29 @@ import json
 
 import pytest
 from computing_ahead import Boom, Failing
-from golden_states import GRAINS_PIPELINES, OWN_PIPELINES, PIPELINE, PIPELINES, PROCESS, following, made, plain, written_by
+from golden_states import (
+    GRAINS_PIPELINES,
+    OWN_PIPELINES,
+    PIPELINE,
+    PIPELINES,
+    PROCESS,
+    following,
+    made,
+    plain,
+    written_by,
+)
 from refusing import assert_raises, assert_refused
 
 import gristmill
 from gristmill import MapDataset, MultiprocessingOptions
 from gristmill.checkpoint import CheckpointHandler
 from gristmill.core.errors import StateIndexError, StateKeyError, StateMismatchError
-from gristmill.experimental import ThreadPrefetchIterDataset, get_next_index, multithread_prefetch, set_next_index
+from gristmill.experimental import (
+    ThreadPrefetchIterDataset,
+    get_next_index,
+    multithread_prefetch,
+    set_next_index,
+)
 
 GRAINS, OURS = written_by("grain"), written_by("gristmill")
 WRITTEN = GRAINS | OURS
@@ -25,15 +40,29 @@ pytestmark = pytest.mark.filterwarnings("ignore:SliceMapDataset.* takes a part o
 
 # Interleaved datasets came in another order before Grain 0.2.16; some steps that have no state
 # today had one in Grain 0.2.8.
-INTERLEAVED = {"interleave", "interleave_by_name", "interleave_all", "threads_2", "threads_of_files", "workers_files"}
-REFUSED = {**dict.fromkeys(["grain_0.2.12", "grain_0.2.15"], INTERLEAVED), "grain_0.2.8": {*INTERLEAVED, "mix", "workers_noted"}}
+INTERLEAVED = {
+    "interleave",
+    "interleave_by_name",
+    "interleave_all",
+    "threads_2",
+    "threads_of_files",
+    "workers_files",
+}
+REFUSED = {
+    **dict.fromkeys(["grain_0.2.12", "grain_0.2.15"], INTERLEAVED),
+    "grain_0.2.8": {*INTERLEAVED, "mix", "workers_noted"},
+}
 
 
 def written(name):
     """The states of a pipeline that each release has written, with the name of the library; those
     of Grain, which have no text, come first.
     """
-    return {release: (found[name], found["written_by"]) for release, found in WRITTEN.items() if name in found}
+    return {
+        release: (found[name], found["written_by"])
+        for release, found in WRITTEN.items()
+        if name in found
+    }
 
 
 def file_content(state):
@@ -58,11 +87,19 @@ def is_same(name, state, elements, expected):
 
 def test_all_is_there():
     assert list(GRAIN) == ["written_by", *GRAINS_PIPELINES]
-    assert list(GRAINS) == ["grain_0.2.8", "grain_0.2.12", "grain_0.2.15", "grain_0.2.16", "grain_0.2.18"]
+    assert list(GRAINS) == [
+        "grain_0.2.8",
+        "grain_0.2.12",
+        "grain_0.2.15",
+        "grain_0.2.16",
+        "grain_0.2.18",
+    ]
     assert set(NEWEST) == {"written_by", *OWN_PIPELINES}
     for name in {*OWN_PIPELINES} & {*GRAINS_PIPELINES}:
         assert NEWEST[name]["elements"] == GRAIN[name]["elements"]
-    assert sum(len(written(name)) for name in PIPELINES) == sum(len(found) - 1 for found in WRITTEN.values())
+    assert sum(len(written(name)) for name in PIPELINES) == sum(
+        len(found) - 1 for found in WRITTEN.values()
+    )
     states = [state for name in OWN_PIPELINES for _, state, _ in NEWEST[name]["states"]]
     assert max(len(json.dumps(state)) for state in states) < 1024
 
@@ -76,7 +113,11 @@ def test_states_restore(name, tmp_path):
         for release, (golden, library) in written(name).items():
             for position, state, *crc32 in reversed(golden["states"]):
                 if name in REFUSED.get(release, ()):  # they cannot be continued
-                    words = r"written by Grain before 0\.2\.16" if "worker" not in name and release != "grain_0.2.8" else None
+                    words = (
+                        r"written by Grain before 0\.2\.16"
+                        if "worker" not in name and release != "grain_0.2.8"
+                        else None
+                    )
                     assert_refused(used, StateMismatchError, words, state)
                     continue
                 expected, case = golden["elements"][position:], (release, position)
@@ -126,7 +167,9 @@ def test_what_we_write_is_the_same(name, tmp_path):
                 assert next(it, "the end") == "the end"
             HANDLER.save(tmp_path, item=it)
             assert (tmp_path / PROCESS).read_bytes() == file_content(state)
-            assert (tmp_path / PIPELINE).read_bytes() == pipeline_file(f"gristmill {gristmill.__version__}", golden, crc32)
+            assert (tmp_path / PIPELINE).read_bytes() == pipeline_file(
+                f"gristmill {gristmill.__version__}", golden, crc32
+            )
 
 
 EVERYTHING = [0, 10, 2, 3, 5, 6, 8, 9, 11]  # of three workers
@@ -137,7 +180,9 @@ def filtered():
 
 
 MAKE = {
-    "processes": lambda ds, count: ds.mp_prefetch(MultiprocessingOptions(count, executor="processes")),
+    "processes": lambda ds, count: ds.mp_prefetch(
+        MultiprocessingOptions(count, executor="processes")
+    ),
     "threads": lambda ds, count: multithread_prefetch(ds, count, 1),
     "no_threads": lambda ds, count: multithread_prefetch(ds, count, 0),
 }
@@ -146,23 +191,39 @@ each_way = pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
 
 def old(states, nums, last):
     return {
-        "workers_state": {str(i): None if state is None else {"next_index": state} for i, state in enumerate(states)},
+        "workers_state": {
+            str(i): None if state is None else {"next_index": state}
+            for i, state in enumerate(states)
+        },
         "iterations_to_skip": {str(i): num for i, num in enumerate(nums)},
         "last_worker_index": last,
     }
 
 
 def new(states, turn):
-    cycle = {"next_index_in_cycle": turn, "next_index_in_datasets": 3, "iterators_in_use_indices": [0, 1, 2]}
+    cycle = {
+        "next_index_in_cycle": turn,
+        "next_index_in_datasets": 3,
+        "iterators_in_use_indices": [0, 1, 2],
+    }
     in_use = [{"next_index": state} for state in states]
     return {**cycle, "iterators_in_use_states": in_use, "exhausted": [0, 0, 0], "future_states": {}}
 
 
 # State, the same as it is written today, and how many elements came before.
 STATES = [
-    *((old([0, 0, 0], [0, 0, 0], -1), new([0, 0, 0], 0), 0), (old([None, None, None], [0, 0, 0], -1), new([0, 0, 0], 0), 0)),
-    *((old([0, 0, 0], [1, 0, 0], 0), new([1, 0, 0], 1), 1), (old([0, None, 0], [1, 1, 1], 2), new([1, 4, 1], 0), 3)),
-    *((old([1, 4, 0], [1, 0, 1], 0), new([2, 4, 1], 1), 4), (old([0, 0, 0], [4, 1, 4], 2), new([4, 4, 4], 0), 9)),
+    *(
+        (old([0, 0, 0], [0, 0, 0], -1), new([0, 0, 0], 0), 0),
+        (old([None, None, None], [0, 0, 0], -1), new([0, 0, 0], 0), 0),
+    ),
+    *(
+        (old([0, 0, 0], [1, 0, 0], 0), new([1, 0, 0], 1), 1),
+        (old([0, None, 0], [1, 1, 1], 2), new([1, 4, 1], 0), 3),
+    ),
+    *(
+        (old([1, 4, 0], [1, 0, 1], 0), new([2, 4, 1], 1), 4),
+        (old([0, 0, 0], [4, 1, 4], 2), new([4, 4, 4], 0), 9),
+    ),
 ]
 
 
@@ -195,12 +256,32 @@ WRONG = [
     ("last_worker_index", -2, StateMismatchError, "last_worker_index .*-1, 2., got -2"),
     ("last_worker_index", True, StateMismatchError, "last_worker_index .* got True"),
     ("last_worker_index", ..., StateKeyError, "last_worker_index"),
-    ("workers_state", {"0": None, "1": None}, StateMismatchError, "workers_state .*'0', '1', '2'.* got {'0': None, '1'"),
+    (
+        "workers_state",
+        {"0": None, "1": None},
+        StateMismatchError,
+        "workers_state .*'0', '1', '2'.* got {'0': None, '1'",
+    ),
     ("workers_state", [None] * 3, StateMismatchError, "workers_state .* got .None, None, None"),
-    ("workers_state", {"0": None, "1": {"next_index": 5}, "2": None}, StateIndexError, "next_index .*0, 4.* got 5"),
+    (
+        "workers_state",
+        {"0": None, "1": {"next_index": 5}, "2": None},
+        StateIndexError,
+        "next_index .*0, 4.* got 5",
+    ),
     ("workers_state", {"0": None, "1": {"index": 0}, "2": None}, StateKeyError, "next_index"),
-    ("iterations_to_skip", {"0": 0, "1": -1, "2": 0}, StateMismatchError, "iterations_to_skip .* got .0, -1, 0"),
-    ("iterations_to_skip", {"0": 0, "1": 0, "2": 0, "3": 0}, StateMismatchError, "iterations_to_skip .*'0', '1', '2'"),
+    (
+        "iterations_to_skip",
+        {"0": 0, "1": -1, "2": 0},
+        StateMismatchError,
+        "iterations_to_skip .* got .0, -1, 0",
+    ),
+    (
+        "iterations_to_skip",
+        {"0": 0, "1": 0, "2": 0, "3": 0},
+        StateMismatchError,
+        "iterations_to_skip .*'0', '1', '2'",
+    ),
     ("iterations_to_skip", None, StateMismatchError, "iterations_to_skip .* got None"),
     ("iterations_to_skip", ..., StateKeyError, "iterations_to_skip"),
 ]
@@ -221,8 +302,14 @@ def test_others_are_refused_and_what_says_more_than_there_is_later(make):
         for _ in range(2):
             state = it.get_state()
             assert state["iterations_to_skip"] == {"0": 0, "1": 2, "2": 0}
-            assert_raises(StateMismatchError, "iterations_to_skip of worker 1 is larger by 2", next, it)
-        for ask in (it.skip_failed, lambda: get_next_index(it), lambda: it.set_state(state) or next(it)):
+            assert_raises(
+                StateMismatchError, "iterations_to_skip of worker 1 is larger by 2", next, it
+            )
+        for ask in (
+            it.skip_failed,
+            lambda: get_next_index(it),
+            lambda: it.set_state(state) or next(it),
+        ):
             assert_raises(StateMismatchError, "larger by 2", ask)
         it.set_state(old([0, 0, 0], [2, 1, 1], 1))
         assert list(it) == [5, 6, 8, 9, 11]
@@ -235,12 +322,18 @@ def test_others_are_refused_and_what_says_more_than_there_is_later(make):
 
 def test_nothing_is_computed_before_it_is_asked_for_and_an_error_comes_with_next():
     computed = []
-    it = iter(multithread_prefetch(MapDataset.range(10).to_iter_dataset().map(lambda v: computed.append(v) or v), 2, 0))
+    it = iter(
+        multithread_prefetch(
+            MapDataset.range(10).to_iter_dataset().map(lambda v: computed.append(v) or v), 2, 0
+        )
+    )
     it.set_state(old([0, 1], [2, 0], 0))
     assert computed == [] and next(it) == 3
     assert sorted(computed) == [0, 2, 3] and get_next_index(it) == 4
     read = Failing(3)
-    it = iter(multithread_prefetch(MapDataset.range(9).to_iter_dataset().map(read), 2, 1).map(lambda v: v))
+    it = iter(
+        multithread_prefetch(MapDataset.range(9).to_iter_dataset().map(read), 2, 1).map(lambda v: v)
+    )
     it.set_state(old([0, 0], [2, 2], 1))
     for _ in range(2):
         assert_raises(Boom, "3", next, it)

@@ -36,7 +36,9 @@ class Files:  # a user's source and a user's part of it
 
 @dataclasses.dataclass
 class Backwards(Files):  # a user's sampler
-    _shard_options: gristmill.sharding.ShardOptions = dataclasses.field(default_factory=gristmill.sharding.NoSharding)
+    _shard_options: gristmill.sharding.ShardOptions = dataclasses.field(
+        default_factory=gristmill.sharding.NoSharding
+    )
 
     def __getitem__(self, index):
         return gristmill.RecordMetadata(index, range(5, -1, -1)[index])
@@ -48,7 +50,9 @@ class OwnShard(gristmill.sharding.ShardOptions):
 
 
 def loader(sampler, source):
-    return iter(gristmill.DataLoader(data_source=source, sampler=sampler, operations=[gristmill.Batch(2)]))
+    return iter(
+        gristmill.DataLoader(data_source=source, sampler=sampler, operations=[gristmill.Batch(2)])
+    )
 
 
 def chain(source):
@@ -59,18 +63,28 @@ def texts(it):
     return it.get_state(), json.dumps(_describe(it))
 
 
-SHARD, NO_SHARD, sampler = gristmill.ShardOptions(0, 1), gristmill.NoSharding(), gristmill.IndexSampler
+SHARD, NO_SHARD, sampler = (
+    gristmill.ShardOptions(0, 1),
+    gristmill.NoSharding(),
+    gristmill.IndexSampler,
+)
 # The parts of something, the same before and after the interrupt; how it is made; and what is asked
 # for.
 CASES = {
     "loader": (lambda: (sampler(6, SHARD, num_epochs=1), range(6)), loader, texts),
     "sequential": (lambda: (gristmill.SequentialSampler(6, NO_SHARD), range(6)), loader, texts),
     "own shard": (lambda: (sampler(6, OwnShard(0, 1), num_epochs=1), range(6)), loader, texts),
-    "dataclasses": (lambda: (Backwards("b"), Files("a", [Files("b"), (Files("c"), {"d": Files("e")})])), loader, texts),
+    "dataclasses": (
+        lambda: (Backwards("b"), Files("a", [Files("b"), (Files("c"), {"d": Files("e")})])),
+        loader,
+        texts,
+    ),
     "chain": (lambda: (Files("a", [Files("b")]),), lambda source: iter(chain(source)), texts),
     "packing": (
         lambda: (gristmill.MapDataset.source([{"x": [1, 2]}] * 3).to_iter_dataset(),),
-        lambda ds: iter(gristmill.experimental.ConcatThenSplitIterDataset(ds, length_struct={"x": 3})),
+        lambda ds: iter(
+            gristmill.experimental.ConcatThenSplitIterDataset(ds, length_struct={"x": 3})
+        ),
         texts,
     ),
     "map dataset": (lambda: (chain(Files("a")).map(len),), lambda ds: ds, repr),

@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PYTHON = Path(os.environ.get("GRISTMILL_PEER_ORBAX_OLDEST", ROOT / ".peers/orbax-oldest")) / "bin/python"
+PYTHON = (
+    Path(os.environ.get("GRISTMILL_PEER_ORBAX_OLDEST", ROOT / ".peers/orbax-oldest")) / "bin/python"
+)
 SETUP = configparser.ConfigParser()
 SETUP.read(ROOT / "setup.cfg")
 OLDEST = re.search(r"orbax-checkpoint >= ([\d.]+)", SETUP["options.extras_require"]["orbax"])[1]
@@ -25,12 +27,16 @@ def test_make_installs_the_oldest_release_that_we_admit():
     assert f"\nORBAX_OLDEST := {OLDEST}\n" in (ROOT / "Makefile").read_text()
 
 
-@pytest.mark.skipif(not PYTHON.exists(), reason=f"the oldest Orbax is not installed at {PYTHON} (run `make peers`)")
+@pytest.mark.skipif(
+    not PYTHON.exists(), reason=f"the oldest Orbax is not installed at {PYTHON} (run `make peers`)"
+)
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_with_the_oldest_orbax():
     version = "import importlib.metadata; print(importlib.metadata.version('orbax-checkpoint'))"
-    found = subprocess.run([PYTHON, "-c", version], capture_output=True, text=True, timeout=60, check=True).stdout.strip()
+    found = subprocess.run(
+        [PYTHON, "-c", version], capture_output=True, text=True, timeout=60, check=True
+    ).stdout.strip()
     assert found == OLDEST
     files = sorted(Path(__file__).parent.glob("test_orbax*.py"))
     assert len(files) >= 3
@@ -40,7 +46,9 @@ def test_with_the_oldest_orbax():
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     command = [PYTHON, "-m", "pytest", *options, *files]
-    with subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True, **streams) as process:
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, start_new_session=True, **streams
+    ) as process:
         try:
             output, _ = process.communicate(timeout=250)
         finally:

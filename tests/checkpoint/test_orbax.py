@@ -56,11 +56,22 @@ DRAW = operation(RandomMap, "random_map", lambda x, rng: x * 1000 + int(rng.inte
 def loader(source, *operations, num_workers=0):
     sampler = IndexSampler(len(source), shuffle=True, seed=3, num_epochs=1)
     operations, options = [*operations, DRAW, Batch(3)], ReadOptions(2, 10)
-    return DataLoader(data_source=source, sampler=sampler, operations=operations, worker_count=num_workers, read_options=options)
+    return DataLoader(
+        data_source=source,
+        sampler=sampler,
+        operations=operations,
+        worker_count=num_workers,
+        read_options=options,
+    )
 
 
 def dataset(source):
-    ds = MapDataset.source(source).shuffle(seed=3).filter(lambda x: x % 5).to_iter_dataset(ReadOptions(2, 10))
+    ds = (
+        MapDataset.source(source)
+        .shuffle(seed=3)
+        .filter(lambda x: x % 5)
+        .to_iter_dataset(ReadOptions(2, 10))
+    )
     return ds.map_with_index(lambda i, x: 100 * i + x).random_map(DRAW, seed=1).batch(3)
 
 
@@ -100,7 +111,9 @@ class Manager:
         return manager.wait_until_finished
 
     def restore(self, manager, step, it):
-        found = manager.restore(step, args=self.arguments(CheckpointRestore(it), ocp.args.StandardRestore))
+        found = manager.restore(
+            step, args=self.arguments(CheckpointRestore(it), ocp.args.StandardRestore)
+        )
         if "model" in self.items:
             np.testing.assert_array_equal(found.model["w"], MODEL["w"])
         assert (found.data if self.items else found) is it
@@ -110,7 +123,9 @@ class New:  # how the newer interface saves, which calls ``save`` and ``load`` o
     open = v1.training.Checkpointer
 
     def save(self, checkpointer, step, it):
-        return checkpointer.save_checkpointables_async(step, {"data": it, "state": {"w": jnp.ones(3)}}).result
+        return checkpointer.save_checkpointables_async(
+            step, {"data": it, "state": {"w": jnp.ones(3)}}
+        ).result
 
     def restore(self, checkpointer, step, it):
         checkpointer.load_checkpointables(step, {"data": it})
@@ -124,10 +139,17 @@ WAYS = {
     "asynchronous manager, with a model": Manager(WITH_MODEL),
     "new": New(),
 }
-SAVED_AND_RESTORED = [*WAYS.items(), ("new", Manager(["data"])), ("asynchronous manager, with a model", New())]
+SAVED_AND_RESTORED = [
+    *WAYS.items(),
+    ("new", Manager(["data"])),
+    ("asynchronous manager, with a model", New()),
+]
 
 
-@pytest.mark.parametrize(("name", "restorer", "made"), [(*ways, [*MAKE][i % 5]) for i, ways in enumerate(SAVED_AND_RESTORED)])
+@pytest.mark.parametrize(
+    ("name", "restorer", "made"),
+    [(*ways, [*MAKE][i % 5]) for i, ways in enumerate(SAVED_AND_RESTORED)],
+)
 def test_every_way(name, restorer, made, tmp_path):
     pipeline, way = MAKE[made](Source()), WAYS[name]
     with iter(pipeline) as it, iter(pipeline) as other:
@@ -149,7 +171,9 @@ def test_every_way(name, restorer, made, tmp_path):
 @pytest.mark.parametrize("kind", [str, Path, ocp.path.atomicity.epath.Path])
 def test_the_handler_alone(kind, tmp_path):
     it, handler = iter(dataset(Source())), CheckpointHandler()
-    for is_async, arguments in itertools.product((False, True), ({"item": it}, {"args": CheckpointSave(it)})):
+    for is_async, arguments in itertools.product(
+        (False, True), ({"item": it}, {"args": CheckpointSave(it)})
+    ):
         if is_async:
             (pending,) = asyncio.run(handler.async_save(kind(tmp_path), **arguments))
         else:
@@ -179,7 +203,11 @@ def test_loading_does_not_start_to_read_and_the_handler_does(name, tmp_path):
     threads, processes = running("gristmill-read"), children()
     with iter(make(Source(told))) as it:
         v1.load_checkpointables(tmp_path / "c", {"data": it})
-        assert {*running("gristmill-read")} <= {*threads} and children() <= processes and not told.exists()
+        assert (
+            {*running("gristmill-read")} <= {*threads}
+            and children() <= processes
+            and not told.exists()
+        )
         CheckpointHandler().restore(tmp_path / "c" / "data", it)
         wait_until(told.exists)
         assert len(values(it)) > 3
@@ -197,7 +225,11 @@ def test_errors_of_restoring_come_through_and_change_nothing(tmp_path):
         manager.wait_until_finished()
         values(it, 1), values(other, 1)
         before = it.get_state(), other.get_state()
-        check_refused(other, ValueError, "another pipeline: the last stage was 'Batch' .* and is 'BatchDatasetIterator' here")
+        check_refused(
+            other,
+            ValueError,
+            "another pipeline: the last stage was 'Batch' .* and is 'BatchDatasetIterator' here",
+        )
         file.with_name(PIPELINE_FILE).unlink()  # as Grain writes it
         file.write_text(file.read_text().replace("num_records=23", "num_records=24"))
         check_refused(it, ValueError, "sampler")
@@ -207,7 +239,13 @@ def test_errors_of_restoring_come_through_and_change_nothing(tmp_path):
         for iterator in (it, other):
             missing = f"File .*{FILE} does not exist"
             check_refused(iterator, ValueError, missing)
-            assert_raises(ValueError, missing, CheckpointHandler().restore, tmp_path / "nowhere", item=iterator)
+            assert_raises(
+                ValueError,
+                missing,
+                CheckpointHandler().restore,
+                tmp_path / "nowhere",
+                item=iterator,
+            )
     assert (it.get_state(), other.get_state()) == before
 
 
@@ -221,9 +259,16 @@ def test_other_methods_and_iterators_with_the_three_methods(tmp_path):
     for call in (handler.save, handler.restore):
         assert_raises(ValueError, "there is no iterator to save or restore", call, tmp_path)
     if hasattr(v1.handlers, "StatefulCheckpointable"):  # an older Orbax has no public name for it
-        assert all(isinstance(iter(make(Source())), v1.handlers.StatefulCheckpointable) for make in (loader, dataset))
+        assert all(
+            isinstance(iter(make(Source())), v1.handlers.StatefulCheckpointable)
+            for make in (loader, dataset)
+        )
     calls, state = [], "ü 3".encode()
-    item = SimpleNamespace(get_state=lambda: state, set_state=calls.append, start_prefetch=lambda: calls.append("start"))
+    item = SimpleNamespace(
+        get_state=lambda: state,
+        set_state=calls.append,
+        start_prefetch=lambda: calls.append("start"),
+    )
     handler.save(tmp_path, item)
     assert (tmp_path / FILE).read_bytes() == state
     assert handler.restore(tmp_path, item) is item
@@ -240,7 +285,9 @@ def restore(way, directory, it):
     elif way == "composite":
         with ocp.CheckpointManager(directory) as manager:
             assert manager.latest_step() == 4
-            found = manager.restore(4, args=Composite(model=ocp.args.JsonRestore(), data=CheckpointRestore(it)))
+            found = manager.restore(
+                4, args=Composite(model=ocp.args.JsonRestore(), data=CheckpointRestore(it))
+            )
         assert (found["model"], found["data"]) == ({"step": 4, "weights": [0.25, -1.5]}, it)
     else:
         restorer = {"single": Manager(), "checkpointables": New()}[way]
@@ -318,6 +365,14 @@ WITHOUT_JAX = """
 def test_states_and_the_protocol_do_not_need_jax(tmp_path):
     lines = output(tmp_path, WITHOUT_JAX, tmp_path)
     for files, error, folder in zip(lines[:4:2], lines[1:4:2], "ab", strict=True):
-        assert files == f"['{FILE}']" and f"File {tmp_path}/{folder}/nowhere/{FILE} does not exist" in error
-    reason = "needs the package orbax-checkpoint, which is not installed; run: pip install 'gristmill[orbax]'"
-    assert lines[4:] == [f"gristmill.checkpoint.Checkpoint{name} {reason}" for name in ["Save"] * 3 + ["Restore"] * 3]
+        assert (
+            files == f"['{FILE}']"
+            and f"File {tmp_path}/{folder}/nowhere/{FILE} does not exist" in error
+        )
+    reason = (
+        "needs the package orbax-checkpoint, which is not installed; run: pip install"
+        " 'gristmill[orbax]'"
+    )
+    assert lines[4:] == [
+        f"gristmill.checkpoint.Checkpoint{name} {reason}" for name in ["Save"] * 3 + ["Restore"] * 3
+    ]

@@ -114,5 +114,7 @@ print("done")
 @pytest.mark.filterwarnings("ignore")
 def test_every_way_first_in_a_process(tmp_path):
     environment = {**os.environ, "TMPDIR": str(tmp_path), "JAX_PLATFORMS": "cpu"}
-    process = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True)
+    process = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True
+    )
     assert process.stdout == "done\n", process.stdout + process.stderr

@@ -26,7 +26,9 @@ MODEL = {"w": np.arange(6.0)}
 
 def make_iterators():
     sampler = IndexSampler(50, shuffle=True, seed=3, num_epochs=1)
-    loader = DataLoader(data_source=RangeDataSource(0, 50, 1), sampler=sampler, operations=[Batch(2)])
+    loader = DataLoader(
+        data_source=RangeDataSource(0, 50, 1), sampler=sampler, operations=[Batch(2)]
+    )
     ds = MapDataset.range(50).shuffle(seed=3).to_iter_dataset().batch(2)
     return {"loader": iter(loader), "ds": iter(ds)}
 
@@ -97,7 +99,9 @@ def main(folder, how):
 
 def restore(manager, step, iterators):
     args = {name: CheckpointRestore(it) for name, it in iterators.items()}
-    return manager.restore(step, args=ocp.args.Composite(**args, model=ocp.args.StandardRestore(MODEL)))
+    return manager.restore(
+        step, args=ocp.args.Composite(**args, model=ocp.args.StandardRestore(MODEL))
+    )
 
 
 @pytest.mark.slow
@@ -106,7 +110,9 @@ def test_the_last_complete_checkpoint_is_restored(tmp_path):
     environment, programs = {**os.environ, "JAX_PLATFORMS": "cpu"}, {}
     for how in ("sync", "async", "v1"):
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        programs[how] = subprocess.Popen([sys.executable, __file__, tmp_path / how, how], env=environment, **streams)
+        programs[how] = subprocess.Popen(
+            [sys.executable, __file__, tmp_path / how, how], env=environment, **streams
+        )
     for how, process in programs.items():
         output, errors = process.communicate(timeout=60)
         assert process.returncode == -signal.SIGKILL, errors

@@ -18,7 +18,16 @@ import pytest
 from computing_ahead import Boom, Failing
 from operations import operation
 from refusing import assert_raises, assert_refused, assert_stays
-from state_damage import HOSTILE, as_json, damaged, damaged_text, is_harmless, part, places, with_part
+from state_damage import (
+    HOSTILE,
+    as_json,
+    damaged,
+    damaged_text,
+    is_harmless,
+    part,
+    places,
+    with_part,
+)
 from tfrecords import framed
 
 import gristmill
@@ -129,12 +138,18 @@ def test_what_is_hostile_anywhere_in_a_state_does_not_come_back_in_a_message(nam
 
 CYCLE = {"next_index_in_datasets": 2, "next_index_in_cycle": 0, "iterators_in_use_indices": [0, 1]}
 OLD = [
-    {"workers_state": {"0": {"next_index": 4}, "1": None}, "iterations_to_skip": {"0": 1, "1": 2}, "last_worker_index": 0},
+    {
+        "workers_state": {"0": {"next_index": 4}, "1": None},
+        "iterations_to_skip": {"0": 1, "1": 2},
+        "last_worker_index": 0,
+    },
     {"prefetch_ds_iter_states": [{"next_index": 4}, None], **CYCLE},
 ]
 
 
-@pytest.mark.parametrize("name", ["multithread_prefetch", "multithread_prefetch_0", "interleave", "repeat_shares"])
+@pytest.mark.parametrize(
+    "name", ["multithread_prefetch", "multithread_prefetch_0", "interleave", "repeat_shares"]
+)
 def test_a_damaged_state_of_an_old_form(name):
     rng, it = random.Random(name), iter(PIPELINES[name]())
     for _ in range(40):
@@ -145,7 +160,9 @@ def test_a_damaged_state_of_an_old_form(name):
 def with_numpy(state):
     if isinstance(state, dict):
         return dict(zip(state, map(with_numpy, state.values()), strict=True))
-    return {int: np.int64, bool: np.bool_, list: lambda x: [*map(with_numpy, x)]}.get(type(state), lambda x: x)(state)
+    return {int: np.int64, bool: np.bool_, list: lambda x: [*map(with_numpy, x)]}.get(
+        type(state), lambda x: x
+    )(state)
 
 
 def is_used(state, path):
@@ -182,7 +199,16 @@ def test_numbers_of_numpy_are_taken_and_other_kinds_refused_by_name(name):
 
 def test_a_state_can_be_nested_too_deeply():
     deep = functools.reduce(lambda inner, _: [inner], range(3000), [])
-    for name in ("direct", "cache", "rebatch", "iter_mix", "interleave", "repeat_shares", "concat_then_split", "zip"):
+    for name in (
+        "direct",
+        "cache",
+        "rebatch",
+        "iter_mix",
+        "interleave",
+        "repeat_shares",
+        "concat_then_split",
+        "zip",
+    ):
         it = iter(PIPELINES[name]())
         state = as_json(it.get_state())
         for wrong in (deep, *[{**state, key: deep} for key in state]):
@@ -193,7 +219,9 @@ OF_FILES = [(True, True, None), (True, False, "gzip"), (False, False, None)]
 
 
 @pytest.mark.parametrize(("with_checksums", "check_crc", "compression"), OF_FILES)
-def test_a_state_between_two_records_of_a_file_is_refused_when_it_is_read(tmp_path, with_checksums, check_crc, compression):
+def test_a_state_between_two_records_of_a_file_is_refused_when_it_is_read(
+    tmp_path, with_checksums, check_crc, compression
+):
     records = [b"a" * 30, b"", b"b" * 7]
     parts = [framed(record, with_checksums=with_checksums) for record in records]
     data, begins = b"".join(parts), [*itertools.accumulate(map(len, parts), initial=0)]
@@ -205,7 +233,9 @@ def test_a_state_between_two_records_of_a_file_is_refused_when_it_is_read(tmp_pa
         if offset in begins:
             assert list(it) == records[begins.index(offset) :]
             continue
-        assert_stays(it, StateIndexError, f"reader_offset must be .*got {offset}", {"reader_offset": offset})
+        assert_stays(
+            it, StateIndexError, f"reader_offset must be .*got {offset}", {"reader_offset": offset}
+        )
         assert_raises(StateIndexError, None, it.skip_failed)
         it.set_state({"reader_offset": begins[2]})
         assert list(it) == records[2:]
@@ -218,19 +248,53 @@ def fan(n=3):
 
 def of(*operations, sampler=None, source=range(17), workers=0, shard=None, n=17, **changes):
     """A function that makes a loader; ``changes`` are of its sampler."""
-    sampler = sampler or gristmill.samplers.IndexSampler(n, **{"shuffle": True, "seed": 1, "num_epochs": 2, **changes})
-    arguments = {"data_source": source, "sampler": sampler, "operations": operations, "shard_options": shard}
+    sampler = sampler or gristmill.samplers.IndexSampler(
+        n, **{"shuffle": True, "seed": 1, "num_epochs": 2, **changes}
+    )
+    arguments = {
+        "data_source": source,
+        "sampler": sampler,
+        "operations": operations,
+        "shard_options": shard,
+    }
     return lambda: gristmill.DataLoader(**arguments, worker_count=workers)
 
 
-Batch, Shard, Range = gristmill.transforms.Batch, gristmill.sharding.ShardOptions, gristmill.sources.RangeDataSource
+Batch, Shard, Range = (
+    gristmill.transforms.Batch,
+    gristmill.sharding.ShardOptions,
+    gristmill.sources.RangeDataSource,
+)
 Sequential = gristmill.samplers.SequentialSampler
 ADD_ONE = operation(gristmill.transforms.Map, "map", lambda x: x + 1)
-DRAW = operation(gristmill.transforms.RandomMap, "random_map", lambda x, rng: (x, int(rng.integers(1000))))
+DRAW = operation(
+    gristmill.transforms.RandomMap, "random_map", lambda x, rng: (x, int(rng.integers(1000)))
+)
 ODD = operation(gristmill.transforms.Filter, "filter", lambda x: x % 2)
-STEPS = {"map": ADD_ONE, "random": DRAW, "filter": ODD, "batch": Batch(2), "batch3": Batch(3), "fan": fan(), "fan4": fan(4)}
+STEPS = {
+    "map": ADD_ONE,
+    "random": DRAW,
+    "filter": ODD,
+    "batch": Batch(2),
+    "batch3": Batch(3),
+    "fan": fan(),
+    "fan4": fan(4),
+}
 STEPS["drop"] = Batch(2, drop_remainder=True)
-CHAINS = ["map", "map_map", "random", "filter", "filter_map", "batch", "batch3", "drop", "map_batch", "batch_map", "fan", "fan4"]
+CHAINS = [
+    "map",
+    "map_map",
+    "random",
+    "filter",
+    "filter_map",
+    "batch",
+    "batch3",
+    "drop",
+    "map_batch",
+    "batch_map",
+    "fan",
+    "fan4",
+]
 SOURCES = [range(20), Range(0, 17, 1), Range(0, 34, 2), [*range(17)], (*range(17),), np.arange(17)]
 CHANGES = [{"shuffle": False}, {"seed": 2}, {"num_epochs": 3}, {"num_epochs": None}, {"n": 16}]
 LOADERS = {
@@ -242,7 +306,10 @@ LOADERS = {
     **{f"loader_source_{i}": of(source=source) for i, source in enumerate(SOURCES)},
     "loader_sequential": of(sampler=Sequential(17)),
     **{f"loader_sequential_seed_{i}": of(DRAW, sampler=Sequential(17, seed=i)) for i in (5, 6)},
-    **{f"loader, sampler {shard}": of(shard_options=Shard(*shard)) for shard in ((0, 2), (1, 2), (0, 2, True))},
+    **{
+        f"loader, sampler {shard}": of(shard_options=Shard(*shard))
+        for shard in ((0, 2), (1, 2), (0, 2, True))
+    },
     **{f"loader_shard_{i}_of_{n}": of(shard=Shard(i, n)) for i, n in ((0, 2), (1, 2), (0, 3))},
     "loader_shard_drop": of(shard=Shard(0, 2, True)),
 }
@@ -264,10 +331,15 @@ def loader_states(name):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", [*IN_PROCESS, *[pytest.param(name, marks=pytest.mark.slow) for name in [*OF_EACH_KIND][3:]]])
+@pytest.mark.parametrize(
+    "name",
+    [*IN_PROCESS, *[pytest.param(name, marks=pytest.mark.slow) for name in [*OF_EACH_KIND][3:]]],
+)
 def test_a_damaged_state_of_a_loader(name):
     make, states, rng = OF_EACH_KIND[name], loader_states(name), random.Random(name)
-    others = [json.loads(state) for other in IN_PROCESS for state in loader_states(other)] + states_of_others()[:20]
+    others = [
+        json.loads(state) for other in IN_PROCESS for state in loader_states(other)
+    ] + states_of_others()[:20]
     with iter(make()) as it:
         for i in range(300 if name in IN_PROCESS else 20):
             state = rng.choice(states)
@@ -275,7 +347,19 @@ def test_a_damaged_state_of_a_loader(name):
             check_refused_or_a_state(make, it, state, wrong, is_quick=name in IN_PROCESS)
 
 
-NO_JSON = [b"", b"{", b"\xff\xfe\xfa", b"\x80", b"{\0", b"nul", b"[" * 10**5, b"1" * 5000, "", "{", "\ufeff{}"]
+NO_JSON = [
+    b"",
+    b"{",
+    b"\xff\xfe\xfa",
+    b"\x80",
+    b"{\0",
+    b"nul",
+    b"[" * 10**5,
+    b"1" * 5000,
+    "",
+    "{",
+    "\ufeff{}",
+]
 
 
 @pytest.mark.parametrize("name", OF_EACH_KIND)
@@ -283,7 +367,12 @@ def test_states_of_loaders(name):
     with iter(OF_EACH_KIND[name]()) as it:
         before = it.get_state()
         for text in NO_JSON:
-            assert_raises(StateMismatchError, "the state of a DataLoader must be JSON text", it.set_state, text)
+            assert_raises(
+                StateMismatchError,
+                "the state of a DataLoader must be JSON text",
+                it.set_state,
+                text,
+            )
             assert_refused(it, json.JSONDecodeError, None, text, before)
         for value in (None, 3, 1.5, "x", [], [1], {}, True, float("nan")):
             assert refuses(it, value) and refuses(it, json.dumps(value).encode())
@@ -299,7 +388,11 @@ def test_states_of_loaders(name):
 def test_a_refused_state_leaves_an_error_to_be_skipped():
     ds = gristmill.MapDataset.range(5).to_iter_dataset().map(Failing(2))
     others = gristmill.MapDataset.range(10, 15).to_iter_dataset()
-    for pipeline, after in ((ds, 3), (ds.batch(1, batch_fn=list), [3]), (gristmill.IterDataset.mix([ds, others]), 12)):
+    for pipeline, after in (
+        (ds, 3),
+        (ds.batch(1, batch_fn=list), [3]),
+        (gristmill.IterDataset.mix([ds, others]), 12),
+    ):
         it = iter(pipeline)
         assert_raises(Boom, "2", list, it)
         assert refuses(it, {"next_index": 1.5})
@@ -315,8 +408,17 @@ NUM_OTHERS = 12  # pipelines whose checkpoint is restored
 PROCESSES = ("mp_prefetch", "parquet_workers")
 TEXT_NAME, PIPELINE_NAME = "process_0-of-1.json", "pipeline_0-of-1.json"
 # of users
-SAME_BUT_FOR_FUNCTIONS = {"default_options", "map_with_nones", "flat_map_with_nones", "flat_map_to_nothing"}
-ALL = {name: make for name, make in {**PIPELINES, **LOADERS}.items() if name not in SAME_BUT_FOR_FUNCTIONS}
+SAME_BUT_FOR_FUNCTIONS = {
+    "default_options",
+    "map_with_nones",
+    "flat_map_with_nones",
+    "flat_map_to_nothing",
+}
+ALL = {
+    name: make
+    for name, make in {**PIPELINES, **LOADERS}.items()
+    if name not in SAME_BUT_FOR_FUNCTIONS
+}
 
 
 @pytest.fixture
@@ -357,7 +459,9 @@ def saved(tmp_path_factory):
 def has_the_layout_of(state, own):
     """True if ``state`` has all entries of ``own``."""
     if isinstance(own, dict):
-        return isinstance(state, dict) and all(has_the_layout_of(state.get(key), value) for key, value in own.items())
+        return isinstance(state, dict) and all(
+            has_the_layout_of(state.get(key), value) for key, value in own.items()
+        )
     if isinstance(own, list):
         return isinstance(state, list) and len(state) == len(own)
     return own is None or type(state) is type(own)
@@ -369,12 +473,16 @@ OF_LOADERS = {"worker_count", "sampler", "data_source"}
 
 @pytest.mark.filterwarnings("ignore:.*examples are dropped")
 @pytest.mark.parametrize("name", ALL)
-def test_a_checkpoint_of_another_pipeline_is_refused_or_continues_as_that_one(name, saved, opened, tmp_path):
+def test_a_checkpoint_of_another_pipeline_is_refused_or_continues_as_that_one(
+    name, saved, opened, tmp_path
+):
     """Without description, whose a state is cannot be seen (decision 17), but it is refused, or has
     the same layout.
     """
     root, expected = saved
-    descriptions = {other: json.loads((root / other / PIPELINE_NAME).read_text())["pipeline"] for other in ALL}
+    descriptions = {
+        other: json.loads((root / other / PIPELINE_NAME).read_text())["pipeline"] for other in ALL
+    }
     same = [other for other in ALL if descriptions[other] == descriptions[name]]
     num = 4 if name in PROCESSES else NUM_OTHERS  # it takes long to start them
     different = random.Random(name).sample([other for other in ALL if other not in same], 2 * num)
@@ -382,7 +490,9 @@ def test_a_checkpoint_of_another_pipeline_is_refused_or_continues_as_that_one(na
     before = it.get_state()
     own = json.loads(before) if isinstance(before, bytes) else before
     for other in different[:num]:
-        assert_raises(StateMismatchError, "belongs to another pipeline", HANDLER.restore, root / other, it)
+        assert_raises(
+            StateMismatchError, "belongs to another pipeline", HANDLER.restore, root / other, it
+        )
         assert it.get_state() == before
     for other in (name, *different):
         (tmp_path / TEXT_NAME).write_bytes((root / other / TEXT_NAME).read_bytes())
@@ -392,7 +502,9 @@ def test_a_checkpoint_of_another_pipeline_is_refused_or_continues_as_that_one(na
             assert it.get_state() == before
             continue
         state = json.loads((root / other / TEXT_NAME).read_text())
-        assert has_the_layout_of(state, {key: value for key, value in own.items() if key not in OF_LOADERS}), other
+        assert has_the_layout_of(
+            state, {key: value for key, value in own.items() if key not in OF_LOADERS}
+        ), other
         if name in PROCESSES and other != name:
             it.set_state(before)
             continue

@@ -18,7 +18,10 @@ PEER = Path(os.environ.get("GRISTMILL_PEER_CLIENTS", Path(__file__).parents[2] /
 CLIENTS = {"flax": ("examples/gemma", ["input_pipeline_test.py", "-k", "ds0"], 2)}
 
 
-@pytest.mark.skipif(not (PEER / ".installed").exists(), reason=f"there are no clients at {PEER} (run `make clients`)")
+@pytest.mark.skipif(
+    not (PEER / ".installed").exists(),
+    reason=f"there are no clients at {PEER} (run `make clients`)",
+)
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("client", CLIENTS)
@@ -26,7 +29,16 @@ def test_clients_own_tests_pass(client):
     folder, tests, num_passed = CLIENTS[client]
     (sources,) = PEER.glob(f"sources/{client}-*")
     options = ["-q", "-p", "no:cacheprovider"]
-    command = [PEER / "bin/python", "-m", "gristmill", "run-as-grain", "-m", "pytest", *options, *tests]
+    command = [
+        PEER / "bin/python",
+        "-m",
+        "gristmill",
+        "run-as-grain",
+        "-m",
+        "pytest",
+        *options,
+        *tests,
+    ]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     settings = {"cwd": sources / folder, "env": environment, "timeout": 280}
     process = subprocess.run(command, capture_output=True, text=True, check=False, **settings)

@@ -39,16 +39,36 @@ def check(tmp_path, backend, program):
 def test_its_own_tests(backend, tmp_path):
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     folder = next((CLIENTS.parents[1] / "lib").glob("python3*")) / "site-packages/keras/src"
-    files = [*folder.glob("utils/*_dataset_utils_test.py"), *folder.glob("layers/preprocessing/**/*_test.py")]
+    files = [
+        *folder.glob("utils/*_dataset_utils_test.py"),
+        *folder.glob("layers/preprocessing/**/*_test.py"),
+    ]
     files = [file for file in files if "grain" in file.read_text()]
     files += [folder / "trainers/trainer_test.py"]
-    command = [CLIENTS, "-m", "gristmill", "run-as-grain", "-m", "pytest", "-c", "pytest.ini", "-q", "-k", "grain", *files]
-    process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
+    command = [
+        CLIENTS,
+        "-m",
+        "gristmill",
+        "run-as-grain",
+        "-m",
+        "pytest",
+        "-c",
+        "pytest.ini",
+        "-q",
+        "-k",
+        "grain",
+        *files,
+    ]
+    process = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False
+    )
     assert process.returncode == 0 and "\n42 passed," in process.stdout, process.stdout[-5000:]
 
 
 @on_every_backend
-def test_training_on_datasets_is_training_on_arrays_and_utilities_give_what_they_give_with_grain(backend, tmp_path):
+def test_training_on_datasets_is_training_on_arrays_and_utilities_give_what_they_give_with_grain(
+    backend, tmp_path
+):
     program = """
         from pathlib import Path
         import numpy as np

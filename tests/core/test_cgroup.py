@@ -24,16 +24,29 @@ def measured(tmp_path):
     return measured
 
 
-def test_the_affinity_decides_or_the_cpus_of_version_2_or_limits_of_groups_further_up_or_version_1(measured):
-    assert (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()) == ALL
+def test_the_affinity_decides_or_the_cpus_of_version_2_or_limits_of_groups_further_up_or_version_1(
+    measured,
+):
+    assert (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    ) == ALL
     assert measured({}) == (ALL, math.inf)
     # names of groups are any bytes
     assert measured({"proc/self/cgroup": "0::/pod \xff\n"}) == (ALL, math.inf)
     assert usable_cpus() >= 1 and available_memory() > 0
-    cases = [("100000 100000", 1), ("150000 100000", 1), ("50000 100000", 1), ("max 100000", ALL), ("", ALL)]
+    cases = [
+        ("100000 100000", 1),
+        ("150000 100000", 1),
+        ("50000 100000", 1),
+        ("max 100000", ALL),
+        ("", ALL),
+    ]
     # the last one is above the affinity
     for cpu_max, expected in [*cases, (f"{ALL}00000 1000", ALL)]:
-        assert measured({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": cpu_max + "\n"})[0] == expected
+        assert (
+            measured({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": cpu_max + "\n"})[0]
+            == expected
+        )
     files = {
         "proc/self/cgroup": "0::/pod/container\n",
         "sys/fs/cgroup/pod/cpu.max": "100000 100000\n",
@@ -54,5 +67,8 @@ def test_the_affinity_decides_or_the_cpus_of_version_2_or_limits_of_groups_furth
         "sys/fs/cgroup/memory/memory.stat": f"inactive_file 7\ntotal_inactive_file {20 * MIB}\n",
     }
     assert measured(files) == (1, 4 * MIB)
-    more = {"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n", "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{100 * MIB}\n"}
+    more = {
+        "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
+        "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{100 * MIB}\n",
+    }
     assert measured(more) == (ALL, 0)

@@ -44,14 +44,23 @@ ACallable = type("ACallable", (), {"__call__": lambda self, x: x})
 
 
 def test_instances_and_callables():
-    others = [(RandomMap, "random_map"), (TfRandomMap, "np_random_map"), (MapWithIndex, "map_with_index"), (Filter, "filter")]
+    others = [
+        (RandomMap, "random_map"),
+        (TfRandomMap, "np_random_map"),
+        (MapWithIndex, "map_with_index"),
+        (Filter, "filter"),
+    ]
     for base, method in others:
         assert transform_name(type("AnInstance", (base,), {method: a_function})()) == "AnInstance"
     assert transform_name(AMap()) == "AMap"
     assert transform_name(AMapWithStr()) == "a map that shows itself"
     assert transform_name(AMapWithRepr()) == "AMapWithRepr(1)"
     assert transform_name(Batch(2)) == "Batch(batch_size=2, drop_remainder=False, batch_fn=None)"
-    for function, name in [(a_function, "a_function"), (lambda x: x, "<lambda>"), (AMap().map, "map")]:
+    for function, name in [
+        (a_function, "a_function"),
+        (lambda x: x, "<lambda>"),
+        (AMap().map, "map"),
+    ]:
         assert transform_name(function) == f"{name} @ {PLACE}:{function.__code__.co_firstlineno}"
     assert transform_name(len) == "len"
     assert transform_name(str.upper) == "upper"
@@ -74,7 +83,10 @@ def test_mutable_fields_with_defaults_in_slots_equality_by_value_and_texts():
     record = Record(metadata=metadata, data="x")
     assert record.metadata is metadata and record.data == "x"
     assert Record[int](metadata, 1).data == 1
-    for kind, names in ((RecordMetadata, ["index", "record_key", "rng"]), (Record, ["metadata", "data"])):
+    for kind, names in (
+        (RecordMetadata, ["index", "record_key", "rng"]),
+        (Record, ["metadata", "data"]),
+    ):
         assert [field.name for field in dataclasses.fields(kind)] == names
     metadata.index, metadata.record_key, record.data = 5, 6, 7
     rng = metadata.rng = philox(0)
@@ -86,17 +98,24 @@ def test_mutable_fields_with_defaults_in_slots_equality_by_value_and_texts():
     assert RecordMetadata(1, 2, rng) == RecordMetadata(1, 2, rng) != RecordMetadata(1, 2, philox(1))
     assert RecordMetadata(1, 2) != RecordMetadata(1, 3)
     assert RecordMetadata(1, 2) != (1, 2, None)
-    assert Record(RecordMetadata(1), 5) == Record(RecordMetadata(1), 5) != Record(RecordMetadata(1), 6)
+    assert (
+        Record(RecordMetadata(1), 5) == Record(RecordMetadata(1), 5) != Record(RecordMetadata(1), 6)
+    )
     lazy = sampled(1, 2, 7)
     assert lazy == lazy
     for thing in (RecordMetadata(1), Record(RecordMetadata(1), 1), lazy):
         assert_raises(TypeError, "unhashable", hash, thing)
     rng = philox(0)
-    assert str(RecordMetadata(1, 2, rng)) == "RecordMetadata(index=1, record_key=2, rng=Generator(Philox))"
+    assert (
+        str(RecordMetadata(1, 2, rng))
+        == "RecordMetadata(index=1, record_key=2, rng=Generator(Philox))"
+    )
     assert str(RecordMetadata(1)) == "RecordMetadata(index=1, record_key=None, rng=None)"
     assert repr(RecordMetadata(1, 2)) == "RecordMetadata(index=1, record_key=2, rng=None)"
     assert repr(RecordMetadata(1, 2, rng)) == f"RecordMetadata(index=1, record_key=2, rng={rng!r})"
-    assert repr(sampled(1, 2, 7)).startswith("RecordMetadata(index=1, record_key=2, rng=Generator(Philox) at 0x")
+    assert repr(sampled(1, 2, 7)).startswith(
+        "RecordMetadata(index=1, record_key=2, rng=Generator(Philox) at 0x"
+    )
     assert str(sampled(1, 2, 7)) == "RecordMetadata(index=1, record_key=2, rng=Generator(Philox))"
     text = "Record(metadata=RecordMetadata(index=1, record_key=2, rng=None), data='x')"
     assert repr(Record(RecordMetadata(1, 2), "x")) == text
@@ -182,7 +201,12 @@ def own_traversal():
 def shown(value):
     """The text of a container, with its order of keys and its default."""
     if isinstance(value, dict):
-        return type(value), [*value], getattr(value, "default_factory", None), [shown(child) for child in value.values()]
+        return (
+            type(value),
+            [*value],
+            getattr(value, "default_factory", None),
+            [shown(child) for child in value.values()],
+        )
     if isinstance(value, list | tuple):
         return type(value), [shown(child) for child in value]
     return value
@@ -196,14 +220,22 @@ def test_our_traversal_is_jax_s(value, other):
         leaves, structure = tree.flatten(value)
         assert leaves == jax.tree_util.tree_leaves(value)
         marked = list(range(len(leaves)))
-        assert shown(tree.unflatten(structure, marked)) == shown(jax.tree_util.tree_unflatten(jaxs[0], marked))
-        paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(value)[0]]
+        assert shown(tree.unflatten(structure, marked)) == shown(
+            jax.tree_util.tree_unflatten(jaxs[0], marked)
+        )
+        paths = [
+            jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(value)[0]
+        ]
         assert tree.leaf_paths(value) == paths
-        assert structure == tree.flatten(value)[1] and hash(structure) == hash(tree.flatten(value)[1])
+        assert structure == tree.flatten(value)[1] and hash(structure) == hash(
+            tree.flatten(value)[1]
+        )
         assert (structure == tree.flatten(other)[1]) == (jaxs[0] == jaxs[1])
     # With JAX imported, its functions are used.
     assert tree.flatten(value) == (leaves, jaxs[0])
-    assert shown(tree.unflatten(jaxs[0], leaves)) == shown(jax.tree_util.tree_unflatten(jaxs[0], leaves))
+    assert shown(tree.unflatten(jaxs[0], leaves)) == shown(
+        jax.tree_util.tree_unflatten(jaxs[0], leaves)
+    )
     assert len(tree.leaf_paths(value)) == len(leaves)
 
 
@@ -212,7 +244,9 @@ def test_without_jax_which_is_not_imported_and_with_a_half_imported_one(tmp_path
     with own_traversal():
         leaves, _ = tree.flatten({"b": array, "a": np.float32(1)})
         assert leaves[1] is array and leaves[0] == 1
-        assert_raises(ValueError, r"keys of a dict must be sortable.*'a', 1", tree.flatten, {"a": 1, 1: 2})
+        assert_raises(
+            ValueError, r"keys of a dict must be sortable.*'a', 1", tree.flatten, {"a": 1, 1: 2}
+        )
         leaves, structure = tree.flatten({"a": [1, (2, None)]})
         assert repr(structure) == "dict['a': list[*, tuple[*, NoneType[]]]]"
     # JAX may be imported between the two
@@ -240,14 +274,21 @@ def traverse(tree):
 def test_a_value_with_equivalent_dtypes_and_those_of_other_libraries_wrong_values_and_the_protocol():
     spec = ShapeDtypeStruct((2, None), np.float32)
     assert repr(spec) == "ShapeDtypeStruct(shape=(2, None), dtype=<class 'numpy.float32'>)"
-    assert spec == ShapeDtypeStruct(shape=(2, None), dtype=np.float32) == pickle.loads(pickle.dumps(spec))
+    assert (
+        spec
+        == ShapeDtypeStruct(shape=(2, None), dtype=np.float32)
+        == pickle.loads(pickle.dumps(spec))
+    )
     assert_raises(AttributeError, None, setattr, spec, "shape", (3,))
     assert_raises((AttributeError, TypeError), None, setattr, spec, "other", 3)
     spec = ShapeDtypeStruct([np.int64(2), None], np.int8)
     assert spec.shape == (2, None) and type(spec.shape) is tuple and type(spec.shape[0]) is int
     spec = {"b": (ShapeDtypeStruct((2,), np.int8), None), "a": ShapeDtypeStruct((), np.int8)}
     assert map_spec(lambda leaf: leaf.shape, spec) == {"a": (), "b": ((2,), None)}
-    equal = [ShapeDtypeStruct((3,), dtype) for dtype in (np.float32, np.dtype("float32"), "float32", "<f4")]
+    equal = [
+        ShapeDtypeStruct((3,), dtype)
+        for dtype in (np.float32, np.dtype("float32"), "float32", "<f4")
+    ]
     assert len({*equal}) == 1
     assert all(a == b for a in equal for b in equal)
     other_specs = [((3,), np.float64), ((3, 1), np.float32), ((None,), np.float32)]
@@ -256,17 +297,32 @@ def test_a_value_with_equivalent_dtypes_and_those_of_other_libraries_wrong_value
     assert len({equal[0], *others}) == 6
     key = jax.random.key(0)
     spec = ShapeDtypeStruct(key.shape, key.dtype)
-    assert spec == ShapeDtypeStruct((), key.dtype) and hash(spec) == hash(ShapeDtypeStruct((), key.dtype))
+    assert spec == ShapeDtypeStruct((), key.dtype) and hash(spec) == hash(
+        ShapeDtypeStruct((), key.dtype)
+    )
     assert spec != ShapeDtypeStruct((), np.uint32)
-    assert ShapeDtypeStruct((2,), jax.numpy.bfloat16) == ShapeDtypeStruct((2,), jax.numpy.zeros(2, "bfloat16").dtype)
+    assert ShapeDtypeStruct((2,), jax.numpy.bfloat16) == ShapeDtypeStruct(
+        (2,), jax.numpy.zeros(2, "bfloat16").dtype
+    )
     for arguments, error, match in [
-        *(((shape, "i1"), TypeError, "shape must be a sequence of integers and") for shape in [3, None, (1.5,), "a", ("2",)]),
+        *(
+            ((shape, "i1"), TypeError, "shape must be a sequence of integers and")
+            for shape in [3, None, (1.5,), "a", ("2",)]
+        ),
         (((2, -1), np.int8), ValueError, "shape must be a non-negative integer, got -1"),
         (((2,), None), TypeError, "dtype must be a dtype, got None"),
         (((2,),), TypeError, "missing"),
         ((), TypeError, "missing"),
     ]:
         assert_raises(error, match, ShapeDtypeStruct, *arguments)
-    arrays = [np.zeros(3), np.float32(1), jax.numpy.zeros(3), jax.ShapeDtypeStruct((2,), np.int8), ShapeDtypeStruct((), np.int8)]
+    arrays = [
+        np.zeros(3),
+        np.float32(1),
+        jax.numpy.zeros(3),
+        jax.ShapeDtypeStruct((2,), np.int8),
+        ShapeDtypeStruct((), np.int8),
+    ]
     assert all(isinstance(array, ShapeDtypeStructProtocol) for array in arrays)
-    assert not any(isinstance(value, ShapeDtypeStructProtocol) for value in [3, [1, 2], "abc", None])
+    assert not any(
+        isinstance(value, ShapeDtypeStructProtocol) for value in [3, [1, 2], "abc", None]
+    )

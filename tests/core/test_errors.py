@@ -44,7 +44,14 @@ def test_fields_counts_flags_and_lists_of_states():
     found = r"owner must have the key 'b', found only \['a', 1\]"
     assert_raises(StateKeyError, found, state_field, {"a": 0, 1: 0}, "b", "owner")
     for wrong in (None, [("a", 1)], 5, "a", b"a"):
-        assert_raises(StateMismatchError, "owner must be a mapping with the key 'a'", state_field, wrong, "a", "owner")
+        assert_raises(
+            StateMismatchError,
+            "owner must be a mapping with the key 'a'",
+            state_field,
+            wrong,
+            "a",
+            "owner",
+        )
     with pytest.raises(StateMismatchError) as caught:
         state_field("x" * 10_000, "a", "owner")
     assert len(str(caught.value)) < 400
@@ -65,10 +72,30 @@ def test_fields_counts_flags_and_lists_of_states():
     assert state_list({"x": (1, None)}, "x", "owner", 2, "the number of parents") == [1, None]
     match = "x in the state of owner must be a list of 2, the number of parents, got"
     for wrong in ([1], [1, 2, 3], {"0": 1}, "ab", None, 2):
-        assert_raises(StateMismatchError, match, state_list, {"x": wrong}, "x", "owner", 2, "the number of parents")
+        assert_raises(
+            StateMismatchError,
+            match,
+            state_list,
+            {"x": wrong},
+            "x",
+            "owner",
+            2,
+            "the number of parents",
+        )
     assert plain_counts([np.int32(3), 0, sys.maxsize]) == [3, 0, sys.maxsize]
     assert all(type(count) is int for count in plain_counts((np.uint8(3), 4)))
-    for wrong in ([1, -1], [1, sys.maxsize + 1], [1.0], [True], ["1"], [None], 3, None, {1: 2}, "12"):
+    for wrong in (
+        [1, -1],
+        [1, sys.maxsize + 1],
+        [1.0],
+        [True],
+        ["1"],
+        [None],
+        3,
+        None,
+        {1: 2},
+        "12",
+    ):
         assert plain_counts(wrong) is None
 
 
@@ -77,7 +104,9 @@ def test_text_is_indented_json_or_an_error_and_what_is_shown_is_short_and_never_
     assert state_to_text(state) == json.dumps(state, indent=4)
     assert process_file_name() == "process_0-of-1.json"
     for text in ("", "{", "[1,]", b"\xff", b"{\0", "[" * 100_000, "1" * 5000):
-        with pytest.raises(StateTextError, match="the state of owner must be JSON text, got") as caught:
+        with pytest.raises(
+            StateTextError, match="the state of owner must be JSON text, got"
+        ) as caught:
             state_from_text(text, "owner")
         assert isinstance(caught.value, json.JSONDecodeError)
         again = pickle.loads(pickle.dumps(caught.value))
@@ -86,9 +115,33 @@ def test_text_is_indented_json_or_an_error_and_what_is_shown_is_short_and_never_
     for _ in range(5000):
         deep = [deep]
     endless.append(endless)
-    for value in (deep, endless, 10**5000, [10**5000], "x" * 10**6, b"x" * 10**6, {"x" * 10**6: "y"}, [*range(10**6)], None):
+    for value in (
+        deep,
+        endless,
+        10**5000,
+        [10**5000],
+        "x" * 10**6,
+        b"x" * 10**6,
+        {"x" * 10**6: "y"},
+        [*range(10**6)],
+        None,
+    ):
         assert len(shown(value)) <= 200 and len(shown(value, 20)) <= 20
-    for value in (1, -1.5, "a'b", b"a", None, True, [1, [2, "b"]], [], {}, {"a": {1: [None]}}, (1,), {2}, range(3)):
+    for value in (
+        1,
+        -1.5,
+        "a'b",
+        b"a",
+        None,
+        True,
+        [1, [2, "b"]],
+        [],
+        {},
+        {"a": {1: [None]}},
+        (1,),
+        {2},
+        range(3),
+    ):
         assert shown(value) == repr(value)
 
     class Coloured:
@@ -115,7 +168,9 @@ def test_integers_are_built_in_ones_and_others_refused_with_parameter_and_range(
     assert as_int("x", True) == 1 and type(as_int("x", True)) is int
     assert [as_int("x", value, minimum=-3, maximum=3) for value in (-3, 3)] == [-3, 3]
     for value in (5.0, np.float64(5), "5", None, [5], 5j):
-        with pytest.raises(TypeError, match=r"^batch_size must be an integer, got .* of type ") as caught:
+        with pytest.raises(
+            TypeError, match=r"^batch_size must be an integer, got .* of type "
+        ) as caught:
             as_int("batch_size", value)
         assert repr(value) in str(caught.value) and type(value).__name__ in str(caught.value)
         assert caught.value.__suppress_context__
@@ -132,12 +187,18 @@ def test_integers_are_built_in_ones_and_others_refused_with_parameter_and_range(
 STREAM = gristmill.MapDataset.range(4).to_iter_dataset()
 WORDS = {
     "executor": ("threads", lambda word: gristmill.MultiprocessingOptions(1, executor=word)),
-    "order": ("stream", lambda word: STREAM.mp_prefetch(gristmill.MultiprocessingOptions(1), order=word)),
+    "order": (
+        "stream",
+        lambda word: STREAM.mp_prefetch(gristmill.MultiprocessingOptions(1), order=word),
+    ),
     "then": ("replace", lambda word: STREAM.tolerate(ValueError, then=word)),
     "end": ("pad", lambda word: STREAM.global_batch(2, end=word)),
     "stop": ("all", lambda word: gristmill.IterDataset.mix([STREAM], stop=word)),
     "by": ("elements", lambda word: gristmill.IterDataset.mix([STREAM], by=word)),
-    "by ": ("elements", lambda word: gristmill.MapDataset.mix([gristmill.MapDataset.range(4)], by=word)),
+    "by ": (
+        "elements",
+        lambda word: gristmill.MapDataset.mix([gristmill.MapDataset.range(4)], by=word),
+    ),
     "on_long": ("drop", lambda word: STREAM.bucket_batch(len, [1], batch_sizes=1, on_long=word)),
     "compression": ("gzip", check_compression),
     "format": ("raw", lambda word: gristmill.TokenSource("none", format=word)),
@@ -147,8 +208,20 @@ WORDS = {
 @pytest.mark.parametrize("name", WORDS)
 def test_options_of_one_word_refuse_what_is_equal_to_a_word(name):
     word, make = WORDS[name]
-    for wrong in (np.array([word]), np.array([word, word]), np.array(word), [word], {word}, f"{word} "):
-        assert_raises((TypeError, ValueError), f"{name.strip()} must be .*got {re.escape(repr(wrong)[:20])}", make, wrong)
+    for wrong in (
+        np.array([word]),
+        np.array([word, word]),
+        np.array(word),
+        [word],
+        {word},
+        f"{word} ",
+    ):
+        assert_raises(
+            (TypeError, ValueError),
+            f"{name.strip()} must be .*got {re.escape(repr(wrong)[:20])}",
+            make,
+            wrong,
+        )
 
 
 def test_errors_are_caught_as_what_users_expect_their_texts_and_notes_of_any_exception():
@@ -159,7 +232,11 @@ def test_errors_are_caught_as_what_users_expect_their_texts_and_notes_of_any_exc
         (KeyRangeError, (IndexError, ValueError)),
     ]:
         other = pickle.loads(pickle.dumps(kind("the message")))
-        assert type(other) is kind and {*caught_as} < {*kind.__mro__} and str(kind("the message")) == str(other) == "the message"
+        assert (
+            type(other) is kind
+            and {*caught_as} < {*kind.__mro__}
+            and str(kind("the message")) == str(other) == "the message"
+        )
     error = missing_package("pyarrow", "parquet", "ParquetIterDataset")
     assert isinstance(error, ImportError)
     for part in ("pyarrow", "gristmill[parquet]", "ParquetIterDataset"):
@@ -177,7 +254,11 @@ def test_errors_are_caught_as_what_users_expect_their_texts_and_notes_of_any_exc
         assert error.__notes__ == ["first", "second"]
 
 
-FAR = st.integers(-(2**80), 2**80) | st.integers(-10, 10) | st.sampled_from([2**62, 2**63 - 1, 2**63, -(2**63)])
+FAR = (
+    st.integers(-(2**80), 2**80)
+    | st.integers(-10, 10)
+    | st.sampled_from([2**62, 2**63 - 1, 2**63, -(2**63)])
+)
 LIMITS = st.sampled_from([0, 10, 2**31, 2**62, 2**63 - 1])
 
 

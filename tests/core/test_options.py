@@ -19,12 +19,25 @@ from programs import output
 from refusing import assert_raises
 
 from gristmill.core.config import Config, ConfigOptionError, config
-from gristmill.core.options import DatasetOptions, ExecutionTrackingMode, MultiprocessingOptions, ReadOptions
-from gristmill.core.sharding import NoSharding, ShardByJaxProcess, ShardOptions, even_split, process_index_and_count
+from gristmill.core.options import (
+    DatasetOptions,
+    ExecutionTrackingMode,
+    MultiprocessingOptions,
+    ReadOptions,
+)
+from gristmill.core.sharding import (
+    NoSharding,
+    ShardByJaxProcess,
+    ShardOptions,
+    even_split,
+    process_index_and_count,
+)
 
 
 def test_read_and_multiprocessing_options_are_mutable_values_with_slots():
-    multiprocessing = "MultiprocessingOptions(num_workers={}, per_worker_buffer_size={}, enable_profiling={})"
+    multiprocessing = (
+        "MultiprocessingOptions(num_workers={}, per_worker_buffer_size={}, enable_profiling={})"
+    )
     for options, text in [
         (ReadOptions(), "ReadOptions(num_threads=16, prefetch_buffer_size=500)"),
         (ReadOptions(3, 4), "ReadOptions(num_threads=3, prefetch_buffer_size=4)"),
@@ -32,7 +45,11 @@ def test_read_and_multiprocessing_options_are_mutable_values_with_slots():
         (MultiprocessingOptions(2, 3, True), multiprocessing.format(2, 3, True)),
     ]:
         assert repr(options) == text
-        for other in (copy.copy(options), pickle.loads(pickle.dumps(options)), dataclasses.replace(options)):
+        for other in (
+            copy.copy(options),
+            pickle.loads(pickle.dumps(options)),
+            dataclasses.replace(options),
+        ):
             assert other == options
         first = dataclasses.fields(options)[0].name
         setattr(options, first, 7)
@@ -43,26 +60,54 @@ def test_read_and_multiprocessing_options_are_mutable_values_with_slots():
 
 def test_counts_are_checked_and_threads_and_workers_need_a_buffer(caplog):
     caplog.set_level(logging.WARNING, "gristmill")
-    fields = [(kind, field) for kind in (ReadOptions, MultiprocessingOptions) for field in dataclasses.fields(kind)[:2]]
+    fields = [
+        (kind, field)
+        for kind in (ReadOptions, MultiprocessingOptions)
+        for field in dataclasses.fields(kind)[:2]
+    ]
     for kind, field in fields:
         for value in (None, 1.0, "1"):
-            assert_raises(TypeError, f"^{field.name} must be an integer( or 'auto')?, got", kind, **{field.name: value})
-        assert_raises(ValueError, f"^{field.name} must be a non-negative integer, got -1", kind, **{field.name: -1})
+            assert_raises(
+                TypeError,
+                f"^{field.name} must be an integer( or 'auto')?, got",
+                kind,
+                **{field.name: value},
+            )
+        assert_raises(
+            ValueError,
+            f"^{field.name} must be a non-negative integer, got -1",
+            kind,
+            **{field.name: -1},
+        )
         assert kind(**{field.name: 0}) == kind(**{field.name: np.int64(0)})
         assert type(getattr(kind(**{field.name: np.int64(3)}), field.name)) is int
     assert MultiprocessingOptions(0, 0).per_worker_buffer_size == 0
-    assert_raises(ValueError, r"^per_worker_buffer_size must be a positive integer, got 0", MultiprocessingOptions, 1, 0)
+    assert_raises(
+        ValueError,
+        r"^per_worker_buffer_size must be a positive integer, got 0",
+        MultiprocessingOptions,
+        1,
+        0,
+    )
     caplog.clear()
     for threads, buffer in ((16, 0), (0, 5), (5, 5)):
         ReadOptions(threads, buffer)
     assert caplog.records == []
     ReadOptions(6, 5)
     (record,) = caplog.records
-    assert "num_threads=6" in record.getMessage() and "only 5 threads can be busy" in record.getMessage()
+    assert (
+        "num_threads=6" in record.getMessage()
+        and "only 5 threads can be busy" in record.getMessage()
+    )
 
 
-OPTIONAL = dict.fromkeys(["filter_warn_threshold_ratio", "filter_raise_threshold_ratio"], st.none() | st.floats(0, 1))
-OPTIONAL |= {"execution_tracking_mode": st.sampled_from(ExecutionTrackingMode), "min_shm_size": st.integers(0, 2**40)}
+OPTIONAL = dict.fromkeys(
+    ["filter_warn_threshold_ratio", "filter_raise_threshold_ratio"], st.none() | st.floats(0, 1)
+)
+OPTIONAL |= {
+    "execution_tracking_mode": st.sampled_from(ExecutionTrackingMode),
+    "min_shm_size": st.integers(0, 2**40),
+}
 GIVEN = st.fixed_dictionaries({}, optional=OPTIONAL)
 OF_DATASETS = {"filter_warn_threshold_ratio": 0.9, "filter_raise_threshold_ratio": None}
 OF_DATASETS |= {"execution_tracking_mode": ExecutionTrackingMode.DISABLED, "min_shm_size": 0}
@@ -72,7 +117,10 @@ OF_DATASETS |= {"execution_tracking_mode": ExecutionTrackingMode.DISABLED, "min_
 def test_laws_of_dataset_options(one, other, third):
     a, b, c = (DatasetOptions(**given) for given in (one, other, third))
     assert {name: getattr(a, name) for name in OF_DATASETS} == {**OF_DATASETS, **one}
-    assert repr(a) == f"DatasetOptions({', '.join(f'{k}={one[k]!r}' for k in OF_DATASETS if k in one)})"
+    assert (
+        repr(a)
+        == f"DatasetOptions({', '.join(f'{k}={one[k]!r}' for k in OF_DATASETS if k in one)})"
+    )
     assert a.merge(b) == DatasetOptions(**{**other, **one})  # what the first gives explicitly
     assert a.merge(b).merge(c) == a.merge(b.merge(c))
     assert a.merge(a) == a == a.merge(None)
@@ -85,11 +133,16 @@ def test_laws_of_dataset_options(one, other, third):
 
 
 def test_dataset_options_are_frozen_checked_and_know_what_was_given():
-    explicit, half = DatasetOptions(filter_warn_threshold_ratio=0.9), DatasetOptions(filter_warn_threshold_ratio=0.5)
+    explicit, half = (
+        DatasetOptions(filter_warn_threshold_ratio=0.9),
+        DatasetOptions(filter_warn_threshold_ratio=0.5),
+    )
     assert explicit != DatasetOptions()
     assert explicit.merge(half).filter_warn_threshold_ratio == 0.9
     assert DatasetOptions().merge(half).filter_warn_threshold_ratio == 0.5
-    assert_raises(dataclasses.FrozenInstanceError, None, setattr, DatasetOptions(), "min_shm_size", 3)
+    assert_raises(
+        dataclasses.FrozenInstanceError, None, setattr, DatasetOptions(), "min_shm_size", 3
+    )
     assert_raises(TypeError, None, DatasetOptions, 0.5)
     assert_raises(TypeError, None, DatasetOptions, unknown=1)
     for name, error, values in [
@@ -101,13 +154,20 @@ def test_dataset_options_are_frozen_checked_and_know_what_was_given():
     ]:
         for value in values:
             assert_raises(error, f"^{name} must be", DatasetOptions, **{name: value})
-    assert [(mode.name, mode.value) for mode in ExecutionTrackingMode] == [("DISABLED", 1), ("STAGE_TIMING", 2)]
+    assert [(mode.name, mode.value) for mode in ExecutionTrackingMode] == [
+        ("DISABLED", 1),
+        ("STAGE_TIMING", 2),
+    ]
 
 
 def test_fields_wrong_arguments_and_values_that_are_equal_by_class_too():
     options = ShardOptions(1, 3)
     assert dataclasses.astuple(options) == (1, 3, False)
-    assert dataclasses.astuple(ShardOptions(shard_index=2, shard_count=4, drop_remainder=True)) == (2, 4, True)
+    assert dataclasses.astuple(ShardOptions(shard_index=2, shard_count=4, drop_remainder=True)) == (
+        2,
+        4,
+        True,
+    )
     assert dataclasses.astuple(NoSharding()) == (0, 1, False)
     assert repr(options) == "ShardOptions(shard_index=1, shard_count=3, drop_remainder=False)"
     assert repr(NoSharding()) == "NoSharding(shard_index=0, shard_count=1, drop_remainder=False)"
@@ -116,13 +176,28 @@ def test_fields_wrong_arguments_and_values_that_are_equal_by_class_too():
     assert type(same.shard_index) is type(same.shard_count) is int
     for call, arguments, error, match in [
         # The count is checked before the index.
-        *((ShardOptions, (5, n), ValueError, f"^shard_count must be a positive integer, got {n}") for n in (0, -1)),
-        *((ShardOptions, (i, 3), ValueError, rf"^shard_index must be in .* \[0, 3\), got {i}$") for i in (-1, 3, 7)),
-        *((ShardOptions, (value, 3), TypeError, r"^shard_index must be an integer") for value in (1.0, "1", None)),
-        *((ShardOptions, (0, value), TypeError, r"^shard_count must be an integer") for value in (1.0, "1", None)),
+        *(
+            (ShardOptions, (5, n), ValueError, f"^shard_count must be a positive integer, got {n}")
+            for n in (0, -1)
+        ),
+        *(
+            (ShardOptions, (i, 3), ValueError, rf"^shard_index must be in .* \[0, 3\), got {i}$")
+            for i in (-1, 3, 7)
+        ),
+        *(
+            (ShardOptions, (value, 3), TypeError, r"^shard_index must be an integer")
+            for value in (1.0, "1", None)
+        ),
+        *(
+            (ShardOptions, (0, value), TypeError, r"^shard_count must be an integer")
+            for value in (1.0, "1", None)
+        ),
         (NoSharding, (0,), TypeError, None),
         (even_split, (-1, NoSharding()), ValueError, r"^num_examples must be"),
-        *((even_split, (value, NoSharding()), TypeError, r"^num_examples must be") for value in (1.5, None)),
+        *(
+            (even_split, (value, NoSharding()), TypeError, r"^num_examples must be")
+            for value in (1.5, None)
+        ),
     ]:
         assert_raises(error, match, call, *arguments)
     for options in (ShardOptions(1, 3), NoSharding(), ShardByJaxProcess()):
@@ -156,8 +231,15 @@ def test_by_jax_process_here_in_a_cluster_and_without_jax(tmp_path):
     stands in.
     """
     assert process_index_and_count() == (jax.process_index(), jax.process_count())
-    assert dataclasses.astuple(ShardByJaxProcess(drop_remainder=True)) == (jax.process_index(), jax.process_count(), True)
-    assert repr(ShardByJaxProcess()) == "ShardByJaxProcess(shard_index=0, shard_count=1, drop_remainder=False)"
+    assert dataclasses.astuple(ShardByJaxProcess(drop_remainder=True)) == (
+        jax.process_index(),
+        jax.process_count(),
+        True,
+    )
+    assert (
+        repr(ShardByJaxProcess())
+        == "ShardByJaxProcess(shard_index=0, shard_count=1, drop_remainder=False)"
+    )
     assert output(tmp_path, IN_A_CLUSTER) == [
         "ShardByJaxProcess(shard_index=2, shard_count=5, drop_remainder=True)",
         "not swallowed",
@@ -174,7 +256,10 @@ def test_shards_follow_one_another_and_differ_by_one_at_most_or_are_equal(num_ex
     assert sizes == sorted(sizes, reverse=True) and sizes[0] - sizes[-1] <= 1
     size = num_examples // count
     for i in (0, count // 2, count - 1):
-        assert even_split(num_examples, ShardOptions(i, count, drop_remainder=True)) == (size * i, size * (i + 1))
+        assert even_split(num_examples, ShardOptions(i, count, drop_remainder=True)) == (
+            size * i,
+            size * (i + 1),
+        )
 
 
 def test_a_dropped_remainder_is_logged_with_its_size(caplog):
@@ -188,11 +273,18 @@ def test_a_dropped_remainder_is_logged_with_its_size(caplog):
     assert [int(word) for word in record.getMessage().split() if word.isdigit()] == [2, 11, 3]
 
 
-SWITCHES = ("py_debug_mode", "py_relay_sigterm_to_main", "enable_multiprocess_worker_profiling", "tf_interleaved_shuffle")
+SWITCHES = (
+    "py_debug_mode",
+    "py_relay_sigterm_to_main",
+    "enable_multiprocess_worker_profiling",
+    "tf_interleaved_shuffle",
+)
 DEFAULTS = {
     **dict.fromkeys((*SWITCHES, "tf_lookup_fast_warmup", "tf_optimized_sequential_read"), False),
     **dict.fromkeys(("num_threads_computing_num_records", "num_threads_fetching_records"), 64),
-    **dict.fromkeys(("tf_interleaved_shuffle_block_size", "tf_interleaved_shuffle_parallel_blocks"), 10),
+    **dict.fromkeys(
+        ("tf_interleaved_shuffle_block_size", "tf_interleaved_shuffle_parallel_blocks"), 10
+    ),
     **dict.fromkeys(("tf_lookup_num_parallel_calls", "tf_prefetch_buffer_size"), -1),
 }
 DEFAULTS |= {"tf_lookup_batch_size": 100, "stall_seconds": 0, "debug_report_seconds": 60}
@@ -224,7 +316,11 @@ def test_defaults_and_update_which_takes_effect_and_beats_the_environment(fresh,
         monkeypatch.setenv(f"GRISTMILL_{name.upper()}", "never parsed")
         for value in values:
             fresh.update(name, value)
-            assert getattr(fresh, name) == fresh.get_or_default(name) == (str(value) if isinstance(value, Path) else value)
+            assert (
+                getattr(fresh, name)
+                == fresh.get_or_default(name)
+                == (str(value) if isinstance(value, Path) else value)
+            )
 
 
 def test_wrong_values_what_is_no_option_and_python_s_protocols(fresh):
@@ -253,7 +349,9 @@ def test_wrong_values_what_is_no_option_and_python_s_protocols(fresh):
     assert_raises(ValueError, "py_traceback_filtering", half_wrong.__enter__)
     assert fresh.py_debug_mode is False
     assert hasattr(config, "py_debug_mode") and not hasattr(config, "x")
-    assert copy.copy(config) is copy.deepcopy(config) is pickle.loads(pickle.dumps(config)) is config
+    assert (
+        copy.copy(config) is copy.deepcopy(config) is pickle.loads(pickle.dumps(config)) is config
+    )
     assert dict(inspect.getmembers(config)).keys() >= DEFAULTS.keys()
     assert inspect.unwrap(config) is config
 
@@ -273,12 +371,21 @@ def test_environment(fresh, monkeypatch):
             read = getattr(fresh, name)
             assert read == value and type(read) is type(value)
     number = "num_threads_fetching_records"
-    for name, text in (("py_debug_mode", "maybe"), ("py_traceback_filtering", "Auto"), (number, "many"), (number, "0")):
+    for name, text in (
+        ("py_debug_mode", "maybe"),
+        ("py_traceback_filtering", "Auto"),
+        (number, "many"),
+        (number, "0"),
+    ):
         monkeypatch.setenv(f"GRISTMILL_{name.upper()}", text)
-        assert_raises(ValueError, f"GRISTMILL_{name.upper()} must be .*{text}", getattr, fresh, name)
+        assert_raises(
+            ValueError, f"GRISTMILL_{name.upper()} must be .*{text}", getattr, fresh, name
+        )
 
 
-def test_whether_somebody_has_set_an_option_and_override_restores_what_was_set_and_what_was_not(fresh, monkeypatch):
+def test_whether_somebody_has_set_an_option_and_override_restores_what_was_set_and_what_was_not(
+    fresh, monkeypatch
+):
     names = ("py_debug_mode", "num_threads_fetching_records")
     assert fresh.are_unset(names)
     with fresh.override(py_debug_mode=False):
@@ -342,9 +449,14 @@ FLAGS_PROGRAM = """
 def test_absl_flag_counts_once_parsed(monkeypatch, tmp_path):
     monkeypatch.setenv("GRISTMILL_PY_DEBUG_MODE", "1")
     monkeypatch.setenv("GRISTMILL_NUM_THREADS_FETCHING_RECORDS", "5")
-    assert output(tmp_path, FLAGS_PROGRAM, "--nograin_py_debug_mode", "--grain_py_traceback_filtering=some") == [
+    assert output(
+        tmp_path, FLAGS_PROGRAM, "--nograin_py_debug_mode", "--grain_py_traceback_filtering=some"
+    ) == [
         "True",
         "False 5",
-        "--grain_py_traceback_filtering must be one of auto, off, tracebackhide, quiet_remove_frames, remove_frames, got 'some'",
+        (
+            "--grain_py_traceback_filtering must be one of auto, off, tracebackhide,"
+            " quiet_remove_frames, remove_frames, got 'some'"
+        ),
         "True",
     ]

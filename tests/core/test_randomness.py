@@ -12,7 +12,9 @@ from refusing import assert_raises
 from gristmill.core.permutation import Permutation, index_shuffle
 from gristmill.core.seeds import RngPool, check_seed, keyed_rng
 
-PLACES = st.tuples(st.integers(-3, 3) | st.just(2**40), st.integers(0, 10) | st.integers(0, 2**63 - 1))
+PLACES = st.tuples(
+    st.integers(-3, 3) | st.just(2**40), st.integers(0, 10) | st.integers(0, 2**63 - 1)
+)
 
 
 @settings(deadline=None, max_examples=50)
@@ -51,7 +53,11 @@ def test_dtypes_and_order_of_a_block_do_not_matter_and_copies_and_threads_see_th
         assert np.array_equal(permutation.many(np.zeros(100, np.int64), indices), expected)
     permutation = Permutation(60_000, 3)
     permutation.one(0, 0)
-    for other in (pickle.loads(pickle.dumps(permutation)), copy.deepcopy(permutation), copy.copy(permutation)):
+    for other in (
+        pickle.loads(pickle.dumps(permutation)),
+        copy.deepcopy(permutation),
+        copy.copy(permutation),
+    ):
         assert [other.one(1, i) for i in range(10)] == [permutation.one(1, i) for i in range(10)]
     assert len(pickle.dumps(permutation)) < 200
     permutation = Permutation(1_000_000, 5)
@@ -63,7 +69,9 @@ def test_dtypes_and_order_of_a_block_do_not_matter_and_copies_and_threads_see_th
 
     with ThreadPoolExecutor(4) as threads:
         answers = [threads.submit(look_up) for _ in range(4)]
-    expected = [[index_shuffle(i, 999_999, 5, 4) for i in (block[0], block[-1])] for block in blocks]
+    expected = [
+        [index_shuffle(i, 999_999, 5, 4) for i in (block[0], block[-1])] for block in blocks
+    ]
     assert [answer.result() for answer in answers] == [expected] * 4
 
 
@@ -76,11 +84,22 @@ def test_integers_of_all_kinds_in_range_are_taken_and_built_in_ones_returned():
     assert index_shuffle(0, 0, 0, 4) == 0
     right = {"index": 1, "max_index": 10, "seed": 3, "rounds": 4}
     for change, error, message in [
-        *(({name: x}, TypeError, f"{name} must be an integer, got") for name in right for x in (1.0, "1", None, [1])),
-        *(({"rounds": n}, ValueError, rf"rounds must be an even integer in \[4, 1024\], got {n}") for n in (2, 5, 1026, -4)),
+        *(
+            ({name: x}, TypeError, f"{name} must be an integer, got")
+            for name in right
+            for x in (1.0, "1", None, [1])
+        ),
+        *(
+            ({"rounds": n}, ValueError, rf"rounds must be an even integer in \[4, 1024\], got {n}")
+            for n in (2, 5, 1026, -4)
+        ),
         ({"index": -1}, ValueError, "index must be in .0, max_index. = .0, 10., got -1"),
         ({"index": 11}, ValueError, "index must be in .0, max_index. = .0, 10., got 11"),
-        ({"index": 0, "max_index": -1}, ValueError, "index must be in .0, max_index. = .0, -1., got 0"),
+        (
+            {"index": 0, "max_index": -1},
+            ValueError,
+            "index must be in .0, max_index. = .0, -1., got 0",
+        ),
         ({"max_index": 2**63}, ValueError, "max_index must be .*, got 9223372036854775808"),
         ({"seed": -1}, ValueError, "seed must be .*, got -1"),
         ({"seed": 2**32}, ValueError, "seed must be .*, got 4294967296"),
@@ -90,12 +109,22 @@ def test_integers_of_all_kinds_in_range_are_taken_and_built_in_ones_returned():
         assert_raises(error, f"^{message}", index_shuffle, **{**right, **change})
 
 
-DRAWS = {"float32": lambda rng: rng.random(3, dtype=np.float32).tolist(), "normal": lambda rng: rng.normal(size=3).tolist()}
+DRAWS = {
+    "float32": lambda rng: rng.random(3, dtype=np.float32).tolist(),
+    "normal": lambda rng: rng.normal(size=3).tolist(),
+}
 DRAWS |= {"uint8": lambda rng: rng.integers(256, size=5, dtype=np.uint8).tolist()}
 DRAWS |= {"choice": lambda rng: rng.choice(100, 5, replace=False).tolist()}
 DRAWS |= {"raw": lambda rng: rng.bit_generator.random_raw(3).tolist()}
 DRAWS |= {"jumped": lambda rng: rng.bit_generator.jumped().random_raw(2).tolist()}
-DRAWS |= {"mixed": lambda rng: [rng.integers(9, dtype=np.uint32), rng.random(), rng.poisson(3), rng.shuffle([1, 2])]}
+DRAWS |= {
+    "mixed": lambda rng: [
+        rng.integers(9, dtype=np.uint32),
+        rng.random(),
+        rng.poisson(3),
+        rng.shuffle([1, 2]),
+    ]
+}
 
 
 def state(rng):
@@ -110,7 +139,9 @@ def test_keyed_rng_equals_a_philox_of_that_key_and_survives_pickling_and_copying
     for key in (0, 1, 7, 2**32 - 1, 2**32, 2**64 - 1, 2**64, 2**100 + 3, 2**128 - 1):
         assert state(keyed_rng(key)) == state(np.random.Generator(np.random.Philox(key=key)))
         for name, draw in DRAWS.items():
-            assert draw(keyed_rng(key)) == draw(np.random.Generator(np.random.Philox(key=key))), name
+            assert draw(keyed_rng(key)) == draw(np.random.Generator(np.random.Philox(key=key))), (
+                name
+            )
     for drawn in (0, 1, 5):
         rng = keyed_rng(2**70 + 5)
         rng.integers(10, size=drawn, dtype=np.uint32)
@@ -125,7 +156,9 @@ def test_children_of_a_keyed_rng_are_the_same_in_every_run_and_what_is_a_seed():
         return [child.random() for child in [*rng.spawn(2), *rng.spawn(2)]]
 
     first = draws(keyed_rng(3))
-    assert first == draws(keyed_rng(3)) == draws(through_pickle(keyed_rng(3))) != draws(keyed_rng(4))
+    assert (
+        first == draws(keyed_rng(3)) == draws(through_pickle(keyed_rng(3))) != draws(keyed_rng(4))
+    )
     assert len({*first, keyed_rng(3).random()}) == 5
     for seed in (0, np.int64(5), True, 2**200):
         assert check_seed(seed) == seed and type(check_seed(seed)) is int
@@ -133,7 +166,9 @@ def test_children_of_a_keyed_rng_are_the_same_in_every_run_and_what_is_a_seed():
     for wrong in (1.0, "1", (1,), None):
         assert_raises(TypeError, r"^seed must be an integer, got", check_seed, wrong)
         assert_raises(TypeError, r"^seed must be", RngPool, wrong)
-    assert_raises(ValueError, r"^op must be a non-negative integer, got -1", check_seed, -1, name="op")
+    assert_raises(
+        ValueError, r"^op must be a non-negative integer, got -1", check_seed, -1, name="op"
+    )
     assert_raises(ValueError, "4294967296", check_seed, 2**32, bits=32)
     assert_raises(ValueError, r"^seed must be", RngPool, -1)
 
@@ -187,7 +222,9 @@ def test_pool_in_threads_and_children_of_its_generators():
 
     with ThreadPoolExecutor(4) as threads:
         answers = [threads.submit(work) for _ in range(4)]
-    assert [answer.result() for answer in answers] == [[RngPool(8).acquire_rng(i).random() for i in range(200)]] * 4
+    assert [answer.result() for answer in answers] == [
+        [RngPool(8).acquire_rng(i).random() for i in range(200)]
+    ] * 4
 
     def first_of_children(pool, index, op_seed=0):
         rng = pool.acquire_rng(index, op_seed=op_seed)
@@ -196,6 +233,10 @@ def test_pool_in_threads_and_children_of_its_generators():
         return draws
 
     pool = RngPool(7)
-    assert first_of_children(pool, 3) == first_of_children(pool, 3) == first_of_children(RngPool(7), 3)
-    different = [first_of_children(*a) for a in [(pool, 3), (pool, 4), (pool, 3, 1), (RngPool(8), 3)]]
+    assert (
+        first_of_children(pool, 3) == first_of_children(pool, 3) == first_of_children(RngPool(7), 3)
+    )
+    different = [
+        first_of_children(*a) for a in [(pool, 3), (pool, 4), (pool, 3, 1), (RngPool(8), 3)]
+    ]
     assert len({draw for draws in different for draw in draws}) == 12

@@ -67,7 +67,9 @@ def test_free_is_silent_and_only_for_names_answered_for(name):
     again.close()
 
 
-@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="the size of the memory is only known on Linux")
+@pytest.mark.skipif(
+    not Path("/dev/shm").is_dir(), reason="the size of the memory is only known on Linux"
+)
 def test_too_little_memory_is_an_error_and_takes_no_name(name):
     size = shutil.disk_usage("/dev/shm").total + (1 << 20)
     assert_raises(OSError, r"cannot allocate \d+ bytes of shared memory", SharedBlock, name, size)

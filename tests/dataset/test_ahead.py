@@ -79,19 +79,36 @@ def frozen():
 
 class TestBuffers:
     @each_size(
-        [(1, 1), (1, 16), (2, 1), (8, 4), (15, 16), (16, 16), (17, 2), (100, 5), (500, 16), (5000, 16)],
+        [
+            (1, 1),
+            (1, 16),
+            (2, 1),
+            (8, 4),
+            (15, 16),
+            (16, 16),
+            (17, 2),
+            (100, 5),
+            (500, 16),
+            (5000, 16),
+        ],
         (prefetching, 0, 1, 2, 3, 64, 1000),
         (sharing, 0, 1, 2, 5, 50),
     )
     @pytest.mark.usefixtures("quick_switches")
-    def test_order_and_no_more_elements_ahead_than_the_buffer_holds(self, make, size, args, monkeypatch):
+    def test_order_and_no_more_elements_ahead_than_the_buffer_holds(
+        self, make, size, args, monkeypatch
+    ):
         monkeypatch.setattr(budget, "_NUM_CPUS", 16)
         num_asked, seen, too_far = 0, [], []
 
         def look(x):
             seen.append(x)
             # With three threads, of ``num_asked`` elements these are those of the thread of ``x``.
-            if x // 3 >= -(-(num_asked - x % 3) // 3) + size if make is sharing else x >= num_asked + size:
+            if (
+                x // 3 >= -(-(num_asked - x % 3) // 3) + size
+                if make is sharing
+                else x >= num_asked + size
+            ):
                 too_far.append(x)
             return x
 
@@ -105,7 +122,11 @@ class TestBuffers:
         assert it._take(1) == too_far == []
         assert sorted(seen) == list(range(1000))  # and each is computed once
 
-    @each_size([(1, 1), (8, 1), (8, 4), (3, 16), (500, 16)], (prefetching, 1, 2, 3, 100), (sharing, 1, 2, 5))
+    @each_size(
+        [(1, 1), (8, 1), (8, 4), (3, 16), (500, 16)],
+        (prefetching, 1, 2, 3, 100),
+        (sharing, 1, 2, 5),
+    )
     def test_start_prefetch_fills_the_buffer_and_waits(self, make, size, args, monkeypatch):
         monkeypatch.setattr(budget, "_NUM_CPUS", 16)
         gate, num = Gate(), 3 * size if make is sharing else size
@@ -130,7 +151,9 @@ class TestBuffers:
         assert make is sharing or sorted(gate.seen) == list(range(len(gate.seen)))
         it.close()
 
-    @pytest.mark.parametrize("make", [reading, partial(reading, num_threads=0), prefetching, sharing])
+    @pytest.mark.parametrize(
+        "make", [reading, partial(reading, num_threads=0), prefetching, sharing]
+    )
     def test_a_buffer_of_0_uses_no_threads(self, make):
         gate = Gate(is_open=True)
         it = iter(make(9, gate, 0))
@@ -415,7 +438,9 @@ class Source:
 def loader(source, num_workers):
     operations, length = [operation(gm.transforms.Map, "map", source.__getitem__)], len(source)
     sampler, records = SequentialSampler(length), [*range(length)]
-    return gm.DataLoader(data_source=records, sampler=sampler, operations=operations, worker_count=num_workers)
+    return gm.DataLoader(
+        data_source=records, sampler=sampler, operations=operations, worker_count=num_workers
+    )
 
 
 def mapped(source, options=None):
@@ -425,24 +450,43 @@ def mapped(source, options=None):
 
 WAYS = {
     "threads": lambda s: MapDataset.source(s).shuffle(seed=1).map(lambda x: x).to_iter_dataset(),
-    "one thread": lambda s: MapDataset.source(s).map_with_index(lambda i, x: x).to_iter_dataset(ReadOptions(1, 500)),
-    "mixture": lambda s: MapDataset.mix([MapDataset.source(s), MapDataset.source(s)]).to_iter_dataset(),
-    "thread_prefetch": lambda s: ThreadPrefetchIterDataset(mapped(s, computing_ahead.DIRECT), prefetch_buffer_size=50),
-    "thread_prefetch of threads": lambda s: ThreadPrefetchIterDataset(mapped(s), prefetch_buffer_size=50),
-    "multithread_prefetch": lambda s: multithread_prefetch(mapped(s, computing_ahead.DIRECT), 1, 50),
-    "short thread_prefetch": lambda s: ThreadPrefetchIterDataset(mapped(s, computing_ahead.DIRECT), prefetch_buffer_size=16),
-    "short multithread_prefetch": lambda s: multithread_prefetch(mapped(s, computing_ahead.DIRECT), 1, 16),
+    "one thread": lambda s: (
+        MapDataset.source(s).map_with_index(lambda i, x: x).to_iter_dataset(ReadOptions(1, 500))
+    ),
+    "mixture": (
+        lambda s: MapDataset.mix([MapDataset.source(s), MapDataset.source(s)]).to_iter_dataset()
+    ),
+    "thread_prefetch": lambda s: ThreadPrefetchIterDataset(
+        mapped(s, computing_ahead.DIRECT), prefetch_buffer_size=50
+    ),
+    "thread_prefetch of threads": lambda s: ThreadPrefetchIterDataset(
+        mapped(s), prefetch_buffer_size=50
+    ),
+    "multithread_prefetch": lambda s: multithread_prefetch(
+        mapped(s, computing_ahead.DIRECT), 1, 50
+    ),
+    "short thread_prefetch": lambda s: ThreadPrefetchIterDataset(
+        mapped(s, computing_ahead.DIRECT), prefetch_buffer_size=16
+    ),
+    "short multithread_prefetch": lambda s: multithread_prefetch(
+        mapped(s, computing_ahead.DIRECT), 1, 16
+    ),
     "loader": lambda s: loader(s, 0),
     "worker": lambda s: mapped(s, computing_ahead.DIRECT).mp_prefetch(ONE_WORKER),
     "worker with threads": lambda s: MapDataset.source(s).to_iter_dataset().mp_prefetch(ONE_WORKER),
-    "worker, random": lambda s: mapped(s, computing_ahead.DIRECT).random_map(lambda x, rng: x, seed=0).mp_prefetch(ONE_WORKER),
+    "worker, random": lambda s: (
+        mapped(s, computing_ahead.DIRECT)
+        .random_map(lambda x, rng: x, seed=0)
+        .mp_prefetch(ONE_WORKER)
+    ),
     "loader with a worker": lambda s: loader(s, 1),
 }
 
 
 @pytest.mark.parametrize(
     ("way", "computes"),
-    [(way, False) for way in WAYS] + [(way, True) for way in ("one thread", "thread_prefetch", "multithread_prefetch")],
+    [(way, False) for way in WAYS]
+    + [(way, True) for way in ("one thread", "thread_prefetch", "multithread_prefetch")],
 )
 def test_elements_before_one_that_hangs_are_delivered(way, computes, monkeypatch):
     """No wait is longer than ``_LATE_SECONDS`` while the block has more than one element.
@@ -474,7 +518,9 @@ def test_elements_before_one_that_hangs_are_delivered(way, computes, monkeypatch
 def of_a_file(tmp_path):
     """Its iterator has a ``next`` of its own."""
     pyarrow = pytest.importorskip("pyarrow", reason="the file is a Parquet file")
-    pytest.importorskip("pyarrow.parquet").write_table(pyarrow.table({"x": range(300)}), tmp_path / "file.parquet")
+    pytest.importorskip("pyarrow.parquet").write_table(
+        pyarrow.table({"x": range(300)}), tmp_path / "file.parquet"
+    )
     return gm.experimental.ParquetIterDataset(str(tmp_path / "file.parquet"))
 
 
@@ -501,7 +547,9 @@ def test_an_iterator_is_used_by_one_thread_at_a_time(way, tmp_path):
                         pause.wait(0.001)  # for the threads that compute
 
         with ThreadPoolExecutor(4) as pool:
-            parts = [part.result(PATIENCE_SECONDS) for part in [pool.submit(consume) for _ in range(4)]]
+            parts = [
+                part.result(PATIENCE_SECONDS) for part in [pool.submit(consume) for _ in range(4)]
+            ]
         got = [x["x"] if way == "file" else x for part in parts for x in part]
         assert sorted(got) == list(range(300))
         assert errors <= {str(it._iterator if way == "loader" else it)}
@@ -533,7 +581,9 @@ class Stopping:
             sys.settrace(None)
 
 
-@pytest.mark.parametrize("options", [computing_ahead.DIRECT, ReadOptions(2, 4)], ids=["direct", "threads"])
+@pytest.mark.parametrize(
+    "options", [computing_ahead.DIRECT, ReadOptions(2, 4)], ids=["direct", "threads"]
+)
 def test_an_iterator_is_closed_while_another_thread_is_at_any_line_of_its_reader(options):
     """The other thread gets the element, or an error that says so."""
     num_closed = 0
@@ -541,7 +591,9 @@ def test_an_iterator_is_closed_while_another_thread_is_at_any_line_of_its_reader
         stopping, it = Stopping(number, "ahead/reader.py"), iter(numbers(9, options=options))
         with ThreadPoolExecutor(1) as pool:
             other = pool.submit(stopping.run, next, it)
-            wait_until(lambda found=stopping, other=other: found.is_stopped.is_set() or other.done())
+            wait_until(
+                lambda found=stopping, other=other: found.is_stopped.is_set() or other.done()
+            )
             it.close()
             stopping.go_on.set()
             try:
@@ -595,10 +647,16 @@ def stopped_at(number, dataset_of, key):
 def test_another_thread_is_refused_while_one_is_at_any_line_of_next(way, tmp_path):
     """Without the GIL, another thread may come in between any two operations."""
     if way == "direct":
-        num_lines = next(i for i in itertools.count() if not stopped_at(i, lambda fn: numbers(9, fn=fn), int))
+        num_lines = next(
+            i for i in itertools.count() if not stopped_at(i, lambda fn: numbers(9, fn=fn), int)
+        )
     else:
         ds = of_a_file(tmp_path)
-        num_lines = next(i for i in itertools.count() if not stopped_at(i, lambda fn: ds, operator.itemgetter("x")))
+        num_lines = next(
+            i
+            for i in itertools.count()
+            if not stopped_at(i, lambda fn: ds, operator.itemgetter("x"))
+        )
     assert num_lines > 10
 
 
@@ -612,7 +670,11 @@ def test_another_thread_that_comes_into_next_is_refused():
         uses += [lambda: gm.experimental.get_next_index(it), lambda: run_to_end(it.save("folder"))]
         uses += [lambda: gm.experimental.set_next_index(it, 1)]
         for use in uses:
-            assert_raises(RuntimeError, r"BatchDatasetIterator.*one thread at a time\. Give each thread an iterator", use)
+            assert_raises(
+                RuntimeError,
+                r"BatchDatasetIterator.*one thread at a time\. Give each thread an iterator",
+                use,
+            )
         gate.open.set()
         assert first.result(PATIENCE_SECONDS).tolist() == [0, 1]
     assert next(it).tolist() == [2, 3]

@@ -5,7 +5,14 @@ import itertools
 import pytest
 from refusing import assert_raises
 
-from gristmill import DataLoader, IndexSampler, MapDataset, MultiprocessingOptions, ReadOptions, diagnostics
+from gristmill import (
+    DataLoader,
+    IndexSampler,
+    MapDataset,
+    MultiprocessingOptions,
+    ReadOptions,
+    diagnostics,
+)
 from gristmill.core.ray_options import RayOptions
 from gristmill.dataset.auto import Controller, Decision, Measured, most_workers
 from gristmill.experimental import multithread_prefetch
@@ -32,7 +39,10 @@ def simulated(load, most=8, seconds=SECONDS, noise=0.01):
 
 
 def bound_by_cpus(cpus, each, consumer):
-    return lambda num, t: (each * min(num, cpus) if num else 1 / (1 / each + 1 / consumer), consumer)
+    return lambda num, t: (
+        each * min(num, cpus) if num else 1 / (1 / each + 1 / consumer),
+        consumer,
+    )
 
 
 LOADS = {
@@ -78,7 +88,12 @@ AUTO = MultiprocessingOptions("auto", executor="threads")
 
 
 def test_the_stream_is_that_of_16_lanes_or_of_no_workers():
-    ds = MapDataset.range(200).shuffle(seed=1).map(lambda x: x * 2).to_iter_dataset(ReadOptions("auto", 20))
+    ds = (
+        MapDataset.range(200)
+        .shuffle(seed=1)
+        .map(lambda x: x * 2)
+        .to_iter_dataset(ReadOptions("auto", 20))
+    )
     lanes = ds.batch(3).mp_prefetch(MultiprocessingOptions(0, num_lanes=16))
     with iter(ds.batch(3).mp_prefetch(AUTO)) as it:
         assert states_and_elements(it) == states_and_elements(iter(lanes))
@@ -109,12 +124,17 @@ def test_the_first_element_needs_no_worker():
     with iter(MapDataset.range(100).to_iter_dataset().mp_prefetch(options)) as it:
         lanes = it.executor
         assert next(it) == 0
-        assert all(lane.owner.text(lane) == f"this process, lane {lane.number}" for lane in lanes.shards)
+        assert all(
+            lane.owner.text(lane) == f"this process, lane {lane.number}" for lane in lanes.shards
+        )
         assert [*it] == [*range(1, 100)]
 
 
 def test_decisions_are_seen():
-    with iter(MapDataset.range(100).to_iter_dataset().mp_prefetch(AUTO)) as it, diagnostics.observe(it) as view:
+    with (
+        iter(MapDataset.range(100).to_iter_dataset().mp_prefetch(AUTO)) as it,
+        diagnostics.observe(it) as view,
+    ):
         [*itertools.islice(it, 10)]
         it.executor.tuning.decisions = [Decision(0.0, 2, 3, "the consumer waited 41%")]
         assert view.summary().decisions == ("2 → 3 workers: the consumer waited 41%",)
@@ -125,7 +145,24 @@ def test_decisions_are_seen():
 
 
 def test_what_is_refused():
-    assert_raises(TypeError, "num_workers must be an integer or 'auto', got 'many'", MultiprocessingOptions, "many")
-    assert_raises(ValueError, "max_workers must be None unless num_workers is 'auto'", MultiprocessingOptions, 2, max_workers=3)
-    assert_raises(ValueError, "max_workers must be a positive integer, got 0", RayOptions, "auto", max_workers=0)
+    assert_raises(
+        TypeError,
+        "num_workers must be an integer or 'auto', got 'many'",
+        MultiprocessingOptions,
+        "many",
+    )
+    assert_raises(
+        ValueError,
+        "max_workers must be None unless num_workers is 'auto'",
+        MultiprocessingOptions,
+        2,
+        max_workers=3,
+    )
+    assert_raises(
+        ValueError,
+        "max_workers must be a positive integer, got 0",
+        RayOptions,
+        "auto",
+        max_workers=0,
+    )
     assert_raises(TypeError, "num_threads must be an integer or 'auto'", ReadOptions, "some")

@@ -68,11 +68,16 @@ def test_it_is_a_permutation_at_every_length(monkeypatch):
 
     monkeypatch.setattr(permutation, "_permute_range", rotated)
     for length in range(1, 3001):
-        for block_size, group_size in ((1, 1), (7, 5), (64, 8), (4000, 3)) if length % 100 == 1 else ((16, 6),):
+        for block_size, group_size in (
+            ((1, 1), (7, 5), (64, 8), (4000, 3)) if length % 100 == 1 else ((16, 6),)
+        ):
             ds = _range(length).block_shuffle(block_size, group_size=group_size, seed=7)
             for epoch in (0, -3) if length % 10 == 1 else (1,):
                 found = np.array(list(ds._items(range(epoch * length, (epoch + 1) * length))))
-                assert found.min() == 0 and (np.bincount(found, minlength=length) == 1).all(), (length, block_size)
+                assert found.min() == 0 and (np.bincount(found, minlength=length) == 1).all(), (
+                    length,
+                    block_size,
+                )
 
 
 @pytest.mark.parametrize("length", [10**12, 10**12 + 77])
@@ -85,20 +90,32 @@ def test_any_element_of_a_long_dataset(length):
     group = 131_072 * 12_345
     found = np.array(list(ds._items(range(group, group + 131_072))))
     whole = np.unique(found // 256, return_counts=True)[1]
-    assert len(np.unique(found)) == 131_072 and len(whole) in (512, 513) and (whole == 256).sum() >= 511
-    assert len(np.unique(list(ds._items([*range(0, length, length // 999)])))) == len(range(0, length, length // 999))
+    assert (
+        len(np.unique(found)) == 131_072
+        and len(whole) in (512, 513)
+        and (whole == 256).sum() >= 511
+    )
+    assert len(np.unique(list(ds._items([*range(0, length, length // 999)])))) == len(
+        range(0, length, length // 999)
+    )
     assert ds[5] != ds[5 + length]
 
 
 def test_it_mixes_nearly_as_well_as_a_global_shuffle():
     ds = _range(2**20)
     found = {}
-    for name, shuffled in (("block", ds.block_shuffle(seed=3)), ("window", ds.window_shuffle(131_072, seed=3)), ("none", ds)):
+    for name, shuffled in (
+        ("block", ds.block_shuffle(seed=3)),
+        ("window", ds.window_shuffle(131_072, seed=3)),
+        ("none", ds),
+    ):
         found[name] = shuffle_quality(shuffled, lambda x: x * 60 >> 20, 256, max_batches=64)
     assert found["block"].ratio < 1.25 < 4 < found["window"].ratio < found["none"].ratio
     assert abs(found["block"].correlation) < 0.05 < 0.9 < found["none"].correlation
     assert found["none"].blocks_per_batch == 1 < found["block"].blocks_per_batch < 256
-    stream = shuffle_quality(ds[:10_000].to_iter_dataset().window_shuffle(500, seed=0), lambda x: x // 100, 50)
+    stream = shuffle_quality(
+        ds[:10_000].to_iter_dataset().window_shuffle(500, seed=0), lambda x: x // 100, 50
+    )
     assert stream.blocks_per_batch is None and stream.num_batches == 200
     picture = found["block"].svg()
     assert picture.count("<circle") > 500 and found["block"].to_dict()["num_classes"] == 60
@@ -108,7 +125,11 @@ def test_it_mixes_nearly_as_well_as_a_global_shuffle():
 
 def test_iteration_reads_every_block_once():
     length = 6_000
-    for options, make in ((ONE, lambda ds: ds), (THREADS, lambda ds: ds.map(np.copy)), (THREADS, lambda ds: ds.batch(16))):
+    for options, make in (
+        (ONE, lambda ds: ds),
+        (THREADS, lambda ds: ds.map(np.copy)),
+        (THREADS, lambda ds: ds.batch(16)),
+    ):
         source = Counted(length)
         ds = make(grain.MapDataset.source(source).block_shuffle(50, group_size=20, seed=5))
         expected = [x for i in range(len(ds)) for x in flat(ds[i])]
@@ -118,20 +139,30 @@ def test_iteration_reads_every_block_once():
         assert sum([num == 50 for num in source.asked]) <= length // 50 + 4, source.asked
         assert len(source.asked) <= 0.0055 * 256 / 50 * length
         assert it._ctx.budget.memory.num_bytes <= 0 + 8 * 10**5
-    for make in (lambda ds: ds[:-1].map(slowly), lambda ds: ds.repeat(1).map(slowly), lambda ds: ds[1::2].map(slowly)):
+    for make in (
+        lambda ds: ds[:-1].map(slowly),
+        lambda ds: ds.repeat(1).map(slowly),
+        lambda ds: ds[1::2].map(slowly),
+    ):
         source = Counted(1_500)
         ds = make(grain.MapDataset.source(source).block_shuffle(50, group_size=20, seed=5))
         found = list(ds.to_iter_dataset(THREADS))  # elements are asked for one by one
         assert numbers(found) == numbers([ds._parent[i] for i in range(len(ds))])
-        assert sum([num == 50 for num in source.asked]) <= 30 + 3 and sum(source.asked[: -len(ds)]) < 1_700
+        assert (
+            sum([num == 50 for num in source.asked]) <= 30 + 3
+            and sum(source.asked[: -len(ds)]) < 1_700
+        )
     source = Counted(length)
     share = grain.MapDataset.source(source).block_shuffle(50, group_size=20, seed=5)
     source.asked.clear()
-    assert numbers(share[1::4].to_iter_dataset(THREADS)) == numbers([share[i] for i in range(1, length, 4)])
+    assert numbers(share[1::4].to_iter_dataset(THREADS)) == numbers(
+        [share[i] for i in range(1, length, 4)]
+    )
 
 
 @pytest.mark.parametrize(
-    ("options", "seconds"), [(ONE, 0), (grain.ReadOptions(1), 0), (grain.ReadOptions(), 0), (grain.ReadOptions(), 0.001)]
+    ("options", "seconds"),
+    [(ONE, 0), (grain.ReadOptions(1), 0), (grain.ReadOptions(), 0), (grain.ReadOptions(), 0.001)],
 )
 def test_groups_that_are_small_beside_what_is_read_ahead(options, seconds):
     """Many groups are read at a time, in any order; each block once, also after a restart."""
@@ -177,7 +208,9 @@ def test_states_restore_and_memory_is_bounded():
     it.set_state(state)
     assert numbers(it) == expected[700:]
     for max_bytes in (1, 5_000, 40_000):
-        stream = grain.experimental.WithOptionsIterDataset(ds.to_iter_dataset(THREADS), DatasetOptions(max_bytes_ahead=max_bytes))
+        stream = grain.experimental.WithOptionsIterDataset(
+            ds.to_iter_dataset(THREADS), DatasetOptions(max_bytes_ahead=max_bytes)
+        )
         it = iterate(stream)
         found = []
         for x in it:
@@ -205,8 +238,17 @@ def test_an_error_comes_at_its_own_element():
 
 
 def test_refusals_and_the_warning():
-    assert_raises(ValueError, "block_size must be a positive integer", _range(9).block_shuffle, 0, seed=1)
-    assert_raises(ValueError, "group_size must be a positive integer", _range(9).block_shuffle, 2, group_size=-1, seed=1)
+    assert_raises(
+        ValueError, "block_size must be a positive integer", _range(9).block_shuffle, 0, seed=1
+    )
+    assert_raises(
+        ValueError,
+        "group_size must be a positive integer",
+        _range(9).block_shuffle,
+        2,
+        group_size=-1,
+        seed=1,
+    )
     assert_raises(ValueError, "block_shuffle needs a seed", _range(9).block_shuffle)
     ds = _range(100).block_shuffle(4, group_size=3, seed=1)
     for small in (ds, ds.map(str).to_iter_dataset()):
@@ -221,10 +263,25 @@ def test_refusals_and_the_warning():
 
 def test_the_command(tmp_path, capsys):
     (tmp_path / "pipe.py").write_text(
-        "import gristmill as g\nds = g.MapDataset.source([{'label': i // 100} for i in range(1000)]).block_shuffle(20, seed=1)\n"
+        "import gristmill as g\nds = g.MapDataset.source([{'label': i // 100} for i in"
+        " range(1000)]).block_shuffle(20, seed=1)\n"
     )
     target = f"{tmp_path / 'pipe.py'}:ds"
-    assert main(["shuffle", target, "--key", "label", "--batch-size", "50", "--output", str(tmp_path / "x.svg")]) == 0
+    assert (
+        main(
+            [
+                "shuffle",
+                target,
+                "--key",
+                "label",
+                "--batch-size",
+                "50",
+                "--output",
+                str(tmp_path / "x.svg"),
+            ]
+        )
+        == 0
+    )
     assert "distance of batches from the whole: 0." in capsys.readouterr().out
     assert (tmp_path / "x.svg").read_text().startswith("<svg")
     assert main(["shuffle", target, "--batch-size", "0"]) == 2

@@ -24,7 +24,10 @@ from gristmill.transforms.length_buckets import Lengths
 class Records:
     """Records that know their lengths, and refuse to be read while batches are planned."""
 
-    element_spec = {"x": ShapeDtypeStruct((None,), np.int32), "key": ShapeDtypeStruct((), np.int64)}  # noqa: RUF012
+    element_spec = {  # noqa: RUF012
+        "x": ShapeDtypeStruct((None,), np.int32),
+        "key": ShapeDtypeStruct((), np.int64),
+    }
 
     def __init__(self, lengths, may_be_read=True):
         self.lengths, self.may_be_read = lengths, may_be_read
@@ -53,11 +56,22 @@ def test_batches_are_those_of_a_model_of_windows(seed):
     lengths = [rng.randint(0, 12) for _ in range(num)]
     boundaries = sorted(rng.sample(range(1, 12), rng.randint(1, 4)))
     sizes, last = [rng.randint(1, 5) for _ in boundaries], boundaries[-1]
-    window, drop, on_long = rng.choice([1, 4, 7, 30, 1000]), rng.random() < 0.3, rng.choice(["drop", "truncate"])
+    window, drop, on_long = (
+        rng.choice([1, 4, 7, 30, 1000]),
+        rng.random() < 0.3,
+        rng.choice(["drop", "truncate"]),
+    )
     pad_to = {"x": rng.choice(["longest", "boundary"]), "key": None}
-    options = {"drop_remainder": drop, "on_long": on_long, "pad_to": pad_to, "pad_value": {"x": -1, "key": 0}}
+    options = {
+        "drop_remainder": drop,
+        "on_long": on_long,
+        "pad_to": pad_to,
+        "pad_value": {"x": -1, "key": 0},
+    }
     source = MapDataset.source(Records(lengths)).shuffle(seed=seed).repeat(2)
-    ds = source.bucket_batch(None, boundaries, batch_sizes=sizes, window=window, seed=2**32 - 1, **options)
+    ds = source.bucket_batch(
+        None, boundaries, batch_sizes=sizes, window=window, seed=2**32 - 1, **options
+    )
     assert ds.num_long == 2 * sum([n > last for n in lengths])
     expected = {}
     for epoch in (-1, 0, 1):
@@ -66,8 +80,14 @@ def test_batches_are_those_of_a_model_of_windows(seed):
         batches = bucket_batches(epoch, of_order, boundaries, sizes, window, 2**32 - 1, drop)
         assert len(batches) == len(ds)
         for i, (bucket, rows) in enumerate(batches):
-            num_cells = boundaries[bucket] if pad_to["x"] == "boundary" else max([of_order[row] for row in rows])
-            padded = [[order[row]] * of_order[row] + [-1] * (num_cells - of_order[row]) for row in rows]
+            num_cells = (
+                boundaries[bucket]
+                if pad_to["x"] == "boundary"
+                else max([of_order[row] for row in rows])
+            )
+            padded = [
+                [order[row]] * of_order[row] + [-1] * (num_cells - of_order[row]) for row in rows
+            ]
             expected[epoch * len(ds) + i] = [order[row] for row in rows], padded
     for index in sorted(expected, key=lambda _: rng.random()):
         assert (ds[index]["key"].tolist(), ds[index]["x"].tolist()) == expected[index]
@@ -75,7 +95,9 @@ def test_batches_are_those_of_a_model_of_windows(seed):
     if len(ds):
         it, found = iter(ds.to_iter_dataset(DIRECT)), [expected[i][0] for i in range(len(ds))]
         assert keys_in(it) == found and it.get_state() == {"next_index": len(ds)}
-        assert sorted(keys_in(LocalWorkersIterDataset(ds.to_iter_dataset(DIRECT), 2))) == sorted(found)
+        assert sorted(keys_in(LocalWorkersIterDataset(ds.to_iter_dataset(DIRECT), 2))) == sorted(
+            found
+        )
 
 
 @pytest.mark.slow
@@ -108,7 +130,15 @@ def test_the_rows_of_all_hosts_are_the_batch_of_one(option, pad_to):
     lengths = log_normal(300, median=5)
     ds = MapDataset.source([np.full(n, k + 1) for k, n in enumerate(lengths)]).shuffle(seed=1)
     whole, *hosts = [
-        ds.bucket_batch(lengths, 3, batch_sizes=12, window=100, pad_to=pad_to, shard_options=shard, **{option: True})
+        ds.bucket_batch(
+            lengths,
+            3,
+            batch_sizes=12,
+            window=100,
+            pad_to=pad_to,
+            shard_options=shard,
+            **{option: True},
+        )
         for shard in (None, *[ShardOptions(host, 4) for host in range(4)])
     ]
     for i in range(-3, len(whole) + 3):
@@ -125,10 +155,16 @@ def test_no_boundaries_leave_less_padding():
 
     rng = random.Random(0)
     for _ in range(200):
-        lengths = [rng.randint(1, 12) * rng.choice([1, 1, 40_000]) for _ in range(rng.randint(1, 20))]
+        lengths = [
+            rng.randint(1, 12) * rng.choice([1, 1, 40_000]) for _ in range(rng.randint(1, 20))
+        ]
         number, values = rng.randint(1, 5), sorted({*lengths})
         found = bucket_boundaries(lengths, number)
-        others = [[*some, values[-1]] for r in range(number) for some in itertools.combinations(values[:-1], r)]
+        others = [
+            [*some, values[-1]]
+            for r in range(number)
+            for some in itertools.combinations(values[:-1], r)
+        ]
         if values[-1] <= 1 << 16:
             assert cells(lengths, found) == min([cells(lengths, other) for other in others])
         assert len(found) <= number and found[-1] == values[-1]
@@ -144,50 +180,97 @@ def test_planning_takes_the_memory_of_a_window_and_files_stay_files(tmp_path):
     lengths = np.load(tmp_path / "lengths.npy", mmap_mode="r")
     tracemalloc.start()
     try:
-        ds = MapDataset.range(num).shuffle(seed=0).bucket_batch(lengths, 8, max_tokens=4096, window=4096)
+        ds = (
+            MapDataset.range(num)
+            .shuffle(seed=0)
+            .bucket_batch(lengths, 8, max_tokens=4096, window=4096)
+        )
         batches = [ds[i].tolist() for i in (0, -1, len(ds) - 1)]
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     assert peak < 24 * num  # of a block of lengths, and some windows
     text = pickle.dumps(ds)
-    assert len(text) < 20_000 and [pickle.loads(text)[i].tolist() for i in (0, -1, len(ds) - 1)] == batches
+    assert (
+        len(text) < 20_000
+        and [pickle.loads(text)[i].tolist() for i in (0, -1, len(ds) - 1)] == batches
+    )
     part = pickle.loads(pickle.dumps(Lengths(lengths[10:20])))  # not the whole file
     assert part.values.tolist() == lengths[10:20].tolist()
 
 
 def test_lengths_are_those_of_the_records_wherever_they_stand():
     lengths = np.array([4, 1, 3, 2, 5, 1])
-    source, labels = MapDataset.source([np.full(n, k) for k, n in enumerate(lengths)]), MapDataset.range(6)
+    source, labels = (
+        MapDataset.source([np.full(n, k) for k, n in enumerate(lengths)]),
+        MapDataset.range(6),
+    )
     for ds, keys in (
         (source[::-1], [*range(6)]),
         (source[1:5].shuffle(seed=3), [1, 2, 3, 4]),
         (source[::-1].random_map(lambda x, rng: x, seed=1), [*range(6)]),
         (source.slice([4, 4, 0]), [0, 4, 4]),
-        (source.map(lambda x: x + 0).repeat(2, reseed_each_epoch=False), [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]),
+        (
+            source.map(lambda x: x + 0).repeat(2, reseed_each_epoch=False),
+            [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5],
+        ),
         (MapDataset.source(source).seed(1).random_map(lambda x, rng: x), [*range(6)]),
         (source.zip(labels).shuffle(seed=1).map(lambda pair: pair[0]), [*range(6)]),
     ):
-        assert sorted([int(batch[0, 0]) for batch in ds.bucket_batch(lengths, [5], batch_sizes=1)]) == keys
+        assert (
+            sorted([int(batch[0, 0]) for batch in ds.bucket_batch(lengths, [5], batch_sizes=1)])
+            == keys
+        )
     shuffled_source = source.shuffle(seed=1)
     parts = MapDataset.concatenate([shuffled_source[:3], source])
-    for ds in (MapDataset.mix([source, source[:2]], [1, 2]), parts, shuffled_source.zip(labels), shuffled_source[:4]):
+    for ds in (
+        MapDataset.mix([source, source[:2]], [1, 2]),
+        parts,
+        shuffled_source.zip(labels),
+        shuffled_source[:4],
+    ):
         given = lengths if len(ds) in (4, 6) else np.arange(len(ds))
-        assert_raises(ValueError, "same elements in every epoch", ds.bucket_batch, given, [1, 3, 99], batch_sizes=1)
+        assert_raises(
+            ValueError,
+            "same elements in every epoch",
+            ds.bucket_batch,
+            given,
+            [1, 3, 99],
+            batch_sizes=1,
+        )
     wrong = source.bucket_batch(lengths[::-1].copy(), [5], batch_sizes=2)
     assert_raises(ValueError, "length of its record", lambda: wrong[0])
 
 
 def test_leaves_are_padded_each_by_its_rule():
     records = [
-        {"x": np.full((n, 2), n, np.float32), "y": np.arange(3), "z": (np.arange(n % 3), "ab"[: n % 2 + 1])} for n in (1, 4)
+        {
+            "x": np.full((n, 2), n, np.float32),
+            "y": np.arange(3),
+            "z": (np.arange(n % 3), "ab"[: n % 2 + 1]),
+        }
+        for n in (1, 4)
     ]
     pad_to = {"x": "boundary", "y": None, "z": (2, None)}
     options = {"pad_value": {"x": 0.5, "y": 0, "z": (-1, "")}, "with_lengths": True}
-    batch, lengths = MapDataset.source(records).bucket_batch([1, 4], [6], batch_sizes=3, pad_to=pad_to, **options)[0]
-    assert batch["x"].shape == (3, 6, 2) and batch["x"][:, :, 0].tolist() == [[1] + [0.5] * 5, [4] * 4 + [0.5] * 2, [0.5] * 6]
-    assert batch["z"][0].tolist() == [[0, -1], [0, -1], [-1, -1]] and batch["z"][1].tolist() == ["ab", "a", ""]
-    assert batch["y"].tolist() == [[0, 1, 2], [0, 1, 2], [0, 0, 0]] and lengths.tolist() == [1, 4, 0]
+    batch, lengths = MapDataset.source(records).bucket_batch(
+        [1, 4], [6], batch_sizes=3, pad_to=pad_to, **options
+    )[0]
+    assert batch["x"].shape == (3, 6, 2) and batch["x"][:, :, 0].tolist() == [
+        [1] + [0.5] * 5,
+        [4] * 4 + [0.5] * 2,
+        [0.5] * 6,
+    ]
+    assert batch["z"][0].tolist() == [[0, -1], [0, -1], [-1, -1]] and batch["z"][1].tolist() == [
+        "ab",
+        "a",
+        "",
+    ]
+    assert batch["y"].tolist() == [[0, 1, 2], [0, 1, 2], [0, 0, 0]] and lengths.tolist() == [
+        1,
+        4,
+        0,
+    ]
     for options, match in (
         ({}, "length of its record is 1"),
         ({"pad_to": {"x": "boundary"}}, "structure of the elements"),
@@ -202,12 +285,27 @@ def test_element_specs():
     ds = MapDataset.source(Records(np.array([1, 2, 9])))
     of_hosts = {"drop_remainder": True, "shard_options": ShardOptions(0, 2)}
     of_lengths = {"with_lengths": True, "pad_to": {"x": "longest", "key": None}}
-    for boundaries, options, shape in (([3, 9], {}, (None, None)), ([9], of_hosts, (2, 9)), ([9], of_lengths, (4, None))):
-        spec = {"x": ShapeDtypeStruct(shape, np.int32), "key": ShapeDtypeStruct(shape[:1], np.int64)}
+    for boundaries, options, shape in (
+        ([3, 9], {}, (None, None)),
+        ([9], of_hosts, (2, 9)),
+        ([9], of_lengths, (4, None)),
+    ):
+        spec = {
+            "x": ShapeDtypeStruct(shape, np.int32),
+            "key": ShapeDtypeStruct(shape[:1], np.int64),
+        }
         expected = (spec, ShapeDtypeStruct(shape[:1], np.int32)) if options is of_lengths else spec
-        assert get_element_spec(ds.bucket_batch(None, boundaries, batch_sizes=4, **options)) == expected
+        assert (
+            get_element_spec(ds.bucket_batch(None, boundaries, batch_sizes=4, **options))
+            == expected
+        )
         if options is not of_hosts:
-            assert get_element_spec(ds.to_iter_dataset().bucket_batch(len, boundaries, batch_sizes=4, **options)) == expected
+            assert (
+                get_element_spec(
+                    ds.to_iter_dataset().bucket_batch(len, boundaries, batch_sizes=4, **options)
+                )
+                == expected
+            )
 
 
 def stream_model(lengths, keys, boundaries, sizes, on_long):
@@ -235,14 +333,19 @@ def test_streams_go_on_after_any_state_and_any_error(seed):
     expected = stream_model(lengths, range(len(lengths)), [2, 5, 6], sizes, on_long)
     it = iter(ds.bucket_batch(*args, **options))
     states = [it.get_state(), *[it.get_state() for _ in it]]
-    assert it.num_long == it.get_state()["num_long"] == sum([n > 6 for n in lengths]) and len(states) == len(expected) + 1
+    assert (
+        it.num_long == it.get_state()["num_long"] == sum([n > 6 for n in lengths])
+        and len(states) == len(expected) + 1
+    )
     for position in rng.sample(range(len(states)), len(states)):
         it.set_state(states[position])
         assert keys_in(it) == expected[position:]
 
     # What always fails is left out, whichever iterator continues.
     bombs, seen = Failing(*bad), []
-    failing = ds.map(lambda x: x if bombs(x["key"]) == x["key"] else None).bucket_batch(*args, **options)
+    failing = ds.map(lambda x: x if bombs(x["key"]) == x["key"] else None).bucket_batch(
+        *args, **options
+    )
     it = iter(failing)
     while len(seen) < len(lengths):
         try:
@@ -253,7 +356,9 @@ def test_streams_go_on_after_any_state_and_any_error(seed):
             it.skip_failed()
             state, it = it.get_state(), iter(failing) if rng.random() < 0.5 else it
             it.set_state(state)
-    assert seen == stream_model(lengths, [key for key in range(len(lengths)) if key not in bad], [2, 5, 6], sizes, on_long)
+    assert seen == stream_model(
+        lengths, [key for key in range(len(lengths)) if key not in bad], [2, 5, 6], sizes, on_long
+    )
 
 
 def test_what_is_too_long_is_in_reports_and_metrics():
@@ -261,9 +366,14 @@ def test_what_is_too_long_is_in_reports_and_metrics():
     it = iter(lengths.map(np.zeros).bucket_batch(len, [2], batch_sizes=2, on_long="drop").map(len))
     with gristmill.observe(it) as observed:
         assert next(it) == 2
-        assert "longer than the last boundary" in str(observed.summary()) and "longer than" in observed.report()
+        assert (
+            "longer than the last boundary" in str(observed.summary())
+            and "longer than" in observed.report()
+        )
         assert [*it] == [1]
-        (found,) = [node.num_long for node in observed.summary().values() if node.num_long is not None]
+        (found,) = [
+            node.num_long for node in observed.summary().values() if node.num_long is not None
+        ]
         assert found == 3 and "3 in BucketBatch" in str(observed.summary())
 
 
@@ -277,7 +387,12 @@ def test_a_stream_refuses_what_is_too_long_and_leaves_out_a_batch_that_cannot_be
     assert_stays(it, ValueError, "length of its record is 2")
     it.skip_failed()
     assert [batch.shape for batch in it] == [(2, 2), (1, 2)]
-    assert_refused(it, ValueError, "no more than the buckets hold", it.get_state() | {"num_read": 3, "held": "0-2"})
+    assert_refused(
+        it,
+        ValueError,
+        "no more than the buckets hold",
+        it.get_state() | {"num_read": 3, "held": "0-2"},
+    )
     it.set_state(it.get_state() | {"num_read": 1, "held": "0"})
     assert_stays(it, ValueError, "data end before")
 
@@ -286,7 +401,13 @@ def test_wrong_arguments():
     ds, two = MapDataset.range(4), {"batch_sizes": 2}
     for error, match, *args, options in (
         (TypeError, "either max_tokens or batch_sizes", [1] * 4, [1], {}),
-        (TypeError, "either max_tokens or batch_sizes", [1] * 4, [1], {"max_tokens": 3, "batch_sizes": 2}),
+        (
+            TypeError,
+            "either max_tokens or batch_sizes",
+            [1] * 4,
+            [1],
+            {"max_tokens": 3, "batch_sizes": 2},
+        ),
         (TypeError, "one-dimensional array of integers", [1.5] * 4, [1], two),
         (ValueError, "must not be negative", [1, -1, 1, 1], [1], two),
         (ValueError, "one length for each element", [1] * 3, [1], two),
@@ -297,11 +418,29 @@ def test_wrong_arguments():
         (ValueError, r"lengths\[2\] is 7.* up to the greatest length, 7", [1, 2, 7, 1], [3], two),
         (ValueError, "on_long must be", [1] * 4, [1], two | {"on_long": "cut"}),
         (ValueError, "pad_to must be 'boundary'", [1] * 4, [1], two | {"pad_to": "bucket"}),
-        (ValueError, "divisible by the number of shards", [1] * 4, [1], two | {"shard_options": ShardOptions(0, 3)}),
-        (ValueError, "with several shards", [1] * 4, [1], two | {"shard_options": ShardOptions(0, 2)}),
+        (
+            ValueError,
+            "divisible by the number of shards",
+            [1] * 4,
+            [1],
+            two | {"shard_options": ShardOptions(0, 3)},
+        ),
+        (
+            ValueError,
+            "with several shards",
+            [1] * 4,
+            [1],
+            two | {"shard_options": ShardOptions(0, 2)},
+        ),
     ):
         assert_raises(error, match, ds.bucket_batch, *args, **options)
-    assert_raises(ValueError, "may leave out elements", ds.filter(bool).bucket_batch, [1] * 4, [1], **two)
-    assert_raises(ValueError, "is endless: call repeat", ds.repeat().bucket_batch, [1] * 4, [1], **two)
-    assert_raises(TypeError, "boundaries must be a sequence", ds.to_iter_dataset().bucket_batch, len, 3, **two)
+    assert_raises(
+        ValueError, "may leave out elements", ds.filter(bool).bucket_batch, [1] * 4, [1], **two
+    )
+    assert_raises(
+        ValueError, "is endless: call repeat", ds.repeat().bucket_batch, [1] * 4, [1], **two
+    )
+    assert_raises(
+        TypeError, "boundaries must be a sequence", ds.to_iter_dataset().bucket_batch, len, 3, **two
+    )
     assert list(MapDataset.source([]).bucket_batch([], [3], **two)) == []

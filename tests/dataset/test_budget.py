@@ -14,7 +14,12 @@ from waiting import wait_until
 from gristmill import IterDataset, MapDataset, MultiprocessingOptions, ReadOptions, Schedule
 from gristmill.dataset.ahead.budget import Budget
 from gristmill.dataset.ahead.sizes import Sampling
-from gristmill.experimental import DatasetOptions, InterleaveIterDataset, WithOptionsIterDataset, ZipIterDataset
+from gristmill.experimental import (
+    DatasetOptions,
+    InterleaveIterDataset,
+    WithOptionsIterDataset,
+    ZipIterDataset,
+)
 
 
 def within(ds, **options):
@@ -43,9 +48,15 @@ class Threads:
     "make",
     [
         lambda fn: mixed([fn] * 35),
-        lambda fn: IterDataset.mix([mixed([fn] * 3).thread_prefetch(2) for _ in range(12)]).thread_prefetch(3),
-        lambda fn: ZipIterDataset([mixed([fn]).thread_prefetch(2), mixed([fn] * 20)]).map(lambda pair: pair[1]),
-        lambda fn: InterleaveIterDataset([mixed([fn] * 2) for _ in range(30)], cycle_length=20, num_make_iter_threads=4),
+        lambda fn: IterDataset.mix(
+            [mixed([fn] * 3).thread_prefetch(2) for _ in range(12)]
+        ).thread_prefetch(3),
+        lambda fn: ZipIterDataset([mixed([fn]).thread_prefetch(2), mixed([fn] * 20)]).map(
+            lambda pair: pair[1]
+        ),
+        lambda fn: InterleaveIterDataset(
+            [mixed([fn] * 2) for _ in range(30)], cycle_length=20, num_make_iter_threads=4
+        ),
         lambda fn: mixed([fn] * 9).mp_prefetch(MultiprocessingOptions(num_workers=0, num_lanes=3)),
         lambda fn: mixed([fn] * 2).multithread_prefetch(20, 2),
     ],
@@ -103,7 +114,9 @@ class Live:
 @pytest.mark.parametrize("prefetches", [False, True])
 def test_memory_stays_within_the_budget_whatever_sizes_elements_have(prefetches):
     live, num_bytes = Live(), 4_000_000
-    ds = mixed([live.of(size) for size in (1000, 10_000, 100_000, 1_000_000) * 5], [1000, 300, 30, 3] * 5)
+    ds = mixed(
+        [live.of(size) for size in (1000, 10_000, 100_000, 1_000_000) * 5], [1000, 300, 30, 3] * 5
+    )
     ds = ds.thread_prefetch(300) if prefetches else ds
     with within(ds, max_threads=4, max_bytes_ahead=num_bytes) as it:
         for _ in range(3000):
@@ -179,9 +192,13 @@ WITH_A_RARE_COMPONENT = {
     "drawn second": lambda rare: IterDataset.mix([COMMON, rare], RARELY[::-1]),
     "beside a stream that is not read ahead": lambda rare: IterDataset.mix([rare, STREAM], RARELY),
     "later": lambda rare: IterDataset.mix([rare, COMMON], Schedule({0: [0, 1], 9: RARELY})),
-    "others begun again": lambda rare: IterDataset.mix([rare, COMMON.limit(500)], RARELY, stop="never"),
+    "others begun again": lambda rare: IterDataset.mix(
+        [rare, COMMON.limit(500)], RARELY, stop="never"
+    ),
     "begun again": lambda rare: IterDataset.mix([rare.limit(1), COMMON], RARELY, stop="never"),
-    "nested": lambda rare: IterDataset.mix([IterDataset.mix([rare, COMMON], [1, 99]), STREAM], [1, 2]),
+    "nested": lambda rare: IterDataset.mix(
+        [IterDataset.mix([rare, COMMON], [1, 99]), STREAM], [1, 2]
+    ),
     "in a thread": lambda rare: IterDataset.mix([rare, COMMON], RARELY).thread_prefetch(9),
 }
 
@@ -232,11 +249,22 @@ def test_a_component_that_is_drawn_more_often_than_expected_is_read_ahead():
 
 def test_options_say_what_they_want():
     for name in ("max_threads", "max_bytes_ahead"):
-        assert_raises(ValueError, f"{name} must be at least 1, got 0|{name} must be", DatasetOptions, **{name: 0})
+        assert_raises(
+            ValueError,
+            f"{name} must be at least 1, got 0|{name} must be",
+            DatasetOptions,
+            **{name: 0},
+        )
         assert_raises(TypeError, name, DatasetOptions, **{name: "many"})
-    merged = DatasetOptions(max_threads=None).merge(DatasetOptions(max_threads=3, max_bytes_ahead=5))
+    merged = DatasetOptions(max_threads=None).merge(
+        DatasetOptions(max_threads=3, max_bytes_ahead=5)
+    )
     assert merged == DatasetOptions(max_threads=None, max_bytes_ahead=5)
-    assert Budget(5, 100, 2).max_threads == 2 and Budget(1, 100, 2).memory.max_bytes == 50 and Budget(1, 10, 3).max_threads == 1
+    assert (
+        Budget(5, 100, 2).max_threads == 2
+        and Budget(1, 100, 2).memory.max_bytes == 50
+        and Budget(1, 10, 3).max_threads == 1
+    )
     with within(MapDataset.range(9).map(str).to_iter_dataset(ReadOptions(99, 100))) as it:
         next(it)
         assert it._ctx.budget.max_threads == 99  # a number that a step was given holds

@@ -71,13 +71,21 @@ def test_grains_states_restore_and_those_that_are_refused():
     it = iter(CacheIterDataset(numbers(4)))
     it.set_state(state(4, 5, False))
     # when it is reached
-    assert_stays(it, StateIndexError, r"position .* must be in \[0, 4\], the number of elements, got 5")
+    assert_stays(
+        it, StateIndexError, r"position .* must be in \[0, 4\], the number of elements, got 5"
+    )
     it.set_state(state(0, 0, False))
     assert list(it) == [0, 1, 2, 3]
-    for wrong in ({**state(0, 1, False), "parent": {"other": 1}}, state(9, 1, True), {**state(0, 1, True), "cache_filled": 2}):
+    for wrong in (
+        {**state(0, 1, False), "parent": {"other": 1}},
+        state(9, 1, True),
+        {**state(0, 1, True), "cache_filled": 2},
+    ):
         assert_refused(it, StateMismatchError, None, wrong)  # even when all is in memory
     for skipped in ([5], [3, 2], [-1], [1.0], [True], 2, "2", None, {}):
-        with pytest.raises(StateMismatchError, match="skipped in the state of CacheDatasetIterator"):
+        with pytest.raises(
+            StateMismatchError, match="skipped in the state of CacheDatasetIterator"
+        ):
             it.set_state({**state(4, 4, False), "skipped": skipped})
     it.set_state(state(2, 3, False))
     assert list(it) == [3]
@@ -93,7 +101,11 @@ def test_elements_are_the_same_objects_unless_copies_are_wanted_and_those_that_w
         element["x"] += 10
         element["y"] = 1
     assert values == [[0, 0], [1, 1]] * 3
-    it = iter(MapDataset.source([1, threading.Lock(), 3]).to_iter_dataset(DIRECT).cache(copy_elements=True))
+    it = iter(
+        MapDataset.source([1, threading.Lock(), 3])
+        .to_iter_dataset(DIRECT)
+        .cache(copy_elements=True)
+    )
     assert next(it) == 1
     assert_stays(it, TypeError, "lock")
     it.skip_failed()
@@ -146,7 +158,8 @@ def test_states_of_iterators_that_left_out_other_elements():
 
 def test_the_first_error_is_that_of_the_first_element_limits_ask_for_no_more_arguments_and_texts():
     early = MapDataset.range(9).map(lambda x: x if x != 4 else {}[x])
-    it = iter(early.map(lambda x: open("/no/such/file") if x == 2 else x).to_iter_dataset(DIRECT).cache())  # noqa: SIM115, PTH123
+    opened = early.map(lambda x: open("/no/such/file") if x == 2 else x)  # noqa: SIM115, PTH123
+    it = iter(opened.to_iter_dataset(DIRECT).cache())
     it.set_state(state(6, 6, False))
     for error in (OSError, KeyError):
         assert_stays(it, error, None)
@@ -158,9 +171,17 @@ def test_the_first_error_is_that_of_the_first_element_limits_ask_for_no_more_arg
         assert list(itertools.chain(*[it._take(n) for _ in range(5)])) == seen == [0, 1, 2]
     for kind, name in ((RepeatIterDataset, "num_epochs"), (LimitIterDataset, "count")):
         for wrong in (0, -1, -(10**20)):
-            assert_raises(ValueError, f"{name} must be a positive integer, got {wrong}", kind, numbers(3), wrong)
+            assert_raises(
+                ValueError,
+                f"{name} must be a positive integer, got {wrong}",
+                kind,
+                numbers(3),
+                wrong,
+            )
         for wrong in (2.5, "3"):
-            assert_raises(TypeError, f"{name} must be an integer, got {wrong!r}", kind, numbers(3), wrong)
+            assert_raises(
+                TypeError, f"{name} must be an integer, got {wrong!r}", kind, numbers(3), wrong
+            )
     assert_raises(TypeError, "count must be an integer", LimitIterDataset, numbers(3), None)
     for ds, name, parameter in (
         (RepeatIterDataset(numbers(9), 3), "Repeat", "num_epochs"),
@@ -169,14 +190,21 @@ def test_the_first_error_is_that_of_the_first_element_limits_ask_for_no_more_arg
         assert str(ds) == f"{name}IterDataset({parameter}=3)"
         assert str(iter(ds)) == f"{name}DatasetIterator({parameter}=3)"
     assert str(numbers(9).repeat()) == "RepeatIterDataset(num_epochs=None)"
-    assert str(CacheIterDataset(numbers(9).limit(3))) == "CacheIterDataset(parent=LimitIterDataset(count=3))"
+    assert (
+        str(CacheIterDataset(numbers(9).limit(3)))
+        == "CacheIterDataset(parent=LimitIterDataset(count=3))"
+    )
     for ds in (numbers(9).cache(), numbers(9).repeat(3)):
         assert_raises(NotImplementedError, None, iter(ds)._get_next_index)
 
 
 def test_nothing_repeated_states_at_and_behind_ends_and_iterators_of_users():
     it = iter(RepeatIterDataset(numbers(5).filter(lambda x: x > 9)))
-    assert_stays(it, ValueError, r"RepeatDatasetIterator\(num_epochs=None\) cannot continue.* has no elements")
+    assert_stays(
+        it,
+        ValueError,
+        r"RepeatDatasetIterator\(num_epochs=None\) cannot continue.* has no elements",
+    )
     assert_raises(ValueError, "has no elements", it.skip_failed)
     it = iter(RepeatIterDataset(numbers(0), 10**9))  # and does not take 10**9 steps
     assert list(it) == []
@@ -196,4 +224,9 @@ def test_nothing_repeated_states_at_and_behind_ends_and_iterators_of_users():
     ds = SharingDataset(3)
     assert list(RepeatIterDataset(ds, 3)) == [0, 1, 2] * 3
     assert len(ds.made) == 1
-    assert_raises(NotImplementedError, "return a DatasetIterator from __iter__", list, RepeatIterDataset(Plain(2), 2))
+    assert_raises(
+        NotImplementedError,
+        "return a DatasetIterator from __iter__",
+        list,
+        RepeatIterDataset(Plain(2), 2),
+    )

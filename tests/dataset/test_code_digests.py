@@ -65,14 +65,19 @@ OTHERS = {
 @pytest.mark.parametrize("make", OTHERS.values(), ids=list(OTHERS))
 def test_other_functions_differ_and_equal_ones_do_not(make):
     one, other = make()
-    assert "code or the data of MapMapDataset differ" in pipeline_difference(described(one), described(other))
+    assert "code or the data of MapMapDataset differ" in pipeline_difference(
+        described(one), described(other)
+    )
     assert pipeline_difference(described(one), described(make()[0])) is None
 
 
 def test_constants_and_helpers_of_the_module_count(monkeypatch):
     before = [described(scaled), described(helped)]
     monkeypatch.setitem(globals(), "SCALE", 3)
-    assert all(pipeline_difference(then, described(fn)) for then, fn in zip(before, (scaled, helped), strict=True))
+    assert all(
+        pipeline_difference(then, described(fn))
+        for then, fn in zip(before, (scaled, helped), strict=True)
+    )
 
 
 def test_what_a_function_changes_itself_does_not_count():
@@ -84,8 +89,15 @@ def test_what_a_function_changes_itself_does_not_count():
 
 @pytest.mark.parametrize(
     ("one", "other"),
-    [([1, 2], [1, 3]), (np.arange(4), np.arange(4)[::-1]), ([b"a" * 99_999], [b"b" * 99_999]), ({"a": [1]}, {"a": [2]})],
+    [
+        ([1, 2], [1, 3]),
+        (np.arange(4), np.arange(4)[::-1]),
+        ([b"a" * 99_999], [b"b" * 99_999]),
+        ({"a": [1]}, {"a": [2]}),
+    ],
 )
 def test_data_in_memory_count(one, other):
-    assert "the data of SourceMapDataset differ" in pipeline_difference(described(abs, one), described(abs, other))
+    assert "the data of SourceMapDataset differ" in pipeline_difference(
+        described(abs, one), described(abs, other)
+    )
     assert pipeline_difference(described(abs, one), described(abs, one)) is None

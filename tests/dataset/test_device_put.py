@@ -14,7 +14,13 @@ from refusing import assert_raises, assert_stays
 from waiting import wait_until
 
 from gristmill import MapDataset
-from gristmill.experimental import ShapeDtypeStruct, device_put, get_element_spec, get_next_index, set_next_index
+from gristmill.experimental import (
+    ShapeDtypeStruct,
+    device_put,
+    get_element_spec,
+    get_next_index,
+    set_next_index,
+)
 from gristmill.testing import assert_equal_output_after_checkpoint
 
 EXPECTED = [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
@@ -26,7 +32,9 @@ def batches(n=10):
 
 
 def put(ds, cpu_buffer_size=4, device_buffer_size=2):
-    return device_put(ds, CPU, cpu_buffer_size=cpu_buffer_size, device_buffer_size=device_buffer_size)
+    return device_put(
+        ds, CPU, cpu_buffer_size=cpu_buffer_size, device_buffer_size=device_buffer_size
+    )
 
 
 @pytest.mark.parametrize("buffers", [(4, 2), (0, 0), (0, 1), (3, 0), (1, 1)])
@@ -38,7 +46,9 @@ def test_elements_and_states(buffers):
         assert isinstance(element, jax.Array) and element.devices() == {CPU}
         assert element.tolist() == expected == next(bare).tolist()
     assert list(it) == []
-    assert_equal_output_after_checkpoint(put(batches(), *buffers), at_end=True, in_place=True, through_json=True)
+    assert_equal_output_after_checkpoint(
+        put(batches(), *buffers), at_end=True, in_place=True, through_json=True
+    )
 
 
 def test_threads_run_ahead_until_it_is_closed():
@@ -52,7 +62,9 @@ def test_threads_run_ahead_until_it_is_closed():
         assert_raises(ValueError, "closed", next, it)
     wait_until(lambda: {*threading.enumerate()} <= before)
     computed = threading.Semaphore(0)
-    with iter(put(MapDataset.range(100).to_iter_dataset().map(lambda x: computed.release() or x), 3, 2)) as it:
+    with iter(
+        put(MapDataset.range(100).to_iter_dataset().map(lambda x: computed.release() or x), 3, 2)
+    ) as it:
         it.start_prefetch()
         for _ in range(5):
             assert computed.acquire(timeout=30)
@@ -63,22 +75,37 @@ def test_threads_run_ahead_until_it_is_closed():
 def test_as_a_stage():
     element = {"a": np.arange(3, dtype=np.int64), "b": (np.float32(2), [3, None])}
     got, _ = put(MapDataset.source([element, element]).to_iter_dataset())
-    assert got["a"].dtype == jax.dtypes.canonicalize_dtype(np.int64) and got["a"].tolist() == [0, 1, 2]
+    assert got["a"].dtype == jax.dtypes.canonicalize_dtype(np.int64) and got["a"].tolist() == [
+        0,
+        1,
+        2,
+    ]
     assert isinstance(got["b"][1][0], jax.Array)
     assert float(got["b"][0]) == 2 and int(got["b"][1][0]) == 3 and got["b"][1][1] is None
     ds = put(batches())
-    assert get_element_spec(ds) == ShapeDtypeStruct((None,), jax.dtypes.canonicalize_dtype(np.int64))
+    assert get_element_spec(ds) == ShapeDtypeStruct(
+        (None,), jax.dtypes.canonicalize_dtype(np.int64)
+    )
     it = iter(ds)
     next(it)
     assert get_next_index(it) == 1
     set_next_index(it, 3)
     assert plain(it) == EXPECTED[3:]
-    assert plain(ds.map(lambda x: x + 1).filter(lambda x: bool(x[0] != 4))) == [[1, 2, 3], [7, 8, 9], [10]]
-    assert plain(batches().prefetch_to_device(CPU, cpu_buffer_size=1, device_buffer_size=1)) == EXPECTED
+    assert plain(ds.map(lambda x: x + 1).filter(lambda x: bool(x[0] != 4))) == [
+        [1, 2, 3],
+        [7, 8, 9],
+        [10],
+    ]
+    assert (
+        plain(batches().prefetch_to_device(CPU, cpu_buffer_size=1, device_buffer_size=1))
+        == EXPECTED
+    )
     assert plain(device_put(MapDataset.range(3), CPU)) == [0, 1, 2]  # a map dataset will do
     ds = MapDataset.range(4).seed(5).to_iter_dataset()
     same = ds.map(lambda x: x).map(lambda x: x).map(lambda x: x)  # seeds count its steps
-    assert list(put(ds).random_map(lambda x, rng: rng.random())) == list(same.random_map(lambda x, rng: rng.random()))
+    assert list(put(ds).random_map(lambda x, rng: rng.random())) == list(
+        same.random_map(lambda x, rng: rng.random())
+    )
 
 
 def test_errors(monkeypatch):
@@ -88,10 +115,20 @@ def test_errors(monkeypatch):
     it.skip_failed()
     assert plain(it) == [3, 4]
     assert_raises(TypeError, "str", next, iter(put(MapDataset.source(["text"]).to_iter_dataset())))
-    assert_raises(ValueError, r"^cpu_buffer_size must be a non-negative integer, got -1", put, batches(), -1, 2)
+    assert_raises(
+        ValueError,
+        r"^cpu_buffer_size must be a non-negative integer, got -1",
+        put,
+        batches(),
+        -1,
+        2,
+    )
     assert_raises(TypeError, r"^device_buffer_size must be an integer", put, batches(), 1, 2.5)
     monkeypatch.setitem(sys.modules, "jax", None)
-    match = r"^device_put needs the package jax, which is not installed; run: pip install 'gristmill\[jax\]'$"
+    match = (
+        r"^device_put needs the package jax, which is not installed; run: pip install"
+        r" 'gristmill\[jax\]'$"
+    )
     assert_raises(ImportError, match, put, batches())
 
 

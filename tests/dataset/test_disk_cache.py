@@ -115,10 +115,16 @@ def replaced():
 
 
 FAULTY = {
-    "stream": lambda: grain.MapDataset.range(20).to_iter_dataset().map(fails_for_some).tolerate(max_rate=None),
-    "map": lambda: grain.MapDataset.range(20).map(fails_for_some).tolerate(max_rate=None).to_iter_dataset(),
+    "stream": lambda: (
+        grain.MapDataset.range(20).to_iter_dataset().map(fails_for_some).tolerate(max_rate=None)
+    ),
+    "map": lambda: (
+        grain.MapDataset.range(20).map(fails_for_some).tolerate(max_rate=None).to_iter_dataset()
+    ),
     "batches": lambda: replaced().batch(3).to_iter_dataset(),
-    "components": lambda: grain.IterDataset.mix({"a": FAULTY["stream"](), "b": FAULTY["batches"]()}),
+    "components": lambda: grain.IterDataset.mix(
+        {"a": FAULTY["stream"](), "b": FAULTY["batches"]()}
+    ),
     "part": lambda: FAULTY["batches"]().limit(5),
     "windows": lambda: FAULTY["map"]().window_shuffle(3, seed=1).window_shuffle(5, seed=2),
     "items": lambda: FAULTY["stream"]().batch(3).rebatch(5).flat_map(list),
@@ -173,9 +179,15 @@ def test_workers_fill_it_for_all(tmp_path):
 def test_another_function_or_source_is_another_cache_and_says_so(tmp_path, caplog):
     assert counted(1)[0].cache(tmp_path)[2]["image"][0, 0] == 2
     assert counted(3)[0].cache(tmp_path)[2]["image"][0, 0] == 6
-    assert "begins another cache" in caplog.text and "code or the data of MapMapDataset differ" in caplog.text
+    assert (
+        "begins another cache" in caplog.text
+        and "code or the data of MapMapDataset differ" in caplog.text
+    )
     other = grain.MapDataset.source(np.arange(60) + 1)
-    assert grain.MapDataset.source(np.arange(60)).cache(tmp_path)[0] == 0 and other.cache(tmp_path)[0] == 1
+    assert (
+        grain.MapDataset.source(np.arange(60)).cache(tmp_path)[0] == 0
+        and other.cache(tmp_path)[0] == 1
+    )
 
 
 def test_other_files_or_other_interleaved_datasets_are_another_cache(tmp_path):
@@ -201,16 +213,28 @@ def test_other_files_or_other_interleaved_datasets_are_another_cache(tmp_path):
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        pytest.param(lambda ds: ds.random_map(lambda x, rng: x, seed=1), "freeze the draws of RandomMap", id="draws"),
-        pytest.param(lambda ds: ds.shuffle(seed=1), "same element at a position in all epochs", id="shuffle"),
-        pytest.param(lambda ds: ds.map_with_index(lambda i, x: i), "freeze the indices", id="indices"),
+        pytest.param(
+            lambda ds: ds.random_map(lambda x, rng: x, seed=1),
+            "freeze the draws of RandomMap",
+            id="draws",
+        ),
+        pytest.param(
+            lambda ds: ds.shuffle(seed=1), "same element at a position in all epochs", id="shuffle"
+        ),
+        pytest.param(
+            lambda ds: ds.map_with_index(lambda i, x: i), "freeze the indices", id="indices"
+        ),
     ],
 )
 def test_random_steps_before_it_are_refused_unless_they_are_meant(tmp_path, make, text):
     ds = make(grain.MapDataset.range(20))
     assert_raises(ValueError, f"{text}.*freeze=True", ds.cache, tmp_path)
     frozen = ds.cache(tmp_path, freeze=True)
-    assert [frozen[i] for i in range(20, 40)] == [frozen[i] for i in range(20)] == [ds[i] for i in range(20)]
+    assert (
+        [frozen[i] for i in range(20, 40)]
+        == [frozen[i] for i in range(20)]
+        == [ds[i] for i in range(20)]
+    )
 
 
 def test_max_bytes_bounds_it_and_caches_of_other_pipelines_go_first(tmp_path):
@@ -292,7 +316,9 @@ def test_what_cannot_be_kept_and_wrong_arguments(tmp_path):
     assert_raises(ValueError, "path must be a folder of this machine", ds.cache, "")
     assert_raises(ValueError, "max_bytes", ds.cache, tmp_path, max_bytes=0)
     assert_raises(TypeError, "freeze must be True or False", ds.cache, tmp_path, freeze="no")
-    assert_raises(OSError, "path must be a folder that can be written to", ds.cache(__file__).__getitem__, 0)
+    assert_raises(
+        OSError, "path must be a folder that can be written to", ds.cache(__file__).__getitem__, 0
+    )
     unpicklable = ds.map(lambda i: lambda: i).cache(tmp_path)
     with pytest.raises(Exception, match=r"pickle|local object") as caught:
         unpicklable[1]

@@ -21,7 +21,14 @@ from refusing import assert_raises, assert_refused, assert_stays
 from users_datasets import BareStream
 from waiting import wait_until
 
-from gristmill import DatasetIterator, IterDataset, MapDataset, MultiprocessingOptions, ReadOptions, ShardOptions
+from gristmill import (
+    DatasetIterator,
+    IterDataset,
+    MapDataset,
+    MultiprocessingOptions,
+    ReadOptions,
+    ShardOptions,
+)
 from gristmill import experimental as gx
 from gristmill.checkpoint import CheckpointHandler
 from gristmill.core.errors import StateMismatchError
@@ -62,21 +69,35 @@ def numbers(sizes):
 
 
 def interleave(files, cycle_length):
-    datasets = [MapDataset.source(file).to_iter_dataset(DIRECT) if isinstance(file, range) else file for file in files]
-    return gx.InterleaveIterDataset(datasets, cycle_length=cycle_length, num_make_iter_threads=0, iter_buffer_size=0)
+    datasets = [
+        MapDataset.source(file).to_iter_dataset(DIRECT) if isinstance(file, range) else file
+        for file in files
+    ]
+    return gx.InterleaveIterDataset(
+        datasets, cycle_length=cycle_length, num_make_iter_threads=0, iter_buffer_size=0
+    )
 
 
 def joined(its):
     """The states of all datasets, as JSON has them."""
-    return through_json({number: state for it in its for number, state in it.get_shard_states().items()})
+    return through_json(
+        {number: state for it in its for number, state in it.get_shard_states().items()}
+    )
 
 
 def test_wrong_states_change_nothing():
     it = make()
     next(it)
     for position in (-1, -4, 20, 10**9, 1.5, "4", None, [4]):
-        assert_raises(ValueError, r"global_next_index in the state of .* must be in \[0, 20\)", it.set_state, at(position))
-    assert_raises(KeyError, "must have the key 'global_next_index'", it.set_state, {"next_index": 3})
+        assert_raises(
+            ValueError,
+            r"global_next_index in the state of .* must be in \[0, 20\)",
+            it.set_state,
+            at(position),
+        )
+    assert_raises(
+        KeyError, "must have the key 'global_next_index'", it.set_state, {"next_index": 3}
+    )
     assert_refused(it, ValueError, "must be a mapping", 3, at(4))
     assert plain(it) == [[4, 6], [8, 10], [12, 14]]
     it = make(10, 4, 0, 4)
@@ -89,8 +110,16 @@ def test_wrong_states_change_nothing():
 
 RANGE, FILES, HALF = MapDataset.range(16), interleave(numbers([3, 3]), 2), ShardOptions(0, 2)
 NO_MAP = "multiprocessing_options needs a MapDataset"
-WITH_STATES = [RANGE.to_iter_dataset(), gx.ZipIterDataset([FILES, FILES]), IterDataset.mix([FILES, FILES]), FILES.repeat(2)]
-WITH_STATES += [FILES.random_map(lambda x, rng: x, seed=1), FILES.window_shuffle(window_size=2, seed=1)]
+WITH_STATES = [
+    RANGE.to_iter_dataset(),
+    gx.ZipIterDataset([FILES, FILES]),
+    IterDataset.mix([FILES, FILES]),
+    FILES.repeat(2),
+]
+WITH_STATES += [
+    FILES.random_map(lambda x, rng: x, seed=1),
+    FILES.window_shuffle(window_size=2, seed=1),
+]
 WITH_STATES += [gx.multithread_prefetch(FILES, 2, 1), FILES.mp_prefetch(WORKERS)]
 
 
@@ -103,9 +132,17 @@ WITH_STATES += [gx.multithread_prefetch(FILES, 2, 1), FILES.mp_prefetch(WORKERS)
         ((3, 4, HALF), {}, TypeError, "ds must be a MapDataset or IterDataset, got 3"),
         ((RANGE, 4, 2), {}, TypeError, "shard_options must be a ShardOptions, got 2"),
         ((RANGE, 4, HALF), {"read_options": 16}, TypeError, "read_options must be a ReadOptions"),
-        ((RANGE, 4, HALF), {"multiprocessing_options": 2}, TypeError, "multiprocessing_options must be a Multiprocessing"),
+        (
+            (RANGE, 4, HALF),
+            {"multiprocessing_options": 2},
+            TypeError,
+            "multiprocessing_options must be a Multiprocessing",
+        ),
         ((FILES, 2, HALF), {"multiprocessing_options": WORKERS}, NotImplementedError, NO_MAP),
-        *[((ds, 2, HALF), {}, ValueError, "cannot be divided among another number of shards") for ds in WITH_STATES],
+        *[
+            ((ds, 2, HALF), {}, ValueError, "cannot be divided among another number of shards")
+            for ds in WITH_STATES
+        ],
     ],
 )
 def test_wrong_arguments(arguments, options, error, match):
@@ -117,16 +154,24 @@ def test_it_is_an_iterator_and_a_dataset():
     assert isinstance(it, DatasetIterator) and isinstance(it, IterDataset)
     assert iter(it) is it and next(it).tolist() == [0, 2]
     assert next(iter(it)).tolist() == [4, 6]  # it does not begin again
-    assert str(it) == (
-        "ElasticIterator(global_batch_size=4, shard_options=ShardOptions(shard_index=0, shard_count=2, drop_remainder=False))"
+    assert (
+        str(it) == "ElasticIterator(global_batch_size=4, shard_options=ShardOptions(shard_index=0,"
+        " shard_count=2, drop_remainder=False))"
     )
     assert gx.get_element_spec(it) == gx.ShapeDtypeStruct((2,), np.int64)
     assert gx.get_element_spec(it.batch(2)) == gx.ShapeDtypeStruct((None, 2), np.int64)
     # It cannot be shared out.
     for share in (lambda ds: ds.mp_prefetch(WORKERS), lambda ds: gx.multithread_prefetch(ds, 2, 1)):
-        assert_raises(ValueError, "ElasticIterator cannot be sliced among 2 workers", share, make().map(str))
+        assert_raises(
+            ValueError, "ElasticIterator cannot be sliced among 2 workers", share, make().map(str)
+        )
     # As in Grain, it is an input of its own: its default seed is not that of the dataset.
-    assert_raises(ValueError, "random_map needs a seed", elastic(MapDataset.range(4).seed(1), 2).random_map, lambda x, rng: x)
+    assert_raises(
+        ValueError,
+        "random_map needs a seed",
+        elastic(MapDataset.range(4).seed(1), 2).random_map,
+        lambda x, rng: x,
+    )
 
 
 BATCHES = [[0, 2], [4, 6], [8, 10], [12, 14]]
@@ -137,7 +182,12 @@ CHAINS = [
     (lambda e: e.batch(3).map(lambda x: x[:, 0]), [[0, 4, 8], [12]]),
     (lambda e: e.limit(2).repeat(2), BATCHES[:2] * 2),
     (lambda e: e.thread_prefetch(2).multithread_prefetch(1, 1), BATCHES),
-    (lambda e: gx.WithOptionsIterDataset(e.random_map(lambda x, rng: x, seed=1), gx.DatasetOptions(min_shm_size=9)), BATCHES),
+    (
+        lambda e: gx.WithOptionsIterDataset(
+            e.random_map(lambda x, rng: x, seed=1), gx.DatasetOptions(min_shm_size=9)
+        ),
+        BATCHES,
+    ),
 ]
 
 
@@ -203,16 +253,27 @@ def test_filters_and_what_follows_them(mode, tmp_path):
 
     shuffled = list(MapDataset.range(40).shuffle(seed=3))
     kept = [x + 1000 for x in shuffled if x % 3]
-    its = shards(MapDataset.range(40).shuffle(seed=3).filter(lambda x: x % 3).map_with_index(counted), 4, 2, mode)
+    its = shards(
+        MapDataset.range(40).shuffle(seed=3).filter(lambda x: x % 3).map_with_index(counted),
+        4,
+        2,
+        mode,
+    )
     for s, it in enumerate(its):
         assert plain(it) == [kept[i : i + 4][s::2] for i in range(0, 24, 4)]
-    assert sorted(map(int, calls.read_text().split())) == [i for i, x in enumerate(shuffled) if x % 3][:24]
+    assert (
+        sorted(map(int, calls.read_text().split()))
+        == [i for i, x in enumerate(shuffled) if x % 3][:24]
+    )
     for start in (7, 1, 39, 40, 43) if mode != "workers" else (7, 43):  # processes take their time
         its[1].set_state(at(start))
         its[1].start_prefetch()
         assert its[1].get_state() == at(start)
         left = [x + 1000 for x in shuffled[start:] if x % 3]
-        assert plain(itertools.islice(its[1], 2)) == [left[i + 1 : i + 4 : 2] for i in range(0, len(left) - 3, 4)][:2]
+        assert (
+            plain(itertools.islice(its[1], 2))
+            == [left[i + 1 : i + 4 : 2] for i in range(0, len(left) - 3, 4)][:2]
+        )
     for it in its:
         it.close()
         it.close()
@@ -254,7 +315,13 @@ def test_errors_do_not_move_it_and_options_reach_it(mode):
 
 
 def test_a_worker_skips_up_to_its_own_step():
-    steps = StepsIterDataset(MapDataset.range(40).map(failing(7)).filter(lambda x: x % 2), 4, ShardOptions(0, 1), DIRECT, 0)
+    steps = StepsIterDataset(
+        MapDataset.range(40).map(failing(7)).filter(lambda x: x % 2),
+        4,
+        ShardOptions(0, 1),
+        DIRECT,
+        0,
+    )
     steps.set_slice(slice(1, None, 2))
     it = iter(steps)
     assert_raises(ZeroDivisionError, None, next, it)
@@ -272,7 +339,11 @@ def test_endless_filters_and_missing_elements():
         for step in range(5):
             assert plain(map(next, its)) == [kept[4 * step : 4 * step + 4][s::2] for s in range(2)]
     it = elastic(MapDataset.range(5).filter(lambda x: False).repeat(), 4)
-    it = iter(gx.WithOptionsIterDataset(it, gx.DatasetOptions(filter_raise_threshold_ratio=0.9)).map(lambda x: x))
+    it = iter(
+        gx.WithOptionsIterDataset(it, gx.DatasetOptions(filter_raise_threshold_ratio=0.9)).map(
+            lambda x: x
+        )
+    )
     assert_stays(it, ValueError, r"dropped 100\.00% of 1000")
     # What a map leaves out is an error.
     for ds in (MapDataset.range(8), MapDataset.range(8).filter(lambda x: True)):
@@ -291,14 +362,21 @@ def test_chains_of_rescalings_of_batches_filters_and_files_of_every_kind(data):
     sizes = data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=7), "sizes")
     modulus = data.draw(st.integers(2, 4), "modulus")
     datasets = [
-        MapDataset.source(file).shuffle(seed=7).to_iter_dataset(DIRECT).filter(lambda x: x % modulus)
-        if k % 2
-        else MapDataset.source(file).filter(lambda x: x % modulus)
+        (
+            MapDataset.source(file)
+            .shuffle(seed=7)
+            .to_iter_dataset(DIRECT)
+            .filter(lambda x: x % modulus)
+            if k % 2
+            else MapDataset.source(file).filter(lambda x: x % modulus)
+        )
         for k, file in enumerate(numbers(sizes))
     ]
     cycle_length = data.draw(st.integers(1, 5), "cycle_length")
     buffer_size = data.draw(st.sampled_from((0, 2)), "buffer_size")
-    ds = gx.InterleaveIterDataset(datasets, cycle_length=cycle_length, iter_buffer_size=buffer_size).map(lambda x: x)
+    ds = gx.InterleaveIterDataset(
+        datasets, cycle_length=cycle_length, iter_buffer_size=buffer_size
+    ).map(lambda x: x)
     batch_size = data.draw(st.integers(0, 3), "batch_size")
     seen, states = [], None
     for _ in range(data.draw(st.integers(1, 4), "rescalings")):
@@ -329,15 +407,26 @@ def test_shard_states():
     its = shards(ds, 0, 2)
     assert [next(its[0]) for _ in range(3)] == [0, 200, 400]
     ended = {"exhausted": 1, "state": None}
-    assert its[0].get_shard_states() == {0: ended, 2: ended, 4: {"exhausted": 0, "state": {"next_index": 1}}}
+    assert its[0].get_shard_states() == {
+        0: ended,
+        2: ended,
+        4: {"exhausted": 0, "state": {"next_index": 1}},
+    }
     assert its[1].get_shard_states()[3] == {"exhausted": 0, "state": None}
-    for states, match in ((its[0].get_shard_states(), r"datasets \[1, 3\] of ElasticIterator.* are missing"), ([], "a mapping")):
+    for states, match in (
+        (its[0].get_shard_states(), r"datasets \[1, 3\] of ElasticIterator.* are missing"),
+        ([], "a mapping"),
+    ):
         assert_raises(StateMismatchError, match, its[1].set_shard_states, states)
     assert next(its[1]) == 100
     for it, other in ((its[1], its[0]), (elastic(ds, 0), its[0])):
-        assert_refused(it, StateMismatchError, "of the same shard, got one of shard 0 of 2", other.get_state())
+        assert_refused(
+            it, StateMismatchError, "of the same shard, got one of shard 0 of 2", other.get_state()
+        )
     for it in shards(MapDataset.range(4), 2, 2):
-        assert_raises(NotImplementedError, "of a MapDataset have no states of their own", it.get_shard_states)
+        assert_raises(
+            NotImplementedError, "of a MapDataset have no states of their own", it.get_shard_states
+        )
     # There may be fewer files than shards.
     its = shards(interleave(numbers([2]), 3), 0, 3)
     assert [list(it) for it in its] == [[0, 1], [], []]
@@ -369,7 +458,9 @@ def test_a_dataset_that_has_ended_is_not_opened_again():
     one.set_shard_states(states)
     assert list(one) == [1, 1] and opened == files[4:]
     # Options and threads may follow.
-    ds = gx.ThreadPrefetchIterDataset(interleave(numbers([3, 3, 3]), 2).map(lambda x: -x), prefetch_buffer_size=2)
+    ds = gx.ThreadPrefetchIterDataset(
+        interleave(numbers([3, 3, 3]), 2).map(lambda x: -x), prefetch_buffer_size=2
+    )
     its = shards(gx.WithOptionsIterDataset(ds, gx.DatasetOptions(min_shm_size=3)), 0, 2)
     assert [list(it) for it in its] == [[0, -200, -1, -201, -2, -202], [-100, -101, -102]]
 
@@ -399,13 +490,20 @@ def restore(directory, its):
             rename(directory, "0-of-1", own)
 
 
-@pytest.mark.parametrize("chain", [lambda it: it, lambda it: iter(it.map(lambda x: x).filter(lambda x: True))])
+@pytest.mark.parametrize(
+    "chain", [lambda it: it, lambda it: iter(it.map(lambda x: x).filter(lambda x: True))]
+)
 @pytest.mark.parametrize("new_count", [1, 2, 3, 4])
 def test_checkpoints_of_files(tmp_path, new_count, chain):
     files = numbers([2, 0, 6, 3, 1, 5, 4])
     ds = interleave(files, 2)
     its = [chain(it) for it in shards(ds, 4, 2)]
-    seen = [x for it, n in zip(its, (4, 2), strict=True) for batch in itertools.islice(it, n) for x in batch]
+    seen = [
+        x
+        for it, n in zip(its, (4, 2), strict=True)
+        for batch in itertools.islice(it, n)
+        for x in batch
+    ]
     checkpoint(tmp_path / "1", its)
     left = [plain(it) for it in its]
     new = [chain(it) for it in shards(ds, 2 * new_count, new_count)]
@@ -424,7 +522,10 @@ def test_checkpoints_of_files(tmp_path, new_count, chain):
 def test_checkpoints_of_map_datasets(tmp_path):
     def chained(size, count):
         its = shards(MapDataset.range(40).filter(lambda x: x % 3), size, count)
-        return [iter(it.random_map(lambda x, rng: x, seed=3).map_with_index(lambda i, x: x)) for it in its]
+        return [
+            iter(it.random_map(lambda x, rng: x, seed=3).map_with_index(lambda i, x: x))
+            for it in its
+        ]
 
     its = chained(6, 3)
     seen = [x for it in its for batch in itertools.islice(it, 2) for x in batch]
@@ -433,7 +534,10 @@ def test_checkpoints_of_map_datasets(tmp_path):
         new = chained(4, new_count)
         restore(tmp_path / "1", new)
         assert new[0].get_state()["counter"] == 2
-        assert sorted(seen + [x for it in new for batch in it for x in batch]) == [x for x in range(40) if x % 3][:24]
+        assert (
+            sorted(seen + [x for it in new for batch in it for x in batch])
+            == [x for x in range(40) if x % 3][:24]
+        )
 
 
 def test_incomplete_and_foreign_checkpoints_are_refused(tmp_path):
@@ -443,7 +547,11 @@ def test_incomplete_and_foreign_checkpoints_are_refused(tmp_path):
     its = shards(MapDataset.range(16), 4, 2)
     next(its[0])
     checkpoint(tmp_path / "1", its)
-    refuse(tmp_path / "1", elastic(MapDataset.range(16), 4), r"at the same global_next_index .* got \[0, 4\]")
+    refuse(
+        tmp_path / "1",
+        elastic(MapDataset.range(16), 4),
+        r"at the same global_next_index .* got \[0, 4\]",
+    )
     ds, step = interleave(numbers([2, 3, 4]), 2), tmp_path / "2"
     one = elastic(ds, 0)
     checkpoint(step, shards(ds, 0, 2))
@@ -455,10 +563,18 @@ def test_incomplete_and_foreign_checkpoints_are_refused(tmp_path):
     refuse(step, elastic(interleave(numbers([2, 3]), 2), 0), "num_datasets")
     packed = partial(gx.FirstFitPackIterDataset, length_struct={"x": 3}, num_packing_bins=2)
     # Steps that keep something for later.
-    chains = (lambda it: packed(it.map(lambda x: {"x": [x]})), lambda it: it.window_shuffle(2, seed=1), lambda it: it.limit(3))
+    chains = (
+        lambda it: packed(it.map(lambda x: {"x": [x]})),
+        lambda it: it.window_shuffle(2, seed=1),
+        lambda it: it.limit(3),
+    )
     for k, chain in enumerate(chains):
         checkpoint(tmp_path / f"chain {k}", [iter(chain(it)) for it in shards(ds, 0, 2)])
-        refuse(tmp_path / f"chain {k}", iter(chain(one)), "cannot continue with another number of shards")
+        refuse(
+            tmp_path / f"chain {k}",
+            iter(chain(one)),
+            "cannot continue with another number of shards",
+        )
     assert next(one) == 0
 
 
@@ -477,4 +593,10 @@ def test_files_of_single_datasets_as_grain_writes_them_and_the_asynchronous_prot
     HANDLER.restore(tmp_path, one)
     asyncio.run(load(other, tmp_path / "1"))
     assert sorted(one) == sorted(other) == [1, 101, 102, 200, 201, 202, 203]
-    assert_raises(StateMismatchError, "shard_state", HANDLER.restore, tmp_path, elastic(MapDataset.range(4), 2))
+    assert_raises(
+        StateMismatchError,
+        "shard_state",
+        HANDLER.restore,
+        tmp_path,
+        elastic(MapDataset.range(4), 2),
+    )

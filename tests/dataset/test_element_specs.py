@@ -34,7 +34,9 @@ class Source:
 
 def telling(kind, method, spec):
     """A transformation that says what it gives."""
-    return type("Telling", (kind,), {method: None, "output_spec": lambda self, input_spec: spec(input_spec)})()
+    return type(
+        "Telling", (kind,), {method: None, "output_spec": lambda self, input_spec: spec(input_spec)}
+    )()
 
 
 TO_FLOAT = telling(Map, "map", lambda spec: ShapeDtypeStruct(spec["image"].shape, np.float64))
@@ -60,9 +62,22 @@ SPECS = [
     (STREAM.zip(RANGE, STREAM), (IMAGE, INT, IMAGE)),
 ]
 PASSING_ON = [MapDataset.source(IMAGES), IMAGES.shuffle(seed=1), IMAGES[2:], IMAGES.slice([3, 1])]
-PASSING_ON += [MapDataset.mix([IMAGES, RANGE]), MapDataset.concatenate([IMAGES, RANGE]), IterDataset.mix([STREAM, RANGE])]
-PASSING_ON += [STREAM.limit(3), STREAM.cache(), STREAM.repeat(3), gx.InterleaveIterDataset([STREAM, RANGE], cycle_length=2)]
-PASSING_ON += [STREAM.thread_prefetch(1), STREAM.multithread_prefetch(2, 1), STREAM.mp_prefetch(MultiprocessingOptions(2))]
+PASSING_ON += [
+    MapDataset.mix([IMAGES, RANGE]),
+    MapDataset.concatenate([IMAGES, RANGE]),
+    IterDataset.mix([STREAM, RANGE]),
+]
+PASSING_ON += [
+    STREAM.limit(3),
+    STREAM.cache(),
+    STREAM.repeat(3),
+    gx.InterleaveIterDataset([STREAM, RANGE], cycle_length=2),
+]
+PASSING_ON += [
+    STREAM.thread_prefetch(1),
+    STREAM.multithread_prefetch(2, 1),
+    STREAM.mp_prefetch(MultiprocessingOptions(2)),
+]
 PASSING_ON += [gx.WithOptionsIterDataset(STREAM, gx.DatasetOptions(min_shm_size=1))]
 
 
@@ -71,12 +86,20 @@ def test_sources_and_stages_that_pass_elements_on():
         assert get_element_spec(ds) == spec, ds
 
 
-@pytest.mark.parametrize("convert", [lambda ds: ds, lambda ds: ds.to_iter_dataset()], ids=["map", "iter"])
+@pytest.mark.parametrize(
+    "convert", [lambda ds: ds, lambda ds: ds.to_iter_dataset()], ids=["map", "iter"]
+)
 def test_steps_of_both_kinds(convert):
     ds, numbers = convert(IMAGES), convert(MapDataset.range(10))
     floats = ShapeDtypeStruct((4, 3), np.float64)
-    ragged = {"image": ShapeDtypeStruct((None, 4, 3), np.uint8), "label": ShapeDtypeStruct((None,), np.int64)}
-    dense = {"image": ShapeDtypeStruct((2, 5, 4, 3), np.uint8), "label": ShapeDtypeStruct((2, 5), np.int64)}
+    ragged = {
+        "image": ShapeDtypeStruct((None, 4, 3), np.uint8),
+        "label": ShapeDtypeStruct((None,), np.int64),
+    }
+    dense = {
+        "image": ShapeDtypeStruct((2, 5, 4, 3), np.uint8),
+        "label": ShapeDtypeStruct((2, 5), np.int64),
+    }
     for made, spec in [
         (ds.seed(1), IMAGE),
         (ds.repeat(2), IMAGE),
@@ -91,8 +114,17 @@ def test_steps_of_both_kinds(convert):
         (numbers.batch(4, batch_fn=functools.partial(Sum(), scale=3)), {"sum of": (4, False, INT)}),
     ]:
         assert get_element_spec(made) == spec
-    for silent in (ds.map(len), ds.random_map(lambda x, rng: x, seed=1), ds.map_with_index(lambda i, x: x)):
-        assert_raises(ValueError, r"cannot tell what .*(len|<lambda>).*output_spec\(self, input_spec\)", get_element_spec, silent)
+    for silent in (
+        ds.map(len),
+        ds.random_map(lambda x, rng: x, seed=1),
+        ds.map_with_index(lambda i, x: x),
+    ):
+        assert_raises(
+            ValueError,
+            r"cannot tell what .*(len|<lambda>).*output_spec\(self, input_spec\)",
+            get_element_spec,
+            silent,
+        )
     match = r"batch_fn list.*output_spec\(self, input_spec, batch_size, drop_remainder\)"
     assert_raises(NotImplementedError, match, get_element_spec, ds.batch(4, batch_fn=list))
 
@@ -101,7 +133,10 @@ def test_who_cannot_tell_and_that_elements_look_as_they_should():
     methods = {"__iter__": lambda self: pytest.fail("it is not read")}
     silent = type("Silent", (IterDataset,), methods)()
     tells = type("Tells", (IterDataset,), {**methods, "_element_spec": INT})()
-    for ds in (MapDataset.source([1, 2]), MapDataset.source([1]).shuffle(seed=1).to_iter_dataset().batch(2)):
+    for ds in (
+        MapDataset.source([1, 2]),
+        MapDataset.source([1]).shuffle(seed=1).to_iter_dataset().batch(2),
+    ):
         # the source is named and not the stage
         match = r"SourceMapDataset\(source=list\).*attribute element_spec"
         assert_raises(NotImplementedError, match, get_element_spec, ds)
@@ -116,4 +151,6 @@ def test_who_cannot_tell_and_that_elements_look_as_they_should():
         .batch(3, drop_remainder=True)
     )
     for batch in ds:
-        assert {key: ShapeDtypeStruct(array.shape, array.dtype) for key, array in batch.items()} == get_element_spec(ds)
+        assert {
+            key: ShapeDtypeStruct(array.shape, array.dtype) for key, array in batch.items()
+        } == get_element_spec(ds)

@@ -61,7 +61,10 @@ class Fails:
 
 
 fails = Fails()
-methods = {"__len__": lambda self: len(self._parent), "__getitem__": lambda self, index: self._parent[index]}
+methods = {
+    "__len__": lambda self: len(self._parent),
+    "__getitem__": lambda self, index: self._parent[index],
+}
 PassesOn = type("PassesOn", (MapDataset,), methods)
 
 
@@ -82,7 +85,9 @@ def error_of(ds_or_it):
 
 def note_of(ds_or_it):
     """The text of the note; empty if there is none."""
-    notes = [note for note in getattr(error_of(ds_or_it), "__notes__", []) if note.startswith("Raised")]
+    notes = [
+        note for note in getattr(error_of(ds_or_it), "__notes__", []) if note.startswith("Raised")
+    ]
     assert len(notes) <= 1
     return "".join(notes)
 
@@ -96,7 +101,11 @@ def alone(ds):
 
 
 first, not_4 = itemgetter(0), (4).__ne__
-same, lists, pairs = methodcaller("map", alone), methodcaller("batch", 5, batch_fn=list), methodcaller("batch", 2, batch_fn=list)
+same, lists, pairs = (
+    methodcaller("map", alone),
+    methodcaller("batch", 5, batch_fn=list),
+    methodcaller("batch", 2, batch_fn=list),
+)
 prefetched = partial(gx.ThreadPrefetchIterDataset, prefetch_buffer_size=3)
 prefetched_directly = partial(gx.ThreadPrefetchIterDataset, prefetch_buffer_size=0)
 in_threads = partial(gx.multithread_prefetch, num_threads=3, buffer_size=2)
@@ -123,18 +132,39 @@ MAP_STAGES = [
     (lambda o: BASE.map(fails).to_iter_dataset(o), f"MapMapDataset{FAILS}"),
     (lambda o: BASE.filter(fails).to_iter_dataset(o, allow_nones=True), f"FilterMapDataset{FAILS}"),
     (lambda o: BASE.random_map(fails, seed=1).to_iter_dataset(o), f"RandomMapMapDataset{FAILS}"),
-    (lambda o: BASE.filter(not_4).map(fails).to_iter_dataset(o, allow_nones=True), f"MapMapDataset{FAILS}"),
+    (
+        lambda o: BASE.filter(not_4).map(fails).to_iter_dataset(o, allow_nones=True),
+        f"MapMapDataset{FAILS}",
+    ),
     (lambda o: BASE.map(fails).batch(4).to_iter_dataset(o).map(first), f"MapMapDataset{FAILS}"),
-    (lambda o: BASE.batch(4, batch_fn=fails).to_iter_dataset(o).map(first), f"BatchMapDataset{FOURS}"),
+    (
+        lambda o: BASE.batch(4, batch_fn=fails).to_iter_dataset(o).map(first),
+        f"BatchMapDataset{FOURS}",
+    ),
 ]
 STAGES = [
     *MAP_STAGES,
     (lambda o: BASE.to_iter_dataset(o).map(fails), f"MapDatasetIterator{FAILS}"),
-    (lambda o: BASE.to_iter_dataset(o).random_map(fails, seed=1), f"RandomMapDatasetIterator{FAILS}"),
-    (lambda o: BASE.to_iter_dataset(o).filter(Fails(then=lambda x: True)), f"FilterDatasetIterator{FAILS}"),
-    (lambda o: BASE.to_iter_dataset(o).batch(4, batch_fn=fails).map(first), f"BatchDatasetIterator{FOURS}"),
-    (lambda o: BASE.to_iter_dataset(o).batch(4).map(fails).map(first), f"MapDatasetIterator(transform=Fails) {BATCH}"),
-    (lambda o: BASE.to_iter_dataset(o).flat_map(Fails(then=lambda x: [x])), f"FlatMapDatasetIterator{FAILS}"),
+    (
+        lambda o: BASE.to_iter_dataset(o).random_map(fails, seed=1),
+        f"RandomMapDatasetIterator{FAILS}",
+    ),
+    (
+        lambda o: BASE.to_iter_dataset(o).filter(Fails(then=lambda x: True)),
+        f"FilterDatasetIterator{FAILS}",
+    ),
+    (
+        lambda o: BASE.to_iter_dataset(o).batch(4, batch_fn=fails).map(first),
+        f"BatchDatasetIterator{FOURS}",
+    ),
+    (
+        lambda o: BASE.to_iter_dataset(o).batch(4).map(fails).map(first),
+        f"MapDatasetIterator(transform=Fails) {BATCH}",
+    ),
+    (
+        lambda o: BASE.to_iter_dataset(o).flat_map(Fails(then=lambda x: [x])),
+        f"FlatMapDatasetIterator{FAILS}",
+    ),
     (lambda o: prefetched(BASE.to_iter_dataset(o)).map(fails), f"MapDatasetIterator{FAILS}"),
 ]
 
@@ -145,7 +175,10 @@ def test_the_place_is_the_same_whatever_stands_behind(number):
     for turn, after in enumerate(AFTER, start=number):
         note = note_of(after(make(MODES[turn % 3])))
         other_elements_are_together = after is in_threads and number in (4, 5, 9, 10, 12)
-        assert note.replace("in worker 0 of 1 ", "") == f"Raised by {expected}" or other_elements_are_together, turn
+        assert (
+            note.replace("in worker 0 of 1 ", "") == f"Raised by {expected}"
+            or other_elements_are_together
+        ), turn
 
 
 @pytest.mark.parametrize(("make", "expected"), MAP_STAGES, ids=range(len(MAP_STAGES)))
@@ -155,9 +188,13 @@ def test_the_place_is_the_same_of_one_element(make, expected):
         with pytest.raises(Boom) as caught:
             for i in range(len(wrapped)):
                 wrapped[i]
-        (where, filtered) = caught.value.__notes__
+        where, filtered = caught.value.__notes__
         assert expected in where and filtered.startswith("Frames")
-        assert {*frames(caught.value)} <= {"test_the_place_is_the_same_of_one_element", "<lambda>", "__call__"}
+        assert {*frames(caught.value)} <= {
+            "test_the_place_is_the_same_of_one_element",
+            "<lambda>",
+            "__call__",
+        }
     with pytest.raises(IndexError) as caught:
         same(MapDataset.source([]).shuffle(seed=1))[3]
     assert caught.value.__notes__[0] == "Raised by ShuffleMapDataset at element 3."
@@ -170,18 +207,31 @@ def test_of_sources_and_own_datasets(mode):
     for name, more in (("Source", {}), ("Vectored", several)):
         source = type(name, (), methods | more)()
         note = note_of(MapDataset.source(source).repeat(2).to_iter_dataset(mode).batch(4))
-        assert note == f"Raised by SourceMapDataset(source={name}) at element 17 (epoch 0, source key 17)."
-    assert note_of(same(type("Own", (MapDataset,), methods)()).to_iter_dataset(mode)) == "Raised by Own at element 17."
+        assert (
+            note
+            == f"Raised by SourceMapDataset(source={name}) at element 17 (epoch 0, source key 17)."
+        )
+    assert (
+        note_of(same(type("Own", (MapDataset,), methods)()).to_iter_dataset(mode))
+        == "Raised by Own at element 17."
+    )
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_the_epoch(mode):
     stream = BASE.to_iter_dataset(mode)
-    assert "(epoch 1, source key 17)" in note_of(BASE.repeat(3).map(Fails(time=2)).to_iter_dataset(mode).batch(4))
+    assert "(epoch 1, source key 17)" in note_of(
+        BASE.repeat(3).map(Fails(time=2)).to_iter_dataset(mode).batch(4)
+    )
     assert AT_19.replace("epoch 0", "epoch 1") in note_of(stream.map(Fails(time=2)).repeat(3))
-    assert "at element 9 (epoch 1, source keys 4 and 17)." in note_of(stream.repeat(3).batch(2).map(Fails(time=2)))
+    assert "at element 9 (epoch 1, source keys 4 and 17)." in note_of(
+        stream.repeat(3).batch(2).map(Fails(time=2))
+    )
     for after in (prefetched, prefetched_directly):  # the epoch begins with the failure
-        for ds in (BASE.map(Fails(BASE[0], time=2)).to_iter_dataset(mode), stream.map(Fails(BASE[0], time=2))):
+        for ds in (
+            BASE.map(Fails(BASE[0], time=2)).to_iter_dataset(mode),
+            stream.map(Fails(BASE[0], time=2)),
+        ):
             assert f"at element 0 (epoch 1, source key {BASE[0]})." in note_of(after(ds.repeat(2)))
     # of what was computed elsewhere
     for after in (prefetched, in_threads, LocalWorkersIterDataset):
@@ -210,7 +260,9 @@ def test_several_sources_and_elements_and_gaps():
 def test_of_a_loader_and_of_workers():
     fails_at_37 = operation(gm.transforms.Map, "map", Fails(37))
     draw = operation(gm.transforms.RandomMap, "random_map", lambda x, rng: x)
-    sampler = gm.samplers.IndexSampler(N, gm.sharding.ShardOptions(1, 2), shuffle=True, seed=4, num_epochs=2)
+    sampler = gm.samplers.IndexSampler(
+        N, gm.sharding.ShardOptions(1, 2), shuffle=True, seed=4, num_epochs=2
+    )
     index = next(i for i in range(1, N, 2) if sampler[i].record_key == 37)
     for operations in ([fails_at_37], [draw, fails_at_37, gm.transforms.Batch(4)]):
         it = iter(gm.DataLoader(data_source=range(N), sampler=sampler, operations=operations))
@@ -222,7 +274,10 @@ def test_of_a_loader_and_of_workers():
     with iter(BASE.to_iter_dataset().map(fails).batch(3).mp_prefetch(two)) as it:
         expected = f"Raised in worker 1 of 2 by MapDatasetIterator(transform=Fails) {AT_19}"
         assert [note_of(it), note_of(it)] == [expected] * 2
-    part = f"at element {list(MapDataset.range(20).shuffle(seed=1)).index(17)} of its share (epoch 0, source key 17)."
+    part = (
+        f"at element {list(MapDataset.range(20).shuffle(seed=1)).index(17)} of its share (epoch 0,"
+        " source key 17)."
+    )
     note = note_of(BASE.map(fails).to_iter_dataset().mp_prefetch(two, sequential_slice=True))
     assert note == f"Raised in worker 0 of 2 by MapMapDataset(transform=Fails) {part}"
 
@@ -231,18 +286,30 @@ DIFFERENT = MapDataset.source([{"x": np.ones(3)}, {"y": np.ones(3)}]).to_iter_da
 THREE = MapDataset.range(3)
 NO_COMPONENT = MapDataset.select_from_datasets([THREE], [(0, 1), (4, 1)])
 AT_ONE = "at element 1 (epoch 0, source key 1)."
-SHAPES = "BatchMapDataset(batch_size=2, drop_remainder=False) at element 0 (epoch 0, source keys 0 and 1)."
+SHAPES = (
+    "BatchMapDataset(batch_size=2, drop_remainder=False) at element 0 (epoch 0, source keys 0"
+    " and 1)."
+)
 
 
 @pytest.mark.parametrize(
     ("ds", "expected"),
     [
-        (gx.FirstFitPackIterDataset(DIFFERENT, length_struct={"x": 6}, num_packing_bins=2), f"BinPackDatasetIterator {AT_ONE}"),
-        (gx.ConcatThenSplitIterDataset(DIFFERENT, length_struct={"x": 6}), f"ConcatThenSplitDatasetIterator {AT_ONE}"),
+        (
+            gx.FirstFitPackIterDataset(DIFFERENT, length_struct={"x": 6}, num_packing_bins=2),
+            f"BinPackDatasetIterator {AT_ONE}",
+        ),
+        (
+            gx.ConcatThenSplitIterDataset(DIFFERENT, length_struct={"x": 6}),
+            f"ConcatThenSplitDatasetIterator {AT_ONE}",
+        ),
         (DIFFERENT.rebatch(4), "RebatchDatasetIterator(batch_size=4, drop_remainder=False)."),
         (THREE.to_iter_dataset(DIRECT).zip(STREAM), "ZipDatasetIterator([2 parents])."),
         (STREAM.filter(lambda x: False).repeat(), "RepeatDatasetIterator(num_epochs=None)."),
-        (MapDataset.range(4).flat_map(lambda x: [x] * x, max_fan_out=2), "at element 6 (epoch 0, source key 3)."),
+        (
+            MapDataset.range(4).flat_map(lambda x: [x] * x, max_fan_out=2),
+            "at element 6 (epoch 0, source key 3).",
+        ),
         (MapDataset.source([np.ones(2), np.ones(3)]).batch(2), SHAPES),
         (NO_COMPONENT, "MixedMapDataset[1 parents] at element 1."),
         (THREE.slice(["a"]), "ReindexMapDataset(indices=[a], len=1) at element 0."),
@@ -295,9 +362,18 @@ def test_plain_generators_and_closed_iterators():
         yield fails(17)
 
     assert note_of(same(Stream())) == note_of(prefetched(Stream())) == "Raised by Stream."
-    assert note_of(Stream().mp_prefetch(MultiprocessingOptions(1))) == "Raised in worker 0 of 1 by Stream, at the beginning."
-    assert note_of(same(Other())) == "Raised by test_plain_generators_and_closed_iterators.<locals>.generate."
-    for ds in (BASE, same(IterDataset.mix([THREE.to_iter_dataset()])).mp_prefetch(MultiprocessingOptions(1))):
+    assert (
+        note_of(Stream().mp_prefetch(MultiprocessingOptions(1)))
+        == "Raised in worker 0 of 1 by Stream, at the beginning."
+    )
+    assert (
+        note_of(same(Other()))
+        == "Raised by test_plain_generators_and_closed_iterators.<locals>.generate."
+    )
+    for ds in (
+        BASE,
+        same(IterDataset.mix([THREE.to_iter_dataset()])).mp_prefetch(MultiprocessingOptions(1)),
+    ):
         it = iter(ds)
         it.close()
         assert note_of(it) == ""  # closed ones say all themselves
@@ -322,9 +398,14 @@ def test_what_users_objects_do_when_asked_replaces_nothing():
         code: int
         __str__ = refuse
 
-    nameless = operation(gm.transforms.Map, "map", raises(Boom("mine")), __str__=refuse, __repr__=refuse)
+    nameless = operation(
+        gm.transforms.Map, "map", raises(Boom("mine")), __str__=refuse, __repr__=refuse
+    )
     error = error_of(MapDataset.source(Rude()).to_iter_dataset(DIRECT))
-    assert error.args == ("mine",) and error.__notes__[0] == "Raised by SourceMapDataset(source=Rude) at element 0."
+    assert (
+        error.args == ("mine",)
+        and error.__notes__[0] == "Raised by SourceMapDataset(source=Rude) at element 0."
+    )
     error = error_of(BASE.map(nameless).to_iter_dataset(DIRECT))
     assert error.args == ("mine",) and error.__context__ is None
     assert error.__notes__[0].startswith("Raised by MapMapDataset at element 0 (")
@@ -382,7 +463,10 @@ def test_modes_of_filtering(monkeypatch):
     assert hidden["_items"] is hidden["__next__"] is True
     error = error_of(MapDataset.source([np.zeros(2), np.zeros(3)]).batch(2).to_iter_dataset(DIRECT))
     # what raised stays
-    assert len(frames(error)) == 2 and "batching" in traceback.extract_tb(error.__traceback__)[-1].filename
+    assert (
+        len(frames(error)) == 2
+        and "batching" in traceback.extract_tb(error.__traceback__)[-1].filename
+    )
     # the environment may say anything
     monkeypatch.setenv("GRISTMILL_PY_TRACEBACK_FILTERING", "sometimes")
     assert type(error_of(BEFORE[0]())) is Boom
@@ -480,15 +564,35 @@ def test_keys_of_elements_epochs_records_of_a_loader_and_what_cannot_be_known():
         (TEN.repeat(2).batch(15), 0, [0, 1]),
     ]:
         assert [part.epoch for part in origin(ds, [index])] == epochs
-    sampler = gm.samplers.IndexSampler(10, gm.sharding.ShardOptions(1, 2), shuffle=True, seed=4, num_epochs=3)
-    loader = gm.DataLoader(data_source=range(10), sampler=sampler, operations=[gm.transforms.Batch(2)])
+    sampler = gm.samplers.IndexSampler(
+        10, gm.sharding.ShardOptions(1, 2), shuffle=True, seed=4, num_epochs=3
+    )
+    loader = gm.DataLoader(
+        data_source=range(10), sampler=sampler, operations=[gm.transforms.Batch(2)]
+    )
     (ds,) = [node for node in loader._dataset._parent.parents if isinstance(node, MapDataset)]
     for index in range(len(ds)):
         (part,) = origin(ds, [index])
-        assert (part.epoch, part.sampled, part.keys) == (index // 5, [2 * index + 1], [sampler[2 * index + 1].record_key])
-    get, own_map = {"__getitem__": lambda self, key: key}, type("OwnMap", (type(PIPELINES["map"]),), {})
-    kinds = type("NoLength", (), get), type("Failing", (), {**get, "__len__": lambda self: 1 // 0}), list
+        assert (part.epoch, part.sampled, part.keys) == (
+            index // 5,
+            [2 * index + 1],
+            [sampler[2 * index + 1].record_key],
+        )
+    get, own_map = (
+        {"__getitem__": lambda self, key: key},
+        type("OwnMap", (type(PIPELINES["map"]),), {}),
+    )
+    kinds = (
+        type("NoLength", (), get),
+        type("Failing", (), {**get, "__len__": lambda self: 1 // 0}),
+        list,
+    )
     sources = [MapDataset.source(kind()) for kind in kinds]
-    for ds in (BareMap(10), *sources, own_map(TEN, abs), MapDataset.range(1_000_000).batch(1_000_000)):
+    for ds in (
+        BareMap(10),
+        *sources,
+        own_map(TEN, abs),
+        MapDataset.range(1_000_000).batch(1_000_000),
+    ):
         assert origin(ds, [0]) == []
     assert keys_of(origin(BareMap(10).zip(TEN), [3])) == [3]

@@ -44,7 +44,9 @@ def write_rows(path, groups=GROUPS):
     schema = pa.schema([("x", pa.int64()), ("text", pa.string())])
     with pq.ParquetWriter(path, schema, compression="none", use_dictionary=False) as writer:
         for group in groups:
-            writer.write_table(pa.table([pa.array(group, pa.int64()), [f"row {x}" for x in group]], schema=schema))
+            writer.write_table(
+                pa.table([pa.array(group, pa.int64()), [f"row {x}" for x in group]], schema=schema)
+            )
     return str(path)
 
 
@@ -58,11 +60,18 @@ def state(group, row):
 
 # A file format: its dataset, what is in a file, and the states before, between and after its
 # elements.
-TF = SimpleNamespace(name="TFRecord", dataset=TFRecordIterDataset, write=write_records, elements=RECORDS, number=int)
+TF = SimpleNamespace(
+    name="TFRecord", dataset=TFRecordIterDataset, write=write_records, elements=RECORDS, number=int
+)
 TF.states = [offset(i) for i in range(31)]
 TF.write_numbers = lambda path, numbers: write_records(path, [b"%d" % x for x in numbers])
 PQ = SimpleNamespace(name="Parquet", dataset=ParquetIterDataset, write=write_rows, elements=ROWS)
-PQ.states = [*[state(0, r) for r in range(4)], state(2, 1), state(2, 2), *[state(3, r) for r in range(1, 5)]]
+PQ.states = [
+    *[state(0, r) for r in range(4)],
+    state(2, 1),
+    state(2, 2),
+    *[state(3, r) for r in range(1, 5)],
+]
 PQ.write_numbers = lambda path, numbers: write_rows(path, [numbers])
 PQ.number = lambda row: int(row["x"])
 each_kind = pytest.mark.parametrize("kind", [TF, PQ], ids=lambda kind: kind.name)
@@ -97,7 +106,9 @@ def test_elements_and_states(kind, tmp_path, blocks):
     for element, before in zip(kind.elements, kind.states, strict=False):
         assert it.get_state() == before
         found = next(it)
-        assert found == element and (kind is TF or (type(found["x"]), type(found["text"])) == (np.int64, str))
+        assert found == element and (
+            kind is TF or (type(found["x"]), type(found["text"])) == (np.int64, str)
+        )
     for _ in range(2):
         assert it.get_state() == kind.states[-1]
         assert_raises(StopIteration, None, next, it)
@@ -110,13 +121,24 @@ def test_one_file_or_several(kind, tmp_path):
         it = iter(kind.dataset(form))
         assert it.get_state() == kind.states[0] and list(it) == kind.elements
     other = kind.write_numbers(tmp_path / "b", [100, 101])
-    ds, (a, b, c), (x, y) = kind.dataset([path, other, path]), kind.elements[:3], kind.dataset(other)
+    ds, (a, b, c), (x, y) = (
+        kind.dataset([path, other, path]),
+        kind.elements[:3],
+        kind.dataset(other),
+    )
     assert list(itertools.islice(ds, 8)) == [a, x, a, b, y, b, c, c]
     assert len(list(ds)) == 2 * len(kind.elements) + 2
     assert iter(ds).get_state()["iterators_in_use_states"] == [kind.states[0]] * 3
     assert list(kind.dataset([])) == []
     paths = [kind.write_numbers(tmp_path / f"{i}", [2 * i, 2 * i + 1]) for i in range(18)]
-    assert [*map(kind.number, kind.dataset(paths))] == [*range(0, 32, 2), *range(1, 32, 2), 32, 34, 33, 35]
+    assert [*map(kind.number, kind.dataset(paths))] == [
+        *range(0, 32, 2),
+        *range(1, 32, 2),
+        32,
+        34,
+        33,
+        35,
+    ]
     assert str(kind.dataset(path)) == f"{kind.name}IterDataset({path})"
     assert str(iter(kind.dataset(path))) == f"{kind.name}DatasetIterator({path})"
     assert str(ds) == f"{kind.name}IterDataset([3 files])"
@@ -131,15 +153,29 @@ def test_one_file_or_several(kind, tmp_path):
 
 @each_kind
 def test_workers_share_files(kind, tmp_path):
-    paths = [kind.write_numbers(tmp_path / f"{i}", [10 * i, 10 * i + 1, 10 * i + 2]) for i in range(3)]
+    paths = [
+        kind.write_numbers(tmp_path / f"{i}", [10 * i, 10 * i + 1, 10 * i + 2]) for i in range(3)
+    ]
     ds = kind.dataset(paths).map(kind.number)
-    assert [list(slice_pipeline(ds, i, 2)) for i in range(2)] == [[0, 20, 1, 21, 2, 22], [10, 11, 12]]
-    assert [list(slice_pipeline(kind.dataset(paths[:1]).map(kind.number), i, 2)) for i in range(2)] == [[0, 1, 2], []]
+    assert [list(slice_pipeline(ds, i, 2)) for i in range(2)] == [
+        [0, 20, 1, 21, 2, 22],
+        [10, 11, 12],
+    ]
+    assert [
+        list(slice_pipeline(kind.dataset(paths[:1]).map(kind.number), i, 2)) for i in range(2)
+    ] == [[0, 1, 2], []]
     for path in (paths[0], Path(paths[0])) if kind is TF else ():
-        assert_raises(ValueError, "one file, which cannot be sliced", kind.dataset(path).set_slice, slice(1, None, 2))
+        assert_raises(
+            ValueError,
+            "one file, which cannot be sliced",
+            kind.dataset(path).set_slice,
+            slice(1, None, 2),
+        )
 
 
-@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="the system does not list open files there")
+@pytest.mark.skipif(
+    not Path("/proc/self/fd").is_dir(), reason="the system does not list open files there"
+)
 @each_kind
 def test_when_the_file_is_open(kind, tmp_path, blocks):
     missing = iter(kind.dataset(tmp_path / "missing"))  # nothing is opened here,
@@ -240,24 +276,38 @@ def of_text(path):
 
 USELESS = [
     (lost, LookupError, "no such blob.*a.tfrecord was to be opened by lost"),
-    (as_text, TypeError, "as_text.* returned for .*a.tfrecord a TextIOWrapper, which is a text file: use the mode rb"),
+    (
+        as_text,
+        TypeError,
+        (
+            "as_text.* returned for .*a.tfrecord a TextIOWrapper, which is a text file: use the"
+            " mode rb"
+        ),
+    ),
     (len, TypeError, "but len returned for .*a.tfrecord a int"),
     (of_text, TypeError, "must return bytes, that of .*a.tfrecord returned 'text'"),
 ]
 
 
-@pytest.mark.parametrize(("opener", "error", "match"), USELESS, ids=lambda x: getattr(x, "__name__", ""))
+@pytest.mark.parametrize(
+    ("opener", "error", "match"), USELESS, ids=lambda x: getattr(x, "__name__", "")
+)
 def test_functions_that_open_nothing_of_use(records, opener, error, match):
     it = iter(TFRecordIterDataset(records, open=opener))
     for _ in range(2):
         with pytest.raises(error) as raised:
             next(it)
-        assert re.search(match, "\n".join([*map(str, raised.value.args), *raised.value.__notes__]), re.DOTALL)
+        assert re.search(
+            match, "\n".join([*map(str, raised.value.args), *raised.value.__notes__]), re.DOTALL
+        )
     assert_raises(TypeError, "open must be a function", TFRecordIterDataset, records, open="rb")
 
 
 def test_workers_open_files_by_a_function(tmp_path):
-    paths = [write_records(tmp_path / f"{i}", [b"%d" % x for x in range(10 * i, 10 * i + 3)]) for i in range(2)]
+    paths = [
+        write_records(tmp_path / f"{i}", [b"%d" % x for x in range(10 * i, 10 * i + 3)])
+        for i in range(2)
+    ]
 
     def numbers(opener):
         ds = TFRecordIterDataset(paths, open=opener).map(int)
@@ -266,7 +316,10 @@ def test_workers_open_files_by_a_function(tmp_path):
     assert numbers(lambda path: io.BytesIO(Path(path).read_bytes())) == [0, 10, 1, 11, 2, 12]
     with pytest.raises(TypeError, match="pickle") as error:
         numbers(functools.partial(open, opener=threading.Lock()))
-    assert any(re.search(r"open of TFRecordIterDataset\(\[2 files\].*cannot be pickled", note) for note in error.value.__notes__)
+    assert any(
+        re.search(r"open of TFRecordIterDataset\(\[2 files\].*cannot be pickled", note)
+        for note in error.value.__notes__
+    )
 
 
 def flip(path, position):
@@ -287,7 +340,9 @@ def test_a_damaged_record(records, blocks, size):
             assert next(it) == batch
             continue
         before = it.get_state()
-        assert_stays(it, ValueError, rf"a\.tfrecord .* byte {TENTH} has a wrong checksum of its data")
+        assert_stays(
+            it, ValueError, rf"a\.tfrecord .* byte {TENTH} has a wrong checksum of its data"
+        )
         it.skip_failed()
     assert list(it) == []
     it.set_state(before)
@@ -334,9 +389,17 @@ def test_states_of_a_longer_file_and_workers_that_share_its_row_groups(rows):
 
 
 def test_empty_row_groups_and_boundaries_which_have_two_names(tmp_path, rows, blocks):
-    ends = {(): state(0, 0), (0,): state(0, 0), (0, 0): state(1, 0), (2, 0, 0): state(2, 0), (0, 0, 2): state(2, 2)}
+    ends = {
+        (): state(0, 0),
+        (0,): state(0, 0),
+        (0, 0): state(1, 0),
+        (2, 0, 0): state(2, 0),
+        (0, 0, 2): state(2, 2),
+    }
     for sizes, end in ends.items():
-        it = iter(ParquetIterDataset(write_rows(tmp_path / "b.parquet", [range(size) for size in sizes])))
+        it = iter(
+            ParquetIterDataset(write_rows(tmp_path / "b.parquet", [range(size) for size in sizes]))
+        )
         assert [*map(PQ.number, it)] == list(range(sum(sizes)))
         for _ in range(2):
             assert it.get_state() == end
@@ -350,7 +413,11 @@ def test_empty_row_groups_and_boundaries_which_have_two_names(tmp_path, rows, bl
             assert list(it) == ROWS[sum(map(len, GROUPS[:number])) + row :]
 
 
-DAMAGES = [(2, state(0, 3), state(2, 2)), (2, state(2, 1), state(2, 2)), (3, state(2, 2), state(3, 4))]
+DAMAGES = [
+    (2, state(0, 3), state(2, 2)),
+    (2, state(2, 1), state(2, 2)),
+    (3, state(2, 2), state(3, 4)),
+]
 
 
 @pytest.mark.parametrize(("damaged", "place", "behind"), DAMAGES)
@@ -363,7 +430,12 @@ def test_a_damaged_row_group(rows, blocks, damaged, place, behind):
     if place == state(2, 1):
         it.set_state(place)
     assert place == state(2, 1) or [next(it) for _ in range(first)] == ROWS[:first]
-    assert_stays(it, ValueError, rf"row group {damaged} of .*a\.parquet cannot be read as Parquet: .* leave it out", place)
+    assert_stays(
+        it,
+        ValueError,
+        rf"row group {damaged} of .*a\.parquet cannot be read as Parquet: .* leave it out",
+        place,
+    )
     it.skip_failed()
     assert it.get_state() == behind
     assert list(it) == ROWS[PQ.states.index(behind) :]
@@ -377,12 +449,26 @@ def test_columns_and_other_arguments_and_next_index(rows, tmp_path):
     assert list(ParquetIterDataset(rows, columns=["text"]))[1] == {"text": "row 1"}
     assert list(ParquetIterDataset(rows, memory_map=True)) == ROWS
     for wrong in ("text", [1], 3, iter(["text"])):
-        assert_raises(TypeError, "columns must be a sequence of names", ParquetIterDataset, rows, columns=wrong)
+        assert_raises(
+            TypeError,
+            "columns must be a sequence of names",
+            ParquetIterDataset,
+            rows,
+            columns=wrong,
+        )
     assert_raises(ValueError, "columns must not be empty", ParquetIterDataset, rows, columns=[])
     assert_raises(TypeError, "no_such_argument", list, ParquetIterDataset(rows, no_such_argument=1))
-    for ds in (ParquetIterDataset(rows, columns=["x"]), ParquetIterDataset([rows, rows], columns=("x",))):
-        assert get_element_spec(ds.batch(2, drop_remainder=True)) == {"x": ShapeDtypeStruct((2,), np.int64)}
-    for ds, match in ((ParquetIterDataset(rows), "column 'text'"), (ParquetIterDataset([]), "no rows")):
+    for ds in (
+        ParquetIterDataset(rows, columns=["x"]),
+        ParquetIterDataset([rows, rows], columns=("x",)),
+    ):
+        assert get_element_spec(ds.batch(2, drop_remainder=True)) == {
+            "x": ShapeDtypeStruct((2,), np.int64)
+        }
+    for ds, match in (
+        (ParquetIterDataset(rows), "column 'text'"),
+        (ParquetIterDataset([]), "no rows"),
+    ):
         assert_raises(NotImplementedError, match, get_element_spec, ds)
     it = iter(ParquetIterDataset(rows, columns=["y"]))
     assert_stays(it, ValueError, r"a\.parquet has no 'y', it has \['x', 'text'\]")
@@ -392,7 +478,9 @@ def test_columns_and_other_arguments_and_next_index(rows, tmp_path):
         assert get_next_index(it) == i
         assert list(it) == ROWS[i:]
         assert get_next_index(it) == 9
-    assert_raises(IndexError, r"index must be in \[0, 9\], the number of rows, got 10", set_next_index, it, 10)
+    assert_raises(
+        IndexError, r"index must be in \[0, 9\], the number of rows, got 10", set_next_index, it, 10
+    )
     empty = iter(ParquetIterDataset(write_rows(tmp_path / "empty.parquet", [])))
     set_next_index(empty, 0)
     assert get_next_index(empty) == 0
@@ -413,4 +501,6 @@ def test_a_failing_filesystem_is_not_a_damaged_file():
         ("there", Down(), ConnectionError, "reset by peer"),
         ("there", memory, ValueError, "cannot be read as Parquet"),
     ]:
-        assert_raises(error, match, list, ParquetIterDataset(f"/{name}.parquet", filesystem=filesystem))
+        assert_raises(
+            error, match, list, ParquetIterDataset(f"/{name}.parquet", filesystem=filesystem)
+        )

@@ -27,7 +27,9 @@ def kept_at(*positions):
 PLACES = {
     "iter": lambda keep, n, options: MapDataset.range(n).to_iter_dataset(options).filter(keep),
     "map": lambda keep, n, options: MapDataset.range(n).filter(keep).to_iter_dataset(options),
-    "map_none": lambda keep, n, options: MapDataset.range(n).map(lambda x: x if keep(x) else None).to_iter_dataset(options),
+    "map_none": lambda keep, n, options: (
+        MapDataset.range(n).map(lambda x: x if keep(x) else None).to_iter_dataset(options)
+    ),
 }
 MODES = {"direct": ReadOptions(0), "threads": ReadOptions(3, 64), "one_ahead": ReadOptions(1, 1)}
 each_place = pytest.mark.parametrize("place", PLACES)
@@ -48,7 +50,11 @@ def test_the_window_is_a_thousand_elements_sharp(place, mode, batch):
 
     def run(keep, n, threshold):
         ds = pipeline(place, keep, n, threshold, mode)
-        return list(ds) if batch is None else [x for group in ds.batch(batch, batch_fn=list) for x in group]
+        return (
+            list(ds)
+            if batch is None
+            else [x for group in ds.batch(batch, batch_fn=list) for x in group]
+        )
 
     first, second = range(100), range(1000, 1900)
     for kept in ([*first], [*range(900, 1000)], [*range(0, 1000, 10)]):
@@ -78,12 +84,16 @@ def test_an_error_comes_at_its_element_and_reading_can_go_on_or_skip_it(place):
 
 
 @each_place
-@pytest.mark.parametrize(("mode", "batch"), [("direct", 1), ("threads", 3), ("direct", 64), ("threads", 400)])
+@pytest.mark.parametrize(
+    ("mode", "batch"), [("direct", 1), ("threads", 3), ("direct", 64), ("threads", 400)]
+)
 def test_blocks_judge_the_same_windows_as_single_elements(place, mode, batch):
     """A block in which a window fails is read again, one by one: it must not be counted twice."""
     num_delivered = 0
     with pytest.raises(ValueError, match=r"50\.10%"):
-        for group in pipeline(place, lambda x: x % 1000 >= 501, 5000, 0.501, mode).batch(batch, batch_fn=list):
+        for group in pipeline(place, lambda x: x % 1000 >= 501, 5000, 0.501, mode).batch(
+            batch, batch_fn=list
+        ):
             num_delivered += len(group)
     # the last of the 499 that are kept completes the window
     assert num_delivered == 498 // batch * batch
@@ -96,13 +106,23 @@ def test_who_counts():
     it.set_state({"next_index": 601})  # continues counting
     assert_raises(ValueError, r"99\.90%", next, it)
     assert next(iter(ds)) == 600  # an iterator of its own counts for itself
-    filters = MapDataset.range(4000).to_iter_dataset().filter(lambda x: x % 2).filter(lambda x: x % 4 == 1)
+    filters = (
+        MapDataset.range(4000)
+        .to_iter_dataset()
+        .filter(lambda x: x % 2)
+        .filter(lambda x: x % 4 == 1)
+    )
     # these are not dropped
     nones = MapDataset.range(1500).map(lambda x: None).to_iter_dataset(allow_nones=True)
     for ds, num in ((filters, 1000), (nones, 1500)):
-        assert len(list(WithOptionsIterDataset(ds, DatasetOptions(filter_raise_threshold_ratio=0.6)))) == num
+        assert (
+            len(list(WithOptionsIterDataset(ds, DatasetOptions(filter_raise_threshold_ratio=0.6))))
+            == num
+        )
     endless = MapDataset.range(5).filter(lambda x: False).repeat().to_iter_dataset()
-    with iter(WithOptionsIterDataset(endless, DatasetOptions(filter_raise_threshold_ratio=1.0))) as it:
+    with iter(
+        WithOptionsIterDataset(endless, DatasetOptions(filter_raise_threshold_ratio=1.0))
+    ) as it:
         for _ in range(3):
             assert_raises(ValueError, r"100\.00%", next, it)
 
@@ -122,7 +142,9 @@ def test_when_it_warns(place, caplog):
     caplog.clear()
     for off in (None, 0):
         options = DatasetOptions(filter_warn_threshold_ratio=off, filter_raise_threshold_ratio=off)
-        assert list(WithOptionsIterDataset(PLACES[place](kept_at(3), 5000, MODES["direct"]), options)) == [3]
+        assert list(
+            WithOptionsIterDataset(PLACES[place](kept_at(3), 5000, MODES["direct"]), options)
+        ) == [3]
     # below the threshold
     assert len(list(PLACES[place](lambda x: x % 1000 < 101, 3000, MODES["direct"]))) == 303
     assert list(PLACES[place](kept_at(), 999, MODES["direct"])) == []

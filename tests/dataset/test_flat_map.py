@@ -15,7 +15,12 @@ from users_datasets import Plain
 from gristmill import MapDataset
 from gristmill.core.errors import StateMismatchError
 from gristmill.dataset.slicing import slice_pipeline
-from gristmill.experimental import FlatMapIterDataset, FlatMapMapDataset, FlatMapTransform, get_element_spec
+from gristmill.experimental import (
+    FlatMapIterDataset,
+    FlatMapMapDataset,
+    FlatMapTransform,
+    get_element_spec,
+)
 
 
 class Fan(FlatMapTransform):
@@ -56,19 +61,53 @@ TOO_MANY = "more items of one element than its max_fan_out = 2: .*about 100"
 @pytest.mark.parametrize(
     ("call", "error", "match"),
     [
-        (lambda: FlatMapMapDataset(THREE, no_maximum), TypeError, "FlatMap.* must have an attribute max_fan_out"),
-        *[(lambda x=x: THREE.flat_map(fan, max_fan_out=x), ValueError, "max_fan_out must be") for x in (0, -1)],
-        *[(lambda x=x: THREE.flat_map(fan, max_fan_out=x), TypeError, "max_fan_out must be") for x in (2.0, "2")],
+        (
+            lambda: FlatMapMapDataset(THREE, no_maximum),
+            TypeError,
+            "FlatMap.* must have an attribute max_fan_out",
+        ),
+        *[
+            (lambda x=x: THREE.flat_map(fan, max_fan_out=x), ValueError, "max_fan_out must be")
+            for x in (0, -1)
+        ],
+        *[
+            (lambda x=x: THREE.flat_map(fan, max_fan_out=x), TypeError, "max_fan_out must be")
+            for x in (2.0, "2")
+        ],
         (lambda: THREE.flat_map(fan), TypeError, "max_fan_out must be given"),
         (lambda: FlatMapMapDataset(THREE, fan), TypeError, r"ds.flat_map\(..., max_fan_out=...\)"),
         (lambda: THREE.flat_map(3, max_fan_out=2), TypeError, "callable"),
         (lambda: numbers(3).flat_map(3), TypeError, "callable"),
-        (lambda: get_element_spec(THREE.flat_map(fan, max_fan_out=3)), NotImplementedError, "FlatMapMapDataset"),
-        (lambda: get_element_spec(numbers(3).flat_map(fan)), NotImplementedError, "FlatMapIterDataset"),
-        (lambda: THREE.flat_map(fan, max_fan_out=3)[:].batch(2), ValueError, r"FlatMapMap.*to_iter_dataset\(\) before"),
-        (lambda: list(THREE.flat_map(lambda x: 5, max_fan_out=2)), TypeError, "must return a sequence .* of items, got 5"),
-        (lambda: list(numbers(1).flat_map(lambda x: None)), TypeError, "sequence or another iterable of items, got None"),
-        *[(lambda t=t, i=i: THREE.flat_map(t, max_fan_out=2)[i], ValueError, TOO_MANY) for t in TRIPLES for i in (0, 1)],
+        (
+            lambda: get_element_spec(THREE.flat_map(fan, max_fan_out=3)),
+            NotImplementedError,
+            "FlatMapMapDataset",
+        ),
+        (
+            lambda: get_element_spec(numbers(3).flat_map(fan)),
+            NotImplementedError,
+            "FlatMapIterDataset",
+        ),
+        (
+            lambda: THREE.flat_map(fan, max_fan_out=3)[:].batch(2),
+            ValueError,
+            r"FlatMapMap.*to_iter_dataset\(\) before",
+        ),
+        (
+            lambda: list(THREE.flat_map(lambda x: 5, max_fan_out=2)),
+            TypeError,
+            "must return a sequence .* of items, got 5",
+        ),
+        (
+            lambda: list(numbers(1).flat_map(lambda x: None)),
+            TypeError,
+            "sequence or another iterable of items, got None",
+        ),
+        *[
+            (lambda t=t, i=i: THREE.flat_map(t, max_fan_out=2)[i], ValueError, TOO_MANY)
+            for t in TRIPLES
+            for i in (0, 1)
+        ],
     ],
 )
 def test_wrong_arguments_and_results(call, error, match):
@@ -77,11 +116,26 @@ def test_wrong_arguments_and_results(call, error, match):
 
 def test_transforms_lengths_and_texts():
     assert list(THREE.flat_map(generator, max_fan_out=np.int64(5))) == [0, 0, 1, -1, 2, -2]
-    assert list(MapDataset.range(2).apply(generator)) == list(numbers(2).apply([generator])) == [0, 0, 1, -1]
+    assert (
+        list(MapDataset.range(2).apply(generator))
+        == list(numbers(2).apply([generator]))
+        == [0, 0, 1, -1]
+    )
     assert list(FlatMapIterDataset(numbers(4), no_maximum)) == []
-    results = [(1, 2), [1, 2], np.array([1, 2]), "12", {1: "a", 2: "b"}, (x for x in (1, 2)), range(1, 3), iter([1, 2])]
+    results = [
+        (1, 2),
+        [1, 2],
+        np.array([1, 2]),
+        "12",
+        {1: "a", 2: "b"},
+        (x for x in (1, 2)),
+        range(1, 3),
+        iter([1, 2]),
+    ]
     for result in results:
-        assert [int(x) for x in MapDataset.range(1).flat_map(lambda _, r=result: r, max_fan_out=2)] == [1, 2]
+        assert [
+            int(x) for x in MapDataset.range(1).flat_map(lambda _, r=result: r, max_fan_out=2)
+        ] == [1, 2]
     assert len(list(THREE.flat_map(fan, max_fan_out=3).to_iter_dataset().batch(2))) == 2
     assert len(FlatMapMapDataset(MapDataset.range(5).repeat(), Fan())) == sys.maxsize
     assert len(FlatMapMapDataset(MapDataset.range(2**62), Fan())) == sys.maxsize
@@ -90,10 +144,14 @@ def test_transforms_lengths_and_texts():
     text = str(THREE.flat_map(fan, max_fan_out=3))
     assert re.fullmatch(r"FlatMapMapDataset\(transform=fan @ .*test_flat_map.py:\d+\)", text)
     assert str(FlatMapIterDataset(numbers(3), Fan())) == "FlatMapIterDataset(transform=Fan)"
-    assert str(iter(FlatMapIterDataset(numbers(3), Fan()))) == "FlatMapDatasetIterator(transform=Fan)"
+    assert (
+        str(iter(FlatMapIterDataset(numbers(3), Fan()))) == "FlatMapDatasetIterator(transform=Fan)"
+    )
     ds = MapDataset.range(9).flat_map(fan, max_fan_out=3).to_iter_dataset()
     for sequential in (False, True):
-        assert sorted(x for i in range(2) for x in slice_pipeline(ds, i, 2, sequential=sequential)) == list(ds)
+        assert sorted(
+            x for i in range(2) for x in slice_pipeline(ds, i, 2, sequential=sequential)
+        ) == list(ds)
 
 
 def test_one_call_per_element_within_a_block_and_for_consecutive_accesses():
@@ -126,7 +184,11 @@ def test_what_a_user_changed_is_not_handed_out_again():
     assert list(ds._items([2, 2, 3, 2])) == [{"x": 2}] * 4
     # A block that fails is computed again, element by element: it finds the items as they were.
     fours = [[{"x": 1}, {"x": 1}, {"x": 2}, {"x": 2}], [{"x": 3}, {"x": 3}, {"x": 4}, {"x": 4}]]
-    changing = numbers(4).flat_map(lambda x: [{"x": x}, {"x": x}]).map(lambda record: record.update(x=record["x"] + 1) or record)
+    changing = (
+        numbers(4)
+        .flat_map(lambda x: [{"x": x}, {"x": x}])
+        .map(lambda record: record.update(x=record["x"] + 1) or record)
+    )
     for stream in (ds.map(fails_once(at=3)).to_iter_dataset(), changing.map(fails_once(at=3))):
         it = iter(stream.batch(4, batch_fn=list))
         try:
@@ -161,7 +223,9 @@ def test_items_are_kept_no_longer_than_needed():
 
 def test_what_is_read():
     transform = Fan()
-    it = iter(FlatMapIterDataset(MapDataset.range(1000).map(lambda x: x % 4).to_iter_dataset(), transform))
+    it = iter(
+        FlatMapIterDataset(MapDataset.range(1000).map(lambda x: x % 4).to_iter_dataset(), transform)
+    )
     total = [x for _ in range(10) for x in it._take(128)]
     assert total == [item for x in range(1000) for item in fan(x % 4)][:1280]
     # Each element once, but for those that were read while the number of items was unknown.
@@ -174,11 +238,19 @@ def test_what_is_read():
     assert next(it) == (3, 2)
     assert transform.calls == [3]
     assert it.get_state() == state(3, 3)
-    assert list(FlatMapIterDataset(Plain(5), fan).batch(3, batch_fn=list)) == [[(1, 0), (2, 0), (2, 1)], [(3, 0), (3, 1), (3, 2)]]
+    assert list(FlatMapIterDataset(Plain(5), fan).batch(3, batch_fn=list)) == [
+        [(1, 0), (2, 0), (2, 1)],
+        [(3, 0), (3, 1), (3, 2)],
+    ]
     # A count that the element cannot have.
     it = iter(FlatMapIterDataset(numbers(9), fan))
     it.set_state(state(2, 3))
-    assert_stays(it, StateMismatchError, r"next_index_in_buffer .* is 3, but its element has only 2 items", state(2, 3))
+    assert_stays(
+        it,
+        StateMismatchError,
+        r"next_index_in_buffer .* is 3, but its element has only 2 items",
+        state(2, 3),
+    )
     it.set_state(state(2, 2))
     assert next(it) == (3, 0)
 

@@ -45,7 +45,9 @@ def folder(tmp_path_factory):
     for file, size in enumerate((7, 1, 13)):
         rows = [{"x": x} for x in range(first, first + size)]
         (folder / f"{file}.jsonl").write_text("".join([json.dumps(row) + "\n" for row in rows]))
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / f"{file}.parquet", row_group_size=4)
+        pyarrow.parquet.write_table(
+            pyarrow.Table.from_pylist(rows), folder / f"{file}.parquet", row_group_size=4
+        )
         first += size
     return folder
 
@@ -60,7 +62,9 @@ def source(kind, folder):
         return datasets.IterableDataset.from_generator(generated, gen_kwargs={"shards": [1, 2, 3]})
     if kind == "memory":
         return datasets.Dataset.from_dict({"x": list(range(17))}).to_iterable_dataset(num_shards=4)
-    return datasets.load_dataset(kind, data_files=f"{folder}/*.{SUFFIXES[kind]}", split="train", streaming=True)
+    return datasets.load_dataset(
+        kind, data_files=f"{folder}/*.{SUFFIXES[kind]}", split="train", streaming=True
+    )
 
 
 SUFFIXES = {"json": "jsonl", "parquet": "parquet"}
@@ -104,8 +108,12 @@ def have_no_three(rows):
 STEPS = {
     "map": lambda ds, rng: ds.map(with_y),
     "with_indices": lambda ds, rng: ds.map(with_number, with_indices=True),
-    "map_batches": lambda ds, rng: ds.map(of_batch, batched=True, batch_size=rng.choice([2, 3, 1000])),
-    "double": lambda ds, rng: ds.map(doubled, batched=True, batch_size=rng.choice([2, 3]), remove_columns=ds.column_names),
+    "map_batches": lambda ds, rng: ds.map(
+        of_batch, batched=True, batch_size=rng.choice([2, 3, 1000])
+    ),
+    "double": lambda ds, rng: ds.map(
+        doubled, batched=True, batch_size=rng.choice([2, 3]), remove_columns=ds.column_names
+    ),
     "filter": lambda ds, rng: ds.filter(has_no_three),
     "filter_batches": lambda ds, rng: ds.filter(have_no_three, batched=True, batch_size=4),
     "batch": lambda ds, rng: ds.batch(rng.choice([2, 3])),
@@ -121,8 +129,12 @@ STEPS = {
 }
 STRATEGIES = ("first_exhausted", "all_exhausted", "all_exhausted_without_replacement")
 JOINS = {
-    "interleave": lambda a, b, rng: datasets.interleave_datasets([a, b], stopping_strategy=rng.choice(STRATEGIES)),
-    "mix": lambda a, b, rng: datasets.interleave_datasets([a, b], [0.3, 0.7], 5, stopping_strategy=rng.choice(STRATEGIES)),
+    "interleave": lambda a, b, rng: datasets.interleave_datasets(
+        [a, b], stopping_strategy=rng.choice(STRATEGIES)
+    ),
+    "mix": lambda a, b, rng: datasets.interleave_datasets(
+        [a, b], [0.3, 0.7], 5, stopping_strategy=rng.choice(STRATEGIES)
+    ),
     "concatenate": lambda a, b, rng: datasets.concatenate_datasets([a, b]),
 }
 
@@ -152,7 +164,9 @@ def random_stream(seed, folder):
 
 
 def plain(row):
-    return {name: getattr(value, "tolist", lambda value=value: value)() for name, value in row.items()}
+    return {
+        name: getattr(value, "tolist", lambda value=value: value)() for name, value in row.items()
+    }
 
 
 def check_resumes_exactly(ds, names, positions):
@@ -202,7 +216,10 @@ def test_every_step_is_resumed_exactly(step, folder):
 @pytest.mark.parametrize("join", JOINS)
 def test_every_join_is_resumed_exactly(join, folder):
     for epoch in range(2):  # in later epochs the library takes joined streams apart
-        ds = in_epoch(JOINS[join](source("json", folder), source("generator", folder), random.Random(epoch)), epoch)
+        ds = in_epoch(
+            JOINS[join](source("json", folder), source("generator", folder), random.Random(epoch)),
+            epoch,
+        )
         check_resumes_exactly(HuggingFaceIterDataset(ds), join, some)
     # Shards of what gives tables in part may give nothing else, which the library does not expect
     # behind a step.
@@ -229,7 +246,9 @@ def test_many_random_streams_are_resumed_exactly(folder):
 
 
 COUNTED = {
-    "batches of tables": lambda ds: ds.with_format("arrow").map(doubled_table, batched=True, batch_size=3).with_format(None),
+    "batches of tables": lambda ds: (
+        ds.with_format("arrow").map(doubled_table, batched=True, batch_size=3).with_format(None)
+    ),
     "by column": lambda ds: ds.map(lambda row: {"third": row["x"] // 3}).batch(by_column="third"),
     "async": lambda ds: ds.map(with_z),
 }
@@ -241,18 +260,39 @@ def test_what_the_library_may_lose_is_counted_from_the_beginning(name, folder):
         ds = HuggingFaceIterDataset(COUNTED[name](source(kind, folder)))
         it = iter(ds)
         next(it)
-        assert it.get_state() == {"num_delivered": 1, "num_since_library_state": 1, "library_state": "", "is_at_end": False}
+        assert it.get_state() == {
+            "num_delivered": 1,
+            "num_since_library_state": 1,
+            "library_state": "",
+            "is_at_end": False,
+        }
         check_resumes_exactly(ds, (kind, name), some)
 
 
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda ds: ds.shuffle(seed=1), ValueError, r"shuffle\(buffer_size=1000\).*window_shuffle\(1000, seed=\.\.\.\)"),
-        (lambda ds: ds.shuffle(seed=1, buffer_size=7).map(with_y), ValueError, r"buffer_size=7.*window_shuffle\(7"),
+        (
+            lambda ds: ds.shuffle(seed=1),
+            ValueError,
+            r"shuffle\(buffer_size=1000\).*window_shuffle\(1000, seed=\.\.\.\)",
+        ),
+        (
+            lambda ds: ds.shuffle(seed=1, buffer_size=7).map(with_y),
+            ValueError,
+            r"buffer_size=7.*window_shuffle\(7",
+        ),
         (lambda ds: ds.shuffle(buffer_size=1), ValueError, r"without a seed"),
-        (lambda ds: datasets.interleave_datasets([ds, ds], [0.5, 0.5]), ValueError, "without a seed"),
-        (lambda ds: datasets.IterableDatasetDict(a=ds), TypeError, r"got IterableDatasetDict: choose .* dataset\['a'\]"),
+        (
+            lambda ds: datasets.interleave_datasets([ds, ds], [0.5, 0.5]),
+            ValueError,
+            "without a seed",
+        ),
+        (
+            lambda ds: datasets.IterableDatasetDict(a=ds),
+            TypeError,
+            r"got IterableDatasetDict: choose .* dataset\['a'\]",
+        ),
         (
             lambda ds: datasets.Dataset.from_dict({"x": [1]}),
             TypeError,
@@ -262,8 +302,15 @@ def test_what_the_library_may_lose_is_counted_from_the_beginning(name, folder):
         (lambda ds: [1], TypeError, "got list: load_dataset"),
     ],
 )
-def test_what_cannot_be_resumed_or_is_no_stream_is_refused_with_a_remedy(make, error, message, folder):
-    assert_raises(error, f"dataset must (not )?be .*{message}", HuggingFaceIterDataset, make(source("generator", folder)))
+def test_what_cannot_be_resumed_or_is_no_stream_is_refused_with_a_remedy(
+    make, error, message, folder
+):
+    assert_raises(
+        error,
+        f"dataset must (not )?be .*{message}",
+        HuggingFaceIterDataset,
+        make(source("generator", folder)),
+    )
 
 
 def test_iterators_do_not_disturb_each_other_nor_what_is_done_to_the_data_set_later(folder):
@@ -278,7 +325,12 @@ def test_iterators_do_not_disturb_each_other_nor_what_is_done_to_the_data_set_la
     assert [row["x"] for row in second] == expected[1:]
     later = HuggingFaceIterDataset(stream)
     assert [row["x"] for row in later] == [row["x"] for row in stream]
-    assert_raises(StateMismatchError, "of an equal data set in the same epoch", iter(later).set_state, first_state(ds))
+    assert_raises(
+        StateMismatchError,
+        "of an equal data set in the same epoch",
+        iter(later).set_state,
+        first_state(ds),
+    )
 
 
 def first_state(ds):
@@ -304,16 +356,25 @@ def test_states_of_other_streams_are_refused_and_change_nothing(folder):
         {**good, "num_since_library_state": 2},
         {**good, "is_at_end": True},
     ):
-        assert_raises(StateMismatchError, "in the state of HuggingFaceDatasetIterator", it.set_state, wrong)
+        assert_raises(
+            StateMismatchError, "in the state of HuggingFaceDatasetIterator", it.set_state, wrong
+        )
         assert it.get_state() == before
-    assert_raises(StateKeyError, "is_at_end", it.set_state, {name: good[name] for name in good if name != "is_at_end"})
+    assert_raises(
+        StateKeyError,
+        "is_at_end",
+        it.set_state,
+        {name: good[name] for name in good if name != "is_at_end"},
+    )
     assert [row["x"] for row in it] == [row["x"] for row in ds][2:]
 
 
 def test_a_state_of_a_longer_stream_that_is_counted_is_an_error(folder):
     def stream(shards):
         return HuggingFaceIterDataset(
-            datasets.IterableDataset.from_generator(generated, gen_kwargs={"shards": shards}).map(with_z)
+            datasets.IterableDataset.from_generator(generated, gen_kwargs={"shards": shards}).map(
+                with_z
+            )
         )
 
     it = iter(stream([1, 2]))
@@ -322,7 +383,10 @@ def test_a_state_of_a_longer_stream_that_is_counted_is_an_error(folder):
     it.set_state(state)
     for _ in range(2):
         assert_raises(
-            StateMismatchError, "about a longer stream: 3 of the examples that it has delivered are not there", next, it
+            StateMismatchError,
+            "about a longer stream: 3 of the examples that it has delivered are not there",
+            next,
+            it,
         )
 
 
@@ -343,7 +407,10 @@ def test_workers_have_all_elements_together_and_none_twice(num_workers, folder):
 def test_shards_are_shared_where_every_example_is_looked_at_alone(folder):
     def parts(ds, num_workers):
         whole = HuggingFaceIterDataset(ds)
-        return [[row["x"] for row in slice_pipeline(whole, worker, num_workers)] for worker in range(num_workers)]
+        return [
+            [row["x"] for row in slice_pipeline(whole, worker, num_workers)]
+            for worker in range(num_workers)
+        ]
 
     ds = source("generator", folder)
     assert parts(ds.filter(has_no_three), 2) == [[10, 11, 13, 14, 31, 32, 34], [20, 22, 23]]
@@ -356,7 +423,9 @@ def test_shards_are_shared_where_every_example_is_looked_at_alone(folder):
 def test_workers_list_nothing_anew(folder, tmp_path):
     for file in folder.glob("*.jsonl"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
-    stream = datasets.load_dataset("json", data_files=f"{tmp_path}/*.jsonl", split="train", streaming=True)
+    stream = datasets.load_dataset(
+        "json", data_files=f"{tmp_path}/*.jsonl", split="train", streaming=True
+    )
     ds = HuggingFaceIterDataset(stream).map(lambda row: row["x"])
     (tmp_path / "9.jsonl").write_text('{"x": -1}\n')
     it = iter(ds.mp_prefetch(MultiprocessingOptions(num_workers=2)))
@@ -376,38 +445,60 @@ def fail_at_twelve(row):
 
 
 def test_what_fails_in_the_library_fails_again_and_cannot_be_skipped(folder):
-    ds = HuggingFaceIterDataset(source("generator", folder).map(fail_at_twelve)).map(lambda row: row["x"])
+    ds = HuggingFaceIterDataset(source("generator", folder).map(fail_at_twelve)).map(
+        lambda row: row["x"]
+    )
     it = iter(ds)
     assert [next(it), next(it)] == [10, 11]
     before = it.get_state()
     for _ in range(3):
         assert_raises(ValueError, "twelve is bad", next, it)
-    assert_raises(NotImplementedError, r"cannot move past .*\.map\(\.\.\.\) of the pipeline", it.skip_failed)
+    assert_raises(
+        NotImplementedError, r"cannot move past .*\.map\(\.\.\.\) of the pipeline", it.skip_failed
+    )
     it.set_state(before)
     assert_raises(ValueError, "twelve is bad", next, it)
-    behind = iter(HuggingFaceIterDataset(source("generator", folder)).map(fail_at_twelve).map(lambda row: row["x"]))
+    behind = iter(
+        HuggingFaceIterDataset(source("generator", folder))
+        .map(fail_at_twelve)
+        .map(lambda row: row["x"])
+    )
     assert [next(behind), next(behind)] == [10, 11]
     assert_raises(ValueError, "twelve is bad", next, behind)
     behind.skip_failed()
     assert next(behind) == 13
-    tolerant = HuggingFaceIterDataset(source("generator", folder)).map(fail_at_twelve).tolerate(ValueError, max_rate=None)
+    tolerant = (
+        HuggingFaceIterDataset(source("generator", folder))
+        .map(fail_at_twelve)
+        .tolerate(ValueError, max_rate=None)
+    )
     assert len(list(tolerant)) == 14
 
 
 def test_a_file_that_is_gone_or_damaged_is_an_error_that_names_it(folder, tmp_path):
     (tmp_path / "bad.jsonl").write_text('{"x": 1}\n{"x": \n')
-    stream = datasets.load_dataset("json", data_files=f"{tmp_path}/bad.jsonl", split="train", streaming=True)
+    stream = datasets.load_dataset(
+        "json", data_files=f"{tmp_path}/bad.jsonl", split="train", streaming=True
+    )
     assert_raises(Exception, "bad.jsonl|JSON|column", list, HuggingFaceIterDataset(stream))
     (tmp_path / "bad.jsonl").unlink()
     assert_raises(FileNotFoundError, "bad.jsonl", list, HuggingFaceIterDataset(stream))
 
 
 def test_outputs_are_explained_by_their_place_in_the_stream(folder):
-    ds = HuggingFaceIterDataset(source("json", folder)).map(lambda row: row["x"]).filter(lambda x: x % 2).batch(3)
+    ds = (
+        HuggingFaceIterDataset(source("json", folder))
+        .map(lambda row: row["x"])
+        .filter(lambda x: x % 2)
+        .batch(3)
+    )
     it = iter(ds)
     next(it), next(it)
     assert [record.record_key for record in explain(it).records] == [7, 9, 11]
-    assert "HuggingFaceIterDataset(columns=['x'], format=None, num_shards=3" in explain(it).records[0].source
+    assert (
+        "HuggingFaceIterDataset(columns=['x'], format=None, num_shards=3"
+        in explain(it).records[0].source
+    )
     share = iter(slice_pipeline(ds, 1, 4))
     next(share)
     assert [record.record_key for record in explain(share).records] == [1, 5, 9]
@@ -425,7 +516,10 @@ def test_a_program_that_ends_with_an_open_iterator_ends_silently(name, tmp_path)
         print(next(it)["x"])
     """
     run = subprocess.run(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=50
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=50,
     )
     assert (run.returncode, run.stderr) == (0, "") and run.stdout in ("1\n", "[1, 1]\n")
 

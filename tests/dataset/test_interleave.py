@@ -10,7 +10,17 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from computing_ahead import Boom, Failing, Gate, Plain, fails, no_threads_left, numbers, wait_for_no_threads, working  # noqa: F401
+from computing_ahead import (
+    Boom,
+    Failing,
+    Gate,
+    Plain,
+    fails,
+    no_threads_left,  # noqa: F401
+    numbers,
+    wait_for_no_threads,
+    working,
+)
 from local_workers import LocalWorkersIterDataset, through_json
 from refusing import assert_raises, assert_refused
 from users_datasets import BareIterator
@@ -30,7 +40,9 @@ WAYS = [
     {"num_make_iter_threads": 2, "make_iter_buffer_size": 3, "iter_buffer_size": 0},
     {"num_make_iter_threads": 3, "make_iter_buffer_size": 2, "iter_buffer_size": 4},
 ]
-each_way = pytest.mark.parametrize("way", WAYS, ids=["direct", "default", "opened_ahead", "all_ahead"])
+each_way = pytest.mark.parametrize(
+    "way", WAYS, ids=["direct", "default", "opened_ahead", "all_ahead"]
+)
 
 
 class Log:
@@ -99,7 +111,9 @@ def interleaved(lists, cycle_length):
 
 
 def of_files(lengths, cycle_length):
-    return interleaved([[(name, i) for i in range(n)] for name, n in enumerate(lengths)], cycle_length)
+    return interleaved(
+        [[(name, i) for i in range(n)] for name, n in enumerate(lengths)], cycle_length
+    )
 
 
 def stored(slot, num_opened, indices, states, exhausted):
@@ -127,14 +141,18 @@ class TestOrderAndArguments:
         assert list(it) == expected[1:]
         it = iter(interleave(MapDataset.source([numbers(0, 1), "b.txt", numbers(5, 6)]), 1, **way))
         assert next(it) == 0
-        fails(it, TypeError, match=r"datasets\[1\] must be a MapDataset or IterDataset, got 'b.txt'")
+        fails(
+            it, TypeError, match=r"datasets\[1\] must be a MapDataset or IterDataset, got 'b.txt'"
+        )
         it.skip_failed()
         assert list(it) == [5]
 
     def test_endless_reshuffled_lists(self):
         opened = []
         names = MapDataset.range(3).shuffle(seed=5).repeat()
-        ds = interleave(names.map(lambda name: opened.append(name) or numbers(10 * name, 10 * name + 2)), 2)
+        ds = interleave(
+            names.map(lambda name: opened.append(name) or numbers(10 * name, 10 * name + 2)), 2
+        )
         it, again = iter(ds), iter(ds)
         order = [names[i] for i in range(12)]
         assert it._take(18) == interleaved([[10 * x, 10 * x + 1] for x in order], 2)[:18]
@@ -154,11 +172,29 @@ class TestOrderAndArguments:
         for use in (gx.get_next_index, lambda it: gx.set_next_index(it, 1)):
             assert_raises(NotImplementedError, "single dataset", use, iter(interleave([], 1)))
         for name in ("cycle_length", *WAYS[0]):
-            assert list(interleave(files([1]), **{"cycle_length": 2, name: np.int64(1)})) == [(0, 0)]
-            wrong = [(1.0, TypeError), ("1", TypeError), (None, TypeError), (-1, ValueError), (0, ValueError)]
+            assert list(interleave(files([1]), **{"cycle_length": 2, name: np.int64(1)})) == [
+                (0, 0)
+            ]
+            wrong = [
+                (1.0, TypeError),
+                ("1", TypeError),
+                (None, TypeError),
+                (-1, ValueError),
+                (0, ValueError),
+            ]
             for value, error in wrong if name == "cycle_length" else wrong[:-1]:
-                assert_raises(error, name, interleave, files([1]), **{"cycle_length": 2, name: value})
-        for wrong in (None, 3, "ab", {"a": numbers(0, 1)}, {numbers(0, 1)}, iter([numbers(0, 1)]), numbers(0, 1)):
+                assert_raises(
+                    error, name, interleave, files([1]), **{"cycle_length": 2, name: value}
+                )
+        for wrong in (
+            None,
+            3,
+            "ab",
+            {"a": numbers(0, 1)},
+            {numbers(0, 1)},
+            iter([numbers(0, 1)]),
+            numbers(0, 1),
+        ):
             assert_raises(TypeError, r"datasets(\[0\])? must be", interleave, wrong, 2)
         for wrong in (3, [1, 2], None, iter(numbers(0, 1))):
             match = r"datasets\[1\] must be a MapDataset or IterDataset"
@@ -176,7 +212,11 @@ class TestStates:
                 assert it.get_state() == state
                 assert list(it) == rest
                 assert it.get_state()["exhausted"] == [1, 1]
-        it = iter(interleave([MapDataset.range(10 * i, 10 * i + n) for i, n in enumerate((2, 5, 4, 3, 2))], 2))
+        it = iter(
+            interleave(
+                [MapDataset.range(10 * i, 10 * i + n) for i, n in enumerate((2, 5, 4, 3, 2))], 2
+            )
+        )
         # as Grain 0.2.18 wrote them in the second epoch of a RepeatIterDataset, with flags of the
         # first
         for state, first in [
@@ -204,7 +244,15 @@ class TestStates:
         state = stored(1, 2, [0, 1], [3, 3], [0, 0])
         expected = interleaved([[13], [3], [22, 23], []], 2)
         for key_type in (int, str, np.int64):
-            it.set_state({**state, "future_states": {key_type(2): {"next_index": 2}, key_type(3): {"next_index": 4}}})
+            it.set_state(
+                {
+                    **state,
+                    "future_states": {
+                        key_type(2): {"next_index": 2},
+                        key_type(3): {"next_index": 4},
+                    },
+                }
+            )
             assert it.get_state()["future_states"] == {2: {"next_index": 2}, 3: {"next_index": 4}}
             assert it._take(3) == expected[:3]
             later = it.get_state()
@@ -223,7 +271,16 @@ class TestStates:
         wrong = {
             "next_index_in_cycle": (2, -1),
             "next_index_in_datasets": (4, -1),
-            "iterators_in_use_indices": ([0], [0, 1, 2], [0, 0], [0, 7], [0, -1], [0, "1"], [0, 1.0], {0: 0}),
+            "iterators_in_use_indices": (
+                [0],
+                [0, 1, 2],
+                [0, 0],
+                [0, 7],
+                [0, -1],
+                [0, "1"],
+                [0, 1.0],
+                {0: 0},
+            ),
             "iterators_in_use_states": ([{"position": 1}], "ab"),
             "exhausted": ([0], [0, 0, 0], [0, 2], [0, None], "00"),
             "future_states": ([1], {"a": {}}, {1.5: {}}),
@@ -259,7 +316,9 @@ class TestStates:
 
 class TestOptions:
     def dropping(self, **options):
-        return WithOptionsIterDataset(numbers(3000).filter(lambda x: x % 300 == 0), DatasetOptions(**options))
+        return WithOptionsIterDataset(
+            numbers(3000).filter(lambda x: x % 300 == 0), DatasetOptions(**options)
+        )
 
     def test_those_set_downstream_reach_the_datasets(self):
         quiet = DatasetOptions(filter_warn_threshold_ratio=None)
@@ -273,7 +332,11 @@ class TestOptions:
             LocalWorkersIterDataset,
         ):
             ds = stage(interleave([self.dropping(), self.dropping()], 2))
-            it = iter(WithOptionsIterDataset(ds, quiet.merge(DatasetOptions(filter_raise_threshold_ratio=0.95))))
+            it = iter(
+                WithOptionsIterDataset(
+                    ds, quiet.merge(DatasetOptions(filter_raise_threshold_ratio=0.95))
+                )
+            )
             it.get_state()
             assert_raises(ValueError, "filter_raise_threshold_ratio", list, it)
             it.close()
@@ -281,17 +344,31 @@ class TestOptions:
 
     @each_way
     def test_those_of_a_dataset_hold_where_those_downstream_say_nothing(self, way, caplog):
-        quiet, strict = {"filter_warn_threshold_ratio": None}, {"filter_raise_threshold_ratio": 0.95}
-        ds = interleave([WithOptionsIterDataset(numbers(0, 3000), DatasetOptions(**strict)), self.dropping()], 2, **way)
-        it = iter(WithOptionsIterDataset(ds, DatasetOptions(**quiet)).filter(lambda x: x % 1000 == 0))
+        quiet, strict = (
+            {"filter_warn_threshold_ratio": None},
+            {"filter_raise_threshold_ratio": 0.95},
+        )
+        ds = interleave(
+            [WithOptionsIterDataset(numbers(0, 3000), DatasetOptions(**strict)), self.dropping()],
+            2,
+            **way,
+        )
+        it = iter(
+            WithOptionsIterDataset(ds, DatasetOptions(**quiet)).filter(lambda x: x % 1000 == 0)
+        )
         assert sorted(it) == [0, 0, 1000, 2000] and not caplog.records  # they do not get out
         ds = interleave([self.dropping(**strict, **quiet), numbers(0, 3)], 2, **way)
         for same in (ds, WithOptionsIterDataset(ds, DatasetOptions(min_shm_size=1))):
             assert_raises(ValueError, "filter_raise_threshold_ratio", list, same)
-        assert len(list(WithOptionsIterDataset(ds, DatasetOptions(filter_raise_threshold_ratio=None)))) == 13
+        assert (
+            len(list(WithOptionsIterDataset(ds, DatasetOptions(filter_raise_threshold_ratio=None))))
+            == 13
+        )
 
 
-@pytest.mark.parametrize("share", [LocalWorkersIterDataset, lambda ds, n: ds.multithread_prefetch(n, 2)])
+@pytest.mark.parametrize(
+    "share", [LocalWorkersIterDataset, lambda ds, n: ds.multithread_prefetch(n, 2)]
+)
 def test_every_worker_has_files_of_its_own(share):
     """The elements do not depend on the number of workers, unlike in Grain. Lists of users have no
     slices.
@@ -302,13 +379,17 @@ def test_every_worker_has_files_of_its_own(share):
             return 5
 
         def __getitem__(self, index):
-            drawn = numbers(10 * (index % 5), 10 * (index % 5) + 2).random_map(lambda x, rng: (x, rng.integers(10**6)), seed=1)
+            drawn = numbers(10 * (index % 5), 10 * (index % 5) + 2).random_map(
+                lambda x, rng: (x, rng.integers(10**6)), seed=1
+            )
             return drawn.map_with_index(lambda i, x: (i, *x))
 
     lists = [list(ds) for ds in Names()]
     assert [x[:2] for x in lists[3]] == [(0, 30), (1, 31)]
     for num in (1, 2, 3):
-        assert list(share(interleave(Names(), 2), num)) == interleaved([interleaved(lists[i::num], 2) for i in range(num)], num)
+        assert list(share(interleave(Names(), 2), num)) == interleaved(
+            [interleaved(lists[i::num], 2) for i in range(num)], num
+        )
     assert list(share(interleave([], 4), 2)) == []
 
 
@@ -333,14 +414,19 @@ def test_lanes_and_threads_begin_from_each_others_states():
 
 def test_the_index_of_lanes_of_which_one_has_no_file():
     it = iter(interleave([numbers(3)], 1).mp_prefetch(MultiprocessingOptions(num_lanes=2)))
-    assert_raises(NotImplementedError, "only an interleave of a single dataset does", gx.get_next_index, it)
+    assert_raises(
+        NotImplementedError, "only an interleave of a single dataset does", gx.get_next_index, it
+    )
     assert list(it) == [0, 1, 2]
 
 
 def test_processes_in_one_of_the_files():
     """Alone, and in a worker, which then has workers of its own; none is left."""
     starts = MapDataset.source([0, 10])
-    ds = interleave(starts.map(lambda i: numbers(i, i + 3).mp_prefetch(MultiprocessingOptions(num_workers=1))), 2)
+    ds = interleave(
+        starts.map(lambda i: numbers(i, i + 3).mp_prefetch(MultiprocessingOptions(num_workers=1))),
+        2,
+    )
     assert list(ds) == [0, 10, 1, 11, 2, 12]
     with iter(ds.mp_prefetch(MultiprocessingOptions(num_workers=2))) as it:
         assert list(it) == [0, 10, 1, 11, 2, 12]
@@ -351,7 +437,9 @@ def opening(can_open, lengths, cycle_length, way, **file):
     forever.
     """
     names = MapDataset.range(len(lengths)).map(can_open)
-    return interleave(names.map(lambda name: File(name, lengths[name], **file)), cycle_length, **way)
+    return interleave(
+        names.map(lambda name: File(name, lengths[name], **file)), cycle_length, **way
+    )
 
 
 def outcomes(it, limit=100):
@@ -378,7 +466,9 @@ class TestErrors:
         for bad in range(4):
             cycle_length = 1 + (bad + WAYS.index(way)) % 4  # in turn
             # as if it were empty
-            expected = of_files([0 if name == bad else n for name, n in enumerate(lengths)], cycle_length)
+            expected = of_files(
+                [0 if name == bad else n for name, n in enumerate(lengths)], cycle_length
+            )
             ds = opening(Failing(bad), lengths, cycle_length, way)
             it = iter(ds)
             it.start_prefetch()  # leaves the error to its turn
@@ -432,7 +522,11 @@ class TestErrors:
                 raise Boom("opening again")
             return name
 
-        it = iter(opening(can_open, [6, 6], 2, way, check=Failing((1, 3), times=2)).batch(5, batch_fn=list))
+        it = iter(
+            opening(can_open, [6, 6], 2, way, check=Failing((1, 3), times=2)).batch(
+                5, batch_fn=list
+            )
+        )
         expected = of_files([6, 6], 2)
         assert elements(outcomes(it)) == [expected[:5], expected[5:10], expected[10:]]
 
@@ -461,7 +555,9 @@ class TestResources:
             wait_until(lambda log=log: log.num_open == 0)
             assert sorted(log.closed) == list(range(12))
         log = Log()
-        assert list(interleave(files([1, 2, 1], log), 2, **way).repeat(3)) == 3 * of_files([1, 2, 1], 2)
+        assert list(interleave(files([1, 2, 1], log), 2, **way).repeat(3)) == 3 * of_files(
+            [1, 2, 1], 2
+        )
         wait_until(lambda: log.num_open == 0)
         assert Counter(log.opened) == {0: 3, 1: 3, 2: 3}  # those of each epoch once
         assert log.most_open <= 2 + way.get("make_iter_buffer_size", 1)
@@ -562,10 +658,14 @@ def test_faults_of_members_that_have_ended_are_counted_wherever_it_is_restored(s
         return x
 
     def member(i):
-        ds = MapDataset.range(100 * i, 100 * i + 7 + 5 * i).to_iter_dataset(ReadOptions(num_threads=0))
+        ds = MapDataset.range(100 * i, 100 * i + 7 + 5 * i).to_iter_dataset(
+            ReadOptions(num_threads=0)
+        )
         return ds.map(fifth_fails).tolerate(max_total=14, max_rate=None)
 
-    ds = gx.InterleaveIterDataset([member(i) for i in range(4)], cycle_length=2, iter_buffer_size=size).window_shuffle(6, seed=1)
+    ds = gx.InterleaveIterDataset(
+        [member(i) for i in range(4)], cycle_length=2, iter_buffer_size=size
+    ).window_shuffle(6, seed=1)
     it, states, elements = iter(ds), [], []
     while (x := (states.append(through_json(it.get_state())), next(it, None))[1]) is not None:
         elements.append(x)

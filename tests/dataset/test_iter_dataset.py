@@ -17,7 +17,11 @@ from gristmill.experimental import InterleaveIterDataset, ZipIterDataset, multit
 
 FIVE = MapDataset.range(5).to_iter_dataset()
 BAD_CALLS = [
-    (lambda: FIVE.random_map(len), ValueError, r"random_map.*(ds\.seed\(seed\).*seed=|seed=.*ds\.seed\(seed\))"),
+    (
+        lambda: FIVE.random_map(len),
+        ValueError,
+        r"random_map.*(ds\.seed\(seed\).*seed=|seed=.*ds\.seed\(seed\))",
+    ),
     (lambda: FIVE.random_map(len, seed=-1), ValueError, "seed .*-1"),
     (lambda: FIVE.random_map(len, seed="1"), TypeError, "seed .*'1'"),
     (lambda: FIVE.seed(-1), ValueError, "seed .*-1"),
@@ -25,7 +29,11 @@ BAD_CALLS = [
     (lambda: FIVE.batch(0), ValueError, "batch_size must be a positive integer, got 0"),
     (lambda: FIVE.batch(None), TypeError, "batch_size must be an integer, got None"),
     (lambda: FIVE.batch(2, batch_fn="x"), TypeError, "batch_fn .*'x'"),
-    (lambda: WithOptionsIterDataset(FIVE, None), TypeError, "options must be a DatasetOptions, got None"),
+    (
+        lambda: WithOptionsIterDataset(FIVE, None),
+        TypeError,
+        "options must be a DatasetOptions, got None",
+    ),
     (lambda: WithOptionsIterDataset(FIVE, {}), TypeError, "options .*{}"),
     (lambda: WithOptionsIterDataset([1], DatasetOptions()), TypeError, "parents .*MapDataset"),
     (lambda: PrefetchIterDataset(FIVE), TypeError, "parent .*MapDataset"),
@@ -37,16 +45,30 @@ BAD_CALLS = [
 def test_wrong_arguments_and_no_random_access():
     for call, error, match in BAD_CALLS:
         assert_raises(error, re.compile(match, re.DOTALL), call)
-    assert not [name for name in ("__getitem__", "shuffle", "slice", "to_iter_dataset") if hasattr(FIVE, name)]
-    assert isinstance(iter(FIVE), DatasetIterator) and isinstance(iter(MapDataset.range(3)), DatasetIterator)
+    assert not [
+        name
+        for name in ("__getitem__", "shuffle", "slice", "to_iter_dataset")
+        if hasattr(FIVE, name)
+    ]
+    assert isinstance(iter(FIVE), DatasetIterator) and isinstance(
+        iter(MapDataset.range(3)), DatasetIterator
+    )
 
 
 def test_states_of_the_specification_batches_of_their_own_and_texts():
     def indices(ds):
         it = iter(ds)
-        return [state["next_index"] for state in [it.get_state(), *[it.get_state() for _ in it], it.get_state()]]
+        return [
+            state["next_index"]
+            for state in [it.get_state(), *[it.get_state() for _ in it], it.get_state()]
+        ]
 
-    assert indices(MapDataset.range(5).filter(lambda x: x in (1, 2)).to_iter_dataset()) == [0, 2, 3, 5]
+    assert indices(MapDataset.range(5).filter(lambda x: x in (1, 2)).to_iter_dataset()) == [
+        0,
+        2,
+        3,
+        5,
+    ]
     assert indices(FIVE.batch(2)) == [0, 2, 4, 5, 5]
     assert indices(FIVE.batch(2, drop_remainder=True)) == [0, 2, 4, 5]
     kept = list(MapDataset.range(6).map(lambda i: np.full(200_000, i)).to_iter_dataset().batch(2))
@@ -65,14 +87,19 @@ TEXTS = [
     (iter(FIVE.filter(len)), "FilterDatasetIterator(transform=len)"),
     (iter(FIVE.map_with_index(len)), "MapWithIndexDatasetIterator(transform=len)"),
     (iter(FIVE.random_map(len, seed=1)), "RandomMapDatasetIterator(transform=len)"),
-    (iter(MapDataset.source([1])), f"PrefetchDatasetIterator(read_options={ReadOptions()}, allow_nones=False)"),
+    (
+        iter(MapDataset.source([1])),
+        f"PrefetchDatasetIterator(read_options={ReadOptions()}, allow_nones=False)",
+    ),
 ]
 
 
 def test_where_none_is_an_element_only_the_failed_one_is_skipped():
     for num_threads in (0, 2):
         healthy = set()
-        ds = MapDataset.range(5).map(lambda i, healthy=healthy: i if i != 2 else None if healthy else 1 / 0)
+        ds = MapDataset.range(5).map(
+            lambda i, healthy=healthy: i if i != 2 else None if healthy else 1 / 0
+        )
         it = iter(ds.to_iter_dataset(ReadOptions(num_threads, 4), allow_nones=True))
         assert [next(it), next(it)] == [0, 1]
         assert_raises(ZeroDivisionError, None, next, it)
@@ -91,9 +118,13 @@ def test_of_what_a_filter_rejects_only_the_element_that_failed_is_skipped(where,
             return 1 // (x not in broken) and x
 
         root = MapDataset.range(10)
-        stream = (root.map(check) if where == "source" else root).to_iter_dataset(ReadOptions(num_threads, 4))
+        stream = (root.map(check) if where == "source" else root).to_iter_dataset(
+            ReadOptions(num_threads, 4)
+        )
         stream = stream.map(check) if where == "map" else stream
-        stream = stream.filter((lambda x, check=check: check(x) % 2) if where.startswith("filter") else lambda x: x % 2)
+        stream = stream.filter(
+            (lambda x, check=check: check(x) % 2) if where.startswith("filter") else lambda x: x % 2
+        )
         it, found = iter(stream.filter(lambda x: x != 9) if where == "filters" else stream), []
         while it.get_state() != {"next_index": 10}:
             try:
@@ -104,7 +135,9 @@ def test_of_what_a_filter_rejects_only_the_element_that_failed_is_skipped(where,
                 broken.clear()
                 it.skip_failed()
                 assert it.get_state() == {"next_index": failing + 1}
-        assert not broken and found == [x for x in range(1, 10, 2) if x != failing and (x != 9 or where != "filters")]
+        assert not broken and found == [
+            x for x in range(1, 10, 2) if x != failing and (x != 9 or where != "filters")
+        ]
 
 
 STRICT = DatasetOptions(filter_raise_threshold_ratio=0.5)
@@ -149,7 +182,10 @@ def test_they_act_before_and_after_and_the_one_nearest_the_output_wins_field_by_
         with_options(rare(run(NUMBERS)), STRICT),
     ):
         assert_raises(ValueError, "FilterDatasetIterator", list, ds)
-    for ds in (run(with_options(NUMBERS, inner, LENIENT)), with_options(run(with_options(NUMBERS, inner)), LENIENT)):
+    for ds in (
+        run(with_options(NUMBERS, inner, LENIENT)),
+        with_options(run(with_options(NUMBERS, inner)), LENIENT),
+    ):
         assert iter(ds)._ctx.options == LENIENT.merge(inner)
     assert len(list(rare(ds))) == 40
     if stage == "workers":  # in processes too
@@ -175,12 +211,19 @@ def test_options_of_an_interleaved_dataset_stay_in_it_and_others_reach_the_whole
     for made in (ds, ds.map(str)):
         assert options_of(made) == outer.merge(inner)
     found = options_of(ds)
-    assert (found.filter_warn_threshold_ratio, found.filter_raise_threshold_ratio, found.min_shm_size) == (0.2, 0.3, 1)
+    assert (
+        found.filter_warn_threshold_ratio,
+        found.filter_raise_threshold_ratio,
+        found.min_shm_size,
+    ) == (0.2, 0.3, 1)
     assert options_of(NUMBERS.map(str)) == DatasetOptions()
     default = with_options(NUMBERS, inner, DatasetOptions(filter_warn_threshold_ratio=0.9))
     # given explicitly, although the default
     assert options_of(default).filter_warn_threshold_ratio == 0.9
     ds = with_options(NUMBERS, STRICT)
     assert iter(ds).get_state() == {"next_index": 0} and type(iter(ds)) is type(iter(NUMBERS))
-    assert str(ds) == "WithOptionsIterDataset(options=DatasetOptions(filter_raise_threshold_ratio=0.5))"
+    assert (
+        str(ds)
+        == "WithOptionsIterDataset(options=DatasetOptions(filter_raise_threshold_ratio=0.5))"
+    )
     assert ds.options is STRICT and ds.parents == (NUMBERS,)

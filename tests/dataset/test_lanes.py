@@ -21,11 +21,17 @@ from gristmill.transforms import Batch, RandomMap
 
 
 def with_workers(num_workers, num_lanes=5, **options):
-    return lambda ds: ds.mp_prefetch(MultiprocessingOptions(num_workers, num_lanes=num_lanes, **options, executor="processes"))
+    return lambda ds: ds.mp_prefetch(
+        MultiprocessingOptions(num_workers, num_lanes=num_lanes, **options, executor="processes")
+    )
 
 
 def test_no_lane_holds_others_far_ahead_and_only_those_of_a_worker_that_died_are_computed_by_another():
-    made = MapDataset.range(3000).map(lambda x: np.full(20_000, x) if x % 3 == 1 else x).to_iter_dataset()
+    made = (
+        MapDataset.range(3000)
+        .map(lambda x: np.full(20_000, x) if x % 3 == 1 else x)
+        .to_iter_dataset()
+    )
     assert [int(np.max(x)) for x in with_workers(1, 3)(made)] == [*range(3000)]
     ds = MapDataset.range(10**6).map(lambda x: (x, os.getpid(), np.zeros(20_000))).to_iter_dataset()
     it = iter(ds.mp_prefetch(MultiprocessingOptions(2, num_lanes=5, executor="processes")))
@@ -35,13 +41,17 @@ def test_no_lane_holds_others_far_ahead_and_only_those_of_a_worker_that_died_are
     assert pids == [pids[0], pids[1], *pids[:2], pids[0]] and len(set(pids)) == 2
     os.kill(pids[0], signal.SIGKILL)
     seen = [x for x, *_ in first]
-    with pytest.raises(RuntimeError, match=r"Worker process 0 of 2 was .*, at work for lane [024] of 5: .*SIGKILL"):
+    with pytest.raises(
+        RuntimeError, match=r"Worker process 0 of 2 was .*, at work for lane [024] of 5: .*SIGKILL"
+    ):
         while True:
             seen.append(next(it)[0])
     it.set_state(it.get_state())
     later = [*islice(it, 20)]
     assert [*seen, *[x for x, *_ in later]] == [*range(len(seen) + 20)]
-    assert {pid for x, pid, _ in later if x % 5 in (1, 3)} == {pids[1]} and pids[0] not in {pid for _, pid, _ in later}
+    assert {pid for x, pid, _ in later if x % 5 in (1, 3)} == {pids[1]} and pids[0] not in {
+        pid for _, pid, _ in later
+    }
     wait_until(lambda: it.close() or not Path(f"/proc/{pids[1]}").exists())
 
 
@@ -50,10 +60,18 @@ def test_init_functions_get_the_worker_and_options_are_checked():
     options = MultiprocessingOptions(2, num_lanes=3, executor="processes")
     ds = made.mp_prefetch(options, lambda i, n: os.environ.update(WORKER=f"{i} of {n}"))
     assert list(ds) == ["0 of 2", "1 of 2", "0 of 2"] * 2
-    assert_raises(ValueError, "num_lanes must be at least num_workers, 3,", MultiprocessingOptions, 3, num_lanes=2)
+    assert_raises(
+        ValueError,
+        "num_lanes must be at least num_workers, 3,",
+        MultiprocessingOptions,
+        3,
+        num_lanes=2,
+    )
     assert_raises(ValueError, "num_lanes must be", MultiprocessingOptions, num_lanes=0)
     assert_raises(TypeError, "num_lanes must be an integer", MultiprocessingOptions, num_lanes="2")
-    assert "num_lanes=2" in repr(MultiprocessingOptions(1, num_lanes=2)) and "lanes" not in repr(MultiprocessingOptions(1))
+    assert "num_lanes=2" in repr(MultiprocessingOptions(1, num_lanes=2)) and "lanes" not in repr(
+        MultiprocessingOptions(1)
+    )
     of_five, state = iter(with_workers(2, 5)(made)), iter(with_workers(0, 4)(made)).get_state()
     assert_raises(StateMismatchError, "taken with 4 workers", of_five.set_state, state)
 
@@ -85,7 +103,13 @@ def test_loaders(operations):
 
     def loader(worker_count, **options):
         sampler = IndexSampler(30, shuffle=True, seed=7, num_epochs=1)
-        return DataLoader(data_source=range(30), sampler=sampler, operations=operations, worker_count=worker_count, **options)
+        return DataLoader(
+            data_source=range(30),
+            sampler=sampler,
+            operations=operations,
+            worker_count=worker_count,
+            **options,
+        )
 
     four = iter(loader(4))
     expected = [(np.asarray(x).tolist(), four.get_state()) for x in four]
@@ -97,13 +121,23 @@ def test_loaders(operations):
         assert [np.asarray(x).tolist() for x in it] == [x for x, _ in expected[3:]]
         assert len(made) == len(expected) and made._description == loader(4)._description
     two = iter(loader(2)).get_state()
-    assert_raises(StateMismatchError, "worker_count=2, the DataLoader has num_lanes=4", it.set_state, two)
+    assert_raises(
+        StateMismatchError, "worker_count=2, the DataLoader has num_lanes=4", it.set_state, two
+    )
 
 
 @pytest.mark.parametrize(("num_workers", "num_lanes"), [(1, 4), (2, 6)])
 @pytest.mark.parametrize("stuck", [7, 40])
 def test_an_element_that_never_comes_holds_back_none_before_it(num_workers, num_lanes, stuck):
     """Of no lane, although its worker is stuck in another one."""
-    ds = MapDataset.range(100).map(lambda x: threading.Event().wait() if x == stuck else x).to_iter_dataset()
-    with iter(ds.mp_prefetch(MultiprocessingOptions(num_workers, num_lanes=num_lanes, executor="processes"))) as it:
+    ds = (
+        MapDataset.range(100)
+        .map(lambda x: threading.Event().wait() if x == stuck else x)
+        .to_iter_dataset()
+    )
+    with iter(
+        ds.mp_prefetch(
+            MultiprocessingOptions(num_workers, num_lanes=num_lanes, executor="processes")
+        )
+    ) as it:
         assert [next(it) for _ in range(stuck)] == list(range(stuck))

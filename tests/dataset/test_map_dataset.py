@@ -50,7 +50,10 @@ WRONG = [
     (TEN.batch, (0, -2), ValueError, "batch_size"),
     (TEN.batch, (2.0,), TypeError, "batch_size"),
     (lambda x: TEN.batch(2, batch_fn=x), (3,), TypeError, "batch_fn"),
-    *[(TEN.slice, NO_SLICES, error, "sl must be a slice or a sequence of indices") for error in (TypeError, ValueError)],
+    *[
+        (TEN.slice, NO_SLICES, error, "sl must be a slice or a sequence of indices")
+        for error in (TypeError, ValueError)
+    ],
     (lambda x: TEN.slice([x])[0], ("a",), TypeError, "indices[0]"),
     (lambda x: TEN.slice([0, x])[1], (1.5,), TypeError, "indices[1]"),
     (TEN.to_iter_dataset, (3, {"num_threads": 1}), TypeError, "read_options; ReadOptions"),
@@ -66,16 +69,32 @@ REFUSED = [
     (TEN.slice, (iter([1]),), TypeError, "sl"),
     (TEN.to_iter_dataset, (ReadOptions(), True), TypeError, ""),
     (MapDataset.range(0).__getitem__, (0,), IndexError, "empty"),
-    (MapDataset.source([np.arange(3)]).filter(lambda x: x > 0).__getitem__, (0,), ValueError, "ambiguous"),
+    (
+        MapDataset.source([np.arange(3)]).filter(lambda x: x > 0).__getitem__,
+        (0,),
+        ValueError,
+        "ambiguous",
+    ),
     (MapDataset, (), TypeError, "abstract"),
-    (type("NoLength", (MapDataset,), {"__getitem__": lambda self, index: index}), (), TypeError, "__len__"),
-    (TEN.map, (type("OnlyFilter", (Filter,), {"filter": lambda self, x: True})(),), TypeError, "Map"),
+    (
+        type("NoLength", (MapDataset,), {"__getitem__": lambda self, index: index}),
+        (),
+        TypeError,
+        "__len__",
+    ),
+    (
+        TEN.map,
+        (type("OnlyFilter", (Filter,), {"filter": lambda self, x: True})(),),
+        TypeError,
+        "Map",
+    ),
 ]
 
 
 @pytest.mark.parametrize(
     ("call", "args", "error", "words"),
-    [(call, (x,), error, f"{x!r}; {words}") for call, values, error, words in WRONG for x in values] + REFUSED,
+    [(call, (x,), error, f"{x!r}; {words}") for call, values, error, words in WRONG for x in values]
+    + REFUSED,
 )
 def test_wrong_arguments(call, args, error, words):
     with pytest.raises(error) as caught:
@@ -106,7 +125,18 @@ def test_factories_belong_to_the_class():
 
 
 def test_range_and_lengths_beyond_the_largest_which_are_the_largest():
-    for args in [(3,), (0,), (-2,), (2, 7), (7, 2), (0, 10, 3), (10, 0, -3), (0, 0), (-5, 5, 2), (np.int64(2), np.int8(9))]:
+    for args in [
+        (3,),
+        (0,),
+        (-2,),
+        (2, 7),
+        (7, 2),
+        (0, 10, 3),
+        (10, 0, -3),
+        (0, 0),
+        (-5, 5, 2),
+        (np.int64(2), np.int8(9)),
+    ]:
         ds = MapDataset.range(*args)
         assert list(ds) == list(range(*args)) and len(ds) == len(range(*args))
         assert all([type(x) is int for x in ds])
@@ -115,7 +145,13 @@ def test_range_and_lengths_beyond_the_largest_which_are_the_largest():
     assert (ds.start, ds.stop, ds.step) == (1, 9, 2)
     endless = TEN.repeat()
     assert MapDataset.range(2**80)[2**79] == 2**79
-    for ds in (MapDataset.range(2**80), endless, TEN.repeat(sys.maxsize), endless.batch(1), endless.shuffle(seed=1)):
+    for ds in (
+        MapDataset.range(2**80),
+        endless,
+        TEN.repeat(sys.maxsize),
+        endless.batch(1),
+        endless.shuffle(seed=1),
+    ):
         assert len(ds) == sys.maxsize and ds
     assert len(endless.batch(3)) == -(-sys.maxsize // 3)
     assert len(endless.batch(3, drop_remainder=True)) == sys.maxsize // 3
@@ -141,30 +177,58 @@ def test_container_protocols_also_of_empty_data_sets():
     assert len(iter(sparse)) == len(sparse.to_iter_dataset()) == 3  # missing elements count
     # Every method leaves the data set alone.
     ds = MapDataset.source([3, 1, 2])
-    made = [ds.map(str), ds.shuffle(seed=1), ds[1:], ds.repeat(2), ds.batch(2), ds.seed(1), ds.filter(bool), ds.to_iter_dataset()]
+    made = [
+        ds.map(str),
+        ds.shuffle(seed=1),
+        ds[1:],
+        ds.repeat(2),
+        ds.batch(2),
+        ds.seed(1),
+        ds.filter(bool),
+        ds.to_iter_dataset(),
+    ]
     assert all([other is not ds and other.parents == (ds,) for other in made])
     assert list(ds) == [3, 1, 2] and ds.parents == ()
     empty = MapDataset.source([])
-    without = [empty.map(identity), empty.repeat(), empty[2:], TEN[5:5], TEN.slice([]), TEN.batch(11, drop_remainder=True)]
+    without = [
+        empty.map(identity),
+        empty.repeat(),
+        empty[2:],
+        TEN[5:5],
+        TEN.slice([]),
+        TEN.batch(11, drop_remainder=True),
+    ]
     without += [
         empty.repeat(2, reseed_each_epoch=False),
         empty.window_shuffle(3, seed=1),
         empty.shuffle(seed=1).batch(3)[1:].repeat(),
     ]
     for ds in without:
-        assert (len(ds), bool(ds), list(ds), iter(ds).get_state()) == (0, False, [], {"next_index": 0})
+        assert (len(ds), bool(ds), list(ds), iter(ds).get_state()) == (
+            0,
+            False,
+            [],
+            {"next_index": 0},
+        )
         for index in (0, 1, -1, 2**70):
             assert_raises(IndexError, "empty", ds.__getitem__, index)
 
 
 def test_slices_are_those_of_lists_or_by_indices():
     bounds = [None, 0, 1, 5, 9, 10, 20, -1, -3, -10, -20]
-    for sl in itertools.starmap(slice, itertools.product(bounds, bounds, (None, 1, 2, 3, 11, -1, -2, -11))):
+    for sl in itertools.starmap(
+        slice, itertools.product(bounds, bounds, (None, 1, 2, 3, 11, -1, -2, -11))
+    ):
         assert list(TEN[sl]) == list(TEN.slice(sl)) == list(range(10))[sl]
     assert list(TEN[np.int64(2) : np.int64(5)]) == [2, 3, 4]
     # By indices.
     ds = MapDataset.range(6).map_with_index(lambda i, x: (i, x))
-    for indices in ([3, 1, 4, 1, 5], (3, 1, 4, 1, 5), np.array([3, 1, 4, 1, 5]), MapDataset.source([3, 1, 4, 1, 5])):
+    for indices in (
+        [3, 1, 4, 1, 5],
+        (3, 1, 4, 1, 5),
+        np.array([3, 1, 4, 1, 5]),
+        MapDataset.source([3, 1, 4, 1, 5]),
+    ):
         taken = ds.slice(indices)
         assert len(taken) == 5 and list(taken) == [(i, i) for i in (3, 1, 4, 1, 5)]
         assert taken[7] == (10, 4) and list(taken[1::2]) == [(1, 1), (1, 1)]
@@ -193,21 +257,33 @@ def test_slices_are_those_of_lists_or_by_indices():
 @pytest.mark.filterwarnings("ignore:.*takes every n-th element")
 def test_repeat_batch_filter_and_that_a_pipeline_starts_anywhere():
     assert list(MapDataset.range(2).repeat(np.int64(2))) == [0, 1, 0, 1]
-    assert [b.tolist() for b in MapDataset.range(5).batch(np.int8(2), drop_remainder=True)] == [[0, 1], [2, 3]]
+    assert [b.tolist() for b in MapDataset.range(5).batch(np.int8(2), drop_remainder=True)] == [
+        [0, 1],
+        [2, 3],
+    ]
     seen = []
-    list(MapDataset.source([1, None, 3]).batch(2, batch_fn=lambda xs: seen.append(xs)).to_iter_dataset(ReadOptions(0)))
+    list(
+        MapDataset.source([1, None, 3])
+        .batch(2, batch_fn=lambda xs: seen.append(xs))
+        .to_iter_dataset(ReadOptions(0))
+    )
     assert seen == [[1, None], [3]]
     tutorial = MapDataset.source(list(range(11))).shuffle(seed=10).map(lambda x: x + 1).batch(2)
     assert [b.tolist() for b in tutorial] == [[6, 11], [2, 10], [3, 5], [1, 4], [8, 9], [7]]
     assert tutorial[8].tolist() == [7, 3]  # batches never straddle epochs
     assert list(MapDataset.source([0, "", "a", [], 2]).filter(lambda x: x)) == ["a", 2]
-    assert len(TEN.filter(lambda x: False)) == 10 and MapDataset.source([None]).filter(lambda x: x > 0)[0] is None
+    assert (
+        len(TEN.filter(lambda x: False)) == 10
+        and MapDataset.source([None]).filter(lambda x: x > 0)[0] is None
+    )
     with pytest.raises(ValueError) as caught:
         MapDataset.source([1, None]).batch(2)[0]
     assert "to_iter_dataset()" in "".join(caught.value.__notes__)
     read = []
     ds = MapDataset.range(1000).map(lambda x: read.append(x) or x)
-    mixed = MapDataset.mix([ds.shuffle(seed=1).repeat(), ds.seed(2).shuffle().repeat()], weights=[1, 3])[3::8]
+    mixed = MapDataset.mix(
+        [ds.shuffle(seed=1).repeat(), ds.seed(2).shuffle().repeat()], weights=[1, 3]
+    )[3::8]
     mixed = mixed.map(lambda x: x + 1)
     assert not read  # sharding, repeating, mixing and shuffling know only indices
     assert isinstance(mixed[10**9], int) and len(read) == 1
@@ -236,21 +312,43 @@ def test_transform_objects_texts_pipe_and_to_iter_dataset():
     for ds, elements, text in [
         (two.map(All()), [("map", 0), ("map", 1)], "MapMapDataset(transform=All)"),
         (two.filter(All()), [0], "FilterMapDataset(transform=All)"),
-        (two.random_map(All(), seed=1), [("random", 0), ("random", 1)], "RandomMapMapDataset(transform=All)"),
-        (two.map_with_index(All()), [("index", 0, 0), ("index", 1, 1)], "MapWithIndexMapDataset(transform=All)"),
+        (
+            two.random_map(All(), seed=1),
+            [("random", 0), ("random", 1)],
+            "RandomMapMapDataset(transform=All)",
+        ),
+        (
+            two.map_with_index(All()),
+            [("index", 0, 0), ("index", 1, 1)],
+            "MapWithIndexMapDataset(transform=All)",
+        ),
         (MapDataset.source([1]), [1], "SourceMapDataset(source=list)"),
         (MapDataset.range(3), [0, 1, 2], "RangeMapDataset(start=0, stop=3, step=1)"),
         (two[::-1], [1, 0], "SliceMapDataset[1:-1:-1]"),
-        (TEN.slice([3, 1, 4, 1, 5]), [3, 1, 4, 1, 5], "ReindexMapDataset(indices=[3, 1, 4, 1, 5], len=5)"),
-        (TEN.slice(range(8)), list(range(8)), "ReindexMapDataset(indices=[0, 1, ..., 6, 7], len=8)"),
+        (
+            TEN.slice([3, 1, 4, 1, 5]),
+            [3, 1, 4, 1, 5],
+            "ReindexMapDataset(indices=[3, 1, 4, 1, 5], len=5)",
+        ),
+        (
+            TEN.slice(range(8)),
+            list(range(8)),
+            "ReindexMapDataset(indices=[0, 1, ..., 6, 7], len=8)",
+        ),
         (two.repeat(2), [0, 1, 0, 1], "RepeatMapDataset(num_epochs=2)"),
         (two[:0].repeat(), [], "RepeatMapDataset(num_epochs=None)"),
-        (two.batch(3, batch_fn=list), [[0, 1]], "BatchMapDataset(batch_size=3, drop_remainder=False)"),
+        (
+            two.batch(3, batch_fn=list),
+            [[0, 1]],
+            "BatchMapDataset(batch_size=3, drop_remainder=False)",
+        ),
         (two[:1].shuffle(seed=1), [0], "ShuffleMapDataset"),
     ]:
         assert list(ds) == elements and str(ds) == text
     assert str(two.map(len)) == "MapMapDataset(transform=len)"
-    assert "identity @ " in str(two.map(identity)) and "test_map_dataset.py:" in str(two.map(identity))
+    assert "identity @ " in str(two.map(identity)) and "test_map_dataset.py:" in str(
+        two.map(identity)
+    )
 
     def call(*args, **kwargs):
         return args, kwargs
@@ -260,8 +358,10 @@ def test_transform_objects_texts_pipe_and_to_iter_dataset():
         assert ds.pipe(lambda ds: ds) is ds
         assert_raises(TypeError, None, ds.pipe, func=call)
     assert isinstance(TEN.to_iter_dataset(), IterDataset)
-    assert str(TEN.to_iter_dataset()) == (
-        "PrefetchIterDataset(read_options=ReadOptions(num_threads=16, prefetch_buffer_size=0), allow_nones=False)"
+    assert (
+        str(TEN.to_iter_dataset())
+        == "PrefetchIterDataset(read_options=ReadOptions(num_threads=16, prefetch_buffer_size=0),"
+        " allow_nones=False)"
     )
     assert "prefetch_buffer_size=500" in str(TEN.map(identity).to_iter_dataset())
 
@@ -292,7 +392,10 @@ class TfdsLike(TorchLike):
 
 ROWS = [{"x": i} for i in range(5)]
 SOURCES = [
-    *[(source, list(source)) for source in ([1, "a", (2,)], (1, 2, 3), range(3, 30, 7), bytearray(b"xy"))],
+    *[
+        (source, list(source))
+        for source in ([1, "a", (2,)], (1, 2, 3), range(3, 30, 7), bytearray(b"xy"))
+    ],
     (MapDataset.range(5), [*range(5)]),
     ({0: "a", 1: "b"}, ["a", "b"]),
     (TorchLike(), ROWS),
@@ -303,7 +406,12 @@ SOURCES = [
 def test_sources_of_any_kind_of_which_a_batch_is_one_vectored_read():
     for source, records in SOURCES:
         ds, n = MapDataset.source(source), len(records)
-        assert [ds[i] for i in range(-n, 2 * n)] == list(ds._items(range(-n, 2 * n))) == 3 * list(ds) == 3 * records
+        assert (
+            [ds[i] for i in range(-n, 2 * n)]
+            == list(ds._items(range(-n, 2 * n)))
+            == 3 * list(ds)
+            == 3 * records
+        )
     source = TfdsLike()
     MapDataset.source(source).repeat().batch(8)[0]
     assert source.calls == [[0, 1, 2, 3, 4, 0, 1, 2]]
@@ -320,7 +428,11 @@ def test_sources_that_grow_and_what_they_may_lack():
     fixed, shuffled = ds.repeat(1), ds.shuffle(seed=1)
     assert ds[2] == 1 and sorted(shuffled) == [1, 2]
     records.append(3)
-    assert len(ds) == len(ds.map(str)) == 3 and ds[2] == 3 and list(ds) == sorted(shuffled) == [1, 2, 3]
+    assert (
+        len(ds) == len(ds.map(str)) == 3
+        and ds[2] == 3
+        and list(ds) == sorted(shuffled) == [1, 2, 3]
+    )
     assert len(fixed) == 2
     it = iter(ds)
     records.append(4)
@@ -340,9 +452,14 @@ def test_sources_that_grow_and_what_they_may_lack():
         assert_raises(TypeError, "len", function, ds)
     assert_raises(KeyError, None, MapDataset.source({"a": 1, 1: 2}).__getitem__, 0)
     assert list(MapDataset.source([None, 0, None, False])) == [0, False]
-    assert str(MapDataset.source(source(len=fail, getitem=fail)).map(str).shuffle(seed=1)) == "ShuffleMapDataset"
+    assert (
+        str(MapDataset.source(source(len=fail, getitem=fail)).map(str).shuffle(seed=1))
+        == "ShuffleMapDataset"
+    )
     assert MapDataset.source(TorchLike()).paths == ["a", "b"] and MapDataset.source([1]).paths == []
-    ds = MapDataset.source(source(len=lambda self: 5, getitem=lambda self, index: index if index != 3 else fail(self)))
+    ds = MapDataset.source(
+        source(len=lambda self: 5, getitem=lambda self, index: index if index != 3 else fail(self))
+    )
     it = iter(ds)
     assert [next(it) for _ in range(3)] == [0, 1, 2]
     for read in (lambda: ds[3], lambda: next(it)):
@@ -367,7 +484,10 @@ NEAR, FAR = MapDataset.range(3).seed(1).shuffle(), MapDataset.range(3).map(str).
 SEEDS = [
     (SEEDED.shuffle(), 3329053876, (42, 1)),
     # Distance counts and nothing else.
-    *[(ds.shuffle(), 955475868, (42, 2)) for ds in (SEEDED.map(str), SEEDED[1:], SEEDED.repeat(2), SEEDED.batch(2))],
+    *[
+        (ds.shuffle(), 955475868, (42, 2))
+        for ds in (SEEDED.map(str), SEEDED[1:], SEEDED.repeat(2), SEEDED.batch(2))
+    ],
     (SEEDED.filter(str).shuffle(), None, (42, 2)),
     (STREAM.random_map(draw), None, (42, 2)),
     (WithOptionsIterDataset(STREAM, DatasetOptions()).random_map(str), None, (42, 3)),
@@ -398,7 +518,10 @@ def test_the_default_seed_is_the_seed_and_missing_ones_say_what_to_do():
         (SEEDED.shuffle(), SEEDED.shuffle(seed=derived(42, 1))),
         (SEEDED.random_map(draw), SEEDED.random_map(draw, seed=derived(42, 1))),
         (STREAM.random_map(draw), STREAM.random_map(draw, seed=derived(42, 2))),
-        (SEEDED.shuffle().shuffle(), SEEDED.shuffle(seed=derived(42, 1)).shuffle(seed=derived(42, 2))),
+        (
+            SEEDED.shuffle().shuffle(),
+            SEEDED.shuffle(seed=derived(42, 1)).shuffle(seed=derived(42, 2)),
+        ),
     ]:
         assert list(ds) == list(same)
     assert derived(2**32, 1) != derived(0, 1)
@@ -406,7 +529,12 @@ def test_the_default_seed_is_the_seed_and_missing_ones_say_what_to_do():
     for ds in (NINE, NINE.to_iter_dataset(), NINE.seed(None), BareMap(3), BareStream(3)):
         assert ds._default_seed is None
         for method in {"shuffle", "random_map"} & {*dir(ds)}:
-            assert_raises(ValueError, r"ds\.seed\(seed\)", getattr(ds, method), *[str] * (method == "random_map"))
+            assert_raises(
+                ValueError,
+                r"ds\.seed\(seed\)",
+                getattr(ds, method),
+                *[str] * (method == "random_map"),
+            )
     assert_raises(ValueError, r"ds\.seed\(seed\)", NINE.shuffle(seed=1).shuffle)
 
 
@@ -438,7 +566,9 @@ def test_what_becomes_of_them():
         (IndexAndRandom(), drawn),
     ]:
         assert list(ds.apply(transforms)) == list(apply_transformations(ds, transforms)) == expected
-        assert list(stream.apply(transforms)) == (expected if expected is not drawn else list(stream.random_map(Draw())))
+        assert list(stream.apply(transforms)) == (
+            expected if expected is not drawn else list(stream.random_map(Draw()))
+        )
     assert ds.apply([]) is ds and stream.apply([]) is stream
     for wrong, match in ((Draw(), "seed"), (Batch(0), "batch_size")):
         assert_raises(ValueError, match, MapDataset.range(3).apply, wrong)

@@ -23,7 +23,9 @@ NOTE = "It happened in the component with dataset_index=1 of MixedMapDataset[2 p
 
 def components(*lengths):
     """Datasets whose elements say where they come from: component and raw index."""
-    return [MapDataset.range(n).map_with_index(lambda i, _, j=j: (j, i)) for j, n in enumerate(lengths)]
+    return [
+        MapDataset.range(n).map_with_index(lambda i, _, j=j: (j, i)) for j, n in enumerate(lengths)
+    ]
 
 
 def numbers(n, start=0, fn=None):
@@ -84,8 +86,18 @@ ENDLESS = r"datasets\[1\], RepeatMapDataset.*endless: slice it"
 WRONG = [
     *[(make, NO_LISTS, TypeError, "datasets must be a list of datasets") for make in MAKES],
     *[(make, NO_MAP_DATASETS, TypeError, r"\[1\] must be a MapDataset") for make in MAKES],
-    (IterDataset.mix, (STREAM, THREE, None, "ab", iter([STREAM])), TypeError, "datasets must be a list"),
-    (IterDataset.mix, ([STREAM, [1]], [STREAM, None]), TypeError, r"datasets\[1\] must be a MapDataset or IterDataset"),
+    (
+        IterDataset.mix,
+        (STREAM, THREE, None, "ab", iter([STREAM])),
+        TypeError,
+        "datasets must be a list",
+    ),
+    (
+        IterDataset.mix,
+        ([STREAM, [1]], [STREAM, None]),
+        TypeError,
+        r"datasets\[1\] must be a MapDataset or IterDataset",
+    ),
     (MapDataset.mix, ([],), ValueError, "must not be empty"),
     (IterDataset.mix, ([], {}), ValueError, "must not be empty"),
     (MapDataset.mix, ([THREE, EMPTY, THREE, EMPTY.parents[0]],), ValueError, EMPTIES),
@@ -93,14 +105,50 @@ WRONG = [
     (MapDataset.mix([THREE.filter(bool), THREE]).batch, (2,), ValueError, "to_iter_dataset"),
     (MapDataset.mix([THREE, THREE]).__getitem__, (1.0, "1", None, [1]), TypeError, "index"),
     (MapDataset.concatenate, ([THREE, THREE.repeat()],), ValueError, ENDLESS),
-    *[(mix, ([1, 0], [1, math.nan], np.array([0.0, 1])), ValueError, r"positive and finite.*weights\[") for mix in MIXES],
-    *[(mix, ([1], [1, 2, 3], np.ones(3)), ValueError, "one number for each of the 2 datasets") for mix in MIXES],
+    *[
+        (
+            mix,
+            ([1, 0], [1, math.nan], np.array([0.0, 1])),
+            ValueError,
+            r"positive and finite.*weights\[",
+        )
+        for mix in MIXES
+    ],
+    *[
+        (mix, ([1], [1, 2, 3], np.ones(3)), ValueError, "one number for each of the 2 datasets")
+        for mix in MIXES
+    ],
     *[(mix, (["1", "2"], "12", 3, np.ones((2, 2))), TypeError, "weights must be") for mix in MIXES],
-    (lambda x: select([THREE] * 2, [x])[0], (5, None, (1,), (1.0, 0), (0, "1")), TypeError, r"selection_map\[0\]"),
-    (lambda x: list(select([THREE] * 2, [x, x])._items(range(2))), (5, (1, 2, 3), (0, None)), TypeError, r"selection_map\[0\]"),
-    (lambda j: select([THREE] * 2, [(j, 0)])[0], (2, 100, -3), IndexError, "dataset index -?[0-9]+, of 2 datasets"),
-    (lambda j: [*select([THREE] * 2, [(j, 0)] * 2)._items(range(2))], (2, -3), IndexError, "dataset index (2|-3), of 2 datasets"),
-    (lambda x: select([THREE], x), (None, 5, iter([]), {(0, 0)}, max), TypeError, "selection_map must be a DatasetSelectionMap"),
+    (
+        lambda x: select([THREE] * 2, [x])[0],
+        (5, None, (1,), (1.0, 0), (0, "1")),
+        TypeError,
+        r"selection_map\[0\]",
+    ),
+    (
+        lambda x: list(select([THREE] * 2, [x, x])._items(range(2))),
+        (5, (1, 2, 3), (0, None)),
+        TypeError,
+        r"selection_map\[0\]",
+    ),
+    (
+        lambda j: select([THREE] * 2, [(j, 0)])[0],
+        (2, 100, -3),
+        IndexError,
+        "dataset index -?[0-9]+, of 2 datasets",
+    ),
+    (
+        lambda j: [*select([THREE] * 2, [(j, 0)] * 2)._items(range(2))],
+        (2, -3),
+        IndexError,
+        "dataset index (2|-3), of 2 datasets",
+    ),
+    (
+        lambda x: select([THREE], x),
+        (None, 5, iter([]), {(0, 0)}, max),
+        TypeError,
+        "selection_map must be a DatasetSelectionMap",
+    ),
     # it is the user's
     (select([THREE], [(0, 0)]).__getitem__, (1,), IndexError, "list index out of range"),
     (select([THREE], []).__getitem__, (0,), IndexError, "empty"),
@@ -130,9 +178,10 @@ def test_texts_seeds_mixtures_and_concatenations_of_one_dataset_and_of_empty_and
     assert str(ds) == "MixedIterDataset([2 parents], proportions=[233, 100])"
     assert str(iter(ds)) == "MixedDatasetIterator([2 parents], proportions=(233, 100))"
     # Equal weights, however they are given, are the same pipeline.
-    assert {str(mixture(STREAM, STREAM, weights=w)) for w in (None, [1, 1], (0.5, 0.5), np.array([7, 7]))} == {
-        "MixedIterDataset([2 parents], proportions=[100, 100])"
-    }
+    assert {
+        str(mixture(STREAM, STREAM, weights=w))
+        for w in (None, [1, 1], (0.5, 0.5), np.array([7, 7]))
+    } == {"MixedIterDataset([2 parents], proportions=[100, 100])"}
     a, b, c = MapDataset.range(4), MapDataset.range(10, 14), MapDataset.range(20, 24)
     ds = MapDataset.mix([a.seed(1).shuffle(), b.map(str).seed(2), c])
     assert ds.random_map(lambda x, rng: x)._default_seed == 397260373
@@ -141,7 +190,9 @@ def test_texts_seeds_mixtures_and_concatenations_of_one_dataset_and_of_empty_and
     ds = MapDataset.mix(components(3, 3))
     assert ds[np.int64(3)] == ds[True + 2] == (1, 1) and list(ds[1:4]) == [(1, 0), (0, 1), (1, 1)]
     # Endless components.
-    ds = MapDataset.mix([MapDataset.range(3).repeat(), MapDataset.range(10, 15).shuffle(seed=2).repeat()], [2, 1])
+    ds = MapDataset.mix(
+        [MapDataset.range(3).repeat(), MapDataset.range(10, 15).shuffle(seed=2).repeat()], [2, 1]
+    )
     assert len(ds) == sys.maxsize
     assert ds[sys.maxsize - 1] in range(15)
     assert [ds[i] for i in range(6)] == list(ds._items(range(6)))
@@ -154,7 +205,9 @@ def test_texts_seeds_mixtures_and_concatenations_of_one_dataset_and_of_empty_and
         for index in (0, -1, 5):
             assert_raises(IndexError, "empty", ds.__getitem__, index)
     half, whole = 2**62, 2**63
-    ds = MapDataset.concatenate([MapDataset.range(half), MapDataset.range(half, whole), MapDataset.range(-3, 0)])
+    ds = MapDataset.concatenate(
+        [MapDataset.range(half), MapDataset.range(half, whole), MapDataset.range(-3, 0)]
+    )
     assert len(ds) == sys.maxsize
     indices = [0, half - 1, half, whole - 1, whole, whole + 3, -1, -4]
     expected = [0, half - 1, half, whole - 1, -3, 0, -1, whole - 1]
@@ -182,7 +235,12 @@ def test_selections_of_users():
 
 
 @pytest.mark.parametrize(
-    "make", [MapDataset.mix, MapDataset.concatenate, lambda parts: select(parts, [(i % 2, i // 2) for i in range(12)])]
+    "make",
+    [
+        MapDataset.mix,
+        MapDataset.concatenate,
+        lambda parts: select(parts, [(i % 2, i // 2) for i in range(12)]),
+    ],
 )
 def test_the_component_that_fails_is_named_once(make):
     ds = make([MapDataset.range(6), MapDataset.range(10, 16).map(Failing(12))])
@@ -213,12 +271,24 @@ def test_nested_mixtures_name_every_level_and_a_stream_ends_with_the_component_w
     assert caught.value.__notes__[:2] == [level, NOTE]
     with pytest.raises(Boom) as caught:
         list(mixture(numbers(4), numbers(4, fn=Failing(1))))
-    level = "It happened in the component with input_index=1 of MixedDatasetIterator([2 parents], proportions=(100, 100))."
+    level = (
+        "It happened in the component with input_index=1 of MixedDatasetIterator([2 parents],"
+        " proportions=(100, 100))."
+    )
     assert [note for note in caught.value.__notes__ if "component" in note] == [level]
     it = iter(mixture(numbers(5), numbers(3, start=7)))
     assert list(it) == [0, 7, 1, 8, 2, 9, 3]
-    assert it.get_state() == {"parents": [{"next_index": 4}, {"next_index": 3}], "index": 8, "stop": True}
-    assert list(mixture(MapDataset.range(4).filter(lambda x: x % 2), MapDataset.range(9))) == [1, 0, 3, 1]
+    assert it.get_state() == {
+        "parents": [{"next_index": 4}, {"next_index": 3}],
+        "index": 8,
+        "stop": True,
+    }
+    assert list(mixture(MapDataset.range(4).filter(lambda x: x % 2), MapDataset.range(9))) == [
+        1,
+        0,
+        3,
+        1,
+    ]
     assert list(mixture(numbers(3), numbers(0), weights=[2.5, 1])) == [0, 1, 2]
     assert list(mixture(STREAM, STREAM)) == [0, 0, 1, 1, 2, 2]  # the same twice
     it = iter(mixture(numbers(2)))
@@ -228,7 +298,11 @@ def test_nested_mixtures_name_every_level_and_a_stream_ends_with_the_component_w
 
 def test_iterators_of_users_and_the_error_of_a_block_which_is_the_first_in_order():
     ds = mixture(Plain(3), numbers(5, start=10))
-    assert list(ds) == list(ThreadPrefetchIterDataset(ds, prefetch_buffer_size=2)) == [0, 10, 1, 11, 2, 12]
+    assert (
+        list(ds)
+        == list(ThreadPrefetchIterDataset(ds, prefetch_buffer_size=2))
+        == [0, 10, 1, 11, 2, 12]
+    )
     assert list(ds.batch(4, batch_fn=list)) == [[0, 10, 1, 11], [2, 12]]
     it = iter(ds)
     next(it)
@@ -244,7 +318,9 @@ def test_iterators_of_users_and_the_error_of_a_block_which_is_the_first_in_order
     assert_raises(ValueError, "closed", next, it)
     # Blocks read one component after the other; the error that is met first must not depend on
     # that.
-    it = iter(mixture(numbers(9, fn=Failing(4)), numbers(9, 10, Failing(12))).batch(3, batch_fn=list))
+    it = iter(
+        mixture(numbers(9, fn=Failing(4)), numbers(9, 10, Failing(12))).batch(3, batch_fn=list)
+    )
     assert next(it) == [0, 10, 1]
     assert_stays(it, Boom, "12")
     it.skip_failed()  # 11 2 12
@@ -266,7 +342,11 @@ def test_iterators_of_users_and_the_error_of_a_block_which_is_the_first_in_order
     assert_raises(Boom, None, next, it)
     it.skip_failed()  # where it was is the end now
     assert list(it) == []
-    assert it.get_state() == {"parents": [{"position": 2}, {"next_index": 2}], "index": 5, "stop": True}
+    assert it.get_state() == {
+        "parents": [{"position": 2}, {"next_index": 2}],
+        "index": 5,
+        "stop": True,
+    }
 
 
 def test_names_of_components():

@@ -22,7 +22,11 @@ from gristmill import IterDataset, MapDataset, MultiprocessingOptions, ReadOptio
 from gristmill.checkpoint import CheckpointHandler
 from gristmill.core.errors import StateMismatchError
 from gristmill.dataset.states.mixtures import mixtures_in
-from gristmill.experimental import BestFitPackIterDataset, ConcatThenSplitIterDataset, FirstFitPackIterDataset
+from gristmill.experimental import (
+    BestFitPackIterDataset,
+    ConcatThenSplitIterDataset,
+    FirstFitPackIterDataset,
+)
 
 # Workers would import this module, and JAX with it.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -37,7 +41,13 @@ def draw_schedule(rng, most=6):
     positions = sorted({0, *[rng.randint(1, 90) for _ in range(rng.randint(0, 4))]})
     is_linear, steps = rng.random() < 0.4, {}
     for position in positions:
-        choices = [0, 1, rng.randint(1, 9), Fraction(rng.randint(1, 99), 100), round(rng.uniform(0.001, 3), 3)]
+        choices = [
+            0,
+            1,
+            rng.randint(1, 9),
+            Fraction(rng.randint(1, 99), 100),
+            round(rng.uniform(0.001, 3), 3),
+        ]
         weights = {name: rng.choice(choices) for name in names}
         weights[rng.choice(names)] = rng.randint(1, 5)
         steps[position] = weights
@@ -50,7 +60,10 @@ def integrals(steps, is_linear, names, n):
     """
     positions = [*steps]
     exact = {p: {name: Fraction(str(w)) for name, w in steps[p].items()} for p in positions}
-    shares = {p: {name: weights[name] / sum(weights.values()) for name in names} for p, weights in exact.items()}
+    shares = {
+        p: {name: weights[name] / sum(weights.values()) for name in names}
+        for p, weights in exact.items()
+    }
     total = dict.fromkeys(names, Fraction(0))
     for t in range(n):
         yield dict(total)
@@ -59,7 +72,9 @@ def integrals(steps, is_linear, names, n):
         for name in names:
             share = shares[here][name]
             if is_linear and later is not None:  # the mean over [t, t + 1]
-                share += (shares[later][name] - share) * (Fraction(2 * (t - here) + 1, 2) / (later - here))
+                share += (shares[later][name] - share) * (
+                    Fraction(2 * (t - here) + 1, 2) / (later - here)
+                )
             total[name] += share
 
 
@@ -72,9 +87,14 @@ def check_schedule(seed, n):
     components, inner = selection.run(0, n)
     counts = [0] * len(names)
     for position, integral in enumerate(integrals(steps, is_linear, names, n)):
-        assert all(abs(count - w) < 1 for count, w in zip(counts, integral.values(), strict=True)), (schedule, position)
+        assert all(
+            abs(count - w) < 1 for count, w in zip(counts, integral.values(), strict=True)
+        ), (schedule, position)
         if rng.random() < 0.05:
-            assert single.counts(position) == counts and single._next(position, counts) == components[position]
+            assert (
+                single.counts(position) == counts
+                and single._next(position, counts) == components[position]
+            )
         assert inner[position] == counts[components[position]]
         counts[components[position]] += 1
     far = rng.randrange(5 * selection._unchanging_from + 500)  # also if the order repeats
@@ -97,10 +117,15 @@ def test_every_prefix_of_many_schedules_is_within_one_of_the_integral():
 NUMS = [*itertools.product((1, 2, 3, 4, 100), (9,)), (3, 9973), (100, 499)]
 
 
-@pytest.mark.parametrize(("num", "most", "make"), [(*num, make) for num in NUMS for make in (Schedule, Schedule.linear)])
+@pytest.mark.parametrize(
+    ("num", "most", "make"), [(*num, make) for num in NUMS for make in (Schedule, Schedule.linear)]
+)
 def test_random_access_far_from_the_beginning(num, most, make):
     rng = random.Random(num)
-    steps = {p: [rng.randint(1, most) if p < 50_000 or i % 3 else 0 for i in range(num)] for p in (0, 10_007, 50_000)}
+    steps = {
+        p: [rng.randint(1, most) if p < 50_000 or i % 3 else 0 for i in range(num)]
+        for p in (0, 10_007, 50_000)
+    }
     steps[50_000][-1] = 7
     selection = make(steps).selection([str(i) for i in range(num)])
     for start in (9_990, 49_990, 60_000, 10**9, 10**12):
@@ -111,7 +136,10 @@ def test_random_access_far_from_the_beginning(num, most, make):
             assert before == counts[component]
             counts[component] += 1
             integral = selection.integral(position + 1)
-            assert all(abs(c * selection.whole - w) < selection.whole for c, w in zip(counts, integral, strict=True))
+            assert all(
+                abs(c * selection.whole - w) < selection.whole
+                for c, w in zip(counts, integral, strict=True)
+            )
         assert selection.counts(start + 40) == counts
         assert selection.run(start, 5)[0] == [selection[start + i][0] for i in range(5)]
     parts = [MapDataset.range(10**7).repeat() for _ in range(num)]
@@ -123,7 +151,11 @@ def test_random_access_far_from_the_beginning(num, most, make):
 def lists(name, num, epochs=1):
     """Elements that say where they come from, of 1 to 3 tokens."""
     first = 1000 * (ascii_lowercase.index(name) + 1)
-    return MapDataset.range(first, first + num).map(lambda x: {"x": np.full(x % 3 + 1, x)}).to_iter_dataset(DIRECT)
+    return (
+        MapDataset.range(first, first + num)
+        .map(lambda x: {"x": np.full(x % 3 + 1, x)})
+        .to_iter_dataset(DIRECT)
+    )
 
 
 def num_tokens(element):
@@ -137,8 +169,16 @@ def mixture(weights, num=60, **options):
 
 def flat(element):
     if isinstance(element, dict):
-        return flat(element["x"][element["x_segment_ids"] > 0]) if "x_segment_ids" in element else flat(element["x"])
-    return [x for part in element for x in flat(part)] if isinstance(element, list) else np.atleast_1d(element).tolist()
+        return (
+            flat(element["x"][element["x_segment_ids"] > 0])
+            if "x_segment_ids" in element
+            else flat(element["x"])
+        )
+    return (
+        [x for part in element for x in flat(part)]
+        if isinstance(element, list)
+        else np.atleast_1d(element).tolist()
+    )
 
 
 @pytest.mark.parametrize(
@@ -148,13 +188,22 @@ def flat(element):
         {"a": 0.7, "b": 0.2, "c": 0.1},
         Schedule({0: {"a": 1, "b": 3}, 20: {"a": 4, "b": 1}}),
         {name: 1 + i % 4 for i, name in enumerate(ascii_lowercase)},  # so many are in a tree
-        Schedule({0: dict.fromkeys(ascii_lowercase[:20], 1), 90: {name: ord(name) for name in ascii_lowercase[:20]}}),
+        Schedule(
+            {
+                0: dict.fromkeys(ascii_lowercase[:20], 1),
+                90: {name: ord(name) for name in ascii_lowercase[:20]},
+            }
+        ),
     ],
 )
 def test_by_length_the_component_that_is_furthest_behind_is_next(weights):
     it = iter(mixture(weights, num=400, by=num_tokens))
     names = weights.names if isinstance(weights, Schedule) else [*weights]
-    steps = weights._points if isinstance(weights, Schedule) else {0: {n: Fraction(str(w)) for n, w in weights.items()}}
+    steps = (
+        weights._points
+        if isinstance(weights, Schedule)
+        else {0: {n: Fraction(str(w)) for n, w in weights.items()}}
+    )
     lengths, targets = dict.fromkeys(names, 0), dict.fromkeys(names, Fraction(0))
     for position in range(200):
         element = next(it)
@@ -174,36 +223,73 @@ def test_by_length_the_component_that_is_furthest_behind_is_next(weights):
 
 
 def test_until_all_have_ended_and_never(tmp_path):
-    parts = {"a": MapDataset.range(3), "b": MapDataset.range(10, 20), "c": MapDataset.range(100, 105)}
-    for weights in (None, {"a": 1, "b": 2, "c": 1}, Schedule({0: {"a": 1, "b": 1}, 4: {"a": 1, "b": 1, "c": 3}})):
-        ds, stream = MapDataset.mix(parts, weights, stop="all"), IterDataset.mix(parts, weights, stop="all")
+    parts = {
+        "a": MapDataset.range(3),
+        "b": MapDataset.range(10, 20),
+        "c": MapDataset.range(100, 105),
+    }
+    for weights in (
+        None,
+        {"a": 1, "b": 2, "c": 1},
+        Schedule({0: {"a": 1, "b": 1}, 4: {"a": 1, "b": 1, "c": 3}}),
+    ):
+        ds, stream = (
+            MapDataset.mix(parts, weights, stop="all"),
+            IterDataset.mix(parts, weights, stop="all"),
+        )
         assert list(ds) == list(stream) == [ds[i] for i in range(18)] == list(ds._items(range(18)))
-        assert sorted(ds) == sorted(itertools.chain(*parts.values())) == sorted(ds[i] for i in range(18, 36))
+        assert (
+            sorted(ds)
+            == sorted(itertools.chain(*parts.values()))
+            == sorted(ds[i] for i in range(18, 36))
+        )
         ds, stream = [cls.mix(parts, weights, stop="never") for cls in (MapDataset, IterDataset)]
         it = iter(stream)
         assert [next(it) for _ in range(60)] == [ds[i] for i in range(60)] and len(ds) > 10**18
         counts = Counter(["abc"[(x >= 10) + (x >= 100)] for x in [ds[i] for i in range(60)]])
         # A component starts again when it is asked for more.
         lengths = {name: len(part) for name, part in parts.items()}
-        assert it.counts() == {n: {"elements": k, "lengths": k, "epochs": (k - 1) // lengths[n]} for n, k in counts.items()}
+        assert it.counts() == {
+            n: {"elements": k, "lengths": k, "epochs": (k - 1) // lengths[n]}
+            for n, k in counts.items()
+        }
         again = iter(stream)
         again.set_state(json.loads(json.dumps(it.get_state())))
-        assert again.counts() == it.counts() and [next(again) for _ in range(30)] == [next(it) for _ in range(30)]
+        assert again.counts() == it.counts() and [next(again) for _ in range(30)] == [
+            next(it) for _ in range(30)
+        ]
     # What a checkpoint says of the pipeline is the same in every epoch.
     CheckpointHandler().save(tmp_path, it)
     CheckpointHandler().restore(tmp_path, again)
     assert again.counts() == it.counts() and next(again) == next(it)
-    shuffled = IterDataset.mix([MapDataset.range(50).shuffle(seed=1).to_iter_dataset()], stop="never")
+    shuffled = IterDataset.mix(
+        [MapDataset.range(50).shuffle(seed=1).to_iter_dataset()], stop="never"
+    )
     epochs = np.array(list(shuffled.limit(150))).reshape(3, 50)
-    assert all(sorted(epoch) == [*range(50)] for epoch in epochs) and len({tuple(epoch) for epoch in epochs.tolist()}) == 3
+    assert (
+        all(sorted(epoch) == [*range(50)] for epoch in epochs)
+        and len({tuple(epoch) for epoch in epochs.tolist()}) == 3
+    )
     # What cannot be weighed.
-    empty = {"a": MapDataset.range(3).filter(lambda x: x > 5).to_iter_dataset(), "b": MapDataset.range(2)}
+    empty = {
+        "a": MapDataset.range(3).filter(lambda x: x > 5).to_iter_dataset(),
+        "b": MapDataset.range(2),
+    }
     assert list(IterDataset.mix(empty, stop="all")) == [0, 1]
     assert_raises(ValueError, "no elements", list, IterDataset.mix(empty, stop="never"))
     ends = Schedule({0: {"a": 1, "b": 0}, 5: {"a": 0, "b": 1}})
     for make in (MapDataset.mix, IterDataset.mix):
-        assert len(list(make({"a": MapDataset.range(9), "b": MapDataset.range(3)}, ends, stop="all"))) == 8
-        assert list(make({"a": MapDataset.range(2), "b": MapDataset.range(3)}, Schedule({0: {"a": 1}}), stop="all")) == [0, 1]
+        assert (
+            len(list(make({"a": MapDataset.range(9), "b": MapDataset.range(3)}, ends, stop="all")))
+            == 8
+        )
+        assert list(
+            make(
+                {"a": MapDataset.range(2), "b": MapDataset.range(3)},
+                Schedule({0: {"a": 1}}),
+                stop="all",
+            )
+        ) == [0, 1]
 
 
 STEPS = {
@@ -217,9 +303,15 @@ STEPS = {
     "windows in bins": lambda ds: FirstFitPackIterDataset(
         ds.window_shuffle(7, seed=1), length_struct={"x": 6}, num_packing_bins=8
     ),
-    "thread, bins, thread": lambda ds: STEPS["first_fit"](ds.thread_prefetch(5)).batch(2, batch_fn=list).thread_prefetch(3),
-    "lanes, bins": lambda ds: STEPS["first_fit"](ds.mp_prefetch(MultiprocessingOptions(0, num_lanes=3))),
-    "bins, lanes": lambda ds: STEPS["best_fit"](ds).mp_prefetch(MultiprocessingOptions(0, num_lanes=2)),
+    "thread, bins, thread": lambda ds: (
+        STEPS["first_fit"](ds.thread_prefetch(5)).batch(2, batch_fn=list).thread_prefetch(3)
+    ),
+    "lanes, bins": lambda ds: STEPS["first_fit"](
+        ds.mp_prefetch(MultiprocessingOptions(0, num_lanes=3))
+    ),
+    "bins, lanes": (
+        lambda ds: STEPS["best_fit"](ds).mp_prefetch(MultiprocessingOptions(0, num_lanes=2))
+    ),
 }
 AFTER = Schedule({0: {"a": 1, "b": 1}, 30: {"a": 1, "b": 3, "c": 1}})
 CHANGES = {
@@ -237,7 +329,9 @@ def test_a_changed_mixture_gives_every_token_once(step):
     """
     kinds = [({"stop": "all"}, {}), ({"stop": "all", "by": num_tokens}, {})]
     is_of_tokens = step not in ("rebatch", "batch")
-    for num, (change, (options, _)) in enumerate(itertools.islice(itertools.cycle(itertools.product(CHANGES, kinds)), 19)):
+    for num, (change, (options, _)) in enumerate(
+        itertools.islice(itertools.cycle(itertools.product(CHANGES, kinds)), 19)
+    ):
         before, after = CHANGES[change]
         it = iter(STEPS[step](mixture(before, **options)))
         delivered = [x for element in itertools.islice(it, num) for x in flat(element)]
@@ -250,7 +344,11 @@ def test_a_changed_mixture_gives_every_token_once(step):
                 delivered += flat(next(it, []))
         delivered += [x for element in it for x in flat(element)]
         found = Counter(delivered)
-        expected = {x: x % 3 + 1 if is_of_tokens else 1 for first in (1000, 2000) for x in range(first, first + 60)}
+        expected = {
+            x: x % 3 + 1 if is_of_tokens else 1
+            for first in (1000, 2000)
+            for x in range(first, first + 60)
+        }
         assert {x: n for x, n in found.items() if x < 3000} == expected, (num, change, options)
         assert all(n == (x % 3 + 1 if is_of_tokens else 1) for x, n in found.items())
 
@@ -260,10 +358,16 @@ def squeeze(x):
 
 
 def workers(weights, *, is_before):
-    parts = {n: MapDataset.range(1000 * i, 1000 * i + 120).map(squeeze) for i, n in enumerate(weights, 1)}
-    ds = IterDataset.mix({n: part.to_iter_dataset() for n, part in parts.items()}, weights, stop="all")
+    parts = {
+        n: MapDataset.range(1000 * i, 1000 * i + 120).map(squeeze) for i, n in enumerate(weights, 1)
+    }
+    ds = IterDataset.mix(
+        {n: part.to_iter_dataset() for n, part in parts.items()}, weights, stop="all"
+    )
     options = MultiprocessingOptions(num_workers=2, num_lanes=4)
-    packed = FirstFitPackIterDataset(ds if is_before else ds.mp_prefetch(options), length_struct={"x": 6}, num_packing_bins=8)
+    packed = FirstFitPackIterDataset(
+        ds if is_before else ds.mp_prefetch(options), length_struct={"x": 6}, num_packing_bins=8
+    )
     return iter(packed.mp_prefetch(options) if is_before else packed)
 
 
@@ -276,7 +380,9 @@ def test_a_changed_mixture_in_worker_processes(is_before):
     with workers({"a": 5, "b": 1, "c": 2}, is_before=is_before) as it:
         it.set_state(state)
         delivered += [x for element in it for x in flat(element)]
-    assert Counter(delivered) == {x: x % 3 + 1 for first in (1000, 2000, 3000) for x in range(first, first + 120)}
+    assert Counter(delivered) == {
+        x: x % 3 + 1 for first in (1000, 2000, 3000) for x in range(first, first + 120)
+    }
 
 
 def test_new_weights_act_from_the_next_element_drawn_and_counts_are_exact():
@@ -297,7 +403,9 @@ def test_what_is_gone_is_dropped_by_name(tmp_path):
     for _ in range(6):
         next(it)
     state, left = it.get_state(), mixture({"a": 1, "b": 1})
-    assert_raises(StateMismatchError, r"does not have, \['c'\].*drop=\{'c'\}", iter(left).set_state, state)
+    assert_raises(
+        StateMismatchError, r"does not have, \['c'\].*drop=\{'c'\}", iter(left).set_state, state
+    )
     assert_raises(TypeError, "a set of names", iter(left).set_state, state, drop="c")
     other = iter(left)
     other.set_state(state, drop={"c"})
@@ -320,10 +428,15 @@ DROPPING = {
     "first_fit": STEPS["first_fit"],
     "best_fit": STEPS["best_fit"],
     "bins, lanes": STEPS["bins, lanes"],
-    "filter, thread, bins, batch": lambda ds: STEPS["first_fit"](ds.filter(is_kept).thread_prefetch(2)).batch(2, batch_fn=list),
+    "filter, thread, bins, batch": (
+        lambda ds: STEPS["first_fit"](ds.filter(is_kept).thread_prefetch(2)).batch(2, batch_fn=list)
+    ),
     "window_shuffle": STEPS["window_shuffle"],
     "filter, thread, windows, lanes": lambda ds: (
-        ds.filter(is_kept).thread_prefetch(2).window_shuffle(9, seed=1).mp_prefetch(MultiprocessingOptions(0, num_lanes=2))
+        ds.filter(is_kept)
+        .thread_prefetch(2)
+        .window_shuffle(9, seed=1)
+        .mp_prefetch(MultiprocessingOptions(0, num_lanes=2))
     ),
     "rebatch": lambda ds: ds.rebatch(2),
     "concat_then_split": STEPS["concat_then_split"],
@@ -346,7 +459,9 @@ def test_what_a_step_holds_of_others_than_the_dropped_one_comes_once(step):
         Schedule({0: {"a": 1, "b": 1, "c": 2}, 25: {"a": 1, "b": 3, "c": 1}}),
     ]
     kinds = [{"stop": "all"}, {"stop": "all", "by": num_tokens}]
-    for num, (weights, options) in enumerate(itertools.islice(itertools.cycle(itertools.product(before, kinds)), 31)):
+    for num, (weights, options) in enumerate(
+        itertools.islice(itertools.cycle(itertools.product(before, kinds)), 31)
+    ):
         it = iter(DROPPING[step](mixture(weights, **options)))
         delivered = [x for element in itertools.islice(it, num) for x in flat(element)]
         state = json.loads(json.dumps(it.get_state()))
@@ -360,11 +475,20 @@ def test_what_a_step_holds_of_others_than_the_dropped_one_comes_once(step):
         assert {name for one in mixtures_in(it.get_state()) for name in one["parents"]} == {*names}
         last = [x for element in it for x in flat(element)]
         found = Counter(delivered + after + last)
-        expected = {1000 * i + k: (1000 * i + k) % 3 + 1 for i in range(1, 1 + len(names)) for k in range(60)}
+        expected = {
+            1000 * i + k: (1000 * i + k) % 3 + 1
+            for i in range(1, 1 + len(names))
+            for k in range(60)
+        }
         if step.startswith("filter"):
             expected = {x: n for x, n in expected.items() if x % 7 != 1}
-        assert {x: n for x, n in found.items() if x < 1000 * (1 + len(names))} == expected, (num, options)
-        assert all(n <= x % 3 + 1 for x, n in found.items()) and all(x // 1000 != 3 for x in after + last)
+        assert {x: n for x, n in found.items() if x < 1000 * (1 + len(names))} == expected, (
+            num,
+            options,
+        )
+        assert all(n <= x % 3 + 1 for x, n in found.items()) and all(
+            x // 1000 != 3 for x in after + last
+        )
         assert all(x < 3000 for x in last) and (len(names) == 2 or all(x < 2000 for x in last))
 
 
@@ -387,8 +511,13 @@ def test_counts_are_in_reports_and_metrics():
             next(it)
         summary = observed.summary()
         (node,) = [node for node in summary.values() if node.components]
-    assert f"drawn by {node.id}: b 8 (67%, " in str(summary) and " of the length), a 4 (33%, " in str(summary)
-    assert node.components == it.counts() and sum(row["elements"] for row in node.components.values()) == 12
+    assert f"drawn by {node.id}: b 8 (67%, " in str(
+        summary
+    ) and " of the length), a 4 (33%, " in str(summary)
+    assert (
+        node.components == it.counts()
+        and sum(row["elements"] for row in node.components.values()) == 12
+    )
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -397,9 +526,15 @@ def test_until_all_have_ended_no_element_is_lost_also_where_a_weight_was_zero(se
     names = "abc"[: rng.randint(2, 3)]
     steps = {0, *rng.sample(range(1, 60), rng.randint(1, 3))}
     last = max(steps)
-    weights = {p: {name: rng.choice([0, 1, 4]) if p < last else rng.randint(1, 5) for name in names} for p in steps}
+    weights = {
+        p: {name: rng.choice([0, 1, 4]) if p < last else rng.randint(1, 5) for name in names}
+        for p in steps
+    }
     weights = {p: row if any(row.values()) else {**row, "a": 1} for p, row in weights.items()}
-    parts = {name: MapDataset.range(100 * i, 100 * i + rng.randint(1, 40)) for i, name in enumerate(names)}
+    parts = {
+        name: MapDataset.range(100 * i, 100 * i + rng.randint(1, 40))
+        for i, name in enumerate(names)
+    }
     expected = sorted(x for part in parts.values() for x in part)
     for schedule in (Schedule(weights), Schedule.linear(weights)):
         mixed = MapDataset.mix(parts, schedule, stop="all")
@@ -416,7 +551,10 @@ def test_wrong_schedules_and_arguments():
         ({}, ValueError, r"position 0, where .*got weights at \[\]: add {0: "),
         ({1: {"a": 1}}, ValueError, r"position 0.*\[1\]"),
     ]
-    wrong += [({0: {"a": w}}, ValueError, "finite numbers, 0 or more") for w in (-1, math.nan, math.inf, "1", None)]
+    wrong += [
+        ({0: {"a": w}}, ValueError, "finite numbers, 0 or more")
+        for w in (-1, math.nan, math.inf, "1", None)
+    ]
     wrong += [
         ({0: {"a": 0}}, ValueError, "above 0"),
         ({0: {"a": 1}, 9: {}}, ValueError, "above 0 .*got {} at 9: give one"),
@@ -430,10 +568,20 @@ def test_wrong_schedules_and_arguments():
         assert_raises(error, match, Schedule, steps)
         assert_raises(error, match, Schedule.linear, steps)
     for make in (MapDataset.mix, IterDataset.mix):
-        assert_raises(ValueError, "'c'.*by these names", make, parts, Schedule({0: {"a": 1, "c": 1}}))
-        assert_raises(ValueError, "'a'.*as sequences", make, [*parts.values()], Schedule({0: {"a": 1}}))
+        assert_raises(
+            ValueError, "'c'.*by these names", make, parts, Schedule({0: {"a": 1, "c": 1}})
+        )
+        assert_raises(
+            ValueError, "'a'.*as sequences", make, [*parts.values()], Schedule({0: {"a": 1}})
+        )
         assert_raises(ValueError, "stop must be", make, parts, stop="last")
-        assert_raises(ValueError, "one number for each of the 2 datasets", make, [*parts.values()], Schedule({0: [1]}))
+        assert_raises(
+            ValueError,
+            "one number for each of the 2 datasets",
+            make,
+            [*parts.values()],
+            Schedule({0: [1]}),
+        )
     assert_raises(ValueError, "Mix streams", MapDataset.mix, parts, by=len)
     assert_raises(TypeError, "by must be", IterDataset.mix, parts, by=3)
     assert_raises(TypeError, "length of an element", next, iter(IterDataset.mix(parts, by=str)))
@@ -443,16 +591,30 @@ def test_wrong_schedules_and_arguments():
 
 @pytest.mark.parametrize("options", [{}, {"stop": "all"}, {"stop": "never"}])
 @pytest.mark.filterwarnings("ignore:.*takes every n-th element")
-@pytest.mark.parametrize("weights", [{"a": 2, "b": 1, "c": 1}, Schedule({0: {"a": 1, "b": 3}, 7: {"a": 1, "c": 2, "b": 1}})])
+@pytest.mark.parametrize(
+    "weights",
+    [{"a": 2, "b": 1, "c": 1}, Schedule({0: {"a": 1, "b": 3}, 7: {"a": 1, "c": 2, "b": 1}})],
+)
 def test_a_mixture_of_map_datasets_counts_what_came(weights, options):
-    parts = {"a": MapDataset.range(7), "b": MapDataset.range(100, 106), "c": MapDataset.range(200, 205)}
+    parts = {
+        "a": MapDataset.range(7),
+        "b": MapDataset.range(100, 106),
+        "c": MapDataset.range(200, 205),
+    }
     mixed = MapDataset.mix(parts, weights, **options)
-    for ds in (mixed, *([] if "stop" in options and options["stop"] == "never" else [mixed.repeat(3)])):
-        texts = ds.map(str).random_map(lambda x, rng: x, seed=1).to_iter_dataset().thread_prefetch(3)
+    for ds in (
+        mixed,
+        *([] if "stop" in options and options["stop"] == "never" else [mixed.repeat(3)]),
+    ):
+        texts = (
+            ds.map(str).random_map(lambda x, rng: x, seed=1).to_iter_dataset().thread_prefetch(3)
+        )
         it, seen = iter(texts), Counter()
         for position, x in enumerate(itertools.islice(ds, 45)):
             found = it.counts()
-            assert {name: counts["elements"] for name, counts in found.items()} == {name: seen[name] for name in "abc"}
+            assert {name: counts["elements"] for name, counts in found.items()} == {
+                name: seen[name] for name in "abc"
+            }
             assert all(found[name]["epochs"] == seen[name] // len(parts[name]) for name in "abc")
             assert next(it) == str(x)
             seen["abc"[x // 100]] += 1
@@ -462,5 +624,11 @@ def test_a_mixture_of_map_datasets_counts_what_came(weights, options):
     batches = iter(mixed.batch(4).to_iter_dataset())
     next(batches)
     assert sum(counts["elements"] for counts in batches.counts().values()) == 4
-    assert_raises(ValueError, "nor in order", iter(mixed.shuffle(seed=1) if options != {"stop": "never"} else mixed[::2]).counts)
-    assert eval(repr(Schedule({0: {"a": 0.7, "b": 1}}))) == Schedule({0: {"b": 1, "a": Fraction(7, 10)}})
+    assert_raises(
+        ValueError,
+        "nor in order",
+        iter(mixed.shuffle(seed=1) if options != {"stop": "never"} else mixed[::2]).counts,
+    )
+    assert eval(repr(Schedule({0: {"a": 0.7, "b": 1}}))) == Schedule(
+        {0: {"b": 1, "a": Fraction(7, 10)}}
+    )

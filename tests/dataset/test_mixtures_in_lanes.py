@@ -26,7 +26,10 @@ NAMES = "abcd"
 
 def components(rng, sizes, make=lambda ds: ds):
     """Integers of a thousand of its own for each component."""
-    return {name: make(MapDataset.range(1000 * i, 1000 * i + n)) for i, (name, n) in enumerate(zip(NAMES, sizes, strict=False))}
+    return {
+        name: make(MapDataset.range(1000 * i, 1000 * i + n))
+        for i, (name, n) in enumerate(zip(NAMES, sizes, strict=False))
+    }
 
 
 STAGES = {
@@ -38,7 +41,9 @@ STAGES = {
 
 
 def in_lanes(num_lanes, num_workers=0):
-    return lambda ds: ds.mp_prefetch(MultiprocessingOptions(num_workers, num_lanes=num_lanes, executor="threads"))
+    return lambda ds: ds.mp_prefetch(
+        MultiprocessingOptions(num_workers, num_lanes=num_lanes, executor="threads")
+    )
 
 
 def lanes_of(ds, num_lanes):
@@ -55,7 +60,10 @@ def check_proportions(elements, weights, most):
     total, counts = sum(weights), Counter()
     for n, x in enumerate(elements, 1):
         counts[x // 1000] += 1
-        assert all(abs(counts[i] - n * w / total) < most for i, w in enumerate(weights)), (n, counts)
+        assert all(abs(counts[i] - n * w / total) < most for i, w in enumerate(weights)), (
+            n,
+            counts,
+        )
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -75,7 +83,9 @@ def test_every_lane_has_the_proportions_of_the_whole_and_each_record_is_in_one(s
     records = [int(x) for lane in lanes for x in lane]
     assert len(records) == len(set(records))
     if stop == "all":
-        assert sorted(records) == sorted(1000 * i + j for i, n in enumerate(sizes) for j in range(n))
+        assert sorted(records) == sorted(
+            1000 * i + j for i, n in enumerate(sizes) for j in range(n)
+        )
     for number, lane in enumerate(lanes):
         # Under stop="all" the first component that ends changes the proportions of the others.
         shares = [len(range(number, n, num_lanes)) for n in sizes]
@@ -85,8 +95,14 @@ def test_every_lane_has_the_proportions_of_the_whole_and_each_record_is_in_one(s
 
 
 def test_batches_workers_and_hosts_have_the_proportions_of_the_whole():
-    ds = MapDataset.mix({name: part.repeat() for name, part in components(random, [50, 60]).items()}).to_iter_dataset()
-    for lanes in (in_lanes(4), in_lanes(4, 2), lambda ds: LocalWorkersIterDataset(ds, 2, num_lanes=4)):
+    ds = MapDataset.mix(
+        {name: part.repeat() for name, part in components(random, [50, 60]).items()}
+    ).to_iter_dataset()
+    for lanes in (
+        in_lanes(4),
+        in_lanes(4, 2),
+        lambda ds: LocalWorkersIterDataset(ds, 2, num_lanes=4),
+    ):
         with iter(lanes(ds)) as it:
             elements = [*islice(it, 400)]
         for lane in range(4):
@@ -95,7 +111,11 @@ def test_batches_workers_and_hosts_have_the_proportions_of_the_whole():
         with iter(ds.global_batch(8, num_lanes=4, shard_options=ShardOptions(host, 2))) as it:
             for batch in islice(it, 20):
                 assert [x // 1000 for x in batch] == [0, 1, 0, 1]
-    batches = MapDataset.mix([part.repeat() for part in components(random, [50, 60]).values()]).batch(4).to_iter_dataset()
+    batches = (
+        MapDataset.mix([part.repeat() for part in components(random, [50, 60]).values()])
+        .batch(4)
+        .to_iter_dataset()
+    )
     with iter(in_lanes(8)(batches)) as it:
         assert all([x // 1000 for x in batch] == [0, 1, 0, 1] for batch in islice(it, 100))
 
@@ -120,7 +140,10 @@ def test_positions_of_a_schedule_are_those_of_the_whole_stream(num_lanes, by):
     parts = {name: MapDataset.source([name]).repeat() for name in "ab"}
     schedule = Schedule({0: {"a": 1, "b": 0}, 99: {"a": 0, "b": 1}})
     if by is None:
-        mixtures = [MapDataset.mix(parts, schedule).to_iter_dataset(), IterDataset.mix(parts, schedule)]
+        mixtures = [
+            MapDataset.mix(parts, schedule).to_iter_dataset(),
+            IterDataset.mix(parts, schedule),
+        ]
     else:
         schedule = Schedule({0: {"a": 1, "b": 0}, 99: {"a": 0, "b": 1}})
         mixtures = [IterDataset.mix(parts, schedule, by=lambda x: by)]
@@ -129,8 +152,12 @@ def test_positions_of_a_schedule_are_those_of_the_whole_stream(num_lanes, by):
         assert whole <= changes(in_lanes(num_lanes)(ds)) < whole + num_lanes
         with iter(ds.global_batch(8, num_lanes=num_lanes)) as it:
             assert changes(x for batch in it for x in batch) - whole in range(-8, 9)
-    linear = Schedule.linear({0: {"a": 1, "b": 0}, 10: {"a": 1, "b": 1}, 50: {"a": 0, "b": 1}}).in_lane(4)
-    assert linear == Schedule.linear({0: {"a": 1, "b": 0}, 3: {"a": 1, "b": 1}, 13: {"a": 0, "b": 1}})
+    linear = Schedule.linear(
+        {0: {"a": 1, "b": 0}, 10: {"a": 1, "b": 1}, 50: {"a": 0, "b": 1}}
+    ).in_lane(4)
+    assert linear == Schedule.linear(
+        {0: {"a": 1, "b": 0}, 3: {"a": 1, "b": 1}, 13: {"a": 0, "b": 1}}
+    )
 
 
 def test_states_of_shares_that_are_every_nth_element_are_refused_and_the_other_way_round():
@@ -144,7 +171,12 @@ def test_states_of_shares_that_are_every_nth_element_are_refused_and_the_other_w
     assert [*again] == expected[7:]
     of_workers = iter(workers)
     next(of_workers)
-    assert_raises(StateMismatchError, "every 3-th element.*num_workers=3 without num_lanes", it.set_state, of_workers.get_state())
+    assert_raises(
+        StateMismatchError,
+        "every 3-th element.*num_workers=3 without num_lanes",
+        it.set_state,
+        of_workers.get_state(),
+    )
     assert_raises(StateMismatchError, "taken with num_lanes=3", of_workers.set_state, state)
     batches = iter(ds.global_batch(6, num_lanes=3))
     next(batches)
@@ -157,7 +189,9 @@ def test_states_of_shares_that_are_every_nth_element_are_refused_and_the_other_w
 
 
 def test_where_the_stream_is_that_of_grain_a_warning_says_which_proportions_shares_get():
-    half = MapDataset.mix({name: part.repeat() for name, part in components(random, [50, 60]).items()})
+    half = MapDataset.mix(
+        {name: part.repeat() for name, part in components(random, [50, 60]).items()}
+    )
     stream = half.map(lambda x: x).to_iter_dataset().filter(lambda x: True)
     workers = MultiprocessingOptions(2)
     for make in (
@@ -167,7 +201,9 @@ def test_where_the_stream_is_that_of_grain_a_warning_says_which_proportions_shar
         lambda: ElasticIterator(half, 4, ShardOptions(0, 2)),
         lambda: half.batch(3)[::2].to_iter_dataset().mp_prefetch(MultiprocessingOptions(2)),
     ):
-        with pytest.warns(UserWarning, match=r"a 50.0%, b 50.0%.* (a|b) 100.0%|a (0|66.7|33.3)") as caught:
+        with pytest.warns(
+            UserWarning, match=r"a 50.0%, b 50.0%.* (a|b) 100.0%|a (0|66.7|33.3)"
+        ) as caught:
             make()
         assert caught[0].filename == __file__ and "num_lanes" in str(caught[0].message)
     with warnings.catch_warnings():

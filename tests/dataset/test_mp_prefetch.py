@@ -76,12 +76,23 @@ class TestArguments:
     def test_texts_and_defaults(self):
         ds = numbers(5)
         assert ds.mp_prefetch(workers(0)) is ds
-        assert ds.mp_prefetch(workers(0, per_worker_buffer_size=0), worker_init_fn=3, sequential_slice=True) is ds
+        assert (
+            ds.mp_prefetch(
+                workers(0, per_worker_buffer_size=0), worker_init_fn=3, sequential_slice=True
+            )
+            is ds
+        )
         for given, num, size in (((), 10, 1), ((workers(2, per_worker_buffer_size=3),), 2, 3)):
             shown = f"num_workers={num}, per_worker_buffer_size={size}, enable_profiling=False"
             shown += ", executor='processes'" if given else ""
-            for made, name in ((ds.mp_prefetch(*given), "Dataset"), (iter(ds.mp_prefetch(*given)), "ator")):
-                assert str(made) == f"MultiprocessPrefetchIter{name}(multiprocessing_options=MultiprocessingOptions({shown}))"
+            for made, name in (
+                (ds.mp_prefetch(*given), "Dataset"),
+                (iter(ds.mp_prefetch(*given)), "ator"),
+            ):
+                assert (
+                    str(made)
+                    == f"MultiprocessPrefetchIter{name}(multiprocessing_options=MultiprocessingOptions({shown}))"
+                )
         seeded = ds.seed(5).map(str)
         assert seeded.mp_prefetch(workers(2))._default_seed == seeded._default_seed
 
@@ -92,11 +103,31 @@ class TestArguments:
         assert first.mp_prefetch(workers(0)) is first
         for ds, given, error, match in [
             (numbers(5), (2,), TypeError, "options must be a MultiprocessingOptions.*, got 2"),
-            (numbers(5), (workers(1), 3), TypeError, "init_fn must be a callable of worker index and worker count, got 3"),
+            (
+                numbers(5),
+                (workers(1), 3),
+                TypeError,
+                "init_fn must be a callable of worker index and worker count, got 3",
+            ),
             (numbers(5), (options,), ValueError, r"per_worker_buffer_size must be .*, got 0"),
-            (first.map(str).batch(2), (workers(1),), ValueError, r"to a pipeline that already has .*num_workers=2"),
-            (unsliced.map(str), (workers(2),), ValueError, "source of class Plain cannot be sliced among 2 workers"),
-            (BareMap(4).to_iter_dataset(), (workers(2), None, True), ValueError, "sequential_slice=True can cut only"),
+            (
+                first.map(str).batch(2),
+                (workers(1),),
+                ValueError,
+                r"to a pipeline that already has .*num_workers=2",
+            ),
+            (
+                unsliced.map(str),
+                (workers(2),),
+                ValueError,
+                "source of class Plain cannot be sliced among 2 workers",
+            ),
+            (
+                BareMap(4).to_iter_dataset(),
+                (workers(2), None, True),
+                ValueError,
+                "sequential_slice=True can cut only",
+            ),
         ]:
             assert_raises(error, match, ds.mp_prefetch, *given)
 
@@ -104,14 +135,21 @@ class TestArguments:
 class TestElements:
     def test_many_small_elements(self):
         """Far more than a message has, with filters and counts that states must follow."""
-        ds = numbers(9000, options=ReadOptions(4, 8)).filter(lambda x: x % 7 != 3).random_map(lambda x, rng: x, seed=1)
+        ds = (
+            numbers(9000, options=ReadOptions(4, 8))
+            .filter(lambda x: x % 7 != 3)
+            .random_map(lambda x, rng: x, seed=1)
+        )
         it = iter(ds.mp_prefetch(workers(2)))
         taken = [[], []]
         for k, x in enumerate(it):
             taken[x % 2].append(x)
             if k % 1000 == 500:
                 for w, state in enumerate(it.get_state()["iterators_in_use_states"]):
-                    assert state == {"parent": {"next_index": taken[w][-1] // 2 + 1}, "index_for_rng": len(taken[w])}
+                    assert state == {
+                        "parent": {"next_index": taken[w][-1] // 2 + 1},
+                        "index_for_rng": len(taken[w]),
+                    }
         assert taken == [[x for x in range(w, 9000, 2) if x % 7 != 3] for w in range(2)]
         few = numbers(10).mp_prefetch(workers(3, per_worker_buffer_size=7), sequential_slice=True)
         assert list(few) == [0, 4, 7, 1, 5, 8, 2, 6, 9, 3]
@@ -148,23 +186,36 @@ class TestElements:
 
     def test_the_init_function_is_called_once_in_each_process_before_the_pipeline(self, patient):
         def init(index, count):
-            os.environ["CALLS"] = os.environ.get("CALLS", "") + f"{os.environ['GIVEN']}: {index} of {count}."
+            os.environ["CALLS"] = (
+                os.environ.get("CALLS", "") + f"{os.environ['GIVEN']}: {index} of {count}."
+            )
 
-        ds = numbers(4).map(lambda x: os.environ["CALLS"]).mp_prefetch(workers(2, worker_env={"GIVEN": "x"}), init)
+        ds = (
+            numbers(4)
+            .map(lambda x: os.environ["CALLS"])
+            .mp_prefetch(workers(2, worker_env={"GIVEN": "x"}), init)
+        )
         for _ in range(2):  # processes with such a function are used for one epoch
             assert list(ds) == ["x: 0 of 2.", "x: 1 of 2."] * 2
         assert "CALLS" not in os.environ
 
     def test_options_given_after_it_reach_the_workers(self):
         ds = numbers(3).map(lambda x: np.full(20000, x)).mp_prefetch(workers(1))
-        for options, expected in ((DatasetOptions(), True), (DatasetOptions(min_shm_size=10**6), False)):
+        for options, expected in (
+            (DatasetOptions(), True),
+            (DatasetOptions(min_shm_size=10**6), False),
+        ):
             assert [is_shared(x) for x in WithOptionsIterDataset(ds, options)] == [expected] * 3
 
 
 class TestStates:
     def test_set_state_throws_away_what_was_computed_ahead(self):
         """Also large elements, whose memory must be used again."""
-        it = iter(numbers(1000).map(lambda x: np.full(30000, x)).mp_prefetch(workers(2, per_worker_buffer_size=5)))
+        it = iter(
+            numbers(1000)
+            .map(lambda x: np.full(30000, x))
+            .mp_prefetch(workers(2, per_worker_buffer_size=5))
+        )
         states = [(it.get_state(), next(it))[0] for _ in range(6)]
         for k in (4, 0, 5, 2) * 10:
             it.set_state(states[k])
@@ -173,7 +224,9 @@ class TestStates:
         # of which 0.24 MB are in use for each of at most 7 elements; 40 new starts would add 40
         assert max(used) < 12 * 2**20
 
-    def test_nothing_starts_before_the_first_element_but_with_start_prefetch(self, tmp_path, started):
+    def test_nothing_starts_before_the_first_element_but_with_start_prefetch(
+        self, tmp_path, started
+    ):
         def init(index, count):
             (tmp_path / str(index)).touch()
 
@@ -232,7 +285,9 @@ class TestErrors:
         assert list(it) == [3, 4, 5, 6, 7]
         # What had ended is still known to have ended, and so the state says, also when the error is
         # left out.
-        it = iter(LocalWorkersIterDataset(numbers(10).filter(lambda x: x % 2 or x < 4).map(failing(5)), 2))
+        it = iter(
+            LocalWorkersIterDataset(numbers(10).filter(lambda x: x % 2 or x < 4).map(failing(5)), 2)
+        )
         assert [next(it) for _ in range(4)] == [0, 1, 2, 3]
         fails(it, OSError, match="bad")
         # nothing was read after the last delivered element
@@ -259,7 +314,9 @@ class TestErrors:
             assert caught.value.args == ("no device", 1)
             assert caught.value.__notes__[0] == "Raised in worker 1 of 2, when it was started."
             it.set_state(it.get_state())
-        error = self.check(numbers(4).map(failing(2, Frozen)).mp_prefetch(workers(1)), [0, 1], Exception, "2", [3])
+        error = self.check(
+            numbers(4).map(failing(2, Frozen)).mp_prefetch(workers(1)), [0, 1], Exception, "2", [3]
+        )
         assert error.code == 2 and "Raised in worker 0 of 1" in error.__notes__[0]
         it = iter(numbers(6).map(failing(3, lambda x: sys.exit(0))).mp_prefetch(workers(1)))
         assert [next(it) for _ in range(3)] == [0, 1, 2]
@@ -280,8 +337,15 @@ class TestErrors:
         limit = set_limit()
         try:
             ds = numbers(3).map(parsed)
-            assert list(ds) == list(ds.mp_prefetch(workers(1), set_limit)) == [[], [200_000], [400_000]]
-            text = "Workers lack what the program has set or registered in libraries, unless worker_init_fn does so there, too."
+            assert (
+                list(ds)
+                == list(ds.mp_prefetch(workers(1), set_limit))
+                == [[], [200_000], [400_000]]
+            )
+            text = (
+                "Workers lack what the program has set or registered in libraries, unless"
+                " worker_init_fn does so there, too."
+            )
             assert settings_notes(ds) == [text]
             # Not where it was passed, and not at errors of the library.
             assert settings_notes(ds, print) == []
@@ -303,7 +367,9 @@ class TestErrors:
     def test_elements_that_can_be_unpickled_only_in_the_worker(self):
         ds = numbers(400).map(picky(300)).mp_prefetch(workers(2))
         error = self.check(ds, range(300), ArithmeticError, "not here", [*range(301, 400)])
-        assert any("worker 0 of 2" in note and "could not be unpickled" in note for note in error.__notes__)
+        assert any(
+            "worker 0 of 2" in note and "could not be unpickled" in note for note in error.__notes__
+        )
         # Without a state to begin from again, what came before the element arrives, and only once.
         it = iter(plain(1000, picky(700)).mp_prefetch(workers(1)))
         assert [next(it) for _ in range(700)] == [*range(700)]
@@ -311,7 +377,13 @@ class TestErrors:
 
     def test_pipelines_that_cannot_be_pickled(self, started):
         lock = threading.Lock()
-        ds = MapDataset.range(3).map(lambda x: (lock, x)).to_iter_dataset(DIRECT).filter(lambda x: True).mp_prefetch(workers(2))
+        ds = (
+            MapDataset.range(3)
+            .map(lambda x: (lock, x))
+            .to_iter_dataset(DIRECT)
+            .filter(lambda x: True)
+            .mp_prefetch(workers(2))
+        )
         it = iter(ds)
         for _ in range(2):
             with pytest.raises(TypeError, match="cannot pickle") as caught:
@@ -332,9 +404,19 @@ class TestErrors:
         with path.open() as file:
             it = iter(numbers(1).map(lambda x: file.readline()).mp_prefetch(workers(1)))
             fails(it, TypeError, match=r"cannot pickle an open text file.*lines\.txt")
-        opened = numbers(9).map(lambda x: path.open() if x == 3 else (x, sys.stdout is None)).mp_prefetch(workers(1))
+        opened = (
+            numbers(9)
+            .map(lambda x: path.open() if x == 3 else (x, sys.stdout is None))
+            .mp_prefetch(workers(1))
+        )
         after = [(x, False) for x in range(4, 9)]
-        self.check(opened, [(x, False) for x in range(3)], TypeError, "cannot pickle an open text file", after)
+        self.check(
+            opened,
+            [(x, False) for x in range(3)],
+            TypeError,
+            "cannot pickle an open text file",
+            after,
+        )
 
 
 class TestProcesses:
@@ -344,7 +426,9 @@ class TestProcesses:
 
     def pids(self, elements):
         elements = list(elements)
-        assert {pid for x, pid in elements if x % 2 == 0}.isdisjoint(pid for x, pid in elements if x % 2)
+        assert {pid for x, pid in elements if x % 2 == 0}.isdisjoint(
+            pid for x, pid in elements if x % 2
+        )
         return {pid for _, pid in elements}
 
     def test_set_state_keeps_them_and_the_next_epoch_has_them(self, ds, patient):
@@ -369,7 +453,11 @@ class TestProcesses:
         assert not self.pids(a for a, _ in pairs) & self.pids(b for _, b in pairs)
         # Sources and transforms are as they were made, whatever the last iterator has left in them.
         calls = []
-        ds = numbers(3).map(lambda x: calls.append(x) or (len(calls), os.getpid())).mp_prefetch(workers(1))
+        ds = (
+            numbers(3)
+            .map(lambda x: calls.append(x) or (len(calls), os.getpid()))
+            .mp_prefetch(workers(1))
+        )
         first = list(ds)
         assert [num for num, _ in first] == [1, 2, 3] and list(ds) == first
 

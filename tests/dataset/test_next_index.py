@@ -12,7 +12,15 @@ from refusing import assert_raises
 from tqdm import tqdm
 from users_datasets import BareIterator, BareStream, Plain
 
-from gristmill import DataLoader, IndexSampler, IterDataset, MapDataset, MultiprocessingOptions, RangeDataSource, ReadOptions
+from gristmill import (
+    DataLoader,
+    IndexSampler,
+    IterDataset,
+    MapDataset,
+    MultiprocessingOptions,
+    RangeDataSource,
+    ReadOptions,
+)
 from gristmill import experimental as gx
 from gristmill.experimental import get_next_index, set_next_index
 from gristmill.lengths import Exact, dataset_length
@@ -34,20 +42,36 @@ lists = partial(IterDataset.batch, batch_size=2, batch_fn=list)
 threaded = partial(gx.ThreadPrefetchIterDataset, prefetch_buffer_size=3)
 in_threads = partial(gx.multithread_prefetch, num_threads=2, buffer_size=1)
 workers = LocalWorkersIterDataset
-workers_batch = partial(IterDataset.global_batch, batch_size=4, num_lanes=4, batch_fn=list, workers=MultiprocessingOptions(2))
-double, ODD = operation(Map, "map", lambda x: 2 * x), operation(Filter, "filter", lambda x: x % 2 == 1)
+workers_batch = partial(
+    IterDataset.global_batch,
+    batch_size=4,
+    num_lanes=4,
+    batch_fn=list,
+    workers=MultiprocessingOptions(2),
+)
+double, ODD = (
+    operation(Map, "map", lambda x: 2 * x),
+    operation(Filter, "filter", lambda x: x % 2 == 1),
+)
 
 
 def loader(*operations, worker_count=0):
-    sampler, source = IndexSampler(10, shuffle=True, seed=1, num_epochs=2), RangeDataSource(0, 10, 1)
-    return DataLoader(data_source=source, sampler=sampler, operations=operations, worker_count=worker_count)
+    sampler, source = (
+        IndexSampler(10, shuffle=True, seed=1, num_epochs=2),
+        RangeDataSource(0, 10, 1),
+    )
+    return DataLoader(
+        data_source=source, sampler=sampler, operations=operations, worker_count=worker_count
+    )
 
 
 PIPELINES = {
     "direct": MapDataset.range(N).to_iter_dataset(ReadOptions(num_threads=0)),
     "threads": MapDataset.range(N).map(lambda x: x).to_iter_dataset(),
     "empty": numbers(0),
-    "allow_nones": lists(MapDataset.range(N).filter(odd).to_iter_dataset(allow_nones=True).map_with_index(pair)),
+    "allow_nones": lists(
+        MapDataset.range(N).filter(odd).to_iter_dataset(allow_nones=True).map_with_index(pair)
+    ),
     "map": numbers(N).map(lambda x: -x),
     "random_map": numbers(N).seed(3).random_map(draw),
     "batch": lists(numbers(N), batch_size=4),
@@ -63,7 +87,9 @@ PIPELINES = {
     "limit": numbers(N).limit(5),
     "limit_threads": in_threads(numbers(N).limit(2)),
     "limit_batch": lists(numbers(N).limit(5)).limit(7),
-    "interleave_one": gx.InterleaveIterDataset([lists(numbers(N))], cycle_length=2).random_map(draw, seed=1),
+    "interleave_one": (
+        gx.InterleaveIterDataset([lists(numbers(N))], cycle_length=2).random_map(draw, seed=1)
+    ),
     "mix": lists(IterDataset.mix([numbers(N), numbers(40), numbers(9)], [1, 2.5, 0.7])),
     "zip": lists(numbers(N).zip(numbers(N).map_with_index(pair))),
     "global_batch": numbers(24).map_with_index(pair).global_batch(4, num_lanes=2, batch_fn=list),
@@ -117,7 +143,11 @@ def test_where_it_is_and_jumping(name):
     start = min(2, last)
     set_next_index(it, start)
     for wrong in (-1, last + 1, last + 7, 10**6):
-        reason = f"index {wrong} is out of range: " if wrong > 0 else "index must not be negative, got -1"
+        reason = (
+            f"index {wrong} is out of range: "
+            if wrong > 0
+            else "index must not be negative, got -1"
+        )
         for error in (IndexError, ValueError):
             assert_raises(error, reason, set_next_index, it, wrong)
     assert_raises(TypeError, "index must be an integer", set_next_index, it, 1.5)
@@ -152,7 +182,13 @@ def test_with_gaps_the_index_is_that_of_the_map_dataset(ds):
     it = iter(ds)
     assert get_next_index(it) == 0
     assert [(next(it), get_next_index(it)) for _ in range(4)] == [(1, 2), (4, 5), (7, 8), (10, 11)]
-    for index, left in ((0, [1, 4, 7, 10]), (2, [4, 7, 10]), (4, [4, 7, 10]), (5, [7, 10]), (12, [])):
+    for index, left in (
+        (0, [1, 4, 7, 10]),
+        (2, [4, 7, 10]),
+        (4, [4, 7, 10]),
+        (5, [7, 10]),
+        (12, []),
+    ):
         set_next_index(it, index)
         assert get_next_index(it) == index
         assert list(it) == left
@@ -163,14 +199,30 @@ FILTERED = numbers(N).filter(odd)
 COUNTED = gx.InterleaveIterDataset([SPARSE], cycle_length=1)
 # Grain sets both the count and the position in the map dataset, which loses elements or repeats
 # them.
-GAPS = [lists(SPARSE), SPARSE.map_with_index(pair), SPARSE.random_map(draw, seed=1), SPARSE.limit(3), lists(COUNTED)]
-OF_FILTERS = [lists(FILTERED), threaded(FILTERED), workers(FILTERED), workers(FILTERED, 2), loader(ODD)]
+GAPS = [
+    lists(SPARSE),
+    SPARSE.map_with_index(pair),
+    SPARSE.random_map(draw, seed=1),
+    SPARSE.limit(3),
+    lists(COUNTED),
+]
+OF_FILTERS = [
+    lists(FILTERED),
+    threaded(FILTERED),
+    workers(FILTERED),
+    workers(FILTERED, 2),
+    loader(ODD),
+]
 GAPS += [workers(SPARSE, 2), in_threads(SPARSE), lists(threaded(SPARSE)), lists(workers(SPARSE))]
 NO_INDEX = [
     *[(ds, None, "get_state") for ds in GAPS],
     (FILTERED, "Filter", r"Filter.*would have to compute all elements before it"),
     *[(ds, "Filter", r"Filter.*compute") for ds in OF_FILTERS],
-    (gx.InterleaveIterDataset([numbers(N), numbers(N)], cycle_length=2), "single dataset", "single dataset"),
+    (
+        gx.InterleaveIterDataset([numbers(N), numbers(N)], cycle_length=2),
+        "single dataset",
+        "single dataset",
+    ),
     (lists(BareStream(9)), "BareIterator", "BareIterator"),
     (threaded(Plain(5)), "ThreadPrefetch", "ThreadPrefetch"),
 ]
@@ -208,11 +260,17 @@ def test_iterators_of_users_and_others():
     assert get_next_index(it) == 6
     set_next_index(it, 3)
     assert_raises(ValueError, "closed", next, it)
-    methods = {"__next__": lambda self: 1, "get_state": lambda self: 1, "set_state": lambda self, state: None}
+    methods = {
+        "__next__": lambda self: 1,
+        "get_state": lambda self: 1,
+        "set_state": lambda self, state: None,
+    }
     it = gx.ThreadPrefetchDatasetIterator(type("Foreign", (), methods)(), 2)
     attempts = [get_next_index, lambda it: set_next_index(it, 1)]
     for attempt in attempts:
         assert_raises(ValueError, "Foreign knows no index", attempt, it)
         for wrong in (3, "abc", [1], iter([1]), numbers(N)):
-            assert_raises(TypeError, r"must be an iterator of a dataset.*iter\(ds\)", attempt, wrong)
+            assert_raises(
+                TypeError, r"must be an iterator of a dataset.*iter\(ds\)", attempt, wrong
+            )
     assert next(it) == 1

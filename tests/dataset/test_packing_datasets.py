@@ -59,11 +59,19 @@ def test_rows_that_were_changed_are_not_delivered_again():
         return row
 
     elements = sequences(3, 3, 3, 3)
-    for pack in (lambda ds: first_fit(ds, bins=4), lambda ds: concat(ds, split_full_length_features=False, length=3)):
+    for pack in (
+        lambda ds: first_fit(ds, bins=4),
+        lambda ds: concat(ds, split_full_length_features=False, length=3),
+    ):
         expected = [[-x for x in row] for row in tokens(pack(stream(elements)))]
         assert len(expected) == 4
         failing = Failing(2, times=1)
-        it = iter(pack(stream(elements)).map(negate).map_with_index(lambda i, x, f=failing: (f(i), x)[1]).batch(4, batch_fn=list))
+        it = iter(
+            pack(stream(elements))
+            .map(negate)
+            .map_with_index(lambda i, x, f=failing: (f(i), x)[1])
+            .batch(4, batch_fn=list)
+        )
         assert_raises(Boom, "2", next, it)
         assert tokens(next(it)) == expected  # the rows are made again
 
@@ -105,7 +113,9 @@ def test_a_bad_element_can_be_skipped_and_stays_skipped(pack):
             assert tokens(again) == expected[position:]
             assert again.get_state() == states[-1][1]
     for skipped in (3, [-1], ["1"], [1.5], None):
-        assert_refused(it, StateMismatchError, "skipped", {**states[0][1], "skipped": skipped}, states[-1][1])
+        assert_refused(
+            it, StateMismatchError, "skipped", {**states[0][1], "skipped": skipped}, states[-1][1]
+        )
 
 
 @each_packing
@@ -132,7 +142,13 @@ def test_overlong_sequences_are_named():
 
 ONE = np.ones(1, int)
 LACKING = [
-    pytest.param(first_fit, {"length_struct": {"x": 3, "y": 3}}, {"x": ONE}, r"length_struct.*'y'.*\['x'\]: add", id="flat"),
+    pytest.param(
+        first_fit,
+        {"length_struct": {"x": 3, "y": 3}},
+        {"x": ONE},
+        r"length_struct.*'y'.*\['x'\]: add",
+        id="flat",
+    ),
     pytest.param(
         first_fit,
         {"length_struct": {"m": {"a": 2, "b": 2}}},
@@ -140,8 +156,20 @@ LACKING = [
         r"length_struct.*'m'\['b'\].*\['a'\] in feature 'm': add",
         id="nested",
     ),
-    pytest.param(first_fit, {"length_struct": {"m": {"a": 2}}}, {"x": ONE}, r"'m'\['a'\].*\['x'\]: add", id="outer"),
-    pytest.param(first_fit, {"meta_features": ["id"]}, {"x": ONE}, r"meta_features.*'id'.*\['x'\]: add", id="meta"),
+    pytest.param(
+        first_fit,
+        {"length_struct": {"m": {"a": 2}}},
+        {"x": ONE},
+        r"'m'\['a'\].*\['x'\]: add",
+        id="outer",
+    ),
+    pytest.param(
+        first_fit,
+        {"meta_features": ["id"]},
+        {"x": ONE},
+        r"meta_features.*'id'.*\['x'\]: add",
+        id="meta",
+    ),
     pytest.param(
         concat,
         {"length_struct": {"x": 3, "y": 3}},
@@ -187,7 +215,9 @@ def test_a_worker_explains_which_feature_an_element_lacks():
 def test_parents_of_all_kinds(pack):
     # lists and scalars, too
     elements = [None, {"x": [1, 2]}, None, {"x": 3}, {"x": np.int32(4)}, {"x": (5,)}, None]
-    assert tokens(pack(MapDataset.source(elements).to_iter_dataset(DIRECT, allow_nones=True))) == [[1, 2, 3, 4, 5]]
+    assert tokens(pack(MapDataset.source(elements).to_iter_dataset(DIRECT, allow_nones=True))) == [
+        [1, 2, 3, 4, 5]
+    ]
     assert tokens(pack(MapDataset.source(sequences(2, 3)))) == [[0, 1, 10, 11, 12]]
     it = iter(pack(Given(lambda: iter(sequences(2, 3, 4)))))
     assert next(it)["x"].tolist() == [0, 1, 10, 11, 12]
@@ -225,18 +255,25 @@ def test_the_state_says_more_rows_than_there_are():
 def test_dtypes_arguments_sizes_and_names():
     # The dtype is that of the first sequence of the bins.
     elements = [{"x": np.zeros(3, t)} for t in (np.int8, np.float32, np.int64, np.int8)]
-    assert [row["x"].dtype for row in first_fit(stream(elements), length=3, bins=1)] == [x["x"].dtype for x in elements]
+    assert [row["x"].dtype for row in first_fit(stream(elements), length=3, bins=1)] == [
+        x["x"].dtype for x in elements
+    ]
     lengths = {"x": 3}
     ds = first_fit(stream(sequences(3)), length_struct=lengths)
     lengths["x"] = 1  # arguments are not shared
     assert tokens(ds) == [[0, 1, 2]]
     elements = [{"x": np.arange(3), "y": np.ones((2, 3), np.float32), "s": 1}] * 3
-    it = iter(first_fit(stream(elements), length_struct={"x": 8, "y": 5, "s": 4}, meta_features=["s"]))
+    it = iter(
+        first_fit(stream(elements), length_struct={"x": 8, "y": 5, "s": 4}, meta_features=["s"])
+    )
     assert_raises(ValueError, "next", it.get_packed_batch_size_bytes)
     next(it)
     assert it.get_packed_batch_size_bytes() == 632
     assert str(first_fit(stream([]))) == "FirstFitPackIterDataset"
-    assert str(gx.BestFitPackIterDataset(stream([]), length_struct={"x": 1}, num_packing_bins=1)) == "BestFitPackIterDataset"
+    assert (
+        str(gx.BestFitPackIterDataset(stream([]), length_struct={"x": 1}, num_packing_bins=1))
+        == "BestFitPackIterDataset"
+    )
     assert str(concat(stream([]), 4)) == "ConcatThenSplitIterDataset(length_struct={'x': 4})"
 
 
@@ -249,30 +286,50 @@ BOS = {"bos_handling": gx.BOSHandling.REPLACE_FIRST_TOKEN_WITH_BOS}
     [
         ({"num_packing_bins": 0}, ValueError, "num_packing_bins"),
         ({"num_packing_bins": 1.5}, TypeError, "num_packing_bins"),
-        (BINS | {"max_sequences_per_bin": 0}, ValueError, "max_sequences_per_bin must be a positive integer, got 0"),
+        (
+            BINS | {"max_sequences_per_bin": 0},
+            ValueError,
+            "max_sequences_per_bin must be a positive integer, got 0",
+        ),
         (BINS | {"seed": -1}, ValueError, "seed"),
         (BINS | {"shuffle_bins_group_by_feature": "y"}, ValueError, "group by"),
-        (BINS | {"shuffle_bins_group_by_feature": "a", "length_struct": {"x": {"a": 4}}}, ValueError, "not nested"),
+        (
+            BINS | {"shuffle_bins_group_by_feature": "a", "length_struct": {"x": {"a": 4}}},
+            ValueError,
+            "not nested",
+        ),
         ({"length_struct": {}}, ValueError, "length_struct"),
         ({"bos_token_id": 1}, ValueError, "DO_NOTHING"),
         ({"bos_features": ["x"]}, ValueError, "DO_NOTHING"),
         (BOS | {"bos_features": ["x"]}, ValueError, "bos_token_id"),
         ({"bos_handling": 2}, TypeError, "bos_handling"),
         (BOS | {"bos_token_id": 1.5}, TypeError, "bos_token_id"),
-        (BOS | {"bos_token_id": 1, "bos_features": ["x"], "meta_features": ["x"]}, ValueError, "as well"),
+        (
+            BOS | {"bos_token_id": 1, "bos_features": ["x"], "meta_features": ["x"]},
+            ValueError,
+            "as well",
+        ),
         (BOS | {"bos_token_id": 1, "bos_features": ["y"]}, ValueError, "bos_features.*'y'"),
         ({"meta_features": ["y"]}, ValueError, "meta_features.*'y'"),
     ],
 )
 def test_bad_arguments(arguments, error, match):
     of_bins = "num_packing_bins" in arguments
-    for cls in (gx.FirstFitPackIterDataset, gx.BestFitPackIterDataset) if of_bins else (gx.ConcatThenSplitIterDataset,):
+    for cls in (
+        (gx.FirstFitPackIterDataset, gx.BestFitPackIterDataset)
+        if of_bins
+        else (gx.ConcatThenSplitIterDataset,)
+    ):
         assert_raises(error, match, cls, stream([]), **{"length_struct": {"x": 4}} | arguments)
 
 
 def state(at=0, slices=(-1, -1), count=0, feature="x"):
     parent, remainder = {"next_index": at}, {feature: list(slices)}
-    return {"parent_state": parent, "remainder_slices": remainder, "elements_from_buffer_after_checkpoint": count}
+    return {
+        "parent_state": parent,
+        "remainder_slices": remainder,
+        "elements_from_buffer_after_checkpoint": count,
+    }
 
 
 def test_states_of_grain_states_that_do_not_fit_and_long_lists():
@@ -286,7 +343,11 @@ def test_states_of_grain_states_that_do_not_fit_and_long_lists():
             assert tokens(it)[:2] == rest
     it = iter(concat(stream(sequences(3, 3))))
     both = {**state(), "remainder_slices": {"x": [-1, -1], "y": [-1, -1]}}
-    for wrong in (state(feature="y"), both, *[state(slices=x) for x in ((-1, 2), (2, 1), (1, 2, 3), (0.0, 1.0))]):
+    for wrong in (
+        state(feature="y"),
+        both,
+        *[state(slices=x) for x in ((-1, 2), (2, 1), (1, 2, 3), (0.0, 1.0))],
+    ):
         assert_raises(StateMismatchError, None, it.set_state, wrong)
     assert it.get_state() == iter(concat(stream(sequences(3, 3)))).get_state()
     # this turns out later
@@ -310,9 +371,13 @@ def test_states_of_grain_states_that_do_not_fit_and_long_lists():
 def test_a_meta_feature_that_limits_is_logged_once(caplog):
     elements = [{"x": np.arange(2), "m": np.arange(3)}] * 4
     with caplog.at_level(logging.ERROR, "gristmill"):
-        assert len(list(concat(stream(elements), length_struct={"x": 9, "m": 5}, meta_features=["m"]))) == 4
+        assert (
+            len(list(concat(stream(elements), length_struct={"x": 9, "m": 5}, meta_features=["m"])))
+            == 4
+        )
     assert [record.getMessage() for record in caplog.records if "'m'" in record.getMessage()] == [
-        "meta feature 'm' limits how much is packed into a row: consider more than 5 cells for it in length_struct"
+        "meta feature 'm' limits how much is packed into a row: consider more than 5 cells for it"
+        " in length_struct"
     ]
 
 
@@ -320,9 +385,27 @@ def test_element_specs():
     x, s = gx.ShapeDtypeStruct((None, 2), np.float32), gx.ShapeDtypeStruct((), np.int64)
     spec = {"x": x, "s": s, "m": {"a": SimpleNamespace(shape=(3,), dtype="i4")}}
     numbers = gx.ShapeDtypeStruct((6,), np.int32)
-    row = {"x": gx.ShapeDtypeStruct((6, 2), np.float32), "x_segment_ids": numbers, "x_positions": numbers}
+    row = {
+        "x": gx.ShapeDtypeStruct((6, 2), np.float32),
+        "x_segment_ids": numbers,
+        "x_positions": numbers,
+    }
     row["s"] = gx.ShapeDtypeStruct((2,), np.int64)
-    ds = first_fit(Given(iter, spec), length_struct={"x": 6, "m": {"a": 4}, "s": 2}, meta_features=["m", "s"])
+    ds = first_fit(
+        Given(iter, spec), length_struct={"x": 6, "m": {"a": 4}, "s": 2}, meta_features=["m", "s"]
+    )
     assert gx.get_element_spec(ds) == {**row, "m": {"a": gx.ShapeDtypeStruct((4,), "i4")}}
-    assert gx.get_element_spec(concat(Given(iter, {"x": x, "s": s}), length_struct={"x": 6, "s": 2}, meta_features=["s"])) == row
-    assert_raises(NotImplementedError, "'k'", gx.get_element_spec, first_fit(Given(iter, spec), meta_features=["k"]))
+    assert (
+        gx.get_element_spec(
+            concat(
+                Given(iter, {"x": x, "s": s}), length_struct={"x": 6, "s": 2}, meta_features=["s"]
+            )
+        )
+        == row
+    )
+    assert_raises(
+        NotImplementedError,
+        "'k'",
+        gx.get_element_spec,
+        first_fit(Given(iter, spec), meta_features=["k"]),
+    )

@@ -61,7 +61,10 @@ def memory_of_a_machine_of_our_own(monkeypatch, tmp_path, caplog):
     ],
 )
 def test_what_fits(ds, budget, max_workers, max_buffer_size, expected):
-    assert pick(ds, ram_budget_mb=budget, max_workers=max_workers, max_buffer_size=max_buffer_size) == expected
+    assert (
+        pick(ds, ram_budget_mb=budget, max_workers=max_workers, max_buffer_size=max_buffer_size)
+        == expected
+    )
 
 
 def test_sizes_and_no_more_than_the_control_group_has_left(tmp_path):
@@ -70,21 +73,37 @@ def test_sizes_and_no_more_than_the_control_group_has_left(tmp_path):
         (memoryview(bytes(10**6)), 10**6),
         (bytes(10**6), 10**6 + 33),
     ]:
-        assert pick(MapDataset.source([element] * 5), ram_budget_mb=size * 7.5 / MIB, max_workers=100) == (7, 7)
-    for folder, text in {"proc/self/cgroup": "0::/\n", "memory.max": f"{55 * MIB}\n", "memory.current": "0\n"}.items():
+        assert pick(
+            MapDataset.source([element] * 5), ram_budget_mb=size * 7.5 / MIB, max_workers=100
+        ) == (7, 7)
+    for folder, text in {
+        "proc/self/cgroup": "0::/\n",
+        "memory.max": f"{55 * MIB}\n",
+        "memory.current": "0\n",
+    }.items():
         path = tmp_path / (folder if "/" in folder else f"sys/fs/cgroup/{folder}")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    assert [pick(BIG, ram_budget_mb=budget, max_workers=30) for budget in (1000, None, 20)] == [(5, 5), (5, 5), (2, 2)]
+    assert [pick(BIG, ram_budget_mb=budget, max_workers=30) for budget in (1000, None, 20)] == [
+        (5, 5),
+        (5, 5),
+        (2, 2),
+    ]
 
 
 def test_warnings(caplog):
     for ds in (BIG[:4], BIG[:0], RANGE.filter(lambda x: x < 3)):  # too few elements to tell
-        assert pick(ds.to_iter_dataset(), ram_budget_mb=20, max_workers=8, max_buffer_size=77) == (8, 77)
+        assert pick(ds.to_iter_dataset(), ram_budget_mb=20, max_workers=8, max_buffer_size=77) == (
+            8,
+            77,
+        )
         assert "too few to tell their size: num_workers is its maximum, 8" in caplog.text
         assert "prefetch_buffer_size is its maximum, 77" in caplog.text
         caplog.clear()
-    assert pick(BIG[:4].to_iter_dataset(), ram_budget_mb=20, max_workers=8, samples_to_check=4) == (2, 2)
+    assert pick(BIG[:4].to_iter_dataset(), ram_budget_mb=20, max_workers=8, samples_to_check=4) == (
+        2,
+        2,
+    )
 
     without_conversion = Given(lambda: iter([BIG[0]] * 10))
     assert pick(without_conversion, ram_budget_mb=45, max_workers=8) == (4, 1000)
@@ -114,9 +133,13 @@ def test_only_the_samples_are_computed_and_in_this_thread():
         assert pick(ds, ram_budget_mb=20.5, max_workers=50) == (20, 20)
         assert computed == [0, 1, 2, 3, 4] * 2
         computed.clear()
-    lazy = MapDataset.range(1).map(lambda _: gx.ThreadPrefetchIterDataset(stream, prefetch_buffer_size=9))
+    lazy = MapDataset.range(1).map(
+        lambda _: gx.ThreadPrefetchIterDataset(stream, prefetch_buffer_size=9)
+    )
     for parts in ([source], [stream], lazy):
-        assert pick(gx.InterleaveIterDataset(parts, cycle_length=2), ram_budget_mb=20.5, max_workers=50) == (20, 1000)
+        assert pick(
+            gx.InterleaveIterDataset(parts, cycle_length=2), ram_budget_mb=20.5, max_workers=50
+        ) == (20, 1000)
         assert computed == [0, 1, 2, 3, 4]
         computed.clear()
     pick(source.map(lambda x: None).to_iter_dataset(allow_nones=True))
@@ -139,19 +162,41 @@ def test_only_the_samples_are_computed_and_in_this_thread():
 
 def test_wrong_arguments_and_the_result():
     for name in ("max_workers", "max_buffer_size"):
-        assert_raises(ValueError, f"{name} must be a non-negative integer, got -1", pick, RANGE, **{name: -1})
+        assert_raises(
+            ValueError, f"{name} must be a non-negative integer, got -1", pick, RANGE, **{name: -1}
+        )
         assert_raises(TypeError, f"{name} must be an integer", pick, RANGE, **{name: 1.5})
-    assert_raises(ValueError, "samples_to_check must be a positive integer, got 0", pick, RANGE, samples_to_check=0)
+    assert_raises(
+        ValueError,
+        "samples_to_check must be a positive integer, got 0",
+        pick,
+        RANGE,
+        samples_to_check=0,
+    )
     for wrong in (-1, float("nan")):
-        assert_raises(ValueError, "ram_budget_mb must be a non-negative number or None", pick, RANGE, ram_budget_mb=wrong)
-    assert_raises(TypeError, "ram_budget_mb must be a number or None", pick, RANGE, ram_budget_mb="1024")
+        assert_raises(
+            ValueError,
+            "ram_budget_mb must be a non-negative number or None",
+            pick,
+            RANGE,
+            ram_budget_mb=wrong,
+        )
+    assert_raises(
+        TypeError, "ram_budget_mb must be a number or None", pick, RANGE, ram_budget_mb="1024"
+    )
     assert_raises(TypeError, None, pick_performance_config, RANGE)
     e = gx.ElasticIterator(MapDataset.range(8), 2, ShardOptions(0, 1))
     for wrong in (e, e.map(lambda x: x), iter(RANGE), [1, 2]):  # an iterator is not moved
-        assert_raises(TypeError, r"ds must (be a MapDataset or IterDataset|not be an iterator)", pick, wrong)
+        assert_raises(
+            TypeError, r"ds must (be a MapDataset or IterDataset|not be an iterator)", pick, wrong
+        )
     assert e.get_state() == {"global_next_index": 0}
     assert next(e).tolist() == [0, 1]
-    assert gx.PerformanceConfig() == gx.PerformanceConfig(multiprocessing_options=None, read_options=None)
+    assert gx.PerformanceConfig() == gx.PerformanceConfig(
+        multiprocessing_options=None, read_options=None
+    )
     config = pick_performance_config(RANGE, ram_budget_mb=1, max_workers=2, max_buffer_size=20)
     assert config == gx.PerformanceConfig(MultiprocessingOptions(2), ReadOptions(16, 20))
-    assert list(RANGE.to_iter_dataset(config.read_options).mp_prefetch(config.multiprocessing_options)) == list(range(100))
+    assert list(
+        RANGE.to_iter_dataset(config.read_options).mp_prefetch(config.multiprocessing_options)
+    ) == list(range(100))

@@ -61,7 +61,8 @@ def stream(source, num_threads=4, buffer=8):
 class TestThreadsAndBlocks:
     @pytest.mark.parametrize("starts", [True, False])
     @pytest.mark.parametrize(
-        ("num", "num_threads", "num_cpus", "at_once", "in_the_end"), [(100, 4, 16, 4, 4), (100, 5, 2, 2, 5), (3, 16, 16, 3, 3)]
+        ("num", "num_threads", "num_cpus", "at_once", "in_the_end"),
+        [(100, 4, 16, 4, 4), (100, 5, 2, 2, 5), (3, 16, 16, 3, 3)],
     )
     def test_slow_storage_is_asked_by_a_thread_for_each_cpu_and_more_when_somebody_waits(
         self, num, num_threads, num_cpus, at_once, in_the_end, starts, monkeypatch
@@ -73,7 +74,9 @@ class TestThreadsAndBlocks:
         if starts:
             it.start_prefetch()
             wait_until(lambda: source.gate.num_busy == at_once)
-            assert sorted([thread.name for thread in working()]) == [f"gristmill-read_{i}" for i in range(at_once)]
+            assert sorted([thread.name for thread in working()]) == [
+                f"gristmill-read_{i}" for i in range(at_once)
+            ]
             assert sorted(source.blocks) == [[i] for i in range(at_once)]
         with ThreadPoolExecutor(1) as pool:
             first = pool.submit(next, it)
@@ -84,7 +87,9 @@ class TestThreadsAndBlocks:
         it.start_prefetch()
         assert next(it, "end") == "end"
 
-    def test_threads_beyond_the_cpus_come_when_two_elements_in_a_row_are_slow(self, clock, monkeypatch):
+    def test_threads_beyond_the_cpus_come_when_two_elements_in_a_row_are_slow(
+        self, clock, monkeypatch
+    ):
         monkeypatch.setattr(budget, "_NUM_CPUS", 1)
 
         def slow(keys):
@@ -101,7 +106,9 @@ class TestThreadsAndBlocks:
         assert list(it) == list(range(100))
 
     @pytest.mark.parametrize(("num", "seconds", "num_cpus"), [(200, 0.01, 1), (5000, 0.0, 2)])
-    def test_what_is_computed_or_quick_gets_no_more_threads_than_cpus(self, clock, monkeypatch, num, seconds, num_cpus):
+    def test_what_is_computed_or_quick_gets_no_more_threads_than_cpus(
+        self, clock, monkeypatch, num, seconds, num_cpus
+    ):
         monkeypatch.setattr(budget, "_NUM_CPUS", num_cpus)
         monkeypatch.setattr(readahead, "_LONG_SECONDS", 30.0)
 
@@ -165,9 +172,13 @@ class TestErrorsStatesAndEnds:
             assert got == list(range(bad))
             ahead.close()
 
-    def test_states_read_nothing_set_state_discards_what_was_read_and_threads_end_with_an_error(self):
+    def test_states_read_nothing_set_state_discards_what_was_read_and_threads_end_with_an_error(
+        self,
+    ):
         source = Watched(100)
-        iter(MapDataset.source(source).map(str).shuffle(seed=1).to_iter_dataset().batch(10)).get_state()
+        iter(
+            MapDataset.source(source).map(str).shuffle(seed=1).to_iter_dataset().batch(10)
+        ).get_state()
         it = stream(source, 2, 8)
         it.set_state({"next_index": 40})
         assert it.get_state() == {"next_index": 40}
@@ -224,7 +235,9 @@ class TestErrorsStatesAndEnds:
         and the wait.
         """
         gate = threading.Event()
-        ahead = enrolled(lambda r: [gate.wait(PATIENCE_SECONDS), list(r)][1], 0, 100, 1, 1, Budget())
+        ahead = enrolled(
+            lambda r: [gate.wait(PATIENCE_SECONDS), list(r)][1], 0, 100, 1, 1, Budget()
+        )
         wait, calls = Signal.wait, []
 
         def close_and_wait(signal, seconds):
@@ -269,7 +282,9 @@ def test_elements_that_are_taken_while_others_are_appended_come_once():
     expected = [*range(1000)]
     for _ in range(200):
         block, taken = _Block(0, len(expected), 0.0, 0), []
-        computing = threading.Thread(target=block.compute, args=(lambda indices: map(int, indices),))
+        computing = threading.Thread(
+            target=block.compute, args=(lambda indices: map(int, indices),)
+        )
         computing.start()
         while computing.is_alive():
             taken += block.take_finished()
@@ -283,7 +298,11 @@ def test_elements_that_are_taken_while_others_are_appended_come_once():
     [
         (lambda ds: ds.mp_prefetch(MultiprocessingOptions(num_workers=0, num_lanes=1)), 1, 0),
         (lambda ds: ds.mp_prefetch(MultiprocessingOptions(num_workers=0, num_lanes=3)), 1, 0),
-        (lambda ds: ds.mp_prefetch(MultiprocessingOptions(num_workers=0, num_lanes=3)).batch(6), 6, 0),
+        (
+            lambda ds: ds.mp_prefetch(MultiprocessingOptions(num_workers=0, num_lanes=3)).batch(6),
+            6,
+            0,
+        ),
         # one does not fit
         (lambda ds: ConcatThenSplitIterDataset(ds, length_struct={"x": 8}), 4, 1),
     ],

@@ -40,12 +40,16 @@ PIPELINES = {
     "elements": lambda path: numbers(path, 300),
     "threads": lambda path: numbers(path, 300, 3),
     "batches": lambda path: sparse_batches(path, 300),
-    "prefetch": lambda path: ThreadPrefetchIterDataset(numbers(path, 300, 3).batch(2), prefetch_buffer_size=5),
+    "prefetch": lambda path: ThreadPrefetchIterDataset(
+        numbers(path, 300, 3).batch(2), prefetch_buffer_size=5
+    ),
 }
 
 
 def by_workers(ds, executor, num_workers=2):
-    return ds.mp_prefetch(MultiprocessingOptions(num_workers, num_lanes=NUM_LANES, executor=executor))
+    return ds.mp_prefetch(
+        MultiprocessingOptions(num_workers, num_lanes=NUM_LANES, executor=executor)
+    )
 
 
 def outcome(it, before_each):
@@ -71,7 +75,9 @@ def resized(draw, share):
     return before_each
 
 
-@pytest.mark.parametrize(("name", "executor"), [*[(name, "threads") for name in PIPELINES], ("batches", "processes")])
+@pytest.mark.parametrize(
+    ("name", "executor"), [*[(name, "threads") for name in PIPELINES], ("batches", "processes")]
+)
 def test_every_element_is_computed_once(name, executor, tmp_path):
     path = tmp_path / "calls"
     ds = PIPELINES[name](path)

@@ -44,13 +44,42 @@ def flat(shares, places):
     return [read[place] for place in places]
 
 
-STARTS = [0, 1, 7, -1, -40, 2**31 - 3, 2**53, 2**62, 2**63 - 5, 2**63 + 11, 2**64 - 2, -(2**63) - 9, 10**30, -(10**30)]
+STARTS = [
+    0,
+    1,
+    7,
+    -1,
+    -40,
+    2**31 - 3,
+    2**53,
+    2**62,
+    2**63 - 5,
+    2**63 + 11,
+    2**64 - 2,
+    -(2**63) - 9,
+    10**30,
+    -(10**30),
+]
 PROPORTIONS = [(1,), (5,), (1, 1), (1, 1, 1), (100, 200), (233, 100), (100, 233, 7, 1)]
 # a period of 65535, which is tabulated, and a longer one
 PROPORTIONS += [(30_000, 30_000, 5_535), (65_536, 65_537)]
-PROPORTIONS += [tuple(range(1, 400)), (1, 10**9, 3, *range(100, 130)), (10**6, 10**6 + 1, 10**5), (100, 10**15)]
+PROPORTIONS += [
+    tuple(range(1, 400)),
+    (1, 10**9, 3, *range(100, 130)),
+    (10**6, 10**6 + 1, 10**5),
+    (100, 10**15),
+]
 PROPORTIONS += [(2**61, 2**61 - 1), (100, 10**40, 10**39)]  # beyond all fixed sizes
-LENGTHS = [(3,), (4, 0, 5), (0, 0, 1, 0), (1,) * 4, (10, 1000, 3), (2**40, 7, 2**41), (2**62,) * 2, (2**62, 2**62 + 5, 3)]
+LENGTHS = [
+    (3,),
+    (4, 0, 5),
+    (0, 0, 1, 0),
+    (1,) * 4,
+    (10, 1000, 3),
+    (2**40, 7, 2**41),
+    (2**62,) * 2,
+    (2**62, 2**62 + 5, 3),
+]
 LENGTHS.append((sys.maxsize - 1,) * 2)
 
 
@@ -71,13 +100,18 @@ def blocks(start, around):
 
 
 CASES = [
-    *[(SelectionWithProportionsMap(proportions, 10), chosen, proportions) for proportions in PROPORTIONS],
+    *[
+        (SelectionWithProportionsMap(proportions, 10), chosen, proportions)
+        for proportions in PROPORTIONS
+    ],
     *[(ConcatenationMap(lengths), placed, lengths) for lengths in LENGTHS],
 ]
 
 
 @pytest.mark.parametrize(
-    ("selection_map", "model", "numbers"), CASES, ids=lambda value: getattr(value, "__name__", str(value))[:40]
+    ("selection_map", "model", "numbers"),
+    CASES,
+    ids=lambda value: getattr(value, "__name__", str(value))[:40],
 )
 def test_any_block_by_the_model(selection_map, model, numbers):
     total = sum(numbers)
@@ -95,7 +129,11 @@ def test_plans_are_kept_by_phase_and_size():
     for proportions in [(1, 1, 1), (233, 100), (100, 700, 50)]:
         period = sum(proportions) // math.gcd(*proportions)
         selection_map = SelectionWithProportionsMap(proportions, 10)
-        starts = [round_ * period + phase for phase in {0, 1, period // 2, period - 1} for round_ in (0, 3, -2, 2**70)]
+        starts = [
+            round_ * period + phase
+            for phase in {0, 1, period // 2, period - 1}
+            for round_ in (0, 3, -2, 2**70)
+        ]
         for num in (2, 3, period, 1024, 1025):  # the last is more than is kept
             for start in [*starts, *starts[::-1]]:
                 shares, places = selection_map.select(range(start, start + num))
@@ -131,17 +169,52 @@ def test_weights():
         found = integer_weights(weights, len(expected))
         assert found == expected
         assert all(type(weight) is int for weight in found)
-    for bad in (0, 0.0, -0.0, -1, -0.5, math.nan, math.inf, -math.inf, np.float32(0), 10**400, -(10**400)):
+    for bad in (
+        0,
+        0.0,
+        -0.0,
+        -1,
+        -0.5,
+        math.nan,
+        math.inf,
+        -math.inf,
+        np.float32(0),
+        10**400,
+        -(10**400),
+    ):
         for position, weights in ((0, [bad, 1.0, 1.0]), (2, [1.0, 1.0, bad])):
-            for form in (list, np.array) if not isinstance(bad, int) or abs(bad) < 2**63 else (list,):
+            for form in (
+                (list, np.array) if not isinstance(bad, int) or abs(bad) < 2**63 else (list,)
+            ):
                 match = rf"positive and finite.*weights\[{position}\].*leave out"
                 assert_raises(ValueError, match, integer_weights, form(weights), 3)
     for weights in ([], [1], [1, 2, 3, 4], np.ones(2), ()):
-        assert_raises(ValueError, f"for each of the 3 datasets, got {len(weights)}", integer_weights, weights, 3)
+        assert_raises(
+            ValueError,
+            f"for each of the 3 datasets, got {len(weights)}",
+            integer_weights,
+            weights,
+            3,
+        )
     no_numbers = "11", b"11", ["1", 2], [None, 1], [[1], [1, 2]], [1j, 1]
-    for weights in (*no_numbers, 5, 1.5, {1, 2}, {0: 1, 1: 2}, iter([1, 2]), np.array(1.0), np.ones((2, 1))):
+    for weights in (
+        *no_numbers,
+        5,
+        1.5,
+        {1, 2},
+        {0: 1, 1: 2},
+        iter([1, 2]),
+        np.array(1.0),
+        np.ones((2, 1)),
+    ):
         assert_raises(TypeError, "weights must be", integer_weights, weights, 2)
-    far_apart = [1e-300, 1e300], [5e-324, 5e-324], [5e-324, 1], np.array([1e-300, 1e300]), np.array([0.001, 700], np.float16)
+    far_apart = (
+        [1e-300, 1e300],
+        [5e-324, 5e-324],
+        [5e-324, 1],
+        np.array([1e-300, 1e300]),
+        np.array([0.001, 700], np.float16),
+    )
     for weights in far_apart:  # no proportion can hold them
         assert_raises(ValueError, "far apart", integer_weights, weights, 2)
 
@@ -194,8 +267,13 @@ def test_a_table_without_an_entry_says_so():
         ds = MapDataset.select_from_datasets([MapDataset.range(9), MapDataset.range(9)], table)
         assert list(ds) == [2, 8, 7, 3]
         for ask in asked_beyond:
-            match = f"selection_map, a {type(table).__name__} of length 4, has no entry at (4|5|-5) .*repeat the stream"
+            match = (
+                f"selection_map, a {type(table).__name__} of length 4, has no entry at (4|5|-5)"
+                " .*repeat the stream"
+            )
             assert_raises(IndexError, match, ask, ds)
         assert list(ds.to_iter_dataset().repeat(2)) == [2, 8, 7, 3] * 2
     ds = MapDataset.select_from_datasets([MapDataset.range(9)], {0: (0, 1), 2: (0, 2)})
-    assert_raises(IndexError, r"length 2, has no entry at 1 \(KeyError\(1\)\): it must have one", list, ds)
+    assert_raises(
+        IndexError, r"length 2, has no entry at 1 \(KeyError\(1\)\): it must have one", list, ds
+    )

@@ -64,7 +64,9 @@ def stream(source):
 
 def with_two_threads(ds):
     """Threads that have nothing to do end, and come back."""
-    return WithOptionsIterDataset(ds.thread_prefetch(2), gm.experimental.DatasetOptions(max_threads=2))
+    return WithOptionsIterDataset(
+        ds.thread_prefetch(2), gm.experimental.DatasetOptions(max_threads=2)
+    )
 
 
 def interleaved(source, **options):
@@ -75,26 +77,48 @@ def interleaved(source, **options):
 CHAINS = {
     "map": lambda s: stream(s).map(lambda x: x + 1),
     "random_map": lambda s: numbers(s).seed(3).shuffle().random_map(draw).to_iter_dataset(THREADS),
-    "filter": lambda s: numbers(s).filter(is_no_third).to_iter_dataset(THREADS).filter(lambda x: x % 2),
+    "filter": lambda s: (
+        numbers(s).filter(is_no_third).to_iter_dataset(THREADS).filter(lambda x: x % 2)
+    ),
     "batch": lambda s: numbers(s).batch(4).to_iter_dataset(THREADS).rebatch(7),
     "shuffle": lambda s: numbers(s).shuffle(seed=1).repeat(2).to_iter_dataset(THREADS),
-    "window_shuffle": lambda s: numbers(s).window_shuffle(10, seed=1).to_iter_dataset(THREADS).window_shuffle(9, seed=2),
-    "block_shuffle": lambda s: numbers(s).block_shuffle(4, group_size=3, seed=5).to_iter_dataset(THREADS),
-    "mix": lambda s: MapDataset.mix([numbers(s), numbers(s).shuffle(seed=1)], [0.7, 0.3]).to_iter_dataset(THREADS),
+    "window_shuffle": lambda s: (
+        numbers(s).window_shuffle(10, seed=1).to_iter_dataset(THREADS).window_shuffle(9, seed=2)
+    ),
+    "block_shuffle": lambda s: (
+        numbers(s).block_shuffle(4, group_size=3, seed=5).to_iter_dataset(THREADS)
+    ),
+    "mix": (
+        lambda s: MapDataset.mix(
+            [numbers(s), numbers(s).shuffle(seed=1)], [0.7, 0.3]
+        ).to_iter_dataset(THREADS)
+    ),
     "mix of streams": lambda s: IterDataset.mix([stream(s), stream(s).filter(is_no_third)], [2, 1]),
     "interleave": lambda s: interleaved(s, num_make_iter_threads=2, make_iter_buffer_size=2),
-    "flat_map": lambda s: numbers(s).flat_map(two_of, max_fan_out=2).to_iter_dataset(THREADS).flat_map(two_of),
+    "flat_map": lambda s: (
+        numbers(s).flat_map(two_of, max_fan_out=2).to_iter_dataset(THREADS).flat_map(two_of)
+    ),
     "thread_prefetch": lambda s: stream(s).thread_prefetch(5),
     "few threads": lambda s: with_two_threads(IterDataset.mix([stream(s).thread_prefetch(2)] * 3)),
     "multithread_prefetch": lambda s: stream(s).batch(3).multithread_prefetch(2, 2),
     "cache": lambda s: stream(s).cache().repeat(2),
     "repeat": lambda s: stream(s).repeat(2),
-    "zip": lambda s: numbers(s).zip(numbers(s).shuffle(seed=4)).to_iter_dataset(THREADS).zip(stream(s)),
-    "tolerate": lambda s: numbers(s).map(unless_seventh).tolerate(ValueError, max_rate=0.5).to_iter_dataset(THREADS),
+    "zip": lambda s: (
+        numbers(s).zip(numbers(s).shuffle(seed=4)).to_iter_dataset(THREADS).zip(stream(s))
+    ),
+    "tolerate": lambda s: (
+        numbers(s).map(unless_seventh).tolerate(ValueError, max_rate=0.5).to_iter_dataset(THREADS)
+    ),
     "split": lambda s: numbers(s).split({"a": 0.5, "b": 0.5}, by=str)["a"].to_iter_dataset(THREADS),
-    "bucket_batch": lambda s: stream(s).map(lambda x: np.zeros(x % 9 + 1)).bucket_batch(len, [3, 6, 9], batch_sizes=[4, 3, 2]),
+    "bucket_batch": lambda s: (
+        stream(s)
+        .map(lambda x: np.zeros(x % 9 + 1))
+        .bucket_batch(len, [3, 6, 9], batch_sizes=[4, 3, 2])
+    ),
     "global_batch": lambda s: numbers(s).global_batch(8, num_lanes=4),
-    "loader": lambda s: gm.load(s, shuffle=True, seed=2, num_epochs=2, transformations=[Number()], read_options=THREADS),
+    "loader": lambda s: gm.load(
+        s, shuffle=True, seed=2, num_epochs=2, transformations=[Number()], read_options=THREADS
+    ),
 }
 
 
@@ -120,14 +144,18 @@ def sources(tmp_path_factory):
     else:
         memory = fsspec.filesystem("memory")
         memory.pipe("/shared_by_threads/lines.jsonl", (folder / "lines.jsonl").read_bytes())
-        remote = gm.sources.JsonlSource("/shared_by_threads/lines.jsonl", filesystem=memory, index_dir=str(folder))
+        remote = gm.sources.JsonlSource(
+            "/shared_by_threads/lines.jsonl", filesystem=memory, index_dir=str(folder)
+        )
         found["cached"] = gm.sources.cached(remote, folder / "kept")
     try:
         import pyarrow.parquet
     except ImportError:
         pass
     else:
-        pyarrow.parquet.write_table(pyarrow.table({"x": range(NUM)}), folder / "table.parquet", row_group_size=20)
+        pyarrow.parquet.write_table(
+            pyarrow.table({"x": range(NUM)}), folder / "table.parquet", row_group_size=20
+        )
         found["ParquetSource"] = gm.sources.ParquetSource(str(folder / "table.parquet"))
     try:
         from array_record.python.array_record_module import ArrayRecordWriter
@@ -138,7 +166,9 @@ def sources(tmp_path_factory):
         for x in range(NUM):
             writer.write(str(x).encode())
         writer.close()
-        found["ArrayRecordDataSource"] = gm.sources.ArrayRecordDataSource(str(folder / "records.array_record"))
+        found["ArrayRecordDataSource"] = gm.sources.ArrayRecordDataSource(
+            str(folder / "records.array_record")
+        )
     yield found
     found["InMemoryDataSource"].unlink()
 

@@ -11,7 +11,14 @@ from computing_ahead import ClosingDataset as Wrapped
 from refusing import assert_raises
 from users_datasets import BareMap, Plain
 
-from gristmill import IndexSampler, IterDataset, MapDataset, NoSharding, ReadOptions, SequentialSampler
+from gristmill import (
+    IndexSampler,
+    IterDataset,
+    MapDataset,
+    NoSharding,
+    ReadOptions,
+    SequentialSampler,
+)
 from gristmill.dataset.bases.node import ancestors
 from gristmill.dataset.slicing import slice_pipeline
 from gristmill.dataset.stages.slice import SliceMapDataset
@@ -95,7 +102,10 @@ def test_streams_of_few_elements_and_endless_and_huge_data():
     ds = MapDataset.range(7).to_iter_dataset()
     assert lists(Wrapped(MapDataset.range(5)), 2) == [[0, 2, 4], [1, 3]]
     assert parts(Wrapped(MapDataset.range(5).map(str))) == [["0", "1", "2"], ["3", "4"]]
-    assert lists(Joined([MapDataset.range(3), MapDataset.range(10, 13).to_iter_dataset()]), 2) == [[0, 2, 10, 12], [1, 11]]
+    assert lists(Joined([MapDataset.range(3), MapDataset.range(10, 13).to_iter_dataset()]), 2) == [
+        [0, 2, 10, 12],
+        [1, 11],
+    ]
     assert slice_pipeline(ds, 0, 1) is slice_pipeline(ds, 0, 1, sequential=True) is ds
     for index, count in [(2, 2), (-1, 2), (0, 0)]:
         assert_raises(ValueError, "shard_", slice_pipeline, ds, index, count)
@@ -107,15 +117,24 @@ def test_streams_of_few_elements_and_endless_and_huge_data():
     it.set_state({"next_index": sys.maxsize // 3 - 1})
     assert list(it) == [endless[1 + 3 * (sys.maxsize // 3 - 1)]]
     sampler = IndexSampler(num_records=2**62, shuffle=True, num_epochs=2, seed=3)
-    records = SampledMapDataset(MapDataset.range(2**62), sampler, NoSharding(), sys.maxsize, as_records=False)
+    records = SampledMapDataset(
+        MapDataset.range(2**62), sampler, NoSharding(), sys.maxsize, as_records=False
+    )
     it = iter(slice_pipeline(records.to_iter_dataset(allow_nones=True), 2, 4))
     assert [next(it) for _ in range(9)] == [records[i] for i in range(2, 38, 4)]
-    for part in shares(MapDataset.range(sys.maxsize).map(str).to_iter_dataset(), 2, sequential=True):
+    for part in shares(
+        MapDataset.range(sys.maxsize).map(str).to_iter_dataset(), 2, sequential=True
+    ):
         it = iter(part)
         it.set_state({"next_index": sys.maxsize // 2})
         assert next(it, None) in (str(sys.maxsize // 2), None)
-    endless = [iter(share) for share in shares(TEXTS.repeat().to_iter_dataset(), 2, sequential=True)]
-    assert [[next(it) for _ in range(5)] for it in endless] == [["0", "1", "2", "0", "1"], ["3", "4", "3", "4", "3"]]
+    endless = [
+        iter(share) for share in shares(TEXTS.repeat().to_iter_dataset(), 2, sequential=True)
+    ]
+    assert [[next(it) for _ in range(5)] for it in endless] == [
+        ["0", "1", "2", "0", "1"],
+        ["3", "4", "3", "4", "3"],
+    ]
 
 
 @each_way
@@ -140,7 +159,9 @@ def test_every_dataset_is_sliced_once_under_all_its_names():
     assert list(share) == [1, 3, 5, 11, 13]
     assert share.first is share.branches[0] is share.by_name["0"] is share.parents[0]
     assert share.by_name["1"] is share.parents[1]
-    share = slice_pipeline(Joined([FIVE.to_iter_dataset(), TEXTS.to_iter_dataset()]), 0, 2, sequential=True)
+    share = slice_pipeline(
+        Joined([FIVE.to_iter_dataset(), TEXTS.to_iter_dataset()]), 0, 2, sequential=True
+    )
     assert sum(type(node) is SliceMapDataset for node in ancestors(share)) == 1
 
     class Composed(IterDataset):
@@ -163,7 +184,10 @@ def test_datasets_that_slice_themselves():
     files = Files([[0, 1], [2], [3, 4], [5]])
     assert lists(files.map(str), 2) == [["0", "1", "3", "4"], ["2", "5"]]
     assert lists(files.map(str), 3) == [["0", "1", "5"], ["2"], ["3", "4"]]
-    assert [slice_pipeline(files, 0, 2, sequential=s).sequential for s in (False, True)] == [False, True]
+    assert [slice_pipeline(files, 0, 2, sequential=s).sequential for s in (False, True)] == [
+        False,
+        True,
+    ]
     assert files.files == [[0, 1], [2], [3, 4], [5]] and files.sequential is None
 
     class InPlace(Files):
@@ -199,7 +223,16 @@ def test_nothing_of_the_users_is_changed_or_copied(sequential):
             return x
 
     source, fn = Uncopyable(range(8)), Uncopyable(range(8))
-    ds = MapDataset.source(source).map(fn).seed(1).shuffle().repeat(2).to_iter_dataset().map(fn).random_map(draw)
+    ds = (
+        MapDataset.source(source)
+        .map(fn)
+        .seed(1)
+        .shuffle()
+        .repeat(2)
+        .to_iter_dataset()
+        .map(fn)
+        .random_map(draw)
+    )
     ds = Joined([ds.batch(2, batch_fn=list), Files([[1], [2], [3]])])
     expected = list(ds)
     nodes = list(ancestors(ds))
@@ -214,7 +247,10 @@ def test_nothing_of_the_users_is_changed_or_copied(sequential):
     assert [node._source is source for node in made if hasattr(node, "_source")] == [True]
     if not sequential:
         map_datasets = [node for node in made if isinstance(node, MapDataset)]
-        assert len(map_datasets) == 6 and [node for node in map_datasets if node not in nodes] == map_datasets[:1]
+        assert (
+            len(map_datasets) == 6
+            and [node for node in map_datasets if node not in nodes] == map_datasets[:1]
+        )
 
 
 @each_way
@@ -240,21 +276,30 @@ TEXTS = FIVE.map(str)
         (MapDataset.source(list("abc")), [["a"], ["b"], ["c"], [], []]),
         (TEXTS.filter(lambda x: x != "1")[:], [["0", "2"], ["3", "4"]]),
         (TEXTS[::-1], [["2", "1", "0"], ["4", "3"]]),
-        (FIVE.shuffle(seed=4).repeat(3, reseed_each_epoch=False), [list(part.shuffle(seed=4)) * 3 for part in PARTS]),
+        (
+            FIVE.shuffle(seed=4).repeat(3, reseed_each_epoch=False),
+            [list(part.shuffle(seed=4)) * 3 for part in PARTS],
+        ),
         # Element-wise steps of users are copied.
         (Doubled(MapDataset.range(1)), [[0], []]),
         (Doubled(MapDataset.range(0), factor=[]), [[], []]),
         (Doubled(MapDataset.range(5), factor=np.array(5)), [[0, 5, 10], [15, 20]]),
         (Doubled(MapDataset.range(5)).repeat(2), [[0, 2, 4] * 2, [6, 8] * 2]),
         # Branches are cut one by one.
-        (Joined([FIVE.to_iter_dataset(), TEXTS.to_iter_dataset()]), [[0, 1, 2, "0", "1", "2"], [3, 4, "3", "4"]]),
+        (
+            Joined([FIVE.to_iter_dataset(), TEXTS.to_iter_dataset()]),
+            [[0, 1, 2, "0", "1", "2"], [3, 4, "3", "4"]],
+        ),
     ],
 )
 def test_each_worker_gets_a_part_of_the_source(ds, expected):
     assert parts(ds, len(expected)) == expected
 
 
-methods = {"__len__": lambda self: self.factor(self.source), "__getitem__": lambda self, index: self.source[index]}
+methods = {
+    "__len__": lambda self: self.factor(self.source),
+    "__getitem__": lambda self, index: self.source[index],
+}
 Sized = type("Sized", (Doubled,), methods)
 SIX = MapDataset.range(6)
 LABELLED = Doubled(SIX)
@@ -266,11 +311,17 @@ STREAM = r"class Plain cannot be sliced among 2 workers.*set_slice.*one worker"
 @pytest.mark.parametrize(
     ("ds", "message"),
     [
-        *[(ds, STREAM) for ds in (Plain(1), Plain(1).map(str), Joined([MapDataset.range(2), Plain(1)]))],
+        *[
+            (ds, STREAM)
+            for ds in (Plain(1), Plain(1).map(str), Joined([MapDataset.range(2), Plain(1)]))
+        ],
         # Steps without a meaning on a part of the source.
         (SIX[1:], r"SliceMapDataset\[1:6:1\] selects.*sequential_slice=False"),
         (SIX.map(str)[::2].map(str), r"SliceMapDataset\[0:6:2\] selects.*sequential_slice=False"),
-        (SIX.slice([3, 1, 2]), r"ReindexMapDataset\(indices=\[3, 1, 2\], len=3\) selects.*sequential_slice=False"),
+        (
+            SIX.slice([3, 1, 2]),
+            r"ReindexMapDataset\(indices=\[3, 1, 2\], len=3\) selects.*sequential_slice=False",
+        ),
         (SAMPLED.map(str), "source and MapDataset.range into parts, not SampledMapDataset"),
         (BareMap(3).map(str), "source and MapDataset.range into parts, not BareMap"),
         # Steps of users of which it is not known.

@@ -39,7 +39,9 @@ STEPS = {
     "map": lambda ds, rng: ds.map(lambda x: x),
     "shuffle": lambda ds, rng: ds.shuffle(seed=0),
     "window_shuffle": lambda ds, rng: ds.window_shuffle(4, seed=0),
-    "repeat": lambda ds, rng: ds.repeat(rng.choice([1, 2, None]), reseed_each_epoch=rng.random() < 0.8),
+    "repeat": lambda ds, rng: ds.repeat(
+        rng.choice([1, 2, None]), reseed_each_epoch=rng.random() < 0.8
+    ),
     "slice": lambda ds, rng: ds[rng.randint(0, 2) : rng.randint(-4, -1) : rng.randint(1, 2)],
     "back": lambda ds, rng: ds[::-1],
     "list": lambda ds, rng: ds.slice(rng.sample(range(len(ds)), min(len(ds) // 2, 30))),
@@ -108,22 +110,37 @@ def test_parts_of_random_chains_are_disjoint_over_twenty_epochs(monkeypatch):
 
 def test_growing_the_source_moves_no_record_of_a_split_by_keys():
     for seed in range(20):
-        small, large = [_range(n).split(TWO, seed, by=lambda x: f"group {x // 3}") for n in (300, 3000)]
+        small, large = [
+            _range(n).split(TWO, seed, by=lambda x: f"group {x // 3}") for n in (300, 3000)
+        ]
         found = {name: set(part) for name, part in large.items()}
         for name in TWO:
             assert set(small[name]) == found[name] & set(range(300))
         assert {x // 3 for x in found["train"]}.isdisjoint([x // 3 for x in found["test"]])
-        assert len(found["train"]) + len(found["test"]) == 3000 and abs(len(found["test"]) - 900) < 200
+        assert (
+            len(found["train"]) + len(found["test"]) == 3000 and abs(len(found["test"]) - 900) < 200
+        )
 
 
 def test_a_hash_of_a_key_is_the_same_everywhere():
-    found = [KeyedHash(5)(key) for key in ("a", b"a", 97, -1, 2**100, ("a", b""), ("", "a"), (("a",),), "\ud800", True)]
+    found = [
+        KeyedHash(5)(key)
+        for key in ("a", b"a", 97, -1, 2**100, ("a", b""), ("", "a"), (("a",),), "\ud800", True)
+    ]
     assert len(set(found)) == len(found)
     assert found[:3] == [2301056111028773062, 6065624400260939159, 12234911164617899758]
-    assert KeyedHash(5)(np.int8(97)) == KeyedHash(5)(97) == found[2] and KeyedHash(5)(np.str_("a")) == found[0]
+    assert (
+        KeyedHash(5)(np.int8(97)) == KeyedHash(5)(97) == found[2]
+        and KeyedHash(5)(np.str_("a")) == found[0]
+    )
     assert KeyedHash(2**200)("a") != KeyedHash(2**200 + 1)("a")
     for key in (0.5, None, ["a"], ("a", 1.0)):
-        assert_raises(TypeError, "must be a str, bytes, an integer or a tuple of these, got", KeyedHash(0), key)
+        assert_raises(
+            TypeError,
+            "must be a str, bytes, an integer or a tuple of these, got",
+            KeyedHash(0),
+            key,
+        )
 
 
 def test_positions_are_shared_out_exactly_and_in_order():
@@ -131,12 +148,20 @@ def test_positions_are_shared_out_exactly_and_in_order():
     for _ in range(200):
         sizes = [rng.randint(0, 60) for _ in range(rng.randint(1, 5))]
         apportionment = Apportionment(sizes, rng.getrandbits(64))
-        parts = [[apportionment.position(part, i) for i in range(size)] for part, size in enumerate(sizes)]
-        assert all([part == sorted(part) for part in parts]) and sorted(itertools.chain(*parts)) == [*range(sum(sizes))]
+        parts = [
+            [apportionment.position(part, i) for i in range(size)]
+            for part, size in enumerate(sizes)
+        ]
+        assert all([part == sorted(part) for part in parts]) and sorted(
+            itertools.chain(*parts)
+        ) == [*range(sum(sizes))]
         for part, size in enumerate(sizes):
             for dtype in (np.int64, object):
                 if size:
-                    assert apportionment.position(part, np.arange(size).astype(dtype)).tolist() == parts[part]
+                    assert (
+                        apportionment.position(part, np.arange(size).astype(dtype)).tolist()
+                        == parts[part]
+                    )
     times = np.zeros(50)
     for seed in range(4000):
         times[Apportionment([44, 6], seed).position(1, np.arange(6))] += 1
@@ -148,27 +173,42 @@ def test_positions_are_shared_out_exactly_and_in_order():
 def test_sizes_seeds_and_elements():
     for n in (0, 1, 7, 1000):
         parts = _range(n).split({"a": 0.5, "b": 0.3, "c": 1 / 5})
-        assert [len(part) for part in parts.values()] == largest_remainders(n, [Fraction(w, 10) for w in (5, 3, 2)])
+        assert [len(part) for part in parts.values()] == largest_remainders(
+            n, [Fraction(w, 10) for w in (5, 3, 2)]
+        )
         assert sorted([x for part in parts.values() for x in part]) == [*range(n)]
     test = _range(10**12).split({"train": 0.98, "test": 0.02})["test"]
-    assert len(test) == 2 * 10**10 and test[10**10 + 7] == list(test._items(range(10**10 + 5, 10**10 + 9)))[2] >= 10**11
-    assert list(_range(50).split(TWO, seed=1)["test"]) != list(_range(50).split(TWO, seed=2)["test"])
+    assert (
+        len(test) == 2 * 10**10
+        and test[10**10 + 7] == list(test._items(range(10**10 + 5, 10**10 + 9)))[2] >= 10**11
+    )
+    assert list(_range(50).split(TWO, seed=1)["test"]) != list(
+        _range(50).split(TWO, seed=2)["test"]
+    )
     drawn = _range(9).random_map(lambda x, rng: (x, rng.random()), seed=1)
     part = drawn.split(TWO)["test"]
     # draws differ between epochs
     assert part[1] == drawn[part[1][0]] and part[1 + len(part)] == drawn[part[1][0] + 9] != part[1]
     holed = _range(30).map(lambda x: None if x % 3 == 0 else x).split(TWO, by=lambda x: x)
-    assert sum([len(part) for part in holed.values()]) == 20 and None not in [*holed["train"], *holed["test"]]
+    assert sum([len(part) for part in holed.values()]) == 20 and None not in [
+        *holed["train"],
+        *holed["test"],
+    ]
 
 
 def test_what_is_split():
     ds, twin = _range(60), _range(60)
-    mixed = _mix([ds.shuffle(seed=1).map(add_ten), _range(100, 140).shuffle(seed=2).repeat()], [1, 2]).map(add_ten)
+    mixed = _mix(
+        [ds.shuffle(seed=1).map(add_ten), _range(100, 140).shuffle(seed=2).repeat()], [1, 2]
+    ).map(add_ten)
     for by in (None, lambda x: x // 4):
         parts = mixed.split(TWO, by=by)
         for part in parts.values():  # each component is split by itself, and mixed as before
             splits = [node for node in ancestors(part) if isinstance(node, SplitMapDataset)]
-            assert {str(node.parents[0]) for node in splits} == {str(_range(60)), str(_range(100, 140))}
+            assert {str(node.parents[0]) for node in splits} == {
+                str(_range(60)),
+                str(_range(100, 140)),
+            }
             elements = [part[i] for i in range(30)]
             assert sum([x >= 100 for x in elements]) == 20
         if by:
@@ -199,7 +239,13 @@ def test_refusals():
         assert_raises(error, match, ds.split, wrong)
     assert_raises(TypeError, "by must be a function", ds.split, TWO, 0, "key")
     chosen = grain.MapDataset.select_from_datasets([ds, ds], [(0, 1), (1, 1)])
-    for straddling in (ds.slice([0, 0, 1]), _mix([ds, ds[10:]]), ds.zip(ds[::-1]), ds.repeat(2)[3:], chosen):
+    for straddling in (
+        ds.slice([0, 0, 1]),
+        _mix([ds, ds[10:]]),
+        ds.zip(ds[::-1]),
+        ds.repeat(2)[3:],
+        chosen,
+    ):
         assert_raises(ValueError, "Split before that step", straddling.split, TWO)
     with pytest.raises(TypeError, match="must be a str") as info:
         len(ds.split(TWO, by=lambda x: x / 2)["train"])
@@ -221,21 +267,40 @@ def test_another_split_is_another_pipeline():
 
     saved = described()
     check_description(saved, described())
-    others = described({"train": 0.69, "test": 0.31}), described(seed=1), described(by=int), described(name="train")
+    others = (
+        described({"train": 0.69, "test": 0.31}),
+        described(seed=1),
+        described(by=int),
+        described(name="train"),
+    )
     for own in (*others, described({"test": 0.3, "train": 0.7})):
-        assert_raises(grain.checkpoint.StateMismatchError, "another pipeline", check_description, saved, own)
+        assert_raises(
+            grain.checkpoint.StateMismatchError, "another pipeline", check_description, saved, own
+        )
 
 
 def test_a_warning_where_a_slice_of_shuffled_elements_would_leak():
     ds = _range(20)
     shuffled = ds.shuffle(seed=1)
-    for leaking in (shuffled[:15], shuffled.map(add_ten)[5:].batch(2), _mix([shuffled[2:9:3], ds]), shuffled.slice([1, 2])):
+    for leaking in (
+        shuffled[:15],
+        shuffled.map(add_ten)[5:].batch(2),
+        _mix([shuffled[2:9:3], ds]),
+        shuffled.slice([1, 2]),
+    ):
         with pytest.warns(UserWarning, match="split"):
             leaking.repeat(2)
         leaking.repeat(1), leaking.repeat(2, reseed_each_epoch=False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for clean in (ds[:15].shuffle(seed=1), shuffled, shuffled[1::3], shuffled[::-2], shuffled.split(TWO)["test"], ds[3:]):
+        for clean in (
+            ds[:15].shuffle(seed=1),
+            shuffled,
+            shuffled[1::3],
+            shuffled[::-2],
+            shuffled.split(TWO)["test"],
+            ds[3:],
+        ):
             clean.repeat(2)
         shuffled.repeat(1, reseed_each_epoch=False)[:15].repeat(2)
         ds.window_shuffle(5, seed=1)[:15].repeat(2)

@@ -24,7 +24,13 @@ from gristmill.dataset.stages.bin_packing import FirstFitPackIterDataset
 from gristmill.dataset.stages.stream_order import in_stream_order
 from gristmill.dataset.stages.tfrecord import TFRecordIterDataset
 from gristmill.dataset.telling.description import describe
-from gristmill.experimental import DatasetOptions, InterleaveIterDataset, WithOptionsIterDataset, get_next_index, set_next_index
+from gristmill.experimental import (
+    DatasetOptions,
+    InterleaveIterDataset,
+    WithOptionsIterDataset,
+    get_next_index,
+    set_next_index,
+)
 from gristmill.samplers import IndexSampler, SequentialSampler
 from gristmill.transforms import Batch, Filter, FlatMap, Map, RandomMap
 
@@ -33,7 +39,9 @@ READING = [ReadOptions(num_threads=0), ReadOptions(num_threads=2, prefetch_buffe
 
 def local(ds, num_workers):
     def workers(part, num_lanes=None):
-        return LocalWorkersIterDataset(part, min(num_workers, num_lanes or num_workers), num_lanes=num_lanes)
+        return LocalWorkersIterDataset(
+            part, min(num_workers, num_lanes or num_workers), num_lanes=num_lanes
+        )
 
     return in_stream_order(ds, workers)
 
@@ -73,11 +81,15 @@ STEPS = {
     "batch": lambda ds, bad: ds.batch(3),
     "batch of 4": lambda ds, bad: ds.batch(4, drop_remainder=True),
     "seed": lambda ds, bad: ds.seed(9),
-    "options": lambda ds, bad: WithOptionsIterDataset(ds, DatasetOptions(filter_warn_threshold_ratio=None)),
+    "options": lambda ds, bad: WithOptionsIterDataset(
+        ds, DatasetOptions(filter_warn_threshold_ratio=None)
+    ),
 }
 BEHIND = {
     "window_shuffle": lambda ds: ds.window_shuffle(5, seed=3),
-    "packing": lambda ds: FirstFitPackIterDataset(ds.map(sequence), length_struct={"x": 6}, num_packing_bins=3),
+    "packing": lambda ds: FirstFitPackIterDataset(
+        ds.map(sequence), length_struct={"x": 6}, num_packing_bins=3
+    ),
     "limit": lambda ds: ds.limit(4),
     "flat_map": lambda ds: ds.flat_map(lambda x: [x] * (total(x) % 3)),
     "rebatch": lambda ds: ds.map(lambda x: np.atleast_1d(np.asarray(x).reshape(-1))).rebatch(2),
@@ -95,14 +107,22 @@ def drawn_chain(rng):
     ds = ds.to_iter_dataset(rng.choice(READING))
     names = rng.choices([*STEPS], k=rng.randrange(5))
     if kind == "None" and not {"batch", "batch of 4", "random_map", "map_with_index"} & {*names}:
-        ds = MapDataset.range(30).map(lambda x: x if x % 4 else None).to_iter_dataset(rng.choice(READING))
+        ds = (
+            MapDataset.range(30)
+            .map(lambda x: x if x % 4 else None)
+            .to_iter_dataset(rng.choice(READING))
+        )
     for name in names:
         ds = STEPS[name](ds, bad)
     return BEHIND[rng.choice([*BEHIND])](ds)
 
 
 def plain(x):
-    return cloudpickle.dumps(x) if isinstance(x, dict) else (type(x), getattr(x, "dtype", None), str(x))
+    return (
+        cloudpickle.dumps(x)
+        if isinstance(x, dict)
+        else (type(x), getattr(x, "dtype", None), str(x))
+    )
 
 
 def outcomes(it, limit=120):
@@ -145,7 +165,11 @@ def check(ds, rng, ways):
 @pytest.mark.parametrize("number", range(20))
 def test_chains_are_those_without_workers(number):
     rng = random.Random(number)
-    check(drawn_chain(rng), rng, [(local, 1), (local, 2), (local, rng.choice([3, 7])), (in_threads, 2)][number % 2 :: 2])
+    check(
+        drawn_chain(rng),
+        rng,
+        [(local, 1), (local, 2), (local, rng.choice([3, 7])), (in_threads, 2)][number % 2 :: 2],
+    )
 
 
 @pytest.mark.slow
@@ -162,14 +186,27 @@ def files(rng, bad):
     """A drawn interleave of chains of different kinds, as of files."""
 
     def file(i):
-        ds = MapDataset.range(100 * i, 100 * i + i * 7 % 11).map(failing(bad, lambda x: x)).to_iter_dataset(reading)
-        return [ds, ds.filter(lambda x: x % 3), ds.map_with_index(lambda i, x: x + i), MapDataset.range(i)][i % 4]
+        ds = (
+            MapDataset.range(100 * i, 100 * i + i * 7 % 11)
+            .map(failing(bad, lambda x: x))
+            .to_iter_dataset(reading)
+        )
+        return [
+            ds,
+            ds.filter(lambda x: x % 3),
+            ds.map_with_index(lambda i, x: x + i),
+            MapDataset.range(i),
+        ][i % 4]
 
     reading = rng.choice(READING)
     members = [file(i) for i in range(rng.choice([1, 3, 8]))]
     ds = InterleaveIterDataset(members, cycle_length=rng.choice([1, 2, 4, 20]), iter_buffer_size=0)
     if rng.random() < 0.5:
-        ds = MapDataset.range(9).map(lambda i: None if i == 4 else file(i)).interleave(lambda x: x, cycle_length=3)
+        ds = (
+            MapDataset.range(9)
+            .map(lambda i: None if i == 4 else file(i))
+            .interleave(lambda x: x, cycle_length=3)
+        )
     for name in rng.choices([*STEPS], k=rng.randrange(3)):
         ds = STEPS[name](ds.seed(1), bad)
     return BEHIND[rng.choice([*BEHIND])](ds)
@@ -184,7 +221,11 @@ def test_interleaves_are_those_without_workers(number):
 
 def test_totals_of_faults_continue_in_the_next_dataset_of_a_slot():
     members = [
-        MapDataset.range(10 * i, 10 * i + 10).map(failing(9, int)).to_iter_dataset().tolerate(max_rate=1) for i in range(3)
+        MapDataset.range(10 * i, 10 * i + 10)
+        .map(failing(9, int))
+        .to_iter_dataset()
+        .tolerate(max_rate=1)
+        for i in range(3)
     ]
     ds = InterleaveIterDataset(members, cycle_length=2, iter_buffer_size=0)
 
@@ -202,11 +243,23 @@ def test_totals_of_faults_continue_in_the_next_dataset_of_a_slot():
 def test_processes():
     rng = random.Random(5)
     numbers = MapDataset.range(50).map(failing(23, lambda x: x + 1)).to_iter_dataset().seed(1)
-    check(numbers.random_map(lambda x, rng: x + rng.integers(9)).batch(4).map(lambda x: x + 1), rng, [(in_processes, 2)])
-    check(numbers.filter(lambda x: x % 3).map_with_index(lambda i, x: x + i).window_shuffle(7, seed=2), rng, [(in_processes, 3)])
+    check(
+        numbers.random_map(lambda x, rng: x + rng.integers(9)).batch(4).map(lambda x: x + 1),
+        rng,
+        [(in_processes, 2)],
+    )
+    check(
+        numbers.filter(lambda x: x % 3)
+        .map_with_index(lambda i, x: x + i)
+        .window_shuffle(7, seed=2),
+        rng,
+        [(in_processes, 3)],
+    )
     # Processes are used again for the next epoch.
     ds = in_processes(MapDataset.range(6).map(lambda x: os.getpid()).to_iter_dataset().batch(2), 2)
-    assert {*np.concatenate(list(ds))} == {*np.concatenate(list(ds))} and os.getpid() not in {*np.concatenate(list(ds))}
+    assert {*np.concatenate(list(ds))} == {*np.concatenate(list(ds))} and os.getpid() not in {
+        *np.concatenate(list(ds))
+    }
 
 
 def fatal():
@@ -218,7 +271,11 @@ def test_a_worker_that_is_killed_loses_nothing_also_of_an_interleave():
     it = iter(in_processes(ds, 2).flat_map(list))
     assert [next(it) for _ in range(12)] == [*range(12)]
     with pytest.raises(
-        RuntimeError, match=r"Worker process 0 of 2 .*killed by signal 9.* at element 1[23] or in what is made of it"
+        RuntimeError,
+        match=(
+            r"Worker process 0 of 2 .*killed by signal 9.* at element 1[23] or in what is made"
+            r" of it"
+        ),
     ):
         next(it)
     alone = iter(ds.flat_map(list))
@@ -229,7 +286,15 @@ def test_a_worker_that_is_killed_loses_nothing_also_of_an_interleave():
     assert list(it) == [*range(15, 40)]
     members = [MapDataset.range(i, 40, 4).to_iter_dataset(READING[0]) for i in range(4)]
     ds = InterleaveIterDataset(members, cycle_length=4).filter(lambda x: x < 30).map(str)
-    it = iter(in_processes(InterleaveIterDataset(members, cycle_length=4).map(fatal()).filter(lambda x: x < 30).map(str), 2))
+    it = iter(
+        in_processes(
+            InterleaveIterDataset(members, cycle_length=4)
+            .map(fatal())
+            .filter(lambda x: x < 30)
+            .map(str),
+            2,
+        )
+    )
     assert [next(it) for _ in range(13)] == [str(x) for x in range(13)]
     assert_raises(RuntimeError, r"Worker process 1 of 2 .*killed by signal 9", next, it)
     state = it.get_state()
@@ -240,7 +305,9 @@ def test_a_worker_that_is_killed_loses_nothing_also_of_an_interleave():
     assert [*alone] == [str(x) for x in range(13, 30)]
     # Options behind an interleave act in the workers.
     strict = WithOptionsIterDataset(
-        InterleaveIterDataset([MapDataset.range(3000).to_iter_dataset().filter(lambda x: x < 5)] * 2, cycle_length=2),
+        InterleaveIterDataset(
+            [MapDataset.range(3000).to_iter_dataset().filter(lambda x: x < 5)] * 2, cycle_length=2
+        ),
         DatasetOptions(filter_raise_threshold_ratio=0.9),
     )
     for ds in (strict, local(strict, 2)):
@@ -252,7 +319,11 @@ def test_a_worker_that_is_killed_loses_nothing_also_of_an_interleave():
 def test_errors_name_the_step_and_the_element():
     """As those without workers do, and the worker."""
     boom = failing(13, lambda x: x)
-    for step in (lambda ds: ds.map(boom), lambda ds: ds.filter(lambda x: x % 4).map(boom), lambda ds: ds.filter(boom)):
+    for step in (
+        lambda ds: ds.map(boom),
+        lambda ds: ds.filter(lambda x: x % 4).map(boom),
+        lambda ds: ds.filter(boom),
+    ):
         for batch in (lambda ds: ds, lambda ds: ds.batch(2)):
             ds = batch(step(MapDataset.range(1, 30).shuffle(seed=1).to_iter_dataset()))
             notes = []
@@ -270,11 +341,17 @@ def test_errors_name_the_step_and_the_element():
 def test_a_filter_that_drops_too_much_is_told_at_the_same_element():
     options = DatasetOptions(filter_raise_threshold_ratio=0.7)
     for ds in (
-        MapDataset.range(4000).to_iter_dataset(READING[0]).filter(lambda x: x < 500 or x % 7 == 0).map(str),
+        MapDataset.range(4000)
+        .to_iter_dataset(READING[0])
+        .filter(lambda x: x < 500 or x % 7 == 0)
+        .map(str),
         MapDataset.range(4000).filter(lambda x: x < 500 or x % 7 == 0).to_iter_dataset().map(str),
     ):
         found = []
-        for it in (iter(WithOptionsIterDataset(ds, options)), iter(local(WithOptionsIterDataset(ds, options), 3))):
+        for it in (
+            iter(WithOptionsIterDataset(ds, options)),
+            iter(local(WithOptionsIterDataset(ds, options), 3)),
+        ):
             elements = []
             with pytest.raises(ValueError, match="dropped") as caught:
                 for x in it:
@@ -285,7 +362,9 @@ def test_a_filter_that_drops_too_much_is_told_at_the_same_element():
 
 
 def test_indices_and_states_that_do_not_fit():
-    ds = MapDataset.range(30).to_iter_dataset().map_with_index(lambda i, x: (i, x)).map(str).batch(4)
+    ds = (
+        MapDataset.range(30).to_iter_dataset().map_with_index(lambda i, x: (i, x)).map(str).batch(4)
+    )
     it, divided = iter(ds), iter(local(ds, 3))
     for index in (3, 0, 7, 8):
         set_next_index(it, index)
@@ -329,22 +408,60 @@ def test_sources_that_end_before_their_length_and_interrupts_lose_nothing():
 def test_what_is_refused():
     numbers, two = MapDataset.range(9).to_iter_dataset(), MultiprocessingOptions(2)
     assert numbers.mp_prefetch(MultiprocessingOptions(0), order="stream") is numbers
-    assert_raises(ValueError, "order must be 'workers' or 'stream', got 'rows'", numbers.mp_prefetch, two, order="rows")
-    stream, lanes = partial(numbers.mp_prefetch, order="stream"), MultiprocessingOptions(2, num_lanes=4)
-    assert_raises(ValueError, "cannot be used with num_lanes=4, which divides the stream", stream, lanes)
-    assert_raises(ValueError, "cannot be used with sequential_slice=True", stream, two, sequential_slice=True)
+    assert_raises(
+        ValueError,
+        "order must be 'workers' or 'stream', got 'rows'",
+        numbers.mp_prefetch,
+        two,
+        order="rows",
+    )
+    stream, lanes = (
+        partial(numbers.mp_prefetch, order="stream"),
+        MultiprocessingOptions(2, num_lanes=4),
+    )
+    assert_raises(
+        ValueError, "cannot be used with num_lanes=4, which divides the stream", stream, lanes
+    )
+    assert_raises(
+        ValueError, "cannot be used with sequential_slice=True", stream, two, sequential_slice=True
+    )
     for ds, reason in (
-        (numbers.zip(numbers).batch(2), r"ZipIterDataset.* draws from 2 datasets\. Apply mp_prefetch"),
-        (TFRecordIterDataset("no file"), "TFRecordIterDataset.* does not find its elements by index"),
-        (MapDataset.range(3).repeat().interleave(MapDataset.range, cycle_length=2), "it has more than 65536 datasets"),
-        (numbers.multithread_prefetch(2, 2).batch(2), "MultithreadPrefetchIterDataset.* divides it among threads"),
-        (numbers.mp_prefetch(two).map(str), "already has Multiprocess.*workers do not start workers"),
-        (in_processes(numbers, 2).map(str), "already has StreamOrder.*workers do not start workers"),
+        (
+            numbers.zip(numbers).batch(2),
+            r"ZipIterDataset.* draws from 2 datasets\. Apply mp_prefetch",
+        ),
+        (
+            TFRecordIterDataset("no file"),
+            "TFRecordIterDataset.* does not find its elements by index",
+        ),
+        (
+            MapDataset.range(3).repeat().interleave(MapDataset.range, cycle_length=2),
+            "it has more than 65536 datasets",
+        ),
+        (
+            numbers.multithread_prefetch(2, 2).batch(2),
+            "MultithreadPrefetchIterDataset.* divides it among threads",
+        ),
+        (
+            numbers.mp_prefetch(two).map(str),
+            "already has Multiprocess.*workers do not start workers",
+        ),
+        (
+            in_processes(numbers, 2).map(str),
+            "already has StreamOrder.*workers do not start workers",
+        ),
     ):
         assert_raises(ValueError, reason, ds.mp_prefetch, two, order="stream")
     behind = in_processes(numbers, 2).map(str)
-    assert_raises(ValueError, r"already has StreamOrder.*workers do not start workers", behind.mp_prefetch, two)
-    assert_raises(ValueError, "its elements are those of one stream", behind.multithread_prefetch, 2, 2)
+    assert_raises(
+        ValueError,
+        r"already has StreamOrder.*workers do not start workers",
+        behind.mp_prefetch,
+        two,
+    )
+    assert_raises(
+        ValueError, "its elements are those of one stream", behind.multithread_prefetch, 2, 2
+    )
 
 
 ADD_ONE = operation(Map, "map", lambda x: x + 1)
@@ -363,7 +480,12 @@ OPERATIONS = {
 def test_loaders(name):
     def loader(num_workers, **options):
         sampler = IndexSampler(30, shuffle=True, seed=3, num_epochs=2)
-        given = {"sampler": sampler, "operations": OPERATIONS[name], "worker_count": num_workers, **options}
+        given = {
+            "sampler": sampler,
+            "operations": OPERATIONS[name],
+            "worker_count": num_workers,
+            **options,
+        }
         return DataLoader(data_source=range(30), **given)
 
     alone, divided = loader(0), loader(2, order="stream")
@@ -383,5 +505,12 @@ def test_loaders(name):
             assert [plain(x) for x in restored] == expected[position:]
     assert "order='stream'" in repr(divided) and ", order=" not in repr(alone)
     assert_raises(ValueError, "num_lanes=2", loader, 0, order="stream", num_lanes=2)
-    assert_raises(ValueError, "order must be", DataLoader, data_source=[1], sampler=SequentialSampler(1), order=None)
+    assert_raises(
+        ValueError,
+        "order must be",
+        DataLoader,
+        data_source=[1],
+        sampler=SequentialSampler(1),
+        order=None,
+    )
     divided.close()

@@ -10,7 +10,17 @@ from concurrent.futures import ThreadPoolExecutor
 
 import computing_ahead
 import pytest
-from computing_ahead import Boom, Failing, Gate, Plain, fails, no_threads_left, numbers, wait_for_no_threads, working  # noqa: F401
+from computing_ahead import (
+    Boom,
+    Failing,
+    Gate,
+    Plain,
+    fails,
+    no_threads_left,  # noqa: F401
+    numbers,
+    wait_for_no_threads,
+    working,
+)
 from refusing import assert_raises
 from waiting import PATIENCE_SECONDS, wait_until
 
@@ -18,7 +28,11 @@ from gristmill import MapDataset, MultiprocessingOptions, ReadOptions
 from gristmill.dataset.ahead import pullahead
 from gristmill.dataset.stages import thread_prefetch
 from gristmill.dataset.telling.description import describe
-from gristmill.experimental import ThreadPrefetchDatasetIterator, ThreadPrefetchIterDataset, multithread_prefetch
+from gristmill.experimental import (
+    ThreadPrefetchDatasetIterator,
+    ThreadPrefetchIterDataset,
+    multithread_prefetch,
+)
 
 
 def ahead(ds, size=2):
@@ -30,7 +44,9 @@ class TestElementsAndStates:
         clock = computing_ahead.Clock()
         monkeypatch.setattr(pullahead, "time", clock)
         seconds = [0.0]
-        source = computing_ahead.Watched(2000, lambda keys: setattr(clock, "now", clock.now + seconds[0]))
+        source = computing_ahead.Watched(
+            2000, lambda keys: setattr(clock, "now", clock.now + seconds[0])
+        )
         it = ahead(MapDataset.source(source).to_iter_dataset(computing_ahead.DIRECT), 64)
         assert [next(it) for _ in range(1000)] == list(range(1000))
         assert source.sizes[:6] == [1, 2, 4, 8, 16, 32]
@@ -94,7 +110,12 @@ def test_the_dataset_and_its_arguments():
     assert str(ds) == "ThreadPrefetchIterDataset(prefetch_buffer_size=2)"
     # it is a step for seeds
     assert ds._default_seed == seeded.map(str)._default_seed != seeded._default_seed
-    assert list(ThreadPrefetchIterDataset(MapDataset.range(4), prefetch_buffer_size=2)) == [0, 1, 2, 3]
+    assert list(ThreadPrefetchIterDataset(MapDataset.range(4), prefetch_buffer_size=2)) == [
+        0,
+        1,
+        2,
+        3,
+    ]
     for same in (ds.batch(2), ThreadPrefetchIterDataset(seeded.batch(2), prefetch_buffer_size=0)):
         it = iter(same)
         next(it)  # checkpoints fit with and without it, and so do not say whether it is there
@@ -159,7 +180,9 @@ class TestClose:
     def test_waits_for_a_busy_thread_for_a_moment(self, monkeypatch):
         monkeypatch.setattr(thread_prefetch, "_CLOSE_SECONDS", PATIENCE_SECONDS)
         busy = threading.Event()
-        ds = computing_ahead.ClosingDataset(numbers(9), lambda x: busy.set() or wait_until(lambda: it._ahead.is_stopped))
+        ds = computing_ahead.ClosingDataset(
+            numbers(9), lambda x: busy.set() or wait_until(lambda: it._ahead.is_stopped)
+        )
         it = ahead(ds)
         it.start_prefetch()
         assert busy.wait(PATIENCE_SECONDS)
@@ -201,7 +224,9 @@ class TestClose:
         "stage",
         [
             lambda fn: MapDataset.range(9).map(fn).to_iter_dataset(ReadOptions(2, 4)).map(str),
-            lambda fn: ThreadPrefetchIterDataset(numbers(9, fn=fn), prefetch_buffer_size=1).batch(2),
+            lambda fn: ThreadPrefetchIterDataset(numbers(9, fn=fn), prefetch_buffer_size=1).batch(
+                2
+            ),
             lambda fn: multithread_prefetch(numbers(9, fn=fn), 2, 2),
         ],
     )
@@ -275,10 +300,15 @@ def test_arguments_of_several():
     assert str(iter(threads)) == "MultithreadPrefetchIterator(num_threads=2, buffer_size=3)"
     assert threads.parents == (ds,)
     assert list(multithread_prefetch(Plain(range(5)), 1, 1)) == list(range(5))  # nothing to slice
-    assert_raises(ValueError, "Plain cannot be sliced among 2", multithread_prefetch, Plain(range(5)), 2, 1)
+    assert_raises(
+        ValueError, "Plain cannot be sliced among 2", multithread_prefetch, Plain(range(5)), 2, 1
+    )
 
 
-SHARED = [lambda ds: multithread_prefetch(ds, 2, 1), lambda ds: ds.mp_prefetch(MultiprocessingOptions(num_lanes=2))]
+SHARED = [
+    lambda ds: multithread_prefetch(ds, 2, 1),
+    lambda ds: ds.mp_prefetch(MultiprocessingOptions(num_lanes=2)),
+]
 
 
 class TestErrorsOfSeveral:
@@ -290,7 +320,11 @@ class TestErrorsOfSeveral:
             def __init__(self, first, second):
                 super().__init__(f"{first} and {second}")
 
-        peculiar, error, cause = Peculiar(1, 2), OSError(2, "no such file", "name"), KeyError("cause")
+        peculiar, error, cause = (
+            Peculiar(1, 2),
+            OSError(2, "no such file", "name"),
+            KeyError("cause"),
+        )
         error.add_note("a note")
         error.__cause__, error.extra, peculiar.lock = cause, [cause], 1
 
@@ -304,9 +338,17 @@ class TestErrorsOfSeveral:
         for _ in range(2):
             with pytest.raises(FileNotFoundError) as caught:
                 next(it)
-            assert (caught.value.errno, caught.value.filename, caught.value.__cause__) == (2, "name", cause)
+            assert (caught.value.errno, caught.value.filename, caught.value.__cause__) == (
+                2,
+                "name",
+                cause,
+            )
             assert caught.value.extra == [cause]
-            assert [note[:9] for note in caught.value.__notes__] == ["a note", "Raised by", "Frames of"]
+            assert [note[:9] for note in caught.value.__notes__] == [
+                "a note",
+                "Raised by",
+                "Frames of",
+            ]
         it.skip_failed()
         for _ in range(2):
             with pytest.raises(Peculiar, match="1 and 2") as caught:

@@ -68,8 +68,15 @@ class TestChoice:
     def test_is_made_when_iteration_begins(self, gil):
         gil(True)
         ds = numbers(4, lambda x: os.getpid()).mp_prefetch(MultiprocessingOptions(2))
-        batches = numbers(4, worker_name).global_batch(2, workers=MultiprocessingOptions(2), batch_fn=list)
-        loader = DataLoader(data_source=range(4), sampler=SequentialSampler(4), worker_count=2, operations=[ProcessId()])
+        batches = numbers(4, worker_name).global_batch(
+            2, workers=MultiprocessingOptions(2), batch_fn=list
+        )
+        loader = DataLoader(
+            data_source=range(4),
+            sampler=SequentialSampler(4),
+            worker_count=2,
+            operations=[ProcessId()],
+        )
         its = iter(ds), iter(batches), iter(loader)
         gil(False)
         assert set(its[0]) == {os.getpid()}
@@ -81,16 +88,28 @@ class TestChoice:
     def test_can_be_asked_for(self, gil):
         gil(False)
         ds = numbers(4, lambda x: os.getpid())
-        assert os.getpid() not in set(ds.mp_prefetch(MultiprocessingOptions(2, executor="processes")))
+        assert os.getpid() not in set(
+            ds.mp_prefetch(MultiprocessingOptions(2, executor="processes"))
+        )
         gil(True)
         assert set(ds.mp_prefetch(threads(num_lanes=3))) == {os.getpid()}
         assert set(ds.mp_prefetch(threads(), order="stream")) == {os.getpid()}
         assert repr(threads(1)).endswith("enable_profiling=False, executor='threads')")
 
     def test_environments_are_refused(self, gil):
-        match = r"worker_env must be None where workers are threads \({}\), got \{{'A': 'b'\}}: .*executor='processes'"
-        assert_raises(ValueError, match.format("by executor='threads'"), threads, worker_env={"A": "b"})
-        assert_raises(ValueError, "executor must be 'processes', 'threads' or None, got 3", MultiprocessingOptions, executor=3)
+        match = (
+            r"worker_env must be None where workers are threads \({}\), got \{{'A': 'b'\}}:"
+            r" .*executor='processes'"
+        )
+        assert_raises(
+            ValueError, match.format("by executor='threads'"), threads, worker_env={"A": "b"}
+        )
+        assert_raises(
+            ValueError,
+            "executor must be 'processes', 'threads' or None, got 3",
+            MultiprocessingOptions,
+            executor=3,
+        )
         it = iter(numbers(4).mp_prefetch(MultiprocessingOptions(2, worker_env={"A": "b"})))
         gil(False)
         assert_stays(it, ValueError, match.format("since this Python runs without the GIL"))
@@ -177,14 +196,20 @@ class TestCopies:
         for options in ({"executor": "processes"}, {"executor": "threads"}):
             workers = MultiprocessingOptions(2, **options)
             loader = DataLoader(
-                data_source=range(16), sampler=SequentialSampler(16), operations=[Scratch()], workers=workers, read_options=DIRECT
+                data_source=range(16),
+                sampler=SequentialSampler(16),
+                operations=[Scratch()],
+                workers=workers,
+                read_options=DIRECT,
             )
             for tried in (ds.mp_prefetch(workers), ds.mp_prefetch(workers, order="stream"), loader):
                 assert list(tried) == expected
 
     def test_an_init_function_sets_up_the_copies_of_its_own_worker(self):
         kept = {}
-        ds = numbers(6, lambda x: (x, kept["worker"])).mp_prefetch(threads(), lambda index, count: kept.update(worker=index))
+        ds = numbers(6, lambda x: (x, kept["worker"])).mp_prefetch(
+            threads(), lambda index, count: kept.update(worker=index)
+        )
         assert list(ds) == [(x, x % 2) for x in range(6)] and not kept
 
     def test_a_thread_that_replaces_another_one_has_a_copy_of_its_own(self):
@@ -212,7 +237,10 @@ class TestCopies:
         last = dict(zip(range(8), [None, None, *range(6)], strict=True))
         pairs = [(x, last[x]) for x in range(8)]
         for _ in range(2):  # of the three that keep the last element
-            pairs = [(x, None if x_2 is None else x_2) for x, x_2 in zip(pairs, [None, None, *pairs], strict=False)]
+            pairs = [
+                (x, None if x_2 is None else x_2)
+                for x, x_2 in zip(pairs, [None, None, *pairs], strict=False)
+            ]
         assert list(ds.mp_prefetch(threads(), order=order)) == pairs
         assert len(seen) == 16
 
@@ -225,10 +253,14 @@ class TestCopies:
         table.flags.writeable = False
         shared = [OfTheProgram, missing, table, os.getpid, records]
         source = MapDataset.source(records)
-        with_records = source.to_iter_dataset(DIRECT).map(lambda lock: (lock, shared, cells, source))
+        with_records = source.to_iter_dataset(DIRECT).map(
+            lambda lock: (lock, shared, cells, source)
+        )
         for i, (lock, others, copied, _) in enumerate(with_records.mp_prefetch(threads())):
             assert lock is records[i] and copied is not cells
-            assert others is not shared and all([x is y for x, y in zip(others, shared, strict=True)])
+            assert others is not shared and all(
+                [x is y for x, y in zip(others, shared, strict=True)]
+            )
 
     def test_copies_end_with_their_threads(self):
         """Python 3.13 without the GIL keeps all functions that are not nested in others."""
@@ -293,7 +325,10 @@ class TestThreads:
 
     def test_states_are_those_of_processes(self):
         ds = numbers(9)
-        its = [iter(ds.mp_prefetch(MultiprocessingOptions(2, executor=x))) for x in ("threads", "processes")]
+        its = [
+            iter(ds.mp_prefetch(MultiprocessingOptions(2, executor=x)))
+            for x in ("threads", "processes")
+        ]
         for here, there in (its, its[::-1]):
             next(here)
             there.set_state(here.get_state())
@@ -371,12 +406,20 @@ class TestThreads:
         for _ in range(2):
             with pytest.raises(LookupError) as caught:
                 next(it)
-            assert caught.value.args == ("no", lock) and traceback.extract_tb(caught.value.__traceback__)[-1].name == "fail"
+            assert (
+                caught.value.args == ("no", lock)
+                and traceback.extract_tb(caught.value.__traceback__)[-1].name == "fail"
+            )
             (note,) = [note for note in caught.value.__notes__ if "Raised in" in note]
             assert "worker 1 of 2" in note and "at element 3" in note
         it.skip_failed()
         assert next(it) == 4
-        assert_stays(it, RuntimeError, r"Worker thread 1 of 2 was .*has raised SystemExit\(7\), at element 5.*with a new thread")
+        assert_stays(
+            it,
+            RuntimeError,
+            r"Worker thread 1 of 2 was .*has raised SystemExit\(7\), at element 5.*with a new"
+            r" thread",
+        )
         failing = iter(numbers(8).mp_prefetch(threads(), lambda index, count: index and 1 // 0))
         assert next(failing) == 0
         with pytest.raises(ZeroDivisionError) as caught:
@@ -384,7 +427,13 @@ class TestThreads:
         assert caught.value.__notes__[0] == "Raised in worker 1 of 2, when it was started."
 
     def test_are_observed_one_by_one(self):
-        it = iter(MapDataset.range(200).map(lambda x: x + 1).to_iter_dataset(DIRECT).batch(5).mp_prefetch(threads()))
+        it = iter(
+            MapDataset.range(200)
+            .map(lambda x: x + 1)
+            .to_iter_dataset(DIRECT)
+            .batch(5)
+            .mp_prefetch(threads())
+        )
         with observe(it) as view:
             assert len(list(it)) == 40
         nodes = [*view.summary().values()]
@@ -392,7 +441,9 @@ class TestThreads:
         assert [node.place for node in nodes] == ["consumer", *["workers"] * 5]
         assert view.snapshot().workers[0].num_workers == 2
 
-    def test_a_program_ends_in_silence_with_threads_in_functions_and_goes_on_after_a_fork(self, tmp_path):
+    def test_a_program_ends_in_silence_with_threads_in_functions_and_goes_on_after_a_fork(
+        self, tmp_path
+    ):
         program = """
             import os, threading, warnings
             import gristmill as gm

@@ -11,7 +11,11 @@ from users_datasets import BareMap, BareStream
 from gristmill.dataset import DatasetIterator, IterDataset, MapDataset
 from gristmill.dataset.bases.context import IteratorContext, Numbers
 from gristmill.dataset.telling.description import describe
-from gristmill.experimental import DatasetOptions, WithOptionsIterDataset, assert_equal_output_after_checkpoint
+from gristmill.experimental import (
+    DatasetOptions,
+    WithOptionsIterDataset,
+    assert_equal_output_after_checkpoint,
+)
 
 
 class Sliceable(BareMap):
@@ -25,7 +29,10 @@ class Sliceable(BareMap):
         return self.slice(index) if isinstance(index, slice) else super().__getitem__(index)
 
 
-methods = {"__len__": lambda self: len(self._parent), "__getitem__": lambda self, index: 2 * self._parent[index]}
+methods = {
+    "__len__": lambda self: len(self._parent),
+    "__getitem__": lambda self, index: 2 * self._parent[index],
+}
 Doubled = type("Doubled", (MapDataset,), methods)
 
 
@@ -45,8 +52,14 @@ def test_parents_of_map_datasets_and_steps_behind_them():
     with pytest.raises(AttributeError):
         ds.parents = ()
     for own, same in ((kind(5), MapDataset.range(5)) for kind in (BareMap, Sliceable)):
-        for step in (lambda ds: ds.slice(slice(1, None, 2)).repeat(2), lambda ds: ds.seed(3).shuffle().batch(2, batch_fn=list)):
-            assert list(step(own)) == list(step(same)) and list(step(own)._items([3, 0])) == [step(own)[3], step(own)[0]]
+        for step in (
+            lambda ds: ds.slice(slice(1, None, 2)).repeat(2),
+            lambda ds: ds.seed(3).shuffle().batch(2, batch_fn=list),
+        ):
+            assert list(step(own)) == list(step(same)) and list(step(own)._items([3, 0])) == [
+                step(own)[3],
+                step(own)[0],
+            ]
 
 
 class Stream(IterDataset):
@@ -84,8 +97,14 @@ STREAMS = [
         [[(1, (1, "a")), (2, (3, "c"))], [(3, (5, "e"))]],
     ),
     (lambda: BareStream(3), [0, 1, 2]),
-    (lambda: BareStream(5).filter(lambda x: x % 2).map_with_index(lambda i, x: (i, x)), [(0, 1), (1, 3)]),
-    (lambda: Stream(WithOptionsIterDataset(BareStream(2), DatasetOptions(min_shm_size=1))), [(1, 0), (2, 1)]),
+    (
+        lambda: BareStream(5).filter(lambda x: x % 2).map_with_index(lambda i, x: (i, x)),
+        [(0, 1), (1, 3)],
+    ),
+    (
+        lambda: Stream(WithOptionsIterDataset(BareStream(2), DatasetOptions(min_shm_size=1))),
+        [(1, 0), (2, 1)],
+    ),
 ]
 
 
@@ -101,11 +120,15 @@ def test_streams_over_and_under_ours(make, expected):
 def test_iterators_that_are_none_of_ours(elements):
     ds = type("Foreign", (IterDataset,), {"__iter__": lambda self: elements()})()
     assert list(ds) == [*range(5)] and list(Stream(ds.map(str)))[1] == (2, "1")
-    assert list(ds.filter(lambda x: x % 2).map_with_index(lambda i, x: (i, x)).batch(5, batch_fn=list)) == [[(0, 1), (1, 3)]]
+    assert list(
+        ds.filter(lambda x: x % 2).map_with_index(lambda i, x: (i, x)).batch(5, batch_fn=list)
+    ) == [[(0, 1), (1, 3)]]
     it = iter(ds.map(str))
     assert next(it) == "0"
     for call in (it.get_state, lambda: it.set_state({})):
-        assert_raises(NotImplementedError, r"plain \w* has no state: return a DatasetIterator", call)
+        assert_raises(
+            NotImplementedError, r"plain \w* has no state: return a DatasetIterator", call
+        )
     assert next(it) == "1"
     it.close()
     assert_raises(ValueError, "closed", next, it)

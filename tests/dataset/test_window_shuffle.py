@@ -12,7 +12,11 @@ from gristmill.experimental import WindowShuffleIterDataset, WindowShuffleMapDat
 
 
 def state(start, number, position):
-    return {"parent_window_start_state": {"next_index": start}, "window_index": number, "pos_in_window": position}
+    return {
+        "parent_window_start_state": {"next_index": start},
+        "window_index": number,
+        "pos_in_window": position,
+    }
 
 
 TWELVE = [4 * k + i for k in range(3) for i in window_order(4, 6 + k)]
@@ -34,10 +38,21 @@ def test_arguments_and_specs(make):
     assert_raises(ValueError, "window_shuffle needs a seed", ds.window_shuffle, 3)
     seeded = ds.seed(8).window_shuffle(3)
     assert list(seeded) == list(ds.window_shuffle(3, seed=int(seeded._default_seed)))
-    assert list(ds.window_shuffle(np.int64(3), seed=np.uint32(4))) == list(ds.window_shuffle(3, seed=4))
-    assert str(WindowShuffleMapDataset(MapDataset.range(3), window_size=2, seed=1)) == "WindowShuffleMapDataset"
-    assert str(WindowShuffleIterDataset(numbers(3), window_size=2, seed=1)) == "WindowShuffleIterDataset"
-    assert str(iter(WindowShuffleIterDataset(numbers(3), window_size=2, seed=1))) == "WindowShuffleDatasetIterator"
+    assert list(ds.window_shuffle(np.int64(3), seed=np.uint32(4))) == list(
+        ds.window_shuffle(3, seed=4)
+    )
+    assert (
+        str(WindowShuffleMapDataset(MapDataset.range(3), window_size=2, seed=1))
+        == "WindowShuffleMapDataset"
+    )
+    assert (
+        str(WindowShuffleIterDataset(numbers(3), window_size=2, seed=1))
+        == "WindowShuffleIterDataset"
+    )
+    assert (
+        str(iter(WindowShuffleIterDataset(numbers(3), window_size=2, seed=1)))
+        == "WindowShuffleDatasetIterator"
+    )
 
 
 @pytest.mark.parametrize("size", [3, 255, 256, 257, 4096, 65_535, 65_536, 65_537, 65_538, 100_000])
@@ -50,7 +65,9 @@ def test_windows_of_any_size(size):
     assert list(ds._items(places)) == expected
     assert [ds[i] for i in places[:6]] == expected[:6]
     for start in (0, size - 2, 2 * size - 2, n - 3):
-        assert list(ds._items(range(start, start + 5))) == [window_shuffled(i, n, size, 9) % n for i in range(start, start + 5)]
+        assert list(ds._items(range(start, start + 5))) == [
+            window_shuffled(i, n, size, 9) % n for i in range(start, start + 5)
+        ]
     assert size > 4096 or sorted(ds) == list(range(n))
 
 
@@ -68,9 +85,17 @@ def test_what_is_read_and_states():
     assert list(it) == TWELVE[4:]
     it = iter(numbers(10).window_shuffle(4, seed=6))
     next(it)
-    assert_refused(it, StateMismatchError, r"pos_in_window .* at most window_size = 4, got 5", state(0, 1, 5), state(0, 0, 1))
+    assert_refused(
+        it,
+        StateMismatchError,
+        r"pos_in_window .* at most window_size = 4, got 5",
+        state(0, 1, 5),
+        state(0, 0, 1),
+    )
     it.set_state(state(8, 2, 3))  # the last window has two elements: this is seen when it is read
-    assert_stays(it, StateMismatchError, r"pos_in_window .* is 3, but only 2 elements follow", state(8, 2, 3))
+    assert_stays(
+        it, StateMismatchError, r"pos_in_window .* is 3, but only 2 elements follow", state(8, 2, 3)
+    )
     it.set_state(state(8, 2, 1))
     assert len(list(it)) == 1
 
@@ -86,7 +111,12 @@ def test_errors_in_the_next_window_and_behind():
     # What fails behind it finds the elements as they were.
     records = MapDataset.range(6).map(lambda x: {"x": x}).to_iter_dataset()
     failing = Failing(3, times=1, error=OSError)
-    it = iter(records.window_shuffle(6, seed=2).map(lambda record: record.pop("x")).map(failing).batch(3, batch_fn=list))
+    it = iter(
+        records.window_shuffle(6, seed=2)
+        .map(lambda record: record.pop("x"))
+        .map(failing)
+        .batch(3, batch_fn=list)
+    )
     batches = []
     assert_raises(OSError, "3", batches.extend, it)
     batches.extend(it)

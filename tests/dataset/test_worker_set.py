@@ -27,7 +27,10 @@ patient = pytest.fixture(parked_for_long, name="patient")
 def parts_of(num, size, *options, **keywords):
     """Several components of ``size`` numbers each."""
     options = MultiprocessingOptions(*options, **keywords, executor="processes")
-    return [MapDataset.range(size * i, size * i + size).to_iter_dataset().mp_prefetch(options) for i in range(num)]
+    return [
+        MapDataset.range(size * i, size * i + size).to_iter_dataset().mp_prefetch(options)
+        for i in range(num)
+    ]
 
 
 def processes(it):
@@ -49,10 +52,16 @@ def component(rng, workers):
     ds = MapDataset.range(rng.randrange(25, 60)).shuffle(seed=seed).map(change)
     ds = ds.to_iter_dataset(rng.choice([None, ReadOptions(0, 0), ReadOptions(2, 3)]))
     ds = ds.filter(lambda x: x[0] % 3 != 1) if rng.random() < 0.4 else ds
-    ds = ds.random_map(lambda x, noise: x + noise.integers(99), seed=seed) if rng.random() < 0.4 else ds
+    ds = (
+        ds.random_map(lambda x, noise: x + noise.integers(99), seed=seed)
+        if rng.random() < 0.4
+        else ds
+    )
     ds = ds.batch(3) if rng.random() < 0.4 else ds
     num, num_more, size_ahead = rng.randrange(1, 4), rng.randrange(3), rng.choice([1, 5, 500])
-    return ds.mp_prefetch(MultiprocessingOptions(min(num, workers), size_ahead, num_lanes=num + num_more))
+    return ds.mp_prefetch(
+        MultiprocessingOptions(min(num, workers), size_ahead, num_lanes=num + num_more)
+    )
 
 
 def tree(rng, workers, depth=2):
@@ -62,7 +71,11 @@ def tree(rng, workers, depth=2):
     kind = rng.choice(["mix", "zip", "interleave"])
     if kind == "mix":
         return IterDataset.mix(parents, [*range(1, len(parents) + 1)])
-    return ZipIterDataset(parents, strict=False) if kind == "zip" else InterleaveIterDataset(parents, cycle_length=2)
+    return (
+        ZipIterDataset(parents, strict=False)
+        if kind == "zip"
+        else InterleaveIterDataset(parents, cycle_length=2)
+    )
 
 
 def outcome(it):
@@ -102,14 +115,23 @@ def test_random_pipelines_are_those_without_processes(seed, patient):
 
 def test_there_is_one_set_of_processes_for_all_and_a_second_epoch_has_the_same(patient):
     numbers = MapDataset.range(90).map(str).to_iter_dataset()
-    own = numbers.mp_prefetch(MultiprocessingOptions(2, executor="processes"), lambda i, n: os.environ.update(A="1"))
-    other = numbers.mp_prefetch(MultiprocessingOptions(1, worker_env={"A": "1"}, executor="processes"))
-    ds = IterDataset.mix([IterDataset.mix(parts_of(34, 90, 2)), own, ZipIterDataset([other, *parts_of(1, 90, 1)])], [6000, 6, 1])
+    own = numbers.mp_prefetch(
+        MultiprocessingOptions(2, executor="processes"), lambda i, n: os.environ.update(A="1")
+    )
+    other = numbers.mp_prefetch(
+        MultiprocessingOptions(1, worker_env={"A": "1"}, executor="processes")
+    )
+    ds = IterDataset.mix(
+        [IterDataset.mix(parts_of(34, 90, 2)), own, ZipIterDataset([other, *parts_of(1, 90, 1)])],
+        [6000, 6, 1],
+    )
     it = iter(ds)
     assert not processes(it)
     first = [*islice(it, 2000)]
     num, used = max(2, usable_cpus()), processes(it)
-    assert sorted(used.values()) == sorted([1, 1, *[2 * 34 // num + (i < 2 * 34 % num) for i in range(num)]])
+    assert sorted(used.values()) == sorted(
+        [1, 1, *[2 * 34 // num + (i < 2 * 34 % num) for i in range(num)]]
+    )
     it.start_prefetch()
     # one in another environment
     assert sum(processes(it).values()) == 2 * 34 + 4 and len(processes(it)) == num + 3
@@ -148,16 +170,25 @@ def test_nobody_waits_for_what_is_not_taken_of_another_one_or_stuck(tmp_path, st
 
 def test_a_record_that_kills_is_told_of_by_its_own_component_alone():
     def taken(fail, workers, error, match):
-        parts = [MapDataset.range(1000, 4000), MapDataset.range(60).map(lambda x: fail(0) if x == 40 else x)]
+        parts = [
+            MapDataset.range(1000, 4000),
+            MapDataset.range(60).map(lambda x: fail(0) if x == 40 else x),
+        ]
         options = MultiprocessingOptions(workers, num_lanes=usable_cpus(), executor="processes")
-        made = [ds.filter(lambda x: x % 5 != 1).to_iter_dataset(ReadOptions(0, 0)).mp_prefetch(options) for ds in parts * 2]
+        made = [
+            ds.filter(lambda x: x % 5 != 1).to_iter_dataset(ReadOptions(0, 0)).mp_prefetch(options)
+            for ds in parts * 2
+        ]
         it, seen = iter(IterDataset.mix(made[:3])), []
         with pytest.raises(error, match=match):
             seen.extend(iter(it.__next__, None))
         it.skip_failed()
         return [*seen, *it], it.get_state()
 
-    text = r"(?s)Worker process \d of .*SIGSEGV.*, at element 40 or in what is made of it.*input_index=1"
+    text = (
+        r"(?s)Worker process \d of .*SIGSEGV.*, at element 40 or in what is made of"
+        r" it.*input_index=1"
+    )
     expected = taken(lambda _: 1 // 0, 0, ZeroDivisionError, "input_index=1")
     assert taken(ctypes.string_at, usable_cpus(), RuntimeError, text) == expected
 

@@ -14,7 +14,13 @@ from users_datasets import Plain
 
 from gristmill import MapDataset
 from gristmill.core.errors import StateIndexError, StateMismatchError
-from gristmill.experimental import RebatchIterDataset, ShapeDtypeStruct, ZipIterDataset, ZipMapDataset, get_element_spec
+from gristmill.experimental import (
+    RebatchIterDataset,
+    ShapeDtypeStruct,
+    ZipIterDataset,
+    ZipMapDataset,
+    get_element_spec,
+)
 
 
 def at(*indices):
@@ -30,19 +36,34 @@ def test_arguments_methods_and_texts():
     match = r"must have the same length, got the lengths \[2, 3, 2\]"
     assert_raises(ValueError, match, ZipMapDataset, [MapDataset.range(n) for n in (2, 3, 2)])
     assert list(ZipIterDataset([numbers(2), MapDataset.range(2)])) == [(0, 0), (1, 1)]
-    assert list(MapDataset.range(2).zip(MapDataset.range(5, 7), MapDataset.source(list("ab")))) == [(0, 5, "a"), (1, 6, "b")]
+    assert list(MapDataset.range(2).zip(MapDataset.range(5, 7), MapDataset.source(list("ab")))) == [
+        (0, 5, "a"),
+        (1, 6, "b"),
+    ]
     assert list(numbers(2).zip(numbers(3), strict=False)) == [(0, 0), (1, 1)]
     ds = ZipMapDataset([MapDataset.range(2), MapDataset.range(2).shuffle(seed=1)])
-    assert str(ds) == "ZipMapDataset(parents=(RangeMapDataset(start=0, stop=2, step=1), ShuffleMapDataset), drop_missing=False)"
+    assert (
+        str(ds)
+        == "ZipMapDataset(parents=(RangeMapDataset(start=0, stop=2, step=1), ShuffleMapDataset),"
+        " drop_missing=False)"
+    )
     ds = ZipIterDataset([numbers(2).map(len), numbers(2)], strict=False)
-    assert str(ds).startswith("ZipIterDataset(parents=(MapIterDataset(transform=len), PrefetchIterDataset(")
+    assert str(ds).startswith(
+        "ZipIterDataset(parents=(MapIterDataset(transform=len), PrefetchIterDataset("
+    )
     assert str(ds).endswith("strict=False)")
     assert str(iter(ds)) == "ZipDatasetIterator([2 parents])"
     holes = MapDataset.range(4).map(lambda x: None if x == 1 else x)
-    assert list(ZipMapDataset([holes, MapDataset.range(4)], drop_missing=True)) == [(0, 0), (2, 2), (3, 3)]
+    assert list(ZipMapDataset([holes, MapDataset.range(4)], drop_missing=True)) == [
+        (0, 0),
+        (2, 2),
+        (3, 3),
+    ]
     assert len(ZipMapDataset([holes]).batch(2)) == 2
     assert_raises(ValueError, "ZipMapDataset", ZipMapDataset([holes], drop_missing=True).batch, 2)
-    arrays = ZipMapDataset([MapDataset.source([np.zeros(2), np.ones(2)]), MapDataset.range(2)], drop_missing=True)
+    arrays = ZipMapDataset(
+        [MapDataset.source([np.zeros(2), np.ones(2)]), MapDataset.range(2)], drop_missing=True
+    )
     assert [row[1] for row in arrays] == [0, 1]  # these are not taken for missing
 
 
@@ -82,7 +103,10 @@ def test_a_strict_zip_of_other_lengths_fails_behind_its_last_row_and_stays_there
 def test_without_strict_the_parents_before_the_first_that_ends_are_one_further(block):
     # looks at 9 to see that it has ended
     dropping = MapDataset.range(9).filter(lambda x: x < 4).to_iter_dataset()
-    it, rows = iter(ZipIterDataset([numbers(9), dropping, numbers(3), numbers(7)], strict=False)), []
+    it, rows = (
+        iter(ZipIterDataset([numbers(9), dropping, numbers(3), numbers(7)], strict=False)),
+        [],
+    )
     while taken := it._take(block):
         rows += taken
     assert rows == [(i,) * 4 for i in range(3)]
@@ -99,11 +123,19 @@ def test_states_that_do_not_fit_and_iterators_without_a_state():
     it = iter(ZipIterDataset([numbers(4), numbers(4)]))
     next(it)
     for parents in ([{"next_index": 2}], [{"next_index": 2}] * 3, {"0": {"next_index": 2}}, None):
-        assert_raises(StateMismatchError, "list of 2, the number of datasets, got", it.set_state, {"parents": parents})
+        assert_raises(
+            StateMismatchError,
+            "list of 2, the number of datasets, got",
+            it.set_state,
+            {"parents": parents},
+        )
     assert_refused(it, StateMismatchError, "next_index", at(3, 99), at(1, 1))
     it.set_state({"parents": ({"next_index": 3}, {"next_index": 3})})
     assert list(it) == [(3, 3)]
-    for ds in (ZipIterDataset([Plain(3), numbers(3)]), ZipIterDataset([Plain(9), Plain(3)], strict=False)):
+    for ds in (
+        ZipIterDataset([Plain(3), numbers(3)]),
+        ZipIterDataset([Plain(9), Plain(3)], strict=False),
+    ):
         assert list(ds.batch(2, batch_fn=list)) == [[(0, 0), (1, 1)], [(2, 2)]]
     it = iter(ZipIterDataset([numbers(9), Plain(2)]))
     assert [next(it), next(it)] == [(0, 0), (1, 1)]
@@ -118,7 +150,11 @@ def batches(*elements):
 def ragged(sizes):
     """Batches of these sizes."""
     starts = np.cumsum([0, *sizes])
-    return MapDataset.range(len(sizes)).map(lambda i: {"a": np.arange(starts[i], starts[i + 1])}).to_iter_dataset(DIRECT)
+    return (
+        MapDataset.range(len(sizes))
+        .map(lambda i: {"a": np.arange(starts[i], starts[i + 1])})
+        .to_iter_dataset(DIRECT)
+    )
 
 
 def test_views_dtypes_and_structures():
@@ -128,11 +164,17 @@ def test_views_dtypes_and_structures():
     assert all([np.shares_memory(x["x"], whole) for x in got])
     # Dtypes are promoted only where batches are joined.
     got = list(RebatchIterDataset(batches(np.int8([1, 2, 3]), np.float32([4, 5, 6])), 2))
-    assert [(x.dtype, x.tolist()) for x in got] == [("int8", [1, 2]), ("float32", [3, 4]), ("float32", [5, 6])]
+    assert [(x.dtype, x.tolist()) for x in got] == [
+        ("int8", [1, 2]),
+        ("float32", [3, 4]),
+        ("float32", [5, 6]),
+    ]
     (words,) = RebatchIterDataset(batches(np.array(["a"]), np.array(["bcd"])), 2)
     assert words.tolist() == ["a", "bcd"]
     jax = pytest.importorskip("jax")
-    (first, second) = RebatchIterDataset(batches([jax.numpy.arange(4), None], [jax.numpy.arange(2), None]), 3)
+    first, second = RebatchIterDataset(
+        batches([jax.numpy.arange(4), None], [jax.numpy.arange(2), None]), 3
+    )
     assert isinstance(first[0], jax.Array)
     assert second[0].tolist() == [3, 0, 1] and second[1] is None
 
@@ -142,7 +184,9 @@ def test_large_joined_batches_are_not_overwritten_and_the_batch_that_is_cut_is_r
     ds = batches(*[np.full((rows, 4), i) for i in range(12)]).rebatch(rows + rows // 2)
     kept = list(ds)
     assert all([x.nbytes > 1 << 20 for x in kept])
-    assert [sorted(set(x[:, 0].tolist())) for x in kept] == [[3 * i // 2, 3 * i // 2 + 1] for i in range(8)]
+    assert [sorted(set(x[:, 0].tolist())) for x in kept] == [
+        [3 * i // 2, 3 * i // 2 + 1] for i in range(8)
+    ]
     assert all(map(np.array_equal, ds, kept[:2]))
     seen = []
     ds = MapDataset.range(3).map(lambda i: (seen.append(i), np.arange(4 * i, 4 * i + 4))[1])
@@ -170,7 +214,9 @@ def test_rows_that_were_handed_out_and_changed_are_read_again():
         failing(batch[0])
         return batch
 
-    it = iter(RebatchIterDataset(MapDataset.range(4).to_iter_dataset().batch(4), 2).map(double).batch(2))
+    it = iter(
+        RebatchIterDataset(MapDataset.range(4).to_iter_dataset().batch(4), 2).map(double).batch(2)
+    )
     assert_raises(Boom, "4", next, it)
     assert next(it).tolist() == [[0, 2], [4, 6]]
 
@@ -179,7 +225,11 @@ def test_rows_that_were_handed_out_and_changed_are_read_again():
 def test_an_error_does_not_make_the_batch_be_read_again(worker):
     """But a failed worker is asked again when the state is set."""
     seen, failing = [], Failing(1, times=99 if worker else 2)
-    ds = MapDataset.range(3).map(lambda i: (seen.append(i), failing(i), np.arange(2) + 2 * i)[2]).to_iter_dataset(DIRECT)
+    ds = (
+        MapDataset.range(3)
+        .map(lambda i: (seen.append(i), failing(i), np.arange(2) + 2 * i)[2])
+        .to_iter_dataset(DIRECT)
+    )
     it = iter(RebatchIterDataset(LocalWorkersIterDataset(ds) if worker else ds, 1))
     assert plain([next(it), next(it)]) == [[0], [1]]
     for _ in range(2):
@@ -203,14 +253,20 @@ MESSAGE = "must have the same structure"
         ({"a": np.arange(2)}, ValueError, MESSAGE + r"; the first one is .*b.*another one .*a"),
         (None, ValueError, MESSAGE),
         ([np.arange(2)] * 2, ValueError, MESSAGE),
-        ({"a": np.arange(2), "b": np.arange(3)}, ValueError, r"same number of rows; leaf \['a'\] has 2, leaf \['b'\] has 3"),
+        (
+            {"a": np.arange(2), "b": np.arange(3)},
+            ValueError,
+            r"same number of rows; leaf \['a'\] has 2, leaf \['b'\] has 3",
+        ),
         ({"a": np.arange(0), "b": np.arange(0)}, ValueError, "a batch without rows"),
         ({"a": np.arange(2), "b": 3}, TypeError, r"arrays with a first axis, leaf \['b'\] is 3"),
         ({"a": np.arange(2), "b": np.array(3)}, TypeError, r"leaf \['b'\] is array\(3\)"),
         ({"a": np.arange(2), "b": "ab"}, TypeError, r"leaf \['b'\] is 'ab'"),
     ],
 )
-def test_elements_that_are_no_batches_are_errors_that_say_why_and_can_be_skipped(bad, error, message):
+def test_elements_that_are_no_batches_are_errors_that_say_why_and_can_be_skipped(
+    bad, error, message
+):
     it = iter(RebatchIterDataset(batches(GOOD, bad, GOOD), 2))
     next(it)
     assert_stays(it, error, message)
@@ -221,7 +277,12 @@ def test_elements_that_are_no_batches_are_errors_that_say_why_and_can_be_skipped
 def test_batches_that_cannot_be_joined_or_have_no_arrays():
     it = iter(RebatchIterDataset(batches({"a": np.zeros((3, 2))}, {"a": np.zeros((3, 4))}), 2))
     next(it)
-    assert_raises(ValueError, r"leaf \['a'\] whose shapes .* do not agree: float64\[1, 2\] and float64\[1, 4\]", next, it)
+    assert_raises(
+        ValueError,
+        r"leaf \['a'\] whose shapes .* do not agree: float64\[1, 2\] and float64\[1, 4\]",
+        next,
+        it,
+    )
     it.skip_failed()
     assert [x["a"].shape for x in it] == [(2, 4)]
     for element in (None, {}, [None]):
@@ -239,10 +300,17 @@ def test_batches_that_cannot_be_joined_or_have_no_arrays():
 
 def test_arguments_texts_and_specs():
     for wrong in (0, -3):
-        assert_raises(ValueError, f"batch_size must be a positive integer, got {wrong}", ragged([2]).rebatch, wrong)
+        assert_raises(
+            ValueError,
+            f"batch_size must be a positive integer, got {wrong}",
+            ragged([2]).rebatch,
+            wrong,
+        )
     assert_raises(TypeError, "batch_size must be an integer", RebatchIterDataset, ragged([2]), 1.5)
     ds = RebatchIterDataset(MapDataset.range(9).to_iter_dataset().batch(2), 3, drop_remainder=True)
     assert str(ds) == "RebatchIterDataset(batch_size=3, drop_remainder=True)"
     assert str(iter(ds)) == "RebatchDatasetIterator(batch_size=3, drop_remainder=True)"
-    assert get_element_spec(ds) == get_element_spec(ds.rebatch(3)) == ShapeDtypeStruct((3,), np.int64)
+    assert (
+        get_element_spec(ds) == get_element_spec(ds.rebatch(3)) == ShapeDtypeStruct((3,), np.int64)
+    )
     assert_raises(NotImplementedError, None, iter(ds)._get_next_index)

@@ -14,7 +14,9 @@ import tempfile
 import time
 from pathlib import Path
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 _SECONDS = 30
 
 
@@ -25,7 +27,13 @@ class Browser:
         self._folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         their_input, self._input = os.pipe()
         self._output, their_output = os.pipe()
-        flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "--disable-dev-shm-usage"]
+        flags = [
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--remote-debugging-pipe",
+            "--disable-dev-shm-usage",
+        ]
         flags += ["--no-first-run", "--mute-audio", "--autoplay-policy=no-user-gesture-required"]
         command = [CHROMIUM, *flags, f"--user-data-dir={self._folder.name}", "about:blank"]
         self._process = subprocess.Popen(
@@ -37,8 +45,12 @@ class Browser:
         os.close(their_input)
         os.close(their_output)
         self._numbers, self._rest, self._session, self.problems = itertools.count(1), b"", None, []
-        target = next(x for x in self.call("Target.getTargets")["targetInfos"] if x["type"] == "page")
-        self._session = self.call("Target.attachToTarget", targetId=target["targetId"], flatten=True)["sessionId"]
+        target = next(
+            x for x in self.call("Target.getTargets")["targetInfos"] if x["type"] == "page"
+        )
+        self._session = self.call(
+            "Target.attachToTarget", targetId=target["targetId"], flatten=True
+        )["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
         return self
@@ -84,15 +96,30 @@ class Browser:
     def show(self, url, width=1280, height=900, scheme="light"):
         """Opens a page and waits until it, with all of its pictures, is there."""
         phone = width < 600
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1 + phone, mobile=phone)
-        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1 + phone,
+            mobile=phone,
+        )
+        self.call(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": scheme}],
+        )
         self.call("Page.navigate", url=url)
         self.settle()
 
     def settle(self):
         """Waits for the page that is there, or coming."""
-        ready = "document.readyState === 'complete' && [...document.images].every(i => i.complete || i.loading === 'lazy')"
-        ready += " && location.href !== 'about:blank' && performance.getEntriesByType('navigation')[0].responseStatus !== 202"
+        ready = (
+            "document.readyState === 'complete' && [...document.images].every(i => i.complete ||"
+            " i.loading === 'lazy')"
+        )
+        ready += (
+            " && location.href !== 'about:blank' &&"
+            " performance.getEntriesByType('navigation')[0].responseStatus !== 202"
+        )
         deadline, is_ready = time.monotonic() + _SECONDS, False
         while not is_ready:
             assert time.monotonic() < deadline, "the page does not come"
@@ -102,7 +129,9 @@ class Browser:
 
     def run(self, expression):
         """The value of an expression in the page."""
-        result = self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
+        result = self.call(
+            "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
+        )
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
 
@@ -121,4 +150,8 @@ class Browser:
 
     def picture(self, path, whole=False):
         """Writes a screenshot as PNG."""
-        Path(path).write_bytes(base64.b64decode(self.call("Page.captureScreenshot", captureBeyondViewport=whole)["data"]))
+        Path(path).write_bytes(
+            base64.b64decode(
+                self.call("Page.captureScreenshot", captureBeyondViewport=whole)["data"]
+            )
+        )

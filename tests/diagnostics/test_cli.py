@@ -105,19 +105,36 @@ def test_help_and_wrong_arguments(capsys):
         return capsys.readouterr()[code > 0]
 
     text = ends("--help")
-    assert text.startswith("usage: python -m gristmill ") and "examples:" in text and "exit codes:" in text
+    assert (
+        text.startswith("usage: python -m gristmill ")
+        and "examples:" in text
+        and "exit codes:" in text
+    )
     for command in ("inspect", "head", "diagnose", "bench", "state", "show", "trace", "write"):
         assert f"\n    {command} " in text
         lines = [line.split() for line in ends(f"{command} --help").splitlines()]
-        examples = [words[3:] for words in lines if words[:4] == ["python", "-m", "gristmill", command]]
+        examples = [
+            words[3:] for words in lines if words[:4] == ["python", "-m", "gristmill", command]
+        ]
         assert examples and all([_parser().parse_args(example).command for example in examples])
-    assert "COMMAND" in ends("", 2) and "nothing" in ends("nothing", 2) and "'-1'" in ends("head x:y -n -1", 2)
-    assert "more than 0" in ends("bench x:y --seconds 0", 2) and "'inf'" in ends("bench x:y --seconds inf", 2)
-    assert "at least 1" in ends("bench x:y --repeat 0", 2) and "'some'" in ends("diagnose x:y --consumer-ms some", 2)
+    assert (
+        "COMMAND" in ends("", 2)
+        and "nothing" in ends("nothing", 2)
+        and "'-1'" in ends("head x:y -n -1", 2)
+    )
+    assert "more than 0" in ends("bench x:y --seconds 0", 2) and "'inf'" in ends(
+        "bench x:y --seconds inf", 2
+    )
+    assert "at least 1" in ends("bench x:y --repeat 0", 2) and "'some'" in ends(
+        "diagnose x:y --consumer-ms some", 2
+    )
 
 
 def test_names_of_pipelines_and_wrong_ones(folder, call):
-    names = "cli_pipelines.py:numbers ./cli_pipelines.py:numbers @numbers @holder.ds @make @Counting @loader"
+    names = (
+        "cli_pipelines.py:numbers ./cli_pipelines.py:numbers @numbers @holder.ds @make @Counting"
+        " @loader"
+    )
     for name in names.split():
         assert call(f"head {name} -n 1").startswith("0: ")
     (folder / "some_package").mkdir()
@@ -128,10 +145,23 @@ def test_names_of_pipelines_and_wrong_ones(folder, call):
     assert load_pipeline("some_package/pipeline.py:ds") is load_pipeline("some_package.pipeline:ds")
     for name, *parts in (
         ("@nothing", "has no nothing", "numbers, images, odd", "make, broken"),
-        *(("@holder.nothing", "has no holder.nothing"), ("@dict", "has no dict"), ("@make_of", "without a default, size")),
-        *(("cli_pipelines", "cli_pipelines:<attribute>", "numbers, images"), ("@", "cli_pipelines:<attribute>")),
-        *(("@text", "'no pipeline' of type str", "numbers, images"), (":numbers", "module:attribute")),
-        *(("cli_piplines:x", "there is no module cli_piplines"), ("cli_pipelines.deeper:x", "no module cli_pipelines.deeper")),
+        *(
+            ("@holder.nothing", "has no holder.nothing"),
+            ("@dict", "has no dict"),
+            ("@make_of", "without a default, size"),
+        ),
+        *(
+            ("cli_pipelines", "cli_pipelines:<attribute>", "numbers, images"),
+            ("@", "cli_pipelines:<attribute>"),
+        ),
+        *(
+            ("@text", "'no pipeline' of type str", "numbers, images"),
+            (":numbers", "module:attribute"),
+        ),
+        *(
+            ("cli_piplines:x", "there is no module cli_piplines"),
+            ("cli_pipelines.deeper:x", "no module cli_pipelines.deeper"),
+        ),
         ("nothing.py:numbers", "there is no file nothing.py", "cli_pipelines.py"),
         ("json:loads", "without a default, s", "it has no pipelines"),
     ):
@@ -165,10 +195,16 @@ def test_errors_of_users_code_are_shown_from_its_first_line_on(folder, call):
         importlib.invalidate_caches()
         for name in (file.stem, file.name):
             text = call(f"inspect {name}:ds", 1)
-            assert text.startswith(("Traceback", "  File")) and message in text and file.name in text
+            assert (
+                text.startswith(("Traceback", "  File")) and message in text and file.name in text
+            )
             assert "importlib" not in text and "cli" not in text.replace(str(folder), "")
     text = call("inspect @broken", 1)
-    assert text.startswith("Traceback") and text.endswith("KeyError: 'cannot make it'\n") and text.count("File ") == 1
+    assert (
+        text.startswith("Traceback")
+        and text.endswith("KeyError: 'cannot make it'\n")
+        and text.count("File ") == 1
+    )
     text = call("head @failing", 1)
     assert text.startswith("0: int[]  -1\n1: int[]  -1\nTraceback") and "cli_run" not in text
     assert "ZeroDivisionError" in text and "at element 2" in text
@@ -176,11 +212,15 @@ def test_errors_of_users_code_are_shown_from_its_first_line_on(folder, call):
 
 def test_inspect(folder, call):
     text = call("inspect @unread")
-    assert "RepeatMapDataset" in text and "SourceMapDataset(source=Untouchable)  12 elements\n" in text
+    assert (
+        "RepeatMapDataset" in text and "SourceMapDataset(source=Untouchable)  12 elements\n" in text
+    )
     assert text.endswith("element:  not known before the first one: --run reads it\n")
     source = "RangeMapDataset(start=0, stop=20, step=1)  20 elements  int64[]\n"
     text = call("inspect @make")
-    assert text.startswith(source) and text.endswith("\n\nlength:   20 elements\nelement:  int64[]\n")
+    assert text.startswith(source) and text.endswith(
+        "\n\nlength:   20 elements\nelement:  int64[]\n"
+    )
     text, spec = call("inspect @images --run"), "{'image': 'uint8[8, 4, 4]', 'label': 'int64[8]'}"
     # in the graph, and below it
     assert text.count(spec) == 2 and text.endswith(f"element:  {spec}\n")
@@ -195,11 +235,17 @@ def test_inspect(folder, call):
 
 
 def test_head(call):
-    image = "dict\n  'image': uint8[4, 4, 4]  [16 16 16 … 19 19 19]\n  'label': int64[4]  [16 17 18 19]\n"
+    image = (
+        "dict\n  'image': uint8[4, 4, 4]  [16 16 16 … 19 19 19]\n  'label': int64[4]  [16 17 18"
+        " 19]\n"
+    )
     assert call("head @images -n 1 --skip 2") == f"2: {image}"
     spec = "{{'image': 'uint8[{0}, 4, 4]', 'label': 'int64[{0}]'}}"
     specs = [f"{i}: {spec.format(n)}" for i, n in enumerate((8, 8, 4))]
-    assert call("head @images --spec-only").splitlines() == [*specs, "(the end: there are 3 elements)"]
+    assert call("head @images --spec-only").splitlines() == [
+        *specs,
+        "(the end: there are 3 elements)",
+    ]
     assert call("head @numbers -n 2 --skip 7") == "7: int[]  7\n8: int[]  8\n"
     assert sys.modules["cli_pipelines"].seen == [7, 8]  # nothing else is computed
     assert call("head @odd -n 1 --skip 3") == "3: int[]  7\n"
@@ -211,18 +257,47 @@ def test_head(call):
         for skip in (1, 2, len(everything) - 1, len(everything) + 5):
             rest = call(f"head @{name} -n 100 --skip {skip}").splitlines()
             assert rest == everything[min(skip, len(everything) - 1) :]
-    unshowable, deep = type("Unshowable", (), {"__repr__": lambda self: 1 // 0})(), json.loads("[" * 100 + "]" * 100)
-    element = {"text": "x" * 10**6, "bytes": bytes(10**5), "many": [{"a": 1}] * 10**4, "deep": deep, "bad": unshowable}
+    unshowable, deep = (
+        type("Unshowable", (), {"__repr__": lambda self: 1 // 0})(),
+        json.loads("[" * 100 + "]" * 100),
+    )
+    element = {
+        "text": "x" * 10**6,
+        "bytes": bytes(10**5),
+        "many": [{"a": 1}] * 10**4,
+        "deep": deep,
+        "bad": unshowable,
+    }
     lines = element_lines(element, "0:")
-    assert len(lines) < 100 and max(map(len, lines)) < 400 and any(["(1,000,000 characters)" in line for line in lines])
+    assert (
+        len(lines) < 100
+        and max(map(len, lines)) < 400
+        and any(["(1,000,000 characters)" in line for line in lines])
+    )
 
 
 def test_diagnose_and_bench(folder, call):
     text = call("diagnose @loader --seconds 0.3 --consumer-ms 5")
-    assert text.startswith("Bound by the consumer") and "percent" in text and "SampledMapDataset" in text
-    found = json.loads(call("diagnose @images --seconds 0.1 --html report.html --trace trace.json --json"))
-    assert {"bound_by", "sentence", "elements_per_second", "recommendations", "delay_ns", "summary"} <= found.keys()
-    assert "<html" in (folder / "report.html").read_text() and "traceEvents" in (folder / "trace.json").read_text()
+    assert (
+        text.startswith("Bound by the consumer")
+        and "percent" in text
+        and "SampledMapDataset" in text
+    )
+    found = json.loads(
+        call("diagnose @images --seconds 0.1 --html report.html --trace trace.json --json")
+    )
+    assert {
+        "bound_by",
+        "sentence",
+        "elements_per_second",
+        "recommendations",
+        "delay_ns",
+        "summary",
+    } <= found.keys()
+    assert (
+        "<html" in (folder / "report.html").read_text()
+        and "traceEvents" in (folder / "trace.json").read_text()
+    )
     text = call("diagnose @images --seconds 0.05 --html no/such/folder/report.html", 2)
     assert text.startswith("Bound by ") and "\npython -m gristmill: --html: " in text
     assert "no elements" in call("diagnose @empty", 1)
@@ -235,7 +310,11 @@ def test_diagnose_and_bench(folder, call):
         if name == "images":  # batches of 8, 8 and 4
             assert 4 * (16 + 8) <= found["bytes_per_element"] <= 8 * (16 + 8)
     text = call("bench @images --seconds 0.02 --warmup 0")
-    assert re.match(r"elements/s .*\nMB/s .*\ndelay .*\n$", text) and "in 3 runs" in text and "p99" in text
+    assert (
+        re.match(r"elements/s .*\nMB/s .*\ndelay .*\n$", text)
+        and "in 3 runs" in text
+        and "p99" in text
+    )
     assert "only once" in call("bench @once --seconds 0.01 --warmup 0", 1)
     assert call("bench @empty", 1) == "python -m gristmill: the pipeline has no elements\n"
 
@@ -261,39 +340,69 @@ def test_state(saved, folder, call):
         "\ncli_pipelines:images would continue\n"
     )
     stages = ["RangeMapDataset(length=20, start=0, stop=20, step=1)", "MapMapDataset(length=20)"]
-    stages += ["PrefetchDatasetIterator(allow_nones=False)", "BatchDatasetIterator(batch_size=8, drop_remainder=False)"]
+    stages += [
+        "PrefetchDatasetIterator(allow_nones=False)",
+        "BatchDatasetIterator(batch_size=8, drop_remainder=False)",
+    ]
     assert "  of the pipeline\n" + "".join([f"    {stage}\n" for stage in stages]) in text
     text = call(f"state {saved('workers', 5)}/process_0-of-1.json --pipeline @workers")
     own = "next index: {} of about 10 in its share of MapMapDataset"
-    assert f"  next: lane 1\n  lane 0:\n    {own.format(3)}\n  lane 1:\n    {own.format(2)}\n" in text
+    assert (
+        f"  next: lane 1\n  lane 0:\n    {own.format(3)}\n  lane 1:\n    {own.format(2)}\n" in text
+    )
     (folder / "state.json").write_text('{"next_index": 13}')
     # nothing is read
-    assert call("state state.json --pipeline @unread").endswith("cli_pipelines:unread would continue\n")
+    assert call("state state.json --pipeline @unread").endswith(
+        "cli_pipelines:unread would continue\n"
+    )
     for other, last in (("make", "PrefetchDatasetIterator"), ("loader", "Batch")):
         text = call(f"state {directory} --pipeline @{other}", 1)
         assert f"cli_pipelines:{other} would refuse to continue: " in text
-        assert f"the last stage was 'BatchDatasetIterator' when it was saved, and is '{last}' here. Build" in text
+        assert (
+            f"the last stage was 'BatchDatasetIterator' when it was saved, and is '{last}' here."
+            " Build" in text
+        )
     for end, position, after in (("drop", 4, ""), ("pad", 2, ", 2 elements after")):
         shard = gristmill.ShardOptions(1, 2)
-        it = iter(gristmill.MapDataset.range(40).global_batch(8, num_lanes=4, shard_options=shard, end=end))
+        it = iter(
+            gristmill.MapDataset.range(40).global_batch(
+                8, num_lanes=4, shard_options=shard, end=end
+            )
+        )
         assert [next(it), next(it)]
         (folder / "state.json").write_text(json.dumps(it.get_state()))
         lanes = "".join([f"\n  lane {i}{after}:\n    next index: {position}" for i in (2, 3)])
-        assert f"  global batches of 8 rows: 2 steps; here are 2 of 4 lanes:{lanes}\n" in call("state state.json")
+        assert f"  global batches of 8 rows: 2 steps; here are 2 of 4 lanes:{lanes}\n" in call(
+            "state state.json"
+        )
     (folder / "state.json").write_text('{"parent": {"next_index": 4}, "count_elements_read": 3}')
     text = call("state state.json --pipeline @images", 1)
     assert "checkpoint  state.json\nwritten by  not noted" in text and "processes" not in text
-    assert "  limited: 3 elements\n    next index: 4\n" in text and "would refuse to continue: the state of" in text
+    assert (
+        "  limited: 3 elements\n    next index: 4\n" in text
+        and "would refuse to continue: the state of" in text
+    )
     for file, content, *messages in (
-        *(("process", b'{"next_index": 12}', "its checksum is "), ("process", b'{"next_index": ', "must be JSON text")),
-        *(("process", b"\xff", "its bytes are no UTF-8"), ("process", b"[" * 100_000, "nested too deeply", "recursion")),
-        *[("pipeline", content, "pipeline_0-of-1.json cannot be read") for content in (b"[]", b"\xff")],
+        *(
+            ("process", b'{"next_index": 12}', "its checksum is "),
+            ("process", b'{"next_index": ', "must be JSON text"),
+        ),
+        *(
+            ("process", b"\xff", "its bytes are no UTF-8"),
+            ("process", b"[" * 100_000, "nested too deeply", "recursion"),
+        ),
+        *[
+            ("pipeline", content, "pipeline_0-of-1.json cannot be read")
+            for content in (b"[]", b"\xff")
+        ],
     ):
         path = directory / f"{file}_0-of-1.json"
         right = path.read_bytes()
         path.write_bytes(content)
         text = call(f"state {directory} --pipeline @images", 1)
-        assert text.startswith("checkpoint") and any([message in text for message in messages]), text
+        assert text.startswith("checkpoint") and any([message in text for message in messages]), (
+            text
+        )
         assert "DAMAGED" in text and "would refuse" in text
         path.write_bytes(right)
     (folder / "empty").mkdir()
@@ -316,14 +425,18 @@ def test_states_of_several_processes(saved, folder, call):
     (directory / "process_2-of-3.json").write_text('{"next_index": 100}')
     text = call(f"state {directory} --pipeline @images")  # it is the pipeline of one of them
     assert "cli_pipelines:images would continue from process_0-of-3.json\n" in text
-    assert "cli_pipelines:images would refuse to continue from process_2-of-3.json: next_index" in text
+    assert (
+        "cli_pipelines:images would refuse to continue from process_2-of-3.json: next_index" in text
+    )
     for count in ("1000000000", "9" * 200):  # which is not believed
         (folder / count).mkdir()
         for k in (0, 3):
             (folder / count / f"process_{k}-of-{count}.json").write_text('{"next_index": 3}')
         names = ", ".join([f"process_{k}-of-{count}.json" for k in (1, 2, 4, 5)])
         text = call(f"state {count}", 1)
-        assert f"processes   {count}, MISSING: {names}"[:900] in text and ("and 9" in text or len(count) > 100)
+        assert f"processes   {count}, MISSING: {names}"[:900] in text and (
+            "and 9" in text or len(count) > 100
+        )
     for i, name in enumerate(("first", "second")):
         directory = saved(name, 1)
         for kind in ("process", "pipeline"):
@@ -346,7 +459,9 @@ def test_checkpoints_of_orbax(folder, call):
         manager.wait_until_finished()
     text = call(f"state {run}")
     assert text == call(f"state {run}/10")
-    assert re.findall("^checkpoint .*", text, re.M) == [f"checkpoint  {run}/10/{name}" for name in ("eval", "train")]
+    assert re.findall("^checkpoint .*", text, re.M) == [
+        f"checkpoint  {run}/10/{name}" for name in ("eval", "train")
+    ]
     assert text.count("read: 8 of 60 records (13%), in epoch 1 of 2") == 2
     assert "read: 4 of 60 records (6%)" in call(f"state {run}/9/train --pipeline @loader")
     # of Grain
@@ -374,31 +489,64 @@ def test_words_of_positions():
     for state, description in golden():
         lines = position_lines(state, description)
         assert lines and not [line for line in lines if "form of its own" in line], (state, lines)
-        assert not [line for line in lines for number in re.findall(r"(\d+)%", line) if int(number) > 100], (state, lines)
+        assert not [
+            line for line in lines for number in re.findall(r"(\d+)%", line) if int(number) > 100
+        ], (state, lines)
     numbers = gristmill.MapDataset.range(10)
-    mixed = gristmill.IterDataset.mix({k: gristmill.MapDataset.range(9).to_iter_dataset() for k in "ab"})
+    mixed = gristmill.IterDataset.mix(
+        {k: gristmill.MapDataset.range(9).to_iter_dataset() for k in "ab"}
+    )
     for ds, num, *expected in (
-        (numbers.repeat().to_iter_dataset(), 25, "next index: 25 in RepeatMapDataset, without end, in epoch 3"),
-        (numbers.repeat(3).batch(5).to_iter_dataset(), 4, "next index: 4 of 6 in BatchMapDataset (66%), in epoch 3 of 3"),
+        (
+            numbers.repeat().to_iter_dataset(),
+            25,
+            "next index: 25 in RepeatMapDataset, without end, in epoch 3",
+        ),
+        (
+            numbers.repeat(3).batch(5).to_iter_dataset(),
+            4,
+            "next index: 4 of 6 in BatchMapDataset (66%), in epoch 3 of 3",
+        ),
         # An index in other orders, or of other elements, does not say the epoch of what was
         # repeated.
         *[
             (ds.to_iter_dataset(), 15, f"next index: 15 in {type(ds).__name__}, without end")
             for ds in (
-                gristmill.MapDataset.mix([numbers.repeat(), gristmill.MapDataset.range(3).repeat()]),
+                gristmill.MapDataset.mix(
+                    [numbers.repeat(), gristmill.MapDataset.range(3).repeat()]
+                ),
                 gristmill.MapDataset.zip(numbers.repeat(), gristmill.MapDataset.range(3).repeat()),
                 gristmill.experimental.FlatMapMapDataset(numbers.repeat(), Twice()),
             )
         ],
-        (numbers.repeat(2)[::-1].to_iter_dataset(), 5, "next index: 5 of 20 in SliceMapDataset (25%)"),
-        (numbers.repeat(2).shuffle(seed=1).to_iter_dataset(), 5, "next index: 5 of 20 in ShuffleMapDataset (25%)"),
+        (
+            numbers.repeat(2)[::-1].to_iter_dataset(),
+            5,
+            "next index: 5 of 20 in SliceMapDataset (25%)",
+        ),
+        (
+            numbers.repeat(2).shuffle(seed=1).to_iter_dataset(),
+            5,
+            "next index: 5 of 20 in ShuffleMapDataset (25%)",
+        ),
         (
             gristmill.MapDataset.mix([numbers, numbers]).repeat(2).map(str).to_iter_dataset(),
             *(25, "next index: 25 of 40 in MapMapDataset (62%), in epoch 2 of 2"),
         ),
-        (numbers.to_iter_dataset().repeat(2), 12, "in epoch 2 of 2", "  next index: 2 of 10 in RangeMapDataset (20%)"),
         (
-            *(mixed, 3, "mixed: 3 elements", "dataset a:", "  next index: 2 of 9 in RangeMapDataset (22%)"),
+            numbers.to_iter_dataset().repeat(2),
+            12,
+            "in epoch 2 of 2",
+            "  next index: 2 of 10 in RangeMapDataset (20%)",
+        ),
+        (
+            *(
+                mixed,
+                3,
+                "mixed: 3 elements",
+                "dataset a:",
+                "  next index: 2 of 9 in RangeMapDataset (22%)",
+            ),
             *("dataset b:", "  next index: 1 of 9 in RangeMapDataset (11%)"),
         ),
         (
@@ -411,7 +559,10 @@ def test_words_of_positions():
                 next(it)
             assert position_lines(it.get_state(), describe(it)) == expected
     of_shards = {"global_next_index": 8, "faults": [{"total": 1, "tried": 4}]}
-    assert position_lines(of_shards, None) == ["next index of all shards: 8", "tolerated: 1 of 4 elements passed over"]
+    assert position_lines(of_shards, None) == [
+        "next index of all shards: 8",
+        "tolerated: 1 of 4 elements passed over",
+    ]
     shard = gristmill.sharding.ShardOptions(1, 3, drop_remainder=True)
     # 4 records in each epoch
     sampler = gristmill.samplers.IndexSampler(14, shard_options=shard, num_epochs=3)
@@ -433,14 +584,18 @@ def test_what_is_damaged_has_words_and_what_is_hostile_does_not_reach_the_termin
             (directory / name).write_text(json.dumps(changed[0]))
             assert main(["state", str(directory), "--pipeline", "cli_pipelines:images"]) in (0, 1)
             captured = capsys.readouterr()
-            assert [line for line in (captured.out + captured.err).split("\n") if not is_harmless(line)] == []
+            assert [
+                line for line in (captured.out + captured.err).split("\n") if not is_harmless(line)
+            ] == []
         (directory / name).write_text(json.dumps(content))
     cases, rng = [*golden()], random.Random(0)
     states, descriptions = zip(*cases, strict=True)
     descriptions = [description for description in descriptions if description]
     for _ in range(500):
         state, description = rng.choice(cases)
-        assert position_lines(damaged(state, rng, states), damaged(description or {}, rng, descriptions))
+        assert position_lines(
+            damaged(state, rng, states), damaged(description or {}, rng, descriptions)
+        )
 
 
 def start(*args, stdout=subprocess.PIPE):
@@ -448,7 +603,9 @@ def start(*args, stdout=subprocess.PIPE):
     # streams that show less
     environment |= {"PYTHONPATH": str(Path(__file__).parents[1]), "PYTHONIOENCODING": "ascii"}
     command = [sys.executable, "-m", "gristmill", *args]
-    return subprocess.Popen(command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=environment)
+    return subprocess.Popen(
+        command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=environment
+    )
 
 
 def test_workers_find_functions(folder):

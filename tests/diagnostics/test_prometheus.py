@@ -36,7 +36,12 @@ OWN_NEXT = "gristmill_next_duration_ns"
 FAULTS = "gristmill_faults_total"
 RESTARTS = "gristmill_worker_restarts_total"
 DECISIONS = "gristmill_worker_decisions_total"
-GAUGES = ("gristmill_stage_wait_ratio", "gristmill_queue_depth", "gristmill_budget", "gristmill_budget_used")
+GAUGES = (
+    "gristmill_stage_wait_ratio",
+    "gristmill_queue_depth",
+    "gristmill_budget",
+    "gristmill_budget_used",
+)
 GAUGES += tuple([f"gristmill_component_{what}" for what in ("elements", "lengths", "epochs")])
 GAUGES += ("gristmill_long_elements", "gristmill_workers")
 BUDGET_WAIT = "gristmill_budget_wait_ns_total"
@@ -73,14 +78,20 @@ def scraped(place):
     there.
     """
     text = text_at(place) if isinstance(place, int) else generate_latest(place).decode()
-    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    samples = [
+        sample for family in text_string_to_metric_families(text) for sample in family.samples
+    ]
     keys = [(sample.name, *sample.labels.values()) for sample in samples]
     assert len(set(keys)) == len(keys)
     return {key: sample.value for key, sample in zip(keys, samples, strict=True)}
 
 
 def buckets(values, name, *labels):
-    found = [(key, value) for key, value in values.items() if key[0] == f"{name}_bucket" and set(labels) <= set(key[1:])]
+    found = [
+        (key, value)
+        for key, value in values.items()
+        if key[0] == f"{name}_bucket" and set(labels) <= set(key[1:])
+    ]
     return [(float(next(x for x in key[1:] if x not in labels)), value) for key, value in found]
 
 
@@ -111,24 +122,53 @@ def test_what_is_shown_is_what_has_happened(port):
     it = iter(slow(30).map(lambda x: x).to_iter_dataset().batch(5))
     assert len(list(it)) == 6
     values, output, text = scraped(port), observed_by(it).output, text_at(port)
-    assert (values[f"{NEXT}_count",], values[f"{NEXT}_sum",]) == (6, output.waited - output.waited_in_vain)
+    assert (values[f"{NEXT}_count",], values[f"{NEXT}_sum",]) == (
+        6,
+        output.waited - output.waited_in_vain,
+    )
     assert (values[f"{READ}_count", SLOW], values[BYTES, SLOW]) == (30, 30 * 80)
     assert values[f"{READ}_sum", SLOW] >= 30 * SECONDS * 1e9
     assert dict(buckets(values, READ, SLOW))[4.0**9] == 0  # less than SECONDS
     assert values[f"{READY}_count",] >= 6 and values[f"{LOADER}_count",] == 0
-    expected = {"BatchDatasetIterator": 6, "PrefetchDatasetIterator": 30, "MapMapDataset": 30, "SourceMapDataset": 30}
+    expected = {
+        "BatchDatasetIterator": 6,
+        "PrefetchDatasetIterator": 30,
+        "MapMapDataset": 30,
+        "SourceMapDataset": 30,
+    }
     assert elements_of_stages(values) == expected
-    powers, ready = [2.0**k for k in range(42)], ([0.0, *[2.0**k for k in range(17)]], values[f"{READY}_count",], READY)
+    powers, ready = (
+        [2.0**k for k in range(42)],
+        ([0.0, *[2.0**k for k in range(17)]], values[f"{READY}_count",], READY),
+    )
     every = (powers, 6, NEXT), (powers, 0, LOADER), (powers, 6, OWN_NEXT, "pipeline-0"), ready
     for limits, count, name, *labels in (*every, ([4.0**k for k in range(21)], 30, READ, SLOW)):
         shown, counts = zip(*buckets(values, name, *labels), strict=True)
-        assert [*shown] == [*limits, float("inf")] and [*counts] == sorted(counts) and counts[-1] == count
+        assert (
+            [*shown] == [*limits, float("inf")]
+            and [*counts] == sorted(counts)
+            and counts[-1] == count
+        )
     assert dict(line.split()[2:] for line in text.splitlines() if line.startswith("# TYPE")) == {
         **dict.fromkeys([NEXT, READY, READ, LOADER, OWN_NEXT], "histogram"),
-        **dict.fromkeys([BYTES, ELEMENTS, "gristmill_stage_time_ns_total", FAULTS, RESTARTS, DECISIONS, BUDGET_WAIT], "counter"),
+        **dict.fromkeys(
+            [
+                BYTES,
+                ELEMENTS,
+                "gristmill_stage_time_ns_total",
+                FAULTS,
+                RESTARTS,
+                DECISIONS,
+                BUDGET_WAIT,
+            ],
+            "counter",
+        ),
         **dict.fromkeys(GAUGES, "gauge"),
     }
-    assert f'{BYTES}{{source="{SLOW}"}} ' in text and f'{READ}_bucket{{le="+Inf",source="{SLOW}"}} ' in text
+    assert (
+        f'{BYTES}{{source="{SLOW}"}} ' in text
+        and f'{READ}_bucket{{le="+Inf",source="{SLOW}"}} ' in text
+    )
 
 
 def test_each_power_of_two_is_the_upper_limit_of_its_bucket():
@@ -145,11 +185,18 @@ def test_each_power_of_two_is_the_upper_limit_of_its_bucket():
 
 def test_workers_count_too_and_once_when_they_are_used_again(port):
     sampler, batch = grain.samplers.SequentialSampler(24), grain.transforms.Batch(2)
-    loader = grain.DataLoader(data_source=SlowSource(0, 24, 1), sampler=sampler, operations=[batch], worker_count=2)
+    loader = grain.DataLoader(
+        data_source=SlowSource(0, 24, 1), sampler=sampler, operations=[batch], worker_count=2
+    )
     for epoch in (1, 2):  # the second one has the processes of the first
         assert len(list(loader)) == 12
         values = scraped(port)
-        assert values[f"{LOADER}_count",] == values[f"{NEXT}_count",] == 12 * epoch <= values[f"{READY}_count",]
+        assert (
+            values[f"{LOADER}_count",]
+            == values[f"{NEXT}_count",]
+            == 12 * epoch
+            <= values[f"{READY}_count",]
+        )
         assert (values[f"{READ}_count", SLOW], values[BYTES, SLOW]) == (24 * epoch, 24 * 80 * epoch)
     stages = elements_of_stages(values)
     assert (stages["SampledMapDataset"], stages["MultiprocessPrefetchIterator"]) == (48, 24)
@@ -159,7 +206,9 @@ def test_workers_count_too_and_once_when_they_are_used_again(port):
 
 def test_a_worker_that_is_replaced_is_counted(registry):
     options = grain.MultiprocessingOptions(num_workers=1, executor="processes")
-    with iter(slow(40).map(lambda x: (os.getpid(), x)).to_iter_dataset().mp_prefetch(options)) as it:
+    with iter(
+        slow(40).map(lambda x: (os.getpid(), x)).to_iter_dataset().mp_prefetch(options)
+    ) as it:
         process_id, _ = next(it)
         state = it.get_state()
         os.kill(process_id, signal.SIGKILL)
@@ -198,14 +247,18 @@ def test_no_counter_goes_back_while_pipelines_come_and_go(port):
     done, num_epochs = threading.Event(), 0
     seen = []
     with ThreadPoolExecutor(1) as pool:
-        scraping = pool.submit(lambda: [seen.append(scraped(port)) for _ in iter(done.is_set, True)])
+        scraping = pool.submit(
+            lambda: [seen.append(scraped(port)) for _ in iter(done.is_set, True)]
+        )
         while num_epochs < 40 or (len(seen) < 5 and not scraping.done()):
             num_epochs += len(list(ds)) // 10
         done.set()
         scraping.result()
     seen.append(scraped(port))
     for before, after in itertools.pairwise(seen):
-        counted = [key for key in before if key[0].endswith(("_total", "_count", "_sum", "_bucket"))]
+        counted = [
+            key for key in before if key[0].endswith(("_total", "_count", "_sum", "_bucket"))
+        ]
         assert [key for key in counted if after[key] < before[key]] == []
     assert len(seen) > 5 and seen[-1][f"{NEXT}_count",] == 10 * num_epochs
 
@@ -249,10 +302,19 @@ def fails_at(*numbers):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_faults_are_counted_when_they_are_passed_and_stay_when_the_pipeline_is_gone(registry, workers):
+def test_faults_are_counted_when_they_are_passed_and_stay_when_the_pipeline_is_gone(
+    registry, workers
+):
     steps = grain.MapDataset.range(60).map(fails_at(3, 17)).tolerate(max_rate=0.1).to_iter_dataset()
-    ds = steps.map(fails_at(50)).tolerate(max_total=9, max_rate=None).mp_prefetch(grain.MultiprocessingOptions(workers))
-    by_index, of_stream = "TolerateMapDataset(max_rate=0.1, then=skip)", "TolerateIterDataset(max_rate=None, then=skip)"
+    ds = (
+        steps.map(fails_at(50))
+        .tolerate(max_total=9, max_rate=None)
+        .mp_prefetch(grain.MultiprocessingOptions(workers))
+    )
+    by_index, of_stream = (
+        "TolerateMapDataset(max_rate=0.1, then=skip)",
+        "TolerateIterDataset(max_rate=None, then=skip)",
+    )
     it = iter(ds)
     with grain.diagnostics.observe(it) as view:
         start, first = it.get_state(), [next(it) for _ in range(10)]
@@ -290,14 +352,21 @@ def test_starting_again_moves_it_and_stopping_leaves_nothing(caplog):
     assert mine.get_sample_value(f"{NEXT}_count") is None
     (record,) = caplog.records  # it is said once
     assert f"port {second} is in use" in record.getMessage()
-    assert_raises(ValueError, r"port must be an integer in \[0, 65535\], got 65536", start_telemetry, 65536)
+    assert_raises(
+        ValueError, r"port must be an integer in \[0, 65535\], got 65536", start_telemetry, 65536
+    )
     assert_raises(TypeError, "port must be an integer, got '9431'", start_telemetry, "9431")
     assert_raises(OSError, None, start_telemetry, first, "203.0.113.1")  # of no machine
     assert not watching.exporters and prometheus._active is None
 
 
-def test_metrics_of_other_processes_are_served_and_cannot_break_ours(tmp_path, monkeypatch, caplog, request):
-    script = "from prometheus_client import Counter; Counter('others', 'x').inc(3); Counter('gristmill_stage_elements', 'x')"
+def test_metrics_of_other_processes_are_served_and_cannot_break_ours(
+    tmp_path, monkeypatch, caplog, request
+):
+    script = (
+        "from prometheus_client import Counter; Counter('others', 'x').inc(3);"
+        " Counter('gristmill_stage_elements', 'x')"
+    )
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
     subprocess.run([sys.executable, "-c", script], check=True)
     port = request.getfixturevalue("port")
@@ -306,7 +375,11 @@ def test_metrics_of_other_processes_are_served_and_cannot_break_ours(tmp_path, m
     assert (values["others_total",], values[f"{NEXT}_count",]) == (3, 4)
     (tmp_path / "counter_1.db").write_bytes(b"d\0\0\0\0\0\0\0\xff\0\0\0" + b"x" * 88)
     values = scraped(port)
-    assert ("others_total",) not in values and values[f"{NEXT}_count",] == 4 and "PROMETHEUS_MULTIPROC_DIR" in caplog.text
+    assert (
+        ("others_total",) not in values
+        and values[f"{NEXT}_count",] == 4
+        and "PROMETHEUS_MULTIPROC_DIR" in caplog.text
+    )
 
 
 # What the environment asks for.
@@ -361,7 +434,9 @@ OURS = "GRISTMILL_ENABLE_PROMETHEUS_TELEMETRY"
 def run(*args, **variables):
     environment = {**{k: v for k, v in os.environ.items() if "PROMETHEUS" not in k}, **variables}
     command = [sys.executable, "-c", textwrap.dedent(PROGRAM), *map(str, args)]
-    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    process = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
     assert process.returncode == ("missing" in args), process.stderr
     return process.stdout.splitlines(), process.stderr
 
@@ -370,7 +445,15 @@ def run(*args, **variables):
 def test_the_environment_starts_it():
     first, second = free_port(), free_port()
     cases = [
-        (first, {OURS: "TRUE", "GRISTMILL_PROMETHEUS_PORT": str(first), "GRISTMILL_PROMETHEUS_ADDRESS": "127.0.0.1", PORT: "1"}),
+        (
+            first,
+            {
+                OURS: "TRUE",
+                "GRISTMILL_PROMETHEUS_PORT": str(first),
+                "GRISTMILL_PROMETHEUS_ADDRESS": "127.0.0.1",
+                PORT: "1",
+            },
+        ),
         (second, {SWITCH: "True", PORT: str(second)}),
     ]
     # no program uses it on this machine
@@ -388,12 +471,24 @@ def test_the_environment_starts_it():
 def test_off_is_off_and_what_is_wrong_does_not_stop_the_import():
     for variables in ({PORT: "9431"}, {SWITCH: "true", OURS: "false"}, {SWITCH: "true", PORT: "0"}):
         (state, modules), said = run("off", **variables)
-        assert (state, said) == ("False False 0", "") and (SWITCH in variables or modules == "[1, 2] None []")
+        assert (state, said) == ("False False 0", "") and (
+            SWITCH in variables or modules == "[1, 2] None []"
+        )
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]
         lines, said = run("off", **{SWITCH: "true", PORT: str(number)})
     assert lines[0].endswith(" 0") and said.count("\n") == 1 and f"port {number} is in use" in said
     lines, said = run("off", **{SWITCH: "true", PORT: "http"})
-    assert lines[0].endswith(" 0") and said.startswith("WARNING there are no metrics") and "'http'" in said
-    need = "start_telemetry needs the package prometheus-client, which is not installed; run: pip install 'gristmill[prometheus]'"
-    assert run("on", "missing", **{SWITCH: "true"})[1] == f"INFO there are no metrics: {need}\n{need}\n"
+    assert (
+        lines[0].endswith(" 0")
+        and said.startswith("WARNING there are no metrics")
+        and "'http'" in said
+    )
+    need = (
+        "start_telemetry needs the package prometheus-client, which is not installed; run: pip"
+        " install 'gristmill[prometheus]'"
+    )
+    assert (
+        run("on", "missing", **{SWITCH: "true"})[1]
+        == f"INFO there are no metrics: {need}\n{need}\n"
+    )

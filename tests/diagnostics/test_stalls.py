@@ -53,14 +53,25 @@ def test_a_step_that_does_not_come_back(messages):
     in_own_thread = NUMBERS.to_iter_dataset().map(messages.wait_for_it)
     for ds, *parts in (
         (
-            *(NUMBERS.map(messages.wait_for_it).to_iter_dataset(), "has waited ", "PrefetchDatasetIterator", "element"),
+            *(
+                NUMBERS.map(messages.wait_for_it).to_iter_dataset(),
+                "has waited ",
+                "PrefetchDatasetIterator",
+                "element",
+            ),
             *("Thread gristmill-read_0, in MapMapDataset(transform=", "wait_for_it @ "),
         ),
         (in_own_thread, "for output 5", "Thread MainThread, in MapDatasetIterator"),
-        (ThreadPrefetchIterDataset(in_own_thread, prefetch_buffer_size=2), "ThreadPrefetchDatasetIterator"),
+        (
+            ThreadPrefetchIterDataset(in_own_thread, prefetch_buffer_size=2),
+            "ThreadPrefetchDatasetIterator",
+        ),
     ):
         text = messages.text_of(ds)
-        assert all([part in text for part in ("in wait_for_it", *parts)]) and "dataset/ahead/readahead.py" not in text, text
+        assert (
+            all([part in text for part in ("in wait_for_it", *parts)])
+            and "dataset/ahead/readahead.py" not in text
+        ), text
 
 
 def test_where_a_worker_is_stuck(messages, tmp_path):
@@ -79,13 +90,19 @@ def test_where_a_worker_is_stuck(messages, tmp_path):
         wait_until(lambda: any(map(tells, messages.texts)))
         pipe.write_bytes(b"go on")
 
-    it = iter(NUMBERS.to_iter_dataset().map(wait).mp_prefetch(MultiprocessingOptions(num_workers=2, executor="processes")))
+    it = iter(
+        NUMBERS.to_iter_dataset()
+        .map(wait)
+        .mp_prefetch(MultiprocessingOptions(num_workers=2, executor="processes"))
+    )
     with it, observe(it, stall_seconds=0.3), ThreadPoolExecutor(1) as pool:
         pool.submit(release)
         assert list(it) == list(range(10))
     text = next(filter(tells, messages.texts))
     # 5 and 7 together
-    assert re.search(r"worker 1, (at element [1357] or soon after it|at the beginning)\.", text), text
+    assert re.search(r"worker 1, (at element [1357] or soon after it|at the beginning)\.", text), (
+        text
+    )
     assert "Worker 1 (process " in text and "test_stalls.py" in text
 
 
@@ -99,7 +116,12 @@ def test_silence_off_by_default_and_on_by_option(messages):
     with gristmill.config.override(stall_seconds=1):
         it = iter(NUMBERS.map(messages.wait_for_it).to_iter_dataset())
     assert list(it) == list(range(10)) and "in wait_for_it" in messages.texts[0]
-    for value, error in ((-1, ValueError), ("1", TypeError), (float("nan"), ValueError), (True, TypeError)):
+    for value, error in (
+        (-1, ValueError),
+        ("1", TypeError),
+        (float("nan"), ValueError),
+        (True, TypeError),
+    ):
         assert_raises(error, "stall_seconds must", observe, iter(NUMBERS), stall_seconds=value)
 
 
@@ -110,7 +132,9 @@ CHAIN = MapDataset.range(20).shuffle(seed=1).map(str).to_iter_dataset().batch(2)
 @pytest.fixture
 def logged(caplog):
     caplog.set_level(logging.INFO, logger="gristmill")
-    return lambda title: [record.getMessage() for record in caplog.records if record.getMessage().startswith(title)]
+    return lambda title: [
+        record.getMessage() for record in caplog.records if record.getMessage().startswith(title)
+    ]
 
 
 def test_one_summary_at_the_end_and_one_graph(logged, caplog, tmp_path):
@@ -125,7 +149,10 @@ def test_one_summary_at_the_end_and_one_graph(logged, caplog, tmp_path):
             num = len(list(ds))
         (text,), (graph,) = logged(SUMMARY), logged(GRAPH)
         assert "percent" in text and f" {num} " in text.replace("|", " ")
-        assert "RangeMapDataset(start=0, stop=20, step=1)" in graph and "MapMapDataset(transform=str)" in graph
+        assert (
+            "RangeMapDataset(start=0, stop=20, step=1)" in graph
+            and "MapMapDataset(transform=str)" in graph
+        )
     with gristmill.config.override(py_dataset_visualization_output_dir=str(tmp_path)):
         assert len(list(CHAIN)) == len(list(CHAIN)) == 10
     assert len(list(tmp_path.glob("*.svg"))) == len(list(tmp_path.glob("*.html"))) == 2
@@ -161,4 +188,7 @@ def test_workers_report_nothing_by_themselves(tmp_path):
         assert len(list(ds)) == 9
     """
     process = outcome(tmp_path, script)
-    assert process.returncode == 0 and process.stderr.count(SUMMARY) == process.stderr.count(GRAPH) == 1
+    assert (
+        process.returncode == 0
+        and process.stderr.count(SUMMARY) == process.stderr.count(GRAPH) == 1
+    )

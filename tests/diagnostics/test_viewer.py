@@ -30,7 +30,10 @@ from gristmill.diagnostics.viewer import outputs
 from gristmill.diagnostics.viewer.outputs import Outputs, Waiting
 from gristmill.diagnostics.viewer.steps import Step
 
-NASTY = "</title><script>document.title='x'</script><img src=x onerror=alert(1)>\"'\x00\ud800 javascript:alert(1)"
+NASTY = (
+    "</title><script>document.title='x'</script><img src=x onerror=alert(1)>\"'\x00\ud800"
+    " javascript:alert(1)"
+)
 TONE = np.sin(np.arange(16_000) / 9).astype(np.float32)
 
 
@@ -49,7 +52,9 @@ def page_at(url, status=200):
     assert (found, headers["Content-Type"]) == (status, "text/html; charset=utf-8"), body
     assert len(body) < 500_000
     page = Page(body.decode())
-    assert not page.named("style") and not [names for _, names in page.tags if {"style", "onclick", "onerror"} & names.keys()]
+    assert not page.named("style") and not [
+        names for _, names in page.tags if {"style", "onclick", "onerror"} & names.keys()
+    ]
     assert [names["src"].rpartition("/")[2] for names in page.named("script")] == ["script.js"]
     return page
 
@@ -94,9 +99,14 @@ PIPELINES = {
     "map": SMALL,
     "stream": SMALL.to_iter_dataset(),
     "filtered": SMALL.to_iter_dataset().filter(lambda x: x % 3),
-    "shuffled": gm.experimental.WindowShuffleIterDataset(SMALL.to_iter_dataset(), window_size=7, seed=1),
+    "shuffled": gm.experimental.WindowShuffleIterDataset(
+        SMALL.to_iter_dataset(), window_size=7, seed=1
+    ),
     "batched": SMALL.to_iter_dataset().batch(6),
-    "loader": gm.DataLoader(data_source=range(9), sampler=gm.samplers.IndexSampler(9, shuffle=True, seed=1, num_epochs=1)),
+    "loader": gm.DataLoader(
+        data_source=range(9),
+        sampler=gm.samplers.IndexSampler(9, shuffle=True, seed=1, num_epochs=1),
+    ),
     "without states": Plain(12),
     "failing": FAILING,
 }
@@ -104,7 +114,9 @@ PIPELINES = {
 
 @pytest.mark.parametrize("name", PIPELINES)
 def test_any_step_in_any_order_is_what_iterating_gives(name):
-    expected = [None if x == 3 else x for x in range(7)] if name == "failing" else list(PIPELINES[name])
+    expected = (
+        [None if x == 3 else x for x in range(7)] if name == "failing" else list(PIPELINES[name])
+    )
     rng = random.Random(name)
     with contextlib.closing(Outputs(PIPELINES[name])) as seen:
         for number in [rng.randrange(len(expected) + 2) for _ in range(60)]:
@@ -113,7 +125,11 @@ def test_any_step_in_any_order_is_what_iterating_gives(name):
             found = found.output
             seen._kept.clear()  # so that it is read again
             if number >= len(expected):
-                assert found.element == SMALL[number] if name == "map" else found.is_end and found.step == Step(len(expected))
+                assert (
+                    found.element == SMALL[number]
+                    if name == "map"
+                    else found.is_end and found.step == Step(len(expected))
+                )
             elif found.error is not None:
                 assert (name, number, str(found.error)) == ("failing", 3, NASTY)
             else:
@@ -125,22 +141,44 @@ def test_who_does_not_know_the_address_sees_nothing():
         address = urllib.parse.urlsplit(viewer.url)
         root, token = f"http://{address.netloc}", address.path.strip("/")
         assert address.hostname == "127.0.0.1" and len(token) >= 20
-        for path in ("/", "/favicon.ico", "/step/0", f"/{token[:-1]}x/step/0", f"/{token}x", "/%00/", f"/..;/{token}/"):
+        for path in (
+            "/",
+            "/favicon.ico",
+            "/step/0",
+            f"/{token[:-1]}x/step/0",
+            f"/{token}x",
+            "/%00/",
+            f"/..;/{token}/",
+        ):
             status, _, body = get(root + path)
             assert status == 404 and token.encode() not in body, path
         assert get(f"{viewer.url}step/0", Host="localhost:9000")[0] == 200  # a forwarded port
-        for host in ("evil.example", "127.0.0.1.evil.example:80", "localhost.evil.example", "", "[::]:80"):
+        for host in (
+            "evil.example",
+            "127.0.0.1.evil.example:80",
+            "localhost.evil.example",
+            "",
+            "[::]:80",
+        ):
             assert get(f"{viewer.url}step/0", Host=host)[0] == 403, host
         for method in ("POST", "PUT", "DELETE", "OPTIONS"):
             assert get(f"{viewer.url}step/0", method)[0] == 501
         status, headers, body = get(f"{viewer.url}step/0", "HEAD")
         assert status == 200 and not body and int(headers["Content-Length"]) > 1000
-        for path, status in (("step/0", 200), ("nothing", 404), ("step/0/row/0/leaf/9.png", 404), ("step/0/leaf/1.wav", 404)):
+        for path, status in (
+            ("step/0", 200),
+            ("nothing", 404),
+            ("step/0/row/0/leaf/9.png", 404),
+            ("step/0/leaf/1.wav", 404),
+        ):
             found, headers, _ = get(viewer.url + path)
             assert found == status
             policy = headers["Content-Security-Policy"]
             assert "default-src 'none'" in policy and "unsafe" not in policy and "*" not in policy
-            assert (headers["X-Content-Type-Options"], headers["Referrer-Policy"]) == ("nosniff", "no-referrer")
+            assert (headers["X-Content-Type-Options"], headers["Referrer-Policy"]) == (
+                "nosniff",
+                "no-referrer",
+            )
         with socket.create_connection((address.hostname, address.port), timeout=10) as connection:
             connection.sendall(b"nonsense\r\n\r\n")
             assert b"400" in connection.recv(1000)
@@ -152,16 +190,35 @@ def test_pictures_and_sounds_are_what_the_arrays_hold():
     with gm.view(RICH.batch(4), decoder=decode) as viewer:
         rows = [RICH[i] for i in range(8, 12)]
         page = page_at(f"{viewer.url}step/2")
-        assert "to be or not" in page.text and "float32[4, 16000]" in page.text and NASTY[:20] in page.text
-        numbers = {names["src"].partition("?")[0].rpartition("/")[2] for names in page.named("img") + page.named("audio")}
+        assert (
+            "to be or not" in page.text
+            and "float32[4, 16000]" in page.text
+            and NASTY[:20] in page.text
+        )
+        numbers = {
+            names["src"].partition("?")[0].rpartition("/")[2]
+            for names in page.named("img") + page.named("audio")
+        }
         image, sound = sorted(numbers, key=lambda name: name.endswith("wav"))
         for i, row in enumerate(rows):
-            np.testing.assert_array_equal(picture_at(f"{viewer.url}step/2/row/{i}/leaf/{image}"), row["image"])
-            status, headers, body = get(f"{viewer.url}step/2/row/{i}/leaf/{sound}", Range="bytes=44-143")
+            np.testing.assert_array_equal(
+                picture_at(f"{viewer.url}step/2/row/{i}/leaf/{image}"), row["image"]
+            )
+            status, headers, body = get(
+                f"{viewer.url}step/2/row/{i}/leaf/{sound}", Range="bytes=44-143"
+            )
             whole = get(f"{viewer.url}step/2/row/{i}/leaf/{sound}")[2]
-            assert (status, body, headers["Content-Range"]) == (206, whole[44:144], f"bytes 44-143/{len(whole)}")
+            assert (status, body, headers["Content-Range"]) == (
+                206,
+                whole[44:144],
+                f"bytes 44-143/{len(whole)}",
+            )
             with wave.open(io.BytesIO(whole)) as file:
-                assert (file.getframerate(), file.getnchannels(), file.getsampwidth()) == (16_000, 1, 2)
+                assert (file.getframerate(), file.getnchannels(), file.getsampwidth()) == (
+                    16_000,
+                    1,
+                    2,
+                )
                 samples = np.frombuffer(file.readframes(20_000), np.int16)
             np.testing.assert_allclose(samples / 32767, row["audio"], atol=1e-4)
         page = page_at(f"{viewer.url}step/2/row/1")
@@ -170,11 +227,27 @@ def test_pictures_and_sounds_are_what_the_arrays_hold():
         np.testing.assert_array_equal(before, rows[1]["image"][:, ::-1])
         np.testing.assert_array_equal(after, rows[1]["image"])
         assert f"\n{gm.explain(RICH, step=9).rows[0].records[0].record_key}\n" in page.text
-    shapes = {"gray": (30, 20), "chw": (3, 30, 20), "hwc": (30, 20, 4), "frames": (5, 30, 20, 3), "truth": (30, 20)}
+    shapes = {
+        "gray": (30, 20),
+        "chw": (3, 30, 20),
+        "hwc": (30, 20, 4),
+        "frames": (5, 30, 20, 3),
+        "truth": (30, 20),
+    }
     for kind, shape in shapes.items():
-        pixels = np.random.default_rng(0).random(shape) < 0.5 if kind == "truth" else np.random.default_rng(0).random(shape)
+        pixels = (
+            np.random.default_rng(0).random(shape) < 0.5
+            if kind == "truth"
+            else np.random.default_rng(0).random(shape)
+        )
         with gm.view(MapDataset.source([{"x": pixels}]), show_as=["image=x"]) as viewer:
-            expected = np.moveaxis(pixels, 0, -1) if kind == "chw" else pixels[-1] if kind == "frames" else pixels
+            expected = (
+                np.moveaxis(pixels, 0, -1)
+                if kind == "chw"
+                else pixels[-1]
+                if kind == "frames"
+                else pixels
+            )
             found = picture_at(f"{viewer.url}step/0/leaf/0.png?frame=4")
             np.testing.assert_array_equal(found, np.rint(expected * 255), err_msg=kind)
 
@@ -189,7 +262,9 @@ def is_even(record):
         RICH.batch(3),
         RICH.to_iter_dataset().map(flipped).filter(is_even).batch(3),
         RICH.batch(3).to_iter_dataset(),
-        gm.IterDataset.mix([RICH.to_iter_dataset(), RICH.map(flipped).to_iter_dataset().filter(is_even)], [1, 2]).batch(3),
+        gm.IterDataset.mix(
+            [RICH.to_iter_dataset(), RICH.map(flipped).to_iter_dataset().filter(is_even)], [1, 2]
+        ).batch(3),
         RICH.to_iter_dataset().map(flipped).batch(3).mp_prefetch(gm.MultiprocessingOptions(2)),
     ],
     ids=["map", "stream", "batched", "mixed", "workers"],
@@ -203,14 +278,22 @@ def test_the_story_of_a_row_ends_with_the_row(ds):
                 pass
             last = [stage.element for stage in story.stages if not stage.is_same][-1]
             np.testing.assert_equal(last["image"], found.output.element["image"][row])
-            assert not story.reason and last["nested"]["label"] == found.output.element["nested"]["label"][row]
+            assert (
+                not story.reason
+                and last["nested"]["label"] == found.output.element["nested"]["label"][row]
+            )
 
 
 def test_documents_of_packed_rows_are_apart():
     documents = [np.arange(1, 4), np.arange(4, 6), np.arange(6, 11)]
     ds = MapDataset.source(documents).map(lambda x: {"ids": x}).to_iter_dataset()
-    ds = gm.experimental.FirstFitPackIterDataset(ds, length_struct={"ids": 6}, num_packing_bins=2, shuffle_bins=False)
-    for decoder, texts in ((None, ("1 2 3", "4 5")), (lambda ids: "".join([chr(96 + i) for i in ids]), ("abc", "de"))):
+    ds = gm.experimental.FirstFitPackIterDataset(
+        ds, length_struct={"ids": 6}, num_packing_bins=2, shuffle_bins=False
+    )
+    for decoder, texts in (
+        (None, ("1 2 3", "4 5")),
+        (lambda ids: "".join([chr(96 + i) for i in ids]), ("abc", "de")),
+    ):
         with gm.view(ds.batch(2), decoder=decoder) as viewer:
             text = page_at(f"{viewer.url}step/0").text
             assert "\n1\n{}\n2\n{}\npadding, 1 cell\n".format(*texts) in text, text
@@ -242,7 +325,9 @@ def test_nothing_is_too_large():
             page_at(f"{viewer.url}step/{step}")
             page_at(f"{viewer.url}step/{step}?whole=1&first=99999999")
     with gm.view(MapDataset.range(10**9).batch(10**4)) as viewer:
-        assert "\n9,999\n" in page_at(f"{viewer.url}step/0?first=9990").text and page_at(f"{viewer.url}step/0?records=1")
+        assert "\n9,999\n" in page_at(f"{viewer.url}step/0?first=9990").text and page_at(
+            f"{viewer.url}step/0?records=1"
+        )
         assert "\n29,998\n" in page_at(f"{viewer.url}step/2/row/9998").text
 
 
@@ -255,7 +340,10 @@ def test_errors_and_ends_are_pages():
         assert NASTY[:30] in page_at(f"{viewer.url}step/3").text
         assert "\n4\n" in page_at(f"{viewer.url}step/4").text
         status, headers, _ = get(f"{viewer.url}step/90")
-        assert (status, headers["Location"].rpartition("/")[2]) == (303, "7") and "The end" in page_at(f"{viewer.url}step/7").text
+        assert (status, headers["Location"].rpartition("/")[2]) == (
+            303,
+            "7",
+        ) and "The end" in page_at(f"{viewer.url}step/7").text
         assert "There is no such page" in page_at(f"{viewer.url}step/x", 404).text
         assert "no file or directory" in page_at(f"{viewer.url}go?to=/no/where", 400).text
     with gm.view(MapDataset.range(3).map(lambda i: {"x": Broken(), "y": i})) as viewer:
@@ -265,7 +353,9 @@ def test_errors_and_ends_are_pages():
     assert_raises(TypeError, "pipeline must be a dataset or a DataLoader", gm.view, range(3))
     assert_raises(ValueError, "show_as: it must be KIND=NAME", gm.view, SMALL, show_as=["video=x"])
     assert_raises(Exception, "there is no file or directory", gm.view, SMALL, state="/no/where")
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("gristmill-view")]
+    assert not [
+        thread for thread in threading.enumerate() if thread.name.startswith("gristmill-view")
+    ]
 
 
 def test_who_waits_is_told_what_for(monkeypatch):
@@ -278,7 +368,10 @@ def test_who_waits_is_told_what_for(monkeypatch):
         return x if x < 600 or go_on.wait(30) else None
 
     with gm.view(
-        MapDataset.range(10_000).map(wait).to_iter_dataset(gm.ReadOptions(num_threads=0)).filter(lambda x: True)
+        MapDataset.range(10_000)
+        .map(wait)
+        .to_iter_dataset(gm.ReadOptions(num_threads=0))
+        .filter(lambda x: True)
     ) as viewer:
         status, headers, body = get(f"{viewer.url}step/700", waits=False)
         assert (status, headers["Refresh"]) == (202, "1") and b"On the way to step 700" in body
@@ -293,7 +386,10 @@ def test_who_waits_is_told_what_for(monkeypatch):
 
 def test_checkpoints_lead_to_their_step(tmp_path):
     state = tmp_path / "state.json"
-    for ds, where in ((STREAM, "/step/5"), (STREAM.filter(lambda x: x["x"] % 2), "/since/1/step/0")):
+    for ds, where in (
+        (STREAM, "/step/5"),
+        (STREAM.filter(lambda x: x["x"] % 2), "/since/1/step/0"),
+    ):
         it = iter(ds)
         for _ in range(5):
             next(it)
@@ -302,22 +398,40 @@ def test_checkpoints_lead_to_their_step(tmp_path):
             first = get(viewer.url)[1]["Location"]
             assert first.endswith(where)
             assert f"\n{next(it)['x']}\n" in page_at(urllib.parse.urljoin(viewer.url, first)).text
-            assert get(f"{viewer.url}go?to={urllib.parse.quote(str(state))}")[1]["Location"] == first
+            assert (
+                get(f"{viewer.url}go?to={urllib.parse.quote(str(state))}")[1]["Location"] == first
+            )
             assert get(f"{viewer.url}go?to=1,234")[1]["Location"].endswith("/step/1234")
 
 
 def test_the_command_prints_the_address_and_ends_silently(tmp_path, capsys):
-    (tmp_path / "train.py").write_text("import gristmill as grain\nds = grain.MapDataset.range(9).to_iter_dataset()\n")
+    (tmp_path / "train.py").write_text(
+        "import gristmill as grain\nds = grain.MapDataset.range(9).to_iter_dataset()\n"
+    )
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert main(["view", f"{tmp_path}/train.py:ds", "--port", str(port)]) == 2
     assert f"--port {port}: Address already in use; another one, or 0" in capsys.readouterr().err
     assert main(["view", f"{tmp_path}/train.py:ds", "--as", "x"]) == 2
     assert "--as: it must be KIND=NAME" in capsys.readouterr().err
-    command = [sys.executable, "-m", "gristmill", "view", "train.py:ds", "--port", "0", "--step", "4"]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    command = [
+        sys.executable,
+        "-m",
+        "gristmill",
+        "view",
+        "train.py:ds",
+        "--port",
+        "0",
+        "--step",
+        "4",
+    ]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         url = process.stdout.readline().strip()
-        assert get(url)[1]["Location"].endswith("/step/4") and "\n5\n" in page_at(f"{url}step/5").text
+        assert (
+            get(url)[1]["Location"].endswith("/step/4") and "\n5\n" in page_at(f"{url}step/5").text
+        )
         assert process.stdout.readline() == "shows train.py:ds; Ctrl-C ends it\n"
         process.send_signal(signal.SIGINT)
         assert (process.wait(20), process.stderr.read(), process.stdout.read()) == (0, "", "")
@@ -326,20 +440,49 @@ def test_the_command_prints_the_address_and_ends_silently(tmp_path, capsys):
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
 def test_pages_in_a_browser():
-    with Browser() as browser, gm.view(RICH.batch(4), decoder=decode, name=NASTY) as viewer, gm.view(FAILING) as other:
-        urls = [f"{viewer.url}step/1", f"{viewer.url}step/1/row/2", f"{other.url}step/3", f"{viewer.url}step/1?whole=1&records=1"]
+    with (
+        Browser() as browser,
+        gm.view(RICH.batch(4), decoder=decode, name=NASTY) as viewer,
+        gm.view(FAILING) as other,
+    ):
+        urls = [
+            f"{viewer.url}step/1",
+            f"{viewer.url}step/1/row/2",
+            f"{other.url}step/3",
+            f"{viewer.url}step/1?whole=1&records=1",
+        ]
         for width, scheme in ((1280, "light"), (390, "dark"), (390, "light"), (1280, "dark")):
             for url in urls[: 4 if (width, scheme) == (390, "dark") else 2]:
                 browser.show(url, width, scheme=scheme)
                 assert browser.run("document.documentElement.scrollWidth") <= width, url
-                assert browser.run("document.title") != "x" and browser.run("getComputedStyle(document.body).fontSize") == "14px"
-                is_dark = browser.run("getComputedStyle(document.body).backgroundColor") == "rgb(13, 17, 23)"
+                assert (
+                    browser.run("document.title") != "x"
+                    and browser.run("getComputedStyle(document.body).fontSize") == "14px"
+                )
+                is_dark = (
+                    browser.run("getComputedStyle(document.body).backgroundColor")
+                    == "rgb(13, 17, 23)"
+                )
                 assert is_dark == (scheme == "dark")
-                assert browser.run("[...document.images].filter(i => i.complete && !i.naturalWidth).length") == 0
+                assert (
+                    browser.run(
+                        "[...document.images].filter(i => i.complete && !i.naturalWidth).length"
+                    )
+                    == 0
+                )
         browser.show(f"{viewer.url}step/1/row/2")
-        keys = {"j": "row/3", "k": "row/2", "ArrowRight": "step/2/row/2", "Escape": "step/2", "ArrowLeft": "step/1"}
+        keys = {
+            "j": "row/3",
+            "k": "row/2",
+            "ArrowRight": "step/2/row/2",
+            "Escape": "step/2",
+            "ArrowLeft": "step/1",
+        }
         for key, end in keys.items():
             browser.press(key, end)
         audio = "document.querySelector('audio')"
-        browser.run(f"new Promise(done => {{ {audio}.onended = done; {audio}.playbackRate = 16; {audio}.play() }}).then(() => 1)")
+        browser.run(
+            f"new Promise(done => {{ {audio}.onended = done; {audio}.playbackRate = 16;"
+            f" {audio}.play() }}).then(() => 1)"
+        )
         assert browser.problems == []

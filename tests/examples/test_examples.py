@@ -36,7 +36,9 @@ def compiled_once(tmp_path_factory):
         yield
 
 
-def run_example(name: str | Path, *args: object, status: int = 0, python: tuple[object, ...] = (sys.executable,)) -> str:
+def run_example(
+    name: str | Path, *args: object, status: int = 0, python: tuple[object, ...] = (sys.executable,)
+) -> str:
     """Runs the example and returns what it prints, after checking its exit status."""
     command = [*map(str, python), str(EXAMPLES / name), *map(str, args)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=400)
@@ -63,13 +65,17 @@ def test_examples_are_short_run_and_shown(example: Path) -> None:
     assert len(lines) < 140
     assert lines[0].startswith('"""')
     assert any(f"python examples/{example.name}" in line for line in lines)
-    assert example.stem in "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
+    assert example.stem in "".join(
+        path.read_text() for path in Path(__file__).parent.glob("test_*.py")
+    )
     assert f"../examples/{example.name}" in (ROOT / "docs/examples.md").read_text()
 
 
 @pytest.mark.slow
 def test_training_digits_tells_the_whole_story(tmp_path: Path) -> None:
-    output = run_example("train_digits_story.py", "--out", tmp_path, "--steps", 160, "--save-every", 32)
+    output = run_example(
+        "train_digits_story.py", "--out", tmp_path, "--steps", 160, "--save-every", 32
+    )
     assert "stopping hard after step 80" in output
     assert re.search("resuming after step (32|64)", output)  # 64 may be on its way
     assert SAME in output
@@ -94,7 +100,9 @@ def test_an_interrupted_run_with_a_worker_resumes_by_running_again(tmp_path: Pat
     assert "stopping hard after step 25" in run_example(*interrupted, 25, status=3)
     assert not half.exists()  # what was half written is written again
     shards = sorted(path.name for path in (tmp_path / "records").iterdir())
-    assert shards == ["test-00000-of-00001.array_record"] + [f"train-{i:05}-of-00004.array_record" for i in range(4)]
+    assert shards == ["test-00000-of-00001.array_record"] + [
+        f"train-{i:05}-of-00004.array_record" for i in range(4)
+    ]
     assert re.search("resuming after step (10|20)", run_example(*interrupted, 30, status=3))
     output = run_example("train_digits_story.py", *args)
     assert re.search("resuming after step (20|30)", output)
@@ -110,18 +118,30 @@ def test_an_interrupted_run_with_a_worker_resumes_by_running_again(tmp_path: Pat
 def test_a_loader_of_digits_goes_on_at_a_position(tmp_path: Path) -> None:
     output = run_example("digits_loader.py", "--out", tmp_path)
     assert "1437 records of 65 bytes in 4 files" in output
-    assert re.search(r"in an epoch 1 record is passed over: .*cannot read record 39 of .*train-00002-of-00004", output)
+    assert re.search(
+        r"in an epoch 1 record is passed over: .*cannot read record 39 of .*train-00002-of-00004",
+        output,
+    )
     assert "the next batch, and that of a new loader at its position: bit-identical" in output
     assert (tmp_path / "digits.png").read_bytes().startswith(PNG)
 
 
-def test_tokens_of_two_formats_are_the_same_and_a_run_goes_on_with_the_other(tmp_path: Path) -> None:
+def test_tokens_of_two_formats_are_the_same_and_a_run_goes_on_with_the_other(
+    tmp_path: Path,
+) -> None:
     output = run_example("tokens_from_files.py", "--out", tmp_path)
-    num_documents, num_tokens, num_windows = map(int, re.findall(r"(\d+) documents, (\d+) tokens, (\d+) windows", output)[0])
+    num_documents, num_tokens, num_windows = map(
+        int, re.findall(r"(\d+) documents, (\d+) tokens, (\d+) windows", output)[0]
+    )
     assert num_documents > 100 and num_windows == (num_tokens - 1) // 64
     assert output.count("the same") == 2 and "labels are inputs moved by one: True" in output
     assert re.search(r"[1-9]\d+ batches after the state, resumed: bit-identical", output)
-    assert {path.name for path in tmp_path.iterdir()} == {"train.bin", "train-megatron.bin", "train-megatron.idx", "state.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "train.bin",
+        "train-megatron.bin",
+        "train-megatron.idx",
+        "state.json",
+    }
 
 
 def test_tfds_data_sets_are_read_without_tensorflow(tmp_path: Path) -> None:
@@ -137,7 +157,9 @@ def test_tfds_data_sets_are_read_without_tensorflow(tmp_path: Path) -> None:
 PYTORCH = ROOT / ".peers/torch/bin/python"
 
 
-@pytest.mark.skipif(not PYTORCH.exists(), reason=f"PyTorch is not installed at {PYTORCH} (run `make peers`)")
+@pytest.mark.skipif(
+    not PYTORCH.exists(), reason=f"PyTorch is not installed at {PYTORCH} (run `make peers`)"
+)
 @pytest.mark.slow
 def test_a_killed_run_of_pytorch_ends_with_the_same_bits(tmp_path: Path) -> None:
     args = ["--out", tmp_path, "--workers", 2, "--steps", 180, "--save-every", 50]
@@ -148,7 +170,9 @@ def test_a_killed_run_of_pytorch_ends_with_the_same_bits(tmp_path: Path) -> None
     assert int(re.findall(r"(\d+)% of the points", output)[0]) > 55  # a third by guessing
     assert steps_in(tmp_path / "straight/log.txt") == steps((1, 180))
     assert steps_in(tmp_path / "killed/log.txt") == steps((1, 105), (101, 180))
-    batches = [line.split()[2] for line in (tmp_path / "straight/log.txt").read_text().splitlines()[:-1]]
+    batches = [
+        line.split()[2] for line in (tmp_path / "straight/log.txt").read_text().splitlines()[:-1]
+    ]
     assert len(set(batches)) == 180  # also in the second epoch and after it: 47 batches are one
 
 
@@ -158,13 +182,20 @@ def test_a_run_whose_actors_are_killed_ends_with_the_same_bits() -> None:
     assert "2 nodes with 4 CPUs, at 127.0.0.1" in output
     killed = re.findall(r"step (\d+): the actor in process (\d+) is killed", output)
     assert len({process for _, process in killed}) == 2
-    assert [int(step) >= due for (step, _), due in zip(killed, (66, 133), strict=True)] == [True] * 2
+    assert [int(step) >= due for (step, _), due in zip(killed, (66, 133), strict=True)] == [
+        True
+    ] * 2
     left_alone, disturbed = re.findall(r"(?:left alone|2 killed): parameters (\w{16})", output)
     assert left_alone == disturbed
     assert SAME in output
 
 
-WORDS = [b"fir\n", b"\n", b"a longer line, which is as long as several frames are taken together\n", b"oak elm\n"] * 20
+WORDS = [
+    b"fir\n",
+    b"\n",
+    b"a longer line, which is as long as several frames are taken together\n",
+    b"oak elm\n",
+] * 20
 
 
 @pytest.fixture
@@ -184,8 +215,13 @@ def file(tmp_path: Path) -> Path:
 
 def test_it_resumes_in_the_middle(file):
     output = run_example("custom_parts.py", "--file", file)
-    assert output.startswith(f"Lines('words.txt', 80 lines, {file.stat().st_size} bytes): source, sampler and stage conform\n")
-    done, of, next_index = map(int, re.findall(r'after (\d+) of (\d+) .*"next_index": (\d+)', output)[0])
+    assert output.startswith(
+        f"Lines('words.txt', 80 lines, {file.stat().st_size} bytes): source, sampler and stage"
+        " conform\n"
+    )
+    done, of, next_index = map(
+        int, re.findall(r'after (\d+) of (\d+) .*"next_index": (\d+)', output)[0]
+    )
     assert done == of // 2 and 0 < next_index < 160
     assert output.endswith("resumed in the middle: bit-identical\n")
 
@@ -197,7 +233,9 @@ def test_frames_and_a_loader_read_all_bytes_in_the_order_of_the_sampler(parts, f
     assert text == b"".join(in_order * 2)[: len(text)]
     lines = parts.Lines(file)
     shard = grain.sharding.NoSharding()
-    loader = grain.DataLoader(data_source=lines, sampler=parts.ShortFirst(lines.lengths), shard_options=shard)
+    loader = grain.DataLoader(
+        data_source=lines, sampler=parts.ShortFirst(lines.lengths), shard_options=shard
+    )
     assert [line.tobytes() for line in loader] == in_order
 
 
@@ -208,7 +246,12 @@ def test_a_careless_iterator_is_noticed(parts, file, monkeypatch):
 
     monkeypatch.setattr(parts.FrameIterator, "set_state", set_state)
     pipeline = parts.make_pipeline(file)
-    assert_raises(AssertionError, r"broken law: .*Found: ", grain.testing.assert_iter_dataset_conforms, pipeline)
+    assert_raises(
+        AssertionError,
+        r"broken law: .*Found: ",
+        grain.testing.assert_iter_dataset_conforms,
+        pipeline,
+    )
 
 
 SMALL = ["--images", "12", "--size", "64", "--seconds", "0.3", "--step-ms", "0"]
@@ -222,8 +265,15 @@ def test_both_verdicts_and_the_same_batches(tmp_path):
     assert before.startswith("before: Bound by the transform RandomMapMapDataset(transform=Decode)")
     # how fast workers are does not decide
     assert after.startswith(("Bound by ", "Too little to tell"))
-    assert re.fullmatch(r"after is [\d.]+ times as fast as before; the batches of both: identical", output.splitlines()[-1])
-    (faults,) = re.findall(r"^(\d+) of 128 photos passed over: OSError: image file is truncated \(.*\)$", output, re.MULTILINE)
+    assert re.fullmatch(
+        r"after is [\d.]+ times as fast as before; the batches of both: identical",
+        output.splitlines()[-1],
+    )
+    (faults,) = re.findall(
+        r"^(\d+) of 128 photos passed over: OSError: image file is truncated \(.*\)$",
+        output,
+        re.MULTILINE,
+    )
     assert int(faults) >= 10  # a broken file in each epoch of 12
     assert len([*(tmp_path / "12x256").glob("*.jpg")]) == 12
     assert (tmp_path / "verdicts.png").read_bytes().startswith(PNG)
@@ -249,12 +299,19 @@ def test_other_batches_are_noticed(tmp_path, monkeypatch, capsys):
 @pytest.mark.slow
 def test_a_restored_run_has_the_losses_of_the_one_that_went_on(tmp_path: Path) -> None:
     output = run_example("train_language_model.py", "--out", tmp_path, "--steps", 30)
-    once, again = [re.findall(r"step +(\d+)  loss ([\d.]+)", part) for part in output.split("back to step 15\n")]
+    once, again = [
+        re.findall(r"step +(\d+)  loss ([\d.]+)", part)
+        for part in output.split("back to step 15\n")
+    ]
     assert [int(step) for step, _ in once] == list(range(0, 30, 3))
     assert float(once[-1][1]) < float(once[0][1]) - 1.5
     assert once[5:] == again
     assert float(re.findall(r"([\d.]+)% of all cells are filled", output)[0]) > 90
-    assert re.search(r"---- a function, generated\n.*\S.*---- a docstring, generated\n.*\S.*----", output, re.DOTALL)
+    assert re.search(
+        r"---- a function, generated\n.*\S.*---- a docstring, generated\n.*\S.*----",
+        output,
+        re.DOTALL,
+    )
     assert "losses after going back: bit-identical" in output
     assert (tmp_path / "loss.png").read_bytes().startswith(PNG)
     (state,) = (tmp_path / "checkpoints/15/data").glob("process_0-of-1.json")
@@ -270,13 +327,24 @@ def changed_copy(folder: Path, name: str, part: str, other: str = "") -> Path:
 
 
 @pytest.mark.slow
-def test_data_that_were_not_restored_and_texts_that_see_one_another_are_noticed(tmp_path: Path) -> None:
+def test_data_that_were_not_restored_and_texts_that_see_one_another_are_noticed(
+    tmp_path: Path,
+) -> None:
     shutil.copy(EXAMPLES / "language_model.py", tmp_path)
-    script = changed_copy(tmp_path, "train_language_model.py", ', "data": grain.checkpoint.CheckpointRestore(batches)')
+    script = changed_copy(
+        tmp_path, "train_language_model.py", ', "data": grain.checkpoint.CheckpointRestore(batches)'
+    )
     output = run_example(script, "--out", tmp_path, "--steps", 4, status=1)
     assert "losses after going back: DIFFERENT" in output
-    assert "3 texts in one row, and alone: largest difference of logits" in run_example("language_model.py")
-    run_example(changed_copy(tmp_path, "language_model.py", "(segments[:, :, None] == segments[:, None, :]) & "), status=1)
+    assert "3 texts in one row, and alone: largest difference of logits" in run_example(
+        "language_model.py"
+    )
+    run_example(
+        changed_copy(
+            tmp_path, "language_model.py", "(segments[:, :, None] == segments[:, None, :]) & "
+        ),
+        status=1,
+    )
 
 
 @contextlib.contextmanager
@@ -318,7 +386,9 @@ def check_story(folder, count, *args):
         assert steps_in(folder / "undisturbed" / log) == steps((1, 40))
         # with some steps trained twice, if 20 was not complete
         assert len(steps_in(folder / "resumed" / log)) in (41, 51)
-        rows += [line.split()[2] for line in (folder / "undisturbed" / log).read_text().splitlines()[:-1]]
+        rows += [
+            line.split()[2] for line in (folder / "undisturbed" / log).read_text().splitlines()[:-1]
+        ]
     assert len(set(rows)) == 40 * count  # everybody has other rows, and other ones in every step
 
 
@@ -332,7 +402,10 @@ def test_three_processes(tmp_path):
     check_story(tmp_path / "loader-3", 3, "--processes", 3)
     checkpoints = tmp_path / "loader-3/resumed/checkpoints"
     for i in range(3):
-        assert f"shard_index={i}, shard_count=3" in (checkpoints / f"40/data/process_{i}-of-3.json").read_text()
+        assert (
+            f"shard_index={i}, shard_count=3"
+            in (checkpoints / f"40/data/process_{i}-of-3.json").read_text()
+        )
     # This test is one process, not three.
     it = iter(grain.load(grain.sources.RangeDataSource(0, 9, 1)))
     assert next(it) == 0
@@ -349,7 +422,11 @@ def test_three_processes(tmp_path):
     with started(*args) as process:
         output, _ = process.communicate(timeout=100)
         assert process.returncode
-    assert re.search(r"StateMismatchError: File .*/process_0-of-1.json does not exist: .* another number of processes", output)
+    assert re.search(
+        r"StateMismatchError: File .*/process_0-of-1.json does not exist: .* another number of"
+        r" processes",
+        output,
+    )
     assert "resuming" not in output
 
 
@@ -375,7 +452,11 @@ def test_the_number_of_hosts_changes(tmp_path):
     begun = {count: re.findall(rf"host \d of {count}: (\w+)", output) for count in (2, 1)}
     assert begun == {2: ["beginning"] * 2 + ["resuming"] * 2, 1: ["beginning", "resuming"]}
     for name in ("undisturbed", "changing"):
-        logs = {line for log in (tmp_path / name).glob("log-*.txt") for line in log.read_text().splitlines()}
+        logs = {
+            line
+            for log in (tmp_path / name).glob("log-*.txt")
+            for line in log.read_text().splitlines()
+        }
         # all hosts, and runs, say the same
         assert {line.split()[0] for line in logs} == {*steps((1, 24))} and len(logs) == 25
 
@@ -385,13 +466,18 @@ def test_the_mixture_changes(tmp_path):
     output = run_example("change_mixture.py", "--out", tmp_path)
     texts = dict(re.findall(r"(code|comments|docs) +(\d+) texts", output))
     assert (
-        sum(map(int, texts.values())) > 400 and min(map(int, texts.values())) > 100 and ", 0 of them not exactly once" in output
+        sum(map(int, texts.values())) > 400
+        and min(map(int, texts.values())) > 100
+        and ", 0 of them not exactly once" in output
     )
 
 
 def test_rows_of_parquet_files_are_shuffled_within_bounds():
     output = run_example("parquet_rows.py", "--max-bytes", 100_000)
-    assert "batches of (500, 16), each of 4 to 4 sensors" in output and "resumed: the same 30 batches" in output
+    assert (
+        "batches of (500, 16), each of 4 to 4 sensors" in output
+        and "resumed: the same 30 batches" in output
+    )
 
 
 def test_bag_records_are_batched_by_length_and_resumed(tmp_path: Path) -> None:

@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).parent
-PYTHONPATH = os.pathsep.join(filter(None, [str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")]))
+PYTHONPATH = os.pathsep.join(
+    filter(None, [str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+)
 PATIENCE_SECONDS = 60.0
 GONE_SECONDS = 6.0  # for what must be gone after two seconds; a noisy machine gets some more
 
@@ -40,9 +42,15 @@ class Program:
         name, value = self.token.split("=")
         env = {**os.environ, "FAULT_FOLDER": str(folder), "PYTHONPATH": PYTHONPATH, name: value}
         (self.folder / "stdin").write_text(stdin)
-        with self._out.open("wb") as out, self._err.open("wb") as err, (self.folder / "stdin").open("rb") as given:
+        with (
+            self._out.open("wb") as out,
+            self._err.open("wb") as err,
+            (self.folder / "stdin").open("rb") as given,
+        ):
             streams = {"stdin": given, "stdout": out, "stderr": err}
-            self.process = subprocess.Popen(command, cwd=cwd or folder, env=env, start_new_session=True, **streams)
+            self.process = subprocess.Popen(
+                command, cwd=cwd or folder, env=env, start_new_session=True, **streams
+            )
         self.since = time.monotonic()
 
     def signal_when_ready(self, number, *, group=False):
@@ -65,11 +73,15 @@ class Program:
             ended = time.monotonic()
             while process_ids(self.token):
                 if time.monotonic() > ended + GONE_SECONDS:
-                    raise AssertionError(f"processes that outlived the program: {process_ids(self.token)}")
+                    raise AssertionError(
+                        f"processes that outlived the program: {process_ids(self.token)}"
+                    )
                 time.sleep(0.01)
         except subprocess.TimeoutExpired as error:
             self.process.send_signal(signal.SIGABRT)
-            raise AssertionError(f"the program hangs: {self._out.read_text()}{self._err.read_text()}") from error
+            raise AssertionError(
+                f"the program hangs: {self._out.read_text()}{self._err.read_text()}"
+            ) from error
         finally:
             self.kill()
         out = self._out.read_text()
@@ -112,7 +124,12 @@ def check_parts(folder, *parts, tools="", flags=()):
     text = tools
     for number, part in enumerate(parts):
         text += f"\ndef part_{number}():\n{textwrap.indent(textwrap.dedent(part), '    ')}\n"
-    text += "".join([f"\nwatch = Watch()\npart_{number}()\ngc.collect()\nwatch.check()\n" for number in range(len(parts))])
+    text += "".join(
+        [
+            f"\nwatch = Watch()\npart_{number}()\ngc.collect()\nwatch.check()\n"
+            for number in range(len(parts))
+        ]
+    )
     check_silent(run(folder, text, flags=flags), out="")
 
 
@@ -120,8 +137,14 @@ def run_all(folder, check, cases):
     """Calls ``check(folder_of_its_own, *case)`` for all cases, a few at a time."""
     folders = [Path(tempfile.mkdtemp(dir=folder)) for _ in cases]
     with ThreadPoolExecutor(4) as threads:
-        checks = [threads.submit(check, each, *case) for each, case in zip(folders, cases, strict=True)]
-    errors = [f"{case}: {done.exception()}" for case, done in zip(cases, checks, strict=True) if done.exception()]
+        checks = [
+            threads.submit(check, each, *case) for each, case in zip(folders, cases, strict=True)
+        ]
+    errors = [
+        f"{case}: {done.exception()}"
+        for case, done in zip(cases, checks, strict=True)
+        if done.exception()
+    ]
     assert not errors, "\n".join(errors)
 
 

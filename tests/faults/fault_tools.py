@@ -87,8 +87,16 @@ def threads(num, **options):
 
 def loader(work, num, workers):
     """A ``DataLoader``."""
-    sampler, options = gm.samplers.IndexSampler(num, num_epochs=1), None if workers else gm.ReadOptions(2, 2)
-    arguments = {"sampler": sampler, "operations": [work], "workers": processes(workers), "read_options": options}
+    sampler, options = (
+        gm.samplers.IndexSampler(num, num_epochs=1),
+        None if workers else gm.ReadOptions(2, 2),
+    )
+    arguments = {
+        "sampler": sampler,
+        "operations": [work],
+        "workers": processes(workers),
+        "read_options": options,
+    }
     return gm.DataLoader(data_source=range(num), **arguments)
 
 
@@ -118,9 +126,15 @@ def arrived(work, workers, situation):
     """Waits until all workers are in the situation."""
     num = {"idle": 4, "busy": 2, "stuck": 2, "full": 2}[situation]
     if workers:
-        wait_for(lambda: len(work.count()) == workers and min(work.count()) >= num, lambda: f"{work.count()} of {situation}")
+        wait_for(
+            lambda: len(work.count()) == workers and min(work.count()) >= num,
+            lambda: f"{work.count()} of {situation}",
+        )
         if situation != "stuck":  # they have sent everything
-            wait_for(lambda: {run_state(process_id) for process_id in work.process_ids()} == {"S"}, "the workers do not wait")
+            wait_for(
+                lambda: {run_state(process_id) for process_id in work.process_ids()} == {"S"},
+                "the workers do not wait",
+            )
     elif situation == "busy":  # a thread that reads ahead
         wait_for(lambda: sum(work.count()) >= 2, lambda: f"{work.count()} of {situation}")
 
@@ -190,7 +204,11 @@ class Watch:
         self.before = surroundings()
 
     def check(self):
-        wait_for(lambda: surroundings() == self.before, lambda: f"left: {surroundings()}, before: {self.before}", GONE_SECONDS)
+        wait_for(
+            lambda: surroundings() == self.before,
+            lambda: f"left: {surroundings()}, before: {self.before}",
+            GONE_SECONDS,
+        )
 
 
 def ready():

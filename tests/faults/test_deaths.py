@@ -44,7 +44,8 @@ DEATHS = {  # what the worker does, and the error of the consumer
 # Of an exit there is no small one: a block that raises is taken again, which does not happen twice
 # here.
 DYING = [
-    f"check_deaths(lambda: {die}, {how!r}, {1 + i % 2}, {APIS[1 - i % 3]!r}, {i % 2 == 0 and 'exit' not in die})"
+    f"check_deaths(lambda: {die}, {how!r}, {1 + i % 2}, {APIS[1 - i % 3]!r},"
+    f" {i % 2 == 0 and 'exit' not in die})"
     for i, (die, how) in enumerate(DEATHS.items())
 ]
 
@@ -137,7 +138,10 @@ def check_kill(situation, workers, api, number):
 
 
 def test_deaths_by_oneself_by_a_record_by_accident_and_from_outside(tmp_path):
-    records = ["check_records('source', 400, [7, 399], 2)", "check_records('lanes', 60, [7, 8, 40], 2)"]
+    records = [
+        "check_records('source', 400, [7, 399], 2)",
+        "check_records('lanes', 60, [7, 8, 40], 2)",
+    ]
     kill = "check_kill('full', 2, 'dataset', signal.SIGKILL)"
     check_parts(tmp_path, *DYING[:2], *records, BY_ACCIDENT, kill, tools=CHECKS + RECORDS + KILLS)
 
@@ -154,7 +158,10 @@ def test_all_deaths(tmp_path):
     ]
     parts = [*DYING[2:], NO_DEATHS, *[f"check_records{case}" for case in cases]]
     for i in range(12):
-        arguments = f"{SITUATIONS[i % 4]!r}, {1 + (i + i // 4) % 2}, {APIS[i % 3]!r}, signal.{['SIGKILL', 'SIGTERM'][i // 4 % 2]}"
+        arguments = (
+            f"{SITUATIONS[i % 4]!r}, {1 + (i + i // 4) % 2}, {APIS[i % 3]!r},"
+            f" signal.{['SIGKILL', 'SIGTERM'][i // 4 % 2]}"
+        )
         parts.append(f"check_kill({arguments})")
     for start in range(0, len(parts), 8):  # a program has a minute
         check_parts(tmp_path, *parts[start : start + 8], tools=CHECKS + RECORDS + KILLS)
@@ -236,4 +243,6 @@ watch.check()
 
 
 def test_other_ends_of_workers(tmp_path):
-    check_parts(tmp_path, THE_OTHER_GOES_ON, IN_INIT_FN, MEMORY_LIMIT, CHILD_THAT_HOLDS_THE_CONNECTION)
+    check_parts(
+        tmp_path, THE_OTHER_GOES_ON, IN_INIT_FN, MEMORY_LIMIT, CHILD_THAT_HOLDS_THE_CONNECTION
+    )

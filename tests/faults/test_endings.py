@@ -19,7 +19,9 @@ WITHIN = {
     "exception": "try: raise ValueError\nexcept ValueError as error: saved = error",
     "del": "pass",
     "close": "began = time.monotonic()\nit.close()\nassert time.monotonic() - began < 5",
-    "close_by_a_thread": "thread = threading.Thread(target=it.close); thread.start(); thread.join()",
+    "close_by_a_thread": (
+        "thread = threading.Thread(target=it.close); thread.start(); thread.join()"
+    ),
     "with": "with it: pass",
     "exception_with": "try:\n    with it: raise ValueError\nexcept ValueError: pass",
     "set_state": "it.set_state(it.get_state()); it.start_prefetch()",
@@ -64,7 +66,10 @@ def within(name, *choices):
 
 
 def test_endings_within_a_program_and_interrupts_after_which_it_goes_on(tmp_path):
-    parts = [within(name, 2, "full", "dataset") for name in ("break", "cycle", "close_twice", "exception")]
+    parts = [
+        within(name, 2, "full", "dataset")
+        for name in ("break", "cycle", "close_twice", "exception")
+    ]
     check_parts(tmp_path, *parts, END_OF_DATA, INTERRUPTS, INTERRUPTS.replace("mp(", "by_threads("))
 
 
@@ -74,7 +79,10 @@ def test_all_endings_within_a_program(tmp_path, situation):
     # What asks for another element would wait forever; threads cannot be ended by force.
     names = [name for name in WITHIN if name != "break" or situation in ("idle", "full")]
     workers = itertools.cycle([1, 2, 1] if situation in ("busy", "stuck") else [1, 0, 2, 1])
-    check_parts(tmp_path, *[within(name, next(workers), situation, APIS[i % 3]) for i, name in enumerate(names)])
+    check_parts(
+        tmp_path,
+        *[within(name, next(workers), situation, APIS[i % 3]) for i, name in enumerate(names)],
+    )
 
 
 # Endings of the program: the action, and the result.
@@ -87,7 +95,11 @@ EXITS = {
     "cycle": ("it.me = [it]; del it", 0, None),
     "in_a_module": ("sys.modules['keeper'] = it", 0, None),
     "atexit": ("import atexit; atexit.register(it.close)", 0, None),
-    "in_a_thread": ("thread = threading.Thread(target=lambda it: None, args=(it,)); thread.start()", 0, None),
+    "in_a_thread": (
+        "thread = threading.Thread(target=lambda it: None, args=(it,)); thread.start()",
+        0,
+        None,
+    ),
     "sigkill": ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL, None),
     "abort": ("os.abort()", -signal.SIGABRT, None),
 }
@@ -122,7 +134,9 @@ def check_signal(folder, number, waiting, workers, situation, api):
     check_end(outcome, "KeyboardInterrupt" if number == signal.SIGINT else None, -number)
 
 
-@pytest.mark.parametrize("case", [(signal.SIGINT, "next", 2, "stuck"), (signal.SIGTERM, "pause", 2, "full")])
+@pytest.mark.parametrize(
+    "case", [(signal.SIGINT, "next", 2, "stuck"), (signal.SIGTERM, "pause", 2, "full")]
+)
 def test_signal(tmp_path, case):
     check_signal(tmp_path, *case, "dataset")
 
@@ -131,11 +145,19 @@ def test_signal(tmp_path, case):
 @pytest.mark.timeout(400)  # many programs one after the other
 def test_all_exits_and_signals(tmp_path):
     choices = [("busy", 1), ("stuck", 2), ("full", 0), ("idle", 1), ("full", 1)]
-    cases = [(name, *choices[(i + k) % 5][::-1], APIS[(i + k) % 3]) for i, name in enumerate(EXITS) for k in [3 * (i % 2)]]
+    cases = [
+        (name, *choices[(i + k) % 5][::-1], APIS[(i + k) % 3])
+        for i, name in enumerate(EXITS)
+        for k in [3 * (i % 2)]
+    ]
     run_all(tmp_path, check_exit, cases)
     choices = [("full", 2), ("stuck", 2), ("busy", 1), ("idle", 0), ("full", 0)]
     pairs = [*itertools.product(SIGNALS, WAITING)]
-    run_all(tmp_path, check_signal, [(*pair, *choices[i % 5][::-1], APIS[i % 3]) for i, pair in enumerate(pairs)])
+    run_all(
+        tmp_path,
+        check_signal,
+        [(*pair, *choices[i % 5][::-1], APIS[i % 3]) for i, pair in enumerate(pairs)],
+    )
 
 
 def test_interrupt_while_workers_start(tmp_path):
@@ -150,4 +172,8 @@ def test_interrupt_while_workers_start(tmp_path):
     ready()
     next(it)
     """
-    check_end(start(tmp_path, script).signal_when_ready(signal.SIGINT, group=True), "KeyboardInterrupt", -signal.SIGINT)
+    check_end(
+        start(tmp_path, script).signal_when_ready(signal.SIGINT, group=True),
+        "KeyboardInterrupt",
+        -signal.SIGINT,
+    )

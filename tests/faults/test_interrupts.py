@@ -39,8 +39,14 @@ def close_all():
 OPERATIONS = {
     "next": ("pass", "seen.append(int(next(it)[0]))"),
     "first": ("close_all(); it, seen = iter(ds), []", "seen.append(int(next(it)[0]))"),
-    "death": ("kill(it); wait_for(lambda: has_ended(process_id(it)), 'it lives')", "obituary(it, seen)"),
-    "after_death": ("kill(it); obituary(it, seen); it.set_state(it.get_state())", "seen.append(int(next(it)[0]))"),
+    "death": (
+        "kill(it); wait_for(lambda: has_ended(process_id(it)), 'it lives')",
+        "obituary(it, seen)",
+    ),
+    "after_death": (
+        "kill(it); obituary(it, seen); it.set_state(it.get_state())",
+        "seen.append(int(next(it)[0]))",
+    ),
     "close": ("pass", "it.close()"),
 }
 

@@ -112,7 +112,13 @@ def abandoned(num, api):
 
 
 def test_few_descriptors_much_memory_and_many_iterators(tmp_path):
-    parts = FEW_DESCRIPTORS, ABANDONED, UNUSED_ITERATORS, keeping("dataset"), abandoned(30, "dataset")
+    parts = (
+        FEW_DESCRIPTORS,
+        ABANDONED,
+        UNUSED_ITERATORS,
+        keeping("dataset"),
+        abandoned(30, "dataset"),
+    )
     check_parts(tmp_path, *parts, tools=LIMITED)
 
 

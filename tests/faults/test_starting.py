@@ -59,7 +59,19 @@ sys.modules["__main__"] = main
 for number, cell in enumerate({USES_MAIN!r}.split("\\n\\n")):
     exec(compile(cell, f"<cell {{number}}>", "exec"), vars(main))
 """
-WRONG = ("json", "socket", "numpy", "pickle", "os", "marshal", "struct", "mmap", "gristmill", "site", "cloudpickle")
+WRONG = (
+    "json",
+    "socket",
+    "numpy",
+    "pickle",
+    "os",
+    "marshal",
+    "struct",
+    "mmap",
+    "gristmill",
+    "site",
+    "cloudpickle",
+)
 
 # The arguments of Python, the working directory, and what is read from standard input.
 WAYS = {
@@ -71,13 +83,20 @@ WAYS = {
     "isolated": (["-I", "-W", "error", "../program.py"], "frozen", ""),
     "safe": (["-s", "-P", "-X", "utf8", "-O", "program.py"], ".", ""),
     "optimised": (["-OO", "-B", "-u", "-X", "frozen_modules=off", "program.py"], ".", ""),
-    "command": (["-c", "import beside\n" + USES_MAIN.replace("offset = 100", "offset = beside.offset")], ".", ""),
+    "command": (
+        ["-c", "import beside\n" + USES_MAIN.replace("offset = 100", "offset = beside.offset")],
+        ".",
+        "",
+    ),
     "module": (["-m", "some_module"], ".", ""),
     "directory": (["app"], ".", ""),
 }
 
 
-@pytest.mark.parametrize("way", [way if i < 2 else pytest.param(way, marks=pytest.mark.slow) for i, way in enumerate(WAYS)])
+@pytest.mark.parametrize(
+    "way",
+    [way if i < 2 else pytest.param(way, marks=pytest.mark.slow) for i, way in enumerate(WAYS)],
+)
 def test_program(tmp_path, way):
     for folder in ("app", "wrong", "frozen"):
         (tmp_path / folder).mkdir()
@@ -89,7 +108,12 @@ def test_program(tmp_path, way):
         (tmp_path / "wrong" / f"{name}.py").write_text("raise ImportError('the wrong file')")
     (tmp_path / "frozen").chmod(0o555)
     arguments, folder, stdin = WAYS[way]
-    check_silent(Program(tmp_path, [sys.executable, *arguments], cwd=tmp_path / folder, stdin=stdin).outcome(), out=OUT)
+    check_silent(
+        Program(
+            tmp_path, [sys.executable, *arguments], cwd=tmp_path / folder, stdin=stdin
+        ).outcome(),
+        out=OUT,
+    )
 
 
 def test_interactive_without_terminal(tmp_path):
@@ -202,11 +226,16 @@ def test_states_and_flags_of_the_program_and_threads_that_start_workers(tmp_path
 def test_signal_handling_of_the_program(tmp_path):
     for handling in ("SIG_IGN", "SIG_DFL"):
         check_parts(tmp_path, SIGNALS, tools=f"HANDLING = {handling!r}\n")
-    blocked = "signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals))\nit = started('loader', 2, 'stuck')\nos._exit(0)"
+    blocked = (
+        "signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals))\nit = started('loader', 2,"
+        " 'stuck')\nos._exit(0)"
+    )
     check_silent(run(tmp_path, blocked))
 
 
-def test_a_deleted_directory_a_closed_input_and_a_thread_that_iterates_when_the_program_ends(tmp_path):
+def test_a_deleted_directory_a_closed_input_and_a_thread_that_iterates_when_the_program_ends(
+    tmp_path,
+):
     script = """
     os.mkdir("gone")
     os.chdir("gone")
@@ -250,11 +279,24 @@ print([n.rpartition("/")[2] for n in seen[0]])
 
 def test_a_test_of_a_user_and_what_a_worker_imports(tmp_path):
     (tmp_path / "test_theirs.py").write_text(THEIR_TEST)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", "test_theirs.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-W",
+        "error",
+        "test_theirs.py",
+    ]
     outcome = Program(tmp_path, command).outcome()
     assert (outcome.code, outcome.err) == (0, ""), outcome.out
     (tmp_path / "program.py").write_text(IMPORTS)
-    check_silent(Program(tmp_path, [sys.executable, "program.py"]).outcome(), out="main is imported\n['boot.py']\n")
+    check_silent(
+        Program(tmp_path, [sys.executable, "program.py"]).outcome(),
+        out="main is imported\n['boot.py']\n",
+    )
 
 
 # later versions of Python warn of forks while there are threads
@@ -331,13 +373,29 @@ def restores(ds, its):
     its[0].set_state(its[0].get_state())
     assert next(its[0])[0] == 5
 """
-IN_CHILD = ["lambda *_: None", "lambda *_: sys.exit(0)", "closes", "starts_others", "iterates_the_same_dataset", "restores"]
-SOME = ["check_fork('dataset', 2, 5)", "check_fork('dataset', 2, 100_000)", "check_process(deletes, 0)"]
-OTHERS = ["check_process(lambda *_: os.kill(os.getpid(), 9), -9)", *[f"check_process({child}, 0)" for child in IN_CHILD]]
+IN_CHILD = [
+    "lambda *_: None",
+    "lambda *_: sys.exit(0)",
+    "closes",
+    "starts_others",
+    "iterates_the_same_dataset",
+    "restores",
+]
+SOME = [
+    "check_fork('dataset', 2, 5)",
+    "check_fork('dataset', 2, 100_000)",
+    "check_process(deletes, 0)",
+]
+OTHERS = [
+    "check_process(lambda *_: os.kill(os.getpid(), 9), -9)",
+    *[f"check_process({child}, 0)" for child in IN_CHILD],
+]
 OTHERS += ["check_fork('loader', 1, 100_000)", "check_fork('inside', 2, 5)"]
 
 
-@pytest.mark.parametrize("parts", [SOME, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=["some", "others"])
+@pytest.mark.parametrize(
+    "parts", [SOME, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=["some", "others"]
+)
 def test_forks(tmp_path, parts):
     check_parts(tmp_path, *parts, tools=FORKS, flags=FLAGS)
 

@@ -52,7 +52,10 @@ KINDS = {
 }
 globals().update(KINDS)
 """
-DIAGNOSE = PIPELINES + "\nif __name__ == '__main__': gm.diagnose(KINDS[sys.argv[1]](), 0.5, stall_seconds=float(sys.argv[2]))"
+DIAGNOSE = (
+    PIPELINES + "\nif __name__ == '__main__': gm.diagnose(KINDS[sys.argv[1]](), 0.5,"
+    " stall_seconds=float(sys.argv[2]))"
+)
 slow = pytest.mark.slow  # programs of their own take seconds
 
 
@@ -67,10 +70,18 @@ def command(folder, *args):
 
 
 def check_names_the_line(err):
-    assert "next() of " in err and " has waited " in err and "in hang" in err and 'program.py", line' in err, err
+    assert (
+        "next() of " in err
+        and " has waited " in err
+        and "in hang" in err
+        and 'program.py", line' in err
+    ), err
 
 
-@pytest.mark.parametrize("kind", ["direct", *[pytest.param(kind, marks=slow) for kind in ("for_good", "thread", "workers")]])
+@pytest.mark.parametrize(
+    "kind",
+    ["direct", *[pytest.param(kind, marks=slow) for kind in ("for_good", "thread", "workers")]],
+)
 def test_a_diagnosis_ends_in_time(kind, tmp_path):
     outcome = run(tmp_path, DIAGNOSE, kind, seconds_for(kind))
     assert outcome.code == 1 and "PipelineStalledError: next() of " in outcome.err
@@ -78,7 +89,9 @@ def test_a_diagnosis_ends_in_time(kind, tmp_path):
     check_names_the_line(outcome.err)
 
 
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=slow) for kind in ("direct", "first", "threads", "loader")])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=slow) for kind in ("direct", "first", "threads", "loader")]
+)
 def test_an_interrupt_ends_a_diagnosis(kind, tmp_path):
     # which would wait forever
     outcome = start(tmp_path, DIAGNOSE, kind, 0).signal_when_ready(signal.SIGINT)
@@ -97,19 +110,30 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("name", ["lock", *[pytest.param(name, marks=slow) for name in ("inspect", "diagnose", "bench")]])
+@pytest.mark.parametrize(
+    "name", ["lock", *[pytest.param(name, marks=slow) for name in ("inspect", "diagnose", "bench")]]
+)
 def test_commands_end(name, tmp_path):
     args = COMMANDS[name]
-    outcome = command(tmp_path, *args, "--stall-seconds", str(seconds_for(args[1].partition(":")[2]))).outcome()
+    outcome = command(
+        tmp_path, *args, "--stall-seconds", str(seconds_for(args[1].partition(":")[2]))
+    ).outcome()
     if name == "lock":  # of the interpreter: no other thread can answer
         assert outcome.code == 1 and "in hold_the_lock" in outcome.err
         return
-    assert outcome.code == 1 and outcome.err.startswith("python -m gristmill: next() of "), outcome.err
+    assert outcome.code == 1 and outcome.err.startswith("python -m gristmill: next() of "), (
+        outcome.err
+    )
     assert "If it is only slow, allow more time" in outcome.err and "Traceback" not in outcome.err
     check_names_the_line(outcome.err)
 
 
-@pytest.mark.parametrize("name", ["head", *[pytest.param(name, marks=slow) for name in ("head of workers", "bench of workers")]])
+@pytest.mark.parametrize(
+    "name",
+    ["head", *[pytest.param(name, marks=slow) for name in ("head of workers", "bench of workers")]],
+)
 def test_an_interrupt_ends_commands(name, tmp_path):
-    outcome = command(tmp_path, *COMMANDS[name], "--stall-seconds", "0").signal_when_ready(signal.SIGINT)
+    outcome = command(tmp_path, *COMMANDS[name], "--stall-seconds", "0").signal_when_ready(
+        signal.SIGINT
+    )
     assert (outcome.code, outcome.err) == (130, "") and outcome.seconds < GONE_SECONDS

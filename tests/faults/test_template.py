@@ -206,9 +206,20 @@ def test_a_template_that_is_stopped(tmp_path):
 
 def test_where_none_can_be(tmp_path):
     """The interpreter's own start has threads, or the system allows no forks."""
-    thread = "import threading, time; threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()"
+    thread = (
+        "import threading, time; threading.Thread(target=time.sleep, args=(1000,),"
+        " daemon=True).start()"
+    )
     no_forks = "import os\ndef fork(): raise BlockingIOError\nos.fork = fork"
     for text in thread, no_forks:
-        (tmp_path / "sitecustomize.py").write_text(f"import sys\nif 'boot.py' in sys.argv[0]:\n    exec({text!r})\n")
+        (tmp_path / "sitecustomize.py").write_text(
+            f"import sys\nif 'boot.py' in sys.argv[0]:\n    exec({text!r})\n"
+        )
         script = "assert [x[0] for x in looks(3)] == [os.getpid()] * 3 == [x[0] for x in looks(3)]"
-        check_silent(run(tmp_path, f"import os; os.environ['PYTHONPATH'] += ':' + str(FOLDER)\n{TOOLS}\n{script}"), out="")
+        check_silent(
+            run(
+                tmp_path,
+                f"import os; os.environ['PYTHONPATH'] += ':' + str(FOLDER)\n{TOOLS}\n{script}",
+            ),
+            out="",
+        )

@@ -62,7 +62,9 @@ def check_restarts(folder, kind):
     chance = random.Random(kind)
     for _ in range(8):
         num_steps = chance.randrange(2, 10 if kind == "packed" else 40)
-        outcome = start(folder, PROGRAM, kind, num_steps).signal_when_ready(signal.SIGKILL, group=True)
+        outcome = start(folder, PROGRAM, kind, num_steps).signal_when_ready(
+            signal.SIGKILL, group=True
+        )
         assert (outcome.code, outcome.err) == (-signal.SIGKILL, "")
     outcome = start(folder, PROGRAM, kind, 2000).outcome()
     assert (outcome.code, outcome.out, outcome.err) == (0, "", "")

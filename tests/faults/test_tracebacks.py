@@ -72,14 +72,21 @@ WHERE = {
     "iter": rf"Raised by MapDatasetIterator\(transform=user_code @ \S+program\.py:\d+\) {PLACE}",
     "workers": rf"Raised in worker \d of 2 by MapMapDataset\(transform=Transform\) {PLACE}",
     "loader": rf"Raised by MapDatasetIterator\(transform=Transform\) {RECORD}",
-    "loader with workers": rf"Raised in worker \d of 2 by MapDatasetIterator\(transform=Transform\) {RECORD}",
-    "loader with threads": rf"Raised in worker \d of 2 by MapDatasetIterator\(transform=Transform\) {RECORD}",
+    "loader with workers": (
+        rf"Raised in worker \d of 2 by MapDatasetIterator\(transform=Transform\) {RECORD}"
+    ),
+    "loader with threads": (
+        rf"Raised in worker \d of 2 by MapDatasetIterator\(transform=Transform\) {RECORD}"
+    ),
 }
 
 
 def settings_notes(kind):
     """Returns the notes on settings that errors of worker processes have."""
-    text = "Workers lack what the program has set or registered in libraries, unless worker_init_fn does so there, too."
+    text = (
+        "Workers lack what the program has set or registered in libraries, unless worker_init_fn"
+        " does so there, too."
+    )
     return [text] if "workers" in kind else []
 
 
@@ -92,7 +99,9 @@ def shown(folder, script, *kinds):
     outcome = run(folder, script, *kinds)
     *texts, rest = outcome.err.split("END\n")
     assert (outcome.code, len(texts), rest) == (0, len(kinds), ""), outcome.err
-    assert all([text.startswith("Traceback (most recent call last):\n") for text in texts]), outcome.err
+    assert all([text.startswith("Traceback (most recent call last):\n") for text in texts]), (
+        outcome.err
+    )
     return dict(zip(kinds, texts, strict=True))
 
 
@@ -109,18 +118,34 @@ def test_only_the_users_own_lines_and_all_when_asked_for(tmp_path):
         methods = [] if kind in ("item", "map", "iter") else ["map"]
         assert functions == ["<module>", "train", *methods, "user_code"], text
         assert re.fullmatch(WHERE[kind], where), text
-        assert settings == settings_notes(kind) and note.startswith(NOTE) and "GRISTMILL_PY_TRACEBACK_FILTERING=off" in note
+        assert (
+            settings == settings_notes(kind)
+            and note.startswith(NOTE)
+            and "GRISTMILL_PY_TRACEBACK_FILTERING=off" in note
+        )
     for kind, text in shown(tmp_path, OFF + FAIL, "item", "iter", "loader with workers").items():
         functions, (where, *settings) = stack(text)
         assert settings == settings_notes(kind)
         assert functions[:2] == ["<module>", "train"] and functions[-1] == "user_code", text
-        own = {"__getitem__", "_items"} if kind == "item" else {"__next__", "call" if "call" in functions else "_run"}
+        own = (
+            {"__getitem__", "_items"}
+            if kind == "item"
+            else {"__next__", "call" if "call" in functions else "_run"}
+        )
         assert own < set(functions), text
         assert re.fullmatch(WHERE[kind], where), text
 
 
 def test_an_interrupt(tmp_path):
-    kinds = "item", "iter", "threads", "thread", "workers", "loader with workers", "loader with threads"
+    kinds = (
+        "item",
+        "iter",
+        "threads",
+        "thread",
+        "workers",
+        "loader with workers",
+        "loader with threads",
+    )
     for kind, text in shown(tmp_path, INTERRUPTED, *kinds).items():
         assert text.splitlines()[-1] == "KeyboardInterrupt" and text.count("Traceback") == 1, text
         own = ["user_code"] if kind in ("item", "iter") else []

@@ -44,7 +44,9 @@ def run_shell(code: str) -> None:
     """Runs a block with bash, which finds the programs of this environment first."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     command = ["bash", "-euc", code]
-    result = subprocess.run(command, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=100)
+    result = subprocess.run(
+        command, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=100
+    )
     assert result.returncode == 0, f"{code}{result.stdout}{result.stderr}"
 
 
@@ -68,7 +70,9 @@ def run_page(page: Path) -> int:
         with contextlib.redirect_stdout(printed):
             exec(compile(block.code, f"{page.name}: {first_line}", "exec"), namespace)
         expected, got = expected_output(block.code), printed.getvalue().splitlines()
-        assert got == expected, f"{page.name} says\n  " + "\n  ".join(expected) + "\nand prints\n  " + "\n  ".join(got)
+        assert got == expected, (
+            f"{page.name} says\n  " + "\n  ".join(expected) + "\nand prints\n  " + "\n  ".join(got)
+        )
         num_checked += len(expected)
     # threads that read ahead refer to it, by the functions that they call: its iterators end here
     namespace.clear()

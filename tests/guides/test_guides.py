@@ -44,7 +44,10 @@ def _options(monkeypatch):
 
 # Those that need an environment or a process of their own import PyTorch and Keras, or start
 # clusters, which takes long.
-EACH_PAGE = [page if environment_of(page) is None else pytest.param(page, marks=pytest.mark.slow) for page in WITH_CODE]
+EACH_PAGE = [
+    page if environment_of(page) is None else pytest.param(page, marks=pytest.mark.slow)
+    for page in WITH_CODE
+]
 
 
 @pytest.mark.parametrize("page", EACH_PAGE, ids=lambda path: path.stem)
@@ -63,7 +66,10 @@ def test_blocks_print_what_they_say(page, tmp_path, monkeypatch):
 
 def test_a_wrong_output_is_noticed(tmp_path):
     page = tmp_path / "page.md"
-    for text, match in (("python\nprint(1)  # 2", "says\n  2\nand prints\n  1"), ("sh\nfalse", "false")):
+    for text, match in (
+        ("python\nprint(1)  # 2", "says\n  2\nand prints\n  1"),
+        ("sh\nfalse", "false"),
+    ):
         page.write_text(f"```{text}\n```\n")
         assert_raises(AssertionError, match, run_page, page)
 
@@ -79,7 +85,9 @@ def _files(page):
 def test_code_is_run_and_not_cut_and_what_a_page_refers_to_is_there(page):
     text, blocks = page.read_text(), list(blocks_of(page))
     for block in blocks:
-        assert page.parent == ROOT or block.runs or block.reason or block.language in NOT_CODE, f"{block.language}: {block.code}"
+        assert page.parent == ROOT or block.runs or block.reason or block.language in NOT_CODE, (
+            f"{block.language}: {block.code}"
+        )
         if block.language.startswith("{") or text[: block.start].endswith(IN_COLUMNS):
             continue
         for line in block.code.splitlines():
@@ -109,33 +117,55 @@ def test_all_metrics_and_switches_are_told():
     assert len(names) > 10
     for name in names:
         assert f"`{name}`" in metrics
-    for option in ("py_debug_mode", "debug_report_seconds", "stall_seconds", "py_traceback_filtering"):
+    for option in (
+        "py_debug_mode",
+        "debug_report_seconds",
+        "stall_seconds",
+        "py_traceback_filtering",
+    ):
         assert getattr(gristmill.config, option) is not None
         assert f"`{option}`" in switches and f"`GRISTMILL_{option.upper()}`" in switches
 
 
 def functions_of_the_page():
-    (block,) = [block for block in blocks_of(ROOT / "docs/guides/many_hosts.md") if "def pad_to_multiple" in block.code]
+    (block,) = [
+        block
+        for block in blocks_of(ROOT / "docs/guides/many_hosts.md")
+        if "def pad_to_multiple" in block.code
+    ]
     namespace = {"grain": gristmill}
     exec(block.code[block.code.index("def ") : block.code.index("even = ")], namespace)
     return namespace
 
 
-KEEP = {"all": lambda x: True, "some": lambda x: x % 3 == 1, "late": lambda x: x >= 4, "one": lambda x: x == 5}
+KEEP = {
+    "all": lambda x: True,
+    "some": lambda x: x % 3 == 1,
+    "late": lambda x: x >= 4,
+    "one": lambda x: x == 5,
+}
 
 
 @pytest.mark.parametrize("keep", KEEP.values(), ids=KEEP)
 @pytest.mark.parametrize("num_hosts", [1, 2, 3, 5])
-def test_an_evaluation_of_many_hosts_sees_every_record_once_in_equally_many_batches(keep, num_hosts):
+def test_an_evaluation_of_many_hosts_sees_every_record_once_in_equally_many_batches(
+    keep, num_hosts
+):
     pad_to_multiple = functions_of_the_page()["pad_to_multiple"]
     for length, batch_size in itertools.product((6, 7, 13, 24), (1, 2, 4)):
-        test_set = gristmill.MapDataset.range(length).map(lambda x: (x, -x)).filter(lambda x: keep(x[0]))
+        test_set = (
+            gristmill.MapDataset.range(length).map(lambda x: (x, -x)).filter(lambda x: keep(x[0]))
+        )
         even = pad_to_multiple(test_set, num_hosts * batch_size)
-        shares = [list(even[i::num_hosts].to_iter_dataset().batch(batch_size)) for i in range(num_hosts)]
+        shares = [
+            list(even[i::num_hosts].to_iter_dataset().batch(batch_size)) for i in range(num_hosts)
+        ]
         assert len({len(share) for share in shares}) == 1
         assert {len(batch["counts"]) for share in shares for batch in share} == {batch_size}
         rows = [(*batch["x"], batch["counts"]) for share in shares for batch in share]
-        seen = [(int(a), int(b)) for row in rows for a, b, counts in zip(*row, strict=True) if counts]
+        seen = [
+            (int(a), int(b)) for row in rows for a, b, counts in zip(*row, strict=True) if counts
+        ]
         assert sorted(seen) == [(x, -x) for x in range(length) if keep(x)]
 
 
@@ -157,11 +187,15 @@ def test_a_notebook_runs(tmp_path, monkeypatch):
     kernel.mkdir(parents=True)
     folder.mkdir()
     arguments = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-    (kernel / "kernel.json").write_text(json.dumps({"argv": arguments, "display_name": "here", "language": "python"}))
+    (kernel / "kernel.json").write_text(
+        json.dumps({"argv": arguments, "display_name": "here", "language": "python"})
+    )
     monkeypatch.setattr(KernelSpecManager, "kernel_dirs", [str(kernel.parent)])
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     notebook = notebook_of(page)
-    NotebookClient(notebook, kernel_name="here", timeout=100, resources={"metadata": {"path": str(folder)}}).execute()
+    NotebookClient(
+        notebook, kernel_name="here", timeout=100, resources={"metadata": {"path": str(folder)}}
+    ).execute()
     for cell in [cell for cell in notebook.cells if cell.cell_type == "code"]:
         if not cell.source.startswith("%%bash"):
             streams = [output.text for output in cell.outputs if output.get("name") == "stdout"]
@@ -191,12 +225,20 @@ def test_pages_have_the_published_figures(publish, report, page):
 
 def test_every_workload_was_measured_by_all_and_is_in_a_table(publish, report):
     text = (ROOT / "docs/benchmarks.md").read_text()
-    shown = {name for questions in re.findall("<!-- table: (.*?) -->", text) for name in questions.split()}
+    shown = {
+        name
+        for questions in re.findall("<!-- table: (.*?) -->", text)
+        for name in questions.split()
+    }
     # The peers of ``writing`` take half a minute to start: it is run by itself, and has a section.
     questions = {path.stem for path in (ROOT / "benchmarks/questions").glob("*.py")} - {"writing"}
     assert shown == questions
     measured = {(result["question"], result["workload"]) for result in report["results"]}
-    workloads = {(name, w.name) for name in questions for w in importlib.import_module(f"questions.{name}").WORKLOADS}
+    workloads = {
+        (name, w.name)
+        for name in questions
+        for w in importlib.import_module(f"questions.{name}").WORKLOADS
+    }
     assert measured == workloads
     for result in report["results"]:
         assert result["failures"] == {} and result["differences"] == []
@@ -206,14 +248,21 @@ def test_every_workload_was_measured_by_all_and_is_in_a_table(publish, report):
 def test_missed_goals_the_steadiness_and_parts_of_runs(publish, report):
     page = (ROOT / "docs/benchmarks.md").read_text()
     for verdict, is_missed in (("reached", False), ("MISSED", True)):
-        results = [{**result, "goals": dict.fromkeys(result["goals"], verdict)} for result in report["results"]]
-        tables, missed = publish.with_figures(page, {**report, "results": results}).split("<!-- missed -->")
+        results = [
+            {**result, "goals": dict.fromkeys(result["goals"], verdict)}
+            for result in report["results"]
+        ]
+        tables, missed = publish.with_figures(page, {**report, "results": results}).split(
+            "<!-- missed -->"
+        )
         num_goals = sum(len(result["goals"]) for result in results)
         assert tables.count("**missed**") == missed.count("\n- ") == num_goals * is_missed
     text = publish.machine_text({**report, "machine": {**report["machine"], "load": 0.25}})
     assert f"Measured on {report['date']}" in text and "a load of 0.25" in text
     assert f"medians of {report['rounds']} rounds" in text
     steady = [{**result, "samples": {"gristmill": [3.0, 3.3]}} for result in report["results"]]
-    assert "more than 1.10 times its quickest" in publish.machine_text({**report, "results": steady})
+    assert "more than 1.10 times its quickest" in publish.machine_text(
+        {**report, "results": steady}
+    )
     part = {**report, "results": report["results"][:3]}
     assert_raises(ValueError, "publish whole runs", publish.with_figures, page, part)

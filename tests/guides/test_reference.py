@@ -19,29 +19,42 @@ from gristmill import experimental
 
 # Class: its constructor, methods and factories, with their documented parameters.
 DOCUMENTED = {
-    "MapDataset": """__init__(parents=()); concatenate(datasets); mix(datasets, weights=None); range(start, stop=None, step=1);
+    "MapDataset": (
+        """__init__(parents=()); concatenate(datasets); mix(datasets, weights=None); range(start, stop=None, step=1);
         select_from_datasets(datasets, selection_map); source(source); __getitem__(index); __iter__(); __len__();
         batch(batch_size, *, drop_remainder=False, batch_fn=None); filter(transform); map(transform); map_with_index(transform);
         pipe(func, /, *args, **kwargs); random_map(transform, *, seed=None); repeat(num_epochs=None); seed(seed);
-        shuffle(seed=None); slice(sl); to_iter_dataset(read_options=None, *, allow_nones=False)""",
-    "IterDataset": """__init__(parents=()); mix(datasets, weights=None); __iter__();
+        shuffle(seed=None); slice(sl); to_iter_dataset(read_options=None, *, allow_nones=False)"""
+    ),
+    "IterDataset": (
+        """__init__(parents=()); mix(datasets, weights=None); __iter__();
         batch(batch_size, *, drop_remainder=False, batch_fn=None); filter(transform); map(transform); map_with_index(transform);
         mp_prefetch(options=None, worker_init_fn=None); pipe(func, /, *args, **kwargs); prefetch(multiprocessing_options);
-        random_map(transform, *, seed=None); seed(seed)""",
-    "DatasetIterator": """__init__(parents=()); __iter__(); __next__(); get_state(); load(directory); save(directory);
-        set_state(state); start_prefetch()""",
-    "DataLoader": """__init__(*, data_source, sampler, operations=(), worker_count=0, worker_buffer_size=1, shard_options=None,
-        read_options=None, enable_profiling=False); __iter__()""",
-    "IndexSampler": """__init__(num_records, shard_options=NoSharding(), shuffle=False, num_epochs=None, seed=None);
-        __getitem__(index)""",
+        random_map(transform, *, seed=None); seed(seed)"""
+    ),
+    "DatasetIterator": (
+        """__init__(parents=()); __iter__(); __next__(); get_state(); load(directory); save(directory);
+        set_state(state); start_prefetch()"""
+    ),
+    "DataLoader": (
+        """__init__(*, data_source, sampler, operations=(), worker_count=0, worker_buffer_size=1, shard_options=None,
+        read_options=None, enable_profiling=False); __iter__()"""
+    ),
+    "IndexSampler": (
+        """__init__(num_records, shard_options=NoSharding(), shuffle=False, num_epochs=None, seed=None);
+        __getitem__(index)"""
+    ),
     "ReadOptions": "__init__(num_threads=16, prefetch_buffer_size=500)",
-    "MultiprocessingOptions": "__init__(num_workers=0, per_worker_buffer_size=1, enable_profiling=False)",
+    "MultiprocessingOptions": (
+        "__init__(num_workers=0, per_worker_buffer_size=1, enable_profiling=False)"
+    ),
     "ShardOptions": "__init__(shard_index, shard_count, drop_remainder=False)",
     "InMemoryDataSource": "__init__(elements=None, *, name=None)",
 }
 BINS = (
-    "parent, *, length_struct, num_packing_bins, seed=0, shuffle_bins=True, shuffle_bins_group_by_feature=None, "
-    "meta_features=(), pack_alignment_struct=None, padding_struct=None, max_sequences_per_bin=None"
+    "parent, *, length_struct, num_packing_bins, seed=0, shuffle_bins=True,"
+    " shuffle_bins_group_by_feature=None, meta_features=(), pack_alignment_struct=None,"
+    " padding_struct=None, max_sequences_per_bin=None"
 )
 EXPERIMENTAL = f"""BestFitPackIterDataset({BINS}); CacheIterDataset(parent);
     ConcatThenSplitIterDataset(parent, *, length_struct, meta_features=(), split_full_length_features=True,
@@ -61,17 +74,26 @@ EXPERIMENTAL = f"""BestFitPackIterDataset({BINS}); CacheIterDataset(parent);
     index_shuffle(index, max_index, seed, rounds); multithread_prefetch(ds, num_threads, buffer_size, sequential_slice=False);
     pick_performance_config(ds, *, ram_budget_mb, max_workers, max_buffer_size, samples_to_check=5);
     set_next_index(ds_iter, index)"""  # `read_options=None` is `ReadOptions()`, Grain's default
-OTHER_CLASSES = "BOSHandling DatasetOptions ExecutionTrackingMode FlatMapTransform MapWithIndexTransform ShapeDtypeStructProtocol"
+OTHER_CLASSES = (
+    "BOSHandling DatasetOptions ExecutionTrackingMode FlatMapTransform MapWithIndexTransform"
+    " ShapeDtypeStructProtocol"
+)
 BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def signatures(text: str) -> list[tuple[str, str]]:
     """The names in a text, each with its parameters."""
-    return [(part.split("(")[0], part.partition("(")[2][:-1]) for part in re.sub(r"\s+", " ", text).split("; ")]
+    return [
+        (part.split("(")[0], part.partition("(")[2][:-1])
+        for part in re.sub(r"\s+", " ", text).split("; ")
+    ]
 
 
 def check(ours: list[inspect.Parameter], text: str) -> None:
-    namespace: dict[str, Any] = {"BOSHandling": experimental.BOSHandling, "NoSharding": grain.NoSharding}
+    namespace: dict[str, Any] = {
+        "BOSHandling": experimental.BOSHandling,
+        "NoSharding": grain.NoSharding,
+    }
     exec(f"def documented({text}): ...", namespace)
     theirs = list(inspect.signature(namespace["documented"]).parameters.values())
     by_name = {parameter.name: parameter for parameter in ours}
@@ -84,10 +106,19 @@ def check(ours: list[inspect.Parameter], text: str) -> None:
             assert found.kind in (wanted.kind, inspect.Parameter.POSITIONAL_OR_KEYWORD), wanted.name
         else:
             assert found.kind is wanted.kind, wanted.name
-            assert wanted.kind not in BY_POSITION or ours[position] is found, f"{wanted.name} has another position"
+            assert wanted.kind not in BY_POSITION or ours[position] is found, (
+                f"{wanted.name} has another position"
+            )
     for parameter in ours:  # what we add may be left out
-        is_variable = parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        assert parameter.name in [x.name for x in theirs] or is_variable or parameter.default is not parameter.empty
+        is_variable = parameter.kind in (
+            inspect.Parameter.VAR_POSITIONAL,
+            inspect.Parameter.VAR_KEYWORD,
+        )
+        assert (
+            parameter.name in [x.name for x in theirs]
+            or is_variable
+            or parameter.default is not parameter.empty
+        )
 
 
 @pytest.mark.parametrize("cls", DOCUMENTED)
@@ -112,7 +143,9 @@ def test_kinds_of_the_public_classes():
     for cls in (grain.MapDataset, grain.IterDataset):
         assert isinstance(inspect.getattr_static(cls, "parents"), property)
         assert type(cls).__name__ == f"{cls.__name__}Meta"
-    assert all(map(inspect.iscoroutinefunction, (grain.DatasetIterator.save, grain.DatasetIterator.load)))
+    assert all(
+        map(inspect.iscoroutinefunction, (grain.DatasetIterator.save, grain.DatasetIterator.load))
+    )
     assert issubclass(grain.DatasetIterator, Iterator)
     for cls, abstract in [
         (grain.MapDataset, {"__getitem__", "__len__"}),
@@ -134,14 +167,38 @@ def test_given_seeds_a_method_with_an_older_name_and_those_that_need_an_index():
 
 
 PAGE = (Path(__file__).parents[2] / "docs/guides/transforms.md").read_text()
-ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines() if line.startswith("|")]
+ROWS = [
+    [cell.strip() for cell in line.strip("|").split("|")]
+    for line in PAGE.splitlines()
+    if line.startswith("|")
+]
 CLASSES = [grain.MapDataset, grain.IterDataset]
-ARGUMENTS = {"batch": (3,), "filter": (bool,), "flat_map": (lambda x: [x] * x,), "limit": (4,), "map": (str,), "rebatch": (3,)}
-ARGUMENTS |= {"map_with_index": (lambda i, x: x,), "mp_prefetch": (grain.MultiprocessingOptions(2),), "repeat": (2,)}
-ARGUMENTS |= {"multithread_prefetch": (2, 1), "random_map": (lambda x, rng: x, 0), "thread_prefetch": (2,), "seed": (0,)}
+ARGUMENTS = {
+    "batch": (3,),
+    "filter": (bool,),
+    "flat_map": (lambda x: [x] * x,),
+    "limit": (4,),
+    "map": (str,),
+    "rebatch": (3,),
+}
+ARGUMENTS |= {
+    "map_with_index": (lambda i, x: x,),
+    "mp_prefetch": (grain.MultiprocessingOptions(2),),
+    "repeat": (2,),
+}
+ARGUMENTS |= {
+    "multithread_prefetch": (2, 1),
+    "random_map": (lambda x, rng: x, 0),
+    "thread_prefetch": (2,),
+    "seed": (0,),
+}
 ARGUMENTS |= {"bucket_batch": (int, [6])}
 KEYWORDS = {"bucket_batch": {"max_tokens": 12}}
-ARGUMENTS |= {"global_batch": (3,), "window_shuffle": (3, 0), "zip": (grain.MapDataset.range(6).to_iter_dataset(),)}
+ARGUMENTS |= {
+    "global_batch": (3,),
+    "window_shuffle": (3, 0),
+    "zip": (grain.MapDataset.range(6).to_iter_dataset(),),
+}
 WITHOUT_EXAMPLE = {"apply", "pipe", "parents", "prefetch", "prefetch_to_device"}
 
 
@@ -163,7 +220,9 @@ def test_every_method_is_in_the_column_of_its_class_and_takes_a_seed_or_not():
     factories = names_in("Method | `MapDataset` | `IterDataset` | Number of elements | State")
     for column, cls in enumerate(CLASSES):
         assert {method for method, row in TABLE.items() if row[column] == "yes"} == public(dir(cls))
-        assert {factory for factory, row in factories.items() if row[column] == "yes"} == public(vars(type(cls)))
+        assert {factory for factory, row in factories.items() if row[column] == "yes"} == public(
+            vars(type(cls))
+        )
         for method in public(dir(cls)) - {"parents", "seed"}:
             takes_seed = "seed" in inspect.signature(getattr(cls, method)).parameters
             assert takes_seed == (TABLE[method][3] in ("yes", ("map", "stream")[column])), method
@@ -176,7 +235,11 @@ def test_states(method):
     ds = grain.MapDataset.range(6).map(np.int64).to_iter_dataset()
     ds = ds.batch(2) if method == "rebatch" else ds
     args = ARGUMENTS.get(method, ())
-    args, keywords = (args[:1], {"seed": args[1]}) if TABLE[method][3] == "yes" else (args, KEYWORDS.get(method, {}))
+    args, keywords = (
+        (args[:1], {"seed": args[1]})
+        if TABLE[method][3] == "yes"
+        else (args, KEYWORDS.get(method, {}))
+    )
     with iter(getattr(ds, method)(*args, **keywords)) as it:
         next(it)
         adds_nothing = it.get_state().keys() == {"next_index"}

@@ -9,7 +9,38 @@ import tensorflow_datasets as tfds
 import gristmill.python as grain
 
 # The order that Grain's sampler gives to 15 records with seed 0, in two epochs.
-ORDER = [0, 4, 10, 11, 8, 3, 14, 9, 5, 12, 6, 7, 2, 13, 1, 13, 7, 6, 12, 4, 8, 9, 2, 10, 3, 1, 5, 14, 11, 0]
+ORDER = [
+    0,
+    4,
+    10,
+    11,
+    8,
+    3,
+    14,
+    9,
+    5,
+    12,
+    6,
+    7,
+    2,
+    13,
+    1,
+    13,
+    7,
+    6,
+    12,
+    4,
+    8,
+    9,
+    2,
+    10,
+    3,
+    1,
+    5,
+    14,
+    11,
+    0,
+]
 
 
 @pytest.fixture(scope="module")
@@ -21,11 +52,20 @@ def numbered(tmp_path_factory):
             VERSION = tfds.core.Version("1.0.0")
 
             def _info(self):
-                features = tfds.features.FeaturesDict({"number": np.uint8, "name": tfds.features.Text()})
-                return tfds.core.DatasetInfo(builder=self, features=features, disable_shuffling=True)
+                features = tfds.features.FeaturesDict(
+                    {"number": np.uint8, "name": tfds.features.Text()}
+                )
+                return tfds.core.DatasetInfo(
+                    builder=self, features=features, disable_shuffling=True
+                )
 
             def _split_generators(self, dl_manager):
-                return {"test": [(number, {"number": number, "name": f"no. {number}"}) for number in range(15)]}
+                return {
+                    "test": [
+                        (number, {"number": number, "name": f"no. {number}"})
+                        for number in range(15)
+                    ]
+                }
 
             _generate_examples = None  # an abstract method
 
@@ -42,9 +82,18 @@ def test_loaders_and_datasets_read_tfds_and_go_on_from_a_checkpoint(numbered, tm
     assert isinstance(numbered, grain.RandomAccessDataSource)
     loader = grain.load(numbered, num_epochs=2, shuffle=True, seed=0, batch_size=4)
     batches = list(loader)
-    assert [len(batch["number"]) for batch in batches] == [4] * 7 + [2] and numbers(batches) == ORDER
-    assert [name for batch in batches for name in batch["name"]] == [f"no. {number}".encode() for number in ORDER]
-    assert numbers(grain.load(numbered, num_epochs=2, shuffle=True, seed=0, worker_count=2, batch_size=1)) == ORDER
+    assert [len(batch["number"]) for batch in batches] == [4] * 7 + [2] and numbers(
+        batches
+    ) == ORDER
+    assert [name for batch in batches for name in batch["name"]] == [
+        f"no. {number}".encode() for number in ORDER
+    ]
+    assert (
+        numbers(
+            grain.load(numbered, num_epochs=2, shuffle=True, seed=0, worker_count=2, batch_size=1)
+        )
+        == ORDER
+    )
     it, handler = iter(loader), grain.PyGrainCheckpointHandler()
     assert numbers([next(it), next(it)]) == ORDER[:8] and b"name=numbered" in it.get_state()
     handler.save(tmp_path, it)

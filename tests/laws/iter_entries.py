@@ -63,7 +63,9 @@ def by_local_workers(ds: IterDataset[Any]) -> IterDataset[Any]:
     return in_stream_order(ds, functools.partial(in_lanes, 2))
 
 
-def in_lanes(num_workers: int, ds: IterDataset[Any], num_lanes: int | None = None) -> IterDataset[Any]:
+def in_lanes(
+    num_workers: int, ds: IterDataset[Any], num_lanes: int | None = None
+) -> IterDataset[Any]:
     return LocalWorkersIterDataset(ds, num_workers, num_lanes=num_lanes)
 
 
@@ -72,7 +74,9 @@ def twins() -> IterDataset[int]:
 
 
 def divided(ds: IterDataset[Any]) -> IterDataset[Any]:
-    return in_stream_order(ds, functools.partial(IterDataset.multithread_prefetch, num_threads=2, buffer_size=2))
+    return in_stream_order(
+        ds, functools.partial(IterDataset.multithread_prefetch, num_threads=2, buffer_size=2)
+    )
 
 
 def numbers(options: ReadOptions = DIRECT, n: int = 11) -> IterDataset[int]:
@@ -114,7 +118,9 @@ def letters(x: int | None) -> str:
     return "none" if x is None else "abc"[: x % 3]
 
 
-def bucketed(ds: IterDataset[Any], boundaries: list[int], batch_sizes: Any, **options: Any) -> IterDataset[Any]:
+def bucketed(
+    ds: IterDataset[Any], boundaries: list[int], batch_sizes: Any, **options: Any
+) -> IterDataset[Any]:
     return ds.map(repeated).bucket_batch(len, boundaries, batch_sizes=batch_sizes, **options)
 
 
@@ -178,8 +184,12 @@ def row(text: str, length: int = 5, **more: Any) -> dict[str, Any]:
     unused = [0] * (length - sum(map(len, sequences)))
     return {
         "x": np.array([token for tokens in sequences for token in tokens] + unused),
-        "x_segment_ids": np.array([i for i, tokens in enumerate(sequences, 1) for _ in tokens] + unused, np.int32),
-        "x_positions": np.array([i for tokens in sequences for i in range(len(tokens))] + unused, np.int32),
+        "x_segment_ids": np.array(
+            [i for i, tokens in enumerate(sequences, 1) for _ in tokens] + unused, np.int32
+        ),
+        "x_positions": np.array(
+            [i for tokens in sequences for i in range(len(tokens))] + unused, np.int32
+        ),
         **more,
     }
 
@@ -194,11 +204,17 @@ def bins(ds: Any, cls: type = FirstFitPackIterDataset, **arguments: Any) -> Any:
 
 
 def split(ds: Any, length: int, **arguments: Any) -> Any:
-    return ConcatThenSplitIterDataset(ds.map(sequence_alone), length_struct={"x": length}, **arguments)
+    return ConcatThenSplitIterDataset(
+        ds.map(sequence_alone), length_struct={"x": length}, **arguments
+    )
 
 
 def window_stream(elements: list[Any], size: int, seed: int) -> list[Any]:
-    return [window[i] for k, window in enumerate(cut(elements, size)) for i in window_order(len(window), seed + k)]
+    return [
+        window[i]
+        for k, window in enumerate(cut(elements, size))
+        for i in window_order(len(window), seed + k)
+    ]
 
 
 def cut(elements: list[Any], size: int) -> list[list[Any]]:
@@ -225,23 +241,41 @@ _ELASTIC = [np.array([p + 11, p + 13]) for p in range(0, 20, 4)]
 _GLOBAL = [np.array([x, x + 2, x + 1, x + 3]) for x in (0, 4, 8)]
 _PACKED = [[row("- 1 2,2 - 5"), row("3,3,3 6,6")], [row("7,7,7 - 9"), row("10,10")]]
 _SHUFFLED_PACKED = [
-    batch[i] for batch, seed in zip(_PACKED, (3, 5), strict=True) for i in np.random.default_rng(seed).permuted(range(2))
+    batch[i]
+    for batch, seed in zip(_PACKED, (3, 5), strict=True)
+    for i in np.random.default_rng(seed).permuted(range(2))
 ]
 _ZIPPED_WINDOWS = chain.from_iterable(zip(window_stream(_ALL, 4, 3), _ALL, strict=True))
-_BOS = {"bos_handling": BOSHandling.REPLACE_FIRST_TOKEN_WITH_BOS, "bos_features": ["x"], "bos_token_id": 99}
+_BOS = {
+    "bos_handling": BOSHandling.REPLACE_FIRST_TOKEN_WITH_BOS,
+    "bos_features": ["x"],
+    "bos_token_id": 99,
+}
 _ROWS: list[tuple[Any, ...]] = [
     ("direct", numbers, _ALL),
     ("threaded", lambda: numbers(THREADED), _ALL),
     ("one_thread_one_ahead", lambda: numbers(ReadOptions(1, 1)), _ALL),
-    ("default_options", lambda: MapDataset.range(11).map(add_ten).to_iter_dataset(), list(range(10, 21))),
+    (
+        "default_options",
+        lambda: MapDataset.range(11).map(add_ten).to_iter_dataset(),
+        list(range(10, 21)),
+    ),
     ("empty", lambda: numbers(n=0), []),
     ("dropping", dropping, _PRESENT),
     ("dropping_threaded", lambda: dropping(THREADED), _PRESENT),
     ("nones", lambda: sparse(THREADED), _SPARSE),
     ("map", lambda: numbers(THREADED).map(add_ten), list(range(10, 21))),
     ("map_nones", lambda: sparse().map(add_ten), [None if x is None else x + 10 for x in _SPARSE]),
-    ("map_with_nones", lambda: MapIterDataset(sparse(), unless_none, with_nones=True), [*map(unless_none, _SPARSE)]),
-    ("map_with_index", lambda: sparse().map_with_index(pair), [x and (i, x) for i, x in enumerate(_SPARSE)]),
+    (
+        "map_with_nones",
+        lambda: MapIterDataset(sparse(), unless_none, with_nones=True),
+        [*map(unless_none, _SPARSE)],
+    ),
+    (
+        "map_with_index",
+        lambda: sparse().map_with_index(pair),
+        [x and (i, x) for i, x in enumerate(_SPARSE)],
+    ),
     (
         "random_map",
         lambda: sparse(THREADED).random_map(draw, seed=2),
@@ -250,77 +284,163 @@ _ROWS: list[tuple[Any, ...]] = [
     ("filter", lambda: filtered(DIRECT), _PRESENT),
     ("tolerate", lambda: tolerant(numbers(THREADED)), _PRESENT),
     ("tolerate_map", lambda: tolerant_map().to_iter_dataset(THREADED), [*_PRESENT, 11]),
-    ("tolerate_windows", lambda: tolerant(numbers()).window_shuffle(3, seed=1), window_stream(_PRESENT, 3, 1), True),
-    ("tolerate_lanes", lambda: tolerant(numbers()).mp_prefetch(MultiprocessingOptions(num_lanes=2)), [2, 1, 4, 5, 8, 7, 10]),
+    (
+        "tolerate_windows",
+        lambda: tolerant(numbers()).window_shuffle(3, seed=1),
+        window_stream(_PRESENT, 3, 1),
+        True,
+    ),
+    (
+        "tolerate_lanes",
+        lambda: tolerant(numbers()).mp_prefetch(MultiprocessingOptions(num_lanes=2)),
+        [2, 1, 4, 5, 8, 7, 10],
+    ),
     ("filter_nones", lambda: sparse(THREADED).filter(is_big), _BIG),
     ("batch", lambda: numbers(THREADED).batch(4), arrays(11, 4)),
-    ("batch_drop", lambda: filtered(DIRECT).batch(3, drop_remainder=True), [np.array([1, 2, 4]), np.array([5, 7, 8])]),
+    (
+        "batch_drop",
+        lambda: filtered(DIRECT).batch(3, drop_remainder=True),
+        [np.array([1, 2, 4]), np.array([5, 7, 8])],
+    ),
     ("batch_of_batches", lambda: lists(lists(numbers(THREADED), 2), 2), cut(cut(_ALL, 2), 2)),
     ("seed", lambda: numbers().seed(3), _ALL),
     ("options", lambda: WithOptionsIterDataset(numbers(), DatasetOptions(min_shm_size=1)), _ALL),
-    ("legacy_operation", lambda: LegacyOperationIterDataset(numbers(), doubled_pairs), [2, 6, 10, 14, 18]),
-    ("record_data", lambda: DataIterDataset(MapDataset.source(_RECORDS).to_iter_dataset(DIRECT)), ["a", None, [3]]),
+    (
+        "legacy_operation",
+        lambda: LegacyOperationIterDataset(numbers(), doubled_pairs),
+        [2, 6, 10, 14, 18],
+    ),
+    (
+        "record_data",
+        lambda: DataIterDataset(MapDataset.source(_RECORDS).to_iter_dataset(DIRECT)),
+        ["a", None, [3]],
+    ),
     ("mp_prefetch", lambda: filtered().mp_prefetch(TWO_WORKERS), [2, 1, 4, 5, 8, 7, 10]),
-    ("stream_order", lambda: divided(filtered().map(add_ten)).map_with_index(pair), [*enumerate([x + 10 for x in _PRESENT])]),
-    ("stream_order_dropping", lambda: divided(dropping(THREADED).map(add_ten)), [x + 10 for x in _PRESENT]),
-    ("stream_order_batches", lambda: divided(numbers(THREADED).map_with_index(pair).batch(4)), [(x, x) for x in arrays(11, 4)]),
-    ("stream_order_outputs", lambda: DividedPart(filtered(n=5)).by_workers(0), [LeftOut(1), 1, 2, LeftOut(1), 4]),
+    (
+        "stream_order",
+        lambda: divided(filtered().map(add_ten)).map_with_index(pair),
+        [*enumerate([x + 10 for x in _PRESENT])],
+    ),
+    (
+        "stream_order_dropping",
+        lambda: divided(dropping(THREADED).map(add_ten)),
+        [x + 10 for x in _PRESENT],
+    ),
+    (
+        "stream_order_batches",
+        lambda: divided(numbers(THREADED).map_with_index(pair).batch(4)),
+        [(x, x) for x in arrays(11, 4)],
+    ),
+    (
+        "stream_order_outputs",
+        lambda: DividedPart(filtered(n=5)).by_workers(0),
+        [LeftOut(1), 1, 2, LeftOut(1), 4],
+    ),
     (
         "stream_interleave",
         lambda: by_local_workers(twins().map(add_ten)).map_with_index(pair),
         [*enumerate([11, 10, 12, 11, 14, 12])],
     ),
-    ("stream_interleave_member", lambda: MemberIterDataset([numbers(n=2), filtered()], [], 1), _PRESENT),
+    (
+        "stream_interleave_member",
+        lambda: MemberIterDataset([numbers(n=2), filtered()], [], 1),
+        _PRESENT,
+    ),
     ("thread_prefetch", lambda: filtered().thread_prefetch(3), _PRESENT),
     ("thread_prefetch_0", lambda: sparse().thread_prefetch(0), _SPARSE),
     ("multithread_prefetch", lambda: filtered().multithread_prefetch(2, 2), [2, 1, 4, 5, 8, 7, 10]),
     ("lanes", lambda: sparse().mp_prefetch(MultiprocessingOptions(num_lanes=3)), _SPARSE),
     ("multithread_prefetch_0", lambda: sparse().multithread_prefetch(3, 0), _SPARSE),
-    ("chain", lambda: lists(filtered().map_with_index(pair).random_map(draw, seed=1), 2), cut(_DRAWN_PAIRS, 2)),
+    (
+        "chain",
+        lambda: lists(filtered().map_with_index(pair).random_map(draw, seed=1), 2),
+        cut(_DRAWN_PAIRS, 2),
+    ),
     # Files
-    ("tfrecord", lambda: TFRecordIterDataset(records_file(0, 9)), [bytes([i]) * i for i in range(9)]),
-    ("tfrecord_open", lambda: TFRecordIterDataset(records_file(0, 9), open=Stream), [bytes([i]) * i for i in range(9)]),
+    (
+        "tfrecord",
+        lambda: TFRecordIterDataset(records_file(0, 9)),
+        [bytes([i]) * i for i in range(9)],
+    ),
+    (
+        "tfrecord_open",
+        lambda: TFRecordIterDataset(records_file(0, 9), open=Stream),
+        [bytes([i]) * i for i in range(9)],
+    ),
     ("tfrecord_empty", lambda: TFRecordIterDataset(records_file(3, 3), check_crc=False), []),
     ("tfrecord_no_files", lambda: TFRecordIterDataset([]), []),
-    ("tfrecord_files", lambda: TFRecordIterDataset([records_file(0, 4), records_file(10, 12)]).map(size), [0, 10, 1, 11, 2, 3]),
+    (
+        "tfrecord_files",
+        lambda: TFRecordIterDataset([records_file(0, 4), records_file(10, 12)]).map(size),
+        [0, 10, 1, 11, 2, 3],
+    ),
     ("parquet", lambda: ParquetIterDataset(rows_file(0, 8)).map(number), list(range(8))),
-    ("parquet_filter", lambda: ParquetIterDataset(rows_file(0, 8)).map(number).filter(not_multiple_of_three), [1, 2, 4, 5, 7]),
+    (
+        "parquet_filter",
+        lambda: ParquetIterDataset(rows_file(0, 8)).map(number).filter(not_multiple_of_three),
+        [1, 2, 4, 5, 7],
+    ),
     ("parquet_empty", lambda: ParquetIterDataset(rows_file(3, 3)), []),
-    ("parquet_files", lambda: ParquetIterDataset([rows_file(0, 4), rows_file(10, 12)]).map(number), [0, 10, 1, 11, 2, 3]),
+    (
+        "parquet_files",
+        lambda: ParquetIterDataset([rows_file(0, 4), rows_file(10, 12)]).map(number),
+        [0, 10, 1, 11, 2, 3],
+    ),
     (
         "parquet_workers",
         lambda: LocalWorkersIterDataset(ParquetIterDataset(rows_file(0, 8)).map(number), 2),
         [0, 3, 1, 4, 2, 5, 6, 7],
     ),
-    ("hugging_face", lambda: HuggingFaceIterDataset(examples_of((0, 5), (7, 9))).map(number), [0, 1, 2, 3, 4, 7, 8]),
+    (
+        "hugging_face",
+        lambda: HuggingFaceIterDataset(examples_of((0, 5), (7, 9))).map(number),
+        [0, 1, 2, 3, 4, 7, 8],
+    ),
     (
         "hugging_face_rows",
-        lambda: HuggingFaceIterDataset(rows_of(rows_file(0, 4), rows_file(10, 12)).filter(is_no_multiple_of_three)).map(number),
+        lambda: HuggingFaceIterDataset(
+            rows_of(rows_file(0, 4), rows_file(10, 12)).filter(is_no_multiple_of_three)
+        ).map(number),
         [1, 2, 10, 11],
         "always",
     ),
     (
         "hugging_face_batches",
-        lambda: HuggingFaceIterDataset(examples_of((0, 5)).map(twice_of_each, batched=True, batch_size=2)).map(number),
+        lambda: HuggingFaceIterDataset(
+            examples_of((0, 5)).map(twice_of_each, batched=True, batch_size=2)
+        ).map(number),
         [0, 0, 1, 1, 2, 2, 3, 3, 4, 4],
         "always",
     ),
     ("hugging_face_empty", lambda: HuggingFaceIterDataset(examples_of((3, 3))), []),
     (
         "hugging_face_workers",
-        lambda: LocalWorkersIterDataset(HuggingFaceIterDataset(examples_of((0, 3), (5, 6))).map(number), 2),
+        lambda: LocalWorkersIterDataset(
+            HuggingFaceIterDataset(examples_of((0, 3), (5, 6))).map(number), 2
+        ),
         [0, 5, 1, 2],
     ),
     # Packing
     (
         "first_fit",
         lambda: bins(numbers(THREADED).map(sequence), meta_features=["m"]),
-        [row("- 1 2,2 - 5", m=[0, 1, 2, 4, 5]), row("3,3,3 6,6", m=[3, 6]), row("7,7,7 - 9", m=[7, 8, 9]), row("10,10", m=[10])],
+        [
+            row("- 1 2,2 - 5", m=[0, 1, 2, 4, 5]),
+            row("3,3,3 6,6", m=[3, 6]),
+            row("7,7,7 - 9", m=[7, 8, 9]),
+            row("10,10", m=[10]),
+        ],
     ),
-    ("first_fit_shuffled", lambda: bins(numbers().map(sequence_alone), shuffle_bins=True, seed=3), _SHUFFLED_PACKED),
+    (
+        "first_fit_shuffled",
+        lambda: bins(numbers().map(sequence_alone), shuffle_bins=True, seed=3),
+        _SHUFFLED_PACKED,
+    ),
     (
         "best_fit",
-        lambda: bins(numbers().map(sequence_alone), BestFitPackIterDataset, max_sequences_per_bin=2),
+        lambda: bins(
+            numbers().map(sequence_alone), BestFitPackIterDataset, max_sequences_per_bin=2
+        ),
         [row("- 1"), row("2,2 3,3,3"), row("- 5"), row("6,6 7,7,7"), row("- 9"), row("10,10")],
     ),
     (
@@ -330,7 +450,11 @@ _ROWS: list[tuple[Any, ...]] = [
     ),
     (
         "first_fit_nested",
-        lambda: bins(numbers().map(nested_sequence), length_struct={"in": {"x": 5}, "n": {"m": 4}}, meta_features="n"),
+        lambda: bins(
+            numbers().map(nested_sequence),
+            length_struct={"in": {"x": 5}, "n": {"m": 4}},
+            meta_features="n",
+        ),
         [
             nested_row("- 1 2,2 -", 0, 1, 2, 4),
             nested_row("3,3,3 5", 3, 5, 0, 0),
@@ -357,14 +481,30 @@ _ROWS: list[tuple[Any, ...]] = [
     ("packed_batches", lambda: lists(bins(numbers().map(sequence_alone)), 2), _PACKED),
     # Other elements of those of several parents, several of one, or shuffled within windows
     ("zip", lambda: numbers(THREADED).zip(numbers().map(add_ten)), [(x, x + 10) for x in _ALL]),
-    ("zip_sparse", lambda: numbers().zip(sparse(THREADED), sparse()), [*zip(_ALL, _SPARSE, _SPARSE, strict=True)]),
-    ("zip_of_dropping", lambda: dropping(THREADED).zip(numbers(n=7)), [*zip(_PRESENT, range(7), strict=True)]),
+    (
+        "zip_sparse",
+        lambda: numbers().zip(sparse(THREADED), sparse()),
+        [*zip(_ALL, _SPARSE, _SPARSE, strict=True)],
+    ),
+    (
+        "zip_of_dropping",
+        lambda: dropping(THREADED).zip(numbers(n=7)),
+        [*zip(_PRESENT, range(7), strict=True)],
+    ),
     (
         "zip_to_the_shortest",
-        lambda: numbers(THREADED).zip(dropping(THREADED), numbers(n=9), numbers().batch(4), strict=False).map(without_last),
+        lambda: (
+            numbers(THREADED)
+            .zip(dropping(THREADED), numbers(n=9), numbers().batch(4), strict=False)
+            .map(without_last)
+        ),
         [(0, 1, 0), (1, 2, 1), (2, 4, 2)],
     ),
-    ("zip_first_is_shortest", lambda: dropping().zip(numbers(THREADED), strict=False), [*zip(_PRESENT, _ALL, strict=False)]),
+    (
+        "zip_first_is_shortest",
+        lambda: dropping().zip(numbers(THREADED), strict=False),
+        [*zip(_PRESENT, _ALL, strict=False)],
+    ),
     (
         "zip_all_end_behind_the_shortest",
         lambda: dropping().zip(dropping(THREADED), numbers(n=5), strict=False),
@@ -373,30 +513,67 @@ _ROWS: list[tuple[Any, ...]] = [
     ("zip_empty", lambda: numbers(n=0).zip(numbers(n=0)), []),
     ("flat_map", lambda: numbers(THREADED).flat_map(Fan()), _FANNED),
     ("flat_map_function", lambda: dropping().flat_map(fan), [y for x in _PRESENT for y in fan(x)]),
-    ("flat_map_nones", lambda: sparse().flat_map(letters), [y for x in _PRESENT for y in letters(x)]),
+    (
+        "flat_map_nones",
+        lambda: sparse().flat_map(letters),
+        [y for x in _PRESENT for y in letters(x)],
+    ),
     (
         "flat_map_with_nones",
         lambda: FlatMapIterDataset(sparse(), letters, with_nones=True),
         [y for x in _SPARSE for y in letters(x)],
     ),
     ("flat_map_to_nothing", lambda: numbers().flat_map(drop_all), []),
-    ("flat_map_twice", lambda: numbers().flat_map(fan).flat_map(list), [y for item in _FANNED for y in item]),
-    ("window_shuffle", lambda: numbers(THREADED).window_shuffle(4, seed=2**32 - 2), window_stream(_ALL, 4, 2**32 - 2)),
-    ("window_shuffle_even", lambda: numbers(n=10).window_shuffle(5, seed=0), window_stream(_ALL[:10], 5, 0)),
-    ("window_shuffle_sparse", lambda: filtered().window_shuffle(3, seed=1), window_stream(_PRESENT, 3, 1)),
-    ("window_shuffle_one_window", lambda: sparse().window_shuffle(100, seed=1), window_stream(_SPARSE, 100, 1)),
+    (
+        "flat_map_twice",
+        lambda: numbers().flat_map(fan).flat_map(list),
+        [y for item in _FANNED for y in item],
+    ),
+    (
+        "window_shuffle",
+        lambda: numbers(THREADED).window_shuffle(4, seed=2**32 - 2),
+        window_stream(_ALL, 4, 2**32 - 2),
+    ),
+    (
+        "window_shuffle_even",
+        lambda: numbers(n=10).window_shuffle(5, seed=0),
+        window_stream(_ALL[:10], 5, 0),
+    ),
+    (
+        "window_shuffle_sparse",
+        lambda: filtered().window_shuffle(3, seed=1),
+        window_stream(_PRESENT, 3, 1),
+    ),
+    (
+        "window_shuffle_one_window",
+        lambda: sparse().window_shuffle(100, seed=1),
+        window_stream(_SPARSE, 100, 1),
+    ),
     ("window_shuffle_empty", lambda: numbers(n=0).window_shuffle(3, seed=1), []),
     ("window_shuffle_ones", lambda: numbers().window_shuffle(1, seed=5), _ALL),
     (
         "reshape_chain",
-        lambda: lists(numbers(THREADED).window_shuffle(4, seed=3).zip(numbers()).flat_map(list).window_shuffle(5, seed=4), 3),
+        lambda: lists(
+            numbers(THREADED)
+            .window_shuffle(4, seed=3)
+            .zip(numbers())
+            .flat_map(list)
+            .window_shuffle(5, seed=4),
+            3,
+        ),
         cut(window_stream([*_ZIPPED_WINDOWS], 5, 4), 3),
     ),
     # From several datasets
-    ("iter_mix", lambda: IterDataset.mix([filtered(n=9), numbers()]), [1, 0, 2, 1, 4, 2, 5, 3, 7, 4, 8, 5]),
+    (
+        "iter_mix",
+        lambda: IterDataset.mix([filtered(n=9), numbers()]),
+        [1, 0, 2, 1, 4, 2, 5, 3, 7, 4, 8, 5],
+    ),
     (
         "iter_mix_weighted",
-        lambda: IterDataset.mix({"b": numbers(), "a": filtered(n=30).map(add_ten)}, {"b": 2.5, "a": 1}),
+        lambda: IterDataset.mix(
+            {"b": numbers(), "a": filtered(n=30).map(add_ten)}, {"b": 2.5, "a": 1}
+        ),
         [11, 0, 1, 12, 2, 3, 4, 14, 5, 6, 15, 7, 8, 9, 17, 10],
     ),
     (
@@ -411,42 +588,61 @@ _ROWS: list[tuple[Any, ...]] = [
     ),
     (
         "iter_mix_until_all",
-        lambda: IterDataset.mix([filtered(n=12), numbers()], Schedule.linear({0: [1, 0], 8: [0, 1]}), stop="all"),
+        lambda: IterDataset.mix(
+            [filtered(n=12), numbers()], Schedule.linear({0: [1, 0], 8: [0, 1]}), stop="all"
+        ),
         [1, 2, 4, 0, 1, 2, 5, 3, 4, 5, 6, 7, 8, 9, 10],
     ),
     (
         "iter_mix_never",
-        lambda: IterDataset.mix([MapDataset.range(3).shuffle(seed=1), numbers()], stop="never").limit(14),
+        lambda: IterDataset.mix(
+            [MapDataset.range(3).shuffle(seed=1), numbers()], stop="never"
+        ).limit(14),
         [1, 0, 2, 1, 0, 2, 0, 3, 2, 4, 1, 5, 2, 6],
     ),
     ("iter_mix_of_map", lambda: IterDataset.mix([MapDataset.range(3)]), [0, 1, 2]),
     (
         "interleave",
-        lambda: InterleaveIterDataset([filtered(n=4), numbers(), MapDataset.range(50, 53), numbers(n=0)], cycle_length=2),
+        lambda: InterleaveIterDataset(
+            [filtered(n=4), numbers(), MapDataset.range(50, 53), numbers(n=0)], cycle_length=2
+        ),
         [1, 0, 2, 1, 2, 50, 3, 51, 4, 52, 5, 6, 7, 8, 9, 10],
     ),
     (
         "interleave_all",
-        lambda: InterleaveIterDataset([numbers(n=3), numbers(n=5)], cycle_length=9, iter_buffer_size=0, make_iter_buffer_size=0),
+        lambda: InterleaveIterDataset(
+            [numbers(n=3), numbers(n=5)],
+            cycle_length=9,
+            iter_buffer_size=0,
+            make_iter_buffer_size=0,
+        ),
         [0, 0, 1, 1, 2, 2, 3, 4],
     ),
     (
         "interleave_lazy",
-        lambda: MapDataset.range(0, 50, 10).map(drop_threes).interleave(starting_at, cycle_length=3),
+        lambda: (
+            MapDataset.range(0, 50, 10).map(drop_threes).interleave(starting_at, cycle_length=3)
+        ),
         [20, 30, 21, 31, 50, 22, 32, 51, 52],
     ),
     ("interleave_one", lambda: InterleaveIterDataset([filtered()], cycle_length=1), _PRESENT),
     ("interleave_none", lambda: InterleaveIterDataset([], cycle_length=4), []),
     (
         "interleave_of_batches",
-        lambda: lists(InterleaveIterDataset([lists(numbers(THREADED), 4), filtered(n=8)], cycle_length=2), 2),
+        lambda: lists(
+            InterleaveIterDataset([lists(numbers(THREADED), 4), filtered(n=8)], cycle_length=2), 2
+        ),
         [[[0, 1, 2, 3], 1], [[4, 5, 6, 7], 2], [[8, 9, 10], 4], [5, 7]],
     ),
     # What counts, repeats, keeps or cuts again, and what trains on many devices
     ("limit", lambda: numbers(THREADED).limit(4), list(range(4))),
     ("limit_beyond", lambda: numbers().limit(20), _ALL),
     ("limit_nones", lambda: sparse().limit(6), _SPARSE[:6]),
-    ("limit_chain", lambda: filtered().limit(5).map_with_index(pair), [(0, 1), (1, 2), (2, 4), (3, 5), (4, 7)]),
+    (
+        "limit_chain",
+        lambda: filtered().limit(5).map_with_index(pair),
+        [(0, 1), (1, 2), (2, 4), (3, 5), (4, 7)],
+    ),
     ("repeat", lambda: numbers(THREADED, n=4).repeat(3), [*range(4)] * 3),
     ("repeat_endless", lambda: numbers(n=3).repeat().limit(8), [0, 1, 2, 0, 1, 2, 0, 1]),
     ("repeat_random", lambda: numbers(n=4).random_map(draw, seed=2).repeat(2), _DRAWN * 2),
@@ -459,29 +655,55 @@ _ROWS: list[tuple[Any, ...]] = [
     ("rebatch_drop", lambda: numbers().batch(2).rebatch(5, drop_remainder=True), arrays(10, 5)),
     ("rebatch_even", lambda: numbers(n=8).batch(4).rebatch(2), arrays(8, 2)),
     ("rebatch_same", lambda: numbers(n=8).batch(4).rebatch(4), arrays(8, 4)),
-    ("rebatch_pairs", lambda: numbers(n=5).map_with_index(pair).batch(3).rebatch(2), [(part, part) for part in arrays(5, 2)]),
-    ("rebatch_dropping", lambda: filtered(DIRECT).batch(2).rebatch(4), [*map(np.array, cut(_PRESENT, 4))]),
+    (
+        "rebatch_pairs",
+        lambda: numbers(n=5).map_with_index(pair).batch(3).rebatch(2),
+        [(part, part) for part in arrays(5, 2)],
+    ),
+    (
+        "rebatch_dropping",
+        lambda: filtered(DIRECT).batch(2).rebatch(4),
+        [*map(np.array, cut(_PRESENT, 4))],
+    ),
     (
         "bucket_batch",
         lambda: bucketed(numbers(THREADED), [3, 6, 10], [3, 2, 3]),
-        [padded(*row) for row in ((3, 0, 1, 2), (6, 4, 5), (10, 7, 8, 9), (3, 3), (6, 6), (10, 10))],
+        [
+            padded(*row)
+            for row in ((3, 0, 1, 2), (6, 4, 5), (10, 7, 8, 9), (3, 3), (6, 6), (10, 10))
+        ],
     ),
     (
         "bucket_batch_lengths",
         lambda: bucketed(sparse(), [2, 5], 2, on_long="truncate", with_lengths=True),
-        [(padded(n, *rows), np.minimum(rows, n).astype(np.int32)) for n, *rows in ((2, 1, 2), (5, 4, 5), (5, 7, 8), (5, 10, 0))],
+        [
+            (padded(n, *rows), np.minimum(rows, n).astype(np.int32))
+            for n, *rows in ((2, 1, 2), (5, 4, 5), (5, 7, 8), (5, 10, 0))
+        ],
     ),
     (
         "bucket_batch_drop",
-        lambda: bucketed(filtered(), [1, 5], [5, 3], on_long="drop", drop_remainder=True, pad_to="longest"),
+        lambda: bucketed(
+            filtered(), [1, 5], [5, 3], on_long="drop", drop_remainder=True, pad_to="longest"
+        ),
         [padded(5, 2, 4, 5)],
     ),
     ("cache", lambda: numbers(THREADED).cache(), _ALL, True),
     ("disk_cache", lambda: numbers(THREADED).cache(cache_folder()), _ALL, True),
-    ("disk_cache_batches", lambda: lists(filtered().cache(cache_folder()), 2), cut(_PRESENT, 2), True),
+    (
+        "disk_cache_batches",
+        lambda: lists(filtered().cache(cache_folder()), 2),
+        cut(_PRESENT, 2),
+        True,
+    ),
     ("cache_nones", lambda: sparse().cache(), _SPARSE, True),
     ("cache_nothing", lambda: numbers(n=0).cache(), []),
-    ("cache_repeat", lambda: numbers(n=4).random_map(draw, seed=2).cache(copy_elements=True).repeat(3), _DRAWN * 3, True),
+    (
+        "cache_repeat",
+        lambda: numbers(n=4).random_map(draw, seed=2).cache(copy_elements=True).repeat(3),
+        _DRAWN * 3,
+        True,
+    ),
     (
         "cache_chain",
         lambda: lists(filtered(n=7).cache().repeat(2).map_with_index(pair), 3),
@@ -497,7 +719,11 @@ _ROWS: list[tuple[Any, ...]] = [
     (
         "global_batch_pad",
         lambda: numbers(n=9).global_batch(4, num_lanes=2, end="pad", batch_fn=list),
-        [([0, 2, 1, 3], _mask("1111")), ([4, 6, 5, 7], _mask("1111")), ([8, 8, 7, 7], _mask("1000"))],
+        [
+            ([0, 2, 1, 3], _mask("1111")),
+            ([4, 6, 5, 7], _mask("1111")),
+            ([8, 8, 7, 7], _mask("1000")),
+        ],
     ),
     (
         "global_batch_pad_unknown",

@@ -127,7 +127,9 @@ def bucketed(window: int, **options: bool) -> MapDataset[Any]:
         tens()
         .shuffle(seed=3)
         .map(repeated)
-        .bucket_batch(range(10), [3, 6, 9], batch_sizes=[3, 2, 2], window=window, seed=SEED, **options)
+        .bucket_batch(
+            range(10), [3, 6, 9], batch_sizes=[3, 2, 2], window=window, seed=SEED, **options
+        )
     )
 
 
@@ -135,7 +137,9 @@ def bucketed_at(i: int, window: int, drop: bool) -> Any:
     num = 3 if drop else 6
     epoch, position = divmod(i, num)
     lengths = [shuffled(k, 10, 3) % 10 for k in range(epoch * 10, epoch * 10 + 10)]
-    bucket, rows = bucket_batches(epoch, lengths, [3, 6, 9], [3, 2, 2], window, SEED, drop)[position]
+    bucket, rows = bucket_batches(epoch, lengths, [3, 6, 9], [3, 2, 2], window, SEED, drop)[
+        position
+    ]
     of_rows = [lengths[row] for row in rows]
     batch = np.zeros((len(rows) if drop else [3, 2, 2][bucket], [3, 6, 9][bucket]), np.int64)
     for row, n in zip(batch, of_rows, strict=False):
@@ -178,17 +182,42 @@ _ROWS: list[tuple[Any, ...]] = [
     ("range_huge", lambda: _range(-(2**70), 2**70, 2**69), lambda i: -(2**70) + (i % 4) * 2**69, 4),
     ("source", lambda: MapDataset.source(LETTERS), lambda i: LETTERS[i % 7], 7),
     ("source_vectored", lambda: MapDataset.source(Vectored(LETTERS)), lambda i: LETTERS[i % 7], 7),
-    ("source_columns", lambda: MapDataset.source(COLUMNS), lambda i: {"n": np.int64(i % 7), "in": {"l": LETTERS[i % 7]}}, 7),
+    (
+        "source_columns",
+        lambda: MapDataset.source(COLUMNS),
+        lambda i: {"n": np.int64(i % 7), "in": {"l": LETTERS[i % 7]}},
+        7,
+    ),
     ("map", lambda: tens().map(add_ten), lambda i: ten(i) + 10, 10),
     ("map_none", lambda: holey().map(add_ten), lambda i: unless_three(i, ten(i) + 10), 10),
     ("map_with_index", lambda: holey().map_with_index(pair), lambda i: unless_three(i, at(i)), 10),
-    ("random_map", lambda: holey().random_map(draw, seed=7), lambda i: unless_three(i, draw(ten(i), stream(7, i))), 10),
+    (
+        "random_map",
+        lambda: holey().random_map(draw, seed=7),
+        lambda i: unless_three(i, draw(ten(i), stream(7, i))),
+        10,
+    ),
     ("filter", lambda: tens().filter(not_multiple_of_three), lambda i: unless_three(i, ten(i)), 10),
     ("seed", lambda: tens().seed(4), ten, 10),
     ("tolerate", lambda: tolerant(tens()), lambda i: unless_three(i, ten(i)), 10),
-    ("tolerate_replace", lambda: tolerant(tens(), then="replace").map(add_ten), lambda i: replaced(i) + 10, 10),
-    ("tolerate_batches", lambda: tolerant(tens(), then="replace").batch(2, batch_fn=list), replaced_pair, 5),
-    ("tolerate_again", lambda: tolerant(tolerant(tens(), then="replace").map(add_ten)), tolerated_twice, 10),
+    (
+        "tolerate_replace",
+        lambda: tolerant(tens(), then="replace").map(add_ten),
+        lambda i: replaced(i) + 10,
+        10,
+    ),
+    (
+        "tolerate_batches",
+        lambda: tolerant(tens(), then="replace").batch(2, batch_fn=list),
+        replaced_pair,
+        5,
+    ),
+    (
+        "tolerate_again",
+        lambda: tolerant(tolerant(tens(), then="replace").map(add_ten)),
+        tolerated_twice,
+        10,
+    ),
     ("tolerate_reading", lambda: OutcomesMapDataset(tens().tolerate()), ten, 10),
     ("shuffle", lambda: tens().shuffle(seed=3), lambda i: shuffled(i, 10, 3) % 10, 10),
     ("shuffle_one", lambda: _range(1).shuffle(seed=3), lambda i: 0, 1),
@@ -199,18 +228,48 @@ _ROWS: list[tuple[Any, ...]] = [
         lambda i: at(block_shuffled(i, 10, 3, 2, 5)),
         10,
     ),
-    ("block_shuffle_whole", lambda: tens().block_shuffle(5, seed=5), lambda i: ten(block_shuffled(i, 10, 5, 512, 5)), 10),
+    (
+        "block_shuffle_whole",
+        lambda: tens().block_shuffle(5, seed=5),
+        lambda i: ten(block_shuffled(i, 10, 5, 512, 5)),
+        10,
+    ),
     ("disk_cache", lambda: tens().cache(cache_folder()), ten, 10),
     ("disk_cache_holes", lambda: holey().cache(cache_folder()), lambda i: drop_threes(ten(i)), 10),
     ("split", lambda: indexed().split(PARTS, seed=3)["b"], of_part([0, 4, 6, 7]), 4),
-    ("split_by", lambda: indexed().split(PARTS, seed=3, by=in_pairs)["b"], of_part([4, 5, 6, 7]), 4),
+    (
+        "split_by",
+        lambda: indexed().split(PARTS, seed=3, by=in_pairs)["b"],
+        of_part([4, 5, 6, 7]),
+        4,
+    ),
     ("slice", lambda: indexed()[1:9:3], lambda i: at(sliced(i, 10, slice(1, 9, 3))), 3),
     ("slice_back", lambda: indexed()[ONE_IN_TWO], lambda i: at(sliced(i, 10, ONE_IN_TWO)), 5),
-    ("reindex", lambda: indexed().slice([3, -1, 12, 3]), lambda i: at([3, -1, 12, 3][i % 4] + i // 4 * 10), 4),
+    (
+        "reindex",
+        lambda: indexed().slice([3, -1, 12, 3]),
+        lambda i: at([3, -1, 12, 3][i % 4] + i // 4 * 10),
+        4,
+    ),
     ("repeat", lambda: indexed().repeat(2), at, 20),
-    ("repeat_same", lambda: indexed().repeat(2, reseed_each_epoch=False), lambda i: (ten(i), ten(i)), 20),
-    ("batch", lambda: indexed().batch(4, batch_fn=list), lambda i: [*map(at, batched(i, 10, 4, False))], 3),
-    ("batch_drop", lambda: tens().batch(4, drop_remainder=True), lambda i: np.array([*map(ten, batched(i, 10, 4, True))]), 2),
+    (
+        "repeat_same",
+        lambda: indexed().repeat(2, reseed_each_epoch=False),
+        lambda i: (ten(i), ten(i)),
+        20,
+    ),
+    (
+        "batch",
+        lambda: indexed().batch(4, batch_fn=list),
+        lambda i: [*map(at, batched(i, 10, 4, False))],
+        3,
+    ),
+    (
+        "batch_drop",
+        lambda: tens().batch(4, drop_remainder=True),
+        lambda i: np.array([*map(ten, batched(i, 10, 4, True))]),
+        2,
+    ),
     (
         "chain",
         lambda: tens().shuffle(seed=1)[1::2].map_with_index(pair).repeat(3),
@@ -231,8 +290,18 @@ _ROWS: list[tuple[Any, ...]] = [
         10,
         False,
     ),
-    ("zip", lambda: tens().zip(holey().map_with_index(pair)), lambda i: (ten(i), unless_three(i, at(i))), 10),
-    ("zip_drop_missing", lambda: tens().zip(holey(), drop_missing=True), lambda i: unless_three(i, (ten(i), ten(i))), 10),
+    (
+        "zip",
+        lambda: tens().zip(holey().map_with_index(pair)),
+        lambda i: (ten(i), unless_three(i, at(i))),
+        10,
+    ),
+    (
+        "zip_drop_missing",
+        lambda: tens().zip(holey(), drop_missing=True),
+        lambda i: unless_three(i, (ten(i), ten(i))),
+        10,
+    ),
     ("zip_one", lambda: tens().zip(), lambda i: (ten(i),), 10),
     ("flat_map", lambda: tens().flat_map(Fan()), lambda i: fan_at(i, 10), 30),
     (
@@ -247,21 +316,49 @@ _ROWS: list[tuple[Any, ...]] = [
         lambda i: at(window_shuffled(i, 10, 4, 2**32 - 4)),
         10,
     ),
-    ("window_shuffle_even", lambda: tens().window_shuffle(5, seed=0), lambda i: ten(window_shuffled(i, 10, 5, 0)), 10),
-    ("window_shuffle_one_window", lambda: tens().window_shuffle(99, seed=7), lambda i: ten(window_shuffled(i, 10, 99, 7)), 10),
+    (
+        "window_shuffle_even",
+        lambda: tens().window_shuffle(5, seed=0),
+        lambda i: ten(window_shuffled(i, 10, 5, 0)),
+        10,
+    ),
+    (
+        "window_shuffle_one_window",
+        lambda: tens().window_shuffle(99, seed=7),
+        lambda i: ten(window_shuffled(i, 10, 99, 7)),
+        10,
+    ),
     ("window_shuffle_ones", lambda: _range(3).window_shuffle(1, seed=7), lambda i: i % 3, 3),
     (
         "reshape_chain",
-        lambda: _range(4).zip(_range(4, 8)).window_shuffle(3, seed=1).flat_map(list, max_fan_out=3).window_shuffle(5, seed=2),
+        lambda: (
+            _range(4)
+            .zip(_range(4, 8))
+            .window_shuffle(3, seed=1)
+            .flat_map(list, max_fan_out=3)
+            .window_shuffle(5, seed=2)
+        ),
         reshaped,
         12,
     ),
     ("runs", lambda: RunsMapDataset(tens(), Numbers(1, 2, 3, 1)), lambda i: [4, 5, 6][i], 3, False),
-    ("mix", lambda: _mix([tens(), _range(10, 20), _range(20, 30)]), lambda i: 10 * (i % 3) + i // 3 % 10, 30),
-    ("mix_weighted", lambda: _mix([indexed(), _range(100, 107).shuffle(seed=3)], weights=[0.7, 0.3]), weighted, 14),
+    (
+        "mix",
+        lambda: _mix([tens(), _range(10, 20), _range(20, 30)]),
+        lambda i: 10 * (i % 3) + i // 3 % 10,
+        30,
+    ),
+    (
+        "mix_weighted",
+        lambda: _mix([indexed(), _range(100, 107).shuffle(seed=3)], weights=[0.7, 0.3]),
+        weighted,
+        14,
+    ),
     (
         "mix_without_table",
-        lambda: _mix([_range(1000 * j, 1000 * j + 1000) for j in range(4)], weights=[1, 7, 600, 99.99]),
+        lambda: _mix(
+            [_range(1000 * j, 1000 * j + 1000) for j in range(4)], weights=[1, 7, 600, 99.99]
+        ),
         drawn_from_many,
         1179,
     ),
@@ -279,8 +376,18 @@ _ROWS: list[tuple[Any, ...]] = [
         13,
     ),
     ("mix_one", lambda: _mix([tens().map(add_ten)], [3]), lambda i: ten(i) + 10, 10),
-    ("concatenate", lambda: MapDataset.concatenate([_range(4), _range(0), _range(10, 15).shuffle(seed=1)]), concatenated, 9),
-    ("select", lambda: MapDataset.select_from_datasets([indexed(), _range(100, 110)], Turns()), turned, 12),
+    (
+        "concatenate",
+        lambda: MapDataset.concatenate([_range(4), _range(0), _range(10, 15).shuffle(seed=1)]),
+        concatenated,
+        9,
+    ),
+    (
+        "select",
+        lambda: MapDataset.select_from_datasets([indexed(), _range(100, 110)], Turns()),
+        turned,
+        12,
+    ),
     (
         "select_pairs",
         lambda: MapDataset.select_from_datasets([holey(), _range(100, 105)], PAIRS),
@@ -290,7 +397,17 @@ _ROWS: list[tuple[Any, ...]] = [
     ),
 ]
 _ROWS += [
-    ("bucket_batch", lambda: bucketed(4, drop_remainder=True), lambda i: bucketed_at(i, 4, True), 3),
-    ("bucket_batch_lengths", lambda: bucketed(99, with_lengths=True), lambda i: bucketed_at(i, 99, False), 6),
+    (
+        "bucket_batch",
+        lambda: bucketed(4, drop_remainder=True),
+        lambda i: bucketed_at(i, 4, True),
+        3,
+    ),
+    (
+        "bucket_batch_lengths",
+        lambda: bucketed(99, with_lengths=True),
+        lambda i: bucketed_at(i, 99, False),
+        6,
+    ),
 ]
 MAP_ENTRIES = [MapEntry(*row) for row in _ROWS]

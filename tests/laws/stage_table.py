@@ -29,12 +29,16 @@ LOCAL_WORKERS = (  # whose pipelines are taken for others of this process
     "stream_interleave",
 )
 _ALL = [entry for entry in [*MAP_ENTRIES, *ITER_ENTRIES] if entry.name not in LOCAL_WORKERS]
-each_of_all = pytest.mark.parametrize("entry", _ALL, ids=lambda entry: f"{type(entry).__name__}-{entry.name}")
+each_of_all = pytest.mark.parametrize(
+    "entry", _ALL, ids=lambda entry: f"{type(entry).__name__}-{entry.name}"
+)
 
 
 def iterator_of(entry: MapEntry | IterEntry) -> DatasetIterator[object]:
     ds = entry.make()
-    return iterate(ds if isinstance(ds, IterDataset) else ds.to_iter_dataset(ReadOptions(num_threads=0)))
+    return iterate(
+        ds if isinstance(ds, IterDataset) else ds.to_iter_dataset(ReadOptions(num_threads=0))
+    )
 
 
 def stage_classes() -> set[type]:
@@ -47,8 +51,12 @@ def stage_classes() -> set[type]:
             if info.name.endswith((".elastic_batches", ".elastic_files")):
                 continue  # parts of ``ElasticIterator``
             for value in vars(importlib.import_module(info.name)).values():
-                is_stage = inspect.isclass(value) and issubclass(value, BlockMapDataset | IterDataset | BlockIterator)
-                is_own = is_stage and value.__module__ == info.name and not inspect.isabstract(value)
+                is_stage = inspect.isclass(value) and issubclass(
+                    value, BlockMapDataset | IterDataset | BlockIterator
+                )
+                is_own = (
+                    is_stage and value.__module__ == info.name and not inspect.isabstract(value)
+                )
                 # a part of the twins that explain pipelines
                 if is_own and "Traced" not in value.__name__:
                     found.add(value)

@@ -102,13 +102,17 @@ STAGES = {
     "iter_zip_second": following(lambda ds, b: ds.zip(ds.map(b)).map(second)),
     "flat_map": streamed(lambda ds, b: ds.flat_map(lambda x: [b(x)], max_fan_out=1)),
     "iter_flat_map": following(lambda ds, b: ds.flat_map(lambda x: [b(x)])),
-    "iter_make_dataset": lambda b, o: MapDataset.range(N).interleave(
-        lambda x: MapDataset.source([b(x)]).to_iter_dataset(o), cycle_length=3
+    "iter_make_dataset": (
+        lambda b, o: MapDataset.range(N).interleave(
+            lambda x: MapDataset.source([b(x)]).to_iter_dataset(o), cycle_length=3
+        )
     ),
     "iter_window_shuffle": following(lambda ds, b: ds.map(b).window_shuffle(1, seed=0)),
 }
 each_stage = pytest.mark.parametrize("stage", STAGES)
-each_part = pytest.mark.parametrize("part", [0, pytest.param(1 + SEED % 3, marks=pytest.mark.slow, id="another")])
+each_part = pytest.mark.parametrize(
+    "part", [0, pytest.param(1 + SEED % 3, marks=pytest.mark.slow, id="another")]
+)
 
 # A downstream stage, and its effect on a list of outcomes: elements, or ``FAILED``
 FAILED = object()
@@ -180,7 +184,10 @@ AFTER = {
     "first_fit": (first_fit, packed(3)),
     "first_fit_thread_prefetch": (lambda ds: ahead(first_fit(ds), 2), packed(3)),
     "concat_then_split": (concat_then_split, packed(2, 3)),
-    "mix": (lambda ds: IterDataset.mix([ds, letters()]), lambda outcomes: [y for x in outcomes for y in (x, "letter")]),
+    "mix": (
+        lambda ds: IterDataset.mix([ds, letters()]),
+        lambda outcomes: [y for x in outcomes for y in (x, "letter")],
+    ),
     "interleave": (lambda ds: InterleaveIterDataset([ds], cycle_length=2), alone),
     "cache_repeat": (
         lambda ds: ds.cache().repeat(2),  # what was skipped is not in the cache
@@ -205,7 +212,9 @@ def combinations(stage, part, *choices):
     turns = itertools.cycle(itertools.product(*choices))
     for _ in range(list(STAGES).index(stage)):
         next(turns)
-    for number, ((after, bad), choice) in enumerate(zip(itertools.product(afters, BAD), turns, strict=False)):
+    for number, ((after, bad), choice) in enumerate(
+        zip(itertools.product(afters, BAD), turns, strict=False)
+    ):
         if number % 4 == part:
             yield after, bad, *choice
         if bad is BAD[-1]:  # so that any two choices meet
@@ -214,13 +223,17 @@ def combinations(stage, part, *choices):
 
 def outcomes(stage, after, bad):
     """The outcomes of the pipeline, output by output."""
-    single = [FAILED if x in bad else x for x in range(N) if "filter" not in stage or x % 2 or x in bad]
+    single = [
+        FAILED if x in bad else x for x in range(N) if "filter" not in stage or x % 2 or x in bad
+    ]
     return AFTER[after][1](single)
 
 
 def errors_of(stage):
     """The errors that may be raised: a ``StopIteration`` of a source is its end."""
-    return (Boom,) if stage in ("source", "source_vectored", "user_dataset") else (Boom, StopIteration)
+    return (
+        (Boom,) if stage in ("source", "source_vectored", "user_dataset") else (Boom, StopIteration)
+    )
 
 
 def build(stage, after, mode, bombs):
@@ -323,15 +336,23 @@ class Through(MapDataset):
 
 UPSTREAM = {  # of elements, by threads or not, from a dataset of records
     "alone": lambda ds, o: ds.to_iter_dataset(o),
-    "map": lambda ds, o: ds.map(lambda x: x).random_map(lambda x, rng: x, seed=1).to_iter_dataset(o),
-    "sliced": lambda ds, o: ds.shuffle(seed=3)[1:].map_with_index(lambda i, x: x).to_iter_dataset(o),
+    "map": lambda ds, o: (
+        ds.map(lambda x: x).random_map(lambda x, rng: x, seed=1).to_iter_dataset(o)
+    ),
+    "sliced": lambda ds, o: (
+        ds.shuffle(seed=3)[1:].map_with_index(lambda i, x: x).to_iter_dataset(o)
+    ),
     "batch": lambda ds, o: ds.batch(1, batch_fn=lambda xs: xs[0]).to_iter_dataset(o),
     "zip": lambda ds, o: MapDataset.range(10**6).zip(ds).map(second).to_iter_dataset(o),
     "mix": lambda ds, o: MapDataset.mix([ds]).to_iter_dataset(o),
     "user_dataset": lambda ds, o: Through(ds).to_iter_dataset(o),
-    "stream": lambda ds, o: ds.to_iter_dataset(o).map(lambda x: x).random_map(lambda x, rng: x, seed=1),
+    "stream": lambda ds, o: (
+        ds.to_iter_dataset(o).map(lambda x: x).random_map(lambda x, rng: x, seed=1)
+    ),
     "all_pass": lambda ds, o: ds.filter(lambda x: True).to_iter_dataset(o).filter(lambda x: True),
-    "loader": lambda ds, o: LegacyOperationIterDataset(ds.to_iter_dataset(o), lambda records: records),
+    "loader": lambda ds, o: LegacyOperationIterDataset(
+        ds.to_iter_dataset(o), lambda records: records
+    ),
 }
 
 
@@ -355,9 +376,22 @@ def test_what_a_source_gives_is_delivered_and_it_is_asked_once_for_each(upstream
 
 @pytest.mark.parametrize("upstream", UPSTREAM)
 def test_of_such_a_source_only_records_that_failed_are_lost(upstream):
-    for after, options in itertools.product((alone, lambda ds: ahead(ds, 3)), (DIRECT, ReadOptions(1, 8))):
-        for make in (lambda ds, o, fn: UPSTREAM[upstream](ds.map(fn), o), lambda ds, o, fn: UPSTREAM[upstream](ds, o).map(fn)):
-            it = iter(after(make(MapDataset.source(Disguised(50, StopIteration)), options, Bombs({5, 20, 21}, 1))))
+    for after, options in itertools.product(
+        (alone, lambda ds: ahead(ds, 3)), (DIRECT, ReadOptions(1, 8))
+    ):
+        for make in (
+            lambda ds, o, fn: UPSTREAM[upstream](ds.map(fn), o),
+            lambda ds, o, fn: UPSTREAM[upstream](ds, o).map(fn),
+        ):
+            it = iter(
+                after(
+                    make(
+                        MapDataset.source(Disguised(50, StopIteration)),
+                        options,
+                        Bombs({5, 20, 21}, 1),
+                    )
+                )
+            )
             delivered, failed = [], []
             while len(delivered) + len(failed) < 50:
                 try:
@@ -368,14 +402,26 @@ def test_of_such_a_source_only_records_that_failed_are_lost(upstream):
             assert list(it) == []
 
 
-@pytest.mark.parametrize("options", [DIRECT, *[ReadOptions(1, size) for size in (1, 2, 8)]], ids=str)
+@pytest.mark.parametrize(
+    "options", [DIRECT, *[ReadOptions(1, size) for size in (1, 2, 8)]], ids=str
+)
 def test_iterators_over_sources_of_users_go_back_a_little_in_place(options):
     """Elements read ahead are reused after a small step back; elements that do not exist are among
     those read again and returned.
     """
     draw = random.Random(7)
-    ds = MapDataset.source(Source(Bombs())).repeat(5).map(lambda x: None if x % 3 == 0 else x).to_iter_dataset(options)
-    for pipeline in (ds, ahead(ds.map(lambda x: x), 5), ds.map(lambda x: x).window_shuffle(9, seed=1), first_fit(ds)):
+    ds = (
+        MapDataset.source(Source(Bombs()))
+        .repeat(5)
+        .map(lambda x: None if x % 3 == 0 else x)
+        .to_iter_dataset(options)
+    )
+    for pipeline in (
+        ds,
+        ahead(ds.map(lambda x: x), 5),
+        ds.map(lambda x: x).window_shuffle(9, seed=1),
+        first_fit(ds),
+    ):
         it = iter(pipeline)
         states, whole = [it.get_state()], []
         for x in it:
@@ -387,9 +433,14 @@ def test_iterators_over_sources_of_users_go_back_a_little_in_place(options):
             assert [*itertools.islice(it, num)] == whole[start : start + num]
 
 
-@pytest.mark.parametrize("stage", [name for name in STAGES if "iter" not in name and name != "legacy_operation"])
+@pytest.mark.parametrize(
+    "stage", [name for name in STAGES if "iter" not in name and name != "legacy_operation"]
+)
 def test_random_access_reports_errors_and_goes_on(stage):
-    for error, expected in ((Boom, Boom), (StopIteration, RuntimeError if StopIteration in errors_of(stage) else StopIteration)):
+    for error, expected in (
+        (Boom, Boom),
+        (StopIteration, RuntimeError if StopIteration in errors_of(stage) else StopIteration),
+    ):
         ds = STAGES[stage](Bombs({5}, error=error), DIRECT).parents[0]
         if stage == "user_dataset":
             ds = ds.map(lambda x: x)
@@ -472,7 +523,9 @@ ITEMS = {
     "batch_fn": lambda b: MapDataset.range(N).batch(2, batch_fn=lambda xs: [b(x) for x in xs][-1]),
     "flat_map": lambda b: MapDataset.range(N).flat_map(lambda x: [b(x)], max_fan_out=2),
     "zip": lambda b: MapDataset.range(N).zip(MapDataset.range(N).map(b)).map(second),
-    "mix": lambda b: MapDataset.mix([MapDataset.range(N).map(b), MapDataset.source(VectoredSource(b))]),
+    "mix": lambda b: MapDataset.mix(
+        [MapDataset.range(N).map(b), MapDataset.source(VectoredSource(b))]
+    ),
     "shuffle": lambda b: MapDataset.source(VectoredSource(b)).shuffle(seed=1),
     "block_shuffle": lambda b: MapDataset.source(VectoredSource(b)).block_shuffle(2, seed=1),
     "tolerate": lambda b: MapDataset.range(N).map(b).tolerate(ZeroDivisionError),
@@ -481,7 +534,9 @@ ITEMS = {
 
 @pytest.mark.parametrize("error", [Boom, StopIteration])
 @pytest.mark.parametrize("stage", ITEMS.values(), ids=ITEMS)
-def test_an_iterator_of_a_map_dataset_raises_what_an_element_alone_raises_after_those_before_it(stage, error):
+def test_an_iterator_of_a_map_dataset_raises_what_an_element_alone_raises_after_those_before_it(
+    stage, error
+):
     for bad in range(0, N, 3):
         ds = stage(Bombs([bad], error=error))
         found = []
@@ -493,4 +548,6 @@ def test_an_iterator_of_a_map_dataset_raises_what_an_element_alone_raises_after_
                         got.append(x.tolist() if isinstance(x, np.ndarray) else x)
             found.append((got, type(caught.value), getattr(caught.value, "__notes__", [])))
         assert found[0] == found[1]
-        assert caught.type is SourceEnded or any(["at element" in note for note in caught.value.__notes__])
+        assert caught.type is SourceEnded or any(
+            ["at element" in note for note in caught.value.__notes__]
+        )

@@ -71,7 +71,9 @@ def test_the_budget_is_not_observable(entry):
 CONFORMING = [entry for entry in STREAMS if len(entry.expected)]
 
 
-@pytest.mark.parametrize("entry", [x for x in CONFORMING if x.name not in WITH_PROCESSES], ids=lambda entry: entry.name)
+@pytest.mark.parametrize(
+    "entry", [x for x in CONFORMING if x.name not in WITH_PROCESSES], ids=lambda entry: entry.name
+)
 def test_it_conforms(entry):
     """Ends, threads and copies; states that are JSON, aliases and wrong; restoring, closing,
     reading ahead, batches.
@@ -149,7 +151,10 @@ def test_states_restore_at_every_position(entry):
     run(used, 3)
     run(exhausted)
     positions = spread(len(states), 40)
-    for position, its in [*[(i, (iter(ds), used, exhausted)) for i in positions], *[(i, (used,)) for i in reversed(positions)]]:
+    for position, its in [
+        *[(i, (iter(ds), used, exhausted)) for i in positions],
+        *[(i, (used,)) for i in reversed(positions)],
+    ]:
         for it in its:
             for state in (states[position], {**states[position], "unknown": [1, 2]}):
                 it.set_state(state)
@@ -217,13 +222,21 @@ def test_wrong_states_are_refused_and_change_nothing(entry):
     it = iter(ds)
     run(it, 2)
     before = it.get_state()
-    wrong = [(state, StateMismatchError) for state in (None, 3, "next_index", [], {}, [start], {"other": 1})]
+    wrong = [
+        (state, StateMismatchError)
+        for state in (None, 3, "next_index", [], {}, [start], {"other": 1})
+    ]
     for path in paths(end):
         # Old states do not have the ones; the others are components with names, which may be new.
         is_optional = path[-1] in ("future_states", "proportions", "choices", "from_choices")
         # A reader of map datasets computes it from next_index, and refuses another one.
         is_optional |= path[-1] == "tried" and isinstance(reduce(getitem, path, end), list)
-        if not is_optional and path[-2:-1] not in (("parents",), ("proportions",), ("counts",), ("choices",)):
+        if not is_optional and path[-2:-1] not in (
+            ("parents",),
+            ("proportions",),
+            ("counts",),
+            ("choices",),
+        ):
             wrong.append((changed(end, path), StateKeyError))
         states = [changed(end, path, value) for value in (None, "3", -1, [1], 1.5)]
         wrong += [(state, StateMismatchError) for state in states if state != end]
@@ -242,7 +255,11 @@ def test_wrong_states_are_refused_and_change_nothing(entry):
 
 
 def test_a_state_of_another_stage_is_refused():
-    shapes = [entry for entry in ITER_ENTRIES if entry.name in ("direct", "map_with_index", "random_map", "chain")]
+    shapes = [
+        entry
+        for entry in ITER_ENTRIES
+        if entry.name in ("direct", "map_with_index", "random_map", "chain")
+    ]
     for taker in shapes:
         for state in [iter(giver.make()).get_state() for giver in shapes if giver is not taker]:
             it = iter(taker.make())
@@ -276,7 +293,9 @@ def has_workers(entry):
         ds = entry.make()
     except ModuleNotFoundError:  # its tests report it
         return False
-    return any(ds._starts_workers or isinstance(ds, LocalWorkersIterDataset) for ds in ancestors(ds))
+    return any(
+        ds._starts_workers or isinstance(ds, LocalWorkersIterDataset) for ds in ancestors(ds)
+    )
 
 
 # workers do not start workers
@@ -293,7 +312,9 @@ def test_elements_and_states_are_those_of_the_pipeline(entry):
     carefully, careful_states = run(iter(LocalWorkersIterDataset(entry.make(), care=Care())))
     assert carefully == by_worker == elements
     if not entry.states_vary:
-        assert [state["iterators_in_use_states"] for state in worker_states] == [[state] for state in states]
+        assert [state["iterators_in_use_states"] for state in worker_states] == [
+            [state] for state in states
+        ]
         assert careful_states == worker_states
 
 
@@ -301,7 +322,9 @@ LANES = {
     "none": lambda ds: ds.mp_prefetch(MultiprocessingOptions(num_workers=0, num_lanes=3)),
     "two": lambda ds: LocalWorkersIterDataset(ds, 2, num_lanes=3),
     "careful": lambda ds: LocalWorkersIterDataset(ds, 1, care=Care(), num_lanes=3),
-    "threads": lambda ds: ds.mp_prefetch(MultiprocessingOptions(num_workers=2, num_lanes=3, executor="threads")),
+    "threads": lambda ds: ds.mp_prefetch(
+        MultiprocessingOptions(num_workers=2, num_lanes=3, executor="threads")
+    ),
     "resized": lambda ds: ResizedIterDataset(ds, 2, num_lanes=3),
 }
 
@@ -322,7 +345,9 @@ def test_who_computes_the_lanes_is_not_observable(entry):
         return elements, states, None
 
     # Workers without lanes compute the same, unless mixtures have lanes of their own.
-    is_mixed = any(node._is_mixed_in_lanes or node._changes_in_lanes for node in ancestors(entry.make()))
+    is_mixed = any(
+        node._is_mixed_in_lanes or node._changes_in_lanes for node in ancestors(entry.make())
+    )
     by_three = trace(lambda ds: LocalWorkersIterDataset(ds, 3, num_lanes=3 if is_mixed else None))
     elements, states, error = by_three
     for lanes in LANES.values():

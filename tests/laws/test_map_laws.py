@@ -13,12 +13,19 @@ from gristmill.testing import assert_map_dataset_conforms
 
 by_name = {"ids": lambda entry: entry.name}
 each_entry = pytest.mark.parametrize("entry", MAP_ENTRIES, **by_name)
-each_endless_entry = pytest.mark.parametrize("entry", [entry for entry in MAP_ENTRIES if entry.endless], **by_name)
+each_endless_entry = pytest.mark.parametrize(
+    "entry", [entry for entry in MAP_ENTRIES if entry.endless], **by_name
+)
 
 
 def index_blocks(n):
     """Blocks of every form that a consumer may hand over."""
-    yield from (range(n), range(-2 * n, 3 * n), range(3 * n, -2 * n, -1), range(1, 4 * n, max(n - 1, 1)))
+    yield from (
+        range(n),
+        range(-2 * n, 3 * n),
+        range(3 * n, -2 * n, -1),
+        range(1, 4 * n, max(n - 1, 1)),
+    )
     yield from (range(-1, -2, -1), range(-n - 1, -n + 2))
     yield from ([5], [-1, 0, -1, 0, n, n - 1, -n, 3 * n + 1, -1], [0] * 7)
     yield from (np.arange(-n, 2 * n), np.array([7, -7, 7, 0, 10**12, -(10**12)]), np.array([3]))
@@ -46,7 +53,14 @@ def test_block_equals_single_accesses_and_the_model(entry):
 @each_endless_entry
 def test_elements_come_one_after_the_other_as_long_as_there_is_something_to_do(entry):
     ds, n = entry.make(), entry.length
-    blocks = range(n), range(-2, 2 * n), range(n, -3, -1), [5, 0, 0, -1], np.array([3, 2**40, 1]), range(2**62, 2**62 + 4)
+    blocks = (
+        range(n),
+        range(-2, 2 * n),
+        range(n, -3, -1),
+        [5, 0, 0, -1],
+        np.array([3, 2**40, 1]),
+        range(2**62, 2**62 + 4),
+    )
     for indices in blocks:
         expected = [plain(entry.model(int(i))) for i in indices]
         for num_taken in {0, 1, len(expected) // 2, len(expected)}:
@@ -63,7 +77,9 @@ def test_one_epoch_in_blocks_of_any_kind(entry):
     assert len(ds) == n
     expected = [plain(entry.model(i)) for i in range(n)]
     for size in range(1, n + 1) if n < 100 else (1, 7, n - 1, n):
-        got = [x for start in range(0, n, size) for x in ds._items(range(start, min(start + size, n)))]
+        got = [
+            x for start in range(0, n, size) for x in ds._items(range(start, min(start + size, n)))
+        ]
         assert [plain(x) for x in got] == expected
     order = random.Random(n).choices(range(n), k=3 * n)
     for block in (order, np.array(order)):
@@ -79,7 +95,10 @@ def test_long_shuffles(length):
     ds = MapDataset.range(length).shuffle(seed=2**32 - 2)
     for epoch in (-2, -1, 0, 1, 2, 3, 2**32):
         start = epoch * length
-        for block in (range(start - 3, start + 30), [start + 5, start + length - 1, start + length // 2, start - 1]):
+        for block in (
+            range(start - 3, start + 30),
+            [start + 5, start + length - 1, start + length // 2, start - 1],
+        ):
             expected = [shuffled(i, length, 2**32 - 2) % length for i in block]
             assert list(ds._items(block)) == [ds[i] for i in block] == expected
 

@@ -41,7 +41,9 @@ def test_elements_and_states_are_the_same(entry):
     assert summary[0].is_output
     if elements:
         assert summary[0].num_produced_elements >= len(elements)
-        assert sum([node.wait_time_ratio for node in summary.values()]) == pytest.approx(1, abs=0.01)
+        assert sum([node.wait_time_ratio for node in summary.values()]) == pytest.approx(
+            1, abs=0.01
+        )
     it.close()
     observed.close()
 
@@ -104,7 +106,9 @@ def test_what_is_seen_at_a_stage_is_what_it_gives(entry):
     makes_datasets = any([isinstance(getattr(x, "_datasets", None), MapDataset) for x in stages])
     is_chain = all([len(x.inputs) < 2 for x in graph.stages])
     if is_chain and not is_empty and not makes_datasets:
-        assert len(found) == len(stages), [(i, str(x)) for i, x in enumerate(stages) if i not in found]
+        assert len(found) == len(stages), [
+            (i, str(x)) for i, x in enumerate(stages) if i not in found
+        ]
 
 
 @pytest.fixture
@@ -117,8 +121,14 @@ def registry():
 def test_while_metrics_are_exported_every_pipeline_is_counted_once(entry, registry):
     with iterator_of(entry) as it:
         found = [plain(x) for x in it]
-        (counts,) = [metric for metric in registry.collect() if metric.name == "gristmill_next_duration_ns"]
-        pipelines = {sample.labels["pipeline"]: sample.value for sample in counts.samples if sample.name.endswith("_count")}
+        (counts,) = [
+            metric for metric in registry.collect() if metric.name == "gristmill_next_duration_ns"
+        ]
+        pipelines = {
+            sample.labels["pipeline"]: sample.value
+            for sample in counts.samples
+            if sample.name.endswith("_count")
+        }
         assert pipelines == {"pipeline-0": len(found)}
     stop_telemetry()
     with iterator_of(entry) as it:

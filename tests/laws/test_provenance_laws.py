@@ -20,7 +20,10 @@ from gristmill.dataset.bases.traced import Tracing
 from gristmill.dataset.stages.range import RangeMapDataset
 
 # What is made of a record here does not always tell which one it was.
-LOSSY = "map_with_nones zip_to_the_shortest flat_map_nones flat_map_with_nones flat_map_twice concat_then_split_bos reshape_chain"
+LOSSY = (
+    "map_with_nones zip_to_the_shortest flat_map_nones flat_map_with_nones flat_map_twice"
+    " concat_then_split_bos reshape_chain"
+)
 # nothing is left of what has no cells
 LOSSY += " bucket_batch bucket_batch_lengths bucket_batch_drop"
 LOSSY += " disk_cache disk_cache_holes"  # they give what they kept
@@ -33,7 +36,13 @@ def perturbed(x):
         return Record(x.metadata, perturbed(x.data))
     if isinstance(x, dict):
         return {key: perturbed(value) for key, value in x.items()}
-    return x + "*" if isinstance(x, str) else ["*"] if x is None or isinstance(x, list) else x + (1200 if x > 4 else -1200)
+    return (
+        x + "*"
+        if isinstance(x, str)
+        else ["*"]
+        if x is None or isinstance(x, list)
+        else x + (1200 if x > 4 else -1200)
+    )
 
 
 def perturb(monkeypatch, key):
@@ -42,7 +51,12 @@ def perturb(monkeypatch, key):
 
     def other_items(self, indices):
         chosen = [int(i) % self._length == key for i in indices]
-        return iter([perturbed(x) if flag else x for x, flag in zip(items(self, indices), chosen, strict=True)])
+        return iter(
+            [
+                perturbed(x) if flag else x
+                for x, flag in zip(items(self, indices), chosen, strict=True)
+            ]
+        )
 
     monkeypatch.setattr(RangeMapDataset, "_items", other_items)
     for module in ("gristmill.dataset.stages.source", "gristmill.loader.records"):
@@ -73,8 +87,17 @@ def check_records(entry, outputs_of, told, monkeypatch):
             used = [record for record in one.records if record.record_key == key]
             if x != y:  # elements that choose datasets are in no output
                 assert used or entry.name == "interleave_lazy", f"{one} does not name record {key}"
-            elif entry.name not in LOSSY.split() and "NoneType" not in (text := str(x)) and "LeftOut" not in text:
-                assert all([record.span is not None and record.span[0] == record.span[1] for record in used]), one
+            elif (
+                entry.name not in LOSSY.split()
+                and "NoneType" not in (text := str(x))
+                and "LeftOut" not in text
+            ):
+                assert all(
+                    [
+                        record.span is not None and record.span[0] == record.span[1]
+                        for record in used
+                    ]
+                ), one
 
 
 @pytest.mark.parametrize("entry", MAP_ENTRIES, ids=lambda entry: entry.name)
@@ -85,7 +108,9 @@ def test_elements_of_map_datasets(entry, monkeypatch):
     check_records(entry, lambda: [comparable(entry, ds[i]) for i in indices], told, monkeypatch)
 
 
-@pytest.mark.parametrize("entry", [e for e in ITER_ENTRIES if not e.name.startswith(FILES)], ids=lambda entry: entry.name)
+@pytest.mark.parametrize(
+    "entry", [e for e in ITER_ENTRIES if not e.name.startswith(FILES)], ids=lambda entry: entry.name
+)
 def test_outputs_of_streams(entry, monkeypatch, tmp_path):
     ds = entry.make()
     it = iter(ds)
@@ -105,7 +130,9 @@ def test_outputs_of_streams(entry, monkeypatch, tmp_path):
     assert [comparable(entry, x.value) for x in Tracing(True).of(ds)] == outputs
     if told:
         assert_raises(ValueError, "no output after", explain, ds, state=states[-1])
-    functions = [node for node in ancestors(ds) if isinstance(node, MapDataset) and node._may_leave_out]
+    functions = [
+        node for node in ancestors(ds) if isinstance(node, MapDataset) and node._may_leave_out
+    ]
     is_arithmetic = not functions  # else steps count indices
     for k, one in enumerate(told):
         assert explain(ds, state=states[k]) == explain(ds, step=k, ledger=ledger) == one
@@ -117,5 +144,7 @@ def test_outputs_of_streams(entry, monkeypatch, tmp_path):
     if entry.name in WITH_PROCESSES:
         assert [one.records[0].record_key for one in told] == entry.expected
     else:
-        check_records(entry, lambda: [comparable(entry, x) for x in entry.make()], told, monkeypatch)
+        check_records(
+            entry, lambda: [comparable(entry, x) for x in entry.make()], told, monkeypatch
+        )
     it.close()

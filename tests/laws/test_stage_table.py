@@ -40,10 +40,16 @@ def running(it):
     return [it, *[node for upstream in running_upstream(it) for node in running(upstream)]]
 
 
-@pytest.mark.parametrize("stage", sorted(stage_classes(), key=lambda x: x.__qualname__), ids=lambda x: x.__name__)
+@pytest.mark.parametrize(
+    "stage", sorted(stage_classes(), key=lambda x: x.__qualname__), ids=lambda x: x.__name__
+)
 def test_every_stage_answers_for_itself(stage):
     unanswered = []
-    if issubclass(stage, MapDataset) and stage._origins is MapDataset._origins and not stage._keeps_indices:
+    if (
+        issubclass(stage, MapDataset)
+        and stage._origins is MapDataset._origins
+        and not stage._keeps_indices
+    ):
         unanswered.append("_keeps_indices or _origins(index): what an element is made of")
     if issubclass(stage, IterDataset) and stage._num_elements is IterDataset._num_elements:
         unanswered.append("_num_elements(): how many elements it delivers")
@@ -54,7 +60,11 @@ def test_every_stage_answers_for_itself(stage):
         and not stage._passes_on | is_function_of_iterators
     ):
         unanswered.append("_passes_on or _traced(tracing): what its outputs are made of")
-    if issubclass(stage, BlockIterator) and not issubclass(stage, StreamIterator) and not hasattr(stage, "_flow"):
+    if (
+        issubclass(stage, BlockIterator)
+        and not issubclass(stage, StreamIterator)
+        and not hasattr(stage, "_flow")
+    ):
         unanswered.append("_flow: whether it is one-to-one, dropping or stateful")
     assert not unanswered, f"{stage.__qualname__} must answer {unanswered}"
 
@@ -62,7 +72,14 @@ def test_every_stage_answers_for_itself(stage):
 @each_of_all
 def test_a_stage_tells_what_it_was_made_with_and_its_length(entry):
     ds = entry.make()
-    made_with = set(inspect.signature(type(ds).__init__).parameters) - {"self", "args", "ds", "parent", "parents", "datasets"}
+    made_with = set(inspect.signature(type(ds).__init__).parameters) - {
+        "self",
+        "args",
+        "ds",
+        "parent",
+        "parents",
+        "datasets",
+    }
     declared = {*ds._parameters.as_dict(), *ds._described_parameters}
     if "proportions" in declared:  # given as weights
         made_with -= {"weights"}
@@ -70,7 +87,9 @@ def test_a_stage_tells_what_it_was_made_with_and_its_length(entry):
         made_with -= {"sl"}
     if "multiprocessing_options" in declared:
         made_with -= {"options"}
-    assert not is_of_library(ds) or made_with <= declared, f"{ds} must declare {made_with - declared} in its parameters"
+    assert not is_of_library(ds) or made_with <= declared, (
+        f"{ds} must declare {made_with - declared} in its parameters"
+    )
     if entry in MAP_ENTRIES:
         for index in range(min(len(ds), 30)):
             origins = origin(ds, [index])
@@ -81,11 +100,15 @@ def test_a_stage_tells_what_it_was_made_with_and_its_length(entry):
     leaves_out = any(isinstance(node, MapMapDataset) for node in ancestors(ds))
     length = num_elements(ds)
     if isinstance(length, Exact):
-        assert len(ds) == length.num == len(entry.expected) or (leaves_out and len(ds) == length.num > len(entry.expected))
+        assert len(ds) == length.num == len(entry.expected) or (
+            leaves_out and len(ds) == length.num > len(entry.expected)
+        )
         return
     assert isinstance(length, AtMost | Infinite | Unknown)
     assert_raises(TypeError, r"has no len\(\): ", len, ds)
-    assert operator.length_hint(ds, -1) == getattr(length, "num", -1) and getattr(length, "num", 10**9) >= len(entry.expected)
+    assert operator.length_hint(ds, -1) == getattr(length, "num", -1) and getattr(
+        length, "num", 10**9
+    ) >= len(entry.expected)
 
 
 COPIES = {
@@ -103,7 +126,9 @@ def contents(ds):
 @each_of_all
 def test_copies_are_equal_before_and_after_reading(entry):
     expected = contents(entry.make())
-    for how, copied in COPIES.items() if entry.name not in WITH_PROCESSES else [("pickle", COPIES["pickle"])]:
+    for how, copied in (
+        COPIES.items() if entry.name not in WITH_PROCESSES else [("pickle", COPIES["pickle"])]
+    ):
         ds = entry.make()
         assert contents(copied(ds)) == expected, how
         assert contents(ds) == expected, how
@@ -136,7 +161,12 @@ def test_texts(entry):
     for node in [*ancestors(ds), *nodes(it)]:
         assert not re.search(r"0x[0-9a-f]{6,}", str(node) + repr(node))
         assert "\n" not in str(node)
-    assert all([type(node).__name__ in str(node) or "ReindexMapDataset" in str(node) for node in ancestors(ds)])
+    assert all(
+        [
+            type(node).__name__ in str(node) or "ReindexMapDataset" in str(node)
+            for node in ancestors(ds)
+        ]
+    )
     assert all([str(node).partition("(")[0] in repr(it) for node in nodes(it)])
     if ds.parents:
         head, *lines = repr(ds.map(add_ten)).splitlines()

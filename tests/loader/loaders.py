@@ -11,7 +11,11 @@ DIRECT = ReadOptions(0, 0)
 
 
 def make(n, *operations, **changes):
-    arguments = {"data_source": RangeDataSource(0, n, 1), "sampler": SequentialSampler(n, seed=3), "operations": operations}
+    arguments = {
+        "data_source": RangeDataSource(0, n, 1),
+        "sampler": SequentialSampler(n, seed=3),
+        "operations": operations,
+    }
     return DataLoader(**{**arguments, "read_options": DIRECT, **changes})
 
 
@@ -26,9 +30,19 @@ class Of:
 
 Mapped = type("Mapped", (Of, Map), {"map": lambda self, element: self.fn(element)})
 Kept = type("Kept", (Of, Filter), {"filter": lambda self, element: self.fn(element)})
-IndexMapped = type("IndexMapped", (Of, MapWithIndex), {"map_with_index": lambda self, index, element: self.fn(index, element)})
-RandomMapped = type("RandomMapped", (Of, RandomMap), {"random_map": lambda self, element, rng: self.fn(element, rng)})
-DrawOld = type("DrawOld", (TfRandomMap,), {"np_random_map": lambda self, element, rng: draw(element, rng)})
+IndexMapped = type(
+    "IndexMapped",
+    (Of, MapWithIndex),
+    {"map_with_index": lambda self, index, element: self.fn(index, element)},
+)
+RandomMapped = type(
+    "RandomMapped",
+    (Of, RandomMap),
+    {"random_map": lambda self, element, rng: self.fn(element, rng)},
+)
+DrawOld = type(
+    "DrawOld", (TfRandomMap,), {"np_random_map": lambda self, element, rng: draw(element, rng)}
+)
 
 
 def draw(element, rng):

@@ -21,7 +21,16 @@ from operations import operation
 from refusing import assert_raises
 
 import gristmill
-from gristmill import Batch, DataLoader, IndexSampler, ReadOptions, RecordMetadata, SequentialSampler, ShardOptions, load
+from gristmill import (
+    Batch,
+    DataLoader,
+    IndexSampler,
+    ReadOptions,
+    RecordMetadata,
+    SequentialSampler,
+    ShardOptions,
+    load,
+)
 from gristmill.samplers import IterableSampler, Sampler
 from gristmill.sources import ArrayRecordDataSource, RangeDataSource, SharedMemoryDataSource
 from gristmill.sources import RandomAccessDataSource as DataSource
@@ -34,33 +43,100 @@ NO_SEED = "is random and needs a sampler with a seed"
 def test_arguments_are_keywords_and_wrong_ones_are_refused_in_grain_s_order():
     for changes, kind, message in [
         ({"worker_count": -1}, ValueError, "worker_count must be a non-negative integer, got -1"),
-        ({"worker_buffer_size": -2}, ValueError, "worker_buffer_size must be a non-negative integer, got -2"),
-        ({"worker_count": 1.7}, TypeError, "worker_count must be an integer, got 1.7 of type float"),
-        ({"worker_buffer_size": "1"}, TypeError, "worker_buffer_size must be an integer, got '1' of type str"),
-        ({"worker_count": 1, "worker_buffer_size": 0}, ValueError, "worker_buffer_size must be a positive integer, got 0"),
-        ({"operations": None}, TypeError, "operations must be a sequence of transformations, got None of type NoneType"),
-        ({"operations": Batch(2)}, TypeError, r"operations must be a sequence of transformations, got Batch\(batch_size=2"),
-        ({"operations": [PLUS_ONE, 5]}, TypeError, r"operations\[1\] must be a transformation .* got 5 of type int"),
-        ({"operations": [Mapped]}, TypeError, r"operations\[0\] must be .* \(an instance of .* got <class '.*Mapped'>"),
+        (
+            {"worker_buffer_size": -2},
+            ValueError,
+            "worker_buffer_size must be a non-negative integer, got -2",
+        ),
+        (
+            {"worker_count": 1.7},
+            TypeError,
+            "worker_count must be an integer, got 1.7 of type float",
+        ),
+        (
+            {"worker_buffer_size": "1"},
+            TypeError,
+            "worker_buffer_size must be an integer, got '1' of type str",
+        ),
+        (
+            {"worker_count": 1, "worker_buffer_size": 0},
+            ValueError,
+            "worker_buffer_size must be a positive integer, got 0",
+        ),
+        (
+            {"operations": None},
+            TypeError,
+            "operations must be a sequence of transformations, got None of type NoneType",
+        ),
+        (
+            {"operations": Batch(2)},
+            TypeError,
+            r"operations must be a sequence of transformations, got Batch\(batch_size=2",
+        ),
+        (
+            {"operations": [PLUS_ONE, 5]},
+            TypeError,
+            r"operations\[1\] must be a transformation .* got 5 of type int",
+        ),
+        (
+            {"operations": [Mapped]},
+            TypeError,
+            r"operations\[0\] must be .* \(an instance of .* got <class '.*Mapped'>",
+        ),
         ({"operations": [Batch(0)]}, ValueError, "batch_size must be a positive integer, got 0"),
-        ({"operations": [Batch(2.5)]}, TypeError, "batch_size must be an integer, got 2.5 of type float"),
-        ({"operations": [Batch(2, batch_fn=3)]}, TypeError, "batch_fn must be a callable of a list of elements, got 3"),
-        ({"operations": [PLUS_ONE, DRAW], "sampler": IndexSampler(3)}, ValueError, rf"operations\[1\], RandomMapped, {NO_SEED}"),
-        ({"operations": [DrawOld()], "sampler": SequentialSampler(3)}, ValueError, rf"operations\[0\], DrawOld, {NO_SEED}"),
-        ({"shard_options": (0, 1)}, TypeError, r"shard_options must be a ShardOptions, got \(0, 1\)"),
+        (
+            {"operations": [Batch(2.5)]},
+            TypeError,
+            "batch_size must be an integer, got 2.5 of type float",
+        ),
+        (
+            {"operations": [Batch(2, batch_fn=3)]},
+            TypeError,
+            "batch_fn must be a callable of a list of elements, got 3",
+        ),
+        (
+            {"operations": [PLUS_ONE, DRAW], "sampler": IndexSampler(3)},
+            ValueError,
+            rf"operations\[1\], RandomMapped, {NO_SEED}",
+        ),
+        (
+            {"operations": [DrawOld()], "sampler": SequentialSampler(3)},
+            ValueError,
+            rf"operations\[0\], DrawOld, {NO_SEED}",
+        ),
+        (
+            {"shard_options": (0, 1)},
+            TypeError,
+            r"shard_options must be a ShardOptions, got \(0, 1\)",
+        ),
         ({"read_options": 16}, TypeError, "read_options must be a ReadOptions, got 16"),
         ({"sampler": 6}, TypeError, "sampler must have __getitem__, got 6 of type int"),
-        ({"data_source": 6}, TypeError, "data_source must have __getitem__ and __len__ .*, got 6 of type int"),
-        ({"sampler": []}, ValueError, "shard_options must be passed to the DataLoader: the sampler list has no sharding"),
+        (
+            {"data_source": 6},
+            TypeError,
+            "data_source must have __getitem__ and __len__ .*, got 6 of type int",
+        ),
+        (
+            {"sampler": []},
+            ValueError,
+            "shard_options must be passed to the DataLoader: the sampler list has no sharding",
+        ),
     ]:
         assert_raises(kind, message, make, 6, **changes)
     given = {"data_source": [1, 2], "sampler": SequentialSampler(2)}
     assert list(DataLoader(**given)) == [1, 2]
     assert_raises(TypeError, "by keyword", DataLoader, *given.values())
-    everything_wrong = {"worker_count": -1, "worker_buffer_size": -1, "operations": [Batch(0)], "sampler": [0]}
+    everything_wrong = {
+        "worker_count": -1,
+        "worker_buffer_size": -1,
+        "operations": [Batch(0)],
+        "sampler": [0],
+    }
     for name in ("worker_count", "worker_buffer_size", "batch_size", "shard_options"):
         assert_raises(ValueError, name, make, 6, **everything_wrong)
-        del everything_wrong[{"batch_size": "operations", "shard_options": "sampler"}.get(name, name)]
+        del everything_wrong[
+            {"batch_size": "operations", "shard_options": "sampler"}.get(name, name)
+        ]
 
 
 def test_number_of_workers_and_what_the_repr_shows():
@@ -70,15 +146,25 @@ def test_number_of_workers_and_what_the_repr_shows():
     for worker_count in (0, False, np.int8(0)):
         loader = make(6, worker_count=worker_count, worker_buffer_size=0, enable_profiling=True)
         options = loader.multiprocessing_options
-        assert options == gristmill.MultiprocessingOptions(0, 0, True) and type(options.num_workers) is int
+        assert (
+            options == gristmill.MultiprocessingOptions(0, 0, True)
+            and type(options.num_workers) is int
+        )
     assert_raises(AttributeError, None, setattr, loader, "multiprocessing_options", options)
-    loader = make(6, PLUS_ONE, Batch(2), sampler=IndexSampler(6, num_epochs=1, seed=0), read_options=ReadOptions(1, 2))
+    loader = make(
+        6,
+        PLUS_ONE,
+        Batch(2),
+        sampler=IndexSampler(6, num_epochs=1, seed=0),
+        read_options=ReadOptions(1, 2),
+    )
     shard = "NoSharding(shard_index=0, shard_count=1, drop_remainder=False)"
-    assert repr(loader) == (
-        "DataLoader(data_source=RangeDataSource(start=0, stop=6, step=1), "
-        f"sampler=IndexSampler(num_records=6, shard_options={shard}, shuffle=False, num_epochs=1, seed=0), "
-        f"operations=[Mapped, Batch(batch_size=2, drop_remainder=False, batch_fn=None)], shard_options={shard}, "
-        "worker_count=0, read_options=ReadOptions(num_threads=1, prefetch_buffer_size=2))"
+    assert (
+        repr(loader) == "DataLoader(data_source=RangeDataSource(start=0, stop=6, step=1),"
+        f" sampler=IndexSampler(num_records=6, shard_options={shard}, shuffle=False,"
+        " num_epochs=1, seed=0), operations=[Mapped, Batch(batch_size=2, drop_remainder=False,"
+        f" batch_fn=None)], shard_options={shard}, worker_count=0,"
+        " read_options=ReadOptions(num_threads=1, prefetch_buffer_size=2))"
     )
     assert len(repr(make(6, data_source=list(range(100_000))))) < 1000
 
@@ -103,7 +189,12 @@ def test_load_is_the_loader_of_its_parts():
     for source, arguments, kind, message in [
         ([], {}, ValueError, "num_records must be a positive integer, got 0"),
         ([1], {"shuffle": True}, ValueError, "shuffle=True needs a seed"),
-        ([1], {"worker_count": -2}, ValueError, "worker_count must be a non-negative integer, got -2"),
+        (
+            [1],
+            {"worker_count": -2},
+            ValueError,
+            "worker_count must be a non-negative integer, got -2",
+        ),
         ([1], {"transformations": [DRAW]}, ValueError, "needs a sampler with a seed"),
         ([1], {"transformations": None}, TypeError, "transformations must be a sequence"),
         (iter([1]), {}, TypeError, "source must have __getitem__ and __len__"),
@@ -114,9 +205,21 @@ def test_load_is_the_loader_of_its_parts():
     assert list(load([1, 2, 3], num_epochs=1, drop_remainder=True)) == [1, 2, 3]
     shard = ShardOptions(1, 2, drop_remainder=True)
     operations, options = [TO_TUPLE, DRAW], ReadOptions(0, 0)
-    given = {"transformations": operations, "batch_size": 3, "drop_remainder": True, "read_options": options, "worker_count": 0}
+    given = {
+        "transformations": operations,
+        "batch_size": 3,
+        "drop_remainder": True,
+        "read_options": options,
+        "worker_count": 0,
+    }
     loader = load(range(9), num_epochs=2, shuffle=True, seed=3, shard_options=shard, **given)
-    same = make(9, *operations, Batch(3, True), data_source=range(9), sampler=IndexSampler(9, shard, True, 2, 3))
+    same = make(
+        9,
+        *operations,
+        Batch(3, True),
+        data_source=range(9),
+        sampler=IndexSampler(9, shard, True, 2, 3),
+    )
     np.testing.assert_equal(list(loader), list(same))
     assert repr(loader) == repr(same) and options == ReadOptions(0, 0)
 
@@ -131,42 +234,91 @@ TWICE = operation(FlatMap, "flat_map", lambda x: [x, x], max_fan_out=2)
 @pytest.mark.parametrize(
     ("args", "arguments", "expected"),
     [
-        *(([DATA], {}, [[i] for i in DATA]), ([DATA, 2], {}, PAIRS), ([DATA, OURS], {}, list(DATA))),
+        *(
+            ([DATA], {}, [[i] for i in DATA]),
+            ([DATA, 2], {}, PAIRS),
+            ([DATA, OURS], {}, list(DATA)),
+        ),
         ([DATA, 4, None, None, None, 0, None, False, True], {}, [[0, 1, 2, 3], [4, 5, 6, 7]]),
         ([DATA], {"batch_size": None}, list(DATA)),
         ([DATA, 10, True], {}, [plain(gristmill.load(DATA, shuffle=True, seed=0, num_epochs=1))]),
         ([DATA], {"batch_size": 5, "num_workers": 2}, [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]),
         ([], {"dataset": DATA, "batch_size": 2, "collate_fn": sum}, [1, 5, 9, 13, 17]),
-        *(([DATA], {"batch_size": 2, "sampler": iter([9, 3, 3])}, [[9, 3], [3]]), ([DATA], {"sampler": OURS}, list(DATA))),
+        *(
+            ([DATA], {"batch_size": 2, "sampler": iter([9, 3, 3])}, [[9, 3], [3]]),
+            ([DATA], {"sampler": OURS}, list(DATA)),
+        ),
         ([DATA], {"batch_sampler": [[0, 1], [9]], "collate_fn": tuple}, [(0, 1), (9,)]),
-        ([], {"data_source": DATA, "sampler": OURS, "operations": [Mapped(abs)], "batch_size": 2}, PAIRS),
-        ([], {"data_source": DATA, "batch_size": 4, "drop_last": True, "shard_options": ShardOptions(1, 2)}, [[5, 6, 7, 8]]),
+        (
+            [],
+            {"data_source": DATA, "sampler": OURS, "operations": [Mapped(abs)], "batch_size": 2},
+            PAIRS,
+        ),
+        (
+            [],
+            {
+                "data_source": DATA,
+                "batch_size": 4,
+                "drop_last": True,
+                "shard_options": ShardOptions(1, 2),
+            },
+            [[5, 6, 7, 8]],
+        ),
     ],
 )
 def test_for_arguments_of_pytorch_a_call_is_given_that_does_the_same(args, arguments, expected):
     with pytest.raises(TypeError) as caught:
         DataLoader(*args, **arguments)
     head, line, *_ = str(caught.value).splitlines()
-    assert all(name in head for name in arguments.keys() - {"data_source", "sampler", "operations", "shard_options"})
+    assert all(
+        name in head
+        for name in arguments.keys() - {"data_source", "sampler", "operations", "shard_options"}
+    )
     names = {"dataset": DATA, "source": DATA, "gristmill": gristmill, "sampler": OURS, **arguments}
     assert plain(eval(line.replace("[...]", "[]"), names)) == expected
 
 
 def test_what_has_no_counterpart_is_said_in_words_and_other_names_are_python_s_own_errors():
-    names = ["pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator", "persistent_workers"]
-    arguments, in_words = dict.fromkeys(names, "given"), {*names, "num_epochs", "worker_count", "in_order"}
+    names = [
+        "pin_memory",
+        "timeout",
+        "worker_init_fn",
+        "multiprocessing_context",
+        "generator",
+        "persistent_workers",
+    ]
+    arguments, in_words = (
+        dict.fromkeys(names, "given"),
+        {*names, "num_epochs", "worker_count", "in_order"},
+    )
     with pytest.raises(TypeError) as caught:
         DataLoader(DATA, 8, num_workers=2, prefetch_factor=4, in_order=False, **arguments)
     _, line, *words = str(caught.value).splitlines()
-    settings = "operations=[gristmill.transforms.Batch(8)], worker_count=2, worker_buffer_size=4, worker_init_fn=worker_init_fn)"
+    settings = (
+        "operations=[gristmill.transforms.Batch(8)], worker_count=2, worker_buffer_size=4,"
+        " worker_init_fn=worker_init_fn)"
+    )
     assert line.endswith(settings)
     assert {text.partition(":")[0] for text in words} == in_words
     given = {"data_source": DATA, "sampler": OURS}
-    assert_raises(TypeError, r"__init__\(\) got an unexpected keyword argument 'batch'", DataLoader, **given, batch=2)
-    assert_raises(TypeError, "missing 1 required keyword-only argument: 'sampler'", DataLoader, data_source=DATA)
+    assert_raises(
+        TypeError,
+        r"__init__\(\) got an unexpected keyword argument 'batch'",
+        DataLoader,
+        **given,
+        batch=2,
+    )
+    assert_raises(
+        TypeError,
+        "missing 1 required keyword-only argument: 'sampler'",
+        DataLoader,
+        data_source=DATA,
+    )
     parameters = list(inspect.signature(DataLoader).parameters)
     assert parameters[:3] == ["data_source", "sampler", "operations"]
-    assert parameters == [name for name in typing.get_type_hints(DataLoader.__init__) if name != "return"]
+    assert parameters == [
+        name for name in typing.get_type_hints(DataLoader.__init__) if name != "return"
+    ]
     assert parameters == inspect.getfullargspec(DataLoader.__init__).kwonlyargs
 
 
@@ -178,7 +330,13 @@ class Pairs(DataSource[T_co], typing.Generic[T_co], abc.ABC):
 
 
 SAMPLER_BASES = [Sampler, IndexSampler, SequentialSampler, IterableSampler]
-SOURCE_BASES = [DataSource, DataSource[int], RangeDataSource, ArrayRecordDataSource, SharedMemoryDataSource]
+SOURCE_BASES = [
+    DataSource,
+    DataSource[int],
+    RangeDataSource,
+    ArrayRecordDataSource,
+    SharedMemoryDataSource,
+]
 
 
 @pytest.mark.parametrize("base", [*SAMPLER_BASES, *SOURCE_BASES], ids=str)
@@ -229,7 +387,12 @@ SAMPLERS = {
     "own": WithoutLength(),
     "own, too long": TooLong(),
 }
-OPERATIONS = {"none": [], "map": [Mapped(lambda x: None if x % 3 else x)], "random": [TO_TUPLE, DRAW], "batches": [Batch(3)]}
+OPERATIONS = {
+    "none": [],
+    "map": [Mapped(lambda x: None if x % 3 else x)],
+    "random": [TO_TUPLE, DRAW],
+    "batches": [Batch(3)],
+}
 OPERATIONS |= {"full batches": [Batch(3, True)], "batches of batches": [Batch(2, True), Batch(2)]}
 
 
@@ -255,11 +418,26 @@ def test_the_length_counts_what_each_worker_makes():
 @pytest.mark.parametrize(
     ("sampler", "operations", "hint", "reason"),
     [
-        (IndexSampler(10), [], None, r"it does not end\. Give num_epochs .*itertools\.islice\(loader, n\)"),
+        (
+            IndexSampler(10),
+            [],
+            None,
+            r"it does not end\. Give num_epochs .*itertools\.islice\(loader, n\)",
+        ),
         (IndexSampler(10), [Batch(2), Kept(bool)], None, "it does not end"),
-        (OURS, [TO_TUPLE, Kept(bool), Batch(3)], 4, r"how many elements operations\[1\], Kept, makes"),
+        (
+            OURS,
+            [TO_TUPLE, Kept(bool), Batch(3)],
+            4,
+            r"how many elements operations\[1\], Kept, makes",
+        ),
         (OURS, [TWICE], None, r"operations\[0\], FlatMap, makes"),
-        (IndexSampler(10), [lambda records: itertools.islice(records, 4)], None, r"operations\[0\], .*lambda"),
+        (
+            IndexSampler(10),
+            [lambda records: itertools.islice(records, 4)],
+            None,
+            r"operations\[0\], .*lambda",
+        ),
     ],
     ids=["endless", "endless filter", "filter", "flat_map", "function"],
 )

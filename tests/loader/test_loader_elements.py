@@ -8,10 +8,30 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from loaders import AS_RECORDS, DIRECT, DRAW, TO_TUPLE, WITH_INDEX, DrawOld, Kept, Mapped, Source, make, run
+from loaders import (
+    AS_RECORDS,
+    DIRECT,
+    DRAW,
+    TO_TUPLE,
+    WITH_INDEX,
+    DrawOld,
+    Kept,
+    Mapped,
+    Source,
+    make,
+    run,
+)
 from refusing import assert_raises
 
-from gristmill import DataLoader, DataLoaderIterator, IndexSampler, ReadOptions, Record, RecordMetadata, SequentialSampler
+from gristmill import (
+    DataLoader,
+    DataLoaderIterator,
+    IndexSampler,
+    ReadOptions,
+    Record,
+    RecordMetadata,
+    SequentialSampler,
+)
 from gristmill.python import BatchOperation, FilterOperation, MapOperation, RandomMapOperation
 from gristmill.sharding import NoSharding, ShardByJaxProcess, ShardOptions
 from gristmill.testing import assert_equal_output_after_checkpoint
@@ -39,21 +59,34 @@ def with_length(n, real):
 
 
 def test_the_loader_s_sharding_overrides_the_sampler_s_and_warns_if_they_differ():
-    assert elements(IndexSampler(8, NoSharding(), num_epochs=1), shard_options=ShardOptions(1, 2)) == [1, 3, 5, 7]
+    assert elements(
+        IndexSampler(8, NoSharding(), num_epochs=1), shard_options=ShardOptions(1, 2)
+    ) == [1, 3, 5, 7]
     sampler = IndexSampler(8, ShardOptions(0, 2), num_epochs=1)
     with pytest.warns(UserWarning, match="replaces that of the sampler") as caught:
         assert elements(sampler, shard_options=ShardOptions(0, 4)) == [0, 2]
-    assert all(f"ShardOptions(shard_index=0, shard_count={count}" in str(caught[0].message) for count in (4, 2))
+    assert all(
+        f"ShardOptions(shard_index=0, shard_count={count}" in str(caught[0].message)
+        for count in (4, 2)
+    )
     with pytest.warns(UserWarning, match="replaces that of the sampler"):
         elements(sampler, shard_options=ShardOptions(1, 2))
     sampler = IndexSampler(6, ShardOptions(1, 3), num_epochs=1)
     assert elements(sampler) == elements(sampler, shard_options=None) == [2, 3]
     none, whole, half = NoSharding(), ShardOptions(0, 1), ShardOptions(1, 2)
-    for own, given in ((half, half), (none, half), (none, none), (whole, none), (ShardByJaxProcess(), whole)):
+    for own, given in (
+        (half, half),
+        (none, half),
+        (none, none),
+        (whole, none),
+        (ShardByJaxProcess(), whole),
+    ):
         # pytest makes an error of a warning
         elements(SequentialSampler(8, own), shard_options=given)
     mine = type("Mine", (ShardOptions,), {})  # counts as the sampler's
-    assert elements(IndexSampler(8, ShardOptions(2, 3), num_epochs=2), shard_options=mine(2, 3)) == [6, 7, 6, 7]
+    assert elements(
+        IndexSampler(8, ShardOptions(2, 3), num_epochs=2), shard_options=mine(2, 3)
+    ) == [6, 7, 6, 7]
 
 
 class TestSamplersOfUsers:
@@ -76,7 +109,9 @@ class TestSamplersOfUsers:
         assert elements(sampler) == [1, 9]
         for index in range(3):
             sampler, shard = Squares(8), ShardOptions(index, 3)
-            assert elements(sampler, shard_options=shard) == [i * i % 10 for i in range(index, 8, 3)]
+            assert elements(sampler, shard_options=shard) == [
+                i * i % 10 for i in range(index, 8, 3)
+            ]
             kept = elements(sampler, shard_options=ShardOptions(index, 3, drop_remainder=True))
             assert kept == [i * i % 10 for i in range(index, 6, 3)]
             assert {type(index) for index in sampler.asked} == {int}
@@ -85,12 +120,21 @@ class TestSamplersOfUsers:
 
     def test_lengths_that_are_not_true(self):
         for options in (DIRECT, ReadOptions(2, 8)):
-            it = iter(make(10, sampler=with_length(100, 3), shard_options=NoSharding(), read_options=options))
+            it = iter(
+                make(
+                    10,
+                    sampler=with_length(100, 3),
+                    shard_options=NoSharding(),
+                    read_options=options,
+                )
+            )
             assert list(it) == [0, 1, 4] and next(it, "the end") == "the end"
         assert elements(with_length(2, 9), shard_options=NoSharding()) == [0, 1]
         sampler = [RecordMetadata(i, key) for i, key in enumerate("bca")]
         source = {"a": 1, "b": 2, "c": 3}
-        assert list(DataLoader(data_source=source, sampler=sampler, shard_options=NoSharding())) == [2, 3, 1]
+        assert list(
+            DataLoader(data_source=source, sampler=sampler, shard_options=NoSharding())
+        ) == [2, 3, 1]
 
 
 def test_keys_past_the_end_begin_anew_with_a_warning_unless_the_source_has_no_length():
@@ -103,7 +147,10 @@ def test_keys_past_the_end_begin_anew_with_a_warning_unless_the_source_has_no_le
     assert elements(negative, shard_options=NoSharding()) == [9, 9]
     sampler = IndexSampler(50, shuffle=True, seed=1, num_epochs=2)
     assert set(elements(sampler, data_source=Source(50, type))) == {int}
-    for source in (type("Squaring", (), {"__getitem__": lambda self, key: key * key})(), Source(None, lambda key: key * key)):
+    for source in (
+        type("Squaring", (), {"__getitem__": lambda self, key: key * key})(),
+        Source(None, lambda key: key * key),
+    ):
         assert elements(SequentialSampler(4), data_source=source) == [0, 1, 4, 9]
     it = iter(DataLoader(data_source=[], sampler=SequentialSampler(4)))
     assert_raises(IndexError, "the source list is empty", next, it)
@@ -127,7 +174,10 @@ class TestGenerators:
         # regardless of earlier filters
         assert run(6, TO_TUPLE, Kept(lambda x: x[0] % 2), DRAW) == whole[1::2]
         for i in range(3):
-            assert run(6, TO_TUPLE, DRAW, sampler=SequentialSampler(6, ShardOptions(i, 3), seed=3)) == whole[i::3]
+            assert (
+                run(6, TO_TUPLE, DRAW, sampler=SequentialSampler(6, ShardOptions(i, 3), seed=3))
+                == whole[i::3]
+            )
         loader = make(6, EMPTY, DRAW, sampler=IndexSampler(6, num_epochs=2, seed=1))
         first = list(loader)
         # an epoch has other streams than the one before
@@ -137,17 +187,29 @@ class TestGenerators:
 
 
 class TestDispatch:
-    def test_of_an_object_of_two_classes_and_with_the_global_index_which_after_a_batch_is_that_of_the_last_record(self):
+    def test_of_an_object_of_two_classes_and_with_the_global_index_which_after_a_batch_is_that_of_the_last_record(
+        self,
+    ):
         def refuse(*args):
             raise AssertionError
 
         methods = dict.fromkeys(["filter", "map_with_index", "__call__"], refuse)
         methods["map"] = lambda self, element: element * 10
         methods["random_map"] = lambda self, element, rng: element * 10
-        for bases in ((Map, Filter), (Filter, Map), (Filter, RandomMap), (Map,), (MapWithIndex, Map)):
+        for bases in (
+            (Map, Filter),
+            (Filter, Map),
+            (Filter, RandomMap),
+            (Map,),
+            (MapWithIndex, Map),
+        ):
             assert run(3, type("Of several", bases, methods)()) == [0, 10, 20]
         sampler = SequentialSampler(6, ShardOptions(1, 2))  # it needs no seed
-        assert run(6, WITH_INDEX, data_source=list("abcdef"), sampler=sampler) == [(1, "b"), (3, "d"), (5, "f")]
+        assert run(6, WITH_INDEX, data_source=list("abcdef"), sampler=sampler) == [
+            (1, "b"),
+            (3, "d"),
+            (5, "f"),
+        ]
         expected = [(2, [0, 2]), (4, [3, 4]), (5, [5])]
         assert run(6, Kept(lambda x: x != 1), Batch(2, **LISTS), WITH_INDEX) == expected
 
@@ -158,17 +220,26 @@ class TestDispatch:
         assert run(3, *before, Kept(lambda x: x is None), data_source=[0, None, 2]) == [None]
         answers = {0: [], 1: "yes", 2: 0.0, 3: np.array([True]), 4: None, 5: {"a"}}
         assert run(6, *before, Kept(answers.get)) == [1, 3, 5]
-        assert_raises(ValueError, "ambiguous", run, 6, *before, Kept(lambda x: np.array([True, False])))
+        assert_raises(
+            ValueError, "ambiguous", run, 6, *before, Kept(lambda x: np.array([True, False]))
+        )
         plus_one, double = Mapped(lambda x: x + 1), Mapped(lambda x: x * 2)
         assert run(3, *before, plus_one, double) == [2, 4, 6]
         assert run(3, double, *before, plus_one) == [1, 3, 5]
         batches = [Batch(2), Batch(2, drop_remainder=True), Mapped(np.ndarray.tolist)]
         assert run(6, *before, *batches) == [[[0, 1], [2, 3]]]
-        assert run(6, *before, Batch(4, batch_fn=lambda xs: (type(xs), len(xs)))) == [(list, 4), (list, 2)]
-        (batch,) = run(2, Mapped(lambda x: {"b": x, "a": (np.float32(x), [None])}), *before, Batch(9))
+        assert run(6, *before, Batch(4, batch_fn=lambda xs: (type(xs), len(xs)))) == [
+            (list, 4),
+            (list, 2),
+        ]
+        (batch,) = run(
+            2, Mapped(lambda x: {"b": x, "a": (np.float32(x), [None])}), *before, Batch(9)
+        )
         assert type(batch["a"]) is tuple and batch["a"][1] == [None]
         assert batch["a"][0].dtype == np.float32 and batch["b"].tolist() == [0, 1]
-        assert_raises(ValueError, "same structure", run, 2, Mapped(lambda x: [x] * (1 + x)), *before, Batch(2))
+        assert_raises(
+            ValueError, "same structure", run, 2, Mapped(lambda x: [x] * (1 + x)), *before, Batch(2)
+        )
         seen = []
         it = iter(make(9, *before, Mapped(lambda x: seen.append(x) or x), Batch(2), plus_one))
         assert seen == [] and next(it).tolist() == [1, 2] and seen == [0, 1]
@@ -211,7 +282,11 @@ def legacy(*arguments, **keywords):
 
 class TestLegacyOperations:
     def test_the_four_and_any_callable_on_records_but_no_map(self):
-        assert legacy(6, MapOperation(lambda x: x + 1), FilterOperation(lambda x: x % 2)) == [1, 3, 5]
+        assert legacy(6, MapOperation(lambda x: x + 1), FilterOperation(lambda x: x % 2)) == [
+            1,
+            3,
+            5,
+        ]
         draw = RandomMapOperation(lambda x, rng: (*x, int(rng.integers(1000))))
         for operations in ([DRAW, draw], [draw, DRAW]):
             assert legacy(3, EMPTY, *operations) == [(862, 934), (317, 0), (206, 733)]
@@ -231,7 +306,11 @@ class TestLegacyOperations:
                 yield Record(RecordMetadata(record.metadata.index), record.data + 100)
 
         assert run(2, twice) == [0, 100, 1, 101]
-        assert run(6, lambda records: (record for record in records if record.data % 2)) == [1, 3, 5]
+        assert run(6, lambda records: (record for record in records if record.data % 2)) == [
+            1,
+            3,
+            5,
+        ]
         for operation in (lambda x: x + 1, lambda x: 5, lambda records: None):
             with pytest.raises(TypeError) as caught:
                 run(6, operation)
@@ -256,9 +335,16 @@ def test_samplers_and_iterators_that_are_not_quite_ours():
 
     backwards = derived(IndexSampler, getitem=lambda self, index: RecordMetadata(index, 9 - index))
     assert run(10, sampler=backwards(10, num_epochs=1)) == list(range(9, -1, -1))
-    assert run(10, sampler=derived(IndexSampler, len=lambda self: 4)(10, num_epochs=1)) == [0, 1, 2, 3]
+    assert run(10, sampler=derived(IndexSampler, len=lambda self: 4)(10, num_epochs=1)) == [
+        0,
+        1,
+        2,
+        3,
+    ]
     assert run(10, sampler=derived(SequentialSampler, len=lambda self: 100)(10)) == list(range(10))
     wrong = {"sampler": range(3), "shard_options": NoSharding()}
-    assert_raises(TypeError, r"must return RecordMetadata, got 0 from sampler\[0\]", run, 3, **wrong)
+    assert_raises(
+        TypeError, r"must return RecordMetadata, got 0 from sampler\[0\]", run, 3, **wrong
+    )
     assert_raises(TypeError, "cannot be copied", copy.copy, iter(make(3, read_options=DIRECT)))
     assert_raises(TypeError, "data_loader must be a DataLoader, got 5", DataLoaderIterator, 5, None)

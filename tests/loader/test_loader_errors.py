@@ -7,22 +7,45 @@ import itertools
 
 import numpy as np
 import pytest
-from loaders import DRAW, TO_TUPLE, Faults, IndexMapped, Kept, Mapped, RandomMapped, Source, make, plain
+from loaders import (
+    DRAW,
+    TO_TUPLE,
+    Faults,
+    IndexMapped,
+    Kept,
+    Mapped,
+    RandomMapped,
+    Source,
+    make,
+    plain,
+)
 from refusing import assert_raises, assert_stays
 from waiting import running, wait_until
 
-from gristmill import Batch, DataLoaderIterator, IndexSampler, MapOperation, NoSharding, ReadOptions, RecordMetadata
+from gristmill import (
+    Batch,
+    DataLoaderIterator,
+    IndexSampler,
+    MapOperation,
+    NoSharding,
+    ReadOptions,
+    RecordMetadata,
+)
 
 READ_OPTIONS = [ReadOptions(0, 0), ReadOptions(2, 3), ReadOptions(16, 500)]
 N, READING = 11, "gristmill-read"
 BATCH = Batch(3, batch_fn=list)
 
 
-VectoredSource = type("VectoredSource", (Source,), {"__getitems__": lambda self, keys: [self.fn(key) for key in keys]})
+VectoredSource = type(
+    "VectoredSource", (Source,), {"__getitems__": lambda self, keys: [self.fn(key) for key in keys]}
+)
 
 
 def sampled(index, fault):
-    return RecordMetadata(range(N)[index], fault(index), np.random.Generator(np.random.Philox(key=index)))
+    return RecordMetadata(
+        range(N)[index], fault(index), np.random.Generator(np.random.Philox(key=index))
+    )
 
 
 PLACES = {
@@ -30,12 +53,21 @@ PLACES = {
     "vectored source": lambda f: {"data_source": VectoredSource(N, f)},
     "sampler": lambda f: {"sampler": Source(N, lambda index: sampled(index, f))},
     "map": lambda f: {"operations": [Mapped(f)]},
-    "random map": lambda f: {"operations": [RandomMapped(lambda x, rng: 0 * rng.integers(10) + f(x))]},
+    "random map": lambda f: {
+        "operations": [RandomMapped(lambda x, rng: 0 * rng.integers(10) + f(x))]
+    },
     "map with index": lambda f: {"operations": [IndexMapped(lambda index, x: f(x))]},
     "filter": lambda f: {"operations": [Kept(lambda x: f(x) is not None)]},
-    "legacy": lambda f: {"operations": [lambda records: (r for r in records if f(r.data) is not None)]},
+    "legacy": lambda f: {
+        "operations": [lambda records: (r for r in records if f(r.data) is not None)]
+    },
 }
-AFTER = {"alone": [], "filter": [Kept(lambda x: True)], "random": [TO_TUPLE, DRAW], "legacy": [lambda records: records]}
+AFTER = {
+    "alone": [],
+    "filter": [Kept(lambda x: True)],
+    "random": [TO_TUPLE, DRAW],
+    "legacy": [lambda records: records],
+}
 
 
 def faulty(place, faults, read_options, *operations):
@@ -50,7 +82,13 @@ def combinations():
     """
     for (i, place), (j, after) in itertools.product(enumerate(PLACES), enumerate(AFTER)):
         batch = [BATCH] if (i + j // 2) % 2 else []
-        yield pytest.param(place, READ_OPTIONS[(i + j) % 3], after, batch, id=f"{place}-{after}-{'batch' * len(batch)}")
+        yield pytest.param(
+            place,
+            READ_OPTIONS[(i + j) % 3],
+            after,
+            batch,
+            id=f"{place}-{after}-{'batch' * len(batch)}",
+        )
 
 
 @pytest.mark.parametrize(("place", "read_options", "after", "batch"), [*combinations()])

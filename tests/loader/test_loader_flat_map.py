@@ -63,7 +63,9 @@ def test_items_in_order_continue_the_index_and_have_no_key():
     sampler = IndexSampler(4, shuffle=True, num_epochs=2, seed=7)
     assert len(elements(FAN, operation, n=4, sampler=sampler)) == 12
     keys = [sampler[i].record_key for i in range(8)]
-    assert seen == [(i * 3 + j, None, key * 10 + j) for i, key in enumerate(keys) for j in range(key % 4)]
+    assert seen == [
+        (i * 3 + j, None, key * 10 + j) for i, key in enumerate(keys) for j in range(key % 4)
+    ]
 
     def keep(element):
         assert not isinstance(element, Record)
@@ -81,10 +83,17 @@ def item_draw(seed, index, position):
 def test_every_item_has_a_random_stream_of_its_own():
     for workers in (0, 2):
         drawn = elements(FAN, DRAW, n=4, worker_count=workers)
-        assert sorted(drawn) == [(x * 10 + j, item_draw(7, x, j)) for x in range(4) for j in range(x)]
+        assert sorted(drawn) == [
+            (x * 10 + j, item_draw(7, x, j)) for x in range(4) for j in range(x)
+        ]
         assert len({draw for _, draw in drawn}) == len(drawn)
     # Of items of items, the "record" is the item.
-    expected = [(x * 10 + j, item_draw(7, x * 3 + j, k)) for x in range(3) for j in range(x) for k in range(2)]
+    expected = [
+        (x * 10 + j, item_draw(7, x * 3 + j, k))
+        for x in range(3)
+        for j in range(x)
+        for k in range(2)
+    ]
     assert elements(FAN, TWICE, DRAW, n=3) == expected
     # Streams of records are not touched by items.
     before = elements(DRAW, n=4)
@@ -107,8 +116,12 @@ def test_every_item_has_a_random_stream_of_its_own():
 
 def test_what_is_refused_at_construction_which_class_decides_and_errors_that_are_skipped():
     no_maximum = type("NoMaximum", (FlatMapTransform,), {"flat_map": list})
-    assert_raises(TypeError, "NoMaximum must have an attribute max_fan_out", make_loader, no_maximum())
-    assert_raises(ValueError, "max_fan_out must be a positive integer, got 0", make_loader, split(0, list))
+    assert_raises(
+        TypeError, "NoMaximum must have an attribute max_fan_out", make_loader, no_maximum()
+    )
+    assert_raises(
+        ValueError, "max_fan_out must be a positive integer, got 0", make_loader, split(0, list)
+    )
     assert_raises(TypeError, r"operations\[0\] must be a transformation", make_loader, no_maximum)
 
     def refuse(*args):
@@ -118,7 +131,9 @@ def test_what_is_refused_at_construction_which_class_decides_and_errors_that_are
         (Map, "map", {"map": lambda self, x: "map", "flat_map": refuse}),
         (Filter, "flat map", {"filter": refuse, "flat_map": lambda self, x: ["flat map"]}),
     ):
-        assert elements(type("Both", (base, FlatMapTransform), {"max_fan_out": 1, **methods})(), n=1) == [answer]
+        assert elements(
+            type("Both", (base, FlatMapTransform), {"max_fan_out": 1, **methods})(), n=1
+        ) == [answer]
     faults = Faults(2)
     it = iter(make_loader(split(3, lambda x: [faults(x)] * 2), n=4))
     assert [next(it) for _ in range(4)] == [0, 0, 1, 1]
@@ -131,12 +146,18 @@ def test_what_is_refused_at_construction_which_class_decides_and_errors_that_are
     for operations in ([too_many], [too_many, WITH_INDEX]):
         it = iter(make_loader(*operations))
         next(it), next(it), next(it)
-        assert_stays(it, ValueError, "FlatMap.* made more items of one element than its max_fan_out = 2")
+        assert_stays(
+            it, ValueError, "FlatMap.* made more items of one element than its max_fan_out = 2"
+        )
         it.skip_failed()
         assert_raises(ValueError, "max_fan_out", next, it)
 
 
-ORIGIN = {"worker_count": 0, "sampler": repr(IndexSampler(9, num_epochs=1, seed=7)), "data_source": "range(0, 9)"}
+ORIGIN = {
+    "worker_count": 0,
+    "sampler": repr(IndexSampler(9, num_epochs=1, seed=7)),
+    "data_source": "range(0, 9)",
+}
 
 
 def without_origin(state):
@@ -147,25 +168,45 @@ def test_states_and_checkpoints_of_other_loaders_are_refused(tmp_path):
     next(it := iter(make_loader(FAN)))
     before = it.get_state()
     good = {"parent": {"next_index": 2}, "next_index_in_buffer": 1}
-    for key, value in (("worker_count", 2), ("sampler", "Other()"), ("data_source", "range(0, 10)")):
-        with pytest.raises(StateMismatchError, match=f"{key}.*{value if key == 'worker_count' else ''}"):
+    for key, value in (
+        ("worker_count", 2),
+        ("sampler", "Other()"),
+        ("data_source", "range(0, 10)"),
+    ):
+        with pytest.raises(
+            StateMismatchError, match=f"{key}.*{value if key == 'worker_count' else ''}"
+        ):
             it.set_state({**good, **ORIGIN, key: value})
         # each is checked if it is there
         assert_refused(it, StateMismatchError, key, {**good, key: value}, before)
-    unchecked = grain.DataLoaderIterator(make_loader(FAN), {**good, **ORIGIN, "sampler": "Other()"}, validate_state=False)
+    unchecked = grain.DataLoaderIterator(
+        make_loader(FAN), {**good, **ORIGIN, "sampler": "Other()"}, validate_state=False
+    )
     assert next(unchecked) == 21
     without = iter(make_loader(PLUS_ONE))
     assert_raises(StateKeyError, "last_seen_indices", without.set_state, before)
     assert_raises(StateKeyError, "next_index_in_buffer", it.set_state, without.get_state())
     two_workers = iter(make_loader(FAN, worker_count=2)).get_state()
-    assert_raises(StateMismatchError, "worker_count=2, the DataLoader has worker_count=0", it.set_state, two_workers)
+    assert_raises(
+        StateMismatchError,
+        "worker_count=2, the DataLoader has worker_count=0",
+        it.set_state,
+        two_workers,
+    )
     assert_raises(StateKeyError, None, it.set_state, without_origin(two_workers))
     three_workers = iter(make_loader(FAN, worker_count=3))
-    assert_raises(StateMismatchError, r"2 workers .* has 3", three_workers.set_state, without_origin(two_workers))
+    assert_raises(
+        StateMismatchError,
+        r"2 workers .* has 3",
+        three_workers.set_state,
+        without_origin(two_workers),
+    )
     assert it.get_state() == before
     it, handler = iter(make_loader(FAN)), grain.checkpoint.CheckpointHandler()
     next(it)
     handler.save(tmp_path, it)
     assert list(handler.restore(tmp_path, iter(make_loader(FAN)))) == ITEMS[1:]
     match = r"max_fan_out of FlatMap .* was 3 .* is 4"
-    assert_raises(StateMismatchError, match, handler.restore, tmp_path, iter(make_loader(split(4, fan))))
+    assert_raises(
+        StateMismatchError, match, handler.restore, tmp_path, iter(make_loader(split(4, fan)))
+    )

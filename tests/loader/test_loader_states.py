@@ -12,7 +12,15 @@ from loaders import Mapped, Source, make
 from refusing import assert_raises, assert_refused
 from users_datasets import BareMap
 
-from gristmill import DataLoader, DataLoaderIterator, IndexSampler, MapDataset, ReadOptions, RecordMetadata, SequentialSampler
+from gristmill import (
+    DataLoader,
+    DataLoaderIterator,
+    IndexSampler,
+    MapDataset,
+    ReadOptions,
+    RecordMetadata,
+    SequentialSampler,
+)
 from gristmill.core.errors import StateMismatchError
 from gristmill.sharding import NoSharding, ShardOptions
 
@@ -38,7 +46,13 @@ def test_names_to_drop_are_passed_on():
     assert_raises(TypeError, "a set of names", it.set_state, state, drop="gone")
 
 
-TRICKY = ['a "quoted" name', "back\\slash \\n \\u0041 \\", "new\nline\ttab\x00nul", "é ß 日本 \U0001f600 \ud800", '"0": 0']
+TRICKY = [
+    'a "quoted" name',
+    "back\\slash \\n \\u0041 \\",
+    "new\nline\ttab\x00nul",
+    "é ß 日本 \U0001f600 \ud800",
+    '"0": 0',
+]
 TRICKY += ['{"last_seen_indices": {"0": 0}}', '"0": -1, "1": 2}', "", "% %s {0} {}"]
 
 
@@ -49,7 +63,12 @@ def test_the_text_is_what_json_writes(text):
     for source, sampler in ((named, SequentialSampler(6)), (Source(6), tricky), (named, tricky)):
         it = iter(DataLoader(data_source=source, sampler=sampler, shard_options=NoSharding()))
         for position in range(7):
-            state = {"version": 2, "last_seen_indices": {"0": position - 1}, "last_worker_index": -1, "worker_count": 0}
+            state = {
+                "version": 2,
+                "last_seen_indices": {"0": position - 1},
+                "last_worker_index": -1,
+                "worker_count": 0,
+            }
             state |= {"sampler": repr(sampler), "data_source": repr(source)}
             assert it.get_state() == json.dumps(state, indent=4).encode()
             next(it, None)
@@ -71,7 +90,15 @@ def test_forms_of_a_state_in_which_plain_containers_stand_by_their_type():
     # it names the worker of the last element, where newer ones have -1
     older = {**state, "last_worker_index": 0}
     more = {**state, "future": [1]}
-    for form in (text, bytearray(text), text.decode(), state, json.dumps(state).encode(), older, more):
+    for form in (
+        text,
+        bytearray(text),
+        text.decode(),
+        state,
+        json.dumps(state).encode(),
+        older,
+        more,
+    ):
         it.set_state(form)
         assert list(it) == elements[4:]
         assert list(DataLoaderIterator(loader, form)) == elements[4:]
@@ -80,7 +107,10 @@ def test_forms_of_a_state_in_which_plain_containers_stand_by_their_type():
     assert parsed(it)["last_seen_indices"] == {"0": 3}  # the caller's mapping is not kept
     assert next(DataLoaderIterator(loader, None)) == elements[0]
     # Without validation positions still have to fit.
-    assert next(DataLoaderIterator(data_loader=loader, state=None, validate_state=False)) == elements[0]
+    assert (
+        next(DataLoaderIterator(data_loader=loader, state=None, validate_state=False))
+        == elements[0]
+    )
     state = parsed(iter(shuffled(11)))
     assert_raises(ValueError, "sampler", DataLoaderIterator, loader, state)
     it = DataLoaderIterator(loader, state, validate_state=False)
@@ -104,32 +134,76 @@ def at(**positions):
 
 SOURCE = r"data_source D\(1\), the DataLoader has RangeDataSource\(start=0, stop=10, step=1\)$"
 REFUSED = {
-    "worker_count": (changed(worker_count=2), ValueError, "worker_count=2, the DataLoader has worker_count=0"),
-    "sampler": (changed(sampler="S(1)"), ValueError, r"sampler S\(1\), the DataLoader has IndexSampler\(.*seed=5\)$"),
+    "worker_count": (
+        changed(worker_count=2),
+        ValueError,
+        "worker_count=2, the DataLoader has worker_count=0",
+    ),
+    "sampler": (
+        changed(sampler="S(1)"),
+        ValueError,
+        r"sampler S\(1\), the DataLoader has IndexSampler\(.*seed=5\)$",
+    ),
     "data_source": (changed(data_source="D(1)"), ValueError, SOURCE),
-    "worker_count first": (changed(worker_count=2, sampler="S", data_source="D"), ValueError, "worker_count"),
+    "worker_count first": (
+        changed(worker_count=2, sampler="S", data_source="D"),
+        ValueError,
+        "worker_count",
+    ),
     "sampler second": (changed(sampler="S", data_source="D"), ValueError, "taken with sampler S"),
     "worker_count is text": (changed(worker_count="0"), ValueError, "worker_count"),
-    "other version": (changed(version=1), ValueError, "version of a DataLoader state must be 2, got 1"),
-    "version is text": (changed(version="2"), ValueError, "version of a DataLoader state must be 2, got '2'"),
+    "other version": (
+        changed(version=1),
+        ValueError,
+        "version of a DataLoader state must be 2, got 1",
+    ),
+    "version is text": (
+        changed(version="2"),
+        ValueError,
+        "version of a DataLoader state must be 2, got '2'",
+    ),
     "no version": (without("version"), ValueError, r"must have the keys \['version'\]"),
-    "no positions": (without("last_seen_indices", "worker_count"), KeyError, r"\['last_seen_indices', 'worker_count'\]"),
+    "no positions": (
+        without("last_seen_indices", "worker_count"),
+        KeyError,
+        r"\['last_seen_indices', 'worker_count'\]",
+    ),
     "a native state": (lambda state: {"next_index": 3}, ValueError, "must have the keys"),
     "a list": (lambda state: [1], ValueError, r"must be a JSON object, got \[1\]"),
     "null": (lambda state: None, ValueError, "must be a JSON object, got None"),
     "source is null": (changed(data_source=None), ValueError, "data_source"),
     "source in a list": (changed(data_source=["<class 'list'>"]), ValueError, "data_source"),
-    "positions in a list": (changed(last_seen_indices=[-1]), ValueError, "must be a mapping with the key '0'"),
+    "positions in a list": (
+        changed(last_seen_indices=[-1]),
+        ValueError,
+        "must be a mapping with the key '0'",
+    ),
     "no worker": (at(), ValueError, "must have the key '0'"),
     "other worker": (at(w1=3), ValueError, "must have the key '0'"),
-    "two workers": (at(w0=3, w1=4), ValueError, r"last_seen_indices .* must have the keys \['0'\] alone"),
-    "position is text": (at(w0="3"), ValueError, "must be an index of worker 0 of 1 in shard 0 of 1, got '3'"),
+    "two workers": (
+        at(w0=3, w1=4),
+        ValueError,
+        r"last_seen_indices .* must have the keys \['0'\] alone",
+    ),
+    "position is text": (
+        at(w0="3"),
+        ValueError,
+        "must be an index of worker 0 of 1 in shard 0 of 1, got '3'",
+    ),
     "position is a float": (at(w0=1.5), ValueError, "last_seen_indices"),
     "position before the start": (at(w0=-2), IndexError, r"\[0, 20\].*got -1"),
     "position after the end": (at(w0=20), IndexError, r"\[0, 20\].*got 21"),
     "huge position": (at(w0=10**30), IndexError, r"\[0, 20\]"),
-    "worker before the first": (changed(last_worker_index=-2), ValueError, r"last_worker_index .* must be in \[-1, 0\], got -2"),
-    "worker after the last": (changed(last_worker_index=1), ValueError, r"last_worker_index .* must be in \[-1, 0\], got 1"),
+    "worker before the first": (
+        changed(last_worker_index=-2),
+        ValueError,
+        r"last_worker_index .* must be in \[-1, 0\], got -2",
+    ),
+    "worker after the last": (
+        changed(last_worker_index=1),
+        ValueError,
+        r"last_worker_index .* must be in \[-1, 0\], got 1",
+    ),
 }
 
 
@@ -150,10 +224,17 @@ def test_nothing_is_half_applied(name):
 
 
 def test_states_of_another_shard_or_source():
-    shards = [iter(make(10, sampler=IndexSampler(10, ShardOptions(i, 2), num_epochs=1))) for i in (0, 1)]
+    shards = [
+        iter(make(10, sampler=IndexSampler(10, ShardOptions(i, 2), num_epochs=1))) for i in (0, 1)
+    ]
     assert_raises(ValueError, "shard_index=0", shards[1].set_state, shards[0].get_state())
     between = {**parsed(shards[1]), "last_seen_indices": {"0": 2}}
-    assert_raises(ValueError, "must be an index of worker 0 of 1 in shard 1 of 2, got 2", shards[1].set_state, between)
+    assert_raises(
+        ValueError,
+        "must be an index of worker 0 of 1 in shard 1 of 2, got 2",
+        shards[1].set_state,
+        between,
+    )
     it = of(Source(6, text="x" * 10**6), 6)
     with pytest.raises(ValueError, match="data_source") as caught:
         it.set_state({**parsed(it), "data_source": "y" * 10**6})
@@ -174,9 +255,25 @@ def test_datasets_as_sources():
         assert list(of(ds, 7)) == [0, 10, 20, 30, 40, 0, 10]
     it = of(BareMap(3), 3)
     assert parsed(it)["data_source"] == "BareMap(length=3)" and list(it) == [0, 1, 2]
-    steps = ds.seed(3).shuffle().map(Mapped(len)).random_map(lambda x, rng: x).map(functools.partial(add, 3)).repeat(2)[1:]
+    steps = (
+        ds.seed(3)
+        .shuffle()
+        .map(Mapped(len))
+        .random_map(lambda x, rng: x)
+        .map(functools.partial(add, 3))
+        .repeat(2)[1:]
+    )
     text = of(steps, 5).get_state().decode()  # which another process must write as well
     assert " at 0x" not in text and len(text) < 1500
-    sources = [ds, ds[1:], ds.shuffle(seed=1), ds.shuffle(seed=2), ds.repeat(2), ds.batch(2), ds.slice([1, 2]), ds.slice([2, 1])]
+    sources = [
+        ds,
+        ds[1:],
+        ds.shuffle(seed=1),
+        ds.shuffle(seed=2),
+        ds.repeat(2),
+        ds.batch(2),
+        ds.slice([1, 2]),
+        ds.slice([2, 1]),
+    ]
     for a, b in itertools.permutations([of(source, 1) for source in sources], 2):
         assert_raises(ValueError, "data_source", a.set_state, b.get_state())

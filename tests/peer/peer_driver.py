@@ -25,18 +25,49 @@ import warnings
 
 import numpy as np
 
-ELEMENTS = {"int": lambda i: i, "float": lambda i: i / 4, "bool": lambda i: i % 2 == 0, "int32": np.int32}
-ELEMENTS |= {"uint8": lambda i: np.uint8(i % 200), "float32": lambda i: np.float32(i) / 3, "scalar_array": lambda i: np.array(i)}
-ELEMENTS |= {"int_or_float": lambda i: i if i % 2 else i + 0.5, "sometimes_none": lambda i: None if i % 3 == 1 else i}
-ELEMENTS |= {"int8_or_uint8": lambda i: np.int8(i % 100) if i % 3 else np.uint8(i % 200)}
-ELEMENTS |= {"str": lambda i: "é" * (i % 4) + str(i), "bytes": lambda i: b"x" * (i % 4) + str(i).encode()}
-ELEMENTS |= {"array": lambda i: np.arange(i, i + 3, dtype=np.int16), "no_bytes": lambda i: np.zeros((0, 2), np.int32)}
-ELEMENTS |= {"matrix": lambda i: np.full((2, 2), i, np.float16, order="F"), "dict": lambda i: {"b": i, "a": np.float32(i)}}
-ELEMENTS |= {"tuple": lambda i: (i, float(i)), "list": lambda i: [i, str(i)], "named": lambda i: Pair(i, np.int32(i))}
-ELEMENTS |= {"nested": lambda i: {"x": (i, {"y": [np.int8(i % 100), None]}), "e": {}}}
-ELEMENTS |= {"ordered": lambda i: collections.OrderedDict(z=i, a=[i]), "holes": lambda i: {"a": np.arange(i, i + i * 7 % 5)}}
+ELEMENTS = {
+    "int": lambda i: i,
+    "float": lambda i: i / 4,
+    "bool": lambda i: i % 2 == 0,
+    "int32": np.int32,
+}
 ELEMENTS |= {
-    "rows": lambda i: {"x": np.arange(i, i + i % 4 + 1), "y": (np.full((i % 4 + 1, 2), i, np.float32),)},
+    "uint8": lambda i: np.uint8(i % 200),
+    "float32": lambda i: np.float32(i) / 3,
+    "scalar_array": lambda i: np.array(i),
+}
+ELEMENTS |= {
+    "int_or_float": lambda i: i if i % 2 else i + 0.5,
+    "sometimes_none": lambda i: None if i % 3 == 1 else i,
+}
+ELEMENTS |= {"int8_or_uint8": lambda i: np.int8(i % 100) if i % 3 else np.uint8(i % 200)}
+ELEMENTS |= {
+    "str": lambda i: "é" * (i % 4) + str(i),
+    "bytes": lambda i: b"x" * (i % 4) + str(i).encode(),
+}
+ELEMENTS |= {
+    "array": lambda i: np.arange(i, i + 3, dtype=np.int16),
+    "no_bytes": lambda i: np.zeros((0, 2), np.int32),
+}
+ELEMENTS |= {
+    "matrix": lambda i: np.full((2, 2), i, np.float16, order="F"),
+    "dict": lambda i: {"b": i, "a": np.float32(i)},
+}
+ELEMENTS |= {
+    "tuple": lambda i: (i, float(i)),
+    "list": lambda i: [i, str(i)],
+    "named": lambda i: Pair(i, np.int32(i)),
+}
+ELEMENTS |= {"nested": lambda i: {"x": (i, {"y": [np.int8(i % 100), None]}), "e": {}}}
+ELEMENTS |= {
+    "ordered": lambda i: collections.OrderedDict(z=i, a=[i]),
+    "holes": lambda i: {"a": np.arange(i, i + i * 7 % 5)},
+}
+ELEMENTS |= {
+    "rows": lambda i: {
+        "x": np.arange(i, i + i % 4 + 1),
+        "y": (np.full((i % 4 + 1, 2), i, np.float32),),
+    },
     "tokens": lambda i: {"a": np.arange(10 * i, 10 * i + 1 + i * 7 % 9)},
     "sequences": lambda i: {
         "a": np.arange(10 * i, 10 * i + 1 + i * 7 % 9, dtype=np.int32),
@@ -88,7 +119,11 @@ def total(value):
 
     def add(leaf):
         array = np.asarray(leaf)
-        found.append(sum(map(len, array.ravel().tolist())) if array.dtype.kind in "US" else int(array.astype(np.int64).sum()))
+        found.append(
+            sum(map(len, array.ravel().tolist()))
+            if array.dtype.kind in "US"
+            else int(array.astype(np.int64).sum())
+        )
 
     each(add, value)
     return sum(found)
@@ -152,7 +187,12 @@ def call(fn):
 def plain(value):
     """``value`` as JSON that shows types, dtypes, shapes and the order of keys."""
     if isinstance(value, np.ndarray):
-        return ["ndarray", value.dtype.str, list(value.shape), [plain(v) for v in value.ravel().tolist()]]
+        return [
+            "ndarray",
+            value.dtype.str,
+            list(value.shape),
+            [plain(v) for v in value.ravel().tolist()],
+        ]
     if isinstance(value, dict):
         return [type(value).__name__, [[key, plain(v)] for key, v in sorted(value.items())]]
     if isinstance(value, (list, tuple)):
@@ -163,10 +203,18 @@ def plain(value):
 class Builder:
     def __init__(self, module):
         self.m = importlib.import_module(module)
-        python, t, record = importlib.import_module(module + ".python"), self.m.transforms, self.m.RecordMetadata
+        python, t, record = (
+            importlib.import_module(module + ".python"),
+            self.m.transforms,
+            self.m.RecordMetadata,
+        )
 
         def derived(*bases, **methods):
-            return type("Derived", bases, {name: lambda _, *args, fn=fn: fn(*args) for name, fn in methods.items()})
+            return type(
+                "Derived",
+                bases,
+                {name: lambda _, *args, fn=fn: fn(*args) for name, fn in methods.items()},
+            )
 
         PlusOne = derived(t.Map, map=plus_one)
         PlusIndex = derived(t.MapWithIndex, map_with_index=plus_index)
@@ -223,14 +271,21 @@ class Builder:
             def __repr__(self):
                 return f"Backwards({self.length})"
 
-        BackwardsWithLength = type("BackwardsWithLength", (Backwards,), {"__len__": lambda self: self.length})
+        BackwardsWithLength = type(
+            "BackwardsWithLength", (Backwards,), {"__len__": lambda self: self.length}
+        )
 
         def every_third_not(records):
             """An operation as they were once: a function of an iterator."""
             return (record for record in records if record.metadata.index % 3)
 
         made = {name: value for name, value in locals().items() if name not in ("self", "module")}
-        datasets = {"m": self.m, "M": self.m.MapDataset, "I": self.m.IterDataset, "x": self.m.experimental}
+        datasets = {
+            "m": self.m,
+            "M": self.m.MapDataset,
+            "I": self.m.IterDataset,
+            "x": self.m.experimental,
+        }
         self.names = {**globals(), **made, **datasets, "partial": functools.partial}
 
     def run(self, spec):
@@ -249,21 +304,33 @@ class Builder:
             result["length"] = attempt(lambda: len(ds))
             result["indexed"] = [attempt(lambda i=i: plain(ds[i])) for i in spec["indices"]]
         if spec["extras"] and not isinstance(ds, self.m.DataLoader):
-            result["element_spec"] = attempt(lambda: plain_spec(self.m.experimental.get_element_spec(ds)))
+            result["element_spec"] = attempt(
+                lambda: plain_spec(self.m.experimental.get_element_spec(ds))
+            )
         if spec["extras"] and isinstance(ds, self.m.IterDataset):
             result["next_index"] = self.next_indices(ds)
         if spec["limit"]:
             it = iter(ds)
             result["start"] = attempt(lambda: state_of(it))
             result["run"] = follow(it, spec["limit"])
-            theirs, mine = spec.get("states", []), [result["start"], *result["run"]["states"], result["run"].get("end_state")]
+            theirs, mine = (
+                spec.get("states", []),
+                [result["start"], *result["run"]["states"], result["run"].get("end_state")],
+            )
             num_elements = len(result["run"]["elements"])
-            unlike = [i for i, (a, b) in enumerate(zip(theirs, mine, strict=False)) if not same_state(b, a)]
+            unlike = [
+                i
+                for i, (a, b) in enumerate(zip(theirs, mine, strict=False))
+                if not same_state(b, a)
+            ]
             result["restored"] = []
             for n, position in enumerate([*spec.get("restore", ()), *unlike[:5]]):
                 restored = it if n % 2 and spec["in_place"] else iter(ds)
                 failure = attempt(lambda: set_state_of(restored, theirs[position]))  # noqa: B023
-                run = failure or {"state": state_of(restored), **follow(restored, spec["limit"] - min(position, num_elements))}
+                run = failure or {
+                    "state": state_of(restored),
+                    **follow(restored, spec["limit"] - min(position, num_elements)),
+                }
                 result["restored"].append([position, run])
                 if restored is not it:
                     close(restored)

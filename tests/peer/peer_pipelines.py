@@ -15,7 +15,21 @@ ENDLESS = sys.maxsize
 # Elements by name, as in the driver. Those of "rows" kinds have a first axis of one length in all
 # leaves.
 _NUMBERS = ["int", "int", "int", "float", "int32", "float32", "int_or_float", "scalar_array"]
-_TREES = ["array", "dict", "tuple", "nested", "list", "named", "ordered", "matrix", "str", "bytes", "bool", "uint8", "no_bytes"]
+_TREES = [
+    "array",
+    "dict",
+    "tuple",
+    "nested",
+    "list",
+    "named",
+    "ordered",
+    "matrix",
+    "str",
+    "bytes",
+    "bool",
+    "uint8",
+    "no_bytes",
+]
 _ROWS = ["array", "matrix", "rows"]
 _SEQUENCES = ["tokens", "sequences", "holes"]
 
@@ -43,7 +57,9 @@ class Node:
     def within(self, code, *facts, without=(), **changes):
         """A dataset over this one, written ``<0>`` in its code."""
         facts = (self.facts | set(facts)) - set(without)
-        return dataclasses.replace(self, code=code.replace("<0>", self.code), facts=facts, **changes)
+        return dataclasses.replace(
+            self, code=code.replace("<0>", self.code), facts=facts, **changes
+        )
 
     def then(self, code, *facts, **changes):
         return self.within("<0>" + code, *facts, **changes)
@@ -55,7 +71,9 @@ class Node:
     @property
     def is_uniform(self):
         """True if default batches can be made of it."""
-        return "mixed" not in self.form and self.form not in _SEQUENCES and "sparse" not in self.facts
+        return (
+            "mixed" not in self.form and self.form not in _SEQUENCES and "sparse" not in self.facts
+        )
 
     @property
     def has_rows(self):
@@ -102,19 +120,32 @@ class Pipelines(random.Random):
     def source(self, kind=None):
         if self.described:
             kind = "range"
-        kind = kind or self.one_of("range", *_NUMBERS, *_TREES, *_SEQUENCES, "rows", "sometimes_none")
+        kind = kind or self.one_of(
+            "range", *_NUMBERS, *_TREES, *_SEQUENCES, "rows", "sometimes_none"
+        )
         # Not many, as Grain's shuffle of n elements takes about 20 ms / n per element.
-        length = self.one_of(self.randint(0, 6), self.randint(1, 40), self.randint(5, 40), self.randint(40, 200))
+        length = self.one_of(
+            self.randint(0, 6), self.randint(1, 40), self.randint(5, 40), self.randint(40, 200)
+        )
         length = self.randint(400, 90_000) if self.long else length
         if kind == "range":
             bounds = self.one_of((length,), (0, length), (3, 3 + length, 2), (length, -4, -3))
-            return Node(f"M.range{bounds if len(bounds) > 1 else f'({length})'}", length=len(range(*bounds)))
+            return Node(
+                f"M.range{bounds if len(bounds) > 1 else f'({length})'}", length=len(range(*bounds))
+            )
         facts = {"sparse"} if kind == "sometimes_none" else set()
         form = "int" if kind in ("int", "sometimes_none") else kind
-        return Node(f'M.source(Source("{kind}", {length}))', form=form, length=length, facts=frozenset(facts))
+        return Node(
+            f'M.source(Source("{kind}", {length}))',
+            form=form,
+            length=length,
+            facts=frozenset(facts),
+        )
 
     def map_dataset(self, depth=2, kind=None, most=4):
-        node = self.map_combination(depth, kind) if depth and self.chance(0.35) else self.source(kind)
+        node = (
+            self.map_combination(depth, kind) if depth and self.chance(0.35) else self.source(kind)
+        )
         for _ in range(self.randint(0, most)):
             node = self.map_step(node)
         return node
@@ -126,26 +157,45 @@ class Pipelines(random.Random):
         name = self.one_of("mix", "mix", "concatenate", "select", "zip")
         if name == "mix":
             weights = self.weights(nodes)
-            return self.joined(f"M.mix([{codes}], {weights})", nodes, length=mixed_length(lengths, weights or [1] * len(nodes)))
+            return self.joined(
+                f"M.mix([{codes}], {weights})",
+                nodes,
+                length=mixed_length(lengths, weights or [1] * len(nodes)),
+            )
         if name == "concatenate":
-            return self.joined(f"M.concatenate([{codes}])", nodes, length=0 if ENDLESS in lengths else sum(lengths))
+            return self.joined(
+                f"M.concatenate([{codes}])", nodes, length=0 if ENDLESS in lengths else sum(lengths)
+            )
         if name == "select":
             length = self.randint(1, 30)
             pairs = [(self.randrange(len(nodes)), self.randint(0, 20)) for _ in range(length)]
             turns, fact = self.one_of((f"Turns({len(nodes)}, {length})", []), (pairs, ["failing"]))
-            return self.joined(f"M.select_from_datasets([{codes}], {turns})", nodes, *fact, length=length)
+            return self.joined(
+                f"M.select_from_datasets([{codes}], {turns})", nodes, *fact, length=length
+            )
         if self.chance(0.95):
             length = min(lengths)
-            nodes = [node if node.length == length else node.then(f"[:{length}]", length=length) for node in nodes]
+            nodes = [
+                node if node.length == length else node.then(f"[:{length}]", length=length)
+                for node in nodes
+            ]
         # Grain keeps the tuples of which a part is missing, and so do we.
         parts = ["mixed" if "sparse" in node.facts else node.form for node in nodes]
         # we do not look whether there really are: "indices_with_gaps"
         gaps = ["gaps"] * ("mixed" in parts)
-        zipped = self.joined(f"x.ZipMapDataset([{codes}])", nodes, *gaps, form=f"({','.join(parts)})", length=min(lengths))
+        zipped = self.joined(
+            f"x.ZipMapDataset([{codes}])",
+            nodes,
+            *gaps,
+            form=f"({','.join(parts)})",
+            length=min(lengths),
+        )
         return dataclasses.replace(zipped, facts=zipped.facts - {"sparse"})
 
     def weights(self, nodes):
-        return self.one_of(None, [self.one_of(1, 2, 0.5, 0.1, 3.7, self.random() + 0.01) for _ in nodes])
+        return self.one_of(
+            None, [self.one_of(1, 2, 0.5, 0.1, 3.7, self.random() + 0.01) for _ in nodes]
+        )
 
     def step(self, node, kind, names):
         name = self.choice(names.split())
@@ -155,7 +205,10 @@ class Pipelines(random.Random):
         return made(node) if made else self.element_step(node, name)
 
     def map_step(self, node):
-        names = "map map_with_index random_map seed filter apply batch batch flat_map slice slice repeat shuffle shuffle"
+        names = (
+            "map map_with_index random_map seed filter apply batch batch flat_map slice slice"
+            " repeat shuffle shuffle"
+        )
         return self.step(node, "map", names + " window_shuffle")
 
     def map_shuffle(self, node):
@@ -166,34 +219,57 @@ class Pipelines(random.Random):
 
     def map_window_shuffle(self, node):
         # "map_window_shuffle"
-        sizes = [size for size in range(1 if node.length < 20 else 4, 60) if node.length % size == 0]
+        sizes = [
+            size for size in range(1 if node.length < 20 else 4, 60) if node.length % size == 0
+        ]
         if node.is_endless or not sizes:
             return node
         seed = self.randint(10**7, 2**32 - 10**7)
-        return node.within(f"x.WindowShuffleMapDataset(<0>, window_size={self.choice(sizes)}, seed={seed})", "random")
+        return node.within(
+            f"x.WindowShuffleMapDataset(<0>, window_size={self.choice(sizes)}, seed={seed})",
+            "random",
+        )
 
     def maybe_seed(self, node):
         # "seeds_before_threads"
-        is_left_out = "threads" not in node.facts and self.chance(0.7 if "seeded" in node.facts else 0.03)
+        is_left_out = "threads" not in node.facts and self.chance(
+            0.7 if "seeded" in node.facts else 0.03
+        )
         return "" if is_left_out else f"seed={self.seed_number()}"
 
     def element_step(self, node, name):
         """A step of one element after the other, that both kinds of dataset have."""
         if name == "map":
             facts = {"fail_sometimes": ["failing"], "none_of_three": ["sparse"]}
-            fn = "Described()" if self.described else self.one_of("plus_one", "plus_one", "PlusOne()", "Described()", *facts)
-            return node if fn == "none_of_three" and node.is_endless else node.then(f".map({fn})", *facts.get(fn, ()))
+            fn = (
+                "Described()"
+                if self.described
+                else self.one_of("plus_one", "plus_one", "PlusOne()", "Described()", *facts)
+            )
+            return (
+                node
+                if fn == "none_of_three" and node.is_endless
+                else node.then(f".map({fn})", *facts.get(fn, ()))
+            )
         if name == "map_with_index":
-            return node.then(f".map_with_index({self.one_of('plus_index', 'PlusIndex()')})", "counting")
+            return node.then(
+                f".map_with_index({self.one_of('plus_index', 'PlusIndex()')})", "counting"
+            )
         if name == "random_map":
-            fn, form = self.one_of(("plus_random", node.form), ("with_random", f"r{node.form}"), ("PlusRandom()", node.form))
+            fn, form = self.one_of(
+                ("plus_random", node.form),
+                ("with_random", f"r{node.form}"),
+                ("PlusRandom()", node.form),
+            )
             seed = self.maybe_seed(node)
             return node.then(f".random_map({fn}{', ' * bool(seed)}{seed})", "random", form=form)
         if name == "seed":
             return node.then(f".seed({self.one_of(0, 42, 2**32, self.getrandbits(70))})", "seeded")
         if name == "filter":
             fn = self.one_of("keep_odd", "keep_most", "KeepMost()", "keep_few")
-            return node.then(f".filter({fn})", "filtered", "empty", *(["sparse"] if node.is_map else []))
+            return node.then(
+                f".filter({fn})", "filtered", "empty", *(["sparse"] if node.is_map else [])
+            )
         assert name == "apply", name
         kinds = {"PlusOne()": (), "PlusIndex()": ("counting",), "MapAndFilter()": ()}
         if not node.is_endless:
@@ -202,15 +278,31 @@ class Pipelines(random.Random):
             kinds |= dict.fromkeys(["PlusRandom()", "RandomAndFilter()"], ("random",))
         parts = self.choices([*kinds], k=self.randint(0, 3))
         facts = {fact for part in parts for fact in kinds[part]}
-        return node.then(f".apply([{', '.join(parts)}])" if len(parts) != 1 else f".apply({parts[0]})", *facts)
+        return node.then(
+            f".apply([{', '.join(parts)}])" if len(parts) != 1 else f".apply({parts[0]})", *facts
+        )
 
     def map_slice(self, node):
         bounds = self.one_of((0, 20, 1), (5, 60, 7), (None, 9, None), (3, 3, 1))
         if not node.is_endless and self.chance(0.8):
-            others = [(0, None, 2), (1, None, 3), (None, None, -1), (3, -1, 1), (-9, None, 2), (8, None, -2), (None, -1, None)]
-            bounds = self.one_of((self.randint(-30, 30), self.randint(-30, 30), self.one_of(-2, -1, 1, 2, 3)), *others)
+            others = [
+                (0, None, 2),
+                (1, None, 3),
+                (None, None, -1),
+                (3, -1, 1),
+                (-9, None, 2),
+                (8, None, -2),
+                (None, -1, None),
+            ]
+            bounds = self.one_of(
+                (self.randint(-30, 30), self.randint(-30, 30), self.one_of(-2, -1, 1, 2, 3)),
+                *others,
+            )
         length = len(range(*slice(*bounds).indices(node.length)))
-        text = self.one_of(f".slice(slice{bounds})", "[" + ":".join("" if b is None else str(b) for b in bounds) + "]")
+        text = self.one_of(
+            f".slice(slice{bounds})",
+            "[" + ":".join("" if b is None else str(b) for b in bounds) + "]",
+        )
         return node.then(text, length=length)
 
     def map_repeat(self, node):
@@ -218,18 +310,24 @@ class Pipelines(random.Random):
             return node
         if self.chance(0.25) and not node.facts & {"sparse", "failing"}:
             length = ENDLESS if node.length else 0
-            return node.then(self.one_of(".repeat()", ".repeat(None, reseed_each_epoch=False)"), length=length)
+            return node.then(
+                self.one_of(".repeat()", ".repeat(None, reseed_each_epoch=False)"), length=length
+            )
         count, reseed = self.one_of(1, 2, 3), self.one_of("", ", reseed_each_epoch=False")
         return node.then(f".repeat({count}{reseed})", length=min(ENDLESS, count * node.length))
 
     def map_flat_map(self, node):
         fan = self.one_of(1, 2, 3, 4)
-        kind, form = self.one_of(("Copies", node.form), ("Generated", node.form), ("Numbered", f"n{node.form}"))
+        kind, form = self.one_of(
+            ("Copies", node.form), ("Generated", node.form), ("Numbered", f"n{node.form}")
+        )
         if node.is_endless:
             return node
         # more than it says
         most, fact = self.one_of(*[("", "empty")] * 19, (f", most={fan + 2}", "failing"))
-        code = self.one_of(f"<0>.apply({kind}({fan}{most}))", f"x.FlatMapMapDataset(<0>, {kind}({fan}{most}))")
+        code = self.one_of(
+            f"<0>.apply({kind}({fan}{most}))", f"x.FlatMapMapDataset(<0>, {kind}({fan}{most}))"
+        )
         return node.within(code, "filtered", "sparse", fact, form=form, length=fan * node.length)
 
     def batch_code(self, node):
@@ -247,7 +345,9 @@ class Pipelines(random.Random):
 
     def map_batch(self, node):
         # "batches_of_unlike_elements", "endless_batches"
-        if node.is_endless or ("sparse" in node.facts and not (self.chance(0.03) and "filtered" in node.facts)):
+        if node.is_endless or (
+            "sparse" in node.facts and not (self.chance(0.03) and "filtered" in node.facts)
+        ):
             return node
         size, drop, code, form = self.batch_code(node)
         length = node.length // size if drop else -(-node.length // size)
@@ -256,7 +356,13 @@ class Pipelines(random.Random):
     # Iter datasets
 
     def read(self):
-        return self.one_of("", "m.ReadOptions(0, 0)", "m.ReadOptions(0, 0)", "m.ReadOptions(1, 1)", "m.ReadOptions(2, 7)")
+        return self.one_of(
+            "",
+            "m.ReadOptions(0, 0)",
+            "m.ReadOptions(0, 0)",
+            "m.ReadOptions(1, 1)",
+            "m.ReadOptions(2, 7)",
+        )
 
     def converted(self, node):
         """An iterator over a map dataset."""
@@ -293,7 +399,9 @@ class Pipelines(random.Random):
             parts = ["mixed" if "sparse" in node.facts else node.form for node in nodes]
             code = f"x.ZipIterDataset([{codes}], strict={strict})"
             zipped = self.joined(code, nodes, *empty, form=f"({','.join(parts)})", length=length)
-            return dataclasses.replace(zipped, facts=zipped.facts - {"sparse"} | {"failing" if strict else "ends"})
+            return dataclasses.replace(
+                zipped, facts=zipped.facts - {"sparse"} | {"failing" if strict else "ends"}
+            )
         weights, codes = self.weights(nodes), f"[{codes}]"
         if self.chance(0.3):
             names = self.sample("abcd", len(nodes))
@@ -318,17 +426,26 @@ class Pipelines(random.Random):
             if self.chance(0.2):
                 datasets, num_datasets = datasets + ".repeat(2)", 2 * num_datasets
             datasets += ".map(call)"
-        kept = {"failing", "gaps", "ends", "threads", "repeated", "counting"} & set().union(*[node.facts for node in nodes])
+        kept = {"failing", "gaps", "ends", "threads", "repeated", "counting"} & set().union(
+            *[node.facts for node in nodes]
+        )
         kept |= {"sparse"} & set().union(*[node.facts for node in nodes if not node.is_map])
         facts = frozenset({"empty", "interleaved"} | kept)
         length = ENDLESS if any(n.is_endless for n in nodes) else 0
         code = f"x.InterleaveIterDataset({datasets}, {', '.join(options)})"
         # It has no parents, so seeds do not pass through it.
-        return self.joined(code, nodes, is_map=False, facts=facts, length=length, num_sliced=num_datasets)
+        return self.joined(
+            code, nodes, is_map=False, facts=facts, length=length, num_sliced=num_datasets
+        )
 
     def iter_step(self, node):
-        names = "map map_with_index random_map seed filter apply batch batch flat_map rebatch repeat limit cache window_shuffle"
-        return self.step(node, "iter", names + " thread_prefetch multithread_prefetch pack pack split options")
+        names = (
+            "map map_with_index random_map seed filter apply batch batch flat_map rebatch repeat"
+            " limit cache window_shuffle"
+        )
+        return self.step(
+            node, "iter", names + " thread_prefetch multithread_prefetch pack pack split options"
+        )
 
     def iter_batch(self, node):
         _, _, code, form = self.batch_code(node)
@@ -346,7 +463,9 @@ class Pipelines(random.Random):
         if not node.has_rows or not node.is_uniform:
             return node
         drop = self.one_of("", ", drop_remainder=True")
-        return node.within(f"x.RebatchIterDataset(<0>, {self.randint(1, 9)}{drop})", "failing", "empty", "ends")
+        return node.within(
+            f"x.RebatchIterDataset(<0>, {self.randint(1, 9)}{drop})", "failing", "empty", "ends"
+        )
 
     def iter_repeat(self, node):
         if "DatasetOptions" in node.code:  # "counts_of_empty_epochs"
@@ -362,7 +481,9 @@ class Pipelines(random.Random):
 
     def iter_limit(self, node):
         count = self.one_of(1, 3, 10, 25)
-        code = self.one_of(f"<0>.pipe(x.LimitIterDataset, count={count})", f"x.LimitIterDataset(<0>, {count})")
+        code = self.one_of(
+            f"<0>.pipe(x.LimitIterDataset, count={count})", f"x.LimitIterDataset(<0>, {count})"
+        )
         return node.within(code, length=0)
 
     def iter_cache(self, node):
@@ -373,10 +494,15 @@ class Pipelines(random.Random):
 
     def iter_window_shuffle(self, node):
         seed = self.randint(0, 2**32 - 10**7)
-        return node.within(f"x.WindowShuffleIterDataset(<0>, window_size={self.randint(3, 20)}, seed={seed})", "ends")
+        return node.within(
+            f"x.WindowShuffleIterDataset(<0>, window_size={self.randint(3, 20)}, seed={seed})",
+            "ends",
+        )
 
     def iter_thread_prefetch(self, node):
-        return node.within(f"x.ThreadPrefetchIterDataset(<0>, prefetch_buffer_size={self.one_of(0, 1, 3)})")
+        return node.within(
+            f"x.ThreadPrefetchIterDataset(<0>, prefetch_buffer_size={self.one_of(0, 1, 3)})"
+        )
 
     def iter_multithread_prefetch(self, node):
         # "map_with_index_in_threads", "threads_in_threads", "fewer_datasets_than_threads"
@@ -386,7 +512,9 @@ class Pipelines(random.Random):
         # nothing forever: a share may be empty, and Grain hangs then
         if node.is_endless and "x.RepeatIterDataset" in node.code:
             return node
-        code = f"x.multithread_prefetch(<0>, num_threads={count}, buffer_size={self.one_of(0, 1, 2)}"
+        code = (
+            f"x.multithread_prefetch(<0>, num_threads={count}, buffer_size={self.one_of(0, 1, 2)}"
+        )
         # "parts_of_what_has_a_length"
         whole = "slice|repeat|\\[|atch|mix|select|concatenate|Copies|Numbered|Generated|Zip|Window|Interleave"
         sequential = self.chance(0.3) and not re.search(whole, node.code)
@@ -400,7 +528,9 @@ class Pipelines(random.Random):
         # "options_above_interleave", "counts_of_empty_epochs"
         if "interleaved" in node.facts or "RepeatIterDataset" in node.code:
             return node
-        return node.within(f"x.WithOptionsIterDataset(<0>, x.DatasetOptions(filter_raise_threshold_ratio={ratio}))")
+        return node.within(
+            f"x.WithOptionsIterDataset(<0>, x.DatasetOptions(filter_raise_threshold_ratio={ratio}))"
+        )
 
     def iter_pack(self, node):
         if node.form not in _SEQUENCES or "sparse" in node.facts:
@@ -422,19 +552,36 @@ class Pipelines(random.Random):
         options |= {name: value for name, value in others.items() if self.chance(0.35)}
         text = "".join(f", {key}={value!r}" for key, value in options.items())
         # "full_bins_of_nothing"
-        kind = "FirstFit" if node.form == "holes" and "max_sequences_per_bin" in options else self.one_of("FirstFit", "BestFit")
-        code = f"x.{kind}PackIterDataset(<0>, length_struct={features}, num_packing_bins={self.randint(1, 6)}{text})"
-        return node.within(code, "failing", "ends", form="packed" if not options.get("meta_features") else "mixed")
+        kind = (
+            "FirstFit"
+            if node.form == "holes" and "max_sequences_per_bin" in options
+            else self.one_of("FirstFit", "BestFit")
+        )
+        code = (
+            f"x.{kind}PackIterDataset(<0>, length_struct={features},"
+            f" num_packing_bins={self.randint(1, 6)}{text})"
+        )
+        return node.within(
+            code, "failing", "ends", form="packed" if not options.get("meta_features") else "mixed"
+        )
 
     def iter_split(self, node):
         if node.form not in _SEQUENCES or "sparse" in node.facts:
             return node
-        names = ["a"] if node.form != "sequences" else self.one_of(["a"], ["b"], ["a", "b"], ["a", "m"], ["a", "b", "m"])
+        names = (
+            ["a"]
+            if node.form != "sequences"
+            else self.one_of(["a"], ["b"], ["a", "b"], ["a", "m"], ["a", "b", "m"])
+        )
         # "second_cut_of_several_features"
         targets = {"a": self.one_of(9, 12, 20), "b": self.one_of(5, 8), "m": self.one_of(1, 3, 9)}
         if len(names) == 1:
             targets = {"a": self.one_of(1, 3, 6, 9, 30), "b": self.one_of(1, 2, 5, 9)}
-        node = node.then(f".map(only{tuple(names)})") if len(names) > 1 else node.then(f'.map(only("{names[0]}"))')
+        node = (
+            node.then(f".map(only{tuple(names)})")
+            if len(names) > 1
+            else node.then(f'.map(only("{names[0]}"))')
+        )
         options = f"length_struct={ {name: targets[name] for name in names} }"
         if "m" in names:
             options += ", meta_features=('m',)"
@@ -464,9 +611,20 @@ class Pipelines(random.Random):
 
     def spec(self, node, indices, limit):
         # Batches of batches of batches may be thousands of elements.
-        sizes = [int(size) for size in re.findall(r"atch\((\d)|batch_size=(\d)", node.code) for size in size if size]
+        sizes = [
+            int(size)
+            for size in re.findall(r"atch\((\d)|batch_size=(\d)", node.code)
+            for size in size
+            if size
+        ]
         limit = min(limit, 3) if math.prod(sizes) > 40 else limit
-        spec = {"kind": "dataset", "code": node.code, "indices": indices, "limit": limit, "extras": self.chance(0.3)}
+        spec = {
+            "kind": "dataset",
+            "code": node.code,
+            "indices": indices,
+            "limit": limit,
+            "extras": self.chance(0.3),
+        }
         return {**spec, "facts": sorted(node.facts), "length": node.length}
 
     def threshold_spec(self):
@@ -475,11 +633,19 @@ class Pipelines(random.Random):
         rare = f"lambda v: total(v) % 997 == {self.randint(1, 600)}"
         step = f".filter({self.one_of('keep_few', 'keep_odd', rare)})"
         node = Node(f"M.range({length})", length=length)
-        node = self.converted(node.then(step, "sparse")) if self.chance(0.5) else self.converted(node).then(step)
-        mixed = self.joined("I.mix([<0>, <1>], [3, 1])", [node, self.converted(self.source("range"))])
+        node = (
+            self.converted(node.then(step, "sparse"))
+            if self.chance(0.5)
+            else self.converted(node).then(step)
+        )
+        mixed = self.joined(
+            "I.mix([<0>, <1>], [3, 1])", [node, self.converted(self.source("range"))]
+        )
         node = self.one_of(node, mixed, self.iter_batch(node))
         ratio = self.one_of(0.5, 0.9, 0.96, 0.999, 1, 0, None)
-        node = node.within(f"x.WithOptionsIterDataset(<0>, x.DatasetOptions(filter_raise_threshold_ratio={ratio}))")
+        node = node.within(
+            f"x.WithOptionsIterDataset(<0>, x.DatasetOptions(filter_raise_threshold_ratio={ratio}))"
+        )
         node = node.then(".map(plus_one)") if self.chance(0.3) else node
         # The elements seen since the last judgement are not part of the state.
         return {**self.spec(node, [], 60), "restores": False}
@@ -489,12 +655,31 @@ class Pipelines(random.Random):
         for _ in range(self.randint(0, 4)):
             size = f"{self.randint(1, 6)}, {self.chance(0.4)}"
             operation = self.one_of(
-                *["PlusOne()", "PlusRandom()", "PlusTfRandom()", "KeepMost()", "MapAndFilter()", "RandomAndFilter()"],
-                *["every_third_not", "python.MapOperation(plus_one)", "python.RandomMapOperation(with_random)"],
+                *[
+                    "PlusOne()",
+                    "PlusRandom()",
+                    "PlusTfRandom()",
+                    "KeepMost()",
+                    "MapAndFilter()",
+                    "RandomAndFilter()",
+                ],
+                *[
+                    "every_third_not",
+                    "python.MapOperation(plus_one)",
+                    "python.RandomMapOperation(with_random)",
+                ],
                 *["python.FilterOperation(keep_odd)", f"python.BatchOperation({size})"],
-                *[f"t.Batch({size})", f"t.Batch({size}, batch_fn=batch_length)", "Copies(3)", "Numbered(2)", "Generated(4)"],
+                *[
+                    f"t.Batch({size})",
+                    f"t.Batch({size}, batch_fn=batch_length)",
+                    "Copies(3)",
+                    "Numbered(2)",
+                    "Generated(4)",
+                ],
             )
-            if "Random" not in operation or not re.search("Copies|Numbered|Generated", str(operations)):
+            if "Random" not in operation or not re.search(
+                "Copies|Numbered|Generated", str(operations)
+            ):
                 operations.append(operation)  # "random_maps_after_flat_maps"
         # which may drop all
         long = self.chance(0.5) and not re.search("Filter|Keep", str(operations))
@@ -506,19 +691,33 @@ class Pipelines(random.Random):
         shard = "m.sharding.NoSharding()" if count == 1 and self.chance(0.7) else shard
         epochs = self.one_of(1, 1, 2, 3, *([] if operations else [None]))
         own = f"{self.one_of('Backwards', 'BackwardsWithLength')}({length})"
-        index = f"m.samplers.IndexSampler({length}, {shard}, {self.chance(0.6)}, {epochs}, {self.seed_number()})"
-        sampler = self.one_of(own, index, index, index, f"m.samplers.SequentialSampler({length}, {shard}, {self.seed_number()})")
+        index = (
+            f"m.samplers.IndexSampler({length}, {shard}, {self.chance(0.6)}, {epochs},"
+            f" {self.seed_number()})"
+        )
+        sampler = self.one_of(
+            own,
+            index,
+            index,
+            index,
+            f"m.samplers.SequentialSampler({length}, {shard}, {self.seed_number()})",
+        )
         options = f", shard_options={shard}" * (sampler == own or self.chance(0.3))
         if read := self.read():
             options += f", read_options={read}"
         if num_workers:
             options += f", worker_count={num_workers}"
-        kind = self.one_of("int", "float", "int32", "float32", "array", "dict", "tuple", "nested", "str")
+        kind = self.one_of(
+            "int", "float", "int32", "float32", "array", "dict", "tuple", "nested", "str"
+        )
         if "Batch" not in str(operations):  # "batches_of_unlike_elements"
             kind = self.one_of(kind, "sometimes_none", "int_or_float", "int8_or_uint8")
         # A source may be shorter or longer than the sampler says.
         source = f'Source("{kind}", {self.one_of(length, length, max(1, length - 1), length + 3)})'
-        code = f"m.DataLoader(data_source={source}, sampler={sampler}, operations=[{', '.join(operations)}]{options})"
+        code = (
+            f"m.DataLoader(data_source={source}, sampler={sampler},"
+            f" operations=[{', '.join(operations)}]{options})"
+        )
         return self.spec(Node(code, is_map=False, facts=frozenset({"ends"})), [], 15)
 
     def workers_spec(self):
@@ -529,16 +728,24 @@ class Pipelines(random.Random):
             node = self.iter_dataset(depth=1)
             # "map_with_index_in_threads", and what holds for threads above; in batches of workers
             # all is of the first's dtype
-            if not node.facts & {"counting", "failing", "interleaved"} and "int_or_float" not in node.code:
+            if (
+                not node.facts & {"counting", "failing", "interleaved"}
+                and "int_or_float" not in node.code
+            ):
                 break
         count = self.randint(1, min(2, node.num_sliced))
-        return self.spec(node.then(f".mp_prefetch(m.MultiprocessingOptions({count}))", "interleaved"), [], 12)
+        return self.spec(
+            node.then(f".mp_prefetch(m.MultiprocessingOptions({count}))", "interleaved"), [], 12
+        )
 
     def files_spec(self):
         """Returns an interleave in two workers, each of fewer streams than slots, maybe."""
         lengths = [self.randint(1, 5) for _ in range(self.randint(2, 4))]
         streams = ", ".join(f"lambda: M.range({length}).to_iter_dataset()" for length in lengths)
-        code = f"x.InterleaveIterDataset(M.source([{streams}]).map(call), cycle_length={self.randint(2, 4)})"
+        code = (
+            f"x.InterleaveIterDataset(M.source([{streams}]).map(call),"
+            f" cycle_length={self.randint(2, 4)})"
+        )
         if self.chance(0.5):
             code = f"x.WindowShuffleIterDataset({code}, window_size=3, seed=1)"
         node = Node(f"{code}.batch(2).mp_prefetch(m.MultiprocessingOptions(2))", is_map=False)
@@ -546,9 +753,13 @@ class Pipelines(random.Random):
 
     def rows_spec(self):
         """Packed, split or rebatched elements."""
-        make = self.one_of(self.iter_pack, self.iter_pack, self.iter_split, self.iter_rebatch, self.iter_rebatch)
+        make = self.one_of(
+            self.iter_pack, self.iter_pack, self.iter_split, self.iter_rebatch, self.iter_rebatch
+        )
         kinds = [*_NUMBERS, *_TREES, *_ROWS] if make == self.iter_rebatch else _SEQUENCES
-        node = self.converted(self.map_dataset(self.one_of(0, 0, 1), kind=self.choice(kinds), most=2))
+        node = self.converted(
+            self.map_dataset(self.one_of(0, 0, 1), kind=self.choice(kinds), most=2)
+        )
         if make == self.iter_rebatch and (not node.has_rows or self.chance(0.5)):
             node = self.iter_batch(node)
         elif self.chance(0.2) and not node.is_endless:
@@ -572,7 +783,12 @@ def mixed_length(lengths, weights):
     factor = 100 / min(weights)
     proportions = [int(weight * factor) for weight in weights]
     whole = sum(proportions)
-    return int(min(ENDLESS, min(length / (p / whole) for length, p in zip(lengths, proportions, strict=True))))
+    return int(
+        min(
+            ENDLESS,
+            min(length / (p / whole) for length, p in zip(lengths, proportions, strict=True)),
+        )
+    )
 
 
 def is_odd_length(length):

@@ -275,7 +275,9 @@ for _entry in TEXT.strip()[1:].split("\n@"):
 @pytest.fixture(scope="module")
 def found():
     specs = [{"kind": "code", "code": code} for code in CODES.values()]
-    return dict(zip(CODES, zip(run("grain", specs), run("gristmill", specs), strict=True), strict=True))
+    return dict(
+        zip(CODES, zip(run("grain", specs), run("gristmill", specs), strict=True), strict=True)
+    )
 
 
 @pytest.mark.parametrize("name", CODES)

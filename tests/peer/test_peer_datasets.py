@@ -31,10 +31,18 @@ def compare(specs):
     """Grain's results for each of ``specs``, and the differences, if any."""
     # Buffers have no effect on the results, but without one Grain's are left to chance: its threads
     # and its consumer race.
-    peers = run("grain", [{**spec, "code": spec["code"].replace("buffer_size=0", "buffer_size=1")} for spec in specs])
+    peers = run(
+        "grain",
+        [
+            {**spec, "code": spec["code"].replace("buffer_size=0", "buffer_size=1")}
+            for spec in specs
+        ],
+    )
     codes = [in_lanes(spec["code"]) if spec.get("in_lanes") else spec["code"] for spec in specs]
     same = zip(specs, codes, peers, strict=True)
-    ours = run("gristmill", [{**spec, "code": code, **to_restore(spec, peer)} for spec, code, peer in same])
+    ours = run(
+        "gristmill", [{**spec, "code": code, **to_restore(spec, peer)} for spec, code, peer in same]
+    )
     found = []
     for spec, peer, our in zip(specs, peers, ours, strict=True):
         try:
@@ -56,7 +64,9 @@ def check_equal(specs):
     batches = [specs[i : i + BATCH] for i in range(0, len(specs), BATCH)]
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         found = [pair for batch in pool.map(compare, batches) for pair in batch]
-    assert not any(difference for _, difference in found), "\n".join(difference for _, difference in found if difference)
+    assert not any(difference for _, difference in found), "\n".join(
+        difference for _, difference in found if difference
+    )
     return [peer for peer, _ in found]
 
 
@@ -68,7 +78,11 @@ def to_restore(spec, peer):
     states = [peer["start"], *run["states"]] + ([run["end_state"]] if run["end"] == STOP else [])
     # A full cache stays full when its iterator goes back, so that states are others then, in Grain
     # as well.
-    return {"states": states, "restore": [0, n // 2, n // 2, n], "in_place": "CacheIterDataset" not in spec["code"]}
+    return {
+        "states": states,
+        "restore": [0, n // 2, n // 2, n],
+        "in_place": "CacheIterDataset" not in spec["code"],
+    }
 
 
 def check(spec, peer, ours):
@@ -84,12 +98,18 @@ def check(spec, peer, ours):
     if "error" in ours:
         # We refuse some at construction that Grain refuses at the first element.
         run = peer.get("run", {"elements": None})
-        expect("construction", {"error": run["end"]} if run["elements"] == [] and run["end"] else "accepted", ours)
+        expect(
+            "construction",
+            {"error": run["end"]} if run["elements"] == [] and run["end"] else "accepted",
+            ours,
+        )
         return
     if "length" in peer:
         expect("length", peer["length"], ours["length"])
         expect("length by the rules", spec["length"], ours["length"])
-        for index, theirs, mine in zip(spec["indices"], peer["indexed"], ours["indexed"], strict=True):
+        for index, theirs, mine in zip(
+            spec["indices"], peer["indexed"], ours["indexed"], strict=True
+        ):
             # "random_map_at_negative_index"
             if theirs != {"error": OVERFLOW} or "andom" not in spec["code"]:
                 expect(f"[{index}]", theirs, mine)
@@ -104,7 +124,9 @@ def check_next_indices(spec, peer, ours):
     facts = spec["facts"]
     if "gaps" in facts:  # "indices_with_gaps"
         return
-    for step, (theirs, mine) in enumerate(zip(peer.get("next_index", ()), ours.get("next_index", ()), strict=False)):
+    for step, (theirs, mine) in enumerate(
+        zip(peer.get("next_index", ()), ours.get("next_index", ()), strict=False)
+    ):
         # "indices_behind_threads"
         if lacks(theirs) or (lacks(mine) and ("refetch" in spec["code"] or "interleaved" in facts)):
             return
@@ -143,16 +165,27 @@ def check_run(spec, peer, ours):
         last = without([ours["start"], *mine["states"]][-1], "next_index")
         expect("state after an error", last, without(mine["end_state"], "next_index"))
     their_states, my_states = all_states(peer["start"], theirs), all_states(ours["start"], mine)
-    unlike = [i for i, (a, b) in enumerate(zip(their_states, my_states, strict=True)) if not same_state(b, a)]
+    unlike = [
+        i
+        for i, (a, b) in enumerate(zip(their_states, my_states, strict=True))
+        if not same_state(b, a)
+    ]
     if "repeated" in facts:  # "third_epoch_of_interleave"
         for i in unlike if "ends" not in facts else ():
-            expect(f"state {i}", without(their_states[i], "exhausted"), without(my_states[i], "exhausted"))
+            expect(
+                f"state {i}",
+                without(their_states[i], "exhausted"),
+                without(my_states[i], "exhausted"),
+            )
     elif unlike and "ends" not in facts and not has_full_caches:  # "states_at_the_end"
         expect(f"state {unlike[0]}", their_states[unlike[0]], my_states[unlike[0]])
     for position, restored in ours["restored"]:
         if position in unlike and "repeated" in facts:
             continue
-        if restored["end"] not in (STOP, theirs["end"]) and "filter_raise_threshold_ratio" in spec["code"]:
+        if (
+            restored["end"] not in (STOP, theirs["end"])
+            and "filter_raise_threshold_ratio" in spec["code"]
+        ):
             continue  # what earlier restores read counts, here and in Grain
         place = f"after restoring state {position}, {json.dumps(their_states[position])}: "
         expect(place + "success", True, "error" not in restored or restored)
@@ -160,8 +193,12 @@ def check_run(spec, peer, ours):
         position = min(position, len(theirs["elements"]))  # that of the end
         expect_elements(theirs, restored, position, place)
         if position not in unlike and not has_full_caches:
-            common = [known(mine, theirs) for mine, theirs in zip(my_states, their_states, strict=True)]
-            following = list(zip(common[position + 1 :], all_states(None, restored)[1:], strict=True))
+            common = [
+                known(mine, theirs) for mine, theirs in zip(my_states, their_states, strict=True)
+            ]
+            following = list(
+                zip(common[position + 1 :], all_states(None, restored)[1:], strict=True)
+            )
             for a, b in following[:-1] if "ends" in facts else following:
                 expect_state(place + "following state", a, b)
 

@@ -136,7 +136,9 @@ class MapModel:
             if name == "mix":
                 proportions = integer_weights(args[2])
                 total = sum(proportions)
-                length = int(min(n / (p / total) for n, p in zip(lengths, proportions, strict=True)))
+                length = int(
+                    min(n / (p / total) for n, p in zip(lengths, proportions, strict=True))
+                )
         elif name in ("shuffle", "random_map") and args[0] is None:
             args[0] = default_seed([*self.steps, step], len(self.steps))
             if args[0] is None:
@@ -190,7 +192,9 @@ class MapModel:
             return parent(k) if j == place else shuffled(k, n, seed) % n
         if name == "batch":
             size, (epoch, b) = args[0], divmod(i, own)
-            elements = [parent(epoch * length + q) for q in range(b * size, min(length, (b + 1) * size))]
+            elements = [
+                parent(epoch * length + q) for q in range(b * size, min(length, (b + 1) * size))
+            ]
             return FAILED if FAILED in elements else tuple(elements)
         return element_of(name, args, default_seed(self.steps, position), i, parent(i))
 
@@ -235,7 +239,9 @@ _BUILD: dict[str, Any] = {
     "batch": lambda ds, size, drop: ds.batch(size, drop_remainder=drop, batch_fn=tuple),
     "mix": lambda ds, place, others, weights: MapDataset.mix(joined(ds, place, others), weights),
     "concatenate": lambda ds, place, others, _: MapDataset.concatenate(joined(ds, place, others)),
-    "to_iter": lambda ds, options, nones: ds.to_iter_dataset(ReadOptions(*options), allow_nones=nones),
+    "to_iter": lambda ds, options, nones: ds.to_iter_dataset(
+        ReadOptions(*options), allow_nones=nones
+    ),
 }
 
 
@@ -271,7 +277,9 @@ _common = [
 ]
 _map_only = [
     st.tuples(st.just("shuffle"), _seed),
-    st.tuples(st.just("slice"), _bound, _bound, st.none() | st.integers(1, 4) | st.integers(-4, -1)),
+    st.tuples(
+        st.just("slice"), _bound, _bound, st.none() | st.integers(1, 4) | st.integers(-4, -1)
+    ),
     st.tuples(st.just("reindex"), st.lists(st.integers(-15, 15), max_size=6)),
     st.tuples(st.just("repeat"), st.none() | st.integers(1, 3), st.booleans()),
     st.lists(st.tuples(st.integers(1, 7), st.integers(0, 9)), max_size=3).flatmap(
@@ -279,7 +287,11 @@ _map_only = [
             st.sampled_from(JOINS),
             st.integers(0, len(others)),
             st.just(others),
-            st.lists(st.integers(1, 5) | st.floats(0.01, 3), min_size=len(others) + 1, max_size=len(others) + 1),
+            st.lists(
+                st.integers(1, 5) | st.floats(0.01, 3),
+                min_size=len(others) + 1,
+                max_size=len(others) + 1,
+            ),
         )
     ),
 ]

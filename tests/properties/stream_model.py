@@ -157,14 +157,18 @@ def build(tree: Any) -> Any:
     """The data set of ``tree``."""
     name, args, trees = tree
     if name == "source":
-        return list_model.build(list_model.read_with([*source_model(tree).steps, ("to_iter",)], *args[2:])).map(lambda x: [x])
+        return list_model.build(
+            list_model.read_with([*source_model(tree).steps, ("to_iter",)], *args[2:])
+        ).map(lambda x: [x])
     parents = [build(t) for t in trees]
     if name == "mix":
         weights, is_named = args
         if not is_named:
             return IterDataset.mix(parents, weights)
         names = [f"{i:02}" for i in range(len(parents))]  # their order counts, not that of the dict
-        return IterDataset.mix(dict([*zip(names, parents, strict=True)][::-1]), dict(zip(names, weights, strict=True)))
+        return IterDataset.mix(
+            dict([*zip(names, parents, strict=True)][::-1]), dict(zip(names, weights, strict=True))
+        )
     if name == "zip":
         return gx.ZipIterDataset(parents, strict=args[0])
     if name == "interleave":
@@ -184,7 +188,9 @@ class Share:
     index and count.
     """
 
-    def __init__(self, slices: tuple[tuple[int, int], ...] = (), index: int = 0, count: int = 1) -> None:
+    def __init__(
+        self, slices: tuple[tuple[int, int], ...] = (), index: int = 0, count: int = 1
+    ) -> None:
         self.slices, self.index, self.count = slices, index, count
 
     def of_thread(self, i: int, n: int) -> Any:
@@ -205,13 +211,21 @@ def outcomes(tree: Any, share: Share = WHOLE) -> Iterator[Any]:
     if name == "source":
         model, allow_nones = source_model(tree), args[3]
         elements = (model[i] for i in share.of(range(model.length)))
-        return (x if x is None or x is FAILED else (x,) for x in elements if x is not None or allow_nones)
+        return (
+            x if x is None or x is FAILED else (x,)
+            for x in elements
+            if x is not None or allow_nones
+        )
     if name == "interleave":
         parents = [outcomes(t) for t in share.of(trees)]
         return in_turn(parents, min(args[0], len(parents)))
     if name in (*_WORKERS, "threads"):
         n = args[0]
-        return in_turn([outcomes(trees[0], share.of_thread(i, n)) for i in range(n)], n) if n else outcomes(trees[0], share)
+        return (
+            in_turn([outcomes(trees[0], share.of_thread(i, n)) for i in range(n)], n)
+            if n
+            else outcomes(trees[0], share)
+        )
     if name == "mix":
         return mixed([outcomes(t, share) for t in trees], args[0])
     if name == "zip":
@@ -224,8 +238,13 @@ def outcomes(tree: Any, share: Share = WHOLE) -> Iterator[Any]:
         first = next(outcomes(trees[0], share), END)
         if first is END:
             raise Endless
-        return itertools.islice(itertools.chain.from_iterable(outcomes(trees[0], share) for _ in itertools.count()), args[0])
-    return _STAGES[name][1](outcomes(trees[0], share), *args, *[share] * (name in ("with_index", "random_map")))
+        return itertools.islice(
+            itertools.chain.from_iterable(outcomes(trees[0], share) for _ in itertools.count()),
+            args[0],
+        )
+    return _STAGES[name][1](
+        outcomes(trees[0], share), *args, *[share] * (name in ("with_index", "random_map"))
+    )
 
 
 class Endless(Exception):
@@ -337,7 +356,9 @@ def in_turn(parents: list[Iterator[Any]], cycle_length: int) -> Iterator[Any]:
 
 
 def there(parent: Iterator[Any], size: int) -> Iterator[Any]:
-    return batched(each((x for x in parent if x is not None), lambda i, x: number(x) + 1), size, False)
+    return batched(
+        each((x for x in parent if x is not None), lambda i, x: number(x) + 1), size, False
+    )
 
 
 def same(parent: Iterator[Any], *_: Any) -> Iterator[Any]:
@@ -363,7 +384,9 @@ _STAGES: dict[str, Any] = {
     ),
     "random_map": (
         lambda ds, seed: ds.random_map(with_draws, seed=seed),
-        lambda p, seed, share: each(p, lambda i, x: (*x, *random_map(x, seed, i * share.count + share.index)[1:])),
+        lambda p, seed, share: each(
+            p, lambda i, x: (*x, *random_map(x, seed, i * share.count + share.index)[1:])
+        ),
         _seeds,
     ),
     "remove": (
@@ -377,17 +400,37 @@ _STAGES: dict[str, Any] = {
         st.integers(0, 2),
     ),
     "flat_map": (lambda ds, k: ds.flat_map(partial(items, k)), flat, _few),
-    "batch": (lambda ds, size, drop: ds.batch(size, drop_remainder=drop, batch_fn=list), batched, _sizes, st.booleans()),
-    "pad": (padded, lambda p, size: each(there(p, size), lambda i, b: (*b, *[0] * (size - len(b)))), _sizes),
+    "batch": (
+        lambda ds, size, drop: ds.batch(size, drop_remainder=drop, batch_fn=list),
+        batched,
+        _sizes,
+        st.booleans(),
+    ),
+    "pad": (
+        padded,
+        lambda p, size: each(there(p, size), lambda i, b: (*b, *[0] * (size - len(b)))),
+        _sizes,
+    ),
     "rebatch": (
-        lambda ds, small, n, drop: ds.filter(is_there).map(number).batch(small).rebatch(n, drop_remainder=drop).map(as_list),
+        lambda ds, small, n, drop: (
+            ds.filter(is_there)
+            .map(number)
+            .batch(small)
+            .rebatch(n, drop_remainder=drop)
+            .map(as_list)
+        ),
         lambda p, small, *more: rebatched(there(p, small), *more),
         _sizes,
         _sizes,
         st.booleans(),
     ),
     "buckets": (
-        lambda ds, *sizes: ds.filter(is_there).map(number).bucket_batch(lambda x: x % 7, [2, 6], batch_sizes=sizes).map(as_list),
+        lambda ds, *sizes: (
+            ds.filter(is_there)
+            .map(number)
+            .bucket_batch(lambda x: x % 7, [2, 6], batch_sizes=sizes)
+            .map(as_list)
+        ),
         bucketed,
         _sizes,
         _sizes,
@@ -398,7 +441,11 @@ _STAGES: dict[str, Any] = {
     "endless": (lambda ds, count: ds.repeat().limit(count), None, st.integers(1, 40)),
     "cache": (lambda ds: ds.cache(copy_elements=True), same),
     "threads": (gx.multithread_prefetch, None, st.integers(0, 3), _buffers),
-    "prefetch": (lambda ds, n: gx.ThreadPrefetchIterDataset(ds, prefetch_buffer_size=n), same, _buffers),
+    "prefetch": (
+        lambda ds, n: gx.ThreadPrefetchIterDataset(ds, prefetch_buffer_size=n),
+        same,
+        _buffers,
+    ),
     "options": (lambda ds: gx.WithOptionsIterDataset(ds, list_model.OPTIONS), same),
     "user": (UserDataset, lambda p: each(p, lambda i, x: (*x, i))),
     "double": (lambda ds: ds.zip(ds), None),
@@ -409,25 +456,41 @@ _STAGES: dict[str, Any] = {
     ),
 }
 _WORKERS = {
-    "workers": lambda ds, n: ds.mp_prefetch(MultiprocessingOptions(num_workers=n, per_worker_buffer_size=3)),
+    "workers": lambda ds, n: ds.mp_prefetch(
+        MultiprocessingOptions(num_workers=n, per_worker_buffer_size=3)
+    ),
     "local_workers": LocalWorkersIterDataset,
     "lanes": lambda ds, n: ds.mp_prefetch(MultiprocessingOptions(num_lanes=n)),
     "local_lanes": lambda ds, n: LocalWorkersIterDataset(ds, -(-n // 2), num_lanes=n),
 }
-_steps = {name: st.tuples(st.just(name), st.tuples(*args)) for name, (_, _, *args) in _STAGES.items()}
+_steps = {
+    name: st.tuples(st.just(name), st.tuples(*args)) for name, (_, _, *args) in _STAGES.items()
+}
 _fail = _steps.pop("fail")
 
 
 def _sources(steps: Any) -> Any:
-    few = steps.map(lambda steps: [step for step in steps if step[0] not in ("slice", "reindex", "batch")][:3])
-    return st.tuples(st.just("source"), st.tuples(_lengths, few, list_model.read_options, st.booleans()), st.just(()))
+    few = steps.map(
+        lambda steps: [step for step in steps if step[0] not in ("slice", "reindex", "batch")][:3]
+    )
+    return st.tuples(
+        st.just("source"),
+        st.tuples(_lengths, few, list_model.read_options, st.booleans()),
+        st.just(()),
+    )
 
 
 _joins = {
-    "mix": lambda n: st.tuples(st.lists(st.sampled_from([1, 1, 2, 0.5, 7]), min_size=n, max_size=n), st.booleans()),
+    "mix": lambda n: st.tuples(
+        st.lists(st.sampled_from([1, 1, 2, 0.5, 7]), min_size=n, max_size=n), st.booleans()
+    ),
     "zip": lambda n: st.tuples(st.sampled_from([False, False, True])),
     "interleave": lambda n: st.tuples(
-        _few, st.integers(0, 2), st.integers(0, 2), st.sampled_from([0, 1, 3]), st.sampled_from([False, n > 0])
+        _few,
+        st.integers(0, 2),
+        st.integers(0, 2),
+        st.sampled_from([0, 1, 3]),
+        st.sampled_from([False, n > 0]),
     ),
 }
 
@@ -448,13 +511,22 @@ def trees_of_depth(draw: Any, depth: int, sources: Any, steps: Any) -> Any:
 
 
 def _trees(sources: Any, *steps: Any) -> Any:
-    return st.integers(0, 3).flatmap(lambda depth: trees_of_depth(depth, sources, st.one_of(*steps)))
+    return st.integers(0, 3).flatmap(
+        lambda depth: trees_of_depth(depth, sources, st.one_of(*steps))
+    )
 
 
 trees = _trees(_sources(list_model.map_steps), *_steps.values())
-failing_trees = _trees(_sources(list_model.map_steps) | _sources(list_model.failing_map_steps), *_steps.values(), _fail, _fail)
+failing_trees = _trees(
+    _sources(list_model.map_steps) | _sources(list_model.failing_map_steps),
+    *_steps.values(),
+    _fail,
+    _fail,
+)
 
 
 def names(tree: Any) -> set[str]:
     """Of the stages in ``tree``, those of its sources among them."""
-    return {tree[0]}.union([step[0] for step in (tree[1][1] if tree[0] == "source" else [])], *map(names, tree[2]))
+    return {tree[0]}.union(
+        [step[0] for step in (tree[1][1] if tree[0] == "source" else [])], *map(names, tree[2])
+    )

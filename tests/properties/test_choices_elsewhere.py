@@ -35,19 +35,30 @@ def interleaved(rng, size):
 
 
 def mixed_in_epochs(rng):
-    components = [ThreadPrefetchIterDataset(dropping(rng, 100 * i, 6 + i), prefetch_buffer_size=2) for i in range(3)]
+    components = [
+        ThreadPrefetchIterDataset(dropping(rng, 100 * i, 6 + i), prefetch_buffer_size=2)
+        for i in range(3)
+    ]
     return IterDataset.mix(components, stop="never").limit(50)
 
 
 PIPELINES = {
     "thread": lambda rng: ThreadPrefetchIterDataset(dropping(rng, 0, 60), prefetch_buffer_size=4),
-    "thread of threads": lambda rng: ThreadPrefetchIterDataset(interleaved(rng, 3), prefetch_buffer_size=2),
+    "thread of threads": lambda rng: ThreadPrefetchIterDataset(
+        interleaved(rng, 3), prefetch_buffer_size=2
+    ),
     "interleave": lambda rng: interleaved(rng, 0),
     "interleave of threads": lambda rng: interleaved(rng, 2),
-    "interleave of interleaves": lambda rng: InterleaveIterDataset([interleaved(rng, 0), interleaved(rng, 1)], cycle_length=2),
-    "windows": lambda rng: ThreadPrefetchIterDataset(interleaved(rng, 0).window_shuffle(3, seed=2), prefetch_buffer_size=3),
+    "interleave of interleaves": lambda rng: InterleaveIterDataset(
+        [interleaved(rng, 0), interleaved(rng, 1)], cycle_length=2
+    ),
+    "windows": lambda rng: ThreadPrefetchIterDataset(
+        interleaved(rng, 0).window_shuffle(3, seed=2), prefetch_buffer_size=3
+    ),
     "components in later epochs": mixed_in_epochs,
-    "in the caller": lambda rng: ThreadPrefetchIterDataset(dropping(rng, 0, 60), prefetch_buffer_size=0),
+    "in the caller": lambda rng: ThreadPrefetchIterDataset(
+        dropping(rng, 0, 60), prefetch_buffer_size=0
+    ),
 }
 
 
@@ -72,6 +83,9 @@ def test_a_window_has_the_elements_that_it_had_in_the_first_run(name, in_place):
 
 
 def test_threads_of_members_that_are_opened_ahead_choose_by_the_keys_that_remain():
-    members = [IterDataset.mix({"a": MapDataset.range(12).to_iter_dataset()}).window_shuffle(4, seed=i) for i in range(3)]
+    members = [
+        IterDataset.mix({"a": MapDataset.range(12).to_iter_dataset()}).window_shuffle(4, seed=i)
+        for i in range(3)
+    ]
     ds = InterleaveIterDataset(members, cycle_length=2, make_iter_buffer_size=2, iter_buffer_size=3)
     assert sorted(ds) == sorted([*range(12)] * 3)

@@ -22,7 +22,9 @@ from gristmill.dataset.engine.iterators import open_stage
 from gristmill.dataset.engine.stream import Stream, pass_outputs
 
 END = object()
-ENGINE = tuple(f"engine/{name}.py" for name in ("packing", "buckets", "choices", "stream", "elements", "read"))
+ENGINE = tuple(
+    f"engine/{name}.py" for name in ("packing", "buckets", "choices", "stream", "elements", "read")
+)
 
 
 class Dropping(Stream):
@@ -64,7 +66,9 @@ class DroppingIterDataset(IterDataset):
 
 # Elements are sequences of tokens that are different; each stage makes others of them.
 def bins(ds, length, num_bins=3):
-    packed = gx.FirstFitPackIterDataset(ds.map(lambda x: {"x": x}), length_struct={"x": 2 * length}, num_packing_bins=num_bins)
+    packed = gx.FirstFitPackIterDataset(
+        ds.map(lambda x: {"x": x}), length_struct={"x": 2 * length}, num_packing_bins=num_bins
+    )
     return packed.map(lambda row: row["x"][row["x_segment_ids"] > 0]), 2 * length
 
 
@@ -95,7 +99,10 @@ STAGES = {
     "map_with_index": lambda ds, length: (ds.map_with_index(lambda i, x: x), length),
     "limit": lambda ds, length: (ds.limit(40), length),
     "window": lambda ds, length: (ds.window_shuffle(9, seed=length), length),
-    "flat_map": lambda ds, length: (ds.flat_map(lambda x: [x[:1], x[1:2], x[2:]][: len(x)]), length),
+    "flat_map": lambda ds, length: (
+        ds.flat_map(lambda x: [x[:1], x[1:2], x[2:]][: len(x)]),
+        length,
+    ),
 }
 COLLECTING = [*STAGES][:8]
 
@@ -158,14 +165,20 @@ def test_after_a_restore_or_an_error_everything_is_as_in_the_first_run(seed):
             it.set_state(json.loads(state))
             del found[num:]
             saved = [x for x in saved if x[1] <= num]
-    assert found == [x.tolist() for x in chain(names, [d.last.__getitem__ for d in decisions])], names
+    assert found == [x.tolist() for x in chain(names, [d.last.__getitem__ for d in decisions])], (
+        names
+    )
 
 
 @pytest.mark.parametrize("seed", range(60))
 def test_skipped_elements_are_left_out_wherever_it_continues(seed):
     rng = random.Random(seed)
     name = rng.choice(COLLECTING)
-    names = ["drop", *rng.choices(["map", "filter", "drop", "map_with_index"], k=rng.randrange(3)), name]
+    names = [
+        "drop",
+        *rng.choices(["map", "filter", "drop", "map_with_index"], k=rng.randrange(3)),
+        name,
+    ]
     decisions = [Decisions(rng) for name in names if name == "drop"]
     bad = rng.sample(range(70), 5)
     ds = chain(names, decisions, Failing(*bad))
@@ -213,16 +226,29 @@ def test_a_held_element_that_fails_after_a_restore_can_be_skipped(seed):
             break
     tokens = [token for x in found for token in x]
     left = {x for d in decisions for x, drops in d.last.items() if drops}
-    kept = {token for x in decisions[0].last if x not in left and ("filter" not in names or x[0] % 5) for token in x}
-    assert len({*tokens}) == len(tokens) and kept - {*tokens} <= {token for i in bad for token in sequence(i).tolist()}
+    kept = {
+        token
+        for x in decisions[0].last
+        if x not in left and ("filter" not in names or x[0] % 5)
+        for token in x
+    }
+    assert len({*tokens}) == len(tokens) and kept - {*tokens} <= {
+        token for i in bad for token in sequence(i).tolist()
+    }
 
 
 def test_the_first_element_of_a_row_can_be_skipped():
     elements = [{"x": np.arange(10 * i, 10 * i + 2 + (i == 2))} for i in range(8)]
     # is cut, and what is left cannot hold the token
     elements[3] = {"x": np.arange(2, dtype=np.int8)}
-    bos = {"bos_handling": gx.BOSHandling.REPLACE_FIRST_TOKEN_WITH_BOS, "bos_features": ["x"], "bos_token_id": 300}
-    ds = gx.ConcatThenSplitIterDataset(MapDataset.source(elements).to_iter_dataset(DIRECT), length_struct={"x": 4}, **bos)
+    bos = {
+        "bos_handling": gx.BOSHandling.REPLACE_FIRST_TOKEN_WITH_BOS,
+        "bos_features": ["x"],
+        "bos_token_id": 300,
+    }
+    ds = gx.ConcatThenSplitIterDataset(
+        MapDataset.source(elements).to_iter_dataset(DIRECT), length_struct={"x": 4}, **bos
+    )
     it = iter(ds)
     rows = [next(it)["x"].tolist() for _ in range(2)]
     with pytest.raises(ValueError, match="cannot hold"):
@@ -231,7 +257,12 @@ def test_the_first_element_of_a_row_can_be_skipped():
     again = iter(ds)
     again.set_state(it.get_state())
     rest = [row["x"].tolist() for row in it]
-    assert rows + rest == [[300, 1, 300, 11], [300, 21, 22, 300], [300, 41, 300, 51], [300, 61, 300, 71]]
+    assert rows + rest == [
+        [300, 1, 300, 11],
+        [300, 21, 22, 300],
+        [300, 41, 300, 51],
+        [300, 61, 300, 71],
+    ]
     assert [row["x"].tolist() for row in again] == rest
 
 
@@ -244,7 +275,9 @@ def test_an_interrupt_at_any_line_loses_no_element(name):
         for number in itertools.count():
             it = iter(ds)
             found = [next(it).tolist() for _ in range(num)]
-            was_interrupted = interrupted(lambda it=it, found=found: found.append(next(it).tolist()), number, ENGINE)
+            was_interrupted = interrupted(
+                lambda it=it, found=found: found.append(next(it).tolist()), number, ENGINE
+            )
             assert [*found, *[x.tolist() for x in it]] == expected, number
             if not was_interrupted:
                 break
@@ -262,7 +295,9 @@ def test_failing_elements_are_not_read_again(name):
             raise Boom(str(i))
         return i
 
-    it = iter(STAGES[name](MapDataset.range(70).map(read).map(sequence).to_iter_dataset(DIRECT), 30)[0])
+    it = iter(
+        STAGES[name](MapDataset.range(70).map(read).map(sequence).to_iter_dataset(DIRECT), 30)[0]
+    )
     while True:
         try:
             next(it)

@@ -32,7 +32,9 @@ def twice(x):
     return [x] * (int(x) % 3)
 
 
-interleaved = partial(InterleaveIterDataset, cycle_length=2, iter_buffer_size=0, make_iter_buffer_size=0)
+interleaved = partial(
+    InterleaveIterDataset, cycle_length=2, iter_buffer_size=0, make_iter_buffer_size=0
+)
 
 
 def make_fails(functions, divisor, rest):
@@ -44,14 +46,19 @@ divisors = st.tuples(st.sampled_from([2, 3, 5]), st.integers(0, 4))
 map_steps = st.one_of(
     st.tuples(st.just("fail"), divisors),
     st.tuples(st.just("tolerate"), st.sampled_from(["skip", "replace"])),
-    st.tuples(st.sampled_from(["shuffle", "block_shuffle", "flat_map", "repeat", "filter"]), st.none()),
+    st.tuples(
+        st.sampled_from(["shuffle", "block_shuffle", "flat_map", "repeat", "filter"]), st.none()
+    ),
 )
 stream_steps = st.one_of(
     st.tuples(st.just("fail"), divisors),
     st.tuples(st.just("window"), st.integers(2, 6)),
     st.tuples(st.just("rebatch"), st.integers(2, 4)),
     st.tuples(st.just("limit"), st.integers(1, 20)),
-    st.tuples(st.sampled_from(["tolerate", "flat_map", "repeat", "filter", "interleave", "mix"]), st.none()),
+    st.tuples(
+        st.sampled_from(["tolerate", "flat_map", "repeat", "filter", "interleave", "mix"]),
+        st.none(),
+    ),
 )
 
 
@@ -60,7 +67,9 @@ def build(of_map, of_stream, threads, functions, last=EVERY):
     for name, argument in of_map:
         ds = {
             "fail": lambda ds, argument: ds.map(make_fails(functions, *argument)),
-            "tolerate": lambda ds, argument: ds.tolerate(max_rate=None, max_consecutive=50, then=argument),
+            "tolerate": lambda ds, argument: ds.tolerate(
+                max_rate=None, max_consecutive=50, then=argument
+            ),
             "shuffle": lambda ds, argument: ds.shuffle(seed=3),
             "block_shuffle": lambda ds, argument: ds.block_shuffle(3, group_size=2, seed=4),
             "flat_map": lambda ds, argument: ds.flat_map(twice, max_fan_out=2),
@@ -131,7 +140,10 @@ def test_a_restored_run_has_the_elements_and_counts_of_the_first(pipeline, max_t
             again = iter(ds)
             again.set_state(state)
             assert through_json(again.get_state()) == state
-            assert (again.faults().total, again.faults().tried) == (it.faults().total, it.faults().tried)
+            assert (again.faults().total, again.faults().tried) == (
+                it.faults().total,
+                it.faults().tried,
+            )
             rest, rest_counts = run(again, 150 - k)
             assert rest == found[k:]
             assert rest_counts == counts[k:]
@@ -145,7 +157,9 @@ def test_a_restored_run_has_the_elements_and_counts_of_the_first(pipeline, max_t
 @pytest.mark.parametrize("stage", ["interleave", "windows", "windows of a mixture"])
 def test_totals_continue_in_each_epoch(stage, limit):
     def one(num):
-        return MapDataset.range(num).to_iter_dataset(ReadOptions(0)).map(Fails(5, 3)).tolerate(**EVERY)
+        return (
+            MapDataset.range(num).to_iter_dataset(ReadOptions(0)).map(Fails(5, 3)).tolerate(**EVERY)
+        )
 
     ds = {
         "interleave": lambda: interleaved([one(4), one(6), one(9)]),

@@ -9,7 +9,10 @@ from interrupting import interrupted
 from gristmill import IterDataset, MapDataset, Schedule
 
 FILES = tuple(f"mixtures/{name}.py" for name in ("stream", "drawing", "draw_counts", "standing"))
-PARTS = {name: MapDataset.range(100 * i, 100 * i + 4 + i).to_iter_dataset(DIRECT) for i, name in enumerate("ab")}
+PARTS = {
+    name: MapDataset.range(100 * i, 100 * i + 4 + i).to_iter_dataset(DIRECT)
+    for i, name in enumerate("ab")
+}
 MIXTURES = {
     "pattern": lambda: IterDataset.mix(PARTS, {"a": 2, "b": 1}),
     "list": lambda: IterDataset.mix([*PARTS.values()]),
@@ -28,7 +31,9 @@ def test_an_interrupt_at_any_line_loses_no_element(make):
         for number in itertools.count(num % 3, 3):
             it = iter(make())
             found = [next(it) for _ in range(num)]
-            was_interrupted = interrupted(lambda it=it, found=found: found.append(next(it)), number, FILES)
+            was_interrupted = interrupted(
+                lambda it=it, found=found: found.append(next(it)), number, FILES
+            )
             if number % 2:
                 it.set_state(it.get_state())
             assert [*found, *it] == expected, (num, number)

@@ -9,7 +9,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gristmill import MapDataset, ReadOptions
-from gristmill.experimental import BestFitPackIterDataset, BOSHandling, ConcatThenSplitIterDataset, FirstFitPackIterDataset
+from gristmill.experimental import (
+    BestFitPackIterDataset,
+    BOSHandling,
+    ConcatThenSplitIterDataset,
+    FirstFitPackIterDataset,
+)
 
 BOS_ID = 10**6
 QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -65,8 +70,12 @@ def bin_cases(draw):
     meta = draw(st.sampled_from([[], ["k"], *[["y"], ["y", "k"]] * ("y" in lengths)]))
     elements = draw(sequences(25, lengths))
     optional = {
-        "pack_alignment_struct": st.fixed_dictionaries({}, optional={f: st.integers(1, 4) for f in lengths}),
-        "padding_struct": st.fixed_dictionaries({}, optional={f: st.sampled_from([None, -1, 7]) for f in lengths}),
+        "pack_alignment_struct": st.fixed_dictionaries(
+            {}, optional={f: st.integers(1, 4) for f in lengths}
+        ),
+        "padding_struct": st.fixed_dictionaries(
+            {}, optional={f: st.sampled_from([None, -1, 7]) for f in lengths}
+        ),
         "max_sequences_per_bin": st.integers(1, 4),
         "shuffle_bins_group_by_feature": st.sampled_from(list(lengths)),
         "seed": st.integers(0, 2**40),
@@ -80,7 +89,16 @@ def bin_cases(draw):
     }
 
 
-def pack(elements, best, length_struct, num_packing_bins, meta_features, seed=0, shuffle_bins=True, **more):
+def pack(
+    elements,
+    best,
+    length_struct,
+    num_packing_bins,
+    meta_features,
+    seed=0,
+    shuffle_bins=True,
+    **more,
+):
     """All rows, and for each the numbers of the elements in it."""
     limit = more.get("max_sequences_per_bin")
     batches, batch = [], None
@@ -89,7 +107,8 @@ def pack(elements, best, length_struct, num_packing_bins, meta_features, seed=0,
         for _ in range(2):
             if batch is None:
                 batch = [
-                    {"marks": dict.fromkeys(length_struct, 0), "elements": [], "starts": []} for _ in range(num_packing_bins)
+                    {"marks": dict.fromkeys(length_struct, 0), "elements": [], "starts": []}
+                    for _ in range(num_packing_bins)
                 ]
                 batches.append(batch)
             suited = [
@@ -113,7 +132,10 @@ def pack(elements, best, length_struct, num_packing_bins, meta_features, seed=0,
     rows, members = [], []
     for batch in batches:
         used = [b for b in batch if b["elements"]]
-        made = [row_of(elements, b, length_struct, meta_features, more.get("padding_struct", {})) for b in used]
+        made = [
+            row_of(elements, b, length_struct, meta_features, more.get("padding_struct", {}))
+            for b in used
+        ]
         order = range(len(used))
         if shuffle_bins:
             order = np.random.default_rng(seed + len(rows)).permuted(range(len(used))).tolist()
@@ -133,9 +155,15 @@ def row_of(elements, packed, length_struct, meta, paddings):
     for f, length in length_struct.items():
         values = [paddings.get(f) or 0] * length
         segment_ids, positions = [0] * length, [0] * length
-        for number, (i, start) in enumerate(zip(packed["elements"], packed["starts"], strict=True), 1):
+        for number, (i, start) in enumerate(
+            zip(packed["elements"], packed["starts"], strict=True), 1
+        ):
             for k, token in enumerate(np.atleast_1d(elements[i][f]).tolist()):
-                values[start[f] + k], segment_ids[start[f] + k], positions[start[f] + k] = token, number, k
+                values[start[f] + k], segment_ids[start[f] + k], positions[start[f] + k] = (
+                    token,
+                    number,
+                    k,
+                )
         row[f] = values
         if f not in meta:
             row |= {f"{f}_segment_ids": segment_ids, f"{f}_positions": positions}
@@ -172,27 +200,43 @@ def test_bins_are_those_of_the_definition(case, best, are_nested):
     assert sorted(i for row in members for i in row) == list(range(len(elements)))
     if are_nested:
         elements, expected = [[nested(x) for x in flat] for flat in (elements, expected)]
-        arguments |= {name: nested(value) for name, value in arguments.items() if name.endswith("_struct")}
+        arguments |= {
+            name: nested(value) for name, value in arguments.items() if name.endswith("_struct")
+        }
     assert check_states(cls(stream(elements), **arguments)) == expected
 
 
 @st.composite
 def concat_cases(draw):
-    lengths = {f: draw(st.integers(1, 7)) for f in draw(st.sampled_from(["a", "ab", "abc", "am", "abm", "mab"]))}
+    lengths = {
+        f: draw(st.integers(1, 7))
+        for f in draw(st.sampled_from(["a", "ab", "abc", "am", "abm", "mab"]))
+    }
     bos = draw(st.lists(st.sampled_from([f for f in lengths if f != "m"]), unique=True))
-    elements = draw(sequences(14, {f: length if f == "m" else 3 * length for f, length in lengths.items()}))
+    elements = draw(
+        sequences(14, {f: length if f == "m" else 3 * length for f, length in lengths.items()})
+    )
     for element in elements:
         del element["k"]
     arguments = {"length_struct": lengths, "split_full_length_features": draw(st.booleans())}
     if bos:
-        arguments |= {"bos_handling": BOSHandling.REPLACE_FIRST_TOKEN_WITH_BOS, "bos_features": bos, "bos_token_id": BOS_ID}
+        arguments |= {
+            "bos_handling": BOSHandling.REPLACE_FIRST_TOKEN_WITH_BOS,
+            "bos_features": bos,
+            "bos_token_id": BOS_ID,
+        }
     return elements, arguments | {"meta_features": ["m"] if "m" in lengths else []}
 
 
-def split(elements, length_struct, meta_features, split_full_length_features=True, bos_features=(), **_):
+def split(
+    elements, length_struct, meta_features, split_full_length_features=True, bos_features=(), **_
+):
     """All rows, each the list of its pieces: for each feature the tokens."""
     names = list(length_struct)
-    waiting = [{f: np.atleast_1d(element[f]).tolist() for f in names} | {"whole": True} for element in elements]
+    waiting = [
+        {f: np.atleast_1d(element[f]).tolist() for f in names} | {"whole": True}
+        for element in elements
+    ]
     rows = []
     while waiting:
         row, passed, used = [], [], dict.fromkeys(names, 0)
@@ -208,7 +252,11 @@ def split(elements, length_struct, meta_features, split_full_length_features=Tru
             left = {f: piece[f] if f in meta_features else piece[f][: room[f]] for f in names}
             right = {f: piece[f] if f in meta_features else piece[f][room[f] :] for f in names}
             is_cut = any(right[f] for f in names if f not in meta_features)
-            if is_cut and piece["whole"] and not any(left[f] for f in names if f not in meta_features):
+            if (
+                is_cut
+                and piece["whole"]
+                and not any(left[f] for f in names if f not in meta_features)
+            ):
                 break
             row.append(left)
             used = {f: used[f] + len(left[f]) for f in names}
@@ -252,5 +300,8 @@ def test_rows_are_those_of_the_definition_and_have_all_tokens_in_order(case):
             assert len(got) == len(expected)
             assert f in bos or sorted(got) == sorted(expected)
         else:
-            marked = [BOS_ID if first and f in bos else token for first, token in zip(is_first, expected, strict=True)]
+            marked = [
+                BOS_ID if first and f in bos else token
+                for first, token in zip(is_first, expected, strict=True)
+            ]
             assert got == marked

@@ -34,7 +34,10 @@ def run_share(ds, index, count):
 @given(trees, st.integers(1, 5))
 def test_shares_of_trees(tree, count):
     try:
-        expected = [tuple(itertools.islice(outcomes(tree, WHOLE.of_thread(i, count)), LIMIT)) for i in range(count)]
+        expected = [
+            tuple(itertools.islice(outcomes(tree, WHOLE.of_thread(i, count)), LIMIT))
+            for i in range(count)
+        ]
     except Endless:
         assume(False)
     assume(all(FAILED not in share for share in expected))
@@ -48,7 +51,17 @@ def test_shares_of_trees(tree, count):
             assert run_share(sent, i, count) == expected[i]
 
 
-OF_ITS_OWN = ("map", "map_with_index", "random_map", "remove", "filter", "seed", "shuffle", "repeat", "batch")
+OF_ITS_OWN = (
+    "map",
+    "map_with_index",
+    "random_map",
+    "remove",
+    "filter",
+    "seed",
+    "shuffle",
+    "repeat",
+    "batch",
+)
 
 
 @some
@@ -59,7 +72,9 @@ def test_a_part_of_the_source_is_like_a_source_of_its_own(length, steps, count):
     ds = build([("range", length), *steps])
     for i in range(count):
         part = build([("range", *even_split(length, ShardOptions(i, count))), *steps])
-        assert run_share(slice_pipeline(ds, i, count, sequential=True), 0, 1) == run_share(part, 0, 1)
+        assert run_share(slice_pipeline(ds, i, count, sequential=True), 0, 1) == run_share(
+            part, 0, 1
+        )
 
 
 @settings(max_examples=120, deadline=None)
@@ -84,4 +99,6 @@ def test_map_pipelines(length, steps, data):
     start, stop = data.draw(near), data.draw(near)
     if start != stop:
         block = range(start, stop, 1 if start < stop else -1)
-        assert list(ds._items(block)) == list(ds._items(np.array(block))) == [model[i] for i in block]
+        assert (
+            list(ds._items(block)) == list(ds._items(np.array(block))) == [model[i] for i in block]
+        )

@@ -78,8 +78,12 @@ def tree(rng, depth, number):
     """A stream of tuples of numbers, of which each source has others."""
     if depth:
         below = [tree(rng, depth - 1, 3 * number + i) for i in range(rng.choice([1, 1, 1, 2]))]
-        return rng.choice(OF_TWO)(*below) if len(below) > 1 else rng.choice(OF_STREAMS)(below[0], rng)
-    ds = MapDataset.range(1000 * number, 1000 * number + rng.randint(3, 30)).seed(rng.randrange(100))
+        return (
+            rng.choice(OF_TWO)(*below) if len(below) > 1 else rng.choice(OF_STREAMS)(below[0], rng)
+        )
+    ds = MapDataset.range(1000 * number, 1000 * number + rng.randint(3, 30)).seed(
+        rng.randrange(100)
+    )
     for _ in range(rng.randrange(4)):
         ds = rng.choice(OF_MAPS)(ds, rng)
     ds = ds.map(lambda x: (int(x),))
@@ -90,7 +94,9 @@ def tree(rng, depth, number):
 
 def identities(told):
     starts = [int(re.search(r"start=(\d+)", record.source)[1]) for record in told.records]
-    return tuple([start + record.record_key for start, record in zip(starts, told.records, strict=True)])
+    return tuple(
+        [start + record.record_key for start, record in zip(starts, told.records, strict=True)]
+    )
 
 
 def check(ds, rng, ledger):

@@ -16,7 +16,19 @@ from hypothesis import strategies as st
 from list_model import FAILED, Boom
 from new_seed import SEED
 from refusing import assert_raises
-from stream_model import TROUBLE, Endless, Interrupt, Transient, build, failing_trees, frozen, names, outcomes, spoil, trees
+from stream_model import (
+    TROUBLE,
+    Endless,
+    Interrupt,
+    Transient,
+    build,
+    failing_trees,
+    frozen,
+    names,
+    outcomes,
+    spoil,
+    trees,
+)
 
 from gristmill import experimental as gx
 from gristmill.dataset.engine.iterators import StreamIterator
@@ -24,10 +36,17 @@ from gristmill.dataset.telling.description import describe
 
 ELSEWHERE = ["local_workers", "workers", "lanes", "local_lanes", "threads", "prefetch"]
 LIMIT = 50  # outcomes that are looked at
-BUDGETS = [gx.DatasetOptions(), *[gx.DatasetOptions(max_threads=num, max_bytes_ahead=num * 200) for num in (1, 2, 16)]]
+BUDGETS = [
+    gx.DatasetOptions(),
+    *[gx.DatasetOptions(max_threads=num, max_bytes_ahead=num * 200) for num in (1, 2, 16)],
+]
 ANYHOW = {
     "deadline": None,
-    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+    "suppress_health_check": [
+        HealthCheck.too_slow,
+        HealthCheck.filter_too_much,
+        HealthCheck.data_too_large,
+    ],
     # explaining takes minutes
     "phases": [Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
 }
@@ -235,7 +254,9 @@ def has_lazy_interleave(tree):
 
 def has_gaps(tree):
     """True if a source has missing elements, at indices that cannot be known beforehand."""
-    return (tree[0] == "source" and any(step[0] in ("remove", "filter") for step in tree[1][1])) or any(map(has_gaps, tree[2]))
+    return (
+        tree[0] == "source" and any(step[0] in ("remove", "filter") for step in tree[1][1])
+    ) or any(map(has_gaps, tree[2]))
 
 
 def spoil_state(state):
@@ -268,7 +289,9 @@ _damages = st.sampled_from([None, -1, 3, 10**9, "x", [], {}, "missing"])
 _others = [_operation(name, numbers) for name in ("restart", "close", "jump")]
 _others += [_operation("next"), _operation("take", blocks), _operation("describe")]
 _others += [_operation("arm", st.integers(1, most), kinds) for most in (6, 25)]
-operations = st.lists(st.one_of(*_simple, *_others, _operation("damage", st.integers(0, 99), _damages)), max_size=25)
+operations = st.lists(
+    st.one_of(*_simple, *_others, _operation("damage", st.integers(0, 99), _damages)), max_size=25
+)
 
 
 def check(tree, num_workers, script):

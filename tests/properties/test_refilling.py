@@ -24,7 +24,10 @@ from gristmill.dataset.engine.rebatching import Rebatch
 from gristmill.dataset.engine.stream import Cell, Stream
 
 NUM = 60
-ENGINE = tuple(f"engine/{name}.py" for name in ("groups", "rebatching", "choices", "stream", "elements", "read", "caching"))
+ENGINE = tuple(
+    f"engine/{name}.py"
+    for name in ("groups", "rebatching", "choices", "stream", "elements", "read", "caching")
+)
 
 
 def copies(x):
@@ -70,13 +73,19 @@ STAGES = {
     "repeat": (lambda ds: ds.repeat(2), lambda xs: xs * 2),
     "batch": (lambda ds: ds.batch(4, batch_fn=list).flat_map(list), lambda xs: xs),
     "cache": (lambda ds: ds.cache(copy_elements=True).repeat(2), lambda xs: xs * 2),
-    "map_with_index": (lambda ds: ds.map_with_index(lambda i, x: x + i % 2), lambda xs: [x + i % 2 for i, x in enumerate(xs)]),
+    "map_with_index": (
+        lambda ds: ds.map_with_index(lambda i, x: x + i % 2),
+        lambda xs: [x + i % 2 for i, x in enumerate(xs)],
+    ),
 }
 
 
 def random_pipeline(rng, num):
     names = rng.choices([*STAGES], k=num)
-    ds, xs = MapDataset.range(num_elements := rng.randrange(30, NUM)).to_iter_dataset(DIRECT), [*range(num_elements)]
+    ds, xs = (
+        MapDataset.range(num_elements := rng.randrange(30, NUM)).to_iter_dataset(DIRECT),
+        [*range(num_elements)],
+    )
     for name in names:
         make, model = STAGES[name]
         ds, xs = make(ds), model(xs)
@@ -122,7 +131,9 @@ def test_an_interrupt_at_any_line_loses_no_element(names):
         for number in itertools.count(num % 2, 2):
             it = iter(ds)
             found = [next(it) for _ in range(num)]
-            was_interrupted = interrupted(lambda it=it, found=found: found.append(next(it)), number, ENGINE)
+            was_interrupted = interrupted(
+                lambda it=it, found=found: found.append(next(it)), number, ENGINE
+            )
             if number % 4 > 1:
                 it.set_state(it.get_state())
             assert [*found, *it] == expected, number
@@ -190,17 +201,25 @@ class Dropping(Stream):
 REFILLING = {
     "window": (lambda parent: Window(STAGE, parent, 7, 3), partial(in_windows, 7, 3)),
     "large window": (lambda parent: Window(STAGE, parent, 40, 5), partial(in_windows, 40, 5)),
-    "flat_map": (lambda p: Spread(STAGE, p, copies, with_nones=False), lambda xs: [y for x in xs for y in copies(x)]),
+    "flat_map": (
+        lambda p: Spread(STAGE, p, copies, with_nones=False),
+        lambda xs: [y for x in xs for y in copies(x)],
+    ),
     "rebatch": (
         lambda p: Spread(
             STAGE,
-            Rebatch(STAGE, Batch(STAGE, p, 3, np.array, drop_remainder=False), 5, drop_remainder=False),
+            Rebatch(
+                STAGE, Batch(STAGE, p, 3, np.array, drop_remainder=False), 5, drop_remainder=False
+            ),
             unbatched,
             with_nones=False,
         ),
         lambda xs: xs,
     ),
-    "cache": (lambda p: Repeat(STAGE, Cache(STAGE, p, copy_elements=False), 2, None), lambda xs: xs * 2),
+    "cache": (
+        lambda p: Repeat(STAGE, Cache(STAGE, p, copy_elements=False), 2, None),
+        lambda xs: xs * 2,
+    ),
 }
 
 
@@ -232,7 +251,12 @@ class Run:
 
     def save(self):
         text = json.dumps(self.stream.save(self.cell.pos))
-        return text, [*self.delivered], [[*dropper.decisions] for dropper in self.droppers], self.cell.pos
+        return (
+            text,
+            [*self.delivered],
+            [[*dropper.decisions] for dropper in self.droppers],
+            self.cell.pos,
+        )
 
     def restore(self, saved, *, opens_again):
         text, delivered, decisions, pos = saved
@@ -320,8 +344,12 @@ HOLDING = {
     "window": lambda p: Window(STAGE, p, 7, 3),
     "window of some": lambda p: Window(STAGE, Kept(STAGE, p), 6, 1),
     "flat_map": lambda p: Spread(STAGE, p, lambda x: [x] * 3, with_nones=False),
-    "flat_map of some": lambda p: Spread(STAGE, Kept(STAGE, p), lambda x: [x] * 3, with_nones=False),
-    "rebatch": lambda p: Rebatch(STAGE, Each(STAGE, p, partial(np.full, 3), with_nones=True), 2, drop_remainder=False),
+    "flat_map of some": lambda p: Spread(
+        STAGE, Kept(STAGE, p), lambda x: [x] * 3, with_nones=False
+    ),
+    "rebatch": lambda p: Rebatch(
+        STAGE, Each(STAGE, p, partial(np.full, 3), with_nones=True), 2, drop_remainder=False
+    ),
 }
 
 

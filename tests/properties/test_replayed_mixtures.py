@@ -25,14 +25,18 @@ def row(x):
 
 
 def mixture(sizes, weights, stop="all", **options):
-    parts = {c: MapDataset.range(FIRST[c], FIRST[c] + n).to_iter_dataset() for c, n in sizes.items()}
+    parts = {
+        c: MapDataset.range(FIRST[c], FIRST[c] + n).to_iter_dataset() for c, n in sizes.items()
+    }
     return IterDataset.mix(parts, weights, stop=stop, **options).map(row)
 
 
 STAGES = {
     "batch": lambda ds: ds.batch(1, batch_fn=lambda rows: rows[0]),
     "window": lambda ds: ds.window_shuffle(9, seed=1),
-    "flat": lambda ds: ds.flat_map(lambda e: [{"x": e["x"][i : i + 2]} for i in range(0, len(e["x"]), 2)]),
+    "flat": lambda ds: ds.flat_map(
+        lambda e: [{"x": e["x"][i : i + 2]} for i in range(0, len(e["x"]), 2)]
+    ),
     "first": lambda ds: grain.experimental.FirstFitPackIterDataset(
         ds, length_struct={"x": 8}, num_packing_bins=3, shuffle_bins=False
     ),
@@ -48,7 +52,12 @@ CHAINS = [
 
 
 def tokens(rows):
-    return Counter(int(v) - 1 for r in rows for v in np.ravel(r["x"]["x"] if isinstance(r["x"], dict) else r["x"]) if v)
+    return Counter(
+        int(v) - 1
+        for r in rows
+        for v in np.ravel(r["x"]["x"] if isinstance(r["x"], dict) else r["x"])
+        if v
+    )
 
 
 @pytest.mark.parametrize("chain", CHAINS, ids="-".join)
@@ -74,5 +83,7 @@ def test_all_tokens_come_once_whatever_changes_between_states(chain, by):
             num = 10**6 if change == num_changes else rng.choice([0, 1, 2, 5, 13, 100])
             got += tokens(itertools.islice(it, num))
             state = it.get_state()
-        expected = Counter({x: length(x) for c, n in sizes.items() for x in range(FIRST[c], FIRST[c] + n)})
+        expected = Counter(
+            {x: length(x) for c, n in sizes.items() for x in range(FIRST[c], FIRST[c] + n)}
+        )
         assert got == expected, (chain, history, got - expected, expected - got)

@@ -17,7 +17,12 @@ def tolerant(start, num, fails):
             raise OSError(x)
         return x
 
-    return MapDataset.range(start, start + num).map(read).to_iter_dataset().tolerate(OSError, max_rate=None)
+    return (
+        MapDataset.range(start, start + num)
+        .map(read)
+        .to_iter_dataset()
+        .tolerate(OSError, max_rate=None)
+    )
 
 
 def lanes(num_workers, executor="threads"):
@@ -31,17 +36,27 @@ def threads(buffer_size):
 
 def mixed_lanes(fails):
     lane = tolerant(0, 30, fails).window_shuffle(4, seed=1)
-    return IterDataset.mix({"a": lane, "b": tolerant(40, 30, fails)}).mp_prefetch(MultiprocessingOptions(num_lanes=2))
+    return IterDataset.mix({"a": lane, "b": tolerant(40, 30, fails)}).mp_prefetch(
+        MultiprocessingOptions(num_lanes=2)
+    )
 
 
 CHAINS = {
     "list": (1, lambda f: IterDataset.mix([tolerant(0, 30, f), tolerant(40, 30, f)])),
     "names": (1, lambda f: IterDataset.mix({"a": tolerant(0, 30, f), "b": tolerant(40, 30, f)})),
-    "interleave": (1, lambda f: experimental.InterleaveIterDataset([tolerant(10 * j, 4, f) for j in range(5)], cycle_length=2)),
+    "interleave": (
+        1,
+        lambda f: experimental.InterleaveIterDataset(
+            [tolerant(10 * j, 4, f) for j in range(5)], cycle_length=2
+        ),
+    ),
     "repeat": (3, lambda f: tolerant(0, 7, f).repeat(3)),
     "lanes": (1, lanes(0)),
     "lanes of a mixture": (1, mixed_lanes),
-    "threads in threads": (1, lambda f: experimental.multithread_prefetch(threads(0)(f).window_shuffle(4, seed=1), 2, 1)),
+    "threads in threads": (
+        1,
+        lambda f: experimental.multithread_prefetch(threads(0)(f).window_shuffle(4, seed=1), 2, 1),
+    ),
     "threads": (1, threads(2)),
     "no threads": (1, threads(0)),
     "worker threads": (1, lanes(2)),

@@ -52,8 +52,12 @@ STAGES = {
     "rebatch": lambda ds: ds.map(lambda element: np.full(3, element.x)).rebatch(5),
     "mix": lambda ds: IterDataset.mix([ds]),
     "interleave": lambda ds: gx.InterleaveIterDataset([ds], cycle_length=1, iter_buffer_size=3),
-    "interleave_directly": lambda ds: gx.InterleaveIterDataset([ds], cycle_length=1, iter_buffer_size=0),
-    "pack": lambda ds: gx.FirstFitPackIterDataset(tokens(ds), length_struct={"x": 7}, num_packing_bins=4),
+    "interleave_directly": lambda ds: gx.InterleaveIterDataset(
+        [ds], cycle_length=1, iter_buffer_size=0
+    ),
+    "pack": lambda ds: gx.FirstFitPackIterDataset(
+        tokens(ds), length_struct={"x": 7}, num_packing_bins=4
+    ),
     "concat": lambda ds: gx.ConcatThenSplitIterDataset(tokens(ds), length_struct={"x": 7}),
     "prefetch": lambda ds: gx.ThreadPrefetchIterDataset(ds, prefetch_buffer_size=8),
     "prefetch_directly": lambda ds: gx.ThreadPrefetchIterDataset(ds, prefetch_buffer_size=0),
@@ -97,7 +101,9 @@ def test_what_was_delivered_is_the_consumers_alone(stage):
 @each_stage
 @pytest.mark.usefixtures("without_collector")
 def test_an_iterator_that_is_dropped_is_gone_and_its_threads_end(stage):
-    for below, num in zip(["prefetch", "interleave", "threads"] * 2, [0, 1, 5, 5, 0, 1], strict=True):
+    for below, num in zip(
+        ["prefetch", "interleave", "threads"] * 2, [0, 1, 5, 5, 0, 1], strict=True
+    ):
         others = set(running("gristmill"))
         ds = STAGES[below](source(length=10**6, options=READING[1]))
         it = iter(STAGES[stage](IterDataset.mix([ds, ds])))
@@ -167,7 +173,11 @@ SAME = {
 
 
 @pytest.mark.parametrize("stage", SAME.values(), ids=SAME)
-@pytest.mark.parametrize("ds", [MapDataset.range(LENGTH).map(Element), MapDataset.source(Vectored())], ids=["map", "source"])
+@pytest.mark.parametrize(
+    "ds",
+    [MapDataset.range(LENGTH).map(Element), MapDataset.source(Vectored())],
+    ids=["map", "source"],
+)
 def test_an_iterator_of_a_map_dataset_keeps_no_element(without_collector, ds, stage):  # noqa: F811
     items = stage(ds)._items(range(20))
     for _ in range(20):

@@ -20,7 +20,15 @@ from refusing import assert_raises
 from stream_model import Endless, build, failing_trees, frozen, names, outcomes
 
 import gristmill
-from gristmill import DataLoader, FaultBudgetError, IterDataset, MapDataset, MultiprocessingOptions, ReadOptions, ShardOptions
+from gristmill import (
+    DataLoader,
+    FaultBudgetError,
+    IterDataset,
+    MapDataset,
+    MultiprocessingOptions,
+    ReadOptions,
+    ShardOptions,
+)
 from gristmill.core.errors import StateMismatchError
 from gristmill.dataset.stages.bin_packing import FirstFitPackIterDataset
 from gristmill.dataset.stages.concat_then_split import ConcatThenSplitIterDataset
@@ -68,14 +76,19 @@ def test_random_streams_are_those_of_what_does_not_fail(tree, position, n):
     for _ in range(start):
         next(first)
     again.set_state(through_json(first.get_state()))
-    assert [again.faults().total, again.faults().tried] == [first.faults().total, first.faults().tried]
+    assert [again.faults().total, again.faults().tried] == [
+        first.faults().total,
+        first.faults().tried,
+    ]
     taken = [frozen(x) for x in again._take(n)]  # of an endless stream, more than is expected
     assert taken[: len(expected) - start] == expected[start : start + n]
     assert first.faults().total + start == first.faults().tried
 
 
 @some
-@given(st.integers(1, 12), failing_map_steps, st.lists(st.integers(-40, 40), min_size=1, max_size=9))
+@given(
+    st.integers(1, 12), failing_map_steps, st.lists(st.integers(-40, 40), min_size=1, max_size=9)
+)
 def test_random_map_datasets(length, steps, indices):
     model = MapModel(length, steps)
     assume(0 < model.length < 200)
@@ -86,7 +99,11 @@ def test_random_map_datasets(length, steps, indices):
     size = len(ds)
     replacing = ds.tolerate(max_rate=None, then="replace")
     for i in indices:
-        others = [model[k] for k in range(i // size * size, i // size * size + size) if model[k] is not FAILED]
+        others = [
+            model[k]
+            for k in range(i // size * size, i // size * size + size)
+            if model[k] is not FAILED
+        ]
         if model[i] is not FAILED:
             assert replacing[i] == model[i]
         elif others:
@@ -95,29 +112,53 @@ def test_random_map_datasets(length, steps, indices):
 
 def streams():
     yield "map", thousand().to_iter_dataset(DIRECT)
-    yield "threads", thousand().shuffle(seed=1).to_iter_dataset(ReadOptions(num_threads=3, prefetch_buffer_size=7))
+    yield (
+        "threads",
+        thousand()
+        .shuffle(seed=1)
+        .to_iter_dataset(ReadOptions(num_threads=3, prefetch_buffer_size=7)),
+    )
     yield "replaced", thousand(then="replace").shuffle(seed=1).batch(10).to_iter_dataset()
-    yield "stream", MapDataset.range(1000).to_iter_dataset().map(break_some).filter(lambda x: x % 3).tolerate(max_rate=0.01)
+    yield (
+        "stream",
+        MapDataset.range(1000)
+        .to_iter_dataset()
+        .map(break_some)
+        .filter(lambda x: x % 3)
+        .tolerate(max_rate=0.01),
+    )
     yield "windows", thousand().to_iter_dataset().window_shuffle(32, seed=1).batch(7)
     yield "component", MapDataset.mix([thousand(), MapDataset.range(1000, 2000)]).to_iter_dataset()
 
 
-@pytest.mark.parametrize(("name", "ds"), [*streams()], ids=lambda x: x if isinstance(x, str) else "")
+@pytest.mark.parametrize(
+    ("name", "ds"), [*streams()], ids=lambda x: x if isinstance(x, str) else ""
+)
 def test_streams_are_equal_whoever_computes_them(name, ds):
     def trace(lanes):
         with iter(lanes) as it:
             elements = [frozen(x) for x in it]
-            return elements, it.faults().total, it.faults().tried, sorted(fault.record_key for fault in it.faults().last)
+            return (
+                elements,
+                it.faults().total,
+                it.faults().tried,
+                sorted(fault.record_key for fault in it.faults().last),
+            )
 
     expected = trace(ds.mp_prefetch(MultiprocessingOptions(num_lanes=3)))
-    assert expected[1] == 3 and expected[3] == sorted(BROKEN) and expected[2] in (667, 668, 1000, 1001)
+    assert (
+        expected[1] == 3 and expected[3] == sorted(BROKEN) and expected[2] in (667, 668, 1000, 1001)
+    )
     for num_workers in (1, 2, 3):
         assert trace(LocalWorkersIterDataset(ds, num_workers, num_lanes=3)) == expected
     # a lane of a mixture is a mixture of lanes; threads share out the order of the mixture
     if name != "component":
         assert trace(ds.multithread_prefetch(3, 4)) == expected
     with iter(ds) as alone:
-        assert sum(1 for _ in alone) and [alone.faults().total, alone.faults().tried] == [3, min(expected[2], 1000)]
+        assert sum(1 for _ in alone) and [alone.faults().total, alone.faults().tried] == [
+            3,
+            min(expected[2], 1000),
+        ]
     if name == "windows":
         assert trace(ds.mp_prefetch(MultiprocessingOptions(num_workers=2, num_lanes=3))) == expected
 
@@ -125,7 +166,9 @@ def test_streams_are_equal_whoever_computes_them(name, ds):
 def test_hosts_share_what_does_not_fail():
     ds = thousand(then="replace").shuffle(seed=1).to_iter_dataset()
     alone = iter(ds.global_batch(12, num_lanes=4))
-    hosts = [iter(ds.global_batch(12, num_lanes=4, shard_options=ShardOptions(i, 2))) for i in range(2)]
+    hosts = [
+        iter(ds.global_batch(12, num_lanes=4, shard_options=ShardOptions(i, 2))) for i in range(2)
+    ]
     for batch, *parts in zip(alone, *hosts, strict=True):
         assert np.concatenate(parts).tolist() == batch.tolist()
     assert sum(it.faults().total for it in hosts) == alone.faults().total == 3
@@ -141,7 +184,11 @@ def test_shards_go_on_with_their_counts(then):
     elements = [x for x in (ds[i] for i in range(1000)) if x is not None]
     whole = shards(thousand(then=then), 2)
     found = np.sort(np.concatenate([np.concatenate(list(it)) for it in whole])).tolist()
-    assert found == sorted(elements)[: len(elements) // 20 * 20] if then == "skip" else sorted(elements)
+    assert (
+        found == sorted(elements)[: len(elements) // 20 * 20]
+        if then == "skip"
+        else sorted(elements)
+    )
     assert [it.faults().total for it in whole] == ([1, 2] if then == "replace" else [3, 3])
     (alone,) = shards(ds, 1)
     for _ in range(40):
@@ -160,7 +207,9 @@ def test_shards_go_on_with_their_counts(then):
         next(again)
         assert again.faults().total == (sum(totals) if then == "replace" else 2)
     assert delivered(alone)[0] == 5 - (then == "skip") and alone.faults().total == 2
-    with ElasticIterator(ds, 20, ShardOptions(0, 1), multiprocessing_options=MultiprocessingOptions(2)) as by_workers:
+    with ElasticIterator(
+        ds, 20, ShardOptions(0, 1), multiprocessing_options=MultiprocessingOptions(2)
+    ) as by_workers:
         by_workers.set_state(state)
         assert delivered(by_workers)[0] == 5 - (then == "skip") and by_workers.faults().total == 2
         by_workers.skip_failed()
@@ -168,8 +217,17 @@ def test_shards_go_on_with_their_counts(then):
     old = shards(ds, 1)[0]
     old.set_state({"global_next_index": state["global_next_index"]})
     assert len([*old]) == 10 - (then == "skip") and old.faults().total == 1
-    for wrong in (3, [], [{}], [{"total": 1}], [{"total": -1, "tried": 3}], [{"total": 1, "tried": 3}, 1]):
-        assert_raises(StateMismatchError, "faults in the state", old.set_state, {**state, "faults": wrong})
+    for wrong in (
+        3,
+        [],
+        [{}],
+        [{"total": 1}],
+        [{"total": -1, "tried": 3}],
+        [{"total": 1, "tried": 3}, 1],
+    ):
+        assert_raises(
+            StateMismatchError, "faults in the state", old.set_state, {**state, "faults": wrong}
+        )
     plain = shards(MapDataset.range(1000), 1)[0]
     assert plain.get_state() == {"global_next_index": 0}
 
@@ -194,25 +252,46 @@ N = 150
 def numbers_in(x):
     if isinstance(x, dict):  # a packed row, whose sequences are all alike and of one length
         return [int(v) for v, segment in zip(x["x"], x["x_segment_ids"], strict=True) if segment]
-    return [y for part in x for y in numbers_in(part)] if isinstance(x, list | tuple | np.ndarray) else [int(x)]
+    return (
+        [y for part in x for y in numbers_in(part)]
+        if isinstance(x, list | tuple | np.ndarray)
+        else [int(x)]
+    )
 
 
 def restored_streams(coin):
     ds = MapDataset.range(N).map(coin).tolerate(OSError, **ALL)
     stream, direct = ds.to_iter_dataset(), ds.to_iter_dataset(DIRECT)
-    filtered = MapDataset.range(N).to_iter_dataset(DIRECT).map(coin).filter(lambda x: coin(x) >= 0).tolerate(**ALL)
+    filtered = (
+        MapDataset.range(N)
+        .to_iter_dataset(DIRECT)
+        .map(coin)
+        .filter(lambda x: coin(x) >= 0)
+        .tolerate(**ALL)
+    )
     lanes = MultiprocessingOptions(num_lanes=3)
     return {
         "map": (direct, 1),
         "threads": (stream, 1),
         "stream": (filtered, 1),
         "windows": (direct.window_shuffle(16, seed=1), 1),
-        "windows_of_windows": (filtered.map(coin).tolerate(**ALL).window_shuffle(5, seed=1).window_shuffle(7, seed=2), 1),
+        "windows_of_windows": (
+            filtered.map(coin).tolerate(**ALL).window_shuffle(5, seed=1).window_shuffle(7, seed=2),
+            1,
+        ),
         "batches": (filtered.batch(4).rebatch(3), 1),
-        "bins": (FirstFitPackIterDataset(stream.map(threes), length_struct={"x": 10}, num_packing_bins=4), 3),
+        "bins": (
+            FirstFitPackIterDataset(
+                stream.map(threes), length_struct={"x": 10}, num_packing_bins=4
+            ),
+            3,
+        ),
         "rows": (ConcatThenSplitIterDataset(stream.map(threes), length_struct={"x": 10}), 3),
         "lanes": (direct.window_shuffle(8, seed=1).mp_prefetch(lanes), 1),
-        "behind_lanes": (filtered.map(coin).tolerate(**ALL).mp_prefetch(lanes).window_shuffle(8, seed=1), 1),
+        "behind_lanes": (
+            filtered.map(coin).tolerate(**ALL).mp_prefetch(lanes).window_shuffle(8, seed=1),
+            1,
+        ),
     }
 
 
@@ -220,7 +299,9 @@ def threes(x):
     return {"x": np.full(3, x)}
 
 
-@pytest.mark.parametrize("seed", [0, *[pytest.param(i, marks=pytest.mark.slow) for i in range(1, 2)]])
+@pytest.mark.parametrize(
+    "seed", [0, *[pytest.param(i, marks=pytest.mark.slow) for i in range(1, 2)]]
+)
 @pytest.mark.parametrize("name", restored_streams(Coin(0)))
 def test_after_any_number_of_restarts_every_record_came_once_or_was_passed_over(name, seed):
     """A window, a bin or a batch that is filled again has what it had, or ``next`` says that it
@@ -257,12 +338,20 @@ def test_the_last_faults_of_lanes_are_the_last_that_were_passed():
     ds = MapDataset.range(400).map(coin).tolerate(**ALL).to_iter_dataset(DIRECT)
     it = iter(ds.mp_prefetch(MultiprocessingOptions(num_workers=0, num_lanes=4)))
     found = {fault.record_key for _ in it for fault in it.faults().last}
-    assert found == coin.failing and [fault.record_key for fault in it.faults().last] == [*range(300, 400, 5)]
+    assert found == coin.failing and [fault.record_key for fault in it.faults().last] == [
+        *range(300, 400, 5)
+    ]
 
 
 def test_what_was_passed_over_is_passed_over_again_and_nothing_else():
     coin = Coin(0)
-    ds = MapDataset.range(8).map(coin).tolerate(**ALL).to_iter_dataset(DIRECT).window_shuffle(8, seed=1)
+    ds = (
+        MapDataset.range(8)
+        .map(coin)
+        .tolerate(**ALL)
+        .to_iter_dataset(DIRECT)
+        .window_shuffle(8, seed=1)
+    )
     coin.failing = {2}
     it = iter(ds)
     first, state, rest = next(it), through_json(it.get_state()), [*it]
@@ -301,7 +390,11 @@ def test_a_budget_is_exceeded_at_the_same_place(limit):
     ds = thousand(**limit, log=log).to_iter_dataset()
     alone = iter(ds)
     num, error = delivered(alone)
-    assert num == 898 and [fault.record_key for fault in error.last] == [5, 17, 900] and "record 900 is broken" in str(error)
+    assert (
+        num == 898
+        and [fault.record_key for fault in error.last] == [5, 17, 900]
+        and "record 900 is broken" in str(error)
+    )
     state = alone.get_state()
     assert_raises(FaultBudgetError, "3 of 901", next, alone)
     assert alone.get_state() == state and alone.faults().total == 2
@@ -405,10 +498,18 @@ def test_each_element_is_tried_once(name, then):
     for i in range(len(of_map)):
         of_map[i]
     expected = dict(calls)
-    for options, kind, num_lanes in itertools.product((DIRECT, ReadOptions(2, 8)), ("", "window", "batch"), (0, 3)):
+    for options, kind, num_lanes in itertools.product(
+        (DIRECT, ReadOptions(2, 8)), ("", "window", "batch"), (0, 3)
+    ):
         calls.clear()
         ds = of_map.to_iter_dataset(options)
-        ds = ds.window_shuffle(8, seed=1) if kind == "window" else ds.batch(7, batch_fn=list) if kind == "batch" else ds
+        ds = (
+            ds.window_shuffle(8, seed=1)
+            if kind == "window"
+            else ds.batch(7, batch_fn=list)
+            if kind == "batch"
+            else ds
+        )
         # each lane has a part of each element, or block
         if num_lanes and name not in ("flat_map", "block_shuffle"):
             ds = ds.mp_prefetch(MultiprocessingOptions(0, num_lanes=num_lanes))
@@ -419,13 +520,21 @@ def test_each_element_is_tried_once(name, then):
 
 def test_the_budget_is_for_all_epochs():
     of_map = MapDataset.range(10).map(fails_at(5, 3)).tolerate(max_rate=None, max_total=5)
-    stream = MapDataset.range(10).to_iter_dataset().map(fails_at(5, 3)).tolerate(max_rate=None, max_total=5)
+    stream = (
+        MapDataset.range(10)
+        .to_iter_dataset()
+        .map(fails_at(5, 3))
+        .tolerate(max_rate=None, max_total=5)
+    )
     for ds in (of_map.to_iter_dataset(DIRECT), of_map.to_iter_dataset(), stream):
         it = iter(RepeatIterDataset(ds, num_epochs=9))
         for k in range(23):
             again = iter(RepeatIterDataset(ds, num_epochs=9))
             again.set_state(through_json(it.get_state()))
-            assert (again.faults().total, again.faults().tried) == (it.faults().total, it.faults().tried)
+            assert (again.faults().total, again.faults().tried) == (
+                it.faults().total,
+                it.faults().tried,
+            )
             assert delivered(again)[0] == 23 - k
             next(it)
         assert_raises(FaultBudgetError, "6 of 29 elements failed", next, it)
@@ -443,7 +552,10 @@ def test_a_stage_covers_the_stages_since_the_one_before():
         return x
 
     ds = MapDataset.range(9)
-    of_map, stream = ds.map(parse).tolerate(KeyError), ds.to_iter_dataset().map(parse).tolerate(KeyError)
+    of_map, stream = (
+        ds.map(parse).tolerate(KeyError),
+        ds.to_iter_dataset().map(parse).tolerate(KeyError),
+    )
     for tolerant, num_skipped in (  # a stream counts what is skipped by hand
         (of_map.map(str).tolerate(OSError), 0),
         (of_map.map(str).tolerate(**ALL).to_iter_dataset().tolerate(**ALL), 0),
@@ -466,7 +578,12 @@ class Plain(IterDataset):
 def test_nothing_is_skipped_of_a_plain_iterator():
     skipping = Plain().tolerate(**ALL)
     lanes = skipping.mp_prefetch(MultiprocessingOptions(0))
-    for ds in (skipping, skipping.window_shuffle(6, seed=1), lanes, skipping.multithread_prefetch(1, 4)):
+    for ds in (
+        skipping,
+        skipping.window_shuffle(6, seed=1),
+        lanes,
+        skipping.multithread_prefetch(1, 4),
+    ):
         with pytest.raises(ValueError, match="record 5 is broken") as caught:
             list(ds)
         assert "return a DatasetIterator from __iter__" in "".join(caught.value.__notes__)
@@ -482,23 +599,37 @@ def test_many_stages_cost_no_more_each_than_few():
 
 
 def test_too_many_in_a_row():
-    ds = MapDataset.range(100).map(lambda x: 1 // (x < 40 or x > 60)).tolerate(max_rate=None, max_consecutive=20)
+    ds = (
+        MapDataset.range(100)
+        .map(lambda x: 1 // (x < 40 or x > 60))
+        .tolerate(max_rate=None, max_consecutive=20)
+    )
     assert delivered(iter(ds.to_iter_dataset()))[0] == 40
     assert (
         delivered(
-            iter(MapDataset.range(100).map(lambda x: 1 // (x < 3)).to_iter_dataset().tolerate(max_rate=None, max_consecutive=96))
+            iter(
+                MapDataset.range(100)
+                .map(lambda x: 1 // (x < 3))
+                .to_iter_dataset()
+                .tolerate(max_rate=None, max_consecutive=96)
+            )
         )[0]
         == 3
     )
     assert_raises(
         FaultBudgetError,
         "max_consecutive=1",
-        MapDataset.range(9).map(lambda x: x // 0).tolerate(max_consecutive=1, then="replace").__getitem__,
+        MapDataset.range(9)
+        .map(lambda x: x // 0)
+        .tolerate(max_consecutive=1, then="replace")
+        .__getitem__,
         0,
     )
 
 
-@pytest.mark.parametrize("error", [NameError, MemoryError, SyntaxError, StateMismatchError, KeyboardInterrupt, TypeError])
+@pytest.mark.parametrize(
+    "error", [NameError, MemoryError, SyntaxError, StateMismatchError, KeyboardInterrupt, TypeError]
+)
 def test_errors_of_the_program_are_never_tolerated(error):
     def fail(x):
         if x == 3:
@@ -524,7 +655,10 @@ def die_at_three(x):
 def test_a_worker_that_dies_is_no_fault():
     ds = MapDataset.range(6).map(die_at_three).tolerate(**ALL).to_iter_dataset()
     processes = MultiprocessingOptions(1, executor="processes")
-    with iter(ds.mp_prefetch(processes)) as it, pytest.raises(RuntimeError, match="terminated unexpectedly"):
+    with (
+        iter(ds.mp_prefetch(processes)) as it,
+        pytest.raises(RuntimeError, match="terminated unexpectedly"),
+    ):
         list(it)
 
 
@@ -549,9 +683,9 @@ def test_retries_cost_nothing_if_they_succeed_and_the_log_has_a_line_for_each_fa
     assert line["record_key"] == 2 and line["error"] == "OSError: slow" and "flaky" in line["stage"]
     file = io.StringIO()
     it = iter(LocalWorkersIterDataset(thousand(log=file).to_iter_dataset(), 2, num_lanes=4))
-    assert len([*it]) == 997 and sorted([json.loads(line)["record_key"] for line in file.getvalue().splitlines()]) == sorted(
-        BROKEN
-    )
+    assert len([*it]) == 997 and sorted(
+        [json.loads(line)["record_key"] for line in file.getvalue().splitlines()]
+    ) == sorted(BROKEN)
 
 
 class Break(Map):
@@ -563,7 +697,10 @@ class Break(Map):
 def test_data_loaders(options):
     sampler = IndexSampler(num_records=1000, num_epochs=1)
     loader = DataLoader(
-        data_source=range(1000), sampler=sampler, operations=[Break(), Tolerate(max_rate=0.01), Batch(10)], **options
+        data_source=range(1000),
+        sampler=sampler,
+        operations=[Break(), Tolerate(max_rate=0.01), Batch(10)],
+        **options,
     )
     it = iter(loader)
     first = [next(it).tolist() for _ in range(20)]
@@ -571,7 +708,11 @@ def test_data_loaders(options):
     restored.set_state(it.get_state())
     rest = [x.tolist() for x in restored]
     assert sorted(itertools.chain(*first, *rest)) == sorted({*range(1000)} - BROKEN)
-    assert restored.faults().total == 3 and restored.faults().tried == 1000 and restored.faults().last[0].record_key == 900
+    assert (
+        restored.faults().total == 3
+        and restored.faults().tried == 1000
+        and restored.faults().last[0].record_key == 900
+    )
 
 
 def test_a_replacement_is_of_the_same_component():
@@ -579,7 +720,9 @@ def test_a_replacement_is_of_the_same_component():
         lambda x: x if x not in BROKEN and x % 50 else 1 // 0
     )
     replaced = ds.tolerate(then="replace")
-    parts = MapDataset.mix([MapDataset.source([0] * 1000), MapDataset.source([1] * 50)], [0.95, 0.05])
+    parts = MapDataset.mix(
+        [MapDataset.source([0] * 1000), MapDataset.source([1] * 50)], [0.95, 0.05]
+    )
     assert [int(replaced[i] >= 1000) for i in range(len(ds))] == [parts[i] for i in range(len(ds))]
     assert replaced.seed(3)[0] == replaced[0] != ds.seed(3).tolerate(then="replace")[0] != None  # noqa: E711
 
@@ -599,5 +742,9 @@ def test_a_replacement_is_of_the_same_component():
 )
 def test_wrong_arguments(arguments, error, match):
     assert_raises(error, match, lambda: MapDataset.range(3).tolerate(**arguments))
-    assert_raises(ValueError, "needs a MapDataset", lambda: MapDataset.range(3).to_iter_dataset().tolerate(then="replace"))
+    assert_raises(
+        ValueError,
+        "needs a MapDataset",
+        lambda: MapDataset.range(3).to_iter_dataset().tolerate(then="replace"),
+    )
     assert gristmill.FaultBudgetError is FaultBudgetError

@@ -19,7 +19,9 @@ from gristmill.workers.arena import Arena, ArenaReader, open_memory
 from gristmill.workers.codec import MIN_SHARED_BYTES, Encoder, decode
 
 DIRECT = ReadOptions(0, 0)
-LENIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+LENIENT = settings(
+    deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
 # shrinking would start too many
 WITH_WORKERS = settings(LENIENT, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 Pair = namedtuple("Pair", ["left", "right"])
@@ -39,7 +41,15 @@ class Frozen:
 DTYPES = st.one_of(
     hnp.scalar_dtypes(),  # of both byte orders, with strings, bytes, dates and time differences
     hnp.array_dtypes(allow_subarrays=True),  # structured
-    st.sampled_from([np.dtype("V5"), np.dtype(np.longdouble), np.dtype(np.clongdouble), np.dtype("S0"), np.dtype("U0")]),
+    st.sampled_from(
+        [
+            np.dtype("V5"),
+            np.dtype(np.longdouble),
+            np.dtype(np.clongdouble),
+            np.dtype("S0"),
+            np.dtype("U0"),
+        ]
+    ),
 )
 VIEWS = [
     lambda a: a,
@@ -76,7 +86,15 @@ def object_array(values):
 
 
 SCALARS = st.one_of(
-    *[st.none(), st.booleans(), st.integers(), st.floats(), st.complex_numbers(), st.text(max_size=30), st.dates()],
+    *[
+        st.none(),
+        st.booleans(),
+        st.integers(),
+        st.floats(),
+        st.complex_numbers(),
+        st.text(max_size=30),
+        st.dates(),
+    ],
     *[st.binary(max_size=30), st.binary(min_size=MIN_SHARED_BYTES, max_size=MIN_SHARED_BYTES + 9)],
     *[st.builds(bytearray, st.binary(max_size=30)), st.sets(st.text(max_size=3), max_size=3)],
     st.frozensets(st.integers(), max_size=3),
@@ -91,13 +109,19 @@ def containers(children):
     return st.one_of(
         *[lists, lists.map(tuple), lists.map(object_array)],
         *[dicts, dicts.map(OrderedDict), dicts.map(lambda d: defaultdict(list, d))],
-        *[st.builds(Pair, children, children), st.builds(Point, children, children), st.builds(Frozen, children)],
+        *[
+            st.builds(Pair, children, children),
+            st.builds(Point, children, children),
+            st.builds(Frozen, children),
+        ],
         children.map(lambda x: [x, x]),  # an object in two places
         children.map(lambda x: {"one": x, "other": (x,)}),
     )
 
 
-TEXTS = st.lists(st.text(max_size=20), max_size=5).map(lambda texts: np.array(texts, np.dtypes.StringDType()))
+TEXTS = st.lists(st.text(max_size=20), max_size=5).map(
+    lambda texts: np.array(texts, np.dtypes.StringDType())
+)
 ELEMENTS = st.recursive(st.one_of(SCALARS, arrays(), TEXTS), containers, max_leaves=8)
 
 
@@ -130,7 +154,9 @@ def check(received, expected, seen=None):
         assert received.dtype == expected.dtype and received.tobytes() == expected.tobytes()
     elif isinstance(expected, dict):
         assert [*received] == [*expected]
-        assert getattr(received, "default_factory", None) is getattr(expected, "default_factory", None)
+        assert getattr(received, "default_factory", None) is getattr(
+            expected, "default_factory", None
+        )
     elif isinstance(expected, (set, frozenset)):
         assert received == expected
     elif not (isinstance(expected, (list, tuple)) or dataclasses.is_dataclass(expected)):
@@ -198,7 +224,9 @@ def check_through_workers(ds, count):
 @given(count=st.sampled_from([1, 2]), elements=st.lists(ELEMENTS, min_size=4, max_size=8))
 def test_through_workers(classes_in_workers, count, elements):
     # Many elements travel in one message.
-    check_through_workers(MapDataset.source(elements).repeat(8).to_iter_dataset(DIRECT, allow_nones=True), count)
+    check_through_workers(
+        MapDataset.source(elements).repeat(8).to_iter_dataset(DIRECT, allow_nones=True), count
+    )
 
 
 NUMBERS = st.sampled_from(["i1", "u1", "i4", "u8", "f2", "f4", "f8", "c8", ">f4", ">i8", "?"])
@@ -206,21 +234,33 @@ NUMBERS = st.sampled_from(["i1", "u1", "i4", "u8", "f2", "f4", "f8", "c8", ">f4"
 
 @settings(WITH_WORKERS, max_examples=3)
 @given(
-    st.lists(NUMBERS, min_size=12, max_size=12), st.sampled_from([0, 1, 3, 20000]), st.integers(1, 5), st.integers(0, 2**32 - 1)
+    st.lists(NUMBERS, min_size=12, max_size=12),
+    st.sampled_from([0, 1, 3, 20000]),
+    st.integers(1, 5),
+    st.integers(0, 2**32 - 1),
 )
 def test_batches_of_mixed_dtypes(dtypes, size, batch_size, seed):
     """Promoted as in this process, where Grain's workers cast all to the dtype of the first."""
 
     def element(i):
         values = np.random.default_rng(seed + i).integers(0, 2, size)
-        return {"same": values, "mixed": values.astype(dtypes[i]), "scalar": np.dtype(dtypes[i]).type(i % 2), "none": None}
+        return {
+            "same": values,
+            "mixed": values.astype(dtypes[i]),
+            "scalar": np.dtype(dtypes[i]).type(i % 2),
+            "none": None,
+        }
 
-    check_through_workers(MapDataset.range(12).map(element).to_iter_dataset(DIRECT).batch(batch_size), 1)
+    check_through_workers(
+        MapDataset.range(12).map(element).to_iter_dataset(DIRECT).batch(batch_size), 1
+    )
 
 
 def test_byte_orders_of_a_source():
     """NumPy's own pickling changes some of them on the way to the worker."""
-    arrays = [np.array([1, 2, 3]).astype(dtype) for dtype in (">u8", ">c16", ">U3", ">M8[h]", ">m8[s]")]
+    arrays = [
+        np.array([1, 2, 3]).astype(dtype) for dtype in (">u8", ">c16", ">U3", ">M8[h]", ">m8[s]")
+    ]
     elements = [view for array in arrays for view in (array, array[::-1], array[:0])]
     check_through_workers(MapDataset.source(elements).to_iter_dataset(DIRECT), 1)
 
@@ -228,14 +268,20 @@ def test_byte_orders_of_a_source():
 @pytest.mark.slow  # a worker imports JAX
 def test_arrays_of_jax():
     jax = pytest.importorskip("jax", reason="JAX is an optional dependency")
-    elements = [jax.numpy.arange(n, dtype=dtype) for n in (0, 3, 100000) for dtype in ("int32", "float32", "bfloat16")]
+    elements = [
+        jax.numpy.arange(n, dtype=dtype)
+        for n in (0, 3, 100000)
+        for dtype in ("int32", "float32", "bfloat16")
+    ]
     elements.append({"array": elements[-1], "numpy": np.arange(3)})
 
     def double(x):
         return x * 2 if hasattr(x, "ndim") else x
 
     ds = MapDataset.source(elements).map(double).to_iter_dataset(DIRECT)
-    for pair in zip(ds.mp_prefetch(MultiprocessingOptions(1, executor="processes")), ds, strict=True):
+    for pair in zip(
+        ds.mp_prefetch(MultiprocessingOptions(1, executor="processes")), ds, strict=True
+    ):
         assert type(pair[0]) is type(pair[1])
         ours, theirs = [x["array"] if isinstance(x, dict) else x for x in pair]
         assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)

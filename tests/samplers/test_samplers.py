@@ -15,7 +15,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from refusing import assert_raises
 
-from gristmill import DataLoader, IndexSampler, IterableSampler, RecordMetadata, Sampler, SequentialSampler
+from gristmill import (
+    DataLoader,
+    IndexSampler,
+    IterableSampler,
+    RecordMetadata,
+    Sampler,
+    SequentialSampler,
+)
 from gristmill.core.errors import StateMismatchError
 from gristmill.samplers.base import epoch_of
 from gristmill.sharding import NoSharding, ShardByJaxProcess, ShardOptions, even_split
@@ -25,10 +32,20 @@ from gristmill.testing import assert_sampler_conforms
 rng_slot = RecordMetadata.__dict__["rng"].fset.__self__
 
 SAMPLERS = [
-    *(IndexSampler(7), IndexSampler(7, seed=3, num_epochs=2), IndexSampler(7, shuffle=True, seed=3)),
+    *(
+        IndexSampler(7),
+        IndexSampler(7, seed=3, num_epochs=2),
+        IndexSampler(7, shuffle=True, seed=3),
+    ),
     IndexSampler(8, ShardOptions(1, 3), shuffle=True, num_epochs=2, seed=32),
-    *(IndexSampler(70_000, ShardOptions(2, 3, True), shuffle=True, num_epochs=3, seed=2**32 - 1), SequentialSampler(7)),
-    *(SequentialSampler(8, seed=2**128 - 8), SequentialSampler(11, ShardOptions(1, 3, drop_remainder=True), seed=6)),
+    *(
+        IndexSampler(70_000, ShardOptions(2, 3, True), shuffle=True, num_epochs=3, seed=2**32 - 1),
+        SequentialSampler(7),
+    ),
+    *(
+        SequentialSampler(8, seed=2**128 - 8),
+        SequentialSampler(11, ShardOptions(1, 3, drop_remainder=True), seed=6),
+    ),
 ]
 
 
@@ -61,7 +78,9 @@ def test_indices_and_iteration(sampler):
     assert [index for index, _, _ in expected] == list(range(count))
     assert len(sampler) > 300 or len(list(sampler)) == len(sampler)
     for wrong in (1, (0, 1), "NoSharding"):
-        assert_raises(TypeError, "shard_options must be a ShardOptions, got", type(sampler), 5, wrong)
+        assert_raises(
+            TypeError, "shard_options must be a ShardOptions, got", type(sampler), 5, wrong
+        )
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
@@ -92,8 +111,15 @@ def test_generators_and_blocks(sampler):
         assert {type(m.index) for m in block} == {type(m.record_key) for m in block} == {int}
 
 
-SHARDS = st.tuples(st.integers(0, 5), st.integers(1, 6), st.booleans()).filter(lambda shard: shard[0] < shard[1])
-LENGTHS = st.integers(1, 30) | st.integers(65_530, 65_545) | st.integers(2**53 - 2, 2**53 + 2) | st.integers(2**63, 2**66)
+SHARDS = st.tuples(st.integers(0, 5), st.integers(1, 6), st.booleans()).filter(
+    lambda shard: shard[0] < shard[1]
+)
+LENGTHS = (
+    st.integers(1, 30)
+    | st.integers(65_530, 65_545)
+    | st.integers(2**53 - 2, 2**53 + 2)
+    | st.integers(2**63, 2**66)
+)
 
 
 @settings(deadline=None, max_examples=60)
@@ -107,12 +133,18 @@ def test_blocks_of_an_index_sampler_equal_single_indices(n, shard, epochs, shuff
     bound = sampler._bound if sampler._bound is not None else 2**70
     if not bound:
         return
-    near = st.integers(0, bound - 1) | st.integers(0, min(10, bound - 1)) | st.integers(max(0, bound - 10), bound - 1)
+    near = (
+        st.integers(0, bound - 1)
+        | st.integers(0, min(10, bound - 1))
+        | st.integers(max(0, bound - 10), bound - 1)
+    )
     indices = data.draw(st.lists(near, min_size=1, max_size=12))
     assert [fields(m) for m in sampler._block(indices)] == [fields(sampler[i]) for i in indices]
     start = min(indices)
     consecutive = range(start, min(start + 20, bound))
-    assert [fields(m) for m in sampler._block(consecutive)] == [fields(sampler[i]) for i in consecutive]
+    assert [fields(m) for m in sampler._block(consecutive)] == [
+        fields(sampler[i]) for i in consecutive
+    ]
 
 
 def test_anything_with_getitem_is_a_sampler_and_sequential_ones_have_their_own_rules():
@@ -137,21 +169,57 @@ def test_anything_with_getitem_is_a_sampler_and_sequential_ones_have_their_own_r
 
 # In this order: each row also breaks all rules below it that it can.
 WRONG = [
-    ({"num_records": 0, "num_epochs": 0, "shuffle": True}, ValueError, r"num_records must be .*positive.*, got 0"),
-    ({"num_records": 5, "num_epochs": 0, "shuffle": True}, ValueError, r"num_epochs must be .*positive.*, got 0"),
-    ({"num_records": 5, "num_epochs": -1, "shuffle": True, "seed": "x"}, ValueError, "num_epochs must be .*, got -1"),
+    (
+        {"num_records": 0, "num_epochs": 0, "shuffle": True},
+        ValueError,
+        r"num_records must be .*positive.*, got 0",
+    ),
+    (
+        {"num_records": 5, "num_epochs": 0, "shuffle": True},
+        ValueError,
+        r"num_epochs must be .*positive.*, got 0",
+    ),
+    (
+        {"num_records": 5, "num_epochs": -1, "shuffle": True, "seed": "x"},
+        ValueError,
+        "num_epochs must be .*, got -1",
+    ),
     ({"num_records": 5, "shuffle": True}, ValueError, "shuffle=True needs a seed"),
-    ({"num_records": 5, "shuffle": True, "seed": 1.0}, TypeError, "seed must be an integer, got 1.0 of type float"),
+    (
+        {"num_records": 5, "shuffle": True, "seed": 1.0},
+        TypeError,
+        "seed must be an integer, got 1.0 of type float",
+    ),
     ({"num_records": 5, "shuffle": False, "seed": 1.0}, TypeError, "seed must be an integer"),
-    ({"num_records": 5, "shuffle": True, "seed": -1}, ValueError, r"seed must be .*\[0, 4294967295\], got -1"),
-    ({"num_records": 5, "shuffle": True, "seed": 2**32}, ValueError, "seed must be .*, got 4294967296"),
+    (
+        {"num_records": 5, "shuffle": True, "seed": -1},
+        ValueError,
+        r"seed must be .*\[0, 4294967295\], got -1",
+    ),
+    (
+        {"num_records": 5, "shuffle": True, "seed": 2**32},
+        ValueError,
+        "seed must be .*, got 4294967296",
+    ),
     ({"num_records": 5, "seed": 2**32}, ValueError, "seed must be .*, got 4294967296"),
-    ({"num_records": 2**63 + 1, "shuffle": True, "seed": 1}, ValueError, "num_records must be at most .* to be shuffled"),
+    (
+        {"num_records": 2**63 + 1, "shuffle": True, "seed": 1},
+        ValueError,
+        "num_records must be at most .* to be shuffled",
+    ),
     ({"num_records": 5.0}, TypeError, "num_records must be an integer"),
     ({"num_records": None}, TypeError, "num_records must be an integer"),
     ({"num_records": 5, "num_epochs": 1.5}, TypeError, "num_epochs must be an integer"),
-    ({"num_records": 2, "shard_options": ShardOptions(2, 3)}, ValueError, "shard 2 of 3 has no records"),
-    ({"num_records": 2, "shard_options": ShardOptions(0, 3, True)}, ValueError, "shard 0 of 3 has no records"),
+    (
+        {"num_records": 2, "shard_options": ShardOptions(2, 3)},
+        ValueError,
+        "shard 2 of 3 has no records",
+    ),
+    (
+        {"num_records": 2, "shard_options": ShardOptions(0, 3, True)},
+        ValueError,
+        "shard 0 of 3 has no records",
+    ),
 ]
 
 
@@ -169,9 +237,20 @@ def test_validation_and_integers_of_all_kinds():
 
 @settings(deadline=None, max_examples=25)
 @example(2, 3, False, False, 3, 0)  # the last shard is empty
-@given(st.integers(1, 20), st.integers(1, 5), st.booleans(), st.booleans(), st.integers(1, 3), st.integers(0, 2**32 - 1))
+@given(
+    st.integers(1, 20),
+    st.integers(1, 5),
+    st.booleans(),
+    st.booleans(),
+    st.integers(1, 3),
+    st.integers(0, 2**32 - 1),
+)
 def test_semantics_by_the_formulas(n, count, drop, shuffle, epochs, seed):
-    for options in [ShardOptions(index, count, drop) for index in range(count)] if count > 1 or n % 2 else [NoSharding()]:
+    for options in (
+        [ShardOptions(index, count, drop) for index in range(count)]
+        if count > 1 or n % 2
+        else [NoSharding()]
+    ):
         index, count, drop = dataclasses.astuple(options)
         start, end = even_split(n, options)
         size = end - start
@@ -199,9 +278,14 @@ def test_endless_and_far_out():
     for far in (sys.maxsize, 2**63, 2**70, 2**70 + 3):
         epoch, position = divmod(far, 5)
         assert sampler[far].record_key == index_shuffle(position, 4, (1 + epoch) % 2**32, 4)
-        assert sampler[far].rng.random() == np.random.Generator(np.random.Philox(key=1 + far)).random()
+        assert (
+            sampler[far].rng.random() == np.random.Generator(np.random.Philox(key=1 + far)).random()
+        )
         assert type(sampler[far].record_key) is int
-    assert [m.record_key for m in sampler._block([2**70, 3])] == [sampler[2**70].record_key, sampler[3].record_key]
+    assert [m.record_key for m in sampler._block([2**70, 3])] == [
+        sampler[2**70].record_key,
+        sampler[3].record_key,
+    ]
     sampler = IndexSampler(70_000, shuffle=True, seed=9)
     assert sampler[np.int64(2**62)].record_key == sampler[2**62].record_key
     assert sampler[np.uint64(2**63 + 1)].record_key == sampler[2**63 + 1].record_key
@@ -228,7 +312,12 @@ class Shared:  # another part of the indices in every epoch, as a ``DistributedS
 
 
 def test_the_indices_are_those_of_the_iterable_and_every_epoch_asks_anew():
-    given = [([3, np.int64(1)], [3, 1]), (np.array([3, 1], np.uint8), [3, 1]), (range(2), [0, 1]), ([], [])]
+    given = [
+        ([3, np.int64(1)], [3, 1]),
+        (np.array([3, 1], np.uint8), [3, 1]),
+        (range(2), [0, 1]),
+        ([], []),
+    ]
     for indices, expected in [*given, (islice(iter(int, 1), 3), [0, 0, 0]), (Shared(), [0, 2, 4])]:
         sampler = IterableSampler(indices)
         assert keys(sampler) == expected
@@ -256,35 +345,75 @@ def test_a_state_goes_on_with_the_same_indices_or_is_refused(num_workers):
         same.set_state(state)
         rest = list(it)
         assert list(same) == rest and first + rest == keys(IterableSampler(Drawn(0), num_epochs=2))
-        assert_raises(StateMismatchError, r"content=\w+.* The indices must be the same: a random sampler", other.set_state, state)
+        assert_raises(
+            StateMismatchError,
+            r"content=\w+.* The indices must be the same: a random sampler",
+            other.set_state,
+            state,
+        )
 
 
 def test_shards_and_workers_share_the_indices_out():
     order = [7, 0, 3, 9, 9, 1, 4]
     for count, drop in ((2, False), (3, True)):
         shards = [ShardOptions(index, count, drop) for index in range(count)]
-        loaders = [DataLoader(data_source=range(10), sampler=IterableSampler(order), shard_options=shard) for shard in shards]
+        loaders = [
+            DataLoader(data_source=range(10), sampler=IterableSampler(order), shard_options=shard)
+            for shard in shards
+        ]
         stop = len(order) // count * count if drop else len(order)
-        assert [list(loader) for loader in loaders] == [order[index:stop:count] for index in range(count)]
+        assert [list(loader) for loader in loaders] == [
+            order[index:stop:count] for index in range(count)
+        ]
 
 
 def test_refused_arguments_indices_outside_the_source_and_samplers_that_give_indices():
     for arguments, kind, message in [
         ({"indices": 3}, TypeError, "indices must be an iterable of integers .* got 3 of type int"),
-        ({"indices": [1, 2.0]}, TypeError, r"indices must be integers, got 2.0 of type float from list"),
-        ({"indices": [[1, 2]]}, TypeError, r"got \[1, 2\] of type list from list: batches are made by"),
-        ({"indices": np.zeros((2, 2), int)}, TypeError, r"array of integers \[n\], got one of shape \(2, 2\)"),
+        (
+            {"indices": [1, 2.0]},
+            TypeError,
+            r"indices must be integers, got 2.0 of type float from list",
+        ),
+        (
+            {"indices": [[1, 2]]},
+            TypeError,
+            r"got \[1, 2\] of type list from list: batches are made by",
+        ),
+        (
+            {"indices": np.zeros((2, 2), int)},
+            TypeError,
+            r"array of integers \[n\], got one of shape \(2, 2\)",
+        ),
         ({"indices": np.array([True, False])}, TypeError, "array of integers .* type bool"),
-        ({"indices": [2, -1]}, ValueError, "indices must be positions of records, from 0 on, got -1"),
-        ({"indices": iter([2]), "num_epochs": 2}, ValueError, "none in epoch 1: list_iterator can be gone through only once"),
-        ({"indices": [2], "num_epochs": None}, TypeError, "num_epochs must be an integer, got None"),
+        (
+            {"indices": [2, -1]},
+            ValueError,
+            "indices must be positions of records, from 0 on, got -1",
+        ),
+        (
+            {"indices": iter([2]), "num_epochs": 2},
+            ValueError,
+            "none in epoch 1: list_iterator can be gone through only once",
+        ),
+        (
+            {"indices": [2], "num_epochs": None},
+            TypeError,
+            "num_epochs must be an integer, got None",
+        ),
         ({"indices": [2], "seed": -1}, ValueError, "seed must be"),
     ]:
         assert_raises(kind, message, IterableSampler, **arguments)
     message = "the indices of the sampler must be below 3, the number of records, got 3"
-    assert_raises(ValueError, message, DataLoader, data_source=[*"abc"], sampler=IterableSampler([0, 3]))
+    assert_raises(
+        ValueError, message, DataLoader, data_source=[*"abc"], sampler=IterableSampler([0, 3])
+    )
     for sampler in (Drawn(), [0], np.arange(2)):
         message = r"write gristmill\.samplers\.IterableSampler\(sampler\)$"
-        assert_raises((TypeError, ValueError), message, DataLoader, data_source=[*"abc"], sampler=sampler)
+        assert_raises(
+            (TypeError, ValueError), message, DataLoader, data_source=[*"abc"], sampler=sampler
+        )
     loader = DataLoader(data_source=[*"abc"], sampler=[0], shard_options=ShardOptions(0, 1))
-    assert_raises(TypeError, r"got 0 from sampler\[0\]; .*IterableSampler\(indices\)", next, iter(loader))
+    assert_raises(
+        TypeError, r"got 0 from sampler\[0\]; .*IterableSampler\(indices\)", next, iter(loader)
+    )

@@ -17,7 +17,9 @@ class FixedRows:
     def _range(self, key):
         key = operator.index(key)
         if not 0 <= key < len(self):
-            raise KeyRangeError(f"record key must be in [0, {len(self)}), the number of records, got {key}")
+            raise KeyRangeError(
+                f"record key must be in [0, {len(self)}), the number of records, got {key}"
+            )
         for number, size in enumerate(self._files.sizes):
             if key < size // self._row_bytes:
                 return number, key * self._row_bytes, (key + 1) * self._row_bytes

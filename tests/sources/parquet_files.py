@@ -10,19 +10,53 @@ import pyarrow.parquet as pq
 # Every type: the values of a group of three rows, some of them missing, and one of a group without.
 DAY, NOON = datetime.date(2020, 1, 1), datetime.datetime(2020, 1, 1, 12)
 TYPES = [
-    *((pa.int64(), [1, None, 3, 4]), (pa.uint8(), [1, 2, 3, 4]), (pa.float32(), [1, None, 3, 4]), (pa.null(), [None] * 4)),
-    *((pa.bool_(), [True, None, False, True]), (pa.string(), ["a", None, "", "d"]), (pa.large_string(), ["a", None, "", "d"])),
-    *((pa.binary(), [b"a", None, b"", b"d"]), (pa.binary(1), [b"a", None, b"c", b"d"]), (pa.duration("ms"), [1, None, 3, 4])),
-    *((pa.timestamp("us", "Europe/Berlin"), [NOON, None, NOON, NOON]), (pa.date32(), [DAY, None, DAY, DAY])),
-    *((pa.time32("s"), [datetime.time(1), None, None, None]), (pa.decimal128(4, 2), [Decimal("1.50"), None, None, None])),
-    *((pa.list_(pa.int32()), [[1, None], None, [], [4]]), (pa.list_(pa.string()), [["a"], None, [], ["d"]])),
-    *((pa.list_(pa.float32(), 2), [[1, 2]] * 4), (pa.struct([("a", pa.int64())]), [{"a": 1}, None, {"a": 3}, {"a": 4}])),
+    *(
+        (pa.int64(), [1, None, 3, 4]),
+        (pa.uint8(), [1, 2, 3, 4]),
+        (pa.float32(), [1, None, 3, 4]),
+        (pa.null(), [None] * 4),
+    ),
+    *(
+        (pa.bool_(), [True, None, False, True]),
+        (pa.string(), ["a", None, "", "d"]),
+        (pa.large_string(), ["a", None, "", "d"]),
+    ),
+    *(
+        (pa.binary(), [b"a", None, b"", b"d"]),
+        (pa.binary(1), [b"a", None, b"c", b"d"]),
+        (pa.duration("ms"), [1, None, 3, 4]),
+    ),
+    *(
+        (pa.timestamp("us", "Europe/Berlin"), [NOON, None, NOON, NOON]),
+        (pa.date32(), [DAY, None, DAY, DAY]),
+    ),
+    *(
+        (pa.time32("s"), [datetime.time(1), None, None, None]),
+        (pa.decimal128(4, 2), [Decimal("1.50"), None, None, None]),
+    ),
+    *(
+        (pa.list_(pa.int32()), [[1, None], None, [], [4]]),
+        (pa.list_(pa.string()), [["a"], None, [], ["d"]]),
+    ),
+    *(
+        (pa.list_(pa.float32(), 2), [[1, 2]] * 4),
+        (pa.struct([("a", pa.int64())]), [{"a": 1}, None, {"a": 3}, {"a": 4}]),
+    ),
     (pa.struct([("a", pa.string())]), [{"a": "x"}, None, {"a": None}, {"a": "y"}]),
     (pa.map_(pa.string(), pa.int64()), [[("k", 1)], [("m", None)], [], [("l", 4)]]),
     (pa.map_(pa.string(), pa.string()), [[("k", "a")], None, [("m", None)], []]),
-    *((pa.dictionary(pa.int32(), pa.string()), ["b", None, "a", "d"]), (pa.dictionary(pa.int32(), pa.int64()), [1, None, 3, 4])),
-    *((pa.dictionary(pa.int32(), pa.string()), [None, None, None, "d"]), (pa.decimal128(30, 2), [1, None, 3, 4])),
-    (pa.struct([("a", pa.int8()), ("b", pa.list_(pa.string()))]), [{"a": None, "b": ["x"]}, None, {"a": 1, "b": []}, {}]),
+    *(
+        (pa.dictionary(pa.int32(), pa.string()), ["b", None, "a", "d"]),
+        (pa.dictionary(pa.int32(), pa.int64()), [1, None, 3, 4]),
+    ),
+    *(
+        (pa.dictionary(pa.int32(), pa.string()), [None, None, None, "d"]),
+        (pa.decimal128(30, 2), [1, None, 3, 4]),
+    ),
+    (
+        pa.struct([("a", pa.int8()), ("b", pa.list_(pa.string()))]),
+        [{"a": None, "b": ["x"]}, None, {"a": 1, "b": []}, {}],
+    ),
 ]
 
 
@@ -63,9 +97,18 @@ def written(path, rng):
         num_rows, columns = rng.randrange(60), {}
         for arrow_type, values in rng.choices(TYPES, k=rng.choice([1, 4, 4, 20])):
             values = [value for value in values if value is not None or trial % 2] or [None]
-            columns[f"column {len(columns)}" * rng.choice([1, 30])] = pa.array(rng.choices(values, k=num_rows), arrow_type)
-        options = {"write_statistics": [True, True, False, [*columns][:3]], "store_schema": [True, False]}
-        options |= {"write_page_index": [True, False], "compression": ["none", "snappy"], "data_page_version": ["1.0", "2.0"]}
+            columns[f"column {len(columns)}" * rng.choice([1, 30])] = pa.array(
+                rng.choices(values, k=num_rows), arrow_type
+            )
+        options = {
+            "write_statistics": [True, True, False, [*columns][:3]],
+            "store_schema": [True, False],
+        }
+        options |= {
+            "write_page_index": [True, False],
+            "compression": ["none", "snappy"],
+            "data_page_version": ["1.0", "2.0"],
+        }
         chosen = {name: rng.choice(values) for name, values in options.items()}
         yield write(path, columns, row_group_size=rng.randrange(1, 30), **chosen)
 
@@ -75,5 +118,12 @@ def repeated_names():
     one, two = pa.array([1]), pa.array(["a"])
     struct = pa.StructArray.from_arrays([one, two], names=["f", "f"])
     yield [one, two], r"x\.parquet has 2 columns 'x', .* leave the column out with columns="
-    for column in (struct, pa.ListArray.from_arrays([0, 1], struct), pa.StructArray.from_arrays([struct], names=["s"])):
-        yield [column], r"column 'x' of .*x\.parquet has several fields 'f' in one struct, .* columns="
+    for column in (
+        struct,
+        pa.ListArray.from_arrays([0, 1], struct),
+        pa.StructArray.from_arrays([struct], names=["s"]),
+    ):
+        yield (
+            [column],
+            r"column 'x' of .*x\.parquet has several fields 'f' in one struct, .* columns=",
+        )

@@ -22,8 +22,12 @@ def plain_rows(file, group):
     columns = []
     for column in table.columns:
         is_dictionary = str(column.type).startswith("dictionary")
-        columns.append(plain_values(column.cast(column.type.value_type) if is_dictionary else column))
-    return [exact(dict(zip(table.column_names, row, strict=True))) for row in zip(*columns, strict=True)]
+        columns.append(
+            plain_values(column.cast(column.type.value_type) if is_dictionary else column)
+        )
+    return [
+        exact(dict(zip(table.column_names, row, strict=True))) for row in zip(*columns, strict=True)
+    ]
 
 
 def plain_values(column):

@@ -21,7 +21,21 @@ RANGES = {
     "no size": lambda start, last, size: f"bytes {start}-{last}/*",
     "no range": None,
 }
-FAULTS = ("cut", "silent", "short", "long", *RANGES, "other tag", "whole", "403", "404", "412", "429", "500", "503")
+FAULTS = (
+    "cut",
+    "silent",
+    "short",
+    "long",
+    *RANGES,
+    "other tag",
+    "whole",
+    "403",
+    "404",
+    "412",
+    "429",
+    "500",
+    "503",
+)
 
 
 class HttpServer:
@@ -36,7 +50,12 @@ class HttpServer:
     """
 
     def __init__(self, folder, delay_seconds=0.0, faults=None, tags=True):
-        self.folder, self.delay_seconds, self.faults, self.tags = Path(folder), delay_seconds, faults, tags
+        self.folder, self.delay_seconds, self.faults, self.tags = (
+            Path(folder),
+            delay_seconds,
+            faults,
+            tags,
+        )
         self.requests = []  # method, path and range of each
         self.lock = threading.Lock()
         self.closing = threading.Event()
@@ -49,7 +68,9 @@ class HttpServer:
 
         self._server = _Server(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.02}
+        )
         self._thread.start()
         return self
 
@@ -167,7 +188,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.send(server.faults and server.faults(number), with_body)
 
     def send(self, fault, with_body):
-        path = self.server_of_test.folder / urllib.parse.unquote(self.path.partition("?")[0]).lstrip("/")
+        path = self.server_of_test.folder / urllib.parse.unquote(
+            self.path.partition("?")[0]
+        ).lstrip("/")
         if fault == "silent":
             self.server_of_test.closing.wait()
             self.close_connection = True
@@ -195,7 +218,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         if self.server_of_test.tags:
             status = path.stat()
-            self.send_header("ETag", f'"{status.st_size:x}-{status.st_mtime_ns + (fault == "other tag"):x}"')
+            self.send_header(
+                "ETag", f'"{status.st_size:x}-{status.st_mtime_ns + (fault == "other tag"):x}"'
+            )
         self.end_headers()
         if with_body and fault == "cut":
             self.wfile.write(body[: len(body) // 2])

@@ -17,7 +17,9 @@ import termios
 import threading
 import traceback
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor  # noqa: F401 (before the rights to read its file are given up)
+
+# Imported before the rights to read its file are given up.
+from concurrent.futures import ThreadPoolExecutor  # noqa: F401
 from pathlib import Path
 
 import numpy as np
@@ -85,7 +87,10 @@ def together(folder: Path) -> None:
         files = data_files(folder / str(attempt), 6)
         wait, go = os.pipe()
         processes = [
-            forked(lambda files=files, wait=wait, go=go: (os.close(go), os.read(wait, 1), check(files))) for _ in range(8)
+            forked(
+                lambda files=files, wait=wait, go=go: (os.close(go), os.read(wait, 1), check(files))
+            )
+            for _ in range(8)
         ]
         os.close(go)  # all of them begin now
         assert [status_of(process) for process in processes] == [0] * 8
@@ -108,7 +113,9 @@ def killed(folder: Path) -> None:
             signal.pause()
 
         def die(files: Files = files, point: str = point, stop: Callable[..., None] = stop) -> None:
-            def stopping(files: Files, number: int, progress: Callable[[int], None]) -> dict[str, np.ndarray]:
+            def stopping(
+                files: Files, number: int, progress: Callable[[int], None]
+            ) -> dict[str, np.ndarray]:
                 if point == "scan":
                     stop()
                 return scan(files, number, stop if point == "progress" else progress)
@@ -128,7 +135,9 @@ def killed(folder: Path) -> None:
         assert status_of(owner) == -signal.SIGKILL
         assert [status_of(process) for process in others] == [0, 0], point
         os.close(told), os.close(tell)
-        assert not [left for pattern in LEFT for left in (folder / str(attempt)).glob(pattern)], point
+        assert not [left for pattern in LEFT for left in (folder / str(attempt)).glob(pattern)], (
+            point
+        )
         scans = (folder / str(attempt) / "scans").read_text().split()
         assert len(scans) <= 4 and set(scans) == {"0", "1"}, (point, scans)
 
@@ -155,7 +164,9 @@ def error_of(folder: Path, limit: Callable[[], object], **options: object) -> st
     return text
 
 
-def scan_in_silence(files: Files, number: int, progress: Callable[[int], None]) -> dict[str, np.ndarray]:
+def scan_in_silence(
+    files: Files, number: int, progress: Callable[[int], None]
+) -> dict[str, np.ndarray]:
     return {"items": expected(files, number)}
 
 
@@ -168,7 +179,9 @@ def refused(folder: Path) -> None:
             os.setuid(65534)
 
     text = error_of(folder / "read-only", unprivileged)
-    assert text.startswith("PermissionError ") and "give a folder that can as index_dir" in text, text
+    assert text.startswith("PermissionError ") and "give a folder that can as index_dir" in text, (
+        text
+    )
     text = error_of(folder / "root-only", unprivileged, index_dir=folder / "root-only" / "indices")
     assert text.startswith("PermissionError ") and "indices" in text, text
     (folder / "indices").mkdir(mode=0o777)
@@ -177,8 +190,12 @@ def refused(folder: Path) -> None:
     assert len(list((folder / "indices").iterdir())) == 1
 
     full = folder / "full"
-    text = error_of(full, lambda: (full.chmod(0o755), resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))))
-    assert text.startswith("OSError ") and "make room" in text and str(full / "data-0.gmidx") in text, text
+    text = error_of(
+        full, lambda: (full.chmod(0o755), resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000)))
+    )
+    assert (
+        text.startswith("OSError ") and "make room" in text and str(full / "data-0.gmidx") in text
+    ), text
     assert names_in(full) == ["data-0"]
 
 
@@ -208,7 +225,9 @@ def interrupted(folder: Path) -> None:
         files = data_files(folder / str(number), number)
         told, tell = os.pipe()
 
-        def endless(files: Files, number: int, progress: Callable[[int], None], tell: int = tell) -> dict[str, np.ndarray]:
+        def endless(
+            files: Files, number: int, progress: Callable[[int], None], tell: int = tell
+        ) -> dict[str, np.ndarray]:
             os.write(tell, b"x")
             while True:
                 progress(1)

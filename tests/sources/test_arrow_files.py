@@ -22,7 +22,9 @@ def test_everything_that_names_a_file(path):
     in_memory.pipe("/there/file", b"content")
     whole = [None, local, "file:///", fsspec.filesystem("file")]
     folders = [None, fs.SubTreeFileSystem(str(path.parent), local), path.parent.as_uri()]
-    names = [(str(path), filesystem) for filesystem in whole] + [("file", filesystem) for filesystem in folders]
+    names = [(str(path), filesystem) for filesystem in whole] + [
+        ("file", filesystem) for filesystem in folders
+    ]
     for name, filesystem in [*names, (path.as_uri(), None), ("/there/file", in_memory)]:
         with open_input(name, filesystem) as file:
             assert (file.read(), file.read_at(3, 2), file.size()) == (b"content", b"nte", 7)
@@ -39,7 +41,10 @@ def test_local_files_are_mapped_into_memory(path):
 def test_what_cannot_be_opened(path):
     for error, match, *arguments in [
         (FileNotFoundError, "missing", str(path.parent / "missing")),
-        *((FileNotFoundError, "missing", "missing", path.parent.as_uri()), (ValueError, "nowhere", "nowhere://file")),
+        *(
+            (FileNotFoundError, "missing", "missing", path.parent.as_uri()),
+            (ValueError, "nowhere", "nowhere://file"),
+        ),
         (TypeError, "filesystem must be one of pyarrow or fsspec, or a URI, got 3", "file", 3),
     ]:
         assert_raises(error, match, open_input, *arguments)

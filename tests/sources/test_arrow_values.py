@@ -38,7 +38,9 @@ LEAVES = {
     "string": pa.array(["a", "", "b\0c"]),
     "binary": pa.array([b"\xff\0", b""], pa.binary()),
     "fixed binary": pa.array([b"abcd", b"\0\0\0\0"], pa.binary(4)),
-    "decimal": pa.array([Decimal("12345678901234567890.12"), Decimal("-0.01")], pa.decimal128(30, 2)),
+    "decimal": pa.array(
+        [Decimal("12345678901234567890.12"), Decimal("-0.01")], pa.decimal128(30, 2)
+    ),
     **{
         name: pa.array([Decimal("1.5"), Decimal("-0.1")], getattr(pa, name)(5, 1))
         for name in ("decimal32", "decimal64")
@@ -77,7 +79,9 @@ def large_lists(array):
 def list_views(array):
     ends = offsets(array).to_pylist()
     sizes = [end - start for start, end in itertools.pairwise(ends)]
-    return pa.ListViewArray.from_arrays(pa.array(ends[:-1], pa.int32()), pa.array(sizes, pa.int32()), array)
+    return pa.ListViewArray.from_arrays(
+        pa.array(ends[:-1], pa.int32()), pa.array(sizes, pa.int32()), array
+    )
 
 
 def pairs(array):
@@ -85,7 +89,9 @@ def pairs(array):
 
 
 def structs(array):
-    return pa.StructArray.from_arrays([array, pa.array(map(str, range(len(array))))], names=["x", "text"])
+    return pa.StructArray.from_arrays(
+        [array, pa.array(map(str, range(len(array))))], names=["x", "text"]
+    )
 
 
 def maps(array):
@@ -101,7 +107,11 @@ NESTED = [
 
 def nestings(leaf):
     has_no_dictionary = str(leaf.type).startswith(("null", "duration", "decimal32", "decimal64"))
-    return NESTED if has_no_dictionary or not has_encoder(leaf) else [*NESTED, [pa.Array.dictionary_encode]]
+    return (
+        NESTED
+        if has_no_dictionary or not has_encoder(leaf)
+        else [*NESTED, [pa.Array.dictionary_encode]]
+    )
 
 
 def has_encoder(leaf):
@@ -117,7 +127,11 @@ def has_encoder(leaf):
 
 # The nanoseconds of what Arrow holds as an integer.
 UNITS = {"D": DAY * 10**9, "s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
-PYTHON = {datetime.datetime: "datetime64[us]", datetime.date: "datetime64[D]", datetime.timedelta: "timedelta64[us]"}
+PYTHON = {
+    datetime.datetime: "datetime64[us]",
+    datetime.date: "datetime64[D]",
+    datetime.timedelta: "timedelta64[us]",
+}
 
 
 def repeated(array, length):
@@ -148,7 +162,9 @@ def expected(leaf, functions):
     if pa.types.is_temporal(leaf.type) and not pa.types.is_time(leaf.type):
         unit = {"date32[day]": "D", "date64[ms]": "ms"}.get(str(leaf.type)) or leaf.type.unit
         leaf = leaf.cast(pa.int32() if unit == "D" else pa.int64())
-    return [[python(value, unit) for value in array.to_pylist()] for array in columns(leaf, functions)]
+    return [
+        [python(value, unit) for value in array.to_pylist()] for array in columns(leaf, functions)
+    ]
 
 
 def python(value, unit=None):
@@ -166,7 +182,11 @@ def python(value, unit=None):
     if type(value) in PYTHON:
         value = np.array(value, PYTHON[type(value)])[()]
     if isinstance(value, np.datetime64 | np.timedelta64):
-        return None if np.isnat(value) else int(value.astype(np.int64)) * UNITS[np.datetime_data(value)[0]]
+        return (
+            None
+            if np.isnat(value)
+            else int(value.astype(np.int64)) * UNITS[np.datetime_data(value)[0]]
+        )
     value = value.item() if isinstance(value, np.generic) else value
     return None if value != value else value  # NaN stands only for gaps: no leaf has one
 
@@ -177,7 +197,9 @@ def test_values_are_exact_and_those_of_stream_and_source_equal(name, tmp_path, m
     leaf, path = LEAVES[name], tmp_path / "x.parquet"
     table, model = {}, {}
     for functions in nestings(leaf):
-        for number, (array, values) in enumerate(zip(columns(leaf, functions), expected(leaf, functions), strict=True)):
+        for number, (array, values) in enumerate(
+            zip(columns(leaf, functions), expected(leaf, functions), strict=True)
+        ):
             label = f"{[function.__name__ for function in functions]} {number}"
             if is_written(array):
                 table[label], model[label] = array, values
@@ -198,5 +220,8 @@ def test_exact_values_are_those_of_pyarrow_where_these_are_exact(name):
                 values = exact_values(part)
                 if is_exact(part):
                     compared += 1
-                    assert exact(values) == exact(part.to_numpy(zero_copy_only=False)), (functions, part.type)
+                    assert exact(values) == exact(part.to_numpy(zero_copy_only=False)), (
+                        functions,
+                        part.type,
+                    )
     assert compared

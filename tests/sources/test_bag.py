@@ -75,7 +75,9 @@ def test_records_are_those_of_the_library_in_any_order(folder, suffix, way):
         rng = random.Random(1)
         for size in (0, 1, 3, 50):
             keys = [rng.randrange(len(ALL)) for _ in range(size)]
-            assert source.__getitems__([np.int64(key) for key in keys]) == [ALL[key] for key in keys]
+            assert source.__getitems__([np.int64(key) for key in keys]) == [
+                ALL[key] for key in keys
+            ]
 
 
 def test_it_conforms(folder, suffix, way):
@@ -86,7 +88,10 @@ def test_keys_out_of_range_are_refused(folder, suffix):
     source = BagDataSource(folder / f"data@*{suffix}")
     for key in (-1, len(ALL), 2**70):
         assert_raises(
-            KeyRangeError, rf"must be in \[0, {len(ALL)}\), the number of records, got {key}", source.__getitems__, [0, key]
+            KeyRangeError,
+            rf"must be in \[0, {len(ALL)}\), the number of records, got {key}",
+            source.__getitems__,
+            [0, key],
         )
         assert_raises(KeyRangeError, f"got {key}", lambda key=key: source[key])
     empty = BagDataSource(folder / f"data-00001-of-00004{suffix}")
@@ -96,8 +101,15 @@ def test_keys_out_of_range_are_refused(folder, suffix):
 def test_lengths_are_the_sizes_of_plain_records(folder, suffix):
     source = BagDataSource(folder / f"data@*{suffix}")
     if suffix == ".bag":
-        assert source.lengths.dtype == np.int64 and source.lengths.tolist() == [len(record) for record in ALL]
-        batches = MapDataset.source(source).map(list).map(np.array).bucket_batch(None, [20, 70], batch_sizes=4, seed=1)
+        assert source.lengths.dtype == np.int64 and source.lengths.tolist() == [
+            len(record) for record in ALL
+        ]
+        batches = (
+            MapDataset.source(source)
+            .map(list)
+            .map(np.array)
+            .bucket_batch(None, [20, 70], batch_sizes=4, seed=1)
+        )
         assert sum(len(batch) for batch in batches) == len(ALL)
     else:
         assert not hasattr(source, "lengths")
@@ -111,7 +123,9 @@ def test_copies_are_small_and_workers_read(folder, suffix):
     source.__getitems__([0, 30])
     assert len(cloudpickle.dumps(source)) < 1500
     ds = MapDataset.source(source).map(len).to_iter_dataset()
-    assert list(ds.mp_prefetch(MultiprocessingOptions(num_workers=2))) == [len(record) for record in ALL]
+    assert list(ds.mp_prefetch(MultiprocessingOptions(num_workers=2))) == [
+        len(record) for record in ALL
+    ]
     with BagDataSource(folder / f"data@*{suffix}") as other:
         assert other[0] == ALL[0]
     assert other[3] == ALL[3]  # which opens the files again
@@ -131,7 +145,11 @@ def test_the_text_tells_the_files_wherever_they_lie(folder, suffix, tmp_path):
         ("nowhere.bagz", FileNotFoundError, "there is no file 'nowhere.bagz'"),
         ("nowhere@*.bagz", FileNotFoundError, "there is no first shard for 'nowhere@\\*.bagz'"),
         ("nowhere@2.bagz", FileNotFoundError, "of the 2 shards of 'nowhere@2.bagz', 2 are missing"),
-        ("gs://bucket/data.bagz", ValueError, r"local files, .* got 'gs://bucket/data.bagz': .*cached\(urls"),
+        (
+            "gs://bucket/data.bagz",
+            ValueError,
+            r"local files, .* got 'gs://bucket/data.bagz': .*cached\(urls",
+        ),
         ("a,b.bagz", FileNotFoundError, "there is no file 'a'"),
         ([], ValueError, "must not be empty"),
         ([3], TypeError, "must have items that are paths"),
@@ -155,8 +173,14 @@ DAMAGED_WHEN_MADE = {
     "text": (lambda data, table: b"a line of text\n" * 20, "is cut off, or no Bagz file"),
 }
 DAMAGED_WHEN_READ = {
-    "an end far away": (lambda data, table: with_word(data, table + 8 * 5, 2**62), "record 5 is said to be from byte"),
-    "an end before its beginning": (lambda data, table: with_word(data, table + 8 * 5, 1), "record 5 is said to be from byte"),
+    "an end far away": (
+        lambda data, table: with_word(data, table + 8 * 5, 2**62),
+        "record 5 is said to be from byte",
+    ),
+    "an end before its beginning": (
+        lambda data, table: with_word(data, table + 8 * 5, 1),
+        "record 5 is said to be from byte",
+    ),
     "all ends": (
         lambda data, table: data[:table] + b"\xff" * (len(data) - table - 8) + data[-8:],
         "record 5 is said to be from byte",
@@ -171,7 +195,10 @@ def test_files_that_are_none_are_refused_when_the_source_is_made(damage, suffix,
     change, message = DAMAGED_WHEN_MADE[damage]
     (tmp_path / f"x{suffix}").write_bytes(change(data, struct.unpack("<Q", data[-8:])[0]))
     assert_raises(
-        DamagedFileError, rf"x{suffix} is damaged at byte .*{message.removeprefix('damaged at byte ')}", BagDataSource, path
+        DamagedFileError,
+        rf"x{suffix} is damaged at byte .*{message.removeprefix('damaged at byte ')}",
+        BagDataSource,
+        path,
     )
 
 
@@ -183,7 +210,11 @@ def test_damaged_ends_are_named_with_file_and_byte(damage, suffix, tmp_path, way
     change, message = DAMAGED_WHEN_READ[damage]
     (tmp_path / f"x{suffix}").write_bytes(change(data, table))
     source = BagDataSource(path)
-    for read in (lambda: source[5], lambda: source.__getitems__([5, 6]), lambda: source.__getitems__([19, 5])):
+    for read in (
+        lambda: source[5],
+        lambda: source.__getitems__([5, 6]),
+        lambda: source.__getitems__([19, 5]),
+    ):
         if damage == "all ends":
             assert_raises(DamagedFileError, "Copy or write the file anew", read)
         else:
@@ -229,5 +260,12 @@ def test_files_that_changed_or_have_no_ends_are_errors(tmp_path, suffix):
     assert_raises(ChangedFileError, "bytes and has", lambda: source[0])
     (tmp_path / f"x{suffix}").unlink()
     assert_raises(FileNotFoundError, "x", lambda: source[0])
-    apart = write(tmp_path / f"apart{suffix}", [b"abc"] * 20, limits_placement=bagz.LimitsPlacement.SEPARATE)
-    assert_raises(DamagedFileError, "in a file of their own, .*limits.apart.*LimitsPlacement.TAIL", BagDataSource, apart)
+    apart = write(
+        tmp_path / f"apart{suffix}", [b"abc"] * 20, limits_placement=bagz.LimitsPlacement.SEPARATE
+    )
+    assert_raises(
+        DamagedFileError,
+        "in a file of their own, .*limits.apart.*LimitsPlacement.TAIL",
+        BagDataSource,
+        apart,
+    )

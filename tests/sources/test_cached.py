@@ -46,7 +46,10 @@ def taken(folder):
 
 @pytest.fixture(scope="module")
 def data():
-    return {f"{number}.bin": random.Random(number).randbytes(size) for number, size in enumerate([3 * MB + 500, 100, 5 * MB])}
+    return {
+        f"{number}.bin": random.Random(number).randbytes(size)
+        for number, size in enumerate([3 * MB + 500, 100, 5 * MB])
+    }
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +111,10 @@ def test_a_second_epoch_asks_for_nothing(server, data, tmp_path):
     assert sorted(first) == sorted(plain.__getitems__(range(len(plain))))
     server.requests.clear()
     assert list(ds) == first
-    assert list(grain.MapDataset.source(cloudpickle.loads(cloudpickle.dumps(source))).shuffle(seed=1)) == first
+    assert (
+        list(grain.MapDataset.source(cloudpickle.loads(cloudpickle.dumps(source))).shuffle(seed=1))
+        == first
+    )
     assert len(cloudpickle.dumps(source)) < 4000
     options = grain.MultiprocessingOptions(num_workers=2)
     assert list(ds.to_iter_dataset().mp_prefetch(options)) == first
@@ -125,7 +131,9 @@ def test_a_second_epoch_asks_for_nothing(server, data, tmp_path):
 
 @pytest.mark.parametrize("max_bytes", [None, 64 << 10, MB, 4 * MB])
 def test_threads_read_the_same_ranges_within_the_room(server, data, tmp_path, max_bytes):
-    ranges = some_ranges(data, 300 if max_bytes is None or max_bytes >= MB else 50, random.Random(max_bytes))
+    ranges = some_ranges(
+        data, 300 if max_bytes is None or max_bytes >= MB else 50, random.Random(max_bytes)
+    )
     files = CachedFiles(Files(urls(server)), str(tmp_path), max_bytes)
     blocks = [ranges[start : start + 10] for start in range(0, len(ranges), 10)]
     with ThreadPoolExecutor(16) as pool:
@@ -170,7 +178,9 @@ def test_a_changed_file_is_another_one(tmp_path):
         assert new[0] == b"\1" * 64 and old[1] == bytes(64)
         with pytest.raises(ChangedFileError, match=r"rows.bin has changed"):
             old[len(old) - 1]
-        paths = [cached([f"{server.url}/rows.bin?X-Amz-Signature={number}"], folder) for number in (1, 2)]
+        paths = [
+            cached([f"{server.url}/rows.bin?X-Amz-Signature={number}"], folder) for number in (1, 2)
+        ]
         assert paths[0] == paths[1] and Path(paths[0][0]).read_bytes() == path.read_bytes()
         path.write_bytes(b"\2" * 10)
 
@@ -184,8 +194,14 @@ def test_a_file_is_of_one_version_though_the_store_reports_none(tmp_path, caplog
         url = f"{server.url}/rows.bin"
         with caplog.at_level(logging.WARNING, logger="gristmill"):
             sources = [cached(FixedRows(url), folder)]
-        assert any(f"cached: the store of {url} reports no versions" in record.message for record in caplog.records)
-        assert any(f"{url}: the server reports neither an entity tag" in record.message for record in caplog.records)
+        assert any(
+            f"cached: the store of {url} reports no versions" in record.message
+            for record in caplog.records
+        )
+        assert any(
+            f"{url}: the server reports neither an entity tag" in record.message
+            for record in caplog.records
+        )
         num_requests = server.num_requests
         assert sources[0][0] == versions[0][:64]
         assert server.num_requests == num_requests + 1  # one answer is of one version
@@ -215,11 +231,19 @@ def cut(path, rng):
 
 
 def flip_a_bit_of_the_table(path, rng):
-    overwrite(path, rng.randrange(4 * 5 * MB // 4096), lambda byte: bytes([byte[0] ^ 1 << rng.randrange(8)]))
+    overwrite(
+        path,
+        rng.randrange(4 * 5 * MB // 4096),
+        lambda byte: bytes([byte[0] ^ 1 << rng.randrange(8)]),
+    )
 
 
 def flip_a_bit_of_the_data(path, rng):
-    overwrite(path, rng.randrange(path.stat().st_size - 3 * MB, path.stat().st_size), lambda byte: bytes([byte[0] ^ 8]))
+    overwrite(
+        path,
+        rng.randrange(path.stat().st_size - 3 * MB, path.stat().st_size),
+        lambda byte: bytes([byte[0] ^ 8]),
+    )
 
 
 def make_a_hole(path, rng):
@@ -252,13 +276,26 @@ def overwrite(path, place, change):
         file.write(change(byte))
 
 
-DAMAGES = [cut, cut, flip_a_bit_of_the_table, flip_a_bit_of_the_data, make_a_hole, exchange_pages, empty, extend]
+DAMAGES = [
+    cut,
+    cut,
+    flip_a_bit_of_the_table,
+    flip_a_bit_of_the_data,
+    make_a_hole,
+    exchange_pages,
+    empty,
+    extend,
+]
 
 
 @pytest.mark.parametrize("is_settled", [False, True], ids=["just written", "trusted"])
 def test_damaged_parts_are_read_again_while_open(server, data, tmp_path, is_settled):
     rng = random.Random(is_settled)
-    ranges = [(number, start, start + 1000) for number in (0, 2) for start in range(0, 3 * MB - 1000, 30_000)]
+    ranges = [
+        (number, start, start + 1000)
+        for number in (0, 2)
+        for start in range(0, 3 * MB - 1000, 30_000)
+    ]
     sources = [CachedFiles(Files(urls(server)), str(tmp_path), None) for _ in range(2)]
     for damage in DAMAGES:
         for files in sources:
@@ -294,7 +331,9 @@ def test_whole_files_that_were_damaged_are_downloaded_again(server, data, tmp_pa
         else:
             damage(path, rng) if damage is not Path.unlink else damage(path)
         num_requests = server.num_requests
-        assert cached(urls(server)[0], tmp_path) == [str(path)] and path.read_bytes() == data["0.bin"]
+        assert (
+            cached(urls(server)[0], tmp_path) == [str(path)] and path.read_bytes() == data["0.bin"]
+        )
         assert server.num_requests > num_requests + 1
     os.utime(path, (1, 1))  # as after copying: the checksum is right
     num_requests = server.num_requests
@@ -306,7 +345,9 @@ def test_whole_files_that_were_damaged_are_downloaded_again(server, data, tmp_pa
 def test_a_killed_writer_leaves_no_wrong_page(tmp_path):
     layout = parts.layout_for(MB)
     content = random.Random(0).randbytes(layout.block_bytes)
-    names = [str(tmp_path / f"{num_writes}-{half}.part") for num_writes in range(3) for half in range(2)]
+    names = [
+        str(tmp_path / f"{num_writes}-{half}.part") for num_writes in range(3) for half in range(2)
+    ]
     command = [sys.executable, PROGRAMS / "kill_part_writer.py", *names]
     program = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     codes = [int(code) for code in program.stdout.split()]
@@ -316,7 +357,9 @@ def test_a_killed_writer_leaves_no_wrong_page(tmp_path):
     for name, code in zip(names, codes, strict=True):
         part = parts.Part(name, layout.block_bytes, layout)
         pages = [part.read(start, start + 4096) for start in range(0, layout.block_bytes, 4096)]
-        assert all(page in (None, content[4096 * i : 4096 * i + 4096]) for i, page in enumerate(pages))
+        assert all(
+            page in (None, content[4096 * i : 4096 * i + 4096]) for i, page in enumerate(pages)
+        )
         assert (None in pages) == (code != 0)
 
 
@@ -346,7 +389,11 @@ def kill_at_random_moments(server, folder, times, max_bytes, check, program="fil
 @pytest.mark.slow
 @pytest.mark.parametrize("max_bytes", [0, 2 * MB])
 def test_killed_at_any_moment_it_leaves_nothing_wrong(server, data, tmp_path, max_bytes):
-    ranges = [(number, start, start + 1000) for number in (0, 2) for start in range(0, 3 * MB - 1000, 5000)]
+    ranges = [
+        (number, start, start + 1000)
+        for number in (0, 2)
+        for start in range(0, 3 * MB - 1000, 5000)
+    ]
     num_requests = []
 
     def check():
@@ -364,7 +411,9 @@ def test_several_processes_fetch_a_block_once(server, tmp_path):
     server.requests.clear()
     with contextlib.ExitStack() as stack:
         processes = [stack.enter_context(filling(server, tmp_path)) for _ in range(3)]
-        assert [process.communicate(timeout=60)[0] for process in processes] == ["begun\ndone\n"] * 3
+        assert [process.communicate(timeout=60)[0] for process in processes] == [
+            "begun\ndone\n"
+        ] * 3
     wanted = [request for request in server.requests if request[2] not in ("bytes=0-0", None)]
     assert len(wanted) <= 2 * 10  # ten blocks; one that is waited for too long is fetched twice
 
@@ -372,15 +421,24 @@ def test_several_processes_fetch_a_block_once(server, tmp_path):
 def test_without_room_data_come_from_the_store_with_one_warning(server, tmp_path, caplog):
     with filling(server, tmp_path, program="read_with_full_folder.py") as process:
         text, _ = process.communicate(timeout=60)
-    why = r"File too large: there is no space left, or no more may be used; make room, or give a folder with room as folder\n"
-    kept = rf"WARNING:gristmill:cached: files cannot be kept in {tmp_path}, so they are read from their store: {why}"
+    why = (
+        r"File too large: there is no space left, or no more may be used; make room, or give a"
+        r" folder with room as folder\n"
+    )
+    kept = (
+        rf"WARNING:gristmill:cached: files cannot be kept in {tmp_path}, so they are read from"
+        rf" their store: {why}"
+    )
     assert len(re.findall(kept, text)) == 1
     with HttpServer(server.folder, tags=False) as untold:
         for place in (server, untold):
             num_requests = place.num_requests
             with filling(place, tmp_path, program="copy_into_full_folder.py") as process:
                 text, _ = process.communicate(timeout=60)
-            full = r"\[Errno 27\] cached: the disk of .* is full: 8389208 bytes have to be .* \(File too large\). Make room"
+            full = (
+                r"\[Errno 27\] cached: the disk of .* is full: 8389208 bytes have to be .* \(File"
+                r" too large\). Make room"
+            )
             assert re.match(full, text)
             # one for each file, and one that could not be written
             assert place.num_requests <= num_requests + 4
@@ -400,13 +458,18 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     program = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     lines = program.stdout.splitlines()
     assert len(lines) == 4, program.stderr
-    for line, place in zip(lines, [folder, folder, folder / "deeper", folder / "deeper"], strict=True):
+    for line, place in zip(
+        lines, [folder, folder, folder / "deeper", folder / "deeper"], strict=True
+    ):
         assert line.startswith(f"[Errno 13] cannot keep files in {place}: ")
         assert line.endswith("the folder cannot be written; give a folder that can as folder")
     blocked = tmp_path / "file"
     blocked.write_text("")
     for place in (blocked, blocked / "deeper"):
-        message = rf"cannot keep files in {place}: .*: a file is in place of a folder; give another one as folder"
+        message = (
+            rf"cannot keep files in {place}: .*: a file is in place of a folder; give another one"
+            r" as folder"
+        )
         assert_raises(OSError, message, cached, "https://host/a.bin", place)
 
 
@@ -428,12 +491,18 @@ def test_array_records_by_path(tmp_path, server):
         # whether they have changed
         assert cached(addresses, kept) == source.paths and http.num_requests == num_requests + 3
         ds = grain.MapDataset.source(source).shuffle(seed=0).to_iter_dataset()
-        assert sorted(ds.mp_prefetch(grain.MultiprocessingOptions(num_workers=2))) == sorted(records)
+        assert sorted(ds.mp_prefetch(grain.MultiprocessingOptions(num_workers=2))) == sorted(
+            records
+        )
     pytest.importorskip("moto")
     with s3_bucket() as bucket:
         for shard in range(3):
-            bucket.put(f"train/{shard}.array_record", (folder / f"{shard}.array_record").read_bytes())
-        source = grain.sources.ArrayRecordDataSource(cached(f"{bucket.url}/train/*.array_record", kept))
+            bucket.put(
+                f"train/{shard}.array_record", (folder / f"{shard}.array_record").read_bytes()
+            )
+        source = grain.sources.ArrayRecordDataSource(
+            cached(f"{bucket.url}/train/*.array_record", kept)
+        )
         assert source.__getitems__(range(300)) == records
 
 
@@ -451,9 +520,14 @@ def test_downloads_that_are_killed_leave_no_torn_file(server, data, tmp_path):
 
 def test_downloads_by_several_processes_and_room_for_them(server, data, tmp_path):
     with contextlib.ExitStack() as stack:
-        processes = [stack.enter_context(filling(server, tmp_path, program="copy_whole_files.py")) for _ in range(2)]
+        processes = [
+            stack.enter_context(filling(server, tmp_path, program="copy_whole_files.py"))
+            for _ in range(2)
+        ]
         paths = [process.communicate(timeout=60)[0].split()[1:] for process in processes]
-    assert paths[0] == paths[1] and [Path(path).read_bytes() for path in paths[0]] == list(data.values())
+    assert paths[0] == paths[1] and [Path(path).read_bytes() for path in paths[0]] == list(
+        data.values()
+    )
     assert server.num_requests == 2 * 3 + 3  # sizes, and each file once
     room = taken(tmp_path) + MB
     assert cached(urls(server)[:1], tmp_path, max_bytes=room) == paths[0][:1]
@@ -467,7 +541,11 @@ def test_downloads_by_several_processes_and_room_for_them(server, data, tmp_path
     cached(f"{server.url}/new.bin", tmp_path, max_bytes=room)
     assert Path(paths[0][0]).exists() and not Path(paths[0][2]).exists() and taken(tmp_path) <= room
     with pytest.raises(
-        OSError, match=r"files of 5242880 bytes have to be downloaded into .* of max_bytes are free.*Raise max_bytes"
+        OSError,
+        match=(
+            r"files of 5242880 bytes have to be downloaded into .* of max_bytes are free.*Raise"
+            r" max_bytes"
+        ),
     ):
         cached(urls(server)[2], tmp_path, max_bytes=room)
 
@@ -496,7 +574,9 @@ def test_what_cannot_be_cached(tmp_path):
     ]:
         with pytest.raises(kind, match=text):
             cached(wrong, tmp_path)
-    with pytest.raises(ValueError, match=r"max_bytes must be at least 65536 \(64 KB\), or None for no limit, got 5"):
+    with pytest.raises(
+        ValueError, match=r"max_bytes must be at least 65536 \(64 KB\), or None for no limit, got 5"
+    ):
         cached([], tmp_path, max_bytes=5)
     with pytest.raises(TypeError, match="max_bytes must be an integer"):
         cached([], tmp_path, max_bytes="1 GB")

@@ -28,10 +28,16 @@ from gristmill.dataset.stages.tfrecord import TFRecordIterDataset
 from gristmill.sources import ArrayRecordDataSource, ParquetSource, array_record, parquet
 from gristmill.sources.crc32c import masked_crc32c
 
-resource = pytest.importorskip("resource", reason="the system does not limit the memory of a process")
+resource = pytest.importorskip(
+    "resource", reason="the system does not limit the memory of a process"
+)
 MAX_MEMORY = 4 << 30  # of address space: a damaged length must not ask for more
 KINDS = ["bits"] * 5 + ["bytes"] * 5 + ["length"] * 3 + ["cut", "zeros", "repeat", "remove", "copy"]
-LENGTHS = [struct.pack("<q", length) for bits in (7, 15, 31, 40, 62) for length in (0, -1, (1 << bits) - 1, -(1 << bits))]
+LENGTHS = [
+    struct.pack("<q", length)
+    for bits in (7, 15, 31, 40, 62)
+    for length in (0, -1, (1 << bits) - 1, -(1 << bits))
+]
 # the last are varints
 LENGTHS += [length[:4] for length in LENGTHS] + [b"\xff" * n + b"\x01" for n in (1, 3, 4, 8, 9)]
 
@@ -114,28 +120,59 @@ class Parquet(Format):
     error = ValueError
     OPTIONS = (
         *({"store_schema": False}, {"compression": "none", "use_dictionary": False}),
-        {"data_page_version": "2.0", "write_page_checksum": True, "write_page_index": True, "compression": "zstd"},
+        {
+            "data_page_version": "2.0",
+            "write_page_checksum": True,
+            "write_page_index": True,
+            "compression": "zstd",
+        },
         {"write_statistics": False, "store_schema": False, "compression": "gzip"},
-        {"use_dictionary": False, "compression": "lz4", "data_page_size": 64, "column_encoding": {"n": "DELTA_BINARY_PACKED"}},
+        {
+            "use_dictionary": False,
+            "compression": "lz4",
+            "data_page_size": 64,
+            "column_encoding": {"n": "DELTA_BINARY_PACKED"},
+        },
     )
 
     def write(self, folder):
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        schema = {"n": pa.int64(), "must": pa.int32(), "text": pa.string(), "some": pa.list_(pa.int32()), "half": pa.float32()}
-        schema |= {"pair": pa.list_(pa.int16()), "both": pa.struct([("a", pa.int64()), ("b", pa.string())]), "odd": pa.bool_()}
-        schema = pa.schema([pa.field(name, kind, nullable=name != "must") for name, kind in schema.items()])
-        rows = [{"n": None if i % 17 == 3 else i, "must": i, "text": f"text {i % 7}", "half": i / 2} for i in range(120)]
+        schema = {
+            "n": pa.int64(),
+            "must": pa.int32(),
+            "text": pa.string(),
+            "some": pa.list_(pa.int32()),
+            "half": pa.float32(),
+        }
+        schema |= {
+            "pair": pa.list_(pa.int16()),
+            "both": pa.struct([("a", pa.int64()), ("b", pa.string())]),
+            "odd": pa.bool_(),
+        }
+        schema = pa.schema(
+            [pa.field(name, kind, nullable=name != "must") for name, kind in schema.items()]
+        )
+        rows = [
+            {"n": None if i % 17 == 3 else i, "must": i, "text": f"text {i % 7}", "half": i / 2}
+            for i in range(120)
+        ]
         for i, row in enumerate(rows):
             row |= {"some": [*range(i % 5)] if i % 11 else None, "pair": [i, i + 1]}
             row |= {"both": {"a": i, "b": str(i)}, "odd": i % 2 > 0}
         for options in self.OPTIONS:
-            pq.write_table(pa.Table.from_pylist(rows, schema), folder / "good", row_group_size=50, **options)
+            pq.write_table(
+                pa.Table.from_pylist(rows, schema), folder / "good", row_group_size=50, **options
+            )
             content = (folder / "good").read_bytes()
             end = len(content) - 8
             footer = (end - int.from_bytes(content[end : end + 4], "little"), end)
-            kwargs = {"page_checksum_verification": True} if "write_page_checksum" in options else {"memory_map": True}
+            kwargs = (
+                {"page_checksum_verification": True}
+                if "write_page_checksum" in options
+                else {"memory_map": True}
+            )
             for block_rows in (7, 100):  # several of them, or one, per row group
                 yield content, [footer, footer, footer, (end, end + 4)], (block_rows, kwargs)
 
@@ -148,7 +185,9 @@ class Parquet(Format):
         plain, is_readable = self.plainly_read(**kwargs)
         num_rows = min(len(rows), len(plain))
         assert [*map(exact, rows[:num_rows])] == plain[:num_rows], "pyarrow reads other values"
-        assert errors or (is_readable and len(rows) == len(plain)), f"no error, {len(rows)} rows: pyarrow reads {len(plain)}"
+        assert errors or (is_readable and len(rows) == len(plain)), (
+            f"no error, {len(rows)} rows: pyarrow reads {len(plain)}"
+        )
 
     def plainly_read(self, **kwargs):
         import pyarrow as pa
@@ -177,9 +216,13 @@ class ParquetTable(Parquet):
         plain, is_readable = self.plainly_read(**kwargs)
         for key, row in rows.items():
             assert key >= len(plain) or row == plain[key], f"pyarrow reads another row {key}"
-        assert errors or (is_readable and len(rows) == len(plain)), f"no error, {len(rows)} rows: pyarrow reads {len(plain)}"
+        assert errors or (is_readable and len(rows) == len(plain)), (
+            f"no error, {len(rows)} rows: pyarrow reads {len(plain)}"
+        )
         with self.documented():
-            assert [*map(exact, source.__getitems__([*rows]) if rows else [])] == [*rows.values()], "a block of other rows"
+            assert [*map(exact, source.__getitems__([*rows]) if rows else [])] == [
+                *rows.values()
+            ], "a block of other rows"
 
 
 class TFRecord(Format):
@@ -188,20 +231,38 @@ class TFRecord(Format):
     def write(self, _):
         self.records = some_records()
         lengths = [struct.pack("<Q", len(record)) for record in self.records]
-        checksums = [[struct.pack("<I", int(crc)) for crc in masked_crc32c(strings)] for strings in (lengths, self.records)]
-        content = b"".join(itertools.chain(*zip(lengths, checksums[0], self.records, checksums[1], strict=True)))
+        checksums = [
+            [struct.pack("<I", int(crc)) for crc in masked_crc32c(strings)]
+            for strings in (lengths, self.records)
+        ]
+        content = b"".join(
+            itertools.chain(*zip(lengths, checksums[0], self.records, checksums[1], strict=True))
+        )
         ends = [*itertools.accumulate([len(record) + 16 for record in self.records])]
         # with the checksum before
         headers = [(end - 4, min(end + 12, len(content))) for end in ends]
         for check_crc in (True, False):
             yield content, headers, (check_crc, None, None)
-            for compress, inflate, name in [(gzip.compress, gzip.decompress, "gzip"), (zlib.compress, zlib.decompress, "zlib")]:
-                compressed = compress(content[:2000]) + compress(content[2000:]) if name == "gzip" else compress(content)
-                yield compressed, [(0, 12), (len(compressed) - 8, len(compressed))], (check_crc, name, inflate)
+            for compress, inflate, name in [
+                (gzip.compress, gzip.decompress, "gzip"),
+                (zlib.compress, zlib.decompress, "zlib"),
+            ]:
+                compressed = (
+                    compress(content[:2000]) + compress(content[2000:])
+                    if name == "gzip"
+                    else compress(content)
+                )
+                yield (
+                    compressed,
+                    [(0, 12), (len(compressed) - 8, len(compressed))],
+                    (check_crc, name, inflate),
+                )
 
     def read(self, damaged, settings):
         check_crc, compression, inflate = settings
-        records, errors = self.delivered(TFRecordIterDataset(self.path, check_crc=check_crc, compression=compression))
+        records, errors = self.delivered(
+            TFRecordIterDataset(self.path, check_crc=check_crc, compression=compression)
+        )
         assert not check_crc or set(records) <= set(self.records), "a record that was never written"
         try:
             content = inflate(damaged) if inflate and damaged else damaged
@@ -224,8 +285,14 @@ class TFRecord(Format):
             end = begin + 12 + length
             if end + 4 > len(content):
                 break
-            record, record_crc = content[begin + 12 : end], int.from_bytes(content[end : end + 4], "little")
-            if check_crc and [*masked_crc32c([content[begin : begin + 8], record])] != [length_crc, record_crc]:
+            record, record_crc = (
+                content[begin + 12 : end],
+                int.from_bytes(content[end : end + 4], "little"),
+            )
+            if check_crc and [*masked_crc32c([content[begin : begin + 8], record])] != [
+                length_crc,
+                record_crc,
+            ]:
                 break
             records.append(record)
             begin = end + 4
@@ -241,7 +308,12 @@ class ArrayRecord(Format):
         logging.disable()  # that records come in groups
         array_record._POOLED_READ_SECONDS = 0
         self.records = some_records()
-        for options in ("group_size:1", "group_size:1,uncompressed", "group_size:7", "group_size:1,transpose:true"):
+        for options in (
+            "group_size:1",
+            "group_size:1,uncompressed",
+            "group_size:7",
+            "group_size:1,transpose:true",
+        ):
             writer = ArrayRecordWriter(str(folder / "good"), options)
             for record in self.records:
                 writer.write(record)
@@ -256,13 +328,18 @@ class ArrayRecord(Format):
             for i in range(len(self.records)):
                 with self.documented():
                     assert source[i] == self.records[i], f"record {i} is another one"
-            assert source.__getitems__(range(len(self.records))) == self.records, "a block of other records"
+            assert source.__getitems__(range(len(self.records))) == self.records, (
+                "a block of other records"
+            )
 
 
 def main(name, folder, first, last):
-    files = {"parquet": Parquet, "parquet_table": ParquetTable, "tfrecord": TFRecord, "array_record": ArrayRecord}[name](
-        Path(folder)
-    )
+    files = {
+        "parquet": Parquet,
+        "parquet_table": ParquetTable,
+        "tfrecord": TFRecord,
+        "array_record": ArrayRecord,
+    }[name](Path(folder))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
     for number in range(int(first), int(last)):
@@ -270,10 +347,18 @@ def main(name, folder, first, last):
         try:
             files.check(number)
         except Exception as error:
-            print(f"wrong: damage {number}: {' '.join(f'{type(error).__name__}: {error}'.split())}", flush=True)
+            print(
+                f"wrong: damage {number}: {' '.join(f'{type(error).__name__}: {error}'.split())}",
+                flush=True,
+            )
 
 
-PACKAGES = {"parquet": "pyarrow", "parquet_table": "pyarrow", "tfrecord": "numpy", "array_record": "array_record"}
+PACKAGES = {
+    "parquet": "pyarrow",
+    "parquet_table": "pyarrow",
+    "tfrecord": "numpy",
+    "array_record": "array_record",
+}
 MANY = pytest.param(100, 250, marks=[pytest.mark.slow, pytest.mark.timeout(300)], id="many")
 
 
@@ -292,7 +377,11 @@ def test_damages(name, first, last, tmp_path):
         assert numbers, done.stderr  # it did not come to the first file
         first = numbers[-1] + 1
         if done.returncode:
-            end = signal.Signals(-done.returncode).name if done.returncode < 0 else f"exit code {done.returncode}"
+            end = (
+                signal.Signals(-done.returncode).name
+                if done.returncode < 0
+                else f"exit code {done.returncode}"
+            )
             wrong.append(f"wrong: damage {numbers[-1]}: ended by {end}: {done.stderr[-300:]}")
     assert "\n".join(wrong) == ""
 

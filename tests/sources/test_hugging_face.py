@@ -56,7 +56,10 @@ def folder(tmp_path_factory):
 
 
 def lengths_of(rows):
-    return {"lengths": [len(text) for text in rows["text"]], "together": [len(rows["x"])] * len(rows["x"])}
+    return {
+        "lengths": [len(text) for text in rows["text"]],
+        "together": [len(rows["x"])] * len(rows["x"]),
+    }
 
 
 FORMATS = {
@@ -71,7 +74,11 @@ FORMATS = {
     "arrow": lambda ds: ds.with_format("arrow"),
     "pandas": lambda ds: ds.with_format("pandas"),
     "transform": lambda ds: ds.with_transform(lengths_of),
-    "grid": lambda ds: ds.select_columns(["x"]).add_column("g", [[[i]] for i in range(len(ds))], feature=GRID),
+    "grid": (
+        lambda ds: ds.select_columns(["x"]).add_column(
+            "g", [[[i]] for i in range(len(ds))], feature=GRID
+        )
+    ),
     "selected": lambda ds: ds.select([5, 3, 8, 1, 7]).with_format("numpy"),
     "shuffled": lambda ds: ds.shuffle(seed=1),
 }
@@ -103,13 +110,17 @@ def test_rows_are_the_data_sets_own_in_every_format(chosen, folder):
         rng = random.Random(2)
         for size in (0, 1, 2, 3, 7, 40):
             keys = [rng.randrange(len(formatted)) for _ in range(size)]
-            assert [plain(row) for row in source.__getitems__(keys)] == [expected[key] for key in keys]
+            assert [plain(row) for row in source.__getitems__(keys)] == [
+                expected[key] for key in keys
+            ]
             assert len(read_keys(source, [np.int32(key) for key in keys])) == size
 
 
 @pytest.mark.parametrize("chosen", ["none", "numpy", "arrow"])
 def test_it_conforms(chosen, folder):
-    assert_source_conforms(HuggingFaceSource(FORMATS[chosen](datasets.load_from_disk(folder))), max_records=7)
+    assert_source_conforms(
+        HuggingFaceSource(FORMATS[chosen](datasets.load_from_disk(folder))), max_records=7
+    )
 
 
 def test_data_sets_without_rows():
@@ -123,7 +134,9 @@ def test_keys_out_of_range_are_refused(folder):
     source = HuggingFaceSource(datasets.load_from_disk(folder))
     for key in (-1, NUM_ROWS, np.int64(-NUM_ROWS), 2**70):
         assert_raises(
-            KeyRangeError, rf"must be in \[0, {NUM_ROWS}\), the number of records, got {key}", lambda key=key: source[key]
+            KeyRangeError,
+            rf"must be in \[0, {NUM_ROWS}\), the number of records, got {key}",
+            lambda key=key: source[key],
         )
         assert_raises(KeyRangeError, f"got {key}", source.__getitems__, [0, key, 1])
     assert_raises(TypeError, None, lambda: source["x"])
@@ -135,7 +148,9 @@ def test_the_text_tells_the_data_in_every_run_and_place(folder, tmp_path):
     assert repr(HuggingFaceSource(datasets.load_from_disk(tmp_path / "copy"))) == text
     assert repr(HuggingFaceSource(in_memory())) == text
     command = [sys.executable, Path(__file__).with_name("print_hugging_face.py"), folder]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == text
+    assert (
+        subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == text
+    )
     seen = {text}
     for other in (
         in_memory().select(range(NUM_ROWS - 1)),
@@ -157,21 +172,37 @@ def test_copies_of_data_on_disk_carry_paths(folder):
     repr(source), source.__getitems__([1, 2])
     small = HuggingFaceSource(datasets.load_from_disk(folder).with_format("numpy"))
     assert len(cloudpickle.dumps(small)) < 5000
-    pipeline = MapDataset.source(source).shuffle(seed=1).map(lambda row: int(row["x"]) + len(row["ragged"])).to_iter_dataset()
+    pipeline = (
+        MapDataset.source(source)
+        .shuffle(seed=1)
+        .map(lambda row: int(row["x"]) + len(row["ragged"]))
+        .to_iter_dataset()
+    )
     assert list(pipeline.mp_prefetch(MultiprocessingOptions(num_workers=2))) == list(pipeline)
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (lambda ds: datasets.DatasetDict(test=ds), r"got DatasetDict: choose one of its splits, such as dataset\['test'\]"),
-        (lambda ds: ds.to_iterable_dataset(), "got IterableDataset: it has no random access: use HuggingFaceIterDataset"),
+        (
+            lambda ds: datasets.DatasetDict(test=ds),
+            r"got DatasetDict: choose one of its splits, such as dataset\['test'\]",
+        ),
+        (
+            lambda ds: ds.to_iterable_dataset(),
+            "got IterableDataset: it has no random access: use HuggingFaceIterDataset",
+        ),
         (lambda ds: "imdb", r"got str: load it: datasets\.load_dataset"),
         (lambda ds: [1, 2], "got list: other sources need no wrapper"),
     ],
 )
 def test_what_is_no_data_set_is_refused_with_a_remedy(wrong, message):
-    assert_raises(TypeError, f"dataset must be a datasets.Dataset, {message}", HuggingFaceSource, wrong(in_memory()))
+    assert_raises(
+        TypeError,
+        f"dataset must be a datasets.Dataset, {message}",
+        HuggingFaceSource,
+        wrong(in_memory()),
+    )
 
 
 def test_errors_of_the_library_and_of_transforms_come_through(folder, tmp_path):

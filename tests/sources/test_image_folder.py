@@ -46,9 +46,16 @@ def in_a_tar(tmp_path):
 @pytest.mark.parametrize("make", [in_a_folder, in_a_zip, in_a_tar])
 def test_pictures_labels_and_classes(tmp_path, make):
     source = grain.ImageFolderSource(make(tmp_path))
-    assert source.classes == ["ant", "bee", "zebra"] and source.class_to_idx == {"ant": 0, "bee": 1, "zebra": 2}
+    assert source.classes == ["ant", "bee", "zebra"] and source.class_to_idx == {
+        "ant": 0,
+        "bee": 1,
+        "zebra": 2,
+    }
     assert source.paths == SORTED and source.labels.tolist() == [0, 0, 1, 2, 2]
-    elements = [{"image": name.encode(), "label": label, "path": name} for name, label in zip(SORTED, source.labels, strict=True)]
+    elements = [
+        {"image": name.encode(), "label": label, "path": name}
+        for name, label in zip(SORTED, source.labels, strict=True)
+    ]
     assert list(source) == elements and type(source[0]["label"]) is int
     assert "5 pictures, 3 classes" in repr(source) and str(tmp_path) not in repr(source)
     assert_source_conforms(source)
@@ -70,7 +77,11 @@ def test_extensions_and_decoding(tmp_path):
         return np.asarray(image.open(io.BytesIO(data)))
 
     source = grain.ImageFolderSource(tmp_path, decode=decoded)
-    assert source[0]["image"].shape == (2, 3, 3) and source[0]["image"][1, 2].tolist() == [255, 0, 0]
+    assert source[0]["image"].shape == (2, 3, 3) and source[0]["image"][1, 2].tolist() == [
+        255,
+        0,
+        0,
+    ]
     other = grain.ImageFolderSource(tmp_path, extensions=["txt"], decode=decoded)
     with pytest.raises(image.UnidentifiedImageError) as caught:
         other[0]
@@ -84,7 +95,9 @@ def test_what_is_wrong_is_named(tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "a.png").write_bytes(b"x")
     (tmp_path / "empty" / "inner").mkdir(parents=True)
-    assert_raises(ValueError, "the class 'empty' .* has no file that ends with .bmp, ", source, tmp_path)
+    assert_raises(
+        ValueError, "the class 'empty' .* has no file that ends with .bmp, ", source, tmp_path
+    )
     assert_raises(TypeError, "extensions must be a sequence", source, tmp_path, extensions="png")
     assert_raises(TypeError, "decode must be a function", source, tmp_path, decode="PIL")
     (tmp_path / "x.tar").write_bytes(b"no archive")
@@ -94,4 +107,6 @@ def test_what_is_wrong_is_named(tmp_path):
     damaged = bytearray((tmp_path / "x.zip").read_bytes())
     damaged[damaged.index(b"some bytes")] ^= 1
     (tmp_path / "x.zip").write_bytes(damaged)
-    assert_raises(DamagedFileError, "full/a.png cannot be read", source(tmp_path / "x.zip").__getitem__, 0)
+    assert_raises(
+        DamagedFileError, "full/a.png cannot be read", source(tmp_path / "x.zip").__getitem__, 0
+    )

@@ -50,7 +50,11 @@ def exists(name):
 def test_iterables_odd_values_and_methods_of_shareable_list(make):
     for values in (range(5), (0, 1, 2, 3, 4), (i for i in range(5)), np.arange(5).tolist()):
         source = make(values)
-        assert list(source) == [0, 1, 2, 3, 4] and isinstance(source, ShareableList) and isinstance(source.shm, SharedMemory)
+        assert (
+            list(source) == [0, 1, 2, 3, 4]
+            and isinstance(source, ShareableList)
+            and isinstance(source.shm, SharedMemory)
+        )
     assert_source_conforms(make([f"{i}" * (i % 50) for i in range(500)]))
     # The methods of lists, and values that the standard library's cuts or refuses.
     source = make([0, "abc", None, 1.5, True, b"x" * 8, 0])
@@ -59,16 +63,37 @@ def test_iterables_odd_values_and_methods_of_shareable_list(make):
     empty = make([])
     assert (len(empty), list(empty), empty.__getitems__([]), empty.format) == (0, [], [], "")
     assert_raises(IndexError, None, empty.__getitem__, 0)
-    values = ["ééééé", "日本語", "a\0", "\0\0", b"\0", b"a\0\0", "", b"", "\ud800", -0.0, math.inf, math.nan]
+    values = [
+        "ééééé",
+        "日本語",
+        "a\0",
+        "\0\0",
+        b"\0",
+        b"a\0\0",
+        "",
+        b"",
+        "\ud800",
+        -0.0,
+        math.inf,
+        math.nan,
+    ]
     values += [2**63 - 1, -(2**63), 2**64, -(10**40), True, 1, None, "x" * 20_000_000]
     source, positions = make(values), range(len(values))[::-1]
-    for found in (source, [make([value])[0] for value in values], [source[i - len(values)] for i in range(len(values))]):
-        assert [(type(value), repr(value)) for value in found] == [(type(value), repr(value)) for value in values]
+    for found in (
+        source,
+        [make([value])[0] for value in values],
+        [source[i - len(values)] for i in range(len(values))],
+    ):
+        assert [(type(value), repr(value)) for value in found] == [
+            (type(value), repr(value)) for value in values
+        ]
     assert repr(source.__getitems__(positions)) == repr(values[::-1]) and len(source) == len(values)
     source = make(range(5))
     assert (source[np.int64(3)], source[np.uint8(3)], source[True]) == (3, 3, 1)
     for index in (5, -6, 10**30, np.int64(5)):
-        assert_raises(IndexError, f"index {int(index)} is out of range for .*len=5", source.__getitem__, index)
+        assert_raises(
+            IndexError, f"index {int(index)} is out of range for .*len=5", source.__getitem__, index
+        )
         assert_raises(IndexError, None, source.__setitem__, index, 1)
     for index in (slice(0, 2), 1.0, "1", None):
         assert_raises(TypeError, None, source.__getitem__, index)
@@ -87,7 +112,12 @@ def test_iterables_odd_values_and_methods_of_shareable_list(make):
     other, small = ShareableList([1, 2, 3]).shm, SharedMemory(create=True, size=8)
     small.buf[:8] = b"grstmil1"
     for block in (other, small):
-        assert_raises(ValueError, "was not made by SharedMemoryDataSource", SharedMemoryDataSource, name=block.name)
+        assert_raises(
+            ValueError,
+            "was not made by SharedMemoryDataSource",
+            SharedMemoryDataSource,
+            name=block.name,
+        )
         block.close()
         block.unlink()
 
@@ -99,7 +129,11 @@ def test_assignment_reaches_all_handles(make):
     attached[-2] = b"\0short\0"
     source[2] = None
     assert list(source) == list(attached) == [10, b"\0short\0", None]
-    for handle in (copy.copy(source), copy.deepcopy(source), cloudpickle.loads(cloudpickle.dumps(source))):
+    for handle in (
+        copy.copy(source),
+        copy.deepcopy(source),
+        cloudpickle.loads(cloudpickle.dumps(source)),
+    ):
         handle[0] = source[0] + 1
         assert source[0] == handle[0]
     assert len(pickle.dumps(make(["x" * 10_000] * 100))) < 300
@@ -117,13 +151,31 @@ def test_assignment_reaches_all_handles(make):
 def test_repr_depends_on_the_content_alone_and_grains_is_known(make):
     source = make(range(5))
     before = repr(source)
-    assert before == repr(make([0, 1, 2, 3, 4])) == repr(make(range(5), name=f"gristmill-repr-{os.getpid()}"))
-    others = [make(values) for values in ([], [0, 1, 2, 3, 5], range(6), [0, 1, 2, 3, 4.0], ["a"], [b"a"], ["x" * 1000] * 100)]
+    assert (
+        before
+        == repr(make([0, 1, 2, 3, 4]))
+        == repr(make(range(5), name=f"gristmill-repr-{os.getpid()}"))
+    )
+    others = [
+        make(values)
+        for values in (
+            [],
+            [0, 1, 2, 3, 5],
+            range(6),
+            [0, 1, 2, 3, 4.0],
+            ["a"],
+            [b"a"],
+            ["x" * 1000] * 100,
+        )
+    ]
     assert len({before, *map(repr, others)}) == 8 and len(repr(others[-1])) < 80
     for value in (7, 0):
         source[0] = value
         assert (repr(source) == before) == (value == 0)
-    source, grains = make([0, "it's", None]), """SharedMemoryDataSource([{}, "it's", None], name='psm_4d41caad')""".format
+    source, grains = (
+        make([0, "it's", None]),
+        """SharedMemoryDataSource([{}, "it's", None], name='psm_4d41caad')""".format,
+    )
     texts = repr(source), grains(0), grains(1), repr(make([0]))
     assert [source.is_described_by(text) for text in texts] == [True, True, False, False]
 
@@ -134,10 +186,17 @@ def test_closed_handles_raise_and_unlinked_ones_stay_attached(make):
         attached = SharedMemoryDataSource(name=source.shm.name)
         close(source)
         close(source)
-        calls = [(source.__getitem__, 0), (source.__getitems__, [1, 2]), (list, source), (getattr, source, "format")]
+        calls = [
+            (source.__getitem__, 0),
+            (source.__getitems__, [1, 2]),
+            (list, source),
+            (getattr, source, "format"),
+        ]
         for call, *arguments in [*calls, (source.__setitem__, 0, 1)]:
             assert_raises(TypeError, "is closed", call, *arguments)
-        assert repr(source) == "SharedMemoryDataSource(len=5, content=closed)" and list(attached) == [0, 1, 2, 3, 4]
+        assert repr(source) == "SharedMemoryDataSource(len=5, content=closed)" and list(
+            attached
+        ) == [0, 1, 2, 3, 4]
     for unlink in (lambda source: source.unlink(), lambda source: source.shm.unlink()):
         source = SharedMemoryDataSource(range(5))
         name = source.shm.name
@@ -148,12 +207,22 @@ def test_closed_handles_raise_and_unlinked_ones_stay_attached(make):
         assert_raises(FileNotFoundError, None, unlink, first)
 
 
-ENDS = ["", "del source", "source.close()", "source.unlink()", "handle.unlink()", "sys.exit(3)", "os.kill(os.getpid(), 9)"]
+ENDS = [
+    "",
+    "del source",
+    "source.close()",
+    "source.unlink()",
+    "handle.unlink()",
+    "sys.exit(3)",
+    "os.kill(os.getpid(), 9)",
+]
 
 
 @pytest.mark.parametrize("end", ENDS)
 def test_the_creator_leaves_nothing_behind_and_says_nothing(tmp_path, end):
-    create = "source = SharedMemoryDataSource(range(5))\nhandle = pickle.loads(pickle.dumps(source))\n"
+    create = (
+        "source = SharedMemoryDataSource(range(5))\nhandle = pickle.loads(pickle.dumps(source))\n"
+    )
     (name,), code = run_program(tmp_path, f"{create}print(source.shm.name, flush=True)\n{end}")
     assert code == {"sys": 3, "os": -9}.get(end.partition(".")[0], 0) and not exists(name)
 
@@ -170,7 +239,10 @@ def test_a_process_that_attaches_leaves_everything_as_it_is(tmp_path, make):
         except Exception:
             print("refused")
     """
-    assert run_program(tmp_path, program, pickle.dumps(source).hex()) == ([f"'\\xe9' {same!r}", *["refused"] * 5], 0)
+    assert run_program(tmp_path, program, pickle.dumps(source).hex()) == (
+        [f"'\\xe9' {same!r}", *["refused"] * 5],
+        0,
+    )
     assert exists(source.shm.name) and source[1] == 7
 
 
@@ -210,6 +282,6 @@ def test_children_of_multiprocessing_and_forks(tmp_path, method):
         except FileNotFoundError:
             print("gone with the child", source.shm.name)
     """
-    ((line,), code) = run_program(tmp_path, program, method)
+    (line,), code = run_program(tmp_path, program, method)
     message, _, name = line.rpartition(" ")
     assert (message, code) == ("gone with the child", 0) and not exists(name)

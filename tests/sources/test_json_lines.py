@@ -53,7 +53,11 @@ def random_text(rng, num_lines):
     text = MARK if rng.random() < 0.3 else b""
     for _ in range(num_lines):
         blanks = "".join(rng.choices(" \t\r", k=rng.choice([0, 0, 0, 1, 5])))
-        line = "" if rng.random() < 0.2 else json.dumps(random_value(rng), ensure_ascii=rng.random() < 0.5)
+        line = (
+            ""
+            if rng.random() < 0.2
+            else json.dumps(random_value(rng), ensure_ascii=rng.random() < 0.5)
+        )
         text += MARK * rng.choice([0, 0, 0, 0, 1, 2])  # as where files were joined
         text += (blanks + line + rng.choice(["", "", " "]) + rng.choice(["\n", "\r\n"])).encode()
     return text.rstrip(b"\r\n") if rng.random() < 0.3 else text
@@ -75,7 +79,9 @@ def plain(rng, text):
 
 
 def gzipped(rng, text):
-    return b"".join([gzip.compress(part, rng.randrange(10)) for part in parts(rng, text)]) + bytes(rng.choice([0, 512]))
+    return b"".join([gzip.compress(part, rng.randrange(10)) for part in parts(rng, text)]) + bytes(
+        rng.choice([0, 512])
+    )
 
 
 def with_zstd(rng, text):
@@ -88,7 +94,12 @@ def with_zstd(rng, text):
             compressor = zstandard.ZstdCompressor(**options).compressobj()
             file += compressor.compress(part) + compressor.flush()
         if rng.random() < 0.3:
-            file += bytes([0x50 + rng.randrange(16)]) + b"\x2a\x4d\x18" + (5).to_bytes(4, "little") + b"other"
+            file += (
+                bytes([0x50 + rng.randrange(16)])
+                + b"\x2a\x4d\x18"
+                + (5).to_bytes(4, "little")
+                + b"other"
+            )
     return file
 
 
@@ -125,7 +136,11 @@ def test_records_are_those_of_a_naive_reader(tmp_path, request, reads, compress)
         expected = [record for text in texts for record in naive(text)]
         source = JsonlSource(folder / "*", max_bytes=rng.choice([0, 100, 10**6]))
         assert len(source) == len(expected) and list(source) == expected
-        assert len(source.lengths) == len(expected) and (source.lengths > 0).all() and source.lengths.dtype == np.int64
+        assert (
+            len(source.lengths) == len(expected)
+            and (source.lengths > 0).all()
+            and source.lengths.dtype == np.int64
+        )
         assert repr(JsonlSource(folder / "*")) == repr(source)  # now that there are indices
         again = pickle.loads(cloudpickle.dumps(source))
         for _ in range(3):
@@ -136,7 +151,9 @@ def test_records_are_those_of_a_naive_reader(tmp_path, request, reads, compress)
 def test_lengths_are_those_of_the_lines(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(b'1\n"two"\r\n\n  \n[3]')
     member = gzip.compress
-    (tmp_path / "b.gz").write_bytes(member(b'{"a"') + member(b': 1}\n2\n"') + member(b"") + member(b'end"\n'))
+    (tmp_path / "b.gz").write_bytes(
+        member(b'{"a"') + member(b': 1}\n2\n"') + member(b"") + member(b'end"\n')
+    )
     source = JsonlSource([tmp_path / "a.jsonl", tmp_path / "b.gz"])
     assert list(source) == [1, "two", [3], {"a": 1}, 2, "end"]
     assert source.lengths.tolist() == [2, 11, 3, 9, 2, 6]
@@ -147,7 +164,12 @@ def shards(tmp_path):
     """Three files, the last two compressed."""
     rng = random.Random(0)
     for i, compress in enumerate([plain, gzipped, with_zstd]):
-        text = b"".join([json.dumps({"id": 100 * i + j, "text": "é" * rng.randrange(50)}).encode() + b"\n" for j in range(100)])
+        text = b"".join(
+            [
+                json.dumps({"id": 100 * i + j, "text": "é" * rng.randrange(50)}).encode() + b"\n"
+                for j in range(100)
+            ]
+        )
         (tmp_path / f"shard-{i}.jsonl").write_bytes(compress(rng, text))
     return str(tmp_path / "shard-{0..2}.jsonl")
 
@@ -159,7 +181,9 @@ def test_conforms_in_threads_and_workers(shards):
     assert [source[np.int64(100)]["id"], source[True]["id"]] == [100, 1]
     for key in (-1, 300, 10**20):
         assert_raises(KeyRangeError, r"record key must be in \[0, 300\)", source.__getitem__, key)
-        assert_raises(KeyRangeError, r"record key must be in \[0, 300\)", source.__getitems__, [1, key, 2])
+        assert_raises(
+            KeyRangeError, r"record key must be in \[0, 300\)", source.__getitems__, [1, key, 2]
+        )
     with source:
         assert source[250]["id"] == 250
     assert source[250]["id"] == 250
@@ -250,7 +274,9 @@ def outcomes(lines, parse):
                 yield record
 
 
-@pytest.mark.parametrize(("compress", "parse"), [(bytes, None), (gzip.compress, None), (bytes, json.loads)])
+@pytest.mark.parametrize(
+    ("compress", "parse"), [(bytes, None), (gzip.compress, None), (bytes, json.loads)]
+)
 def test_a_line_of_any_kind_costs_no_more_than_itself(tmp_path, compress, parse):
     path = tmp_path / "a.jsonl"
     for name, line in KINDS.items():
@@ -275,7 +301,9 @@ def test_a_line_null_is_an_error_that_says_what_to_do(tmp_path):
         match = rf"{path} has null in record 1, from byte 2 on: None means .* parse .* tolerate\(\)"
         assert_raises(DamagedFileError, match, source.__getitem__, 1)
         assert_raises(DamagedFileError, match, source.__getitems__, [0, 1, 3])
-        assert_raises(DamagedFileError, "null in record 1", list, grain.MapDataset.source(source).batch(2))
+        assert_raises(
+            DamagedFileError, "null in record 1", list, grain.MapDataset.source(source).batch(2)
+        )
     assert JsonlSource(path, parse=bytes)[3] == b"null"
     assert JsonlSource(path, parse=lambda line: json.loads(line) or 0)[3] == 0
     # a hole, by a function of the user
@@ -284,7 +312,11 @@ def test_a_line_null_is_an_error_that_says_what_to_do(tmp_path):
 
 LINES = b'{"a": 1}\n{"b": "\xc3\xa9"}\n[1, 2]\n'
 DAMAGE = {
-    "no JSON": (LINES + b"{oops}\n", 3, rf"at byte {len(LINES) + 1}: record 3 of the file, from byte {len(LINES)} on"),
+    "no JSON": (
+        LINES + b"{oops}\n",
+        3,
+        rf"at byte {len(LINES) + 1}: record 3 of the file, from byte {len(LINES)} on",
+    ),
     "cut off": (LINES + b'{"a": 1', 3, rf"at byte {len(LINES) + 7}: record 3"),
     "two values": (LINES + b"{} {}\n", 3, rf"at byte {len(LINES) + 3}: .*Extra data"),
     "Latin-1": (LINES + b'"caf\xe9"\n', 3, rf"at byte {len(LINES) + 4}: .*utf-8"),
@@ -323,18 +355,58 @@ TAR = tarfile.TarInfo("a.txt").tobuf(tarfile.GNU_FORMAT) + b"text\n" * 100
 NPY = io.BytesIO()
 np.save(NPY, np.zeros(1000))
 FOREIGN = {
-    "UTF-16 LE": (LINES.decode().encode("utf-16-le"), DamagedFileError, "at byte 1: there is a zero byte.*write UTF-16"),
-    "UTF-16 BE": (LINES.decode().encode("utf-16-be"), DamagedFileError, "at byte 0: there is a zero byte.*write UTF-16"),
-    "UTF-32": (LINES.decode().encode("utf-32"), DamagedFileError, "at byte 2: there is a zero byte.*write UTF-16"),
-    "UTF-32 LE": (LINES.decode().encode("utf-32-le"), DamagedFileError, "at byte 1: there is a zero byte"),
-    "UTF-32 BE": (LINES.decode().encode("utf-32-be"), DamagedFileError, "at byte 0: there is a zero byte"),
-    "UTF-16 without zeros": ("漢字".encode("utf-16"), DamagedFileError, "at byte 0: it begins with b'.xff.xfe', so it is not"),
-    "tar": (TAR, DamagedFileError, "at byte 5: there is a zero byte.*Leave out files of other formats"),
+    "UTF-16 LE": (
+        LINES.decode().encode("utf-16-le"),
+        DamagedFileError,
+        "at byte 1: there is a zero byte.*write UTF-16",
+    ),
+    "UTF-16 BE": (
+        LINES.decode().encode("utf-16-be"),
+        DamagedFileError,
+        "at byte 0: there is a zero byte.*write UTF-16",
+    ),
+    "UTF-32": (
+        LINES.decode().encode("utf-32"),
+        DamagedFileError,
+        "at byte 2: there is a zero byte.*write UTF-16",
+    ),
+    "UTF-32 LE": (
+        LINES.decode().encode("utf-32-le"),
+        DamagedFileError,
+        "at byte 1: there is a zero byte",
+    ),
+    "UTF-32 BE": (
+        LINES.decode().encode("utf-32-be"),
+        DamagedFileError,
+        "at byte 0: there is a zero byte",
+    ),
+    "UTF-16 without zeros": (
+        "漢字".encode("utf-16"),
+        DamagedFileError,
+        "at byte 0: it begins with b'.xff.xfe', so it is not",
+    ),
+    "tar": (
+        TAR,
+        DamagedFileError,
+        "at byte 5: there is a zero byte.*Leave out files of other formats",
+    ),
     "npy": (NPY.getvalue(), DamagedFileError, "at byte 7: there is a zero byte"),
-    "png": (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\1\0\0\0\1\0\x08", DamagedFileError, "at byte 8: there is a zero byte"),
+    "png": (
+        b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\1\0\0\0\1\0\x08",
+        DamagedFileError,
+        "at byte 8: there is a zero byte",
+    ),
     "random bytes": (random.Random(0).randbytes(9999), DamagedFileError, "there is a zero byte"),
-    "UTF-16": (LINES.decode().encode("utf-16"), DamagedFileError, "at byte 3: there is a zero byte"),
-    "binary in gzip": (gzip.compress(b"\x7fELF\0"), DamagedFileError, "at byte 4: there is a zero byte"),
+    "UTF-16": (
+        LINES.decode().encode("utf-16"),
+        DamagedFileError,
+        "at byte 3: there is a zero byte",
+    ),
+    "binary in gzip": (
+        gzip.compress(b"\x7fELF\0"),
+        DamagedFileError,
+        "at byte 4: there is a zero byte",
+    ),
     "bzip2": (b"BZh9" + bytes(9), ValueError, "is a bzip2 file"),
     "gzip cut off": (gzip.compress(LINES) * 2, None, None),
     "gzip cut": (
@@ -342,12 +414,32 @@ FOREIGN = {
         DamagedFileError,
         f"at byte {len(gzip.compress(LINES))}: the gzip member .* cut off",
     ),
-    "gzip bits": (gzip.compress(LINES)[:-8] + bytes(8), DamagedFileError, "at byte 0: the gzip member .* cannot be decoded"),
-    "gzip and more": (gzip.compress(LINES) + b"hello", DamagedFileError, "after a gzip member comes something else"),
-    "zstd cut": (ZSTD * 2 + ZSTD[:-1], DamagedFileError, f"at byte {2 * len(ZSTD)}: the zstd frame .* cut off"),
+    "gzip bits": (
+        gzip.compress(LINES)[:-8] + bytes(8),
+        DamagedFileError,
+        "at byte 0: the gzip member .* cannot be decoded",
+    ),
+    "gzip and more": (
+        gzip.compress(LINES) + b"hello",
+        DamagedFileError,
+        "after a gzip member comes something else",
+    ),
+    "zstd cut": (
+        ZSTD * 2 + ZSTD[:-1],
+        DamagedFileError,
+        f"at byte {2 * len(ZSTD)}: the zstd frame .* cut off",
+    ),
     "zstd head": (ZSTD[:5], DamagedFileError, "at byte 0: the zstd frame .* cut off"),
-    "zstd bits": (ZSTD[:-1] + bytes([ZSTD[-1] ^ 1]), DamagedFileError, "at byte 0: the zstd frame .* cannot be decoded"),
-    "zstd and more": (ZSTD + b"hello", DamagedFileError, f"at byte {len(ZSTD)}: a zstd frame should begin here"),
+    "zstd bits": (
+        ZSTD[:-1] + bytes([ZSTD[-1] ^ 1]),
+        DamagedFileError,
+        "at byte 0: the zstd frame .* cannot be decoded",
+    ),
+    "zstd and more": (
+        ZSTD + b"hello",
+        DamagedFileError,
+        f"at byte {len(ZSTD)}: a zstd frame should begin here",
+    ),
     "zstd skippable cut": (
         ZSTD + b"\x50\x2a\x4d\x18\xff\0\0\0abc",
         DamagedFileError,
@@ -385,7 +477,12 @@ def test_the_command_of_the_warning_makes_small_parts(tmp_path, command):
     source = JsonlSource(new)
     assert list(source) == records
     sidecar = Path(f"{new}.gmidx").read_bytes()
-    assert json.loads(sidecar[20 : 20 + int.from_bytes(sidecar[12:16], "little")])["arrays"]["frames"][2] == 2 * 3
+    assert (
+        json.loads(sidecar[20 : 20 + int.from_bytes(sidecar[12:16], "little")])["arrays"]["frames"][
+            2
+        ]
+        == 2 * 3
+    )
 
 
 def test_data_that_change_under_a_source_are_noticed(tmp_path):
@@ -401,13 +498,20 @@ def test_data_that_change_under_a_source_are_noticed(tmp_path):
     assert_raises(ChangedFileError, "was written to while it was read", copies[0].__getitem__, 1)
     changed = [key for key in range(5000) if not _reads(copies[1], key)]
     assert changed == [middle // 23]
-    assert_raises(ChangedFileError, "its record .* is no line any more", copies[1].__getitem__, middle // 23)
+    assert_raises(
+        ChangedFileError, "its record .* is no line any more", copies[1].__getitem__, middle // 23
+    )
     path.write_bytes(text[: 23 * 2000 - 1] + b" " + text[23 * 2000 :])  # two lines become one
     assert [key for key in range(5000) if not _reads(copies[4], key)] == [1999, 2000]
     path.write_bytes(b"x" + text[1:])
     assert_raises(ChangedFileError, "its first 16384 bytes are others", copies[2].__getitem__, 1)
     path.write_bytes(text + b"1\n")
-    assert_raises(ChangedFileError, f"it had {len(text)} bytes and has {len(text) + 2}", copies[3].__getitem__, 1)
+    assert_raises(
+        ChangedFileError,
+        f"it had {len(text)} bytes and has {len(text) + 2}",
+        copies[3].__getitem__,
+        1,
+    )
     assert len(JsonlSource(path)) == 5001  # the index is made again
 
 
@@ -418,12 +522,17 @@ def _reads(source, key):
         return False
 
 
-MEMBERS = [gzip.compress(f'"{random.Random(i).randbytes(10_000).hex()}"\n'.encode()) for i in range(6)]
+MEMBERS = [
+    gzip.compress(f'"{random.Random(i).randbytes(10_000).hex()}"\n'.encode()) for i in range(6)
+]
 SIZE = len(MEMBERS[3])
 OTHER_MEMBERS = {
     "no member": (bytes(SIZE), "cannot be decoded"),
     "a longer one": (gzip.compress(random.Random(0).randbytes(2 * SIZE))[:SIZE], "is cut off"),
-    "a shorter one": (gzip.compress(b'"x"\n').ljust(SIZE, b"\0"), "begins at byte .* had 20003 bytes of text and has 4"),
+    "a shorter one": (
+        gzip.compress(b'"x"\n').ljust(SIZE, b"\0"),
+        "begins at byte .* had 20003 bytes of text and has 4",
+    ),
 }
 
 
@@ -455,7 +564,11 @@ def test_an_index_with_wrong_numbers_is_noticed(tmp_path):
     path.write_bytes(LINES)
     JsonlSource(path)
     whole = index.read_bytes()
-    for number, match in [(2**63, "is noted as from"), (0, "is noted as from"), (10, "is no line any more")]:
+    for number, match in [
+        (2**63, "is noted as from"),
+        (0, "is noted as from"),
+        (10, "is no line any more"),
+    ]:
         index.write_bytes(whole[:-56] + number.to_bytes(8, "little") + whole[-48:])
         source = JsonlSource(path)
         assert_raises(DamagedFileError, match, source.__getitem__, 0)
@@ -467,14 +580,28 @@ def test_an_index_of_fewer_records_is_noticed(tmp_path, compress):
     path, index = tmp_path / "a.jsonl", tmp_path / "a.jsonl.gmidx"
     path.write_bytes(compress(LINES))
     files = Files([str(path)])
-    arrays = {name: np.array(array) for name, array in lines.scan_lines(files, 0, lambda _: None).items()}
-    for kept, key, match in [((1, 2, 3), 0, "its record 0 is no line any more"), ((0, 1, 2), 1, "record 1 is noted as from")]:
+    arrays = {
+        name: np.array(array) for name, array in lines.scan_lines(files, 0, lambda _: None).items()
+    }
+    for kept, key, match in [
+        ((1, 2, 3), 0, "its record 0 is no line any more"),
+        ((0, 1, 2), 1, "record 1 is noted as from"),
+    ]:
         index.unlink(missing_ok=True)
-        sidecar._write(index, "json lines", sidecar._edges(files, 0), {**arrays, "records": arrays["records"][[*kept]]})
+        sidecar._write(
+            index,
+            "json lines",
+            sidecar._edges(files, 0),
+            {**arrays, "records": arrays["records"][[*kept]]},
+        )
         source = JsonlSource(path)
         assert len(source) == 2
         assert_raises(DamagedFileError, match, source.__getitem__, key)
-    assert_raises(DamagedFileError, rf"{index} .* do not follow one another .*Delete it", lambda: source.lengths)
+    assert_raises(
+        DamagedFileError,
+        rf"{index} .* do not follow one another .*Delete it",
+        lambda: source.lengths,
+    )
 
 
 def test_an_index_with_wrong_places_is_noticed(tmp_path):
@@ -488,7 +615,9 @@ def test_an_index_with_wrong_places_is_noticed(tmp_path):
         (7 << 28, "is noted as from"),
         (5, "is no line any more"),
     ]:
-        index.write_bytes(whole[: header + 16] + number.to_bytes(8, "little") + whole[header + 24 :])
+        index.write_bytes(
+            whole[: header + 16] + number.to_bytes(8, "little") + whole[header + 24 :]
+        )
         source = JsonlSource(path)
         assert_raises(DamagedFileError, match, source.__getitem__, 2)
 
@@ -497,8 +626,16 @@ def test_arguments(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(LINES)
     path = tmp_path / "a.jsonl"
     assert_raises(TypeError, "parse must be a function", JsonlSource, path, parse="json")
-    assert_raises(ValueError, "max_bytes must be a non-negative integer, got -1", JsonlSource, path, max_bytes=-1)
-    assert_raises(FileNotFoundError, "patterns: there is no file", JsonlSource, tmp_path / "b*.jsonl")
+    assert_raises(
+        ValueError,
+        "max_bytes must be a non-negative integer, got -1",
+        JsonlSource,
+        path,
+        max_bytes=-1,
+    )
+    assert_raises(
+        FileNotFoundError, "patterns: there is no file", JsonlSource, tmp_path / "b*.jsonl"
+    )
     assert JsonlSource([str(path), path]).paths == [str(path)] * 2
     (tmp_path / "empty.jsonl").write_bytes(b"")
     assert len(JsonlSource(tmp_path / "empty.jsonl")) == 0
@@ -511,8 +648,12 @@ def test_bgzip_blocks_are_parts(tmp_path):
     def block(text):
         compressor = zlib.compressobj(wbits=-15)
         body = compressor.compress(text) + compressor.flush()
-        head = b"\x1f\x8b\x08\x04\0\0\0\0\0\xff\x06\0BC\x02\0" + (len(body) + 25).to_bytes(2, "little")
-        return head + body + zlib.crc32(text).to_bytes(4, "little") + len(text).to_bytes(4, "little")
+        head = b"\x1f\x8b\x08\x04\0\0\0\0\0\xff\x06\0BC\x02\0" + (len(body) + 25).to_bytes(
+            2, "little"
+        )
+        return (
+            head + body + zlib.crc32(text).to_bytes(4, "little") + len(text).to_bytes(4, "little")
+        )
 
     (tmp_path / "a.jsonl.gz").write_bytes(block(LINES[:12]) + block(LINES[12:]) + block(b""))
     assert list(JsonlSource(tmp_path / "a.jsonl.gz")) == naive(LINES)
@@ -520,7 +661,9 @@ def test_bgzip_blocks_are_parts(tmp_path):
 
 def test_files_of_a_server_need_an_index_or_a_folder_for_it(tmp_path):
     """The index is made once; a block of records is few requests."""
-    pytest.importorskip("gristmill.sources.storage.remote", reason="files of servers are not read yet")
+    pytest.importorskip(
+        "gristmill.sources.storage.remote", reason="files of servers are not read yet"
+    )
     pytest.importorskip("obstore", reason="obstore is not installed")
     from servers import HttpServer
 
@@ -528,11 +671,18 @@ def test_files_of_a_server_need_an_index_or_a_folder_for_it(tmp_path):
     folder.mkdir()
     rng = random.Random(0)
     for i, compress in enumerate([plain, gzipped]):
-        text = b"".join([json.dumps({"id": 200 * i + j, "text": "x" * 50}).encode() + b"\n" for j in range(200)])
+        text = b"".join(
+            [json.dumps({"id": 200 * i + j, "text": "x" * 50}).encode() + b"\n" for j in range(200)]
+        )
         (folder / f"{i}.jsonl").write_bytes(compress(rng, text))
     with HttpServer(folder) as server:
         urls = [f"{server.url}/{i}.jsonl" for i in range(2)]
-        assert_raises(ValueError, "index_dir must be given: .*0.jsonl has no index beside it", JsonlSource, urls)
+        assert_raises(
+            ValueError,
+            "index_dir must be given: .*0.jsonl has no index beside it",
+            JsonlSource,
+            urls,
+        )
         source = JsonlSource([f"{url}?signature=1" for url in urls], index_dir=tmp_path / "indices")
         names = sorted(path.name for path in (tmp_path / "indices").iterdir())
         assert len(names) == 2
@@ -544,7 +694,9 @@ def test_files_of_a_server_need_an_index_or_a_folder_for_it(tmp_path):
         assert server.num_requests - before <= 2
         JsonlSource(folder / "*.jsonl")  # makes indices that the server serves
         source = JsonlSource(urls)
-        assert [record["id"] for record in source.__getitems__(range(399, -1, -1))] == list(range(399, -1, -1))
+        assert [record["id"] for record in source.__getitems__(range(399, -1, -1))] == list(
+            range(399, -1, -1)
+        )
 
     import fsspec
 
@@ -552,5 +704,7 @@ def test_files_of_a_server_need_an_index_or_a_folder_for_it(tmp_path):
     for i in range(2):
         memory.pipe(f"/json-lines/{i}.jsonl", (folder / f"{i}.jsonl").read_bytes())
     source = JsonlSource("/json-lines/*.jsonl", index_dir=tmp_path / "more", filesystem=memory)
-    assert [record["id"] for record in source] == list(range(400)) and len([*(tmp_path / "more").iterdir()]) == 2
+    assert [record["id"] for record in source] == list(range(400)) and len(
+        [*(tmp_path / "more").iterdir()]
+    ) == 2
     memory.rm("/json-lines", recursive=True)

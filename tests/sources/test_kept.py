@@ -26,7 +26,9 @@ def test_values_are_made_once_for_all_who_wait():
     with ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(get, range(16)))
     assert len(made) == 10 and kept.num_bytes == 100
-    assert all(one is other for answer in answers for one, other in zip(answer, answers[0], strict=True))
+    assert all(
+        one is other for answer in answers for one, other in zip(answer, answers[0], strict=True)
+    )
 
 
 def wait_for_others(num):

@@ -65,7 +65,9 @@ def test_a_split_behind_a_server(tmp_path):
     shutil.copytree(GOLDEN / "gz", tmp_path / "data" / "train")
     with HttpServer(tmp_path) as server:
         source = grain.MDSSource(f"{server.url}/data", "train")
-        assert are_equal([without_pictures(x) for x in source.__getitems__([3, 1])], [sample(3), sample(1)])
+        assert are_equal(
+            [without_pictures(x) for x in source.__getitems__([3, 1])], [sample(3), sample(1)]
+        )
     assert repr(source) == repr(grain.MDSSource(GOLDEN / "gz"))
 
 
@@ -80,7 +82,9 @@ def test_damage_and_what_cannot_be_read_are_named(tmp_path):
         shutil.rmtree(tmp_path / "x", ignore_errors=True)
         return Path(shutil.copytree(GOLDEN / compression, tmp_path / "x"))
 
-    assert_raises(FileNotFoundError, "MDSWriter has written, perhaps with split=", grain.MDSSource, tmp_path)
+    assert_raises(
+        FileNotFoundError, "MDSWriter has written, perhaps with split=", grain.MDSSource, tmp_path
+    )
     for name, content, text in [
         ("index.json", b"{", "no index of MDS"),
         ("index.json", b'{"version": 1, "shards": []}', "must be of version 2"),

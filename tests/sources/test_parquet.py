@@ -51,8 +51,14 @@ def test_values_do_not_depend_on_the_size_of_blocks(path):
                 start = rng.randrange(len(expected) + 1)
                 assert [exact(row) for row in read_group(rows, group, start)] == expected[start:]
         rows.close()
-    rows = [row for group in read_all(ParquetRows(write(path, {"x": [1, None, 3, 4]}, row_group_size=3))) for row in group]
-    assert [*map(exact, rows)] == [exact({"x": x}) for x in (np.float64(1), np.float64("nan"), np.float64(3), np.int64(4))]
+    rows = [
+        row
+        for group in read_all(ParquetRows(write(path, {"x": [1, None, 3, 4]}, row_group_size=3)))
+        for row in group
+    ]
+    assert [*map(exact, rows)] == [
+        exact({"x": x}) for x in (np.float64(1), np.float64("nan"), np.float64(3), np.int64(4))
+    ]
 
 
 @pytest.mark.usefixtures("block_rows")
@@ -65,7 +71,12 @@ def test_places_row_groups_and_columns(path):
         assert rows.read(group, stop - 8 * group) == []
     write(path, {"x": range(10)}, row_group_size=2)
     odd = slice(1, None, 2)
-    for *slices, groups in ((odd, [1, 3]), (slice(4, None, 5), [4]), (slice(5, None, 6), []), (odd, odd, [3])):
+    for *slices, groups in (
+        (odd, [1, 3]),
+        (slice(4, None, 5), [4]),
+        (slice(5, None, 6), []),
+        (odd, odd, [3]),
+    ):
         expected = [[{"x": 2 * group}, {"x": 2 * group + 1}] for group in groups]
         assert read_all(ParquetRows(path, slices=tuple(slices))) == expected
     write(path, {"a": [1, 2], "a.b": [None, 4], "s": [{"b": 5}, {"b": None}], "c": ["x", "y"]})
@@ -91,7 +102,9 @@ def test_small_blocks_and_arguments_of_pyarrow(path, monkeypatch):
     folder = fs.SubTreeFileSystem(str(path.parent), fs.LocalFileSystem())
     for name, arguments in ((path, {"memory_map": True}), ("x.parquet", {"filesystem": folder})):
         assert len(read_all(ParquetRows(name, read_kwargs=arguments))[0]) == 2
-    assert_raises(TypeError, "no_such_argument", ParquetRows, path, read_kwargs={"no_such_argument": 1})
+    assert_raises(
+        TypeError, "no_such_argument", ParquetRows, path, read_kwargs={"no_such_argument": 1}
+    )
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     assert_raises(ImportError, r"pip install 'gristmill\[parquet\]'", ParquetRows, path)
 
@@ -105,7 +118,9 @@ def test_element_spec(path):
         "pair": (pa.array([[1, 2]] * 2, pa.list_(pa.float64(), 2)), (2,), np.float64),
         "flag": (pa.array([True, False]), (), np.bool_),
     }
-    rows = ParquetRows(write(path, {name: row[0] for name, row in arrays.items()}, row_group_size=1))
+    rows = ParquetRows(
+        write(path, {name: row[0] for name, row in arrays.items()}, row_group_size=1)
+    )
     assert rows.element_spec() == {name: ShapeDtypeStruct(*row[1:]) for name, row in arrays.items()}
     schema = pa.schema([pa.field("x", pa.int64(), nullable=False), pa.field("y", pa.int64())])
     pq.write_table(pa.table([[1], [2]], schema=schema), path, write_statistics=False)
@@ -114,7 +129,9 @@ def test_element_spec(path):
     others = [["a"], [{"a": 1}], [[[1]]]]
     others += filter(is_written, [pa.array([[1]], pa.list_view(pa.int32()))])
     reasons = ["not NumPy numbers or dates"] * len(others) + ["missing values"] * 3
-    for reason, values in zip(reasons, [*others, [1, None], [[1], None], [True, None]], strict=True):
+    for reason, values in zip(
+        reasons, [*others, [1, None], [[1], None], [True, None]], strict=True
+    ):
         write(path, {"good": [1] * len(values), "bad": values})
         match = rf"column 'bad' of .*x\.parquet .*{reason}.*columns="
         assert_raises(NotImplementedError, match, ParquetRows(path).element_spec)
@@ -123,11 +140,22 @@ def test_element_spec(path):
 
 def test_files_that_are_none_or_damaged(path, monkeypatch):
     content = write(path, {"x": range(1000)}).read_bytes()
-    for bad in (b"", b"PAR1", b"some text, and nothing else", content[: len(content) // 2], content[:-1], content[100:]):
+    for bad in (
+        b"",
+        b"PAR1",
+        b"some text, and nothing else",
+        content[: len(content) // 2],
+        content[:-1],
+        content[100:],
+    ):
         path.write_bytes(bad)
-        with pytest.raises(ValueError, match=r"x\.parquet cannot be read as Parquet: .*[^.]\. Write the file again"):
+        with pytest.raises(
+            ValueError, match=r"x\.parquet cannot be read as Parquet: .*[^.]\. Write the file again"
+        ):
             read_all(ParquetRows(path))
-    assert_raises(FileNotFoundError, r"missing\.parquet", ParquetRows, path.parent / "missing.parquet")
+    assert_raises(
+        FileNotFoundError, r"missing\.parquet", ParquetRows, path.parent / "missing.parquet"
+    )
     assert_raises(ValueError, "is a directory", ParquetRows, path.parent)
     write(path, {"x": range(3000)}, row_group_size=1000, compression="none", use_dictionary=False)
     start = pq.ParquetFile(path).metadata.row_group(1).column(0).data_page_offset
@@ -141,14 +169,27 @@ def test_files_that_are_none_or_damaged(path, monkeypatch):
     assert [row["x"] for row in read_group(rows, 2)] == list(range(2000, 3000))
     # Checksums of pages are compared if that is asked for; otherwise another byte may be another
     # value.
-    write(path, {"x": range(1000)}, compression="none", use_dictionary=False, write_page_checksum=True)
-    path.write_bytes(path.read_bytes().replace(np.int64(500).tobytes(), np.int64(-500).tobytes(), 1))
-    assert [row["x"] for row in read_all(ParquetRows(path))[0]] == [*range(500), -500, *range(501, 1000)]
+    write(
+        path, {"x": range(1000)}, compression="none", use_dictionary=False, write_page_checksum=True
+    )
+    path.write_bytes(
+        path.read_bytes().replace(np.int64(500).tobytes(), np.int64(-500).tobytes(), 1)
+    )
+    assert [row["x"] for row in read_all(ParquetRows(path))[0]] == [
+        *range(500),
+        -500,
+        *range(501, 1000),
+    ]
     rows = ParquetRows(path, read_kwargs={"page_checksum_verification": True})
     assert_raises(ValueError, r"row group 0 of .*x\.parquet cannot be read .*CRC", read_all, rows)
     write(path, {"x": ["some text"] * 3}, compression="none", use_dictionary=False)
     path.write_bytes(path.read_bytes().replace(b"some", b"s\xffme"))
-    assert_raises(ValueError, r"row group 0 of .*x\.parquet cannot be read as Parquet: .* failed", read_all, ParquetRows(path))
+    assert_raises(
+        ValueError,
+        r"row group 0 of .*x\.parquet cannot be read as Parquet: .* failed",
+        read_all,
+        ParquetRows(path),
+    )
     for error in (OSError(5, "Input/output error"), MemoryError("too large")):
 
         def fail(*_, error=error, **kwargs):
@@ -189,15 +230,26 @@ def test_footers_that_lie(path, monkeypatch):
     rows = ParquetRows(path)
     assert rows.num_rows(0) == 30
     for use, *place in ((rows.num_rows, 1), (rows.read, 1, 0)):
-        assert_raises(ValueError, r"row group 1 of .*x\.parquet cannot be read .* it has -\d+ rows", use, *place)
+        assert_raises(
+            ValueError,
+            r"row group 1 of .*x\.parquet cannot be read .* it has -\d+ rows",
+            use,
+            *place,
+        )
     monkeypatch.setattr(parquet, "_BLOCK_ROWS", 2)
-    for values in ([1, 2, None, 4], [[1], [2, 3], [4, None], [5]], [{"a": 1}, {"a": 2}, {"a": None}, {"a": 3}]):
+    for values in (
+        [1, 2, None, 4],
+        [[1], [2, 3], [4, None], [5]],
+        [{"a": 1}, {"a": 2}, {"a": None}, {"a": 3}],
+    ):
         write(path, {"x": values})
         # one, as Thrift writes it
         damage_footer(path, 2, lambda: NullCounts(footer_of(path)).of_group(0) == [0])
         rows = ParquetRows(path)
         assert len(rows.read(0, 0)) == 2
-        match = r"row group 0 of .*x\.parquet .* column 'x' has missing values, but its statistics say"
+        match = (
+            r"row group 0 of .*x\.parquet .* column 'x' has missing values, but its statistics say"
+        )
         assert_raises(ValueError, match, rows.read, 0, 2)
     monkeypatch.setattr(parquet, "_BLOCK_ROWS", 100)
     rows = ParquetRows(write(path, {"x": range(1000)}))
@@ -213,8 +265,13 @@ def test_footers_that_lie(path, monkeypatch):
 def as_pyarrow_says(path):
     metadata = pq.ParquetFile(path).metadata
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-    statistics = [[group.column(i).statistics for i in range(group.num_columns)] for group in groups]
-    return [[s.null_count if s is not None and s.has_null_count else None for s in group] for group in statistics]
+    statistics = [
+        [group.column(i).statistics for i in range(group.num_columns)] for group in groups
+    ]
+    return [
+        [s.null_count if s is not None and s.has_null_count else None for s in group]
+        for group in statistics
+    ]
 
 
 def test_null_counts_of_random_large_cut_off_and_missing_footers(tmp_path):
@@ -226,16 +283,31 @@ def test_null_counts_of_random_large_cut_off_and_missing_footers(tmp_path):
         for group in rng.sample(range(len(expected)), len(expected)):  # in any order
             assert counts.of_group(group) == expected[group], number
         assert counts.of_group(len(expected)) == []
-    pq.write_table(pa.table({f"column {i}": [None, i] for i in range(1500)}), path, row_group_size=1)
+    pq.write_table(
+        pa.table({f"column {i}": [None, i] for i in range(1500)}), path, row_group_size=1
+    )
     footer = footer_of(path)
-    assert len(footer) > 1 << 17 and [NullCounts(footer).of_group(i) for i in range(2)] == [[1] * 1500, [0] * 1500]
+    assert len(footer) > 1 << 17 and [NullCounts(footer).of_group(i) for i in range(2)] == [
+        [1] * 1500,
+        [0] * 1500,
+    ]
     pq.write_table(pa.table({"x": [None, 1, None], "y": [1, 2, 3]}), path, row_group_size=2)
     footer, whole = footer_of(path), as_pyarrow_says(path)
     for size in range(len(footer)):
         counts = NullCounts(footer[:size])
         for group in range(2):  # less, and nothing else
-            assert all(one in (None, other) for one, other in zip(counts.of_group(group), whole[group], strict=False))
-    for content in (b"", b"PAR1", b"PAR1PAR1", b"PAR1\xff\xff\xff\xffPAR1", b"PAR1\4\0\0\0PAR1", b"x" * 100):
+            assert all(
+                one in (None, other)
+                for one, other in zip(counts.of_group(group), whole[group], strict=False)
+            )
+    for content in (
+        b"",
+        b"PAR1",
+        b"PAR1PAR1",
+        b"PAR1\xff\xff\xff\xffPAR1",
+        b"PAR1\4\0\0\0PAR1",
+        b"x" * 100,
+    ):
         path.write_bytes(content)
         assert NullCounts(footer_of(path)).of_group(0) == []
 
@@ -250,8 +322,19 @@ def test_fields_of_all_types_are_passed_over():
     row groups.
     """
     binary, integers, booleans = [2, 9, 9], [0xF5, 16, *[3] * 16], [0x21, 1, 2]
-    unknown = field(40, 1) + field(41, 2) + field(42, 3, 7) + field(43, 4, 0x80, 1) + field(44, 7, *range(8))
-    unknown += field(45, 8, *binary) + field(46, 9, *booleans) + field(47, 10, *integers) + field(48, 13, *range(16))
+    unknown = (
+        field(40, 1)
+        + field(41, 2)
+        + field(42, 3, 7)
+        + field(43, 4, 0x80, 1)
+        + field(44, 7, *range(8))
+    )
+    unknown += (
+        field(45, 8, *binary)
+        + field(46, 9, *booleans)
+        + field(47, 10, *integers)
+        + field(48, 13, *range(16))
+    )
     unknown += field(49, 11, 0) + field(50, 11, 2, 0x89, *binary, *booleans, *binary, *integers)
     # what looks like row groups, but is deeper
     unknown += field(51, 12, *field(4, 9, 0x1C, *field(1, 6, 2), 0), 0)

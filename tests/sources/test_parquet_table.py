@@ -30,18 +30,37 @@ fsspec = pytest.importorskip("fsspec")
 local_files = pytest.importorskip("fsspec.implementations.local")
 # Types of which values are made in other ways than those of ``parquet_files``.
 MORE_TYPES = [
-    *((pa.list_(pa.int64()), [None, [1], [], [2, 3]]), (pa.large_list(pa.float32()), [[1.5], [], [2], [3, 4]])),
-    *((pa.list_(pa.list_(pa.int16())), [[[1], []], [[2, 3]], [], [[]]]), (pa.list_(pa.bool_()), [[True], None, [], [False]])),
-    *((pa.list_(pa.int8(), 2), [[1, 2], None, [3, 4], [5, 6]]), (pa.list_(pa.timestamp("ms")), [[NOON], None, [], [NOON, None]])),
+    *(
+        (pa.list_(pa.int64()), [None, [1], [], [2, 3]]),
+        (pa.large_list(pa.float32()), [[1.5], [], [2], [3, 4]]),
+    ),
+    *(
+        (pa.list_(pa.list_(pa.int16())), [[[1], []], [[2, 3]], [], [[]]]),
+        (pa.list_(pa.bool_()), [[True], None, [], [False]]),
+    ),
+    *(
+        (pa.list_(pa.int8(), 2), [[1, 2], None, [3, 4], [5, 6]]),
+        (pa.list_(pa.timestamp("ms")), [[NOON], None, [], [NOON, None]]),
+    ),
     *(
         (
             pa.struct([("x", pa.list_(pa.int32())), ("y", pa.bool_())]),
             [{"x": [1], "y": True}, {"x": []}, None, {"x": None, "y": None}],
         ),
     ),
-    (pa.list_(pa.struct([("role", pa.string()), ("n", pa.int64())])), [[{"role": "a", "n": 1}], [{"role": None}], [], None]),
-    *((pa.float16(), [1.5, None, 2, 3]), (pa.large_binary(), [b"x", b"", None, b"\xff"]), (pa.time64("us"), [1, None, 2, 3])),
-    *((pa.decimal256(40, 3), [Decimal("1.500"), None, None, None]), (pa.uuid(), [b"0" * 16, None, b"1" * 16, b"2" * 16])),
+    (
+        pa.list_(pa.struct([("role", pa.string()), ("n", pa.int64())])),
+        [[{"role": "a", "n": 1}], [{"role": None}], [], None],
+    ),
+    *(
+        (pa.float16(), [1.5, None, 2, 3]),
+        (pa.large_binary(), [b"x", b"", None, b"\xff"]),
+        (pa.time64("us"), [1, None, 2, 3]),
+    ),
+    *(
+        (pa.decimal256(40, 3), [Decimal("1.500"), None, None, None]),
+        (pa.uuid(), [b"0" * 16, None, b"1" * 16, b"2" * 16]),
+    ),
     *(
         (pa.timestamp("ns"), [1, None, 2, 3]),
         (pa.date64(), [datetime.date(2020, 1, 1), None, None, None]),
@@ -67,7 +86,11 @@ class Counting(local_files.LocalFileSystem):
 
 
 def streamed(*paths, **options):
-    return [exact(row) for path in paths for row in grain.experimental.ParquetIterDataset(path, **options)]
+    return [
+        exact(row)
+        for path in paths
+        for row in grain.experimental.ParquetIterDataset(path, **options)
+    ]
 
 
 @pytest.fixture
@@ -92,7 +115,9 @@ def paths(tmp_path):
 def more_written(path, rng):
     for trial in range(30):
         columns = {}
-        for number, (arrow_type, values) in enumerate(rng.sample(MORE_TYPES, 6) if trial else MORE_TYPES):
+        for number, (arrow_type, values) in enumerate(
+            rng.sample(MORE_TYPES, 6) if trial else MORE_TYPES
+        ):
             values = [value for value in values if value is not None or trial % 2] or [None]
             column = pa.array(rng.choices(values, k=40), arrow_type)
             columns.update({str(number): column} if is_written(column) else {})
@@ -105,7 +130,9 @@ def test_rows_are_those_of_the_stream_bit_for_bit(tmp_path, kind):
     for path in kind(tmp_path / "x.parquet", rng):
         expected = streamed(path)
         with pq.ParquetFile(path) as file:
-            assert expected == [row for group in range(file.num_row_groups) for row in plain_rows(file, group)]
+            assert expected == [
+                row for group in range(file.num_row_groups) for row in plain_rows(file, group)
+            ]
         source = ParquetSource(path, max_bytes=rng.choice([0, 1000, 1 << 30]))
         keys = rng.sample(range(len(source)), len(source))
         assert [exact(row) for row in source.__getitems__(keys)] == [expected[key] for key in keys]
@@ -122,13 +149,17 @@ def test_a_source_conforms(paths):
     source = ParquetSource([str(path) for path in paths])
     assert_source_conforms(source, in_worker=True)
     assert [exact(row) for row in source] == streamed(*paths)
-    assert repr(source).startswith(f"ParquetSource(3 files, {sum(path.stat().st_size for path in paths)} bytes, ")
+    assert repr(source).startswith(
+        f"ParquetSource(3 files, {sum(path.stat().st_size for path in paths)} bytes, "
+    )
     assert repr(ParquetSource(paths, ["text"])).endswith(", columns=['text'])")
     for empty in (paths[1], [paths[1], paths[1]]):
         assert len(ParquetSource(empty)) == 0 and ParquetSource(empty).__getitems__([]) == []
         assert_raises(KeyRangeError, r"in \[0, 0\)", ParquetSource(empty).__getitem__, 0)
     for key in (-1, 50, 10**30):
-        assert_raises(KeyRangeError, rf"record key must be in \[0, 50\).*got {key}", source.__getitem__, key)
+        assert_raises(
+            KeyRangeError, rf"record key must be in \[0, 50\).*got {key}", source.__getitem__, key
+        )
         assert_raises(KeyRangeError, f"got {key}", source.__getitems__, [0, 1, key])
     for key in (1.0, "1", None, slice(2)):
         assert_raises(TypeError, None, source.__getitem__, key)
@@ -145,7 +176,9 @@ def test_columns_and_rows_of_ones_own(paths):
     row["tags"][:] = 0  # what is done to a row is not done to the source, nor to another row
     row["text"] = ""
     assert exact(source[5]) == streamed(*paths)[5] and row["tags"].base is None
-    path = write(paths[0].with_name("y.parquet"), {"x": [{"a": [1, None]}, {"a": None}, {"a": [3]}]})
+    path = write(
+        paths[0].with_name("y.parquet"), {"x": [{"a": [1, None]}, {"a": None}, {"a": [3]}]}
+    )
     source = ParquetSource(path)
     for row in source:
         row["x"]["a"] = 7
@@ -160,12 +193,16 @@ def test_columns_and_rows_of_ones_own(paths):
     write(path, {"a": [1, 2], "a.b": [None, 4], "s": [{"b": 5}, {"b": None}]})
     assert [exact(row) for row in ParquetSource(path)] == streamed(path)
     for columns in (["a"], ["a.b"], ["s"], ["s", "a"]):
-        assert [exact(row) for row in ParquetSource(path, columns)] == streamed(path, columns=columns)
+        assert [exact(row) for row in ParquetSource(path, columns)] == streamed(
+            path, columns=columns
+        )
     pq.write_table(pa.table({"x": [1, 2]}).select([]), path)
     assert list(ParquetSource(path)) == streamed(path)
 
 
-@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="the system does not count what a process reads")
+@pytest.mark.skipif(
+    not Path("/proc/self/io").exists(), reason="the system does not count what a process reads"
+)
 def test_only_the_bytes_of_wanted_columns_are_read(tmp_path):
     columns = {"large": [os.urandom(10_000) for _ in range(1000)], "small": range(1000)}
     source = ParquetSource(write(tmp_path / "x.parquet", columns), columns=["small"])
@@ -174,14 +211,20 @@ def test_only_the_bytes_of_wanted_columns_are_read(tmp_path):
         return int(Path("/proc/self/io").read_text().split()[1])
 
     before = num_read()
-    assert source[500] == {"small": 500} and num_read() - before < 300_000 and source.kept_bytes < 10_000
+    assert (
+        source[500] == {"small": 500}
+        and num_read() - before < 300_000
+        and source.kept_bytes < 10_000
+    )
 
 
 def decoded(source, filesystem, paths):
     """The number of row groups that were decoded: a file is opened for each, and twice for its
     footer.
     """
-    return sum([filesystem.opened[path.name] - 2 for path in paths if filesystem.opened[path.name] > 1])
+    return sum(
+        [filesystem.opened[path.name] - 2 for path in paths if filesystem.opened[path.name] > 1]
+    )
 
 
 def test_row_groups_are_decoded_once_and_the_oldest_dropped(paths):
@@ -217,7 +260,9 @@ def test_threads_share_row_groups(paths):
             start.wait()
             for _ in range(40):
                 keys = rng.choices(range(50), k=rng.choice([1, 2, 20]))
-                assert [exact(row) for row in source.__getitems__(keys)] == [expected[key] for key in keys]
+                assert [exact(row) for row in source.__getitems__(keys)] == [
+                    expected[key] for key in keys
+                ]
                 assert source.kept_bytes <= max(max_bytes, size)
                 if not max_bytes and rng.random() < 0.1:
                     source.close()  # while others read
@@ -255,8 +300,15 @@ def test_everything_that_names_files(paths, monkeypatch):
     for path in paths:
         in_memory.pipe(f"/there/{path.name}", path.read_bytes())
     local = fs.LocalFileSystem()
-    sources = [ParquetSource(patterns) for patterns in ("*.parquet", f"{folder}/[0-2].parquet", "{0..2}.parquet", names)]
-    for filesystem in (fs.SubTreeFileSystem(str(folder), local), folder.as_uri(), fsspec.filesystem("file")):
+    sources = [
+        ParquetSource(patterns)
+        for patterns in ("*.parquet", f"{folder}/[0-2].parquet", "{0..2}.parquet", names)
+    ]
+    for filesystem in (
+        fs.SubTreeFileSystem(str(folder), local),
+        folder.as_uri(),
+        fsspec.filesystem("file"),
+    ):
         sources.append(ParquetSource(names, filesystem=filesystem))
     sources.append(ParquetSource([f"/there/{name}" for name in names], filesystem=in_memory))
     for source in sources:
@@ -274,53 +326,126 @@ def test_everything_that_names_files(paths, monkeypatch):
 
 def test_wrong_arguments(paths, monkeypatch):
     for error, match, *arguments in [
-        *((ValueError, "paths must not be empty", []), (TypeError, "paths must be", 3), (TypeError, "paths", [b"x"])),
-        *((TypeError, "columns must be a sequence of names", paths, "id"), (ValueError, "columns must not be empty", paths, [])),
-        (ValueError, r"columns: .*0\.parquet has no 'txt', but 'text'; it has 'id', 'text', 'tags'", paths, ["id", "txt"]),
+        *(
+            (ValueError, "paths must not be empty", []),
+            (TypeError, "paths must be", 3),
+            (TypeError, "paths", [b"x"]),
+        ),
+        *(
+            (TypeError, "columns must be a sequence of names", paths, "id"),
+            (ValueError, "columns must not be empty", paths, []),
+        ),
+        (
+            ValueError,
+            r"columns: .*0\.parquet has no 'txt', but 'text'; it has 'id', 'text', 'tags'",
+            paths,
+            ["id", "txt"],
+        ),
         (ValueError, r"columns: .*0\.parquet has no 'tags\.x'", paths, ["tags.x"]),
     ]:
         assert_raises(error, match, ParquetSource, *arguments)
-    assert_raises(ValueError, "max_bytes must be a non-negative integer, got -1", ParquetSource, paths, max_bytes=-1)
-    for error, match, given in ((ValueError, "must not be empty", []), (TypeError, "must be a path", 3)):
-        assert_raises(error, f"paths {match}", ParquetSource, given, filesystem=fs.LocalFileSystem())
+    assert_raises(
+        ValueError,
+        "max_bytes must be a non-negative integer, got -1",
+        ParquetSource,
+        paths,
+        max_bytes=-1,
+    )
+    for error, match, given in (
+        (ValueError, "must not be empty", []),
+        (TypeError, "must be a path", 3),
+    ):
+        assert_raises(
+            error, f"paths {match}", ParquetSource, given, filesystem=fs.LocalFileSystem()
+        )
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    assert_raises(ImportError, r"ParquetSource needs .*pip install 'gristmill\[parquet\]'", ParquetSource, paths)
+    assert_raises(
+        ImportError,
+        r"ParquetSource needs .*pip install 'gristmill\[parquet\]'",
+        ParquetSource,
+        paths,
+    )
 
 
 # Types that hold equal values in different ways, and the values; null agrees with all types.
 STRING, INT = pa.string(), pa.int64()
 NESTED_NULL = pa.struct([("b", pa.null()), ("a", pa.list_(pa.null()))])
 AGREEING = [
-    ([STRING, pa.large_string(), pa.string_view(), pa.dictionary(pa.int8(), STRING), pa.null()], ["a"]),
-    ([pa.binary(), pa.large_binary(), pa.binary_view(), pa.binary(1)], [b"a"]),
-    ([pa.list_(INT), pa.large_list(INT), pa.list_view(INT), pa.list_(INT, 1), pa.list_(pa.field("x", INT, False))], [[1]]),
-    ([pa.list_(STRING), pa.list_(pa.large_string()), pa.list_(pa.string_view()), pa.list_(pa.null())], [["a"]]),
     (
-        [pa.struct([("a", pa.list_(STRING)), ("b", INT)]), pa.struct([("b", INT), ("a", pa.list_(pa.large_string()))])],
+        [STRING, pa.large_string(), pa.string_view(), pa.dictionary(pa.int8(), STRING), pa.null()],
+        ["a"],
+    ),
+    ([pa.binary(), pa.large_binary(), pa.binary_view(), pa.binary(1)], [b"a"]),
+    (
+        [
+            pa.list_(INT),
+            pa.large_list(INT),
+            pa.list_view(INT),
+            pa.list_(INT, 1),
+            pa.list_(pa.field("x", INT, False)),
+        ],
+        [[1]],
+    ),
+    (
+        [
+            pa.list_(STRING),
+            pa.list_(pa.large_string()),
+            pa.list_(pa.string_view()),
+            pa.list_(pa.null()),
+        ],
+        [["a"]],
+    ),
+    (
+        [
+            pa.struct([("a", pa.list_(STRING)), ("b", INT)]),
+            pa.struct([("b", INT), ("a", pa.list_(pa.large_string()))]),
+        ],
         [{"a": ["x"], "b": 1}],
     ),
     ([pa.struct([("a", pa.list_(STRING)), ("b", INT)]), NESTED_NULL], [{"a": ["x"], "b": 1}]),
-    ([pa.map_(STRING, INT), pa.map_(pa.large_string(), pa.field("x", INT, False)), pa.map_(STRING, pa.null())], [[("k", 1)]]),
+    (
+        [
+            pa.map_(STRING, INT),
+            pa.map_(pa.large_string(), pa.field("x", INT, False)),
+            pa.map_(STRING, pa.null()),
+        ],
+        [[("k", 1)]],
+    ),
     ([pa.decimal128(4, 2), pa.decimal32(6, 2), pa.decimal256(50, 2)], [Decimal("1.50")]),
     ([pa.time32("ms"), pa.time64("us"), pa.time64("ns")], [datetime.time(1)]),
 ]
 DISAGREEING = [
-    *([INT, pa.float64()], [INT, pa.int32()], [STRING, pa.binary()], [pa.list_(INT), pa.list_(pa.int32())], [pa.list_(INT), INT]),
+    *(
+        [INT, pa.float64()],
+        [INT, pa.int32()],
+        [STRING, pa.binary()],
+        [pa.list_(INT), pa.list_(pa.int32())],
+        [pa.list_(INT), INT],
+    ),
     *(
         [pa.timestamp("ms"), pa.timestamp("us")],
         [pa.timestamp("us"), pa.timestamp("us", "UTC")],
         [pa.date32(), pa.timestamp("ms")],
     ),
-    *([pa.struct([("a", INT)]), pa.struct([("b", INT)])], [pa.struct([("a", INT)]), pa.struct([("a", INT), ("b", INT)])]),
+    *(
+        [pa.struct([("a", INT)]), pa.struct([("b", INT)])],
+        [pa.struct([("a", INT)]), pa.struct([("a", INT), ("b", INT)])],
+    ),
     *([pa.decimal128(4, 2), pa.decimal128(4, 1)], [pa.map_(STRING, INT), pa.map_(STRING, STRING)]),
-    *([INT, pa.null(), STRING], [pa.null(), INT, STRING], [pa.list_(pa.null()), pa.list_(INT), pa.list_(STRING)]),
+    *(
+        [INT, pa.null(), STRING],
+        [pa.null(), INT, STRING],
+        [pa.list_(pa.null()), pa.list_(INT), pa.list_(STRING)],
+    ),
 ]
 
 
 def written_as(folder, types, values=None):
     for number, arrow_type in enumerate(types):
         is_null = "null" in str(arrow_type).replace("not null", "")
-        column = pa.nulls(1, arrow_type) if values is None or is_null else pa.array(values, arrow_type)
+        column = (
+            pa.nulls(1, arrow_type) if values is None or is_null else pa.array(values, arrow_type)
+        )
         pq.write_table(pa.table({"x": column}), folder / f"{number}.parquet")
     return [folder / f"{number}.parquet" for number in range(len(types))]
 
@@ -333,10 +458,21 @@ def test_files_agree_if_their_values_do(tmp_path):
             rows = list(ParquetSource(paths))
             assert [exact(row) for row in rows] == streamed(*paths)
             present = [row for row in rows if row["x"] is not None]
-            expected = [exact(row) for path in written_as(tmp_path, types[:1], values) for row in ParquetSource(path)]
-            assert [exact(row) for row in present] == expected * len(present) and len(present) >= len(types) - 1
+            expected = [
+                exact(row)
+                for path in written_as(tmp_path, types[:1], values)
+                for row in ParquetSource(path)
+            ]
+            assert [exact(row) for row in present] == expected * len(present) and len(
+                present
+            ) >= len(types) - 1
     for types in DISAGREEING:
-        assert_raises(ValueError, "have different columns: 'x' is .* and ", ParquetSource, written_as(tmp_path, types))
+        assert_raises(
+            ValueError,
+            "have different columns: 'x' is .* and ",
+            ParquetSource,
+            written_as(tmp_path, types),
+        )
 
 
 def test_the_number_of_rows_in_the_footer_is_not_used(tmp_path):
@@ -359,16 +495,28 @@ def test_files_of_other_columns(tmp_path):
         write(second, {"x": [3], "y": column})
         assert [row["y"] for row in ParquetSource([first, second])] == ["a", "b", "c"]
     for columns, difference in [
-        *(({"x": [1.5], "y": ["c"]}, "'x' is int64 and double"), ({"x": [1]}, "'y' is only in the first")),
+        *(
+            ({"x": [1.5], "y": ["c"]}, "'x' is int64 and double"),
+            ({"x": [1]}, "'y' is only in the first"),
+        ),
         ({"x": [1], "y": ["c"], "z": [1]}, "'z' is only in the second"),
     ]:
         write(second, columns)
-        match = rf"a\.parquet and .*b\.parquet have different columns: {difference}\. Name columns that agree"
+        match = (
+            rf"a\.parquet and .*b\.parquet have different columns: {difference}\. Name columns that"
+            r" agree"
+        )
         assert_raises(ValueError, match, ParquetSource, [first, second])
         (same,) = {"x", "y"} & set(columns) - {difference[1]} if "z" not in columns else {"x"}
         assert len(ParquetSource([first, second], columns=[same])) == 3
         if same == "x":
-            assert_raises(ValueError, "different columns", ParquetSource, [first, write(second, {"x": ["a"]})], columns=["x"])
+            assert_raises(
+                ValueError,
+                "different columns",
+                ParquetSource,
+                [first, write(second, {"x": ["a"]})],
+                columns=["x"],
+            )
 
 
 def test_damaged_files(tmp_path, paths):
@@ -384,7 +532,10 @@ def test_damaged_files(tmp_path, paths):
         path.write_bytes(bad)
         for name in (path, [*paths, path]):
             assert_raises(
-                DamagedFileError, r"bad\.parquet cannot be read as Parquet: .*\. Write the file again", ParquetSource, name
+                DamagedFileError,
+                r"bad\.parquet cannot be read as Parquet: .*\. Write the file again",
+                ParquetSource,
+                name,
             )
     write(path, {"x": range(3000)}, row_group_size=1000, compression="none", use_dictionary=False)
     start = pq.ParquetFile(path).metadata.row_group(1).column(0).data_page_offset
@@ -399,11 +550,22 @@ def test_damaged_files(tmp_path, paths):
         assert_raises(KeyRangeError, "got 9999", source.__getitems__, [0, 9999, 1500, 2500])
     keys = [*range(1000), *range(2000, 3000)]
     assert [row["x"] for row in source.__getitems__(keys)] == keys
-    write(path, {"x": range(1000)}, compression="none", use_dictionary=False, write_page_checksum=True)
-    path.write_bytes(path.read_bytes().replace(np.int64(500).tobytes(), np.int64(-500).tobytes(), 1))
+    write(
+        path, {"x": range(1000)}, compression="none", use_dictionary=False, write_page_checksum=True
+    )
+    path.write_bytes(
+        path.read_bytes().replace(np.int64(500).tobytes(), np.int64(-500).tobytes(), 1)
+    )
     assert ParquetSource(path)[500] == {"x": -500}
-    assert_raises(DamagedFileError, "CRC", ParquetSource(path, page_checksum_verification=True).__getitem__, 0)
-    write(path, {"x": ["some text", "more"], "y": ["a", "b"]}, compression="none", use_dictionary=False)
+    assert_raises(
+        DamagedFileError, "CRC", ParquetSource(path, page_checksum_verification=True).__getitem__, 0
+    )
+    write(
+        path,
+        {"x": ["some text", "more"], "y": ["a", "b"]},
+        compression="none",
+        use_dictionary=False,
+    )
     path.write_bytes(path.read_bytes().replace(b"some", b"s\xffme"))
     source = ParquetSource(path)
     match = r"row group 0 of .*bad\.parquet cannot be read as Parquet: .*utf-8"
@@ -415,7 +577,10 @@ def test_damaged_files(tmp_path, paths):
 
 def test_files_that_change(paths):
     expected = streamed(*paths)
-    content, times = paths[0].read_bytes(), (paths[0].stat().st_atime_ns, paths[0].stat().st_mtime_ns)
+    content, times = (
+        paths[0].read_bytes(),
+        (paths[0].stat().st_atime_ns, paths[0].stat().st_mtime_ns),
+    )
     other = pq.read_table(paths[0]).set_column(0, "id", [range(100, 130)])
 
     def longer():
@@ -434,7 +599,12 @@ def test_files_that_change(paths):
             copy = pickle.loads(pickle.dumps(other_source))
             change()
             for each in (source, copy):
-                assert_raises(ChangedFileError, r"0\.parquet has changed since this source was made", each.__getitem__, 29)
+                assert_raises(
+                    ChangedFileError,
+                    r"0\.parquet has changed since this source was made",
+                    each.__getitem__,
+                    29,
+                )
                 assert exact(each[30]) == expected[30]  # of another file
             paths[0].write_bytes(content)
             os.utime(paths[0], ns=times)

@@ -35,7 +35,11 @@ DATA = {name: random.Random(name).randbytes(size) for name, size in SIZES.items(
 @pytest.fixture
 def quick(monkeypatch):
     """Tries as often as ever, but does not wait long in between."""
-    short = {"init_backoff": datetime.timedelta(milliseconds=5), "max_backoff": datetime.timedelta(milliseconds=20), "base": 2}
+    short = {
+        "init_backoff": datetime.timedelta(milliseconds=5),
+        "max_backoff": datetime.timedelta(milliseconds=20),
+        "base": 2,
+    }
     monkeypatch.setattr(remote, "_RETRY", {**remote._RETRY, "backoff": short})
     monkeypatch.setattr(remote, "_PAUSES", (0.005, 0.01, 0.02))
     monkeypatch.setattr(remote, "_ANSWER_SECONDS", 0.3)
@@ -87,7 +91,9 @@ def test_ranges_are_what_they_are_in_local_files(folder, place):
             for _ in range(rng.choice([0, 1, 40])):
                 number = rng.randrange(len(DATA))
                 start = rng.randrange(files.sizes[number] + 1)
-                block.append((number, start, min(files.sizes[number], start + rng.choice([0, 1, 50, 5000]))))
+                block.append(
+                    (number, start, min(files.sizes[number], start + rng.choice([0, 1, 50, 5000])))
+                )
             blocks.append(block)
         blocks.append([(2, 0, 600_000), (2, 5, 6), (0, 0, 100_000), (1, 0, 0)])
         copy = pickle.loads(pickle.dumps(files))
@@ -98,12 +104,16 @@ def test_ranges_are_what_they_are_in_local_files(folder, place):
         copy.read_into(2, 123_456, memoryview(buffer))
         assert bytes(buffer) == DATA["größer ü.bin"][123_456:124_456]
         files.close()
-        with pytest.raises(OSError, match=r"a\.bin ends at byte 100000, bytes 99000 to 100000 were to be read"):
+        with pytest.raises(
+            OSError, match=r"a\.bin ends at byte 100000, bytes 99000 to 100000 were to be read"
+        ):
             files.read([(0, 99_000, 100_001)])
         assert files.read([(0, 5, 9)]) == [DATA["a.bin"][5:9]]
         rows = FixedRows(paths, row_bytes=10_000, filesystem=filesystem)
         assert_source_conforms(rows)
-        assert repr(rows) == repr(FixedRows([str(folder / name) for name in DATA], row_bytes=10_000))
+        assert repr(rows) == repr(
+            FixedRows([str(folder / name) for name in DATA], row_bytes=10_000)
+        )
 
 
 def test_a_block_is_few_requests_that_run_together(tmp_path):
@@ -116,7 +126,10 @@ def test_a_block_is_few_requests_that_run_together(tmp_path):
         neighbours = [(0, start, start + 100) for start in range(0, 100_000, 1000)]
         random.Random(1).shuffle(neighbours)
         files.read([*neighbours, (1, 0, 5), (1, 900, 1000)])
-        assert sorted(request[2] for request in server.requests[2:]) == ["bytes=0-99099", "bytes=0-999"]
+        assert sorted(request[2] for request in server.requests[2:]) == [
+            "bytes=0-99099",
+            "bytes=0-999",
+        ]
         meeting = threading.Barrier(20)
         files.read([(0, start, start + 100) for start in range(0, 40_000_000, 2_000_000)])
         assert server.num_requests == 2 + 2 + 20
@@ -126,7 +139,14 @@ def test_a_block_is_few_requests_that_run_together(tmp_path):
 
 
 def test_patterns(tmp_path):
-    names = ["train/a1.bin", "train/a2.bin", "train/.hidden.bin", "train/deep/x.bin", "train/deep/y.txt", "é b%20.bin"]
+    names = [
+        "train/a1.bin",
+        "train/a2.bin",
+        "train/.hidden.bin",
+        "train/deep/x.bin",
+        "train/deep/y.txt",
+        "é b%20.bin",
+    ]
     with s3_bucket() as bucket:
         memory = fsspec.filesystem("memory")
         for name in names:
@@ -134,18 +154,36 @@ def test_patterns(tmp_path):
             memory.pipe(f"/patterns/{name}", b"data")
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_bytes(b"data")
-        for pattern in ["train/*.bin", "train/a[2-9].bin", "*/a?.*", "**/*.bin", "train/**/*.bin", "train/{a2,a1}.bin", "*.bin"]:
-            expected = [os.path.relpath(path, tmp_path) for path in list_files("paths", f"{tmp_path}/{pattern}")]
-            assert list_files("paths", f"{bucket.url}/{pattern}") == [f"{bucket.url}/{name}" for name in expected]
+        for pattern in [
+            "train/*.bin",
+            "train/a[2-9].bin",
+            "*/a?.*",
+            "**/*.bin",
+            "train/**/*.bin",
+            "train/{a2,a1}.bin",
+            "*.bin",
+        ]:
+            expected = [
+                os.path.relpath(path, tmp_path)
+                for path in list_files("paths", f"{tmp_path}/{pattern}")
+            ]
+            assert list_files("paths", f"{bucket.url}/{pattern}") == [
+                f"{bucket.url}/{name}" for name in expected
+            ]
             if "**" not in pattern and "?." not in pattern:
                 of_fsspec = list_files("paths", f"memory://patterns/{pattern}", memory)
                 assert [path.rpartition("patterns/")[2] for path in of_fsspec] == expected
-        assert list_files("paths", [f"{bucket.url}/train/a2.bin", f"{bucket.url}/*.bin"])[0] == f"{bucket.url}/train/a2.bin"
+        assert (
+            list_files("paths", [f"{bucket.url}/train/a2.bin", f"{bucket.url}/*.bin"])[0]
+            == f"{bucket.url}/train/a2.bin"
+        )
         with pytest.raises(FileNotFoundError, match="paths: there is no file 's3://bucket/none-"):
             list_files("paths", f"{bucket.url}/none-*")
         with pytest.raises(OSError, match="s3://no-bucket/a"):
             list_files("paths", "s3://no-bucket/a*")
-    with pytest.raises(ValueError, match=r"'https://host/\*.bin' has a pattern, but servers do not tell"):
+    with pytest.raises(
+        ValueError, match=r"'https://host/\*.bin' has a pattern, but servers do not tell"
+    ):
         list_files("paths", "https://host/*.bin?signature=secret")
     urls = ["https://[::1]:80/00.bin?a=b", "https://[::1]:80/01.bin?a=b"]
     assert list_files("paths", "https://[::1]:80/{00..01}.bin?a=b") == urls
@@ -159,7 +197,9 @@ def test_what_can_be_mended_is_mended(folder, quick):
         with HttpServer(folder, faults=faults.__getitem__, tags=tags) as server:
             files = Files([f"{server.url}/{name}" for name in DATA])
             for start in range(0, 600_000, 60_000):
-                ranges = [(2, begin, begin + 20) for begin in range(start, start + 60_000, 6_000)] + [(0, start // 7, start // 6)]
+                ranges = [
+                    (2, begin, begin + 20) for begin in range(start, start + 60_000, 6_000)
+                ] + [(0, start // 7, start // 6)]
                 expected = [list(DATA.values())[number][begin:end] for number, begin, end in ranges]
                 for _ in range(9):  # after four wrong answers in a row, the caller asks again
                     with contextlib.suppress(OSError, ChangedFileError):
@@ -192,9 +232,15 @@ def test_what_cannot_be_mended_says_what_failed_and_where(folder, quick, fault, 
         files = Files([f"{server.url}/a.bin?signature=secret"])
         server.faults = lambda number: fault
         began = time.monotonic()
-        with pytest.raises(kind, match=rf"^{server.url}/a.bin: bytes 5 to 14 cannot be read: .*{text}") as caught:
+        with pytest.raises(
+            kind, match=rf"^{server.url}/a.bin: bytes 5 to 14 cannot be read: .*{text}"
+        ) as caught:
             files.read([(0, 5, 15)])
-        assert time.monotonic() - began < 20 and "secret" not in str(caught.value) and "Debug source" not in str(caught.value)
+        assert (
+            time.monotonic() - began < 20
+            and "secret" not in str(caught.value)
+            and "Debug source" not in str(caught.value)
+        )
         if fault not in ("short", "long", "cut", "silent"):
             with pytest.raises(kind, match=f"^{server.url}/a.bin: its size is not known: "):
                 Files([f"{server.url}/a.bin"])
@@ -219,8 +265,16 @@ def test_a_single_wrong_answer_is_asked_for_again(folder, quick, fault):
 
 def test_a_silent_server_is_given_up_in_time(folder, monkeypatch):
     scale = 1 / 40  # of the minute
-    backoff = {"init_backoff": datetime.timedelta(milliseconds=5), "max_backoff": datetime.timedelta(milliseconds=20), "base": 2}
-    retry = {**remote._RETRY, "retry_timeout": remote._RETRY["retry_timeout"] * scale, "backoff": backoff}
+    backoff = {
+        "init_backoff": datetime.timedelta(milliseconds=5),
+        "max_backoff": datetime.timedelta(milliseconds=20),
+        "base": 2,
+    }
+    retry = {
+        **remote._RETRY,
+        "retry_timeout": remote._RETRY["retry_timeout"] * scale,
+        "backoff": backoff,
+    }
     monkeypatch.setattr(remote, "_RETRY", retry)
     for name in ("_ANSWER_SECONDS", "_PATIENCE_SECONDS"):
         monkeypatch.setattr(remote, name, getattr(remote, name) * scale)
@@ -237,21 +291,59 @@ def test_what_cannot_be_had_at_all(folder, quick, monkeypatch):
     memory = fsspec.filesystem("memory")
     with HttpServer(folder) as server:
         for paths, filesystem, kind, text in [
-            ([f"{server.url}/a.bin", f"{server.url}/none.bin?signature=secret"], None, FileNotFoundError, "/none.bin: its size"),
-            (["/none.bin"], memory, FileNotFoundError, "/none.bin: there is no such file in MemoryFileSystem"),
-            (["s3://bucket"], None, IsADirectoryError, r"s3://bucket is no file: .* such as s3://bucket/\*"),
+            (
+                [f"{server.url}/a.bin", f"{server.url}/none.bin?signature=secret"],
+                None,
+                FileNotFoundError,
+                "/none.bin: its size",
+            ),
+            (
+                ["/none.bin"],
+                memory,
+                FileNotFoundError,
+                "/none.bin: there is no such file in MemoryFileSystem",
+            ),
+            (
+                ["s3://bucket"],
+                None,
+                IsADirectoryError,
+                r"s3://bucket is no file: .* such as s3://bucket/\*",
+            ),
             (["s3://bucket/folder/"], None, IsADirectoryError, r"such as s3://bucket/folder/\*"),
             (["s3://bucket/a//b"], None, OSError, "s3://bucket/a//b has two slashes in a row"),
-            (["ftp://host/a.bin"], None, ValueError, "s3://, gs://, az://, https:// or http:// can be read, got 'ftp://host/a"),
-            (["az://container/a.bin"], None, OSError, "az://container cannot be used: .*[Aa]ccount"),
-            (["a.bin"], "s3", TypeError, r"filesystem must be a file system of fsspec, such as .*, got 's3'"),
-            (["http://127.0.0.1:1/a.bin"], None, OSError, "http://127.0.0.1:1/a.bin: its size is not known: .*error sending"),
+            (
+                ["ftp://host/a.bin"],
+                None,
+                ValueError,
+                "s3://, gs://, az://, https:// or http:// can be read, got 'ftp://host/a",
+            ),
+            (
+                ["az://container/a.bin"],
+                None,
+                OSError,
+                "az://container cannot be used: .*[Aa]ccount",
+            ),
+            (
+                ["a.bin"],
+                "s3",
+                TypeError,
+                r"filesystem must be a file system of fsspec, such as .*, got 's3'",
+            ),
+            (
+                ["http://127.0.0.1:1/a.bin"],
+                None,
+                OSError,
+                "http://127.0.0.1:1/a.bin: its size is not known: .*error sending",
+            ),
         ]:
             with pytest.raises(kind, match=text) as caught:
                 Files(paths, filesystem)
             assert "secret" not in str(caught.value)
     monkeypatch.setitem(sys.modules, "obstore", None)
-    with pytest.raises(ImportError, match=r"reading gs://bucket needs the package obstore.*pip install 'gristmill\[remote\]'"):
+    with pytest.raises(
+        ImportError,
+        match=r"reading gs://bucket needs the package obstore.*pip install 'gristmill\[remote\]'",
+    ):
         Files(["gs://bucket/a.bin"])
 
 
@@ -260,12 +352,17 @@ def test_a_file_that_changes_while_it_is_read(tmp_path, quick):
     for tags, other in [(True, 64_000), (True, 100), (False, 100), (False, 70_000)]:
         path.write_bytes(bytes(64_000))
         with HttpServer(tmp_path, tags=tags) as server:
-            ds = grain.MapDataset.source(FixedRows(f"{server.url}/rows.bin")).batch(10, batch_fn=list).to_iter_dataset()
+            ds = (
+                grain.MapDataset.source(FixedRows(f"{server.url}/rows.bin"))
+                .batch(10, batch_fn=list)
+                .to_iter_dataset()
+            )
             with contextlib.closing(iter(ds)) as it:
                 next(it)
                 path.write_bytes(b"\1" * other)
                 with pytest.raises(
-                    ChangedFileError, match=r"/rows.bin has changed since this source was made.*Make the source anew"
+                    ChangedFileError,
+                    match=r"/rows.bin has changed since this source was made.*Make the source anew",
                 ):
                     for _ in it:
                         pass
@@ -289,7 +386,11 @@ def test_workers_and_few_requests_under_block_shuffle(tmp_path):
     with HttpServer(tmp_path, delay_seconds=0.002) as server:
         source = FixedRows([f"{server.url}/{{0..1}}.bin"])
         assert len(cloudpickle.dumps(source)) < 4000
-        ds = grain.MapDataset.source(source).block_shuffle(seed=1, block_size=1024).batch(128, batch_fn=list)
+        ds = (
+            grain.MapDataset.source(source)
+            .block_shuffle(seed=1, block_size=1024)
+            .batch(128, batch_fn=list)
+        )
         server.requests.clear()
         alone = list(ds.to_iter_dataset())
         assert sorted(row for batch in alone for row in batch) == rows

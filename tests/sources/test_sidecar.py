@@ -59,11 +59,21 @@ def test_arrays_are_read_as_they_were_noted(tmp_path):
         for _ in range(10):
             start, stop = sorted(rng.choices(range(len(array) + 1), k=2))
             found = sidecar.read(name, start, stop)
-            assert found.dtype == array.dtype and found.tolist() == array[start:stop].tolist() and found.flags.writeable
+            assert (
+                found.dtype == array.dtype
+                and found.tolist() == array[start:stop].tolist()
+                and found.flags.writeable
+            )
             count = rng.randrange(1, 4)
-            starts = rng.choices(range(len(array) - count + 1), k=rng.randrange(40)) if len(array) >= count else []
+            starts = (
+                rng.choices(range(len(array) - count + 1), k=rng.randrange(40))
+                if len(array) >= count
+                else []
+            )
             found = sidecar.read_many(name, starts, count)
-            assert found.dtype == array.dtype and found.tolist() == [array[start : start + count].tolist() for start in starts]
+            assert found.dtype == array.dtype and found.tolist() == [
+                array[start : start + count].tolist() for start in starts
+            ]
     sidecar.close()
     assert sidecar.read("u1-1", 0, 1) == arrays["u1-1"]
 
@@ -102,9 +112,18 @@ def test_processes(scene):
     # files are synced to disk many times
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=memory) as folder:
-        program = [sys.executable, str(Path(__file__).with_name("sidecar_processes.py")), scene, folder]
+        program = [
+            sys.executable,
+            str(Path(__file__).with_name("sidecar_processes.py")),
+            scene,
+            folder,
+        ]
         result = subprocess.run(program, capture_output=True, text=True, timeout=60)
-    assert (result.returncode, result.stdout, result.stderr) == (0, '"all is well"\n', ""), result.stderr
+    assert (result.returncode, result.stdout, result.stderr) == (
+        0,
+        '"all is well"\n',
+        "",
+    ), result.stderr
 
 
 def test_folders_for_indices(tmp_path):
@@ -140,19 +159,26 @@ def with_header(change):
         text = change(fields)
         text = text if isinstance(text, bytes) else json.dumps(text).encode()
         text += b" " * (-(20 + len(text)) % 64)
-        return data, index[:8] + struct.pack("<III", 1, len(text), zlib.crc32(text)) + text + index[end:]
+        return (
+            data,
+            index[:8] + struct.pack("<III", 1, len(text), zlib.crc32(text)) + text + index[end:],
+        )
 
     return changed
 
 
 def with_array(dtype="<u8", start=0, length=50_000):
-    return with_header(lambda fields: {**fields, "arrays": {**fields["arrays"], "squares": [dtype, start, length]}})
+    return with_header(
+        lambda fields: {**fields, "arrays": {**fields["arrays"], "squares": [dtype, start, length]}}
+    )
 
 
 HOSTILE = {
     "a list": with_header(lambda fields: []),
     "a number": with_header(lambda fields: 5),
-    "no kind": with_header(lambda fields: {name: fields[name] for name in fields if name != "kind"}),
+    "no kind": with_header(
+        lambda fields: {name: fields[name] for name in fields if name != "kind"}
+    ),
     "a kind that is no text": with_header(lambda fields: {**fields, "kind": ["test"]}),
     "no arrays": with_header(lambda fields: {**fields, "arrays": []}),
     "an array that is a text": with_header(lambda fields: {**fields, "arrays": {"squares": "u80"}}),
@@ -176,16 +202,34 @@ HOSTILE = {
     "start -10**30": with_array(start=-(10**30)),
 }
 STALE = {
-    **{name: (change, "its header is not one that gristmill writes") for name, change in HOSTILE.items()},
+    **{
+        name: (change, "its header is not one that gristmill writes")
+        for name, change in HOSTILE.items()
+    },
     "data longer": (lambda data, index: (data + b"x", index), "it had 50000 bytes and has 50001"),
-    "data begin otherwise": (lambda data, index: (b"x" + data[1:], index), "its first 16384 bytes are others"),
-    "data end otherwise": (lambda data, index: (data[:-1] + b"x", index), "its last 16384 bytes are others"),
-    "another version": (lambda data, index: (data, index[:8] + b"\x02" + index[9:]), "it is of version 2, not 1"),
-    "a bit of the header": (lambda data, index: (data, index[:30] + bytes([index[30] ^ 1]) + index[31:]), "another checksum"),
+    "data begin otherwise": (
+        lambda data, index: (b"x" + data[1:], index),
+        "its first 16384 bytes are others",
+    ),
+    "data end otherwise": (
+        lambda data, index: (data[:-1] + b"x", index),
+        "its last 16384 bytes are others",
+    ),
+    "another version": (
+        lambda data, index: (data, index[:8] + b"\x02" + index[9:]),
+        "it is of version 2, not 1",
+    ),
+    "a bit of the header": (
+        lambda data, index: (data, index[:30] + bytes([index[30] ^ 1]) + index[31:]),
+        "another checksum",
+    ),
     "cut off in the arrays": (lambda data, index: (data, index[:-1]), r"it has \d+ bytes, not \d+"),
     "longer": (lambda data, index: (data, index + b"x"), r"it has \d+ bytes, not \d+"),
     "cut off in the header": (lambda data, index: (data, index[:50]), "shorter than its header"),
-    "cut off before the header": (lambda data, index: (data, index[:10]), "shorter than its header"),
+    "cut off before the header": (
+        lambda data, index: (data, index[:10]),
+        "shorter than its header",
+    ),
 }
 
 
@@ -235,13 +279,18 @@ def test_names_of_any_length_have_indices(tmp_path, letter):
         other.write_bytes(b"others")
         files, scan = Files([str(path), str(other)]), Counted()
         for index_dir in (None, None, tmp_path / "indices"):
-            lengths = [sidecar.length("bytes") for sidecar in open_sidecars(files, "test", scan, index_dir=index_dir)]
+            lengths = [
+                sidecar.length("bytes")
+                for sidecar in open_sidecars(files, "test", scan, index_dir=index_dir)
+            ]
             assert lengths == [4, 6]
         for found in folder.glob("*.gmidx"):
             found.unlink()
         for _ in range(2):
             open_sidecars(files, "test", scan, index_dir=tmp_path / "indices")
-        assert sorted(scan.numbers) == [0, 0, 1, 1] and names_in(folder) == sorted([path.name, other.name])
+        assert sorted(scan.numbers) == [0, 0, 1, 1] and names_in(folder) == sorted(
+            [path.name, other.name]
+        )
         if num_bytes <= 249:  # names that were in use before long ones were cut
             assert os.path.basename(open_sidecars(files, "test", scan)[0].path) == f"{name}.gmidx"  # noqa: PTH119
 
@@ -250,7 +299,9 @@ def test_no_file_is_left_of_making_an_index_with_a_long_name(tmp_path):
     path = tmp_path / ("\u3042" * 83 + ".gmidx")
     for _ in range(2):
         with once.locked(path) as is_mine, once.renamed(path) as file:
-            lock, part = sorted(set(names_in(tmp_path)) - {path.name}, key=lambda name: name.endswith(".part"))
+            lock, part = sorted(
+                set(names_in(tmp_path)) - {path.name}, key=lambda name: name.endswith(".part")
+            )
             assert is_mine and without_sidecars([lock, part, path.name]) == []
             file.write(b"index")
         assert names_in(tmp_path) == [path.name] and path.read_bytes() == b"index"
@@ -270,9 +321,15 @@ def test_another_index_of_the_same_data_is_noticed(tmp_path):
 
 def test_an_index_dir_that_is_no_folder_is_explained(tmp_path):
     files, folder = data_files(tmp_path / "data", 1), tmp_path / "data/data-0"
-    for index_dir, what in ((folder, "another one"), (folder / "x", "another one"), (tmp_path / ("x" * 256), "a shorter path")):
+    for index_dir, what in (
+        (folder, "another one"),
+        (folder / "x", "another one"),
+        (tmp_path / ("x" * 256), "a shorter path"),
+    ):
         message = f"cannot write the index {index_dir}: .*; give .*{what} as index_dir"
-        assert_raises(OSError, message, open_sidecars, files, "test", Counted(), index_dir=index_dir)
+        assert_raises(
+            OSError, message, open_sidecars, files, "test", Counted(), index_dir=index_dir
+        )
 
 
 @pytest.mark.parametrize("content", [b"", b"notes of mine", b"\x89GMIDX"])
@@ -281,12 +338,19 @@ def test_nothing_else_is_written_over(tmp_path, content):
     index = tmp_path / "data" / "data-0.gmidx"
     index.write_bytes(content)
     assert_raises(
-        DamagedFileError, "data-0.gmidx is damaged at byte 0: it is not an index", open_sidecars, files, "test", Counted()
+        DamagedFileError,
+        "data-0.gmidx is damaged at byte 0: it is not an index",
+        open_sidecars,
+        files,
+        "test",
+        Counted(),
     )
     assert index.read_bytes() == content
     index.unlink()
     open_sidecars(files, "tests", Counted())
-    assert_raises(DamagedFileError, "of the kind 'tests', not 'test'", open_sidecars, files, "test", Counted())
+    assert_raises(
+        DamagedFileError, "of the kind 'tests', not 'test'", open_sidecars, files, "test", Counted()
+    )
 
 
 def test_an_error_of_the_scan_is_that_of_the_first_file(tmp_path):
@@ -300,9 +364,17 @@ def test_an_error_of_the_scan_is_that_of_the_first_file(tmp_path):
     for _ in range(3):
         assert_raises(ZeroDivisionError, "^7$", open_sidecars, files, "test", scan)
     assert not [*(tmp_path / "data").glob("*.lock"), *(tmp_path / "data").glob("*.part")]
-    assert [sidecar.length("squares") for sidecar in open_sidecars(files, "test", Counted())] == [100] * 20
+    assert [sidecar.length("squares") for sidecar in open_sidecars(files, "test", Counted())] == [
+        100
+    ] * 20
 
 
 def test_sidecars_are_no_data():
-    paths = ["https://x/a.jsonl?b.gmidx", "https://x/a.gmidx?sign=1", "a.gmidx.lock", "a.gmidx.host-1-2.part", "a.gmidx.jsonl"]
+    paths = [
+        "https://x/a.jsonl?b.gmidx",
+        "https://x/a.gmidx?sign=1",
+        "a.gmidx.lock",
+        "a.gmidx.host-1-2.part",
+        "a.gmidx.jsonl",
+    ]
     assert without_sidecars(paths) == [paths[0], paths[-1]]

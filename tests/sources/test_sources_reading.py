@@ -67,7 +67,12 @@ def test_ordinary_sequences_and_keys_around_their_length(keys, length):
     wrapped, data = wrap_keys(range(length), keys), list(range(100, 100 + length))
     assert wrapped == [key % length for key in keys]
     expected = [data[key] for key in wrapped]
-    assert read_keys(data, wrapped) == read_keys(tuple(data), wrapped) == read_keys(np.array(data), wrapped) == expected
+    assert (
+        read_keys(data, wrapped)
+        == read_keys(tuple(data), wrapped)
+        == read_keys(np.array(data), wrapped)
+        == expected
+    )
 
 
 class Answering(Vectored):  # gives the records that it is made with, or raises that error
@@ -110,15 +115,29 @@ def test_hugging_face_is_read_in_blocks_of_the_same_types(monkeypatch):
     datasets = pytest.importorskip("datasets")
     calls = []
     read = datasets.Dataset.__getitems__
-    monkeypatch.setattr(datasets.Dataset, "__getitems__", lambda self, keys: calls.append(list(keys)) or read(self, keys))
-    columns = {"x": [0.1 * i for i in range(8)], "n": [1, 2, None, 4, 5, 6, 7, 8], "t": [[i] * (i % 3) for i in range(8)]}
+    monkeypatch.setattr(
+        datasets.Dataset,
+        "__getitems__",
+        lambda self, keys: calls.append(list(keys)) or read(self, keys),
+    )
+    columns = {
+        "x": [0.1 * i for i in range(8)],
+        "n": [1, 2, None, 4, 5, 6, 7, 8],
+        "t": [[i] * (i % 3) for i in range(8)],
+    }
 
     def exact(records):
-        return [{name: (type(x), str(x), getattr(x, "dtype", None)) for name, x in record.items()} for record in records]
+        return [
+            {name: (type(x), str(x), getattr(x, "dtype", None)) for name, x in record.items()}
+            for record in records
+        ]
 
     for kind, expected_calls in ((None, [list(range(8))]), ("numpy", [])):
         rows = datasets.Dataset.from_dict(columns).with_format(kind)
-        assert exact(read_keys(rows, range(8))) == exact([rows[i] for i in range(8)]) and calls == expected_calls
+        assert (
+            exact(read_keys(rows, range(8))) == exact([rows[i] for i in range(8)])
+            and calls == expected_calls
+        )
         calls.clear()
 
 
@@ -145,7 +164,11 @@ def test_a_range_source_holds_what_range_holds(start, distance, step):
     expected, source = list(range(start, stop, step)), RangeDataSource(start, stop, step)
     assert list(source) == expected and len(source) == len(expected)
     keys = list(range(len(expected)))[::-1] * 2
-    assert source.__getitems__(keys) == [source[key] for key in keys] == [expected[key] for key in keys]
+    assert (
+        source.__getitems__(keys)
+        == [source[key] for key in keys]
+        == [expected[key] for key in keys]
+    )
 
 
 def test_lengths_texts_and_keys_of_range_sources():
@@ -158,12 +181,23 @@ def test_lengths_texts_and_keys_of_range_sources():
     for index in (np.int64(1), np.uint8(1), True):
         assert (source[index], type(source[index])) == (2, int)
     for index in (-1, 5, 10**30):
-        assert_raises(KeyRangeError, rf"must be in \[0, 5\), .* got {index}", source.__getitem__, index)
+        assert_raises(
+            KeyRangeError, rf"must be in \[0, 5\), .* got {index}", source.__getitem__, index
+        )
     for index in (slice(0, 2), 1.0, "1", None):
         assert_raises(TypeError, None, source.__getitem__, index)
     for arguments, kind, message in [
-        *(((0, 5, 0), ValueError, "step can't be zero"), ((0, 5, 0), AssertionError, "step can't be zero")),
-        *(((5, 0, 1), ValueError, "length can't be negative"), ((0, 5, -1), AssertionError, "length can't be")),
-        *(((3,), TypeError, "missing"), ((0, 1.5, 1), TypeError, r"stop must be an integer, got 1\.5")),
+        *(
+            ((0, 5, 0), ValueError, "step can't be zero"),
+            ((0, 5, 0), AssertionError, "step can't be zero"),
+        ),
+        *(
+            ((5, 0, 1), ValueError, "length can't be negative"),
+            ((0, 5, -1), AssertionError, "length can't be"),
+        ),
+        *(
+            ((3,), TypeError, "missing"),
+            ((0, 1.5, 1), TypeError, r"stop must be an integer, got 1\.5"),
+        ),
     ]:
         assert_raises(kind, message, RangeDataSource, *arguments)

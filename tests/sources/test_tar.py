@@ -76,12 +76,18 @@ def random_archive(path, rng, kind):
     targets = []
     with tarfile.open(path, "w", format=FORMATS[kind]) as tar:
         for number in range(rng.randrange(1, 12)):
-            folder = "/".join(name(rng.choice([3, 30] if kind == "ustar" else [3, 60, 200])) for _ in range(rng.randrange(3)))
+            folder = "/".join(
+                name(rng.choice([3, 30] if kind == "ustar" else [3, 60, 200]))
+                for _ in range(rng.randrange(3))
+            )
             stem = f"{folder}/{number}{name(4)}".lstrip("/")
             for extension in rng.sample(
-                ["jpg", "CLS", "json", "seg.PNG", "", "txt", "ä" if kind != "ustar" else "a"], rng.randrange(1, 5)
+                ["jpg", "CLS", "json", "seg.PNG", "", "txt", "ä" if kind != "ustar" else "a"],
+                rng.randrange(1, 5),
             ):
-                size = rng.choice([0, 1, 511, 512, 513, rng.randrange(5000), rng.randrange(100_000)])
+                size = rng.choice(
+                    [0, 1, 511, 512, 513, rng.randrange(5000), rng.randrange(100_000)]
+                )
                 mtime = rng.choice([0, 1.5, 1e9]) if kind == "pax" else rng.randrange(2**33)
                 add(
                     tar,
@@ -92,11 +98,18 @@ def random_archive(path, rng, kind):
                 )
                 targets += [f"{stem}.{extension}"] * (kind != "ustar" or len(stem) < 90)
                 if not rng.randrange(3):
-                    add(tar, f"{folder}/{name(3)}.jpg".lstrip("/"), type=rng.choice(OTHERS), linkname=stem[:90])
+                    add(
+                        tar,
+                        f"{folder}/{name(3)}.jpg".lstrip("/"),
+                        type=rng.choice(OTHERS),
+                        linkname=stem[:90],
+                    )
                 if not rng.randrange(3):
                     add(
                         tar,
-                        rng.choice([".hidden.jpg", "a/._0.jpg", "README", "__x__", "__x__/a.jpg", "b/none"]),
+                        rng.choice(
+                            [".hidden.jpg", "a/._0.jpg", "README", "__x__", "__x__/a.jpg", "b/none"]
+                        ),
                         rng.randbytes(700),
                     )
             links = rng.sample(["-.jpg", ".0", ".1", ".2"], rng.randrange(4))
@@ -117,12 +130,18 @@ def test_any_archive_is_read_as_tarfile_reads_it(tmp_path, seed):
     expected = naive(paths)
     source = TarSource(str(tmp_path / "shard-*"))
     assert len(source) == len(expected) and source.paths == paths
-    assert [source[key] for key in range(len(source))] == expected == source.__getitems__(range(len(source)))
+    assert (
+        [source[key] for key in range(len(source))]
+        == expected
+        == source.__getitems__(range(len(source)))
+    )
     # the order of files, too
     assert [list(record) for record in source] == [list(record) for record in expected]
     keys = rng.choices(range(len(expected)), k=50)
     assert source.__getitems__(keys) == [expected[key] for key in keys]
-    sizes = [sum(len(data) for name, data in record.items() if name != "__key__") for record in expected]
+    sizes = [
+        sum(len(data) for name, data in record.items() if name != "__key__") for record in expected
+    ]
     assert source.lengths.tolist() == sizes and source.lengths.dtype == np.int64
     for window_bytes in (512, 5000, 1 << 22):
         members = list(tar_members(Files(paths[:1]), 0, window_bytes))
@@ -130,7 +149,9 @@ def test_any_archive_is_read_as_tarfile_reads_it(tmp_path, seed):
             expected = list(tar)
         files = [(x.name, x.offset_data, x.size) for x in expected if x.isreg()]
         assert [x[:3] for x in members if x.kind == "file"] == files
-        kinds = [(x.name, KINDS.get(x.type, "other"), x.linkname * (x.type in KINDS)) for x in expected]
+        kinds = [
+            (x.name, KINDS.get(x.type, "other"), x.linkname * (x.type in KINDS)) for x in expected
+        ]
         assert [(x.name.rstrip("/"), x.kind, x.target) for x in members] == kinds
 
 
@@ -139,7 +160,13 @@ def test_hard_links_are_read_and_symbolic_ones_are_counted(tmp_path, caplog):
     folder.mkdir()
     for name, data in (("0.jpg", bytes(70_000)), ("0.txt", b"zero"), ("1.txt", b"one")):
         (folder / name).write_bytes(data)
-    links = {"0.png": "0.txt", "1.jpg": "0.jpg", "2.jpg": "1.jpg", "2.txt": "0.txt", "3.txt": "2.txt"}
+    links = {
+        "0.png": "0.txt",
+        "1.jpg": "0.jpg",
+        "2.jpg": "1.jpg",
+        "2.txt": "0.txt",
+        "3.txt": "2.txt",
+    }
     for name, target in links.items():
         os.link(folder / target, folder / name)
     for name in ("1.png", "2.png", "latest", ".x.png"):
@@ -163,18 +190,32 @@ def test_hard_links_are_read_and_symbolic_ones_are_counted(tmp_path, caplog):
         assert list(source) == source.__getitems__(range(8)) == 2 * expected
         assert source.lengths.tolist() == 2 * sizes
         (warning,) = [record.getMessage() for record in caplog.records]
-        match = rf": 6 are missing from their records, such as './1\.png' of {path}\. .*--dereference"
+        match = (
+            rf": 6 are missing from their records, such as './1\.png' of {path}\. .*--dereference"
+        )
         assert re.search(match, warning)
 
 
 def test_some_files_alone(tmp_path):
-    files = [(f"{i}.{name}", f"{i} {name}".encode() * 9000) for i in range(5) for name in ("jpg", "cls", "json")[: 1 + i % 3]]
+    files = [
+        (f"{i}.{name}", f"{i} {name}".encode() * 9000)
+        for i in range(5)
+        for name in ("jpg", "cls", "json")[: 1 + i % 3]
+    ]
     path = write(tmp_path / "a.tar", files)
     source = TarSource(path, extensions=["JPG", ".json"])
     assert source.__getitems__(range(5)) == naive([path], {"jpg", "json"})
-    assert source.lengths.tolist() == [sum(map(len, list(record.values())[1:])) for record in source]
+    assert source.lengths.tolist() == [
+        sum(map(len, list(record.values())[1:])) for record in source
+    ]
     source = TarSource(path, extensions=["cls"])
-    assert source[1]["cls"] == b"1 cls" * 9000 and source.lengths.tolist() == [0, 45000, 45000, 0, 45000]
+    assert source[1]["cls"] == b"1 cls" * 9000 and source.lengths.tolist() == [
+        0,
+        45000,
+        45000,
+        0,
+        45000,
+    ]
     match = r"extensions: the record '0' of .*a\.tar has none of \['cls'\]; it has \['jpg'\]"
     assert_raises(ValueError, match, source.__getitem__, 0)
     assert_raises(ValueError, match, source.__getitems__, [1, 0, 99])
@@ -186,7 +227,11 @@ def test_some_files_alone(tmp_path):
 def shards(folder, num_shards=3, num_records=5):
     folder.mkdir(exist_ok=True)
     for shard in range(num_shards):
-        files = [(f"{i:03}.{name}", f"{shard} {i} {name}".encode() * i) for i in range(num_records) for name in ("jpg", "cls")]
+        files = [
+            (f"{i:03}.{name}", f"{shard} {i} {name}".encode() * i)
+            for i in range(num_records)
+            for name in ("jpg", "cls")
+        ]
         write(folder / f"s-{shard:03}.tar", files)
     return str(folder / f"s-{{000..{num_shards - 1:03}}}.tar")
 
@@ -197,7 +242,10 @@ def test_a_source_keeps_all_promises_in_worker_processes_too(tmp_path):
     shards(tmp_path / "b")
     other = TarSource(str(tmp_path / "b/*.tar"), index_dir=tmp_path / "indices")
     assert repr(other) == repr(source) == f"TarSource({source._files.described()})"
-    assert not [*(tmp_path / "b").glob("*.gmidx")] and len([*(tmp_path / "indices").glob("*.gmidx")]) == 3
+    assert (
+        not [*(tmp_path / "b").glob("*.gmidx")]
+        and len([*(tmp_path / "indices").glob("*.gmidx")]) == 3
+    )
     assert repr(TarSource(source.paths, extensions=["jpg"])) != repr(source)
     with source:
         first = source[0]
@@ -207,7 +255,13 @@ def test_a_source_keeps_all_promises_in_worker_processes_too(tmp_path):
     for key in (-1, 15):
         assert_raises(KeyRangeError, rf"in \[0, 15\).*got {key}", source.__getitem__, key)
     assert source[np.int64(7)]["__key__"] == "002"
-    ds = grain.MapDataset.source(source).seed(1).shuffle().map(lambda record: record["jpg"]).to_iter_dataset()
+    ds = (
+        grain.MapDataset.source(source)
+        .seed(1)
+        .shuffle()
+        .map(lambda record: record["jpg"])
+        .to_iter_dataset()
+    )
     found = list(ds.mp_prefetch(grain.MultiprocessingOptions(num_workers=2)))
     assert found == list(ds) and sorted(found) == sorted(record["jpg"] for record in source)
 
@@ -229,7 +283,10 @@ def test_files_beyond_8_gigabytes_are_passed_unread(tmp_path):
             file.truncate(file.tell() + 1024)
         before = bytes_read()
         source = TarSource(path, extensions=["cls"])
-        assert source.__getitems__([1, 0]) == [{"__key__": "1", "cls": b"7"}, {"__key__": "0", "cls": b"7"}]
+        assert source.__getitems__([1, 0]) == [
+            {"__key__": "1", "cls": b"7"},
+            {"__key__": "0", "cls": b"7"},
+        ]
         assert bytes_read() - before < 2_000_000
         assert TarSource(path).lengths.tolist() == [size + 1, 1]
 
@@ -242,7 +299,10 @@ def bytes_read(name="rchar"):
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel counts reads")
 def test_a_record_is_one_read_and_what_is_not_needed_is_not_read(tmp_path):
     kinds = {"jpg": 3000, "cls": 2, "wav": 200_000, "json": 20}
-    path = write(tmp_path / "a.tar", [(f"{i}.{name}", bytes(size)) for i in range(200) for name, size in kinds.items()])
+    path = write(
+        tmp_path / "a.tar",
+        [(f"{i}.{name}", bytes(size)) for i in range(200) for name, size in kinds.items()],
+    )
     # Two reads of the index; the small files before the large one with its header; the large one;
     # what is behind it.
     for extensions, most in ((["jpg", "cls"], 3), (["jpg", "json"], 4), ([*kinds], 5)):
@@ -259,7 +319,12 @@ def test_a_record_is_one_read_and_what_is_not_needed_is_not_read(tmp_path):
     source = TarSource(write(tmp_path / "b.tar", [(f"{i}.cls", b"") for i in range(2000)]))
     source[0]
     before = bytes_read()
-    assert [record["__key__"] for record in source.__getitems__([1990, 1999, 0, 5])] == ["1990", "1999", "0", "5"]
+    assert [record["__key__"] for record in source.__getitems__([1990, 1999, 0, 5])] == [
+        "1990",
+        "1999",
+        "0",
+        "5",
+    ]
     assert bytes_read() - before < 10_000
 
 
@@ -363,7 +428,12 @@ REFUSED |= {
 def test_what_is_no_whole_archive_is_refused_and_leaves_no_index(tmp_path, case):
     content, match = REFUSED[case]
     (tmp_path / "a.tar").write_bytes(content)
-    assert_raises(DamagedFileError, rf"a\.tar is damaged at .*{match}|a\.tar .*{match}", TarSource, tmp_path / "a.tar")
+    assert_raises(
+        DamagedFileError,
+        rf"a\.tar is damaged at .*{match}|a\.tar .*{match}",
+        TarSource,
+        tmp_path / "a.tar",
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["a.tar"]
 
 
@@ -371,9 +441,16 @@ def test_what_is_no_whole_archive_is_refused_and_leaves_no_index(tmp_path, case)
 def test_what_cannot_be_read_at_random_is_refused(tmp_path, kind):
     path = tmp_path / f"a.tar.{kind}"
     if "sparse" in kind:
-        content = header("a.jpg", 0, type=b"S") if kind == "sparse" else pax(b"22 GNU.sparse.major=1\n") + A
+        content = (
+            header("a.jpg", 0, type=b"S")
+            if kind == "sparse"
+            else pax(b"22 GNU.sparse.major=1\n") + A
+        )
         path.write_bytes(content + END)
-        match = r"byte (0|1024) a file that is not stored in one piece, 'a\.jpg': write the archive without --sparse"
+        match = (
+            r"byte (0|1024) a file that is not stored in one piece, 'a\.jpg': write the archive"
+            r" without --sparse"
+        )
     else:
         with tarfile.open(path, f"w:{kind}") as tar:
             add(tar, "a.jpg", b"data")
@@ -383,8 +460,16 @@ def test_what_cannot_be_read_at_random_is_refused(tmp_path, kind):
 
 def test_archives_without_end_or_files_and_old_headers(tmp_path):
     signed = bytearray(header("ä.jpg"))
-    signed[148:156] = b"%06o\0 " % (int(signed[148:154], 8) - 256 * sum(byte > 127 for byte in signed[:148]))
-    members = [A, pax(b"16 comment=none\n"), header("g", 18, type=b"g"), padded(b"18 comment=of all\n"), B]
+    signed[148:156] = b"%06o\0 " % (
+        int(signed[148:154], 8) - 256 * sum(byte > 127 for byte in signed[:148])
+    )
+    members = [
+        A,
+        pax(b"16 comment=none\n"),
+        header("g", 18, type=b"g"),
+        padded(b"18 comment=of all\n"),
+        B,
+    ]
     latin = tarfile.TarInfo("ö.jpg").tobuf(tarfile.GNU_FORMAT, "latin-1")
     members += [
         header("v7/", 1500, type=b"\0"),
@@ -398,7 +483,13 @@ def test_archives_without_end_or_files_and_old_headers(tmp_path):
     for end in (b"", bytes(100), bytes(512), bytes(1024), bytes(10240)):
         path.write_bytes(b"".join(members) + end)
         records = list(TarSource(path))
-        assert [record["__key__"] for record in records] == ["a", "b", "c", "ä", "\udcf6"] and records[1]["jpg"] == b"data"
+        assert [record["__key__"] for record in records] == [
+            "a",
+            "b",
+            "c",
+            "ä",
+            "\udcf6",
+        ] and records[1]["jpg"] == b"data"
     path.write_bytes(bytes(10240))
     assert len(TarSource(path)) == 0 and TarSource(path).lengths.tolist() == []
     assert len(TarSource([path, write(tmp_path / "b.tar", [("a.jpg", b"")])])) == 1
@@ -413,36 +504,56 @@ def big_archive(path, middle):
 def test_an_archive_that_changed_or_was_damaged_is_noticed(tmp_path):
     path = big_archive(tmp_path / "a.tar", "x.jpg")
     source = TarSource(path)
-    start = next(member.start for member in tar_members(Files([str(path)]), 0) if member.name == "x.jpg")
+    start = next(
+        member.start for member in tar_members(Files([str(path)]), 0) if member.name == "x.jpg"
+    )
     source.close()
     big_archive(path, "y.jpg")  # the same size, beginning and end
     other = TarSource(path)
     assert other[149] == {"__key__": "149", "jpg": b"149" * 300}
-    match = rf"a\.tar has changed .* at byte {start - 512} is not the file 'x\.jpg' that its index has there\. {INDEX}"
+    match = (
+        rf"a\.tar has changed .* at byte {start - 512} is not the file 'x\.jpg' that its index has"
+        rf" there\. {INDEX}"
+    )
     for source in (other, cloudpickle.loads(cloudpickle.dumps(other))):
         assert_raises(ChangedFileError, match, source.__getitem__, 150)
         assert_raises(ChangedFileError, match, source.__getitems__, [3, 150, 999])
     with path.open("r+b") as damaged:
         damaged.seek(start - 300)
         damaged.write(b"?")
-    match = rf"a\.tar is damaged at byte {start - 512}: there is no header, where its index has that of 'x\.jpg'.*{INDEX}"
+    match = (
+        rf"a\.tar is damaged at byte {start - 512}: there is no header, where its index has that of"
+        rf" 'x\.jpg'.*{INDEX}"
+    )
     assert_raises(DamagedFileError, match, TarSource(path).__getitem__, 150)
     assert_raises(ChangedFileError, "was written to while it was read", other.__getitem__, 0)
     with path.open("ab") as longer:
         longer.write(bytes(512))
-    assert_raises(ChangedFileError, r"a\.tar has changed", cloudpickle.loads(cloudpickle.dumps(other)).__getitem__, 0)
+    assert_raises(
+        ChangedFileError,
+        r"a\.tar has changed",
+        cloudpickle.loads(cloudpickle.dumps(other)).__getitem__,
+        0,
+    )
     (tmp_path / "a.tar.gmidx").unlink()
     assert_raises(DamagedFileError, "there is no header", TarSource, path)
 
 
 def test_no_damaged_byte_of_an_index_gives_another_record(tmp_path):
-    path = write(tmp_path / "a.tar", [(f"{i}.{name}", b"data" * i) for i in range(6) for name in ("jpg", "cls")])
+    path = write(
+        tmp_path / "a.tar",
+        [(f"{i}.{name}", b"data" * i) for i in range(6) for name in ("jpg", "cls")],
+    )
     expected = list(TarSource(path))
     index = tmp_path / "a.tar.gmidx"
     content = index.read_bytes()
     noticed = 0
     for position in range(0, len(content), 3):
-        index.write_bytes(content[:position] + bytes([content[position] ^ 1 << position % 8]) + content[position + 1 :])
+        index.write_bytes(
+            content[:position]
+            + bytes([content[position] ^ 1 << position % 8])
+            + content[position + 1 :]
+        )
         try:
             source = TarSource(path)
             assert source.__getitems__(range(len(source))) == expected
@@ -454,7 +565,10 @@ def test_no_damaged_byte_of_an_index_gives_another_record(tmp_path):
 
 def test_an_index_of_other_records_is_noticed(tmp_path):
     """Headers of indices have checksums, and arrays have none."""
-    path, index = write(tmp_path / "a.tar", [(f"{i}.jpg", b"data" * i) for i in range(4)]), tmp_path / "a.tar.gmidx"
+    path, index = (
+        write(tmp_path / "a.tar", [(f"{i}.jpg", b"data" * i) for i in range(4)]),
+        tmp_path / "a.tar.gmidx",
+    )
     files = Files([str(path)])
     arrays = index_archive(files, 0, lambda _: None, 4096)
     starts, lengths = arrays["starts"], arrays["lengths"]
@@ -478,7 +592,11 @@ def test_no_damaged_byte_of_a_header_gives_another_record(tmp_path):
     expected = list(TarSource(path, index_dir=tmp_path / "whole"))
     # but of the checksum, which may be filled up
     for position in [*range(148), *range(156, 512), *range(1024, 1172, 7)]:
-        path.write_bytes(content[:position] + bytes([content[position] ^ 1 << position % 8]) + content[position + 1 :])
+        path.write_bytes(
+            content[:position]
+            + bytes([content[position] ^ 1 << position % 8])
+            + content[position + 1 :]
+        )
         match = f"byte {position // 512 * 512}: .*header"
         assert_raises(DamagedFileError, match, TarSource, path, index_dir=tmp_path / "damaged")
     path.write_bytes(content)

@@ -90,9 +90,16 @@ def test_cut_off_anywhere(open_file, check_crc):
             continue
         left, is_header = CONTENT[ENDS[whole] : size], size - ENDS[whole] < 12
         missing = f"12 bytes of its header: {left.hex()}"
-        expected = missing if is_header else f"{len(RECORDS[whole]) + 4} bytes of its data: {left[12:44].hex()}"
+        expected = (
+            missing
+            if is_header
+            else f"{len(RECORDS[whole]) + 4} bytes of its data: {left[12:44].hex()}"
+        )
         assert f"fewer than {expected}" in str(error)
-        assert f"file.tfrecord is damaged or not a valid TFRecord file: the record at byte {ENDS[whole]} is cut off" in str(error)
+        assert (
+            "file.tfrecord is damaged or not a valid TFRecord file: the record at byte"
+            f" {ENDS[whole]} is cut off" in str(error)
+        )
         assert open_file(CONTENT[:size], check_crc).skip(ENDS[whole]) == size
 
 
@@ -105,7 +112,9 @@ def test_any_damaged_byte_is_noticed(open_file):
         records, _, error = read_all(file)
         assert records == RECORDS[:damaged]
         part = "length" if position - ENDS[damaged] < 12 else "data"
-        assert f"the record at byte {ENDS[damaged]} has a wrong checksum of its {part}" in str(error)
+        assert f"the record at byte {ENDS[damaged]} has a wrong checksum of its {part}" in str(
+            error
+        )
         assert "check_crc=False" in str(error)
         if part == "length":
             assert_raises(ValueError, "wrong checksum of its length", file.skip, ENDS[damaged])
@@ -113,19 +122,33 @@ def test_any_damaged_byte_is_noticed(open_file):
             assert file.skip(ENDS[damaged]) == ENDS[damaged + 1]
             assert read_all(file, ENDS[damaged + 1])[0] == RECORDS[damaged + 1 :]
     for offset in sorted({*range(1, 60), *range(230, 260)}.difference(ENDS)):
-        assert_raises(ValueError, rf"file\.tfrecord .* byte {offset} ", open_file(CONTENT).read, offset)
+        assert_raises(
+            ValueError, rf"file\.tfrecord .* byte {offset} ", open_file(CONTENT).read, offset
+        )
     content = b"".join([framed(record, with_checksums=False) for record in RECORDS])
-    assert read_all(open_file(content, check_crc=False))[0] == RECORDS and read_all(open_file(content))[0] == []
+    assert (
+        read_all(open_file(content, check_crc=False))[0] == RECORDS
+        and read_all(open_file(content))[0] == []
+    )
 
 
 @pytest.mark.parametrize("check_crc", [True, False])
 def test_a_foreign_file_is_refused_before_it_is_read(open_file, check_crc):
     text = b"This is no TFRecord file, but some text.\n" * 20
     announced = int.from_bytes(text[:8], "little") + 4
-    what = "has a wrong checksum of its length" if check_crc else f"is cut off: fewer than {announced} bytes of its data"
+    what = (
+        "has a wrong checksum of its length"
+        if check_crc
+        else f"is cut off: fewer than {announced} bytes of its data"
+    )
     assert_raises(ValueError, f"byte 0 {what}", open_file(text, check_crc).read, 0)
     for name in ("gzip", "zlib"):
-        assert_raises(ValueError, f"try compression='{name}'", open_file(COMPRESS[name](CONTENT), check_crc).read, 0)
+        assert_raises(
+            ValueError,
+            f"try compression='{name}'",
+            open_file(COMPRESS[name](CONTENT), check_crc).read,
+            0,
+        )
         match = r"file\.tfrecord cannot be read behind byte 0: the compressed data are damaged"
         assert_raises(ValueError, match, open_file(CONTENT, check_crc, compression=name).read, 0)
 
@@ -158,12 +181,24 @@ def test_paths(tmp_path):
         file.close()
         file.close()
     missing = tmp_path / "missing.tfrecord"
-    assert_raises(FileNotFoundError, r"missing\.tfrecord", TFRecordFile, missing, check_crc=True, compression=None)
+    assert_raises(
+        FileNotFoundError,
+        r"missing\.tfrecord",
+        TFRecordFile,
+        missing,
+        check_crc=True,
+        compression=None,
+    )
     with pytest.raises(OSError, match="Input/output error") as error:
         TFRecordFile(Opens(), check_crc=True, compression=None).read(12)
     assert error.value.__notes__ == ["some/path was to be read behind byte 12."]
     assert [check_compression(x) for x in (None, "gzip", "zlib")] == [None, "gzip", "zlib"]
-    assert_raises(ValueError, "compression must be 'gzip', 'zlib' or None, got 'GZIP'", check_compression, "GZIP")
+    assert_raises(
+        ValueError,
+        "compression must be 'gzip', 'zlib' or None, got 'GZIP'",
+        check_compression,
+        "GZIP",
+    )
 
 
 def slow_crc32c(data):
@@ -182,7 +217,9 @@ def test_checksums_are_the_published_ones_for_all_lengths(monkeypatch):
     strings = [bytes(32), b"\xff" * 32, bytes(range(32)), bytes(range(31, -1, -1)), b"123456789"]
     published = [0x8A9136AA, 0x62A8AB43, 0x46DD794E, 0x113FDB5C, 0xE3069283]
     assert crc32c(strings).tolist() == published
-    assert masked_crc32c(strings).tolist() == [((crc >> 15 | crc << 17) + 0xA282EAD8) % 2**32 for crc in published]
+    assert masked_crc32c(strings).tolist() == [
+        ((crc >> 15 | crc << 17) + 0xA282EAD8) % 2**32 for crc in published
+    ]
     rng = np.random.default_rng(1)
     strings = [rng.bytes(n) for n in [*range(70), 127, 128, 129, 1000, 1023, 1024, 1025]]
     strings += [bytes(n) for n in range(20)]  # leading zeros count
@@ -197,7 +234,11 @@ def test_checksums_are_the_published_ones_for_all_lengths(monkeypatch):
 
 
 DATA = bytes(range(256)) * 2000
-COMPRESSED = [gzip.compress(DATA), zlib.compress(DATA), gzip.compress(DATA[:1000]) + gzip.compress(DATA[1000:])]
+COMPRESSED = [
+    gzip.compress(DATA),
+    zlib.compress(DATA),
+    gzip.compress(DATA[:1000]) + gzip.compress(DATA[1000:]),
+]
 
 
 def inflated(content):
@@ -215,7 +256,9 @@ def test_reading_and_seeking_in_compressed_files():
         for size in (1000, 10**7):
             file = inflated(content)
             pieces = [*pieces_of(file, size)]
-            assert b"".join(pieces) == DATA and max(map(len, pieces)) <= size and file.read(1) == b""
+            assert (
+                b"".join(pieces) == DATA and max(map(len, pieces)) <= size and file.read(1) == b""
+            )
         for offset in (5, 300_000, 300_000, 7, 0, len(DATA) - 1, len(DATA)):
             assert file.seek(offset) == offset and file.read(3)[:1] == DATA[offset : offset + 1]
         assert file.seek(10**9) == file.seek(0, io.SEEK_END) == len(DATA) and file.read(3) == b""

@@ -16,7 +16,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusing import assert_raises
-from token_files import megatron_samples, megatron_tables, save_tables, write_llm_c, write_megatron, write_npy, write_raw
+from token_files import (
+    megatron_samples,
+    megatron_tables,
+    save_tables,
+    write_llm_c,
+    write_megatron,
+    write_npy,
+    write_raw,
+)
 
 import gristmill as grain
 from gristmill.core.errors import KeyRangeError
@@ -53,15 +61,33 @@ SOURCES = {
     "documents of files": (["second.idx", "first.bin"], {}),
     "documents of sequences": (["split"], {"documents": True}),
     "windows": (["raw.bin"], {"format": "raw", "dtype": "uint16", "window": 9}),
-    "windows over files": (["olmo.npy", "numpy.npy"], {"format": "npy", "dtype": "uint16", "window": 21}),
-    "chunks": (["olmo.npy", "numpy.npy"], {"format": "npy", "dtype": "uint16", "window": 12, "order": "olmo"}),
-    "chunks, shuffled": (["raw.bin"], {"format": "raw", "dtype": "uint16", "window": 12, "order": "olmo", "seed": 5}),
+    "windows over files": (
+        ["olmo.npy", "numpy.npy"],
+        {"format": "npy", "dtype": "uint16", "window": 21},
+    ),
+    "chunks": (
+        ["olmo.npy", "numpy.npy"],
+        {"format": "npy", "dtype": "uint16", "window": 12, "order": "olmo"},
+    ),
+    "chunks, shuffled": (
+        ["raw.bin"],
+        {"format": "raw", "dtype": "uint16", "window": 12, "order": "olmo", "seed": 5},
+    ),
     "chunks, stored": (
         ["raw.bin"],
-        {"format": "raw", "dtype": "u2", "window": 12, "order": "olmo", "index": "global_indices.npy"},
+        {
+            "format": "raw",
+            "dtype": "u2",
+            "window": 12,
+            "order": "olmo",
+            "index": "global_indices.npy",
+        },
     ),
     "samples": (["wide"], {"window": 9, "order": "megatron", "seed": 1234, "num_samples": 35}),
-    "samples, stored": (["all"], {"window": 9, "order": "megatron", "index": "cache-GPTDataset-train"}),
+    "samples, stored": (
+        ["all"],
+        {"window": 9, "order": "megatron", "index": "cache-GPTDataset-train"},
+    ),
 }
 
 
@@ -82,12 +108,24 @@ def test_sources_of_tokens_conform_and_elements_are_writable(folder, kind, tmp_p
     assert_source_conforms(source, in_worker=kind == "samples")
     dtype = np.int32 if kind == "samples" else np.uint16
     for element in source.__getitems__(range(len(source))):
-        assert element.dtype == dtype and element.ndim == 1 and element.flags.writeable and element.flags.owndata
-    assert [len(element) for element in source] == list(getattr(source, "lengths", map(len, source)))
+        assert (
+            element.dtype == dtype
+            and element.ndim == 1
+            and element.flags.writeable
+            and element.flags.owndata
+        )
+    assert [len(element) for element in source] == list(
+        getattr(source, "lengths", map(len, source))
+    )
     window = SOURCES[kind][1].get("window")
     assert (source.element_spec.shape, source.element_spec.dtype) == ((window,), dtype)
     for key in (-1, len(source), 2**70):
-        assert_raises(KeyRangeError, rf"record key must be in \[0, {len(source)}\), .* got {key}", source.__getitem__, key)
+        assert_raises(
+            KeyRangeError,
+            rf"record key must be in \[0, {len(source)}\), .* got {key}",
+            source.__getitem__,
+            key,
+        )
         assert_raises(KeyRangeError, f"got {key}", source.__getitems__, [0, key, 1.0])
     assert_raises(TypeError, None, source.__getitems__, [0, 1.0, -1])
     moved = tmp_path / "moved"
@@ -107,9 +145,19 @@ def test_elements_of_every_kind(folder, tmp_path):
     assert as_lists(make(folder, "documents of sequences")) == joined
     for ends in ([2, 2, 3], [0, 0, 3], [1, 1, 3]):  # as many documents as sequences, some empty
         few = TokenSource(write_megatron(tmp_path / "few", lists[:3], document_ends=ends))
-        assert as_lists(few) == [[*chain.from_iterable(lists[start:end])] for start, end in pairwise([0, *ends])]
-    message = r"damaged at byte 78: one bit of the list of documents has flipped: document 1 begins with sequence 0"
-    assert_raises(DamagedFileError, message, TokenSource, write_megatron(tmp_path / "few", lists[:3], document_ends=[0, 2, 3]))
+        assert as_lists(few) == [
+            [*chain.from_iterable(lists[start:end])] for start, end in pairwise([0, *ends])
+        ]
+    message = (
+        r"damaged at byte 78: one bit of the list of documents has flipped: document 1 begins with"
+        r" sequence 0"
+    )
+    assert_raises(
+        DamagedFileError,
+        message,
+        TokenSource,
+        write_megatron(tmp_path / "few", lists[:3], document_ends=[0, 2, 3]),
+    )
     tokens = TOKENS.tolist()
     windows = [tokens[start : start + 9] for start in range(0, len(tokens) - 8, 8)]
     assert as_lists(make(folder, "windows")) == windows
@@ -118,7 +166,11 @@ def test_elements_of_every_kind(folder, tmp_path):
     assert as_lists(make(folder, "windows over files")) == [
         tokens[start : start + 21] for start in range(0, len(tokens) - 20, 20)
     ]
-    chunks = [part[i : i + 12] for part in (tokens[:50], tokens[50:]) for i in range(0, len(part) - 11, 12)]
+    chunks = [
+        part[i : i + 12]
+        for part in (tokens[:50], tokens[50:])
+        for i in range(0, len(part) - 11, 12)
+    ]
     assert as_lists(make(folder, "chunks")) == chunks
     chunks = [tokens[i : i + 12] for i in range(0, len(tokens) - 11, 12)]
     # made by OLMo 0.6.0: of 8 elements, with the seed 3 in epoch 2
@@ -133,19 +185,35 @@ def test_elements_of_every_kind(folder, tmp_path):
 @given(data=st.data())
 def test_windows_are_those_of_the_tokens_one_after_the_other(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("model")
-    lengths = data.draw(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=6), min_size=1, max_size=4))
-    window, dtype = data.draw(st.integers(2, 12)), data.draw(st.sampled_from(["uint8", "uint16", "int32"]))
+    lengths = data.draw(
+        st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=6), min_size=1, max_size=4)
+    )
+    window, dtype = (
+        data.draw(st.integers(2, 12)),
+        data.draw(st.sampled_from(["uint8", "uint16", "int32"])),
+    )
     tokens = iter(range(1000))
-    files = [[[next(tokens) % 251 for _ in range(length)] for length in lengths_of_one] for lengths_of_one in lengths]
+    files = [
+        [[next(tokens) % 251 for _ in range(length)] for length in lengths_of_one]
+        for lengths_of_one in lengths
+    ]
     flat = [[*chain.from_iterable(documents)] for documents in files]
     whole = [*chain.from_iterable(flat)]
     paths = {
-        "megatron": [write_megatron(folder / f"{i}", documents, dtype) for i, documents in enumerate(files)],
+        "megatron": [
+            write_megatron(folder / f"{i}", documents, dtype) for i, documents in enumerate(files)
+        ],
         "npy": [write_npy(folder / f"{i}.npy", part, dtype) for i, part in enumerate(flat)],
         "raw": [write_raw(folder / f"{i}.raw", part, dtype) for i, part in enumerate(flat) if part],
     }
-    expected = [whole[start : start + window] for start in range(0, len(whole) - window + 1, window - 1)]
-    chunks = [part[start : start + window] for part in flat for start in range(0, len(part) - window + 1, window)]
+    expected = [
+        whole[start : start + window] for start in range(0, len(whole) - window + 1, window - 1)
+    ]
+    chunks = [
+        part[start : start + window]
+        for part in flat
+        for start in range(0, len(part) - window + 1, window)
+    ]
     for format, names in paths.items():
         given_dtype = dtype if format == "raw" else None
         for order, elements in ((None, expected), ("olmo", chunks)):
@@ -153,10 +221,23 @@ def test_windows_are_those_of_the_tokens_one_after_the_other(tmp_path_factory, d
                 source = TokenSource(names, format, dtype=given_dtype, window=window, order=order)
                 keys = data.draw(st.lists(st.integers(0, len(elements) - 1), max_size=9))
                 assert as_lists(source) == elements
-                assert [element.tolist() for element in source.__getitems__(keys)] == [elements[key] for key in keys]
+                assert [element.tolist() for element in source.__getitems__(keys)] == [
+                    elements[key] for key in keys
+                ]
             elif names:
-                message = f"window must be at most the number of tokens, got {window}, and there are"
-                assert_raises(ValueError, message, TokenSource, names, format, dtype=given_dtype, window=window, order=order)
+                message = (
+                    f"window must be at most the number of tokens, got {window}, and there are"
+                )
+                assert_raises(
+                    ValueError,
+                    message,
+                    TokenSource,
+                    names,
+                    format,
+                    dtype=given_dtype,
+                    window=window,
+                    order=order,
+                )
     assert as_lists(TokenSource(paths["megatron"])) == [*chain.from_iterable(files)]
 
 
@@ -166,8 +247,18 @@ VECTORS = [
     ({}, 12, [29, 30, 19, 20, 21, 22, 23, 24, 25], "a8f7b550debcf73b"),
     ({"num_samples": 25}, 25, [76, 77, 78, 79, 80, 81, 82, 19, 20], "7b46f93f85e26a3c"),
     ({"num_samples": 35}, 38, [68, 69, 94, 95, 96, 97, 98, 99, 100], "9807062474e17590"),
-    ({"num_samples": 30, "split": "70,20,10"}, 34, [12, 13, 14, 55, 56, 57, 58, 59, 48], "0f1639e089013991"),
-    ({"num_samples": 30, "split": "70,20,10", "part": "valid"}, 32, [89, 90, 91, 92, 93, 83, 84, 85, 74], "17102e9c3e627d55"),
+    (
+        {"num_samples": 30, "split": "70,20,10"},
+        34,
+        [12, 13, 14, 55, 56, 57, 58, 59, 48],
+        "0f1639e089013991",
+    ),
+    (
+        {"num_samples": 30, "split": "70,20,10", "part": "valid"},
+        32,
+        [89, 90, 91, 92, 93, 83, 84, 85, 74],
+        "17102e9c3e627d55",
+    ),
 ]
 
 
@@ -183,44 +274,97 @@ def test_samples_are_those_that_a_loop_finds(tmp_path):
     rng = np.random.default_rng(0)
     separate = []
     for trial in range(40):
-        lengths = (rng.integers(0, 12, rng.integers(1, 15)) * rng.integers(0, 2, 1 + trial % 2).max()).tolist()
+        lengths = (
+            rng.integers(0, 12, rng.integers(1, 15)) * rng.integers(0, 2, 1 + trial % 2).max()
+        ).tolist()
         sequences = [rng.integers(0, 60_000, length).tolist() for length in [*lengths, 7]]
         num_inputs, seed = int(rng.integers(1, 20)), int(rng.integers(0, 2**32))
         num_samples = int(rng.integers(1, 5 * sum(map(len, sequences)) // num_inputs + 3))
         lengths = [len(sequence) for sequence in sequences]
-        tables, is_separate = megatron_tables(lengths, range(len(lengths)), num_inputs, seed, num_samples)
+        tables, is_separate = megatron_tables(
+            lengths, range(len(lengths)), num_inputs, seed, num_samples
+        )
         separate.append(is_separate)
         path = write_megatron(tmp_path / f"{trial}", sequences)
         arguments = {"window": num_inputs + 1, "order": "megatron"}
         expected = megatron_samples(sequences, tables, num_inputs)
         source = TokenSource(path, seed=seed, num_samples=num_samples, **arguments)
         assert len(source) >= num_samples and as_lists(source) == expected
-        assert as_lists(TokenSource(path, index=save_tables(tmp_path / f"{trial}-train", tables), **arguments)) == expected
+        assert (
+            as_lists(
+                TokenSource(
+                    path, index=save_tables(tmp_path / f"{trial}-train", tables), **arguments
+                )
+            )
+            == expected
+        )
     assert 5 < sum(separate) < 35
 
 
 def test_headers_of_llm_c_and_numpy_and_olmos_files_without_one(tmp_path):
     tokens = list(range(100, 140))
     expected = [tokens[0:20], tokens[19:39]]
-    for dtype, header in (("uint16", {}), ("uint32", {"magic": 20240801, "version": 7, "dtype": "uint32"})):
+    for dtype, header in (
+        ("uint16", {}),
+        ("uint32", {"magic": 20240801, "version": 7, "dtype": "uint32"}),
+    ):
         source = TokenSource(write_llm_c(tmp_path / "data.bin", tokens, **header), "raw", window=20)
         assert as_lists(source) == expected and source[0].dtype == dtype
     for dtype in ("uint16", "uint32", ">i4", "int64"):
-        with_header, without = write_npy(tmp_path / "a.npy", tokens, dtype), write_raw(tmp_path / "b.npy", tokens, dtype)
+        with_header, without = (
+            write_npy(tmp_path / "a.npy", tokens, dtype),
+            write_raw(tmp_path / "b.npy", tokens, dtype),
+        )
         for path, given_dtype in ((with_header, None), (with_header, dtype), (without, dtype)):
             source = TokenSource(path, "npy", dtype=given_dtype, window=20)
             assert as_lists(source) == expected and source[0].dtype == dtype
-    assert_raises(ValueError, "b.npy has no header of NumPy's. OLMo's files have none", TokenSource, without, "npy", window=2)
-    assert_raises(ValueError, "nanoGPT's train.bin and val.bin have numpy.uint16", TokenSource, without, "raw", window=2)
+    assert_raises(
+        ValueError,
+        "b.npy has no header of NumPy's. OLMo's files have none",
+        TokenSource,
+        without,
+        "npy",
+        window=2,
+    )
+    assert_raises(
+        ValueError,
+        "nanoGPT's train.bin and val.bin have numpy.uint16",
+        TokenSource,
+        without,
+        "raw",
+        window=2,
+    )
     two = [write_npy(tmp_path / "2.npy", tokens), write_npy(tmp_path / "4.npy", tokens, "uint32")]
-    assert_raises(ValueError, "of one dtype: .*2.npy has uint16 and .*4.npy has uint32", TokenSource, two, "npy", window=2)
-    assert_raises(ValueError, "that of the files, uint16, as .*2.npy", TokenSource, two[0], "npy", dtype="int16", window=2)
+    assert_raises(
+        ValueError,
+        "of one dtype: .*2.npy has uint16 and .*4.npy has uint32",
+        TokenSource,
+        two,
+        "npy",
+        window=2,
+    )
+    assert_raises(
+        ValueError,
+        "that of the files, uint16, as .*2.npy",
+        TokenSource,
+        two[0],
+        "npy",
+        dtype="int16",
+        window=2,
+    )
 
 
 def test_patterns_prefixes_and_pairs(folder):
-    for paths in (folder / "first", str(folder / "fir*"), [folder / "first.idx"], folder / "f*.bin"):
+    for paths in (
+        folder / "first",
+        str(folder / "fir*"),
+        [folder / "first.idx"],
+        folder / "f*.bin",
+    ):
         assert as_lists(TokenSource(paths)) == [document.tolist() for document in DOCUMENTS[:7]]
-    assert TokenSource([folder / "{second,first}"]).paths == [str(folder / f"{name}.bin") for name in ("second", "first")]
+    assert TokenSource([folder / "{second,first}"]).paths == [
+        str(folder / f"{name}.bin") for name in ("second", "first")
+    ]
     assert len(TokenSource([folder / "first", folder / "first"])) == 14
     pair = [folder / "first.bin", folder / "first.idx"]
     assert_raises(ValueError, "name a pair of files once: .*first.idx", TokenSource, pair)
@@ -233,33 +377,105 @@ def test_patterns_prefixes_and_pairs(folder):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"format": "bin"}, ValueError, "format must be one of 'megatron', 'npy', 'raw', got 'bin'"),
-        ({"order": "random"}, ValueError, "order must be one of 'megatron', 'olmo', None, got 'random'"),
+        (
+            {"format": "bin"},
+            ValueError,
+            "format must be one of 'megatron', 'npy', 'raw', got 'bin'",
+        ),
+        (
+            {"order": "random"},
+            ValueError,
+            "order must be one of 'megatron', 'olmo', None, got 'random'",
+        ),
         ({"part": ["train"]}, ValueError, "part must be one of"),
-        ({"dtype": "words"}, TypeError, "dtype must be a NumPy dtype such as numpy.uint16, got 'words'"),
+        (
+            {"dtype": "words"},
+            TypeError,
+            "dtype must be a NumPy dtype such as numpy.uint16, got 'words'",
+        ),
         ({"dtype": float}, ValueError, "dtype must be of integers, got float64"),
-        ({"documents": 1}, TypeError, "documents must be True, or window be given, got documents=1"),
+        (
+            {"documents": 1},
+            TypeError,
+            "documents must be True, or window be given, got documents=1",
+        ),
         ({"documents": True, "window": 9}, ValueError, "must not both be given"),
         ({"documents": False}, ValueError, "window must be given if documents are not"),
-        ({"format": "raw", "dtype": "u2"}, ValueError, "window must be given: format='raw' does not say where documents begin"),
-        ({"format": "npy", "documents": True}, ValueError, "format='npy' does not say where documents begin"),
+        (
+            {"format": "raw", "dtype": "u2"},
+            ValueError,
+            "window must be given: format='raw' does not say where documents begin",
+        ),
+        (
+            {"format": "npy", "documents": True},
+            ValueError,
+            "format='npy' does not say where documents begin",
+        ),
         ({"window": 1}, ValueError, "window must be at least 2, got 1"),
         ({"window": 0, "order": "olmo"}, ValueError, "window must be a positive integer, got 0"),
         ({"window": 2.0}, TypeError, "window must be an integer"),
         ({"order": "olmo"}, ValueError, "window must be given with order='olmo'"),
-        ({"window": 9, "order": "megatron"}, ValueError, "seed must be given with order='megatron'"),
-        ({"window": 9, "order": "megatron", "seed": 2**32}, ValueError, r"seed must be an integer in \[0, 4294967295\]"),
-        ({"window": 9, "order": "megatron", "seed": 1, "num_samples": 0}, ValueError, "num_samples must be a positive integer"),
-        ({"window": 9, "order": "megatron", "seed": 1, "part": "test"}, ValueError, "split must be given with part"),
-        ({"window": 9, "order": "megatron", "seed": 1, "split": [9, 1]}, TypeError, "split must be a text such as '969,30,1'"),
-        ({"window": 9, "order": "megatron", "seed": 1, "split": "1,1,1,1"}, ValueError, "weights of train, valid and test"),
-        ({"window": 9, "order": "megatron", "seed": 1, "split": "9,1", "part": "test"}, ValueError, "leaves none of 20"),
-        ({"window": 9, "order": "megatron", "seed": 1, "index": "x"}, ValueError, "seed may be given without index"),
+        (
+            {"window": 9, "order": "megatron"},
+            ValueError,
+            "seed must be given with order='megatron'",
+        ),
+        (
+            {"window": 9, "order": "megatron", "seed": 2**32},
+            ValueError,
+            r"seed must be an integer in \[0, 4294967295\]",
+        ),
+        (
+            {"window": 9, "order": "megatron", "seed": 1, "num_samples": 0},
+            ValueError,
+            "num_samples must be a positive integer",
+        ),
+        (
+            {"window": 9, "order": "megatron", "seed": 1, "part": "test"},
+            ValueError,
+            "split must be given with part",
+        ),
+        (
+            {"window": 9, "order": "megatron", "seed": 1, "split": [9, 1]},
+            TypeError,
+            "split must be a text such as '969,30,1'",
+        ),
+        (
+            {"window": 9, "order": "megatron", "seed": 1, "split": "1,1,1,1"},
+            ValueError,
+            "weights of train, valid and test",
+        ),
+        (
+            {"window": 9, "order": "megatron", "seed": 1, "split": "9,1", "part": "test"},
+            ValueError,
+            "leaves none of 20",
+        ),
+        (
+            {"window": 9, "order": "megatron", "seed": 1, "index": "x"},
+            ValueError,
+            "seed may be given without index",
+        ),
         ({"window": 9, "order": "megatron", "index": 3}, TypeError, "index must be a path, got 3"),
-        ({"window": 200, "order": "megatron", "seed": 1}, ValueError, "at most the number of tokens, got 200, and there are 103"),
-        ({"window": 9, "order": "megatron", "seed": 1, "format": "raw"}, ValueError, "must be with format='megatron'"),
-        ({"window": 9, "order": "olmo", "split": "9,1"}, ValueError, "split may be given for order='megatron' only"),
-        ({"window": 9, "seed": 1}, ValueError, "seed may be given with order='megatron' or order='olmo'; otherwise shuffle"),
+        (
+            {"window": 200, "order": "megatron", "seed": 1},
+            ValueError,
+            "at most the number of tokens, got 200, and there are 103",
+        ),
+        (
+            {"window": 9, "order": "megatron", "seed": 1, "format": "raw"},
+            ValueError,
+            "must be with format='megatron'",
+        ),
+        (
+            {"window": 9, "order": "olmo", "split": "9,1"},
+            ValueError,
+            "split may be given for order='megatron' only",
+        ),
+        (
+            {"window": 9, "seed": 1},
+            ValueError,
+            "seed may be given with order='megatron' or order='olmo'; otherwise shuffle",
+        ),
     ],
 )
 def test_wrong_arguments(folder, options, error, message):
@@ -268,7 +484,15 @@ def test_wrong_arguments(folder, options, error, message):
 
 def test_megatron_mixes_data_sets_and_does_not_join_them(folder):
     paths = [folder / "first", folder / "second"]
-    assert_raises(ValueError, "got 2: make a source of each, and mix", TokenSource, paths, window=9, order="megatron", seed=1)
+    assert_raises(
+        ValueError,
+        "got 2: make a source of each, and mix",
+        TokenSource,
+        paths,
+        window=9,
+        order="megatron",
+        seed=1,
+    )
 
 
 def changed_bytes(path, place, value):
@@ -285,15 +509,51 @@ HEADER, POINTERS, ENDS = 34, 34 + 4 * 20, 34 + 12 * 20
 WINDOWS = {"window": 9}
 STORED = {"window": 9, "order": "megatron", "index": True}
 OF_MEGATRON = [
-    ("idx", lambda path: Path(path).write_bytes(b""), {}, 0, "does not begin as an index of Megatron's"),
+    (
+        "idx",
+        lambda path: Path(path).write_bytes(b""),
+        {},
+        0,
+        "does not begin as an index of Megatron's",
+    ),
     ("idx", lambda path: changed_bytes(path, 0, b"TNTIDX\0\0"), {}, 0, "Name the prefix of a pair"),
-    ("idx", lambda path: Path(path).write_bytes(Path(path).read_bytes()[:20]), {}, 20, "it ends within its header"),
+    (
+        "idx",
+        lambda path: Path(path).write_bytes(Path(path).read_bytes()[:20]),
+        {},
+        20,
+        "it ends within its header",
+    ),
     ("idx", lambda path: changed_bytes(path, 9, b"\2"), {}, 9, "it has the version 2"),
-    ("idx", lambda path: changed_bytes(path, 17, b"\t"), {}, 17, r"type 9, and known are 1 \(uint8\)"),
-    ("idx", lambda path: cut(path, 3), {}, ENDS + 21 * 8 - 3, "its header says that it has 442 bytes, but it has 439"),
+    (
+        "idx",
+        lambda path: changed_bytes(path, 17, b"\t"),
+        {},
+        17,
+        r"type 9, and known are 1 \(uint8\)",
+    ),
+    (
+        "idx",
+        lambda path: cut(path, 3),
+        {},
+        ENDS + 21 * 8 - 3,
+        "its header says that it has 442 bytes, but it has 439",
+    ),
     ("idx", lambda path: changed_bytes(path, 18, b"\xff" * 7), {}, 442, "but it has 442"),
-    ("idx", lambda path: Path(path).write_bytes(Path(path).read_bytes() + bytes(20)), {}, 442, "a mode for each sequence"),
-    ("idx", lambda path: changed_bytes(path, ENDS + 20 * 8, b"\x13"), {}, ENDS, "are not those of its 20 sequences"),
+    (
+        "idx",
+        lambda path: Path(path).write_bytes(Path(path).read_bytes() + bytes(20)),
+        {},
+        442,
+        "a mode for each sequence",
+    ),
+    (
+        "idx",
+        lambda path: changed_bytes(path, ENDS + 20 * 8, b"\x13"),
+        {},
+        ENDS,
+        "are not those of its 20 sequences",
+    ),
     (
         "bin",
         lambda path: cut(path, 1),
@@ -308,8 +568,20 @@ OF_MEGATRON = [
         POINTERS + 40,
         "sequence 5 has 3 tokens from byte -1",
     ),
-    ("idx", lambda path: changed_bytes(path, HEADER + 20, b"\xff" * 4), {}, POINTERS + 40, "sequence 5 has -1 tokens"),
-    ("idx", lambda path: changed_bytes(path, HEADER + 20, b"\xff\0\0\0"), {}, POINTERS + 40, "sequence 5 has 255 tokens"),
+    (
+        "idx",
+        lambda path: changed_bytes(path, HEADER + 20, b"\xff" * 4),
+        {},
+        POINTERS + 40,
+        "sequence 5 has -1 tokens",
+    ),
+    (
+        "idx",
+        lambda path: changed_bytes(path, HEADER + 20, b"\xff\0\0\0"),
+        {},
+        POINTERS + 40,
+        "sequence 5 has 255 tokens",
+    ),
     (
         "bin",
         lambda path: Path(path).write_bytes(Path(path).read_bytes() + b"ab"),
@@ -328,7 +600,9 @@ OF_MEGATRON = [
 
 
 @pytest.mark.parametrize(("suffix", "damage", "options", "offset", "message"), OF_MEGATRON)
-def test_damaged_pairs_are_an_error_that_names_file_and_byte(tmp_path, suffix, damage, options, offset, message):
+def test_damaged_pairs_are_an_error_that_names_file_and_byte(
+    tmp_path, suffix, damage, options, offset, message
+):
     prefix = write_megatron(tmp_path / "x", DOCUMENTS)
     damage(f"{prefix}.{suffix}")
 
@@ -347,20 +621,31 @@ def test_an_index_in_another_order_is_read_by_documents(tmp_path):
     index = Path(f"{prefix}.idx").read_bytes()
     for order in ([*range(3, 20)], [*range(10), *range(12, 20)], [0, *range(18, 0, -1), 19]):
         header = struct.pack("<9sQBQQ", b"MMIDIDX", 1, 8, len(order), len(order) + 1)
-        lengths, places = np.frombuffer(index, "<i4", 20, HEADER)[order], np.frombuffer(index, "<i8", 20, POINTERS)[order]
+        lengths, places = (
+            np.frombuffer(index, "<i4", 20, HEADER)[order],
+            np.frombuffer(index, "<i8", 20, POINTERS)[order],
+        )
         numbers = np.arange(len(order) + 1, dtype="<i8")
-        Path(f"{prefix}.idx").write_bytes(header + lengths.tobytes() + places.tobytes() + numbers.tobytes())
+        Path(f"{prefix}.idx").write_bytes(
+            header + lengths.tobytes() + places.tobytes() + numbers.tobytes()
+        )
         assert as_lists(TokenSource(prefix)) == [DOCUMENTS[i].tolist() for i in order]
         samples = TokenSource(prefix, window=9, order="megatron", seed=2)
         tables, _ = megatron_tables(lengths.tolist(), range(len(order)), 8, seed=2)
-        assert as_lists(samples) == megatron_samples([DOCUMENTS[i].tolist() for i in order], tables, 8)
+        assert as_lists(samples) == megatron_samples(
+            [DOCUMENTS[i].tolist() for i in order], tables, 8
+        )
         message = r"x.idx is damaged at byte \d+: .*can be read by documents"
         for options in ({}, {"order": "olmo"}):
             assert_raises(DamagedFileError, message, TokenSource, prefix, window=9, **options)
 
 
-@pytest.mark.parametrize("options", [{}, {"window": 4}, {"window": 4, "order": "megatron", "seed": 1}], ids=str)
-@pytest.mark.parametrize("is_long", [False, True], ids=["checked as a whole", "checked in stretches"])
+@pytest.mark.parametrize(
+    "options", [{}, {"window": 4}, {"window": 4, "order": "megatron", "seed": 1}], ids=str
+)
+@pytest.mark.parametrize(
+    "is_long", [False, True], ids=["checked as a whole", "checked in stretches"]
+)
 def test_a_flipped_bit_of_an_index_changes_no_data(tmp_path, monkeypatch, options, is_long):
     lengths, dtype = [3, 8, 16, 8, 0, 16, 1, 20], "int16"
     if is_long:
@@ -399,17 +684,24 @@ def test_an_order_of_no_tokens_is_refused(tmp_path):
     part = {"order": "megatron", "seed": 1, "num_samples": 5, "split": "1,1"}
     halves = write_megatron(tmp_path / "halves", [[], [1, 2, 3]])
     assert_raises(ValueError, message, TokenSource, halves, window=9, **part)
-    for format, path in (("npy", write_npy(tmp_path / "x.npy", [])), ("raw", write_llm_c(tmp_path / "x.bin", []))):
+    for format, path in (
+        ("npy", write_npy(tmp_path / "x.npy", [])),
+        ("raw", write_llm_c(tmp_path / "x.bin", [])),
+    ):
         for options in ({}, {"order": "olmo"}, {"order": "olmo", "seed": 3}):
             assert_raises(ValueError, message, TokenSource, path, format, window=9, **options)
     order = write_npy(tmp_path / "order.npy", [], "uint32")
     whole = write_npy(tmp_path / "whole.npy", TOKENS)
     message = "^index must have at least one element, and .*order.npy has none"
-    assert_raises(ValueError, message, TokenSource, whole, "npy", window=9, order="olmo", index=order)
+    assert_raises(
+        ValueError, message, TokenSource, whole, "npy", window=9, order="olmo", index=order
+    )
     tables = np.zeros(0, np.int32), np.zeros((1, 2), np.int32), np.zeros(0, np.uint32)
     stored = save_tables(tmp_path / "stored", tables)
     message = "^index must have at least one element, and .*stored-shuffle_index.npy has none"
-    assert_raises(ValueError, message, TokenSource, halves, window=2, order="megatron", index=stored)
+    assert_raises(
+        ValueError, message, TokenSource, halves, window=2, order="megatron", index=stored
+    )
 
 
 OF_TOKENS = [
@@ -418,25 +710,50 @@ OF_TOKENS = [
     (bytes(11), {"format": "raw", "dtype": "u2"}, 10, "it ends within a value of uint16"),
     (bytes(11), {"format": "npy", "dtype": "u4"}, 8, "it ends within a value of uint32"),
     (b"\x93NUMPY\1\0v\0", {"format": "raw", "dtype": "u2"}, 0, "Say format='npy'"),
-    (b"\x93NUMPY\1\0v\0", {"format": "npy", "dtype": "u2"}, 0, "the header of the NumPy file cannot be read"),
-    (b"\x93NUMPY\3\0v\0", {"format": "npy", "dtype": "u2"}, 0, "the header of the NumPy file cannot be read"),
-    (struct.pack("<iii", 20240520, 1, 9) + bytes(1012 + 16), {"format": "raw"}, 1040, "has 9 tokens, so 1042 bytes"),
+    (
+        b"\x93NUMPY\1\0v\0",
+        {"format": "npy", "dtype": "u2"},
+        0,
+        "the header of the NumPy file cannot be read",
+    ),
+    (
+        b"\x93NUMPY\3\0v\0",
+        {"format": "npy", "dtype": "u2"},
+        0,
+        "the header of the NumPy file cannot be read",
+    ),
+    (
+        struct.pack("<iii", 20240520, 1, 9) + bytes(1012 + 16),
+        {"format": "raw"},
+        1040,
+        "has 9 tokens, so 1042 bytes",
+    ),
     (struct.pack("<iii", 20240520, 1, -9) + bytes(1012), {"format": "raw"}, 1006, "has -9 tokens"),
 ]
 
 
 @pytest.mark.parametrize(("content", "options", "offset", "message"), OF_TOKENS)
-def test_damaged_files_of_tokens_are_named_with_the_byte(tmp_path, content, options, offset, message):
+def test_damaged_files_of_tokens_are_named_with_the_byte(
+    tmp_path, content, options, offset, message
+):
     (tmp_path / "x").write_bytes(content)
     assert_raises(
-        DamagedFileError, rf"x is damaged at byte {offset}: .*{message}", TokenSource, tmp_path / "x", window=3, **options
+        DamagedFileError,
+        rf"x is damaged at byte {offset}: .*{message}",
+        TokenSource,
+        tmp_path / "x",
+        window=3,
+        **options,
     )
 
 
 def test_foreign_arrays_and_files_of_wrong_sizes_are_refused(tmp_path):
     for array in (np.zeros((3, 4), np.uint16), np.uint16(3)):
         np.save(tmp_path / "x.npy", array)
-        wanted = r"x.npy is damaged at byte 0: it has an array of .* of integers with one axis is needed. Save array.ravel\(\)"
+        wanted = (
+            r"x.npy is damaged at byte 0: it has an array of .* of integers with one axis is"
+            r" needed. Save array.ravel\(\)"
+        )
         assert_raises(DamagedFileError, wanted, TokenSource, tmp_path / "x.npy", "npy", window=2)
     for array in (np.zeros(5, np.float32), np.zeros(2, bool)):
         np.save(tmp_path / "x.npy", array)
@@ -450,7 +767,12 @@ def test_foreign_arrays_and_files_of_wrong_sizes_are_refused(tmp_path):
     path = write_npy(tmp_path / "y.npy", TOKENS)
     cut(path, 2)
     assert_raises(
-        DamagedFileError, "y.npy is damaged at byte 332: .*334 bytes, but it has 332", TokenSource, path, "npy", window=2
+        DamagedFileError,
+        "y.npy is damaged at byte 332: .*334 bytes, but it has 332",
+        TokenSource,
+        path,
+        "npy",
+        window=2,
     )
 
 
@@ -458,19 +780,34 @@ def test_foreign_arrays_and_files_of_wrong_sizes_are_refused(tmp_path):
     ("number", "rows", "value", "file", "message"),
     [
         (2, 4, 99, "shuffle", "element 4 is sample 99, but there are 38"),
-        (1, 3, (50, 0), "sample", r"sample [23] has (the documents from 50 to \d+ of 60|\d+ tokens, not 9)"),
+        (
+            1,
+            3,
+            (50, 0),
+            "sample",
+            r"sample [23] has (the documents from 50 to \d+ of 60|\d+ tokens, not 9)",
+        ),
         (1, 3, (-1, 0), "sample", "has the documents from .* of 60"),
         (1, 3, (0, -5), "sample", "sample [23] has "),
         (0, slice(None), 20, "document", "document 20 is named, but the data set has 20"),
         (0, slice(None), 1, "sample", r"sample \d+ has -?\d+ tokens, not 9"),
     ],
 )
-def test_a_stored_order_that_is_damaged_is_noticed(folder, tmp_path, number, rows, value, file, message):
+def test_a_stored_order_that_is_damaged_is_noticed(
+    folder, tmp_path, number, rows, value, file, message
+):
     tables, _ = megatron_tables(LENGTHS, range(20), 8, seed=3, num_samples=35)
     tables[number][rows] = value
-    source = TokenSource(folder / "all", window=9, order="megatron", index=save_tables(tmp_path / "t", tables))
+    source = TokenSource(
+        folder / "all", window=9, order="megatron", index=save_tables(tmp_path / "t", tables)
+    )
     for read in (as_lists, lambda source: source.__getitems__(range(len(source)))):
-        assert_raises(DamagedFileError, rf"t-{file}_index.npy is damaged at byte \d+: .*{message}", read, source)
+        assert_raises(
+            DamagedFileError,
+            rf"t-{file}_index.npy is damaged at byte \d+: .*{message}",
+            read,
+            source,
+        )
 
 
 def test_a_stored_order_of_something_else_is_noticed(folder, tmp_path):
@@ -478,22 +815,36 @@ def test_a_stored_order_of_something_else_is_noticed(folder, tmp_path):
         return TokenSource(folder / "all", window=window, order="megatron", index=index)
 
     other = samples(folder / "cache-GPTDataset-train", window=8)
-    assert_raises(DamagedFileError, "9 tokens, not 8. Name the index that was made of", as_lists, other)
+    assert_raises(
+        DamagedFileError, "9 tokens, not 8. Name the index that was made of", as_lists, other
+    )
     assert_raises(FileNotFoundError, "none-document_index.npy", samples, tmp_path / "none")
     tables, _ = megatron_tables(LENGTHS, range(20), 8, seed=3, num_samples=35)
     prefix = save_tables(tmp_path / "t", tables)
     np.save(f"{prefix}-shuffle_index.npy", tables[2][:-1])
     assert_raises(
-        DamagedFileError, "an order of 37 samples, but .*t-sample_index.npy has 38", samples, f"{prefix}-sample_index.npy"
+        DamagedFileError,
+        "an order of 37 samples, but .*t-sample_index.npy has 38",
+        samples,
+        f"{prefix}-sample_index.npy",
     )
     np.save(f"{prefix}-sample_index.npy", tables[1].ravel())
-    assert_raises(DamagedFileError, r"integers of shape \(n, 2\) in C order is needed", samples, prefix)
+    assert_raises(
+        DamagedFileError, r"integers of shape \(n, 2\) in C order is needed", samples, prefix
+    )
     np.array([3, 99], np.uint32).tofile(f"{prefix}-document_index.npy")
     assert_raises(
-        DamagedFileError, "t-document_index.npy is damaged at byte 0: it does not begin as a NumPy file", samples, prefix
+        DamagedFileError,
+        "t-document_index.npy is damaged at byte 0: it does not begin as a NumPy file",
+        samples,
+        prefix,
     )
-    chunks = TokenSource(folder / "all", window=9, order="olmo", index=f"{prefix}-document_index.npy")
-    message = "t-document_index.npy is damaged at byte 4: element 1 is window 99, but the files have 11"
+    chunks = TokenSource(
+        folder / "all", window=9, order="olmo", index=f"{prefix}-document_index.npy"
+    )
+    message = (
+        "t-document_index.npy is damaged at byte 4: element 1 is window 99, but the files have 11"
+    )
     assert_raises(DamagedFileError, message, as_lists, chunks)
 
 
@@ -502,17 +853,28 @@ def test_files_that_change_are_noticed(tmp_path):
     source = TokenSource(path, "raw", dtype=np.uint16, window=9)
     assert source[0].tolist() == list(range(9))
     changed_bytes(path, 0, b"ab")
-    assert_raises(ChangedFileError, "x.bin has changed since this source was made", source.__getitem__, 0)
+    assert_raises(
+        ChangedFileError, "x.bin has changed since this source was made", source.__getitem__, 0
+    )
     cut(path, 2)
-    assert_raises(ChangedFileError, "it had 206 bytes and has 204", pickle.loads(pickle.dumps(source)).__getitem__, 0)
+    assert_raises(
+        ChangedFileError,
+        "it had 206 bytes and has 204",
+        pickle.loads(pickle.dumps(source)).__getitem__,
+        0,
+    )
 
 
 def num_open(folder):
-    return sum(str(link.resolve()).startswith(str(folder)) for link in Path("/proc/self/fd").iterdir())
+    return sum(
+        str(link.resolve()).startswith(str(folder)) for link in Path("/proc/self/fd").iterdir()
+    )
 
 
 @pytest.mark.usefixtures("no_garbage")
-@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="open files are listed on Linux only")
+@pytest.mark.skipif(
+    not Path("/proc/self/fd").is_dir(), reason="open files are listed on Linux only"
+)
 @pytest.mark.parametrize("kind", SOURCES)
 def test_files_are_open_from_the_first_read_on(folder, kind):
     before = num_open(folder)
@@ -522,7 +884,11 @@ def test_files_are_open_from_the_first_read_on(folder, kind):
         assert num_open(folder) > before
         assert cloudpickle.dumps(source) == fresh and len(fresh) < 2500
         copy = pickle.loads(pickle.dumps(source))
-        assert copy[0].tolist() == first.tolist() and repr(copy) == repr(source) and len(copy) == len(source)
+        assert (
+            copy[0].tolist() == first.tolist()
+            and repr(copy) == repr(source)
+            and len(copy) == len(source)
+        )
         copy.close()
         assert source[0].tolist() == first.tolist()
     assert num_open(folder) == before
@@ -548,14 +914,22 @@ def test_threads_that_begin_together_read_the_same(folder, kind):
                 if seed == 0 and i % 50 == 0:
                     source.close()
                 assert source[key].tolist() == expected[key]
-            return [element.tolist() for element in source.__getitems__(keys)] == [expected[key] for key in keys]
+            return [element.tolist() for element in source.__getitems__(keys)] == [
+                expected[key] for key in keys
+            ]
 
         with ThreadPoolExecutor(16) as pool:
             assert all(pool.map(read, range(16)))
 
 
 def test_windows_resume_and_batches_by_lengths_read_no_tokens(folder):
-    ds = grain.MapDataset.source(make(folder, "windows")).shuffle(seed=1).repeat(3).batch(4).to_iter_dataset()
+    ds = (
+        grain.MapDataset.source(make(folder, "windows"))
+        .shuffle(seed=1)
+        .repeat(3)
+        .batch(4)
+        .to_iter_dataset()
+    )
     it = iter(ds)
     batches = [next(it).tolist() for _ in range(3)]
     state = it.get_state()
@@ -565,9 +939,16 @@ def test_windows_resume_and_batches_by_lengths_read_no_tokens(folder):
     assert [batch.tolist() for batch in again] == rest and len(batches + rest) == 9
     documents = grain.MapDataset.source(make(folder, "documents")).shuffle(seed=0)
     found = documents.bucket_batch(None, [5, 10], batch_sizes=[2, 2], with_lengths=True)
-    rows = [row[:length].tolist() for i in range(len(found)) for row, length in zip(*found[i], strict=True) if length]
+    rows = [
+        row[:length].tolist()
+        for i in range(len(found))
+        for row, length in zip(*found[i], strict=True)
+        if length
+    ]
     assert sorted(rows) == sorted(document.tolist() for document in DOCUMENTS if len(document))
-    with pytest.raises(AttributeError, match="documents of several sequences, and tells no lengths"):
+    with pytest.raises(
+        AttributeError, match="documents of several sequences, and tells no lengths"
+    ):
         _ = make(folder, "documents of sequences").lengths
 
 
@@ -593,7 +974,9 @@ def test_an_index_of_ten_to_the_eight_documents_is_not_loaded(tmp_path):
     tracemalloc.start()
     try:
         source = TokenSource(tmp_path / "x")
-        assert [int(document[0]) for document in source.__getitems__(places)] == [place % 65_521 for place in places]
+        assert [int(document[0]) for document in source.__getitems__(places)] == [
+            place % 65_521 for place in places
+        ]
         tokens = TokenSource(tmp_path / "x.bin", "raw", dtype="uint16", window=step + 1)
         windows = grain.MapDataset.source(tokens).shuffle(seed=0)
         assert (len(source), len(windows), windows[5].shape) == (num, num - 1, (step + 1,))

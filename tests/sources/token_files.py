@@ -17,7 +17,9 @@ def write_megatron(prefix, sequences, dtype="uint16", document_ends=None):
     lengths = [len(sequence) for sequence in sequences]
     places = np.cumsum([0, *lengths])[:-1] * np.dtype(dtype).itemsize
     documents = [0, *(range(1, len(lengths) + 1) if document_ends is None else document_ends)]
-    Path(f"{prefix}.bin").write_bytes(b"".join(np.array(sequence, dtype).tobytes() for sequence in sequences))
+    Path(f"{prefix}.bin").write_bytes(
+        b"".join(np.array(sequence, dtype).tobytes() for sequence in sequences)
+    )
     header = struct.pack("<9sQBQQ", b"MMIDIDX", 1, CODES[dtype], len(lengths), len(documents))
     arrays = np.array(lengths, "<i4"), places.astype("<i8"), np.array(documents, "<i8")
     Path(f"{prefix}.idx").write_bytes(header + b"".join(array.tobytes() for array in arrays))
@@ -54,7 +56,9 @@ def megatron_tables(lengths, documents, num_inputs, seed, num_samples=None):
         num_epochs += 1
     before_last = ((num_epochs - 1) * num_tokens - 1) // num_inputs
     total = (num_epochs * num_tokens - 1) // num_inputs
-    is_separate = num_epochs > 1 and num_samples - before_last < int(0.8 * ((num_tokens - 1) // num_inputs))
+    is_separate = num_epochs > 1 and num_samples - before_last < int(
+        0.8 * ((num_tokens - 1) // num_inputs)
+    )
 
     state = np.random.RandomState(seed)
     groups = [num_epochs - 1, 1] if is_separate else [num_epochs]
@@ -63,14 +67,22 @@ def megatron_tables(lengths, documents, num_inputs, seed, num_samples=None):
         part = np.array(list(documents) * group, np.int32)
         state.shuffle(part)
         document_index += part.tolist()
-    stream = [(place, offset) for place, document in enumerate(document_index) for offset in range(lengths[document])]
+    stream = [
+        (place, offset)
+        for place, document in enumerate(document_index)
+        for offset in range(lengths[document])
+    ]
     sample_index = [(0, 0), *(stream[sample * num_inputs] for sample in range(1, total + 1))]
     shuffle_index = []
     for start, stop in [(0, before_last), (before_last, total)] if is_separate else [(0, total)]:
         part = np.arange(start, stop, dtype=np.uint32)
         state.shuffle(part)
         shuffle_index += part.tolist()
-    tables = np.array(document_index, np.int32), np.array(sample_index, np.int32), np.array(shuffle_index, np.uint32)
+    tables = (
+        np.array(document_index, np.int32),
+        np.array(sample_index, np.int32),
+        np.array(shuffle_index, np.uint32),
+    )
     return tables, is_separate
 
 

@@ -100,7 +100,10 @@ RIGHT = [
         get_state=lambda it: {"position": it.position, "new": 0},
         set_state=lambda it, state: vars(it).update(position=state["position"]),
     ),
-    stream(get_state=lambda it: it.position, set_state=lambda it, state: vars(it).update(position=operator.index(state))),
+    stream(
+        get_state=lambda it: it.position,
+        set_state=lambda it, state: vars(it).update(position=operator.index(state)),
+    ),
 ]
 
 
@@ -113,10 +116,14 @@ def test_what_is_right_is_accepted(ds):
 
 def test_workers_compute_the_same():
     assert_iter_dataset_conforms(Stream(Right), max_elements=5, workers=[1])
-    scaled = variant(Pairs, kind=variant(PairsIterator, __next__=lambda self: next(self._parents[0]) * 10))
+    scaled = variant(
+        Pairs, kind=variant(PairsIterator, __next__=lambda self: next(self._parents[0]) * 10)
+    )
     assert_iter_dataset_conforms(scaled(numbers(20)), max_elements=5, workers=(1, 2))
     message = "change no element...the elements by 2 worker processes must be ... got"
-    assert_found(message, assert_iter_dataset_conforms, Pairs(numbers(20)), max_elements=4, workers=[2])
+    assert_found(
+        message, assert_iter_dataset_conforms, Pairs(numbers(20)), max_elements=4, workers=[2]
+    )
 
 
 def failing(*keys, times=1):
@@ -157,9 +164,14 @@ def test_errors_lose_nothing():
     check = assert_iter_dataset_conforms
     for pairs in (Pairs, variant(Pairs, kind=HoldsHalfAPair)):
         check(pairs(numbers(20)), failing=pairs(failing(0, 5, 8, 9)))
-    loses_half_a_pair = variant(PairsIterator, __next__=lambda it: next(it._parents[0]) + next(it._parents[0]))
+    loses_half_a_pair = variant(
+        PairsIterator, __next__=lambda it: next(it._parents[0]) + next(it._parents[0])
+    )
     message = "an error loses nothing..."
-    half, again = "get_state() after OSError... at element 2 must be", "the elements delivered around the errors must be"
+    half, again = (
+        "get_state() after OSError... at element 2 must be",
+        "the elements delivered around the errors must be",
+    )
     for kind, found in ((loses_half_a_pair, half), (RepeatsAfterErrors, again)):
         pairs = variant(Pairs, kind=kind)
         assert_found(message + found, check, pairs(numbers(20)), failing=pairs(failing(5)))
@@ -186,26 +198,52 @@ def wrongly_set(message, get_state=Right.get_state, **parts):
 
 BUFFER, MORE, POSITION = np.zeros(2), operator.itemgetter("more"), operator.itemgetter("position")
 WRONG = [
-    wrong("iter(ds) is a DatasetIterator...Found: iter(ds) is a list_iterator", __new__=lambda *_: iter([1, 2])),
-    wrong("iter(it) is it...Found: iter(it) is another object", __iter__=lambda it: type(it)(it.ds)),
+    wrong(
+        "iter(ds) is a DatasetIterator...Found: iter(ds) is a list_iterator",
+        __new__=lambda *_: iter([1, 2]),
+    ),
+    wrong(
+        "iter(it) is it...Found: iter(it) is another object", __iter__=lambda it: type(it)(it.ds)
+    ),
     wrong("is there. Found: next(it) raised ZeroDivisionError", lambda it, i: 1 // (i - 4)),
-    wrong("an element stays...element 0, looked at after later ones, must be", lambda it, i: np.add(0.0, i, out=BUFFER)),
+    wrong(
+        "an element stays...element 0, looked at after later ones, must be",
+        lambda it, i: np.add(0.0, i, out=BUFFER),
+    ),
     ("after its end...after the end, next(it) gave array([0, 0])", Stream(BeginsAnew)),
     wrong(  # in the dataset, whose last iterator sets it back
         "every iterator gives the same...element 0 of two iterators that take turns must be",
-        position=property(lambda it: it.ds.position, lambda it, value: vars(it.ds).update(position=value)),
+        position=property(
+            lambda it: it.ds.position, lambda it, value: vars(it.ds).update(position=value)
+        ),
     ),
-    wrong("states are JSON-able...json.dumps of the state ... raised TypeError", get_state=lambda it: np.int64(it.position)),
+    wrong(
+        "states are JSON-able...json.dumps of the state ... raised TypeError",
+        get_state=lambda it: np.int64(it.position),
+    ),
     wrong("states are JSON-able...ZeroDivisionError: ", get_state=lambda it: 1 // 0),
     wrong(
         "a state is apart...the state taken at step 0, after later steps, must be [0]",
-        position=property(lambda it: it.state[0], lambda it, n: vars(it).setdefault("state", [n]).__setitem__(0, n)),
+        position=property(
+            lambda it: it.state[0],
+            lambda it, n: vars(it).setdefault("state", [n]).__setitem__(0, n),
+        ),
         get_state=lambda it: it.state,
     ),
-    wrong("apart...the state that it gave before was changed", get_state=lambda it: {"position": it.position, "more": it.more}),
-    wrongly_set("a state is apart...after the state that was set was changed, must be", position=POSITION, more=MORE),
+    wrong(
+        "apart...the state that it gave before was changed",
+        get_state=lambda it: {"position": it.position, "more": it.more},
+    ),
+    wrongly_set(
+        "a state is apart...after the state that was set was changed, must be",
+        position=POSITION,
+        more=MORE,
+    ),
     # Elements depend on a number that states do not have.
-    wrong("exactly where...element 1 must be 1, got 0", lambda it, i: next(vars(it).setdefault("calls", itertools.count()))),
+    wrong(
+        "exactly where...element 1 must be 1, got 0",
+        lambda it, i: next(vars(it).setdefault("calls", itertools.count())),
+    ),
     wrongly_set(
         "exactly where...TypeError: ...unhashable",
         get_state=lambda it: {"position": (it.position,)},
@@ -221,15 +259,26 @@ WRONG = [
         more=lambda state: copy.deepcopy(state["more"]),
     ),
     wrong(
-        "called twice...ZeroDivisionError", close=lambda it: vars(it).update(_closed=1 // (not it._closed)), __del__=lambda it: it
+        "called twice...ZeroDivisionError",
+        close=lambda it: vars(it).update(_closed=1 // (not it._closed)),
+        __del__=lambda it: it,
     ),
     wrong(
         "lost unnoticed...raised StopIteration, although element 5 was not there yet",
         __next__=lambda it: next(iter(())) if it._closed else Right.__next__(it),
     ),
-    wrong("lost unnoticed...must be array([5, 5]), got array([6, 6])", lambda it, i: np.full(2, i + it._closed)),
-    wrong("lost unnoticed...get_state() after close() must be", close=lambda it: vars(it).update(position=0)),
-    wrong("start_prefetch...get_state() after start_prefetch() must be", start_prefetch=lambda it: next(it)),
+    wrong(
+        "lost unnoticed...must be array([5, 5]), got array([6, 6])",
+        lambda it, i: np.full(2, i + it._closed),
+    ),
+    wrong(
+        "lost unnoticed...get_state() after close() must be",
+        close=lambda it: vars(it).update(position=0),
+    ),
+    wrong(
+        "start_prefetch...get_state() after start_prefetch() must be",
+        start_prefetch=lambda it: next(it),
+    ),
     wrong(
         "start_prefetch...element 0 after start_prefetch() must be",
         lambda it, i: np.full(2, i + getattr(it, "taken", 0)),
@@ -247,16 +296,38 @@ def test_mistakes_are_found_and_named(message, ds):
 
 def test_mistakes_of_datasets_and_wrong_arguments():
     short = partial(Right, end=3)
-    of_one_thread = variant(Stream, __iter__=lambda self: (Right if threading.get_ident() == MAIN_THREAD else short)(self))
+    of_one_thread = variant(
+        Stream,
+        __iter__=lambda self: (Right if threading.get_ident() == MAIN_THREAD else short)(self),
+    )
     ends_early = variant(Stream, __getstate__=lambda self: {**vars(self), "kind": short})(Right)
     for message, ds in (
-        ("copy made by cloudpickle...copying Stream raised TypeError", Stream(Right, lock=threading.Lock())),
-        ("copy made by cloudpickle...elements of a copy made before the first use must be", ends_early),
+        (
+            "copy made by cloudpickle...copying Stream raised TypeError",
+            Stream(Right, lock=threading.Lock()),
+        ),
+        (
+            "copy made by cloudpickle...elements of a copy made before the first use must be",
+            ends_early,
+        ),
         ("several threads...the elements of each of several threads", of_one_thread(Right)),
     ):
         assert_found(message, assert_iter_dataset_conforms, ds)
     check = assert_iter_dataset_conforms
     assert_raises(TypeError, "ds must be an IterDataset, got", check, MapDataset.range(3))
-    assert_raises(TypeError, "failing must be an IterDataset, got", check, numbers(20), failing=MapDataset.range(3))
-    assert_raises(ValueError, "max_elements must be a positive integer", check, numbers(20), max_elements=0)
-    assert_raises(AssertionError, "must have at least one element to be checked", check, Stream(partial(Right, end=0)))
+    assert_raises(
+        TypeError,
+        "failing must be an IterDataset, got",
+        check,
+        numbers(20),
+        failing=MapDataset.range(3),
+    )
+    assert_raises(
+        ValueError, "max_elements must be a positive integer", check, numbers(20), max_elements=0
+    )
+    assert_raises(
+        AssertionError,
+        "must have at least one element to be checked",
+        check,
+        Stream(partial(Right, end=0)),
+    )

@@ -32,7 +32,12 @@ class Point(NamedTuple):
 
 
 OTHERS = st.sampled_from([np.dtype(object), np.dtype([("a", np.int8), ("b", np.float32)])])
-DTYPES = hnp.scalar_dtypes() | hnp.unicode_string_dtypes(max_len=4) | hnp.byte_string_dtypes(max_len=4) | OTHERS
+DTYPES = (
+    hnp.scalar_dtypes()
+    | hnp.unicode_string_dtypes(max_len=4)
+    | hnp.byte_string_dtypes(max_len=4)
+    | OTHERS
+)
 
 
 def laid_out(array, how):
@@ -49,19 +54,37 @@ def columns(draw):
     num = draw(st.integers(1, 4))
     kind = draw(st.sampled_from(["arrays", "mixed arrays", "scalars"]))
     if kind == "scalars":
-        scalars = st.integers(-(2**70), 2**70) | st.floats() | st.booleans() | st.integers(-3, 3).map(np.int8)
-        text, data = st.text(max_size=3).map(lambda x: x.rstrip("\0")), st.binary(max_size=3).map(lambda x: x.rstrip(b"\0"))
+        scalars = (
+            st.integers(-(2**70), 2**70)
+            | st.floats()
+            | st.booleans()
+            | st.integers(-3, 3).map(np.int8)
+        )
+        text, data = (
+            st.text(max_size=3).map(lambda x: x.rstrip("\0")),
+            st.binary(max_size=3).map(lambda x: x.rstrip(b"\0")),
+        )
         same = draw(st.sampled_from([scalars, st.integers(-9, 9), text, data]))
         return draw(st.lists(same, min_size=num, max_size=num))
-    shape, dtype = draw(hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3)), draw(DTYPES)
-    elements = st.sampled_from([None, 1, "a", (2, 3)]) if dtype.hasobject and kind == "arrays" else None
+    shape, dtype = (
+        draw(hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3)),
+        draw(DTYPES),
+    )
+    elements = (
+        st.sampled_from([None, 1, "a", (2, 3)]) if dtype.hasobject and kind == "arrays" else None
+    )
     dtypes = st.just(dtype) if kind == "arrays" else st.sampled_from([np.dtype(d) for d in "bBlfd"])
     layouts = st.sampled_from(["c", "fortran", "strided"])
-    return [laid_out(draw(hnp.arrays(draw(dtypes), shape, elements=elements)), draw(layouts)) for _ in range(num)]
+    return [
+        laid_out(draw(hnp.arrays(draw(dtypes), shape, elements=elements)), draw(layouts))
+        for _ in range(num)
+    ]
 
 
 def assert_same(ours, expected):
-    assert type(ours) is np.ndarray and ours.dtype == expected.dtype and ours.shape == expected.shape
+    assert (
+        type(ours) is np.ndarray and ours.dtype == expected.dtype and ours.shape == expected.shape
+    )
     if ours.dtype.names is None and not ours.dtype.hasobject:
         np.testing.assert_array_equal(ours, expected)
     else:  # NaN in a field or as an object is not equal to itself
@@ -109,7 +132,9 @@ def test_leaf_by_leaf_as_numpy_stacks(name, first, second, with_jax):
 
 
 def with_legacy_operation(leaves):
-    (record,) = BatchOperation(len(leaves))(iter([Record(RecordMetadata(i), leaf) for i, leaf in enumerate(leaves)]))
+    (record,) = BatchOperation(len(leaves))(
+        iter([Record(RecordMetadata(i), leaf) for i, leaf in enumerate(leaves)])
+    )
     return record.data
 
 
@@ -128,15 +153,26 @@ def test_text_and_bytes_are_kept_or_refused(leaves, as_scalars):
         "": stack,
         "leaf ['x'] of ": lambda leaves: stack([{"x": leaf} for leaf in leaves])["x"],
         "leaf [1] of ": lambda leaves: stack([(0, leaf) for leaf in leaves])[1],
-        "leaf ['x']['y'] of ": lambda leaves: stack([{"x": {"y": leaf}} for leaf in leaves])["x"]["y"],
-        "leaf [0] of ": lambda leaves: batch_and_pad([[leaf] for leaf in leaves], batch_size=len(leaves))[0],
-        "leaf ['z'] of ": lambda leaves: with_legacy_operation([{"z": leaf} for leaf in leaves])["z"],
+        "leaf ['x']['y'] of ": lambda leaves: stack([{"x": {"y": leaf}} for leaf in leaves])["x"][
+            "y"
+        ],
+        "leaf [0] of ": lambda leaves: batch_and_pad(
+            [[leaf] for leaf in leaves], batch_size=len(leaves)
+        )[0],
+        "leaf ['z'] of ": lambda leaves: with_legacy_operation([{"z": leaf} for leaf in leaves])[
+            "z"
+        ],
     }
     for place, way in ways.items():
         if bad is None:
             assert way(leaves).tolist() == leaves
         else:
-            assert_raises(ValueError, re.escape(f"but {place}element {bad} ends in ") + ".*batch_fn=list", way, leaves)
+            assert_raises(
+                ValueError,
+                re.escape(f"but {place}element {bad} ends in ") + ".*batch_fn=list",
+                way,
+                leaves,
+            )
 
 
 # like PyTorch's: its ``__array__`` takes no ``copy=``, which NumPy 2 warns of where it is given one
@@ -149,11 +185,17 @@ class Tensor:
 
 def test_anything_is_an_element():
     assert stack([None, None]) is None
-    assert (stack([{}, {}]), stack([(), ()]), stack([[None, {"a": None}]] * 3)) == ({}, (), [None, {"a": None}])
+    assert (stack([{}, {}]), stack([(), ()]), stack([[None, {"a": None}]] * 3)) == (
+        {},
+        (),
+        [None, {"a": None}],
+    )
     assert stack((1, 2)).tolist() == [1, 2]
     assert stack(np.arange(6).reshape(3, 2)).tolist() == [[0, 1], [2, 3], [4, 5]]
     things = [object(), object()]
-    assert stack(things).dtype == stack([object]).dtype == object and stack(things).tolist() == things
+    assert (
+        stack(things).dtype == stack([object]).dtype == object and stack(things).tolist() == things
+    )
     batch = stack([Tensor()])
     assert batch.tolist() == [[1, 1]]
     batch[:] = 5
@@ -164,11 +206,20 @@ A3, A2 = np.zeros(3), np.zeros(2, np.int8)
 
 DIFFERENCES = [
     ([A3, A2], ["(3,) float64 in element 0", "(2,) int8 in element 1"]),
-    ([{"a": A3}, {"a": A3}, {"a": A2}], ["['a']", "(3,) float64 in element 0", "(2,) int8 in element 2"]),
+    (
+        [{"a": A3}, {"a": A3}, {"a": A2}],
+        ["['a']", "(3,) float64 in element 0", "(2,) int8 in element 2"],
+    ),
     ([(1, A3), (2, A2)], ["[1]", "(3,) float64 in element 0", "(2,) int8 in element 1"]),
-    ([{"x": [1, {"z": A3}]}, {"x": [2, {"z": A2}]}], ["['x'][1]['z']", "(3,) float64", "(2,) int8"]),
+    (
+        [{"x": [1, {"z": A3}]}, {"x": [2, {"z": A2}]}],
+        ["['x'][1]['z']", "(3,) float64", "(2,) int8"],
+    ),
     ([Point(1, A3), Point(1, A2)], [".y", "(3,) float64", "(2,) int8"]),
-    ([{"b": A2, "a": 1}, {"b": A2, "a": A2}], ["['a']", "() int in element 0", "(2,) int8 in element 1"]),
+    (
+        [{"b": A2, "a": 1}, {"b": A2, "a": A2}],
+        ["['a']", "() int in element 0", "(2,) int8 in element 1"],
+    ),
     ([{"a": 1}, {"b": 1}], ["['a'] is missing", "['b'] is not in element 0", "in element 1"]),
     ([{"a": 1}, {"a": 1}, {"a": 1, "b": 2}], ["['b'] is not in element 0", "in element 2"]),
     ([[1, 2], [3]], ["[1] is missing", "in element 1"]),
@@ -176,7 +227,10 @@ DIFFERENCES = [
     ([{"a": 1, "b": 3}, {"a": 2, "b": None}], ["['b'] is missing"]),
     ([{"a": 1}, 1], ["['a'] is missing", "(the element itself) is not in element 0"]),
     ([1, {"a": 1}], ["(the element itself) is missing", "['a'] is not in element 0"]),
-    *(([1, None], ["(the element itself) is missing"]), ([[1], (1,)], ["element 0 is", "element 1 is"])),
+    *(
+        ([1, None], ["(the element itself) is missing"]),
+        ([[1], (1,)], ["element 0 is", "element 1 is"]),
+    ),
     ([{"a": 1}, OrderedDict(a=1)], ["element 0 is", "element 1 is"]),
 ]
 
@@ -215,7 +269,10 @@ def test_only_what_differs_is_blamed():
         with pytest.raises(ValueError, match=f"same structure.*in element 1. {law};") as caught:
             stack([{"x": first}, {"x": second}])
         assert caught.value.__cause__ is not None
-    same = r"leaf \['x'\], \(.*\) .* in every element, cannot be batched: the file is closed. batch_fn=list"
+    same = (
+        r"leaf \['x'\], \(.*\) .* in every element, cannot be batched: the file is closed."
+        r" batch_fn=list"
+    )
     for value in (NoArray(), NoArray(shape=(2,), dtype="odd")):
         for num in (1, 2):
             assert_raises(ValueError, same, stack, [{"x": value}] * num)
@@ -227,15 +284,28 @@ def test_only_what_differs_is_blamed():
 
 def test_typed_keys_become_arrays_of_keys():
     keys = jax.random.split(jax.random.key(3), 6)
-    is_same = lambda a, b: a.dtype == b.dtype and np.array_equal(jax.random.key_data(a), jax.random.key_data(b))  # noqa: E731
+
+    def is_same(a, b):
+        return a.dtype == b.dtype and np.array_equal(*map(jax.random.key_data, (a, b)))
+
     for shape in ((6,), (3, 2), (2, 3, 1)):
         rows = keys.reshape(shape)
-        assert is_same(stack(list(rows)), rows) and is_same(stack([{"k": [row]} for row in rows])["k"][0], rows)
+        assert is_same(stack(list(rows)), rows) and is_same(
+            stack([{"k": [row]} for row in rows])["k"][0], rows
+        )
         assert is_same(concatenate([rows[:1], rows[1:]]), rows)
         padded = batch_and_pad([*rows], batch_size=7, pad_value=jax.random.key(0))
-        assert is_same(padded[: len(rows)], rows) and is_same(padded[6], jax.numpy.broadcast_to(jax.random.key(0), shape[1:]))
+        assert is_same(padded[: len(rows)], rows) and is_same(
+            padded[6], jax.numpy.broadcast_to(jax.random.key(0), shape[1:])
+        )
     assert is_same(next(iter(MapDataset.source(keys).batch(4).to_iter_dataset().rebatch(6))), keys)
-    assert_raises(ValueError, "pad_value must be a value that the elements of dtype key", batch_and_pad, [keys[0]], batch_size=2)
+    assert_raises(
+        ValueError,
+        "pad_value must be a value that the elements of dtype key",
+        batch_and_pad,
+        [keys[0]],
+        batch_size=2,
+    )
 
 
 SHAPE, FLOAT = (4, MEGABYTE // 4), np.dtype(np.float32)
@@ -248,14 +318,23 @@ def address(array):
 def test_a_dropped_batch_is_used_again():
     pool = BufferPool()
     batch = pool(SHAPE, FLOAT)
-    assert (batch.shape, batch.dtype) == (SHAPE, FLOAT) and batch.flags.c_contiguous and batch.flags.writeable
+    assert (
+        (batch.shape, batch.dtype) == (SHAPE, FLOAT)
+        and batch.flags.c_contiguous
+        and batch.flags.writeable
+    )
     place = address(batch)
     del batch
     assert address(pool(SHAPE[::-1], np.dtype(np.int32))) == place  # as many bytes
     for other in (pickle.loads(pickle.dumps(pool)), copy.deepcopy(pool)):
         assert type(other) is BufferPool and not other._free
     pool = BufferPool()  # what is small, of objects or too much is not kept
-    for shape, dtype in (((10,), np.int8), ((MEGABYTE - 1,), np.int8), ((MEGABYTE,), object), ((0, 5), float)):
+    for shape, dtype in (
+        ((10,), np.int8),
+        ((MEGABYTE - 1,), np.int8),
+        ((MEGABYTE,), object),
+        ((0, 5), float),
+    ):
         array = pool(shape, np.dtype(dtype))
         assert array.base is None and (array.shape, array.dtype) == (shape, dtype)
     assert not pool._free
@@ -347,7 +426,10 @@ def test_a_pool_of_many_threads_and_of_stacks():
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(work, range(4)))
     asked = []  # when elements are stacked, where shape and dtype are known
-    stack([{"x": np.zeros((2, 3), np.float32), "y": 1}] * 4, lambda *array: asked.append(array) or np.empty(*array))
+    stack(
+        [{"x": np.zeros((2, 3), np.float32), "y": 1}] * 4,
+        lambda *array: asked.append(array) or np.empty(*array),
+    )
     assert asked == [((4, 2, 3), np.float32)]
     pool, elements = BufferPool(), [np.full(MEGABYTE, i, np.uint8) for i in range(2)]
     first, second = stack(elements, pool), stack(elements[::-1], pool)
@@ -362,7 +444,14 @@ def same(a, b):
     return a.dtype == b.dtype and a.shape == b.shape and a.tolist() == b.tolist()
 
 
-VALUES = [[1, 2, 3], [1.5, 2], [True, False], ["a", "bcd"], [np.uint8(3), np.int8(-1)], [np.datetime64("2020-01-01")]]
+VALUES = [
+    [1, 2, 3],
+    [1.5, 2],
+    [True, False],
+    ["a", "bcd"],
+    [np.uint8(3), np.int8(-1)],
+    [np.datetime64("2020-01-01")],
+]
 VALUES += [[np.ones((2, 3), np.float32), np.zeros((2, 3), np.float32)], [np.zeros((2, 0))] * 2]
 
 
@@ -374,20 +463,39 @@ def test_full_batches_are_the_default_ones_others_begin_with_them_and_a_pad_valu
         assert same(padded[:num], stack(values))
         assert same(padded[num:].astype(first.dtype), np.full((2, *first.shape), 0, first.dtype))
         assert same(mask, np.array([True] * num + [False] * 2))
-        assert same(batch_and_pad(values, batch_size=num, with_mask=True)[1], np.array([True] * num))
+        assert same(
+            batch_and_pad(values, batch_size=num, with_mask=True)[1], np.array([True] * num)
+        )
     padded = batch_and_pad([{"p": Point(1, [2.0]), "n": None, "t": ()}], batch_size=2, pad_value=7)
     assert repr(padded["p"]) == repr(Point(np.array([1, 7]), [np.array([2.0, 7.0])]))
     assert (padded["n"], padded["t"], len(padded)) == (None, (), 3)
     values = [{"a": 1, "b": ("x", None)}]
     # one for each leaf
     padded = batch_and_pad(values, batch_size=2, pad_value={"a": -1, "b": ("y", None)})
-    assert (padded["a"].tolist(), padded["b"][0].tolist(), padded["b"][1]) == ([1, -1], ["x", "y"], None)
+    assert (padded["a"].tolist(), padded["b"][0].tolist(), padded["b"][1]) == (
+        [1, -1],
+        ["x", "y"],
+        None,
+    )
     match = "have the structure of the elements with a value for each leaf; got"
     for wrong in ({"a": -1}, {"a": 1, "b": "y"}, {"a": 1, "b": ("y", 0)}, [1, "y"], None):
         assert_raises(ValueError, match, batch_and_pad, values, batch_size=2, pad_value=wrong)
     for value, pad_value, expected in [
-        *((1, 2.0, 2), (1, np.float32(-3), -3), (True, 1, True), (1.5, 3, 3.0), (1.5, np.nan, np.nan), (1.5, -np.inf, -np.inf)),
-        *((np.float32(1), 0.1, np.float32(0.1)), (1j, 2, 2 + 0j), ("abc", "zz", "zz"), ("abc", 12, "12"), (b"abc", 0, b"0")),
+        *(
+            (1, 2.0, 2),
+            (1, np.float32(-3), -3),
+            (True, 1, True),
+            (1.5, 3, 3.0),
+            (1.5, np.nan, np.nan),
+            (1.5, -np.inf, -np.inf),
+        ),
+        *(
+            (np.float32(1), 0.1, np.float32(0.1)),
+            (1j, 2, 2 + 0j),
+            ("abc", "zz", "zz"),
+            ("abc", 12, "12"),
+            (b"abc", 0, b"0"),
+        ),
         (2**70, 3, 3),
     ]:
         padded = batch_and_pad([value], batch_size=2, pad_value=pad_value)
@@ -397,7 +505,10 @@ def test_full_batches_are_the_default_ones_others_begin_with_them_and_a_pad_valu
 
 CANNOT_HOLD = {
     ValueError: [
-        *(*[(1, pad_value) for pad_value in (2.7, 1.5, np.nan, "5", "x")], *[(1.0, pad_value) for pad_value in (1j, "2.5")]),
+        *(
+            *[(1, pad_value) for pad_value in (2.7, 1.5, np.nan, "5", "x")],
+            *[(1.0, pad_value) for pad_value in (1j, "2.5")],
+        ),
         *[(True, pad_value) for pad_value in (2, 0.5)],
         *[(np.int32(1), 1e30), (np.float32(1), 1e300), ("abc", "abcd"), (b"a", 12)],
     ],
@@ -406,7 +517,9 @@ CANNOT_HOLD = {
 
 
 def test_what_is_refused_and_as_a_batch_function():
-    for error, value, pad_value in [(error, *pair) for error, pairs in CANNOT_HOLD.items() for pair in pairs]:
+    for error, value, pad_value in [
+        (error, *pair) for error, pairs in CANNOT_HOLD.items() for pair in pairs
+    ]:
         for element, which in ((value, "the elements"), ({"k": [value]}, r"leaf \['k'\]\[0\]")):
             match = rf"pad_value must be a value that {which} of dtype .* can hold, got"
             assert_raises(error, match, batch_and_pad, [element], batch_size=2, pad_value=pad_value)
@@ -414,17 +527,38 @@ def test_what_is_refused_and_as_a_batch_function():
         assert len(batch_and_pad([value], batch_size=1, pad_value=pad_value)) == 1
     for values, batch_size, error, match in [
         ([], 3, ValueError, "cannot batch 0 values to batch_size 3"),
-        ([1] * 4, 3, ValueError, "cannot batch 4 values to batch_size 3: there must be at least 1 and at most 3"),
+        (
+            [1] * 4,
+            3,
+            ValueError,
+            "cannot batch 4 values to batch_size 3: there must be at least 1 and at most 3",
+        ),
         ([1], 0, ValueError, "batch_size must be a positive integer, got 0"),
-        *(([1], 2.0, TypeError, "batch_size must be an integer"), ([{"a": 1}, {}], 3, ValueError, r"leaf \['a'\] is missing")),
-        ([np.zeros(2), np.zeros(3)], 3, ValueError, r"is \(2,\) float64 in element 0 and \(3,\) float64 in element 1"),
+        *(
+            ([1], 2.0, TypeError, "batch_size must be an integer"),
+            ([{"a": 1}, {}], 3, ValueError, r"leaf \['a'\] is missing"),
+        ),
+        (
+            [np.zeros(2), np.zeros(3)],
+            3,
+            ValueError,
+            r"is \(2,\) float64 in element 0 and \(3,\) float64 in element 1",
+        ),
     ]:
         assert_raises(error, match, batch_and_pad, values, batch_size=batch_size)
     batch_fn = partial(batch_and_pad, batch_size=4)
     for ds in (MapDataset.range(6), MapDataset.range(6).to_iter_dataset()):
         # all padded to four
-        for size, expected in ((4, [[0, 1, 2, 3], [4, 5, 0, 0]]), (3, [[0, 1, 2, 0], [3, 4, 5, 0]])):
+        for size, expected in (
+            (4, [[0, 1, 2, 3], [4, 5, 0, 0]]),
+            (3, [[0, 1, 2, 0], [3, 4, 5, 0]]),
+        ):
             assert [x.tolist() for x in ds.batch(size, batch_fn=batch_fn)] == expected
-            assert get_element_spec(ds.batch(size, batch_fn=batch_fn)) == ShapeDtypeStruct((4,), np.int64)
+            assert get_element_spec(ds.batch(size, batch_fn=batch_fn)) == ShapeDtypeStruct(
+                (4,), np.int64
+            )
         masked = ds.batch(3, batch_fn=partial(batch_fn, with_mask=True, pad_value=-1))
-        assert get_element_spec(masked) == (ShapeDtypeStruct((4,), np.int64), ShapeDtypeStruct((4,), np.bool_))
+        assert get_element_spec(masked) == (
+            ShapeDtypeStruct((4,), np.int64),
+            ShapeDtypeStruct((4,), np.bool_),
+        )

@@ -27,7 +27,10 @@ from gristmill.transforms.base import transform_function
 
 
 def records(values=range(4)):
-    return [Record(RecordMetadata(i, 10 + i, np.random.Generator(np.random.Philox(key=i))), x) for i, x in enumerate(values)]
+    return [
+        Record(RecordMetadata(i, 10 + i, np.random.Generator(np.random.Philox(key=i))), x)
+        for i, x in enumerate(values)
+    ]
 
 
 def run(operation, data=None):
@@ -35,13 +38,20 @@ def run(operation, data=None):
         return list(operation(iter(records() if data is None else data)))
 
 
-OPERATIONS = {"Map": MapOperation(lambda x: x * 2), "Filter": FilterOperation(lambda x: x % 2), "Batch": BatchOperation(2)}
+OPERATIONS = {
+    "Map": MapOperation(lambda x: x * 2),
+    "Filter": FilterOperation(lambda x: x % 2),
+    "Batch": BatchOperation(2),
+}
 OPERATIONS["RandomMap"] = RandomMapOperation(lambda x, rng: x + int(rng.integers(1000)))
 DRAWN = [i + int(np.random.Generator(np.random.Philox(key=i)).integers(1000)) for i in range(4)]
 
 
 def test_elements_metadata_and_errors():
-    for name, expected in (("Map", [(i, None, 2 * i) for i in range(4)]), ("Filter", [(1, None, 1), (3, None, 3)])):
+    for name, expected in (
+        ("Map", [(i, None, 2 * i) for i in range(4)]),
+        ("Filter", [(1, None, 1), (3, None, 3)]),
+    ):
         given = records()
         out = run(OPERATIONS[name], given)
         assert [(r.metadata.index, r.metadata.record_key, r.data) for r in out] == expected
@@ -53,18 +63,30 @@ def test_elements_metadata_and_errors():
     assert [r.data for r in run(FilterOperation(lambda x: [x] if x > 1 else []))] == [2, 3]
     given = records()
     out = run(BatchOperation(3), given)
-    assert [(b.metadata.index, b.metadata.record_key, b.data.tolist()) for b in out] == [(2, None, [0, 1, 2]), (3, None, [3])]
+    assert [(b.metadata.index, b.metadata.record_key, b.data.tolist()) for b in out] == [
+        (2, None, [0, 1, 2]),
+        (3, None, [3]),
+    ]
     assert [b.metadata.rng for b in out] == [given[2].metadata.rng, given[3].metadata.rng]
     assert [b.data.tolist() for b in run(BatchOperation(3, drop_remainder=True))] == [[0, 1, 2]]
     assert [b.data for b in run(BatchOperation(3, batch_fn=tuple))] == [(0, 1, 2), (3,)]
-    (batch,) = run(BatchOperation(2), records([{"a": 1, "b": (np.zeros(2),)}, {"b": (np.ones(2),), "a": 2}]))
+    (batch,) = run(
+        BatchOperation(2), records([{"a": 1, "b": (np.zeros(2),)}, {"b": (np.ones(2),), "a": 2}])
+    )
     assert batch.data["a"].tolist() == [1, 2] and batch.data["b"][0].tolist() == [[0, 0], [1, 1]]
     with pytest.raises(TypeError) as caught:
         run(BatchOperation(3), records([{"a": 1}, {"b": 1}, {"a": 2}]))
-    assert str(caught.value).startswith("Record structures do not match. Record at position 0 has structure ")
+    assert str(caught.value).startswith(
+        "Record structures do not match. Record at position 0 has structure "
+    )
     assert "while records at positions [1] have structures [" in str(caught.value)
     for size in (0, -1):
-        assert_raises(ValueError, rf"^batch_size must be a positive integer\. Got {size}\.$", BatchOperation, size)
+        assert_raises(
+            ValueError,
+            rf"^batch_size must be a positive integer\. Got {size}\.$",
+            BatchOperation,
+            size,
+        )
     assert_raises(TypeError, "batch_size must be an integer", BatchOperation, 1.5)
     for operation, what in [
         (MapOperation(lambda x: 1 // (x - 2)), "map function"),
@@ -77,14 +99,18 @@ def test_elements_metadata_and_errors():
         assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
-def test_operations_are_values_and_tell_that_they_are_deprecated_once_and_when_iteration_starts(caplog):
+def test_operations_are_values_and_tell_that_they_are_deprecated_once_and_when_iteration_starts(
+    caplog,
+):
     caplog.set_level(logging.ERROR, "gristmill")
     for name, operation in OPERATIONS.items():
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             out = operation(iter(records()))
         assert caplog.records == []
-        with pytest.warns(DeprecationWarning, match=rf"{name}Operation is deprecated.*{name}$") as caught:
+        with pytest.warns(
+            DeprecationWarning, match=rf"{name}Operation is deprecated.*{name}$"
+        ) as caught:
             list(out)
         (record,) = caplog.records
         assert len(caught) == 1 and record.levelname == "ERROR"
@@ -93,9 +119,18 @@ def test_operations_are_values_and_tell_that_they_are_deprecated_once_and_when_i
     assert MapOperation(len) == MapOperation(len) != MapOperation(max)
     for operation, text in [
         (MapOperation(len), "MapOperation(map_function=<built-in function len>)"),
-        (RandomMapOperation(len), "RandomMapOperation(random_map_function=<built-in function len>)"),
-        (FilterOperation(condition_function=len), "FilterOperation(condition_function=<built-in function len>)"),
-        (BatchOperation(2, batch_fn=len), "BatchOperation(batch_size=2, drop_remainder=False, batch_fn=<built-in function len>)"),
+        (
+            RandomMapOperation(len),
+            "RandomMapOperation(random_map_function=<built-in function len>)",
+        ),
+        (
+            FilterOperation(condition_function=len),
+            "FilterOperation(condition_function=<built-in function len>)",
+        ),
+        (
+            BatchOperation(2, batch_fn=len),
+            "BatchOperation(batch_size=2, drop_remainder=False, batch_fn=<built-in function len>)",
+        ),
     ]:
         assert repr(operation) == text and isinstance(operation, Operation)
 
@@ -111,11 +146,17 @@ def bare_records(elements):
 
 
 def test_packing_is_deprecated_and_a_value(caplog):
-    with caplog.at_level(logging.ERROR, "gristmill"), pytest.warns(DeprecationWarning, match="FirstFitPackIterDataset"):
+    with (
+        caplog.at_level(logging.ERROR, "gristmill"),
+        pytest.warns(DeprecationWarning, match="FirstFitPackIterDataset"),
+    ):
         one = PackAndBatchOperation(length_struct={"x": 4}, batch_size=2)
     assert "PackAndBatchOperation is deprecated" in caplog.text
     assert one == packing({"x": 4}, 2, max_sequences_per_bin=None) != packing({"x": 4}, 3)
-    assert repr(one) == "PackAndBatchOperation(length_struct={'x': 4}, batch_size=2, max_sequences_per_bin=None)"
+    assert (
+        repr(one)
+        == "PackAndBatchOperation(length_struct={'x': 4}, batch_size=2, max_sequences_per_bin=None)"
+    )
     assert pickle.loads(pickle.dumps(one)) == one
 
 
@@ -126,8 +167,13 @@ def test_packing_gives_metadata_of_the_last_element_keeps_nothing_and_has_errors
     packs = packing(3, 2)
     assert list(packs(bare_records([]))) == []
     next(packs(bare_records([np.full(3, i) for i in range(5)])))
-    assert [b.data[0].tolist() for b in packs(bare_records([np.array([9])]))] == [[[9, 0, 0], [0, 0, 0]]]
-    elements = [([np.arange(2), 5], {"y": np.ones((1, 3), np.float32)}), ([np.arange(1), 6], {"y": np.zeros((0, 3), np.float32)})]
+    assert [b.data[0].tolist() for b in packs(bare_records([np.array([9])]))] == [
+        [[9, 0, 0], [0, 0, 0]]
+    ]
+    elements = [
+        ([np.arange(2), 5], {"y": np.ones((1, 3), np.float32)}),
+        ([np.arange(1), 6], {"y": np.zeros((0, 3), np.float32)}),
+    ]
     (batch,) = packing(([3, 2], {"y": 2}), 2)(bare_records(elements))
     values, segment_ids, positions = batch.data
     assert [array.tolist() for array in values[0]] == [[[0, 1, 0], [0, 0, 0]], [[5, 6], [0, 0]]]
@@ -136,32 +182,65 @@ def test_packing_gives_metadata_of_the_last_element_keeps_nothing_and_has_errors
     assert positions[1]["y"].tolist() == [[0, 0], [0, 0]] and positions[0][1].dtype == np.int32
     for arguments, error, match in [
         *((({"x": 4}, 0), ValueError, "batch_size"), (({"x": 4}, 1.5), TypeError, "batch_size")),
-        *((({"x": 4}, 2, 0), ValueError, "max_sequences_per_bin"), (({"x": 0}, 2), ValueError, r"length_struct\['x'\]")),
-        *((({"x": "a"}, 2), TypeError, r"length_struct\['x'\]"), (({}, 2), ValueError, "length_struct")),
+        *(
+            (({"x": 4}, 2, 0), ValueError, "max_sequences_per_bin"),
+            (({"x": 0}, 2), ValueError, r"length_struct\['x'\]"),
+        ),
+        *(
+            (({"x": "a"}, 2), TypeError, r"length_struct\['x'\]"),
+            (({}, 2), ValueError, "length_struct"),
+        ),
     ]:
         assert_raises(error, match, packing, *arguments)
     for element, match in [
-        *(({"x": np.arange(5)}, r"truncated.*\(\"\['x'\]\", 5, 4\)"), ({"y": np.arange(1)}, "structure.*key 11: give")),
+        *(
+            ({"x": np.arange(5)}, r"truncated.*\(\"\['x'\]\", 5, 4\)"),
+            ({"y": np.arange(1)}, "structure.*key 11: give"),
+        ),
         *(({"x": [1, 2]}, "structure"), ({"x": np.array([300])}, r"\['x'\].*int8")),
     ]:
-        assert_raises(ValueError, match, list, packing({"x": 4}, 2)(bare_records([{"x": np.zeros(1, np.int8)}, element])))
+        assert_raises(
+            ValueError,
+            match,
+            list,
+            packing({"x": 4}, 2)(bare_records([{"x": np.zeros(1, np.int8)}, element])),
+        )
 
 
-METHODS = {transforms.Map: "map(self, element)", transforms.RandomMap: "random_map(self, element, rng)"}
-METHODS |= {transforms.TfRandomMap: "np_random_map(self, element, rng)", transforms.Filter: "filter(self, element)"}
-METHODS |= {transforms.MapWithIndex: "map_with_index(self, index, element)", transforms.FlatMap: "flat_map(self, element)"}
+METHODS = {
+    transforms.Map: "map(self, element)",
+    transforms.RandomMap: "random_map(self, element, rng)",
+}
+METHODS |= {
+    transforms.TfRandomMap: "np_random_map(self, element, rng)",
+    transforms.Filter: "filter(self, element)",
+}
+METHODS |= {
+    transforms.MapWithIndex: "map_with_index(self, index, element)",
+    transforms.FlatMap: "flat_map(self, element)",
+}
 
 
 def test_abstract_classes():
     for kind, signature in METHODS.items():
         name = signature.partition("(")[0]
         assert isinstance(kind, abc.ABCMeta) and kind.__abstractmethods__ == {name}
-        assert f"{name}({', '.join(inspect.signature(getattr(kind, name)).parameters)})" == signature
-        assert kind.__init__ is object.__init__ and kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__
+        assert (
+            f"{name}({', '.join(inspect.signature(getattr(kind, name)).parameters)})" == signature
+        )
+        assert (
+            kind.__init__ is object.__init__
+            and kind.__str__ is object.__str__
+            and kind.__repr__ is object.__repr__
+        )
         assert_raises(TypeError, name, kind)
         complete = type("Complete", (kind,), {name: lambda self, *args: args})
         assert getattr(complete(), name)(1, 2) == (1, 2)
-    assert set(typing.get_args(transforms.Transformation)) == {transforms.Batch, transforms.Tolerate, *METHODS}
+    assert set(typing.get_args(transforms.Transformation)) == {
+        transforms.Batch,
+        transforms.Tolerate,
+        *METHODS,
+    }
     assert transforms.Transformations == Sequence[transforms.Transformation]
     assert transforms.DatasetSelectionMap.__abstractmethods__ == {"__len__", "__getitem__"}
 
@@ -182,7 +261,10 @@ def test_transformations_are_values_whose_function_is_checked_where_it_is_applie
     assert_raises(dataclasses.FrozenInstanceError, None, setattr, batch, "batch_size", 3)
     for value in (Scale(3), batch, transforms.Batch(2, True, len)):
         assert pickle.loads(pickle.dumps(value)) == value
-    methods = {"map": lambda self, element: "the method", "__call__": lambda self, element: "the call"}
+    methods = {
+        "map": lambda self, element: "the method",
+        "__call__": lambda self, element: "the call",
+    }
     both = type("Both", (transforms.Map,), methods)()
     assert transform_function(both, transforms.Map, "map")(1) == "the method"
     assert transform_function(both, transforms.Filter, "filter")(1) == "the call"

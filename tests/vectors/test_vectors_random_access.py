@@ -17,13 +17,24 @@ from gristmill import MapDataset
 from gristmill.core import tree
 from gristmill.core.permutation import Permutation, round_keys
 from gristmill.dataset.mixtures.selection import integer_weights
-from gristmill.experimental import FlatMapMapDataset, RngPool, WindowShuffleMapDataset, index_shuffle
+from gristmill.experimental import (
+    FlatMapMapDataset,
+    RngPool,
+    WindowShuffleMapDataset,
+    index_shuffle,
+)
 
 SHUFFLE, RANDOM_MAP, MIX = load("ds_shuffle"), load("ds_random_map"), load("ds_mix")
 INDICES, SEEDS = load("ds_index_semantics")["rows"], load("ds_default_seeds")["rows"]
 OWN_WINDOWS, WINDOWS = load("exp_window_shuffle")["map"], load("ds_window_shuffle")["map"]
 CIPHER = load("index_shuffle")
-SHAPES = {"round_keys": 25, "full_permutations": 79, "samples": 159, "rounds": 68, "power_of_two_plus_one": 10}
+SHAPES = {
+    "round_keys": 25,
+    "full_permutations": 79,
+    "samples": 159,
+    "rounds": 68,
+    "power_of_two_plus_one": 10,
+}
 
 
 def test_how_many_cases_there_are():
@@ -51,13 +62,22 @@ def test_shuffled_orders_and_samples():
         n, seed = case["n"], case["seed"]
         permutation, ds = Permutation(n, seed), MapDataset.range(n).shuffle(seed=seed)
         for epoch, index, expected in case["samples"]:
-            assert ds[epoch * n + index] == permutation.one(epoch, index) == expected, (n, seed, epoch, index)
+            assert ds[epoch * n + index] == permutation.one(epoch, index) == expected, (
+                n,
+                seed,
+                epoch,
+                index,
+            )
 
 
 @pytest.mark.parametrize("row", SHUFFLE["pipelines"], ids=lambda row: row["pipeline"])
 def test_shuffle_pipelines(row):
     code = row["pipeline"].replace("  (tutorial)", "").replace(", first 12", "")  # remarks
-    ds = build(code.replace("[0..10]", "list(__import__('builtins').range(11))").replace("[0..7]", "[0,1,2,3,4,5,6,7]"))
+    ds = build(
+        code.replace("[0..10]", "list(__import__('builtins').range(11))").replace(
+            "[0..7]", "[0,1,2,3,4,5,6,7]"
+        )
+    )
     assert [plain(x) for x in islice(ds, len(row["list"]))] == row["list"]
     for name in row.keys() - {"pipeline", "list"}:
         if name.startswith("element_"):
@@ -69,10 +89,16 @@ def test_shuffle_pipelines(row):
             assert name != "filtered" or len(found) == len(row[name])
 
 
-DRAWS = {"integers_0_2**31": lambda rng: int(rng.integers(0, 2**31)), "integers_100": lambda rng: int(rng.integers(100))}
+DRAWS = {
+    "integers_0_2**31": lambda rng: int(rng.integers(0, 2**31)),
+    "integers_100": lambda rng: int(rng.integers(100)),
+}
 DRAWS |= {"random": lambda rng: rng.random().hex(), "normal": lambda rng: rng.normal().hex()}
 DRAWS |= {"uint32x3": lambda rng: rng.integers(0, 2**32, 3, dtype=np.uint32).tolist()}
-DRAWS |= {"permutation_6": lambda rng: rng.permutation(6).tolist(), "raw": lambda rng: rng.bit_generator.random_raw(6).tolist()}
+DRAWS |= {
+    "permutation_6": lambda rng: rng.permutation(6).tolist(),
+    "raw": lambda rng: rng.bit_generator.random_raw(6).tolist(),
+}
 DRAWS |= {"float32": lambda rng: float(rng.random(dtype=np.float32)).hex()}
 
 
@@ -80,7 +106,9 @@ def test_draws_default_seeds_and_index_semantics():
     for row in RANDOM_MAP["rows"]:
         assert row.keys() == {"seed", "index", *DRAWS}
         for kind, draw in DRAWS.items():
-            ds = MapDataset.range(5).random_map(lambda _, rng, draw=draw: draw(rng), seed=row["seed"])
+            ds = MapDataset.range(5).random_map(
+                lambda _, rng, draw=draw: draw(rng), seed=row["seed"]
+            )
             assert ds[row["index"]] == row[kind], (row["seed"], row["index"], kind)
     for row in RANDOM_MAP["pipelines"]:
         assert row.keys() == {"pipeline", "list"}
@@ -97,7 +125,11 @@ def test_draws_default_seeds_and_index_semantics():
         rng.integers(0, 2**31, dtype=np.uint32)
         pool.release_rng(rng)
     for row in SEEDS:
-        code = re.sub(r" \+ (\d+) x map\(f\) \+ ", lambda match: ".map(f)" * int(match[1]) + ".", row["pipeline"])
+        code = re.sub(
+            r" \+ (\d+) x map\(f\) \+ ",
+            lambda match: ".map(f)" * int(match[1]) + ".",
+            row["pipeline"],
+        )
         seed = build(code)._default_seed
         assert (seed, seed.dtype) == (row["seed"], "uint32"), row
     for row in INDICES:
@@ -109,7 +141,10 @@ def test_draws_default_seeds_and_index_semantics():
 
 def test_mixes_and_others():
     for row in MIX["map_mix"]:
-        components = [MapDataset.range(n).map_with_index(lambda i, _, j=j: (j, i)) for j, n in enumerate(row["lengths"])]
+        components = [
+            MapDataset.range(n).map_with_index(lambda i, _, j=j: (j, i))
+            for j, n in enumerate(row["lengths"])
+        ]
         ds = MapDataset.mix(components, row["weights"])
         assert list(integer_weights(row["weights"], len(row["lengths"]))) == row["int_weights"]
         assert (len(ds), len(row["selection"])) == (row["len"], 60)
@@ -121,8 +156,12 @@ def test_mixes_and_others():
         assert len(ds) == row["len"] == sys.maxsize
         check_values(ds, 0, row["first20"])
     concatenation, selection, mixture = MIX["others"]
-    alternating = operation(object, "__getitem__", lambda i: ((i + 1) % 2, i // 2), __len__=lambda self: 10)
-    selected = MapDataset.select_from_datasets([MapDataset.range(15), MapDataset.range(100, 115)], alternating)
+    alternating = operation(
+        object, "__getitem__", lambda i: ((i + 1) % 2, i // 2), __len__=lambda self: 10
+    )
+    selected = MapDataset.select_from_datasets(
+        [MapDataset.range(15), MapDataset.range(100, 115)], alternating
+    )
     for ds, row, key, start in (
         (build(concatenation["pipeline"]), concatenation, "index_minus_8_to_15", -8),
         (selected, selection, "index_0_to_14", 0),
@@ -130,7 +169,10 @@ def test_mixes_and_others():
     ):
         assert len(ds) == row["len"]
         check_values(ds, start, row[key])
-    ds, recorded = FlatMapMapDataset(MapDataset.range(5), FAN), load("exp_misc")["flat_map_map"]["value"]
+    ds, recorded = (
+        FlatMapMapDataset(MapDataset.range(5), FAN),
+        load("exp_misc")["flat_map_map"]["value"],
+    )
     assert len(recorded) == 18
     check_values(ds, 0, recorded)
     assert list(ds) == [x for x in recorded[:15] if x is not None]
@@ -144,8 +186,12 @@ def test_window_shuffle():
     for case in OWN_WINDOWS + WINDOWS:
         n, size, seed = case["n"], case["window_size"], case["seed"]
         recorded = case.get("values_0_to_2n") or [i % n for i in case["parent_index_for_0_to_2n"]]
-        expected = [window_shuffled(i, n, size, seed) % n for i in range(2 * n)] if n % size else recorded
-        check_values(WindowShuffleMapDataset(MapDataset.range(n), window_size=size, seed=seed), 0, expected)
+        expected = (
+            [window_shuffled(i, n, size, seed) % n for i in range(2 * n)] if n % size else recorded
+        )
+        check_values(
+            WindowShuffleMapDataset(MapDataset.range(n), window_size=size, seed=seed), 0, expected
+        )
         assert expected[: n // size * size] == recorded[: n // size * size]
         assert (expected != recorded) == bool(n % size) and len(recorded) == 2 * n
         assert sorted(expected[:n]) == sorted(expected[n:]) == list(range(n))
@@ -172,7 +218,9 @@ def test_round_keys_and_permutations():
     for n in [*range(1, 513), 4097, 65535, 65536, 65537, 65538, 131073, 262145]:
         permutation = Permutation(n, seed=n)
         blocks = np.split(np.arange(n), [1, 100, n // 2, n - 3]) if n > 512 else [np.arange(n)]
-        order = np.concatenate([permutation.many(np.zeros(len(block), np.int64), block) for block in blocks])
+        order = np.concatenate(
+            [permutation.many(np.zeros(len(block), np.int64), block) for block in blocks]
+        )
         assert order.dtype == np.int64
         assert np.array_equal(np.bincount(order, minlength=n), np.ones(n)), n
         # it takes long for a small n
@@ -180,7 +228,9 @@ def test_round_keys_and_permutations():
             assert order[i] == index_shuffle(i, n - 1, n, 4)
 
 
-@pytest.mark.parametrize(("name", "num_deviations"), [("samples", 3), ("rounds", 0), ("power_of_two_plus_one", 10)])
+@pytest.mark.parametrize(
+    ("name", "num_deviations"), [("samples", 3), ("rounds", 0), ("power_of_two_plus_one", 10)]
+)
 def test_samples_of_permutations(name, num_deviations):
     """Equal to Grain but for indices that do not fit the block: those map to themselves (DECISIONS
     2).
@@ -189,17 +239,40 @@ def test_samples_of_permutations(name, num_deviations):
     for case in CIPHER[name]:
         n, seed, indices = case["n"], case["seed"], case["index"]
         pairs = list(zip(indices, case["output"], strict=True))
-        expected = [output if n == 1 or in_block(index, n - 1) else index for index, output in pairs]
-        deviations += [(n, index) for ours, (index, grains) in zip(expected, pairs, strict=True) if ours != grains]
+        expected = [
+            output if n == 1 or in_block(index, n - 1) else index for index, output in pairs
+        ]
+        deviations += [
+            (n, index)
+            for ours, (index, grains) in zip(expected, pairs, strict=True)
+            if ours != grains
+        ]
         assert [index_shuffle(i, n - 1, seed, case["rounds"]) for i in indices] == expected, case
         if case["rounds"] == 4:
             positions = np.array(indices, np.int64)
-            assert Permutation(n, seed).many(np.zeros_like(positions), positions).tolist() == expected
+            assert (
+                Permutation(n, seed).many(np.zeros_like(positions), positions).tolist() == expected
+            )
     assert len(deviations) == num_deviations
-    assert all(index == n - 1 and (n - 1).bit_count() == 1 and n.bit_length() % 2 for n, index in deviations)
+    assert all(
+        index == n - 1 and (n - 1).bit_count() == 1 and n.bit_length() % 2
+        for n, index in deviations
+    )
 
 
-LONG = [2**31 - 1, 2**31 + 5, 2**32, 2**32 + 1, 2**50 + 1, 2**53 - 1, 2**53 + 1, 2**60 + 7, 2**62 + 3, 2**62 + 5000, 2**63 - 1]
+LONG = [
+    2**31 - 1,
+    2**31 + 5,
+    2**32,
+    2**32 + 1,
+    2**50 + 1,
+    2**53 - 1,
+    2**53 + 1,
+    2**60 + 7,
+    2**62 + 3,
+    2**62 + 5000,
+    2**63 - 1,
+]
 # The rounded logarithm makes the block too small for many of the indices below.
 NUM_OUTSIDE = {2**32 + 1: 1, 2**50 + 1: 1, 2**60 + 7: 7, 2**62 + 3: 3, 2**62 + 5000: 200}
 
@@ -217,7 +290,10 @@ def test_lengths_beyond_32_and_53_bits():
             assert many == [index_shuffle(i, top, 0, 4) for i in block.tolist()]
             assert many == [permutation.one(1, i) for i in block.tolist()]
             images |= dict(zip(block.tolist(), many, strict=True))
-        assert len(set(images.values())) == len(images) and 0 <= min(images.values()) <= max(images.values()) <= top
+        assert (
+            len(set(images.values())) == len(images)
+            and 0 <= min(images.values()) <= max(images.values()) <= top
+        )
         outside = [i for i in images if not in_block(i, top)]
         assert len(outside) == NUM_OUTSIDE.get(n, 0) and all([images[i] == i for i in outside])
 
@@ -242,7 +318,11 @@ def described(batch):
         return None
     assert type(batch) is np.ndarray and batch.flags.c_contiguous
     dtype = "object" if batch.dtype == object else batch.dtype.str
-    return {"dtype": dtype, "shape": list(batch.shape), "values": [repr(x) for x in batch.ravel().tolist()]}
+    return {
+        "dtype": dtype,
+        "shape": list(batch.shape),
+        "values": [repr(x) for x in batch.ravel().tolist()],
+    }
 
 
 @pytest.mark.parametrize("jax_or_none", [tree._jax_tree_util, lambda: None])
@@ -252,11 +332,19 @@ def test_batches_with_and_without_jax(jax_or_none, monkeypatch):
     for case in vectors["cases"]:
         elements = parsed(case["elements"])
         ds = MapDataset.source(elements)
-        for batch in (ds.batch(len(elements))[0], next(iter(ds.to_iter_dataset().batch(len(elements))))):
+        for batch in (
+            ds.batch(len(elements))[0],
+            next(iter(ds.to_iter_dataset().batch(len(elements)))),
+        ):
             # the order of keys counts
             assert json.dumps(described(batch)) == json.dumps(case["batch"]), case["case"]
     # What Grain batches silently into an array of objects is an error here (10 §11.4, DECISIONS 1).
     for case in vectors["errors"] + vectors["grain_silent"]:
         elements = parsed(case["elements"])
-        assert_raises(ValueError, "same structure", MapDataset.source(elements).batch(len(elements)).__getitem__, 0)
+        assert_raises(
+            ValueError,
+            "same structure",
+            MapDataset.source(elements).batch(len(elements)).__getitem__,
+            0,
+        )
     assert sum(len(vectors[name]) for name in ("cases", "errors", "grain_silent")) == 39

@@ -23,22 +23,33 @@ def numbers(*args):
     return MapDataset.range(*args).to_iter_dataset()
 
 
-SMALL = {"flat_map_iter": lambda: x.FlatMapIterDataset(numbers(5), FAN), "cache": lambda: x.CacheIterDataset(numbers(3))}
-SMALL |= {"zip": lambda: x.ZipIterDataset([numbers(3), numbers(10, 13)]), "limit": lambda: x.LimitIterDataset(numbers(5), 3)}
+SMALL = {
+    "flat_map_iter": lambda: x.FlatMapIterDataset(numbers(5), FAN),
+    "cache": lambda: x.CacheIterDataset(numbers(3)),
+}
+SMALL |= {
+    "zip": lambda: x.ZipIterDataset([numbers(3), numbers(10, 13)]),
+    "limit": lambda: x.LimitIterDataset(numbers(5), 3),
+}
 SMALL |= {"repeat": lambda: x.RepeatIterDataset(numbers(3), 2)}
 SMALL |= {"repeat_cache": lambda: x.RepeatIterDataset(x.CacheIterDataset(numbers(3)), 2)}
 
 
 def rebatched(case):
     stops = np.cumsum(case["parent_batch_sizes"], dtype=int)
-    rows = [np.arange(stop - size, stop) for size, stop in zip(case["parent_batch_sizes"], stops, strict=True)]
+    rows = [
+        np.arange(stop - size, stop)
+        for size, stop in zip(case["parent_batch_sizes"], stops, strict=True)
+    ]
     parent = MapDataset.source([{"a": a, "b": 2 * a[:, None] + np.array([0, 1])} for a in rows])
     parent = parent.to_iter_dataset(ReadOptions(num_threads=0))
     return x.RebatchIterDataset(parent, case["batch_size"], case["drop_remainder"])
 
 
 def window_shuffled(case):
-    return x.WindowShuffleIterDataset(numbers(case["n"]), window_size=case["window_size"], seed=case["seed"])
+    return x.WindowShuffleIterDataset(
+        numbers(case["n"]), window_size=case["window_size"], seed=case["seed"]
+    )
 
 
 def interleaved(case, kind, options):
@@ -60,21 +71,35 @@ def mixed(row):
 
 
 def sequences(case):
-    elements = [{k: np.array(v, np.int64) if isinstance(v, list) else v for k, v in e.items()} for e in case["elements"]]
+    elements = [
+        {k: np.array(v, np.int64) if isinstance(v, list) else v for k, v in e.items()}
+        for e in case["elements"]
+    ]
     return MapDataset.source(elements).to_iter_dataset()
 
 
 def packed(case, cls):
-    bins = {"length_struct": case["length_struct"], "num_packing_bins": case["num_packing_bins"], **case["args"]}
+    bins = {
+        "length_struct": case["length_struct"],
+        "num_packing_bins": case["num_packing_bins"],
+        **case["args"],
+    }
     ds = cls(sequences(case), **bins)
     for row in ds:
-        assert {row[key].dtype for key in row if key.endswith(("_segment_ids", "_positions"))} <= {np.dtype(np.int32)}
+        assert {row[key].dtype for key in row if key.endswith(("_segment_ids", "_positions"))} <= {
+            np.dtype(np.int32)
+        }
     return ds
 
 
 def concatenated(case):
-    arguments = {key: x.BOSHandling[v.split(".")[-1]] if key == "bos_handling" else v for key, v in case["args"].items()}
-    return x.ConcatThenSplitIterDataset(sequences(case), length_struct=case["length_struct"], **arguments)
+    arguments = {
+        key: x.BOSHandling[v.split(".")[-1]] if key == "bos_handling" else v
+        for key, v in case["args"].items()
+    }
+    return x.ConcatThenSplitIterDataset(
+        sequences(case), length_struct=case["length_struct"], **arguments
+    )
 
 
 def rows():
@@ -89,16 +114,35 @@ def rows():
         for case in load(name)["iter"]:
             yield "window_shuffle", window_shuffled, (case,), case[key], recorded_states(case)
     for i, case in enumerate(load("exp_interleave")["cases"]):
-        yield "interleave", interleaved, (case, KINDS[i % 4], ALONE), case["output"], recorded_states(case)
-        yield "interleave", interleaved, (case, KINDS[(i + i // 4 + 1) % 4], AHEAD), case["output"], recorded_states(case)
+        yield (
+            "interleave",
+            interleaved,
+            (case, KINDS[i % 4], ALONE),
+            case["output"],
+            recorded_states(case),
+        )
+        yield (
+            "interleave",
+            interleaved,
+            (case, KINDS[(i + i // 4 + 1) % 4], AHEAD),
+            case["output"],
+            recorded_states(case),
+        )
     for row in MIX["iter_mix"]:
-        states = {0: row["state_before"], min(2, len(row["elements"])): row["state_after_2"], -1: row["state_after_stop"]}
+        states = {
+            0: row["state_before"],
+            min(2, len(row["elements"])): row["state_after_2"],
+            -1: row["state_after_stop"],
+        }
         yield "mix", mixed, (row,), row["elements"], states
     row = MIX["iter_mix_mapping"]
     by_name = {"b": numbers(5), "a": numbers(100, 105)}, {"b": 1, "a": 2}
     yield "mix by name", IterDataset.mix, by_name, row["elements"] + row["rest"], {4: row["state"]}
     for case in load("pack_bins")["cases"]:
-        for name, cls in (("first_fit", x.FirstFitPackIterDataset), ("best_fit", x.BestFitPackIterDataset)):
+        for name, cls in (
+            ("first_fit", x.FirstFitPackIterDataset),
+            ("best_fit", x.BestFitPackIterDataset),
+        ):
             yield "bins", packed, (case, cls), case[name]["output"], recorded_states(case[name])
     for case in load("pack_concat_then_split")["cases"]:
         if "grain_defect" in case:
@@ -119,8 +163,19 @@ def test_no_row_is_left_out():
     num_rows, num_states = Counter(name for name, *_ in ROWS), Counter()
     for name, *_, recorded in ROWS:
         num_states[name] += len(recorded)
-    numbers = {"rebatch": 11, "window_shuffle": 19, "interleave": 46, "mix": 7, "bins": 30, "concat_then_split": 12}
-    assert num_rows == {**dict.fromkeys([*SMALL, "mix by name"], 1), **numbers, "defects of Grain": 2}
+    numbers = {
+        "rebatch": 11,
+        "window_shuffle": 19,
+        "interleave": 46,
+        "mix": 7,
+        "bins": 30,
+        "concat_then_split": 12,
+    }
+    assert num_rows == {
+        **dict.fromkeys([*SMALL, "mix by name"], 1),
+        **numbers,
+        "defects of Grain": 2,
+    }
     assert num_states["window_shuffle"] == 119 + 11 and num_states["mix"] == 3 * 7
     assert sum(name == "interleave" and bool(recorded) for name, *_, recorded in ROWS) == 2 * 6
     assert len(STATES) == 27 and len(OF_WORKERS) == 20
@@ -155,7 +210,9 @@ def test_files(tmp_path):
         "tfrecord": x.TFRecordIterDataset(paths[2], check_crc=False),  # the file has none
     }.items():
         check(ds, MISC[name]["output"], recorded_states(MISC[name]))
-    with pytest.raises(ValueError, match=r"records\.tfrecord .* byte 0 has a wrong checksum .*check_crc=False"):
+    with pytest.raises(
+        ValueError, match=r"records\.tfrecord .* byte 0 has a wrong checksum .*check_crc=False"
+    ):
         list(x.TFRecordIterDataset(paths[2]))
 
 
@@ -197,14 +254,27 @@ def test_behind_workers(number):
     count, sequential = row["num_workers"], row.get("sequential_slice", False)
     elements, states = decided(row), states_of_workers(row)
     shares = [share(build(row["pipeline"]), i, count, sequential=sequential) for i in range(count)]
-    in_turn = [x for turn in itertools.zip_longest(*shares, fillvalue=missing) for x in turn if x is not missing]
+    in_turn = [
+        x
+        for turn in itertools.zip_longest(*shares, fillvalue=missing)
+        for x in turn
+        if x is not missing
+    ]
     assert in_turn == elements
-    check(x.multithread_prefetch(build(row["pipeline"]), count, (0, 1, 7)[number % 3], sequential), elements, states)
-    ds = build(row["pipeline"]).mp_prefetch(MultiprocessingOptions(count), sequential_slice=sequential)
+    check(
+        x.multithread_prefetch(build(row["pipeline"]), count, (0, 1, 7)[number % 3], sequential),
+        elements,
+        states,
+    )
+    ds = build(row["pipeline"]).mp_prefetch(
+        MultiprocessingOptions(count), sequential_slice=sequential
+    )
     check(ds, elements, states, new=False)
     it, position = iter(ds), [*states][number % len(states)]
     it.set_state(states[position])  # it takes over the processes of the other one
-    assert plain(next(it, None)) == (elements[position] if position in range(len(elements)) else None)
+    assert plain(next(it, None)) == (
+        elements[position] if position in range(len(elements)) else None
+    )
 
 
 def test_threads_elastic_iterators_padding_and_pack_and_batch_operation():
@@ -213,16 +283,30 @@ def test_threads_elastic_iterators_padding_and_pack_and_batch_operation():
         assert list(x.multithread_prefetch(ds, num, 1)) == case["output"]
         assert list(x.multithread_prefetch(ds, num, 1, sequential_slice=True)) == case["sequential"]
         batches = list(x.multithread_prefetch(ds.batch(2), num, 1))
-        assert plain(batches) == case["batched2"] and {type(batch) for batch in batches} == {np.ndarray}
+        assert plain(batches) == case["batched2"] and {type(batch) for batch in batches} == {
+            np.ndarray
+        }
     cases = MISC["elastic"]["cases"]
     # Grain's shards end at different steps; ours all with the last whole global batch
     for case in cases:
-        ds, size, count = MapDataset.range(case["length"]), case["global_batch_size"], case["shard_count"]
-        per_shard = [plain(list(x.ElasticIterator(ds, size, ShardOptions(i, count)))) for i in range(count)]
+        ds, size, count = (
+            MapDataset.range(case["length"]),
+            case["global_batch_size"],
+            case["shard_count"],
+        )
+        per_shard = [
+            plain(list(x.ElasticIterator(ds, size, ShardOptions(i, count)))) for i in range(count)
+        ]
         steps = case["length"] // size
         assert per_shard == [batches[:steps] for batches in case["per_shard"]]
         assert {len(batches) for batches in per_shard} == {steps}
-    assert [len({len(batches) for batches in case["per_shard"]}) for case in cases] == [1, 1, 2, 1, 2]
+    assert [len({len(batches) for batches in case["per_shard"]}) for case in cases] == [
+        1,
+        1,
+        2,
+        1,
+        2,
+    ]
     cases = MISC["batch_and_pad"]["cases"]
     for values, batch_size, pad_value, result, dtype in cases:
         values = [np.float32(x) for x in values] if dtype == "float32" else values
@@ -237,14 +321,22 @@ def test_threads_elastic_iterators_padding_and_pack_and_batch_operation():
     for case in cases:
         length, num_rows = case["length"], case["batch_size"]
         if "two_features" in case:
-            elements = [{"inputs": np.arange(a), "targets": np.arange(100, 100 + b)} for a, b in case["lengths"]]
+            elements = [
+                {"inputs": np.arange(a), "targets": np.arange(100, 100 + b)}
+                for a, b in case["lengths"]
+            ]
         else:
-            elements = [{"x": np.arange(1, n + 1), "y": np.full((n, 2), n, np.float32)} for n in case["lengths"]]
+            elements = [
+                {"x": np.arange(1, n + 1), "y": np.full((n, 2), n, np.float32)}
+                for n in case["lengths"]
+            ]
             length = {"x": length, "y": length}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
             operation = x.PackAndBatchOperation(length, num_rows, case["max_sequences_per_bin"])
-        loader = DataLoader(data_source=elements, sampler=SequentialSampler(len(elements)), operations=[operation])
+        loader = DataLoader(
+            data_source=elements, sampler=SequentialSampler(len(elements)), operations=[operation]
+        )
         # Grain's operation begins the second time with what was left of the first
         for _ in range(2):
             assert [plain(batch) for batch in loader] == case["batches"]

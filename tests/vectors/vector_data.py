@@ -28,18 +28,28 @@ def build(pipeline: str) -> Any:
     """
     code = re.sub(r"\.to_iter\b(?!_)", ".to_iter_dataset()", pipeline)
     code = re.sub(r"(\d)i\b", r"\1*i", code)  # as one writes it on paper
-    code = code.replace("(same source", "(source([{a: arange(n)} for n in (2,3,4,1)]).to_iter_dataset()")
+    code = code.replace(
+        "(same source", "(source([{a: arange(n)} for n in (2,3,4,1)]).to_iter_dataset()"
+    )
     code = _BARE_BODY.sub(lambda match: f"{match[0]}lambda {_LAMBDAS[match[1]]}: ", code)
     code = re.sub(r"x -> (.*)\)$", r"FM(lambda x: \1))", code)
     makers = {name: getattr(MapDataset, name) for name in ("concatenate", "mix", "range", "source")}
-    names = {name: getattr(experimental, name) for name in experimental.__all__} | makers | {"FM": FM, "IterDataset": IterDataset}
+    names = (
+        {name: getattr(experimental, name) for name in experimental.__all__}
+        | makers
+        | {"FM": FM, "IterDataset": IterDataset}
+    )
     names |= {"a": "a", "arange": np.arange, "ShardOptions": gristmill.sharding.ShardOptions}
     names |= {"f": lambda x: x + 1, "g": lambda x, rng: x}
     return eval(code, names)
 
 
 def FM(fn: Any, max_fan_out: int = 2) -> Any:
-    return type("FM", (experimental.FlatMapTransform,), {"flat_map": staticmethod(fn), "max_fan_out": max_fan_out})()
+    return type(
+        "FM",
+        (experimental.FlatMapTransform,),
+        {"flat_map": staticmethod(fn), "max_fan_out": max_fan_out},
+    )()
 
 
 FAN = FM(lambda element: [[element, j] for j in range(element % 3)], 3)
@@ -59,10 +69,15 @@ def plain(element: Any) -> Any:
 def recorded_states(row: dict[str, Any]) -> dict[int, Any]:
     """The states in a row, by the number of elements before them; -1 is after the end."""
     after_end = [row[key] for key in ("state_after_end", "state_after_stop") if key in row]
-    return {**dict(enumerate(row.get("states") or ())), **dict.fromkeys([-1] * len(after_end), *after_end)}
+    return {
+        **dict(enumerate(row.get("states") or ())),
+        **dict.fromkeys([-1] * len(after_end), *after_end),
+    }
 
 
-def check(ds: Any, output: list[Any], recorded: dict[int, Any], *, ends: bool = True, new: bool = True) -> None:
+def check(
+    ds: Any, output: list[Any], recorded: dict[int, Any], *, ends: bool = True, new: bool = True
+) -> None:
     """``ds`` has those elements and states; from each state, in an iterator that was used and a new
     one, the rest follows.
     """

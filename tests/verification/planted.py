@@ -120,25 +120,67 @@ def mapped(fn):
 
 
 def streamed(fn):
-    return lambda: numbers().to_iter_dataset().map(fn).filter(lambda x: x is not None).batch(3, batch_fn=list)
+    return lambda: (
+        numbers().to_iter_dataset().map(fn).filter(lambda x: x is not None).batch(3, batch_fn=list)
+    )
 
 
 HERE = {  # a second run in this process shows these
-    "random": (mapped(lambda x: x + random.random()), "MapMapDataset(transform=<lambda>", "global generator of random"),
-    "numpy": (streamed(lambda x: x + np.random.rand()), "MapIterDataset(", "global generator of numpy.random"),
-    "no seed": (mapped(lambda x: x + np.random.default_rng().random()), "MapMapDataset(transform=<lambda>", "without a seed"),
+    "random": (
+        mapped(lambda x: x + random.random()),
+        "MapMapDataset(transform=<lambda>",
+        "global generator of random",
+    ),
+    "numpy": (
+        streamed(lambda x: x + np.random.rand()),
+        "MapIterDataset(",
+        "global generator of numpy.random",
+    ),
+    "no seed": (
+        mapped(lambda x: x + np.random.default_rng().random()),
+        "MapMapDataset(transform=<lambda>",
+        "without a seed",
+    ),
     "uuid": (streamed(lambda x: (x, uuid.uuid4().hex)), "MapIterDataset(", "without a seed"),
-    "clock": (streamed(lambda x: (x, time.time())), "MapIterDataset(", "the clock is read: it calls time.time"),
-    "in place": (lambda: rows().shuffle(seed=1).map(in_place).map(itemgetter("n")), "transform=in_place", "changed in place"),
+    "clock": (
+        streamed(lambda x: (x, time.time())),
+        "MapIterDataset(",
+        "the clock is read: it calls time.time",
+    ),
+    "in place": (
+        lambda: rows().shuffle(seed=1).map(in_place).map(itemgetter("n")),
+        "transform=in_place",
+        "changed in place",
+    ),
     "in place, cached": (
-        lambda: rows().map(dict.copy).to_iter_dataset().cache().map(in_place).map(itemgetter("n")).repeat(3),
+        lambda: (
+            rows()
+            .map(dict.copy)
+            .to_iter_dataset()
+            .cache()
+            .map(in_place)
+            .map(itemgetter("n"))
+            .repeat(3)
+        ),
         "MapIterDataset(transform=in_place",
         "changed in place: it changes its input at ['n'], from 0 to 1",
     ),
     "generator": (with_generator, "MapMapDataset(transform=<lambda>", "a generator is kept: rng"),
-    "iterator": (mapped(lambda x: (x, next(NAMES))), "MapMapDataset(", "an iterator is kept: the global variable NAMES"),
-    "counter": (mapped(counting), "transform=counting", "state is kept between calls: the attribute calls"),
-    "global list": (mapped(lambda x: SEEN.append(x) or len(SEEN)), "MapMapDataset(", "the global variable SEEN"),
+    "iterator": (
+        mapped(lambda x: (x, next(NAMES))),
+        "MapMapDataset(",
+        "an iterator is kept: the global variable NAMES",
+    ),
+    "counter": (
+        mapped(counting),
+        "transform=counting",
+        "state is kept between calls: the attribute calls",
+    ),
+    "global list": (
+        mapped(lambda x: SEEN.append(x) or len(SEEN)),
+        "MapMapDataset(",
+        "the global variable SEEN",
+    ),
     "with garbage": (
         mapped(lambda x: (SEEN.append(x), gc.collect(0), len(SEEN))[2]),
         "MapMapDataset(",
@@ -147,13 +189,37 @@ HERE = {  # a second run in this process shows these
     "object": (lambda: numbers().map(Adding()).map(str), "transform=Adding", "total"),
 }
 COLD = {  # a second run finds the state of the first one: only unused copies show these
-    "vocabulary": (mapped(lambda x: VOCABULARY.setdefault(x % 7, len(VOCABULARY))), "MapMapDataset(", "VOCABULARY of <lambda>"),
-    "vocabulary of a module": (mapped(numbered), "transform=numbered", "default argument 0 of numbered"),
-    "function of another module": (mapped(lambda x: imported(x % 7)), "MapMapDataset(", "WORDS of numbered"),
-    "attribute of another module": (mapped(lambda x: elsewhere.numbered(x % 7)), "MapMapDataset(", "WORDS of numbered"),
-    "coarse cache": (mapped(lambda x: COARSE.setdefault(x % 7, x)), "MapMapDataset(", "COARSE of <lambda>"),
+    "vocabulary": (
+        mapped(lambda x: VOCABULARY.setdefault(x % 7, len(VOCABULARY))),
+        "MapMapDataset(",
+        "VOCABULARY of <lambda>",
+    ),
+    "vocabulary of a module": (
+        mapped(numbered),
+        "transform=numbered",
+        "default argument 0 of numbered",
+    ),
+    "function of another module": (
+        mapped(lambda x: imported(x % 7)),
+        "MapMapDataset(",
+        "WORDS of numbered",
+    ),
+    "attribute of another module": (
+        mapped(lambda x: elsewhere.numbered(x % 7)),
+        "MapMapDataset(",
+        "WORDS of numbered",
+    ),
+    "coarse cache": (
+        mapped(lambda x: COARSE.setdefault(x % 7, x)),
+        "MapMapDataset(",
+        "COARSE of <lambda>",
+    ),
     "coarse lru_cache": (mapped(lambda x: first_of(x % 7)), "MapMapDataset(", "kept between calls"),
-    "first element": (streamed(Centred()), "MapIterDataset(transform=Centred", "the attribute mean of Centred"),
+    "first element": (
+        streamed(Centred()),
+        "MapIterDataset(transform=Centred",
+        "the attribute mean of Centred",
+    ),
     "seen before": (
         lambda: numbers().shuffle(seed=1).to_iter_dataset().map(lambda x: x % 7).filter(is_new),
         "FilterIterDataset(",
@@ -168,11 +234,27 @@ COLD = {  # a second run finds the state of the first one: only unused copies sh
     ),
 }
 IN_PROCESSES = {  # those that only another process shows
-    "set": (mapped(lambda x: "".join({f"{word}{x}" for word in WORDS})), "MapMapDataset(", "a set is iterated"),
+    "set": (
+        mapped(lambda x: "".join({f"{word}{x}" for word in WORDS})),
+        "MapMapDataset(",
+        "a set is iterated",
+    ),
     "process": (streamed(lambda x: (x, os.getpid())), "MapIterDataset(", "process"),
     "hash": (mapped(lambda x: hash(f"{x}")), "MapMapDataset(transform=<lambda>", "hash()"),
     "address": (mapped(lambda x: (x, id(WORDS))), "MapMapDataset(transform=<lambda>", "address"),
-    "thread": (mapped(lambda x: (x, threading.get_ident())), "MapMapDataset(transform=<lambda>", "thread"),
-    "files": (mapped(lambda x: [x, *os.listdir(FOLDER)]), "MapMapDataset(", "the order of files"),  # noqa: PTH208
-    "glob": (mapped(lambda x: [str(path) for path in FOLDER.glob("*.py")]), "MapMapDataset(", "the order of files"),
+    "thread": (
+        mapped(lambda x: (x, threading.get_ident())),
+        "MapMapDataset(transform=<lambda>",
+        "thread",
+    ),
+    "files": (
+        mapped(lambda x: [x, *os.listdir(FOLDER)]),  # noqa: PTH208
+        "MapMapDataset(",
+        "the order of files",
+    ),
+    "glob": (
+        mapped(lambda x: [str(path) for path in FOLDER.glob("*.py")]),
+        "MapMapDataset(",
+        "the order of files",
+    ),
 }

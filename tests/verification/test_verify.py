@@ -80,7 +80,9 @@ def test_planted_bugs_that_show_in_this_process_are_named(name):
     check_planted(name, lambda ds, steps: InThisProcess(ds, steps, 60).report())
 
 
-@pytest.mark.parametrize("name", ["numpy", *[x for x in planted.COLD if x not in OTHERS], "set", "process"])
+@pytest.mark.parametrize(
+    "name", ["numpy", *[x for x in planted.COLD if x not in OTHERS], "set", "process"]
+)
 def test_planted_bugs_are_named(name):
     check_planted(name)
 
@@ -91,7 +93,11 @@ def test_more_planted_bugs_that_other_processes_show_are_named(name):
     check_planted(name)
 
 
-@pytest.mark.parametrize("entries", [ENTRIES[::5], pytest.param(ENTRIES[1::3], marks=pytest.mark.slow)], ids=["some", "more"])
+@pytest.mark.parametrize(
+    "entries",
+    [ENTRIES[::5], pytest.param(ENTRIES[1::3], marks=pytest.mark.slow)],
+    ids=["some", "more"],
+)
 def test_no_alarm_on_the_table_of_stages(entries):
     for entry in entries:
         report = InThisProcess(entry.make(), STEPS, 60).report()
@@ -106,7 +112,12 @@ def test_no_alarm_on_some_stages_in_processes():
 
 @pytest.mark.slow
 @seed(SEED)
-@settings(max_examples=20, deadline=None, suppress_health_check=[*HealthCheck], phases=[Phase.explicit, Phase.generate])
+@settings(
+    max_examples=20,
+    deadline=None,
+    suppress_health_check=[*HealthCheck],
+    phases=[Phase.explicit, Phase.generate],
+)
 @given(trees | failing_trees, st.sampled_from([*[InThisProcess] * 15, Verifier]))
 def test_no_alarm_on_random_pipelines(tree, kind):
     try:
@@ -118,21 +129,30 @@ def test_no_alarm_on_random_pipelines(tree, kind):
 
 
 def test_loaders_and_errors_are_compared_and_time_is_bounded():
-    loader = grain.load([*range(40)], num_epochs=1, shuffle=True, seed=1, batch_size=3, worker_count=1)
+    loader = grain.load(
+        [*range(40)], num_epochs=1, shuffle=True, seed=1, batch_size=3, worker_count=1
+    )
     report = grain.verify(loader, steps=5)
     assert report.ok and {check.status for check in report.checks} == {"passed", "skipped"}
     failing = grain.MapDataset.range(9).map(lambda x: 1 // (x - 5))
     report = InThisProcess(failing, 20, 60).report()
     assert report.ok and report.num_steps == 5 and "ZeroDivisionError" in report.note
     once = iter([ValueError("first"), *[KeyError("later")] * 99])
-    report = InThisProcess(grain.MapDataset.range(3).map(lambda x: [][0] if x else fail(next(once))), 3, 60).report()
-    assert not report.ok and report.values == ("raised ValueError: first", "raised KeyError: 'later'")
+    report = InThisProcess(
+        grain.MapDataset.range(3).map(lambda x: [][0] if x else fail(next(once))), 3, 60
+    ).report()
+    assert not report.ok and report.values == (
+        "raised ValueError: first",
+        "raised KeyError: 'later'",
+    )
     report = grain.verify(grain.MapDataset.range(10), seconds=0.001)
     assert report.ok and "there was no time left" in {check.note for check in report.checks}
     for arguments, error in (({"steps": 0}, ValueError), ({"seconds": "1"}, TypeError)):
         assert_raises(error, None, grain.verify, grain.MapDataset.range(3), **arguments)
     assert_raises(TypeError, "ds must be", grain.verify, iter(grain.MapDataset.range(3)))
-    assert_raises(AssertionError, "NOT deterministic", assert_deterministic, planted.with_generator())
+    assert_raises(
+        AssertionError, "NOT deterministic", assert_deterministic, planted.with_generator()
+    )
 
 
 def fail(error):
@@ -152,7 +172,11 @@ class Own:
     [
         ({"a": [1, 2.0], "b": None}, {"b": None, "a": [1, 2.0]}, None),
         ({"a": [1, 2.0]}, {"a": [1, 2]}, ("['a'][1]", "2.0", "2")),
-        (np.array([[1.0, np.nan], [0, 3]]), np.array([[1.0, np.nan], [0, 4]]), ("[1, 1]", 3.0, 4.0)),
+        (
+            np.array([[1.0, np.nan], [0, 3]]),
+            np.array([[1.0, np.nan], [0, 4]]),
+            ("[1, 1]", 3.0, 4.0),
+        ),
         (np.array([0.0]), np.array([-0.0]), ("[0]", 0.0, -0.0)),
         (float("nan"), -float("nan"), None),
         (np.zeros(1, np.int32), np.zeros(1, np.int64), ("", "int32[1] '[0]'", "int64[1] '[0]'")),
@@ -211,9 +235,9 @@ def test_every_check_says_how_many_steps_it_had():
 
 def test_the_command_says_it_and_exits_with_one(tmp_path):
     (tmp_path / "pipeline.py").write_text(
-        "import gristmill as grain\n"
-        "made_of_a_set = lambda: grain.MapDataset.source(list(set('abcdefgh'))).map(str).shuffle(seed=1)\n"
-        "numbers = grain.MapDataset.range(9).map(lambda x: print('noise') or x)\n"
+        "import gristmill as grain\nmade_of_a_set = lambda:"
+        " grain.MapDataset.source(list(set('abcdefgh'))).map(str).shuffle(seed=1)\nnumbers ="
+        " grain.MapDataset.range(9).map(lambda x: print('noise') or x)\n"
     )
 
     def run(*arguments):

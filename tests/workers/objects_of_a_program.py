@@ -213,14 +213,27 @@ Identifier = typing.NewType("Identifier", int)
 P, Ts = typing.ParamSpec("P"), typing.TypeVarTuple("Ts")
 by_size = functools.cmp_to_key(lambda a, b: b - a)
 doubled = np.frompyfunc(lambda x: 2 * x, 1, 1)
-strong, alive = weakref.WeakKeyDictionary({tokenizer: 5}), weakref.WeakValueDictionary({"t": tokenizer})
+strong, alive = (
+    weakref.WeakKeyDictionary({tokenizer: 5}),
+    weakref.WeakValueDictionary({"t": tokenizer}),
+)
 own = threading.local()
 lazy = sys.modules["colorsys"] = LazyModule("a module that is imported by another name")
 table = np.array([(1, 2.5)], [("id", "i4"), ("w", "f8")]).view(np.recarray)
 
 CASES = {
-    "recursive cache": lambda: (cached(5), cached.__wrapped__(1), cached.__name__, cached.__module__),
-    "lru_cache": lambda: (lru_cached(3), lru_cached.cache_parameters(), lru_cached.cache_clear(), lru_cached.cache_info()),
+    "recursive cache": lambda: (
+        cached(5),
+        cached.__wrapped__(1),
+        cached.__name__,
+        cached.__module__,
+    ),
+    "lru_cache": lambda: (
+        lru_cached(3),
+        lru_cached.cache_parameters(),
+        lru_cached.cache_clear(),
+        lru_cached.cache_info(),
+    ),
     "wraps over cache": lambda: wrapped_cached(3),
     "cached class": lambda: CachedClass() is CachedClass(),
     "singledispatch": lambda: (kind([1, "a", {"k": 2}]), [*map(str, kind.registry)], kind.__name__),
@@ -230,7 +243,11 @@ CASES = {
     "singledispatchmethod": lambda: (tokenizer.kind(1), tokenizer.kind("a")),
     "partialmethod": lambda: tokenizer.cube(2),
     "Enum": lambda: (list(Color.__members__), Color.CRIMSON.name, Color(2).name, len(Color)),
-    "Enum with __init__": lambda: (Planet.EARTH.density, Planet((3, 2)).name, Planet.MARS.twin is Planet.MARS),
+    "Enum with __init__": lambda: (
+        Planet.EARTH.density,
+        Planet((3, 2)).name,
+        Planet.MARS.twin is Planet.MARS,
+    ),
     "Enum with __new__": lambda: (str.upper(Size.L), Size(2).text, Size.S.value),
     "Enum with a metaclass": lambda: (Split["train"], len(Split)),
     "Enum of tuples": lambda: (Shape.WIDE, Shape((1, 2)).value),
@@ -242,7 +259,11 @@ CASES = {
     ),
     "Flag": lambda: (str(Permission.R | Permission.W), str(~Permission.R), Permission(0).name),
     "dataclass": lambda: dataclasses.make_dataclass("D", [("y", int)], bases=(Base,))(1, 2).y,
-    "ABC and Protocol": lambda: (isinstance(1, Abstract), isinstance(tokenizer, HasF), sorted(Typed.__optional_keys__)),
+    "ABC and Protocol": lambda: (
+        isinstance(1, Abstract),
+        isinstance(tokenizer, HasF),
+        sorted(Typed.__optional_keys__),
+    ),
     "NewType": lambda: (Identifier(3), Identifier.__name__, Identifier.__supertype__),
     "type parameters": lambda: str((P, Ts)),
     "cmp_to_key": lambda: sorted([1, 3, 2], key=by_size),
@@ -262,7 +283,9 @@ def outcome(name):
 
 
 def in_workers(ds, num_workers):
-    return ds.to_iter_dataset().mp_prefetch(gm.MultiprocessingOptions(num_workers, num_lanes=1, executor="processes"))
+    return ds.to_iter_dataset().mp_prefetch(
+        gm.MultiprocessingOptions(num_workers, num_lanes=1, executor="processes")
+    )
 
 
 assert "numpy.rec" not in sys.modules, "then it is not known whether a lazy import is a problem"
@@ -274,5 +297,9 @@ for n in (0, 1):
     try:
         next(iter(in_workers(gm.MapDataset.range(1).map(failing), n)))
     except AttributeError as error:
-        frames = [x for x in traceback.extract_tb(error.__traceback__) if x.name in ("failing", "inner", "<lambda>")]
+        frames = [
+            x
+            for x in traceback.extract_tb(error.__traceback__)
+            if x.name in ("failing", "inner", "<lambda>")
+        ]
         print(*[(x.filename, x.lineno, x.name, x.line) for x in frames])

@@ -31,7 +31,15 @@ os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 import ray
 from ray.cluster_utils import Cluster
 
-from gristmill import DataLoader, MapDataset, MultiprocessingOptions, RayOptions, ReadOptions, observe, write
+from gristmill import (
+    DataLoader,
+    MapDataset,
+    MultiprocessingOptions,
+    RayOptions,
+    ReadOptions,
+    observe,
+    write,
+)
 from gristmill.diagnostics.report import report_html
 from gristmill.diagnostics.stalls import waiting_text
 from gristmill.samplers import IndexSampler
@@ -46,7 +54,9 @@ MEGABYTE = 1 << 20
 @pytest.fixture(scope="module")
 def cluster():
     node = {"node_ip_address": "127.0.0.1", "object_store_memory": 200 * MEGABYTE}
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False, **node})
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False, **node}
+    )
     cluster.add_node(num_cpus=4, **node)
     ray.init(address=cluster.address, log_to_driver=False)
     yield cluster
@@ -71,13 +81,29 @@ def chain(bad):
             raise LookupError(f"bad record {x[0]}")
         return x
 
-    ds = MapDataset.range(61).seed(3).shuffle().random_map(lambda x, rng: (x, int(rng.integers(100))))
-    ds = ds.to_iter_dataset(ReadOptions(3, 7)).filter(lambda x: x[0] % 4).map(fail).map_with_index(lambda i, x: (*x, i))
-    return ds.random_map(lambda x, rng: (*x, int(rng.integers(100))), seed=5).window_shuffle(5, seed=1).batch(3, batch_fn=list)
+    ds = (
+        MapDataset.range(61)
+        .seed(3)
+        .shuffle()
+        .random_map(lambda x, rng: (x, int(rng.integers(100))))
+    )
+    ds = (
+        ds.to_iter_dataset(ReadOptions(3, 7))
+        .filter(lambda x: x[0] % 4)
+        .map(fail)
+        .map_with_index(lambda i, x: (*x, i))
+    )
+    return (
+        ds.random_map(lambda x, rng: (*x, int(rng.integers(100))), seed=5)
+        .window_shuffle(5, seed=1)
+        .batch(3, batch_fn=list)
+    )
 
 
 def used_bytes():
-    return ray.cluster_resources()["object_store_memory"] - ray.available_resources().get("object_store_memory", 0)
+    return ray.cluster_resources()["object_store_memory"] - ray.available_resources().get(
+        "object_store_memory", 0
+    )
 
 
 def outcome_of(ds):
@@ -95,7 +121,9 @@ def slow(x):
     return np.full(3000, x)
 
 
-@pytest.mark.parametrize("bad", [pytest.param((), marks=pytest.mark.slow), (1, 2, 30, 33, 58)], ids=["whole", "failing"])
+@pytest.mark.parametrize(
+    "bad", [pytest.param((), marks=pytest.mark.slow), (1, 2, 30, 33, 58)], ids=["whole", "failing"]
+)
 def test_elements_errors_and_states_are_those_of_lanes_anywhere(bad):
     expected = outcomes(iter(chain(bad).mp_prefetch(LANES)))
     it = iter(chain(bad).mp_prefetch(SHARED))
@@ -109,7 +137,9 @@ def test_elements_errors_and_states_are_those_of_lanes_anywhere(bad):
 def test_loaders_batches_for_hosts_and_streams():
     def loader(**options):
         sampler = IndexSampler(60, shuffle=True, seed=7, num_epochs=1)
-        return DataLoader(data_source=np.arange(60), sampler=sampler, operations=[NOISE, Batch(4)], **options)
+        return DataLoader(
+            data_source=np.arange(60), sampler=sampler, operations=[NOISE, Batch(4)], **options
+        )
 
     here, there = iter(loader(num_lanes=5)), iter(loader(workers=SHARED))
     for position in range(2):
@@ -122,7 +152,13 @@ def test_loaders_batches_for_hosts_and_streams():
     assert plain(stream.global_batch(4, workers=two)) == plain(stream.global_batch(4))
     assert plain(loader().global_batch(4, workers=two)) == plain(loader().global_batch(4))
     assert plain(stream.batch(3).mp_prefetch(two, order="stream")) == plain(stream.batch(3))
-    assert_raises(ValueError, "worker_count must not be given beside workers", loader, worker_count=2, workers=two)
+    assert_raises(
+        ValueError,
+        "worker_count must not be given beside workers",
+        loader,
+        worker_count=2,
+        workers=two,
+    )
     assert_raises(ValueError, "num_workers must be at most num_lanes, 5, got 6", there.resize, 6)
     assert_raises(ValueError, "no workers that can be resized", iter(stream).resize, 2)
 
@@ -139,7 +175,9 @@ def test_files_that_actors_write_are_those_of_one_process(tmp_path):
 @pytest.mark.parametrize("writable", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_arrays_and_what_the_pipeline_holds(writable):
     rows = np.arange(10**6).reshape(100, 10**4)
-    ds = MapDataset.source(rows).map(lambda row: {"large": row * 2, "small": row[:3] * 2, "transposed": np.ones((300, 200)).T})
+    ds = MapDataset.source(rows).map(
+        lambda row: {"large": row * 2, "small": row[:3] * 2, "transposed": np.ones((300, 200)).T}
+    )
     options = RayOptions(1, pool="checks", num_cpus=0, writable=writable)
     found = [*ds.to_iter_dataset().mp_prefetch(options)]
     assert [x["small"].tolist() for x in found] == (rows[:, :3] * 2).tolist()
@@ -168,9 +206,17 @@ def test_an_element_that_kills_and_one_that_hangs():
             os.kill(os.getpid(), signal.SIGKILL)
         return x
 
-    it = iter(MapDataset.range(40).map(deadly).to_iter_dataset().mp_prefetch(RayOptions(2, num_lanes=4, num_cpus=0.5)))
+    it = iter(
+        MapDataset.range(40)
+        .map(deadly)
+        .to_iter_dataset()
+        .mp_prefetch(RayOptions(2, num_lanes=4, num_cpus=0.5))
+    )
     seen = []
-    with pytest.raises(RuntimeError, match=r"Ray actors were lost, .*, while lane 1 of 4 was computed, at element 21"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"Ray actors were lost, .*, while lane 1 of 4 was computed, at element 21",
+    ):
         seen.extend(it)
     it.close()
     assert seen == [*range(21)]
@@ -184,7 +230,10 @@ def test_an_element_that_kills_and_one_that_hangs():
     it = iter(ds)
     waiter = threading.Thread(target=assert_raises, args=(ValueError, "was closed", list, it))
     waiter.start()
-    awaited = r"(?s)It waits for worker \d on node 127.0.0.1 \(\w{6}\), process \d+, lane \d, at element \d.*Event\(\).wait\(\)"
+    awaited = (
+        r"(?s)It waits for worker \d on node 127.0.0.1 \(\w{6}\), process \d+, lane \d, at element"
+        r" \d.*Event\(\).wait\(\)"
+    )
     # a look may find it between two waits
     wait_until(lambda: re.search(awaited, waiting_text(it, waiter.ident, 21, 1.0)))
     it.close()
@@ -193,7 +242,9 @@ def test_an_element_that_kills_and_one_that_hangs():
     start = it.get_state()
     for _ in range(2):  # the second time from where others are, who do not answer
         assert [next(it) for _ in range(5)] == [*range(5)]
-        wait_until(lambda: any("threading.Event().wait()" in worker.stacks() for worker in it.pool.workers))
+        wait_until(
+            lambda: any("threading.Event().wait()" in worker.stacks() for worker in it.pool.workers)
+        )
         it.set_state(start)
     it.close()
 
@@ -211,14 +262,29 @@ def test_what_is_wrong_is_said(caplog):
         it.skip_failed()
     assert type(caught.value.__cause__) is KeyError
     notes = "".join(caught.value.__notes__)
-    assert "on node 127.0.0.1 (" in notes and "MapMapDataset(transform=fail" in notes and "element 1" in notes
-    wrong = {"num_lanes": 1, "pool": "", "max_bytes_ahead": 0, "writable": 1, "num_cpus": -1, "resources": {1: 1}}
+    assert (
+        "on node 127.0.0.1 (" in notes
+        and "MapMapDataset(transform=fail" in notes
+        and "element 1" in notes
+    )
+    wrong = {
+        "num_lanes": 1,
+        "pool": "",
+        "max_bytes_ahead": 0,
+        "writable": 1,
+        "num_cpus": -1,
+        "resources": {1: 1},
+    }
     for name, value in [*wrong.items(), ("runtime_env", "env")]:
         assert_raises((TypeError, ValueError), name, RayOptions, 2, **{name: value})
     assert_raises(ValueError, "num_workers", RayOptions, 0)
-    secret = RayOptions(1, num_cpus=0, runtime_env={"env_vars": {"TOKEN": "secret", "JAX_PLATFORMS": "tpu"}})
+    secret = RayOptions(
+        1, num_cpus=0, runtime_env={"env_vars": {"TOKEN": "secret", "JAX_PLATFORMS": "tpu"}}
+    )
     assert "secret" not in repr(secret)
-    names = MapDataset.source(["TOKEN", "JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES"]).map(lambda name: os.environ[name])
+    names = MapDataset.source(["TOKEN", "JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES"]).map(
+        lambda name: os.environ[name]
+    )
     assert [*names.to_iter_dataset().mp_prefetch(secret)] == ["secret", "tpu", ""]
     starved = iter(names.to_iter_dataset().mp_prefetch(RayOptions(1, resources={"third": 1})))
     thread = threading.Thread(target=assert_raises, args=(RuntimeError, "closed", next, starved))
@@ -237,7 +303,12 @@ def test_random_pipelines():
     from stream_model import Endless, build, outcomes, trees
 
     @seed(SEED)
-    @settings(max_examples=10, deadline=None, suppress_health_check=[*HealthCheck], phases=[Phase.generate])
+    @settings(
+        max_examples=10,
+        deadline=None,
+        suppress_health_check=[*HealthCheck],
+        phases=[Phase.generate],
+    )
     @given(tree=trees)
     def check(tree):
         try:
@@ -259,10 +330,24 @@ def test_random_pipelines():
 @pytest.mark.timeout(400)
 def test_many_kills_resizes_and_a_node_that_goes(cluster):
     rng = random.Random(SEED)
-    ds = MapDataset.range(10**6).shuffle(1).map(slow).to_iter_dataset().filter(lambda x: int(x[0]) % 5)
-    lanes = iter(MapDataset.range(10**6).shuffle(1).to_iter_dataset().filter(lambda x: x % 5).mp_prefetch(LANES))
+    ds = (
+        MapDataset.range(10**6)
+        .shuffle(1)
+        .map(slow)
+        .to_iter_dataset()
+        .filter(lambda x: int(x[0]) % 5)
+    )
+    lanes = iter(
+        MapDataset.range(10**6)
+        .shuffle(1)
+        .to_iter_dataset()
+        .filter(lambda x: x % 5)
+        .mp_prefetch(LANES)
+    )
     it = iter(ds.mp_prefetch(RayOptions(3, num_lanes=5, num_cpus=1)))
-    extra = cluster.add_node(num_cpus=3, node_ip_address="127.0.0.1", object_store_memory=200 * MEGABYTE)
+    extra = cluster.add_node(
+        num_cpus=3, node_ip_address="127.0.0.1", object_store_memory=200 * MEGABYTE
+    )
     kills, next_at = 0, 0.0
     while kills < 9:
         assert int(next(it)[0]) == next(lanes)
@@ -283,7 +368,9 @@ def test_many_kills_resizes_and_a_node_that_goes(cluster):
 def test_the_object_store_is_not_filled():
     ds = MapDataset.range(200).map(lambda x: np.full(MEGABYTE // 8, x)).to_iter_dataset()
     before, most = used_bytes(), 0
-    it = iter(ds.mp_prefetch(RayOptions(2, num_lanes=4, num_cpus=0.5, max_bytes_ahead=8 * MEGABYTE)))
+    it = iter(
+        ds.mp_prefetch(RayOptions(2, num_lanes=4, num_cpus=0.5, max_bytes_ahead=8 * MEGABYTE))
+    )
     for i, x in enumerate(it):
         assert x[0] == i
         if not i % 20:
@@ -291,7 +378,9 @@ def test_the_object_store_is_not_filled():
             most = max(most, used_bytes() - before)
     assert MEGABYTE < most <= 8 * MEGABYTE + 100_000
     it.close()
-    assert [int(x[0]) for x in ds.limit(20).mp_prefetch(RayOptions(2, num_lanes=4, max_bytes_ahead=999))] == [*range(80)]
+    assert [
+        int(x[0]) for x in ds.limit(20).mp_prefetch(RayOptions(2, num_lanes=4, max_bytes_ahead=999))
+    ] == [*range(80)]
 
 
 CONSUMER = """
@@ -316,7 +405,12 @@ while sys.stdin.readline():
 
 
 def consumer(address, pool=""):
-    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    streams = {
+        "stdin": subprocess.PIPE,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.DEVNULL,
+        "text": True,
+    }
     process = subprocess.Popen([sys.executable, "-c", CONSUMER, address, pool], **streams)
     return process, [int(pid) for pid in process.stdout.readline().split()]
 
@@ -326,12 +420,19 @@ def consumer(address, pool=""):
 def test_nothing_is_left_of_a_consumer_that_was_killed(cluster, is_alone):
     before = used_bytes()
     process, pids = consumer("alone" if is_alone else cluster.address)
-    found = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=False)
+    found = subprocess.run(
+        ["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=False
+    )
     children = [int(pid) for pid in found.stdout.split()]
     process.kill()
     process.wait()
     began = time.monotonic()
-    wait_until(lambda: not any(map(is_running, [*pids, *children])) and (is_alone or used_bytes() <= before + 1))
+    wait_until(
+        lambda: (
+            not any(map(is_running, [*pids, *children]))
+            and (is_alone or used_bytes() <= before + 1)
+        )
+    )
     # the specification's limit; it takes 0.5 s when the machine has nothing else to do
     assert time.monotonic() - began < 5
 
@@ -375,17 +476,32 @@ def test_diagnosis_tells_compute_transfer_object_store_and_waiting_by_node(clust
         return {load.node: load for load in view.snapshot().workers}
 
     def until(*expected):
-        wait_until(lambda: sorted([(x.num_workers, x.num_restarts) for x in loads().values()]) == [*expected])
+        wait_until(
+            lambda: (
+                sorted([(x.num_workers, x.num_restarts) for x in loads().values()]) == [*expected]
+            )
+        )
 
-    extra = cluster.add_node(num_cpus=3, node_ip_address="127.0.0.1", object_store_memory=200 * MEGABYTE)
+    extra = cluster.add_node(
+        num_cpus=3, node_ip_address="127.0.0.1", object_store_memory=200 * MEGABYTE
+    )
     # one actor on each of three nodes
     options = RayOptions(3, num_lanes=6, num_cpus=3, max_bytes_ahead=MEGABYTE)
-    it = iter(MapDataset.range(10**6).map(slow).to_iter_dataset(ReadOptions(0)).mp_prefetch(options))
+    it = iter(
+        MapDataset.range(10**6).map(slow).to_iter_dataset(ReadOptions(0)).mp_prefetch(options)
+    )
     with observe(it) as view:
         until((1, 0), (1, 0), (1, 0))
-        wait_until(lambda: all(min(x.room_ns, x.encoding_ns, x.storing_ns, x.decoding_ns) for x in loads().values()))
+        wait_until(
+            lambda: all(
+                min(x.room_ns, x.encoding_ns, x.storing_ns, x.decoding_ns) for x in loads().values()
+            )
+        )
         lost = next(node for node in loads() if node == f"127.0.0.1 ({extra.node_id[:6]})")
-        os.kill(next(worker.process_id for worker in it.pool.workers if worker.node != lost), signal.SIGKILL)
+        os.kill(
+            next(worker.process_id for worker in it.pool.workers if worker.node != lost),
+            signal.SIGKILL,
+        )
         until((1, 0), (1, 0), (1, 1))
         cluster.remove_node(extra, allow_graceful=False)
         until((0, 0), (1, 0), (1, 1))
@@ -393,5 +509,8 @@ def test_diagnosis_tells_compute_transfer_object_store_and_waiting_by_node(clust
         assert sum(load.shares[0] * load.lifetime_ns for load in found.values()) > slept / 2
         for text in (str(view.diagnosis()), report_html(view.diagnosis())):
             assert all(word in text.lower() for word in (*found, "object store", "1 restarted"))
-        assert {thread.process.partition(",")[0] for thread in view.snapshot().threads} == {"main", *[f"node {n}" for n in found]}
+        assert {thread.process.partition(",")[0] for thread in view.snapshot().threads} == {
+            "main",
+            *[f"node {n}" for n in found],
+        }
     it.close()

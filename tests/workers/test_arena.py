@@ -18,7 +18,15 @@ import pytest
 from both_ends import Ends
 
 from gristmill.workers import arena
-from gristmill.workers.arena import _FIRST_CHUNK, _MAX_WARM, Mapping, Slot, _chunk_of, _chunk_size, _chunk_start
+from gristmill.workers.arena import (
+    _FIRST_CHUNK,
+    _MAX_WARM,
+    Mapping,
+    Slot,
+    _chunk_of,
+    _chunk_size,
+    _chunk_start,
+)
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -69,22 +77,43 @@ class TestSlots:
         slots = []
         for num_bytes in (1, 2, PAGE - 1, PAGE, PAGE + 1, 3 * PAGE, 2**20, 2**20 + 1):
             slots += [ends.arena.allocate(num_bytes) for _ in range(10)]
-            assert all(slot.offset % PAGE == 0 and slot.num_bytes == num_bytes for slot in slots[-10:])
+            assert all(
+                slot.offset % PAGE == 0 and slot.num_bytes == num_bytes for slot in slots[-10:]
+            )
         slots.sort()
-        assert all(slot.offset + slot.num_bytes <= after.offset for slot, after in itertools.pairwise(slots))
+        assert all(
+            slot.offset + slot.num_bytes <= after.offset
+            for slot, after in itertools.pairwise(slots)
+        )
         slot = ends.arena.allocate(10000)
         ours, theirs = ends.arena.view(slot), ends.reader.take(slot)
         ours[:] = 5
         assert theirs.tolist() == [5] * 10000
         theirs[3] = 6
-        assert ours[3] == 6 and type(theirs) is np.ndarray and theirs.flags.writeable and theirs.flags.c_contiguous
+        assert (
+            ours[3] == 6
+            and type(theirs) is np.ndarray
+            and theirs.flags.writeable
+            and theirs.flags.c_contiguous
+        )
         del theirs
-        assert ends.reader.released() == [slot] and ends.reader.look(slot)[:4].tolist() == [5, 5, 5, 6]
+        assert ends.reader.released() == [slot] and ends.reader.look(slot)[:4].tolist() == [
+            5,
+            5,
+            5,
+            6,
+        ]
         assert ends.reader.released() == []  # a look is not watched
 
     def test_are_not_used_again_while_somebody_looks(self, ends):
         array = ends.share(40000, 1).view(np.int64).reshape(50, 100)
-        views = [array[3:5], array.T, array.view(np.uint8)[::2], memoryview(array), np.broadcast_to(array[0], (5, 100))]
+        views = [
+            array[3:5],
+            array.T,
+            array.view(np.uint8)[::2],
+            memoryview(array),
+            np.broadcast_to(array[0], (5, 100)),
+        ]
         cycle = [array]
         cycle.append(cycle)
         del array
@@ -184,7 +213,9 @@ class TestGivingBack:
         kept = [kept[3], kept[4], kept[17]]
         ends.reader.close()
         assert ends.used() == 3 * 2**18 + 2**26 + PAGE
-        assert [int(a[0]) for a in kept] == [int(a[-1]) for a in kept] == [3, 4, 17] and large[0] == large[-1] == 7
+        assert [int(a[0]) for a in kept] == [int(a[-1]) for a in kept] == [3, 4, 17] and large[
+            0
+        ] == large[-1] == 7
 
     def test_the_memory_is_what_is_used_and_what_was_used_lately(self, ends, monkeypatch):
         """Whatever the sizes, and in whatever order slots are freed; in the end next to nothing
@@ -237,9 +268,15 @@ class TestChunks:
         starts = [_chunk_start(k) for k in range(40)]
         assert starts[:4] == [0, _FIRST_CHUNK, 3 * _FIRST_CHUNK, 7 * _FIRST_CHUNK]
         for k, start in enumerate(starts[:-1]):
-            assert (starts[k + 1] - start, _chunk_of(start), _chunk_of(starts[k + 1] - 1)) == (_chunk_size(k), k, k)
+            assert (starts[k + 1] - start, _chunk_of(start), _chunk_of(starts[k + 1] - 1)) == (
+                _chunk_size(k),
+                k,
+                k,
+            )
         size = 2**24  # slots fill a chunk to its end, 4 in the first one, 8 in the second
-        assert [ends.arena.allocate(size).offset for _ in range(12)] == [k * size for k in range(12)]
+        assert [ends.arena.allocate(size).offset for _ in range(12)] == [
+            k * size for k in range(12)
+        ]
 
     @pytest.mark.parametrize("num_bytes", [2**26, 2**26 + 1, 2**32 + 5])
     def test_a_slot_may_be_larger_than_a_chunk(self, ends, num_bytes):
@@ -249,12 +286,18 @@ class TestChunks:
         arena = ends.arena
         small, slot, after = map(arena.allocate, (10, num_bytes, 10))
         view = arena.view(slot)
-        assert _chunk_of(slot.offset) == _chunk_of(slot.offset + num_bytes - 1) and view.nbytes == num_bytes
+        assert (
+            _chunk_of(slot.offset) == _chunk_of(slot.offset + num_bytes - 1)
+            and view.nbytes == num_bytes
+        )
         view[0], view[-1] = 1, 2
         arena.view(small)[:], arena.view(after)[:] = 8, 9
         array = ends.reader.take(slot)
         assert (array[0], array[-1]) == (1, 2)
-        assert ends.reader.take(small).tolist() == [8] * 10 and ends.reader.take(after).tolist() == [9] * 10
+        assert (
+            ends.reader.take(small).tolist() == [8] * 10
+            and ends.reader.take(after).tolist() == [9] * 10
+        )
         assert ends.used() <= 8 * PAGE and os.fstat(ends.fd).st_size >= slot.offset + num_bytes
         arena.free(slot)
         assert arena.allocate(num_bytes) == slot
@@ -262,6 +305,9 @@ class TestChunks:
     def test_few_mappings_for_any_amount(self, ends):
         mapping = Mapping(ends.fd)
         for slot in [ends.arena.allocate(2**24) for _ in range(500)]:  # 8 GB that are never touched
-            assert mapping.view(Slot(slot.offset, 10)).nbytes == 10 and mapping.view(slot).nbytes == 2**24
+            assert (
+                mapping.view(Slot(slot.offset, 10)).nbytes == 10
+                and mapping.view(slot).nbytes == 2**24
+            )
         assert len(mapping._chunks) <= 8 and ends.used() == 0
         assert Path("/proc/self/maps").read_text().count("gristmill-test") <= 8

@@ -90,7 +90,9 @@ PROGRAM = """
 
 
 def test_instances_of_every_kind_of_class_of_the_program(tmp_path):
-    assert output(tmp_path, PROGRAM) == ["{'_Private__x': 7, '_y': 7} {'empty': None, 'x': 8, 'free': [8]}"]
+    assert output(tmp_path, PROGRAM) == [
+        "{'_Private__x': 7, '_y': 7} {'empty': None, 'x': 8, 'free': [8]}"
+    ]
 
 
 OBJECTS = Path(__file__).with_name("objects_of_a_program.py")
@@ -112,7 +114,13 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 def test_objects_of_a_program_are_the_same_in_a_worker_and_errors_show_their_lines(way):
     arguments, given, file = WAYS[way]
-    done = subprocess.run([sys.executable, *arguments], input=given, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        input=given,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+    )
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     here, in_worker = done.stdout.splitlines()
     assert here == in_worker and file in here
@@ -245,7 +253,10 @@ def failures():
 
 
 def pickle_error(failure):
-    assert failure.__notes__.pop() == "An element of type list could not be sent from a worker process."
+    assert (
+        failure.__notes__.pop()
+        == "An element of type list could not be sent from a worker process."
+    )
     raise failure
 
 

@@ -91,16 +91,27 @@ def descriptors():
 class TestTasks:
     def test_run_in_processes_of_their_own_and_start_again(self, hired):
         pool = hired(lambda index, count: (index, count, os.getpid()), 3)
-        assert [outputs(pool) for _ in range(3)] == [[(i, 3, pid) for i, pid in enumerate(pids(pool))]] * 3
+        assert [outputs(pool) for _ in range(3)] == [
+            [(i, 3, pid) for i, pid in enumerate(pids(pool))]
+        ] * 3
 
-    def test_find_the_surroundings_and_configuration_of_this_process_but_no_accelerator(self, hired, monkeypatch, tmp_path):
+    def test_find_the_surroundings_and_configuration_of_this_process_but_no_accelerator(
+        self, hired, monkeypatch, tmp_path
+    ):
         (tmp_path / "module_beside_the_script.py").write_text("value = 5")
         monkeypatch.syspath_prepend(str(tmp_path))
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, "argv", ["script", "--flag"])
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
         monkeypatch.setenv("SOME_VARIABLE", "value")
-        names = ["SOME_VARIABLE", "OTHER", "JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"]
+        names = [
+            "SOME_VARIABLE",
+            "OTHER",
+            "JAX_PLATFORMS",
+            "CUDA_VISIBLE_DEVICES",
+            "HIP_VISIBLE_DEVICES",
+            "ROCR_VISIBLE_DEVICES",
+        ]
 
         def look(index, count):
             import module_beside_the_script
@@ -108,13 +119,24 @@ class TestTasks:
             from gristmill import config
 
             settings = config.num_threads_fetching_records, config.py_traceback_filtering
-            return module_beside_the_script.value, str(Path.cwd()), sys.argv, list(map(os.environ.get, names)), settings
+            return (
+                module_beside_the_script.value,
+                str(Path.cwd()),
+                sys.argv,
+                list(map(os.environ.get, names)),
+                settings,
+            )
 
         given = {"OTHER": "x", "JAX_PLATFORMS": "cuda", "CUDA_VISIBLE_DEVICES": None}
-        for environment, variables in (({}, [None, "cpu", "", "", ""]), (given, ["x", "cuda", None, "", ""])):
+        for environment, variables in (
+            ({}, [None, "cpu", "", "", ""]),
+            (given, ["x", "cuda", None, "", ""]),
+        ):
             with config.override(num_threads_fetching_records=3):
                 pool = hired(look, environment=environment)
-            assert outputs(pool) == [(5, str(tmp_path), ["script", "--flag"], ["value", *variables], (3, "auto"))]
+            assert outputs(pool) == [
+                (5, str(tmp_path), ["script", "--flag"], ["value", *variables], (3, "auto"))
+            ]
 
     def test_have_the_settings_of_jax_that_change_results(self, hired, monkeypatch):
         config = pytest.importorskip("jax", reason="needs the extra jax").config
@@ -151,14 +173,21 @@ class TestTasks:
             return before, place(array), "gristmill" in str(place(small)), float(array.mean())
 
         shared = ["rw-p", "/memfd:gristmill-task (deleted)"]
-        assert outputs(hired(write, 2)) == [((0, 0), shared, False, 1.0), ((0, 0), shared, False, 2.0)]
+        assert outputs(hired(write, 2)) == [
+            ((0, 0), shared, False, 1.0),
+            ((0, 0), shared, False, 2.0),
+        ]
         assert array.sum() == small.sum() == 0 and outputs(hired(write, 1))[0][0] == (0, 0)
 
     def test_that_cannot_be_loaded(self, hired):
         def refuse(*args):
             raise ArithmeticError("not there")
 
-        picky = type("Picky", (), {"__call__": refuse, "__getstate__": lambda self: 1, "__setstate__": refuse})()
+        picky = type(
+            "Picky",
+            (),
+            {"__call__": refuse, "__getstate__": lambda self: 1, "__setstate__": refuse},
+        )()
         pool = hired(task=picky)
         for _ in range(2):  # a new start finds the same
             pool.worker(0).start({0: None})
@@ -185,7 +214,10 @@ class TestReuse:
         address = id(owner)
         del owner
         more = [Owner() for _ in range(100)]  # one of them is likely to have its address
-        assert hired(task, 2, of=next((other for other in more if id(other) == address), more[0])) is not others
+        assert (
+            hired(task, 2, of=next((other for other in more if id(other) == address), more[0]))
+            is not others
+        )
         first.close()
         assert hired(task, 2) is not first
 
@@ -193,7 +225,14 @@ class TestReuse:
         captured, items, array, options = 1, [1, 2], np.zeros(10**5), dict(OPTIONS)
 
         def task(index, count):
-            return captured, items, float(array.sum()), os.environ.get("CHANGED"), sys.argv[-1], str(Path.cwd())
+            return (
+                captured,
+                items,
+                float(array.sum()),
+                os.environ.get("CHANGED"),
+                sys.argv[-1],
+                str(Path.cwd()),
+            )
 
         def capture():
             nonlocal captured

@@ -25,9 +25,30 @@ def test_without_ray(monkeypatch):
 def test_on_two_nodes(request):
     """One cluster for all checks; a run without slow tests does without the slow ones."""
     pytest.importorskip("ray", reason="Ray is not installed (the extra ray)")
-    options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-W", "ignore", "--timeout", "420"]
+    options = [
+        "-q",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "-W",
+        "ignore",
+        "--timeout",
+        "420",
+    ]
     path = os.pathsep.join([*map(str, FOLDERS), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", "pytest", str(CHECKS), *options, "-m", request.config.option.markexpr]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        str(CHECKS),
+        *options,
+        "-m",
+        request.config.option.markexpr,
+    ]
     environment = {**os.environ, "PYTHONPATH": path}
-    process = subprocess.run(command, capture_output=True, text=True, timeout=420, env=environment, check=False)
+    process = subprocess.run(
+        command, capture_output=True, text=True, timeout=420, env=environment, check=False
+    )
     assert process.returncode == 0, process.stdout[-8000:] + process.stderr[-2000:]

@@ -44,8 +44,21 @@ def places(error):
 
 def fields(error):
     """All that a built-in type keeps beside the ``__dict__``."""
-    names = {name for cls in type(error).__mro__ for name, value in vars(cls).items() if hasattr(type(value), "__set__")}
-    names -= {"__dict__", "__weakref__", "__traceback__", "__cause__", "__context__", "__class__", "args"}
+    names = {
+        name
+        for cls in type(error).__mro__
+        for name, value in vars(cls).items()
+        if hasattr(type(value), "__set__")
+    }
+    names -= {
+        "__dict__",
+        "__weakref__",
+        "__traceback__",
+        "__cause__",
+        "__context__",
+        "__class__",
+        "args",
+    }
     return {name: getattr(error, name, "unset") for name in names}
 
 
@@ -57,9 +70,18 @@ ANY_ARGS = [(), ("message",), (2, "two"), (13, "denied", "a.txt"), (2, "gone", "
 
 
 def built_in_errors():
-    kinds = sorted({x for x in vars(builtins).values() if isinstance(x, type) and issubclass(x, BaseException)}, key=repr)
+    kinds = sorted(
+        {
+            x
+            for x in vars(builtins).values()
+            if isinstance(x, type) and issubclass(x, BaseException)
+        },
+        key=repr,
+    )
     for cls in kinds:
-        for args in ARGS.get(cls.__name__, ANY_ARGS[:2] if issubclass(cls, SyntaxError) else ANY_ARGS):
+        for args in ARGS.get(
+            cls.__name__, ANY_ARGS[:2] if issubclass(cls, SyntaxError) else ANY_ARGS
+        ):
             yield cls(*args)
 
 
@@ -116,7 +138,9 @@ def errors_of_users():
     kinds = [
         type("Several", (IndexError, ValueError), {}),
         type("OwnArgs", (Exception,), {"args": "whatever"}),
-        type("OwnReduce", (Exception,), {"__reduce__": lambda self: (Exception, ("something else",))}),
+        type(
+            "OwnReduce", (Exception,), {"__reduce__": lambda self: (Exception, ("something else",))}
+        ),
     ]
     odd = [Slots([1]), KeywordsOnly(path="a.txt"), OwnNew(name="n"), FrozenSlots(3)]
     return [TwoArguments(1, 2), *odd, *[kind(1) for kind in kinds]]
@@ -126,8 +150,15 @@ def test_errors_are_kept_as_they_are_without_calling_their_types_but_for_huge_ob
     for error in (*built_in_errors(), *map(caught, REAL_LIFE), *errors_of_users()):
         vars(error)["__notes__"] = ["a note"]  # add_note fails on the frozen ones
         copy = travel(error)
-        assert type(copy) is type(error) and BaseException.args.__get__(copy) == BaseException.args.__get__(error)
-        assert (str(copy), repr(copy), vars(copy), fields(copy)) == (str(error), repr(error), vars(error), fields(error))
+        assert type(copy) is type(error) and BaseException.args.__get__(
+            copy
+        ) == BaseException.args.__get__(error)
+        assert (str(copy), repr(copy), vars(copy), fields(copy)) == (
+            str(error),
+            repr(error),
+            vars(error),
+            fields(error),
+        )
         assert lines_of(copy) == lines_of(error)
         if error.__traceback__ is None:
             assert copy.__cause__ is copy.__context__ is copy.__traceback__ is None
@@ -137,14 +168,21 @@ def test_errors_are_kept_as_they_are_without_calling_their_types_but_for_huge_ob
     assert (copy.name, copy.obj) == ("no_such_function", json)
     monkeypatch.setattr(remote_errors, "_MAX_BYTES", 1000)
     copy = travel(AttributeError("no such", obj={"records": np.zeros(1000)}, name="recrods"))
-    assert copy.name == "recrods" and repr(copy.obj).startswith("{'records': array([0., ") and type(copy.obj) is not dict
+    assert (
+        copy.name == "recrods"
+        and repr(copy.obj).startswith("{'records': array([0., ")
+        and type(copy.obj) is not dict
+    )
     # Of bytes and text nothing is left out: the message of these errors is made from them.
     error = caught((b"a" * 2000 + b"\xff").decode)
     assert str(travel(error)) == str(error)
 
 
 def class_with_a_lock():
-    methods = {"lock": threading.Lock(), "__reduce__": lambda self: (revive, (self.args, self.worth_keeping))}
+    methods = {
+        "lock": threading.Lock(),
+        "__reduce__": lambda self: (revive, (self.args, self.worth_keeping)),
+    }
     return type("WithALock", (ValueError,), {**methods, "__qualname__": "Local.WithALock"})
 
 
@@ -155,7 +193,10 @@ def revive(args, worth_keeping):
 
 
 def test_values_travel_by_value_and_those_that_cannot_are_replaced_alone():
-    lock, bad = threading.Lock(), type("LoadsBadly", (), {"__reduce__": lambda self: (int, ("not a number",))})()
+    lock, bad = (
+        threading.Lock(),
+        type("LoadsBadly", (), {"__reduce__": lambda self: (int, ("not a number",))})(),
+    )
     error = TwoArguments("a", "b")
     error.args = ("text", lambda: 42, np.arange(3), {"nested": [np.float32(2)]}, lock, [lock], bad)
     error.lock, error.function = lock, lambda x: x + 1
@@ -169,7 +210,15 @@ def test_values_travel_by_value_and_those_that_cannot_are_replaced_alone():
     assert str(travel(error)) == str(error)
 
 
-BAD = [RuntimeError("x"), StopIteration(), KeyboardInterrupt(), SystemExit(), RecursionError(), GeneratorExit(), MemoryError()]
+BAD = [
+    RuntimeError("x"),
+    StopIteration(),
+    KeyboardInterrupt(),
+    SystemExit(),
+    RecursionError(),
+    GeneratorExit(),
+    MemoryError(),
+]
 
 
 @pytest.mark.parametrize("error", BAD, ids=repr)
@@ -177,18 +226,32 @@ def test_arguments_and_the_exception_itself_may_raise_anything(error):
     def fail(*args):
         raise error
 
-    names = ["__reduce__", "__reduce_ex__", "__getstate__", "__str__", "__repr__", "__eq__", "__hash__"]
+    names = [
+        "__reduce__",
+        "__reduce_ex__",
+        "__getstate__",
+        "__str__",
+        "__repr__",
+        "__eq__",
+        "__hash__",
+    ]
     evil = type("Evil", (), dict.fromkeys([*names, "__format__", "__len__"], fail))()
     copy = travel(ValueError("text", evil))
     assert (type(copy), copy.args[0]) == (ValueError, "text") and "Evil" in repr(copy.args[1])
-    cls = type("Bad", (ValueError,), dict.fromkeys([*names, "__setattr__"], fail) | {"message": property(fail)})
+    cls = type(
+        "Bad",
+        (ValueError,),
+        dict.fromkeys([*names, "__setattr__"], fail) | {"message": property(fail)},
+    )
     copy = travel(cls("text"))
     assert (type(copy), copy.args) == (cls, ("text",))
 
     class Meta(type):
         __reduce_ex__ = __getattribute__ = fail
 
-    worst = Meta("Worst", (Exception,), {"__getattribute__": fail, "__str__": fail, "__reduce_ex__": fail})
+    worst = Meta(
+        "Worst", (Exception,), {"__getattribute__": fail, "__str__": fail, "__reduce_ex__": fail}
+    )
     assert type(travel(caught(raise_it, worst("text")))) is RemoteError
 
 
@@ -200,7 +263,9 @@ def test_values_that_are_too_deep_and_exceptions_without_attributes():
     assert (type(copy), copy.args[0]) == (ValueError, "deep")
     while deep:  # or else taking it down recurses as well
         (deep,) = deep
-    unreachable = type("Unreachable", (Exception,), {"__getattribute__": lambda self, name: {}[name]})
+    unreachable = type(
+        "Unreachable", (Exception,), {"__getattribute__": lambda self, name: {}[name]}
+    )
     copy = travel(caught(raise_it, unreachable("text")))
     assert (type(copy), BaseException.args.__get__(copy)) == (unreachable, ("text",))
 
@@ -220,9 +285,13 @@ def test_the_chain_comes_along_with_cycles_and_if_it_is_very_long():
     error = caught(outer_failure)
     copy = travel(error)
     inner = copy.__context__
-    assert type(copy) is FileNotFoundError and copy.__cause__ is None and not copy.__suppress_context__
+    assert (
+        type(copy) is FileNotFoundError and copy.__cause__ is None and not copy.__suppress_context__
+    )
     assert type(inner) is TwoArguments and inner.a == 1 and inner.__suppress_context__
-    assert inner.__cause__ is inner.__context__ and inner.__cause__.__notes__ == ["the note of the first"]
+    assert inner.__cause__ is inner.__context__ and inner.__cause__.__notes__ == [
+        "the note of the first"
+    ]
     assert lines_of(copy) == lines_of(error) == lines_of(travel(copy))
     among_values = travel(RuntimeError("outer", {"inner": error})).args[1]["inner"]
     assert lines_of(among_values) == lines_of(error)
@@ -262,16 +331,25 @@ GROUPS = {
     "plain": lambda members: ExceptionGroup("plain", members),
     "own": lambda members: OwnGroup(members, 7),
     "base": lambda members: BaseExceptionGroup("base", (*members, KeyboardInterrupt())),
-    "nested": lambda members: ExceptionGroup("nested", [ExceptionGroup("inner", members), members[0]]),
+    "nested": lambda members: ExceptionGroup(
+        "nested", [ExceptionGroup("inner", members), members[0]]
+    ),
 }
 
 
 @pytest.mark.parametrize("kind", GROUPS)
 def test_groups(kind):
-    error = caught(raise_it, GROUPS[kind]([caught(outer_failure), caught(raise_it, TwoArguments(1, 2))]))
+    error = caught(
+        raise_it, GROUPS[kind]([caught(outer_failure), caught(raise_it, TwoArguments(1, 2))])
+    )
     error.add_note("a note")
     copy = travel(error)
-    for look in (type, vars, lines_of, lambda group: (group.message, [*map(type, group.exceptions)], type(group.args[1]))):
+    for look in (
+        type,
+        vars,
+        lines_of,
+        lambda group: (group.message, [*map(type, group.exceptions)], type(group.args[1])),
+    ):
         assert look(copy) == look(error)
     assert kind == "own" or tuple(copy.args[1]) == copy.exceptions
     assert copy.subgroup(FileNotFoundError).message == error.message
@@ -290,11 +368,20 @@ def test_frames_show_the_files_lines_and_functions_of_the_worker():
     error = caught(through_several)
     copy = travel(error)
     tb = copy.__traceback__
-    assert places(copy) == places(error) and traceback.format_tb(tb) == traceback.format_tb(error.__traceback__)
+    assert places(copy) == places(error) and traceback.format_tb(tb) == traceback.format_tb(
+        error.__traceback__
+    )
     last = places(copy)[-1]
-    assert (last.filename, last.name, last.line) == (__file__, "method", "return caught(outer_failure) and [1, 2][10 + 20]")
+    assert (last.filename, last.name, last.line) == (
+        __file__,
+        "method",
+        "return caught(outer_failure) and [1, 2][10 + 20]",
+    )
     frames = [frame for frame, _ in traceback.walk_tb(tb)]
-    assert (frames[-1].f_code.co_name, frames[-1].f_code.co_qualname) == ("method", "Failing.method")
+    assert (frames[-1].f_code.co_name, frames[-1].f_code.co_qualname) == (
+        "method",
+        "Failing.method",
+    )
     assert [frame.f_locals for frame in frames] == [{}] * 4
 
     def again():
@@ -324,7 +411,11 @@ def test_frames_that_are_too_many_cannot_be_read_here_or_have_no_columns():
     error = caught(recurse, 0)
     data = encode_error(error)
     frames, whole = places(decode_error(data)), places(error)
-    assert len(data) < 50_000 and (len(frames), frames[:50], frames[-50:]) == (101, whole[:50], whole[-50:])
+    assert len(data) < 50_000 and (len(frames), frames[:50], frames[-50:]) == (
+        101,
+        whole[:50],
+        whole[-50:],
+    )
     assert frames[50].name == f"... {len(whole) - 100} frames left out ..."
     script = """if True:
         import traceback
@@ -345,9 +436,15 @@ def test_lines_of_a_program_without_a_file_are_those_of_the_consumer(monkeypatch
     source, names = "def fail():\n\n  raise error\n", {"error": class_with_a_lock()("the message")}
     exec(compile(source, "<a cell>", "exec"), names)
     data = encode_error(caught(names["fail"]))  # without the source
-    monkeypatch.setitem(linecache.cache, "<a cell>", (len(source), None, source.splitlines(keepends=True), "<a cell>"))
+    monkeypatch.setitem(
+        linecache.cache,
+        "<a cell>",
+        (len(source), None, source.splitlines(keepends=True), "<a cell>"),
+    )
     copy = decode_error(data)
-    assert type(copy) is RemoteError and '  File "<a cell>", line 3, in fail\n    raise error\n' in str(copy)
+    assert type(
+        copy
+    ) is RemoteError and '  File "<a cell>", line 3, in fail\n    raise error\n' in str(copy)
     *_, (frame, _) = traceback.walk_tb(copy.__traceback__)
     assert (frame.f_lineno, frame.f_code.co_firstlineno, frame.f_back) == (3, 1, None)
 
@@ -384,7 +481,11 @@ def test_what_cannot_be_rebuilt_is_a_remote_error():
     assert type(copy) is RemoteError and isinstance(copy, RuntimeError)
     assert message.startswith(f"{__name__}.Local.WithALock: the message\n")
     assert traceback.format_tb(error.__traceback__)[-1] in message
-    assert copy.__notes__ == ["a note"] and copy.__suppress_context__ and type(copy.__cause__) is FileNotFoundError
+    assert (
+        copy.__notes__ == ["a note"]
+        and copy.__suppress_context__
+        and type(copy.__cause__) is FileNotFoundError
+    )
     assert traceback.format_tb(copy.__traceback__) == traceback.format_tb(error.__traceback__)
     for again in (pickle.loads(pickle.dumps(copy)), travel(copy)):
         assert type(again) is RemoteError and again.args == copy.args
@@ -402,8 +503,17 @@ def test_what_cannot_be_rebuilt_is_a_remote_error():
     group = type("Group", (ExceptionGroup,), {"lock": threading.Lock()})
     message = str(travel(group("many", [caught(outer_failure), ValueError("second")])))
     assert ".Group: many (2 sub-exceptions)" in message and "in outer_failure" in message
-    assert "    builtins.FileNotFoundError: [Errno 2] gone" in message and "    builtins.ValueError: second" in message
-    for data in (b"", b"nonsense", pickle.dumps([]), pickle.dumps(None), encode_error(KeyError(1))[:-10]):
+    assert (
+        "    builtins.FileNotFoundError: [Errno 2] gone" in message
+        and "    builtins.ValueError: second" in message
+    )
+    for data in (
+        b"",
+        b"nonsense",
+        pickle.dumps([]),
+        pickle.dumps(None),
+        encode_error(KeyError(1))[:-10],
+    ):
         assert "could not be read" in str(decode_error(data))
 
 

@@ -33,8 +33,20 @@ def over_new_block(size, shape, dtype):
     return SharedMemoryArray.from_shared_memory(SharedMemory(create=True, size=size), shape, dtype)
 
 
-KINDS = [((2, 3), np.int32), ([2, 3], "float16"), ((), "complex128"), ((0,), "int8"), ((2,), "<U3"), ((2,), ("i4", (3,)))]
-KINDS += [((2,), "U"), (range(3), "int8"), (np.array([2, 3]), "int8"), ((2,), [("a", "i4"), ("b", "f8", (2,))])]
+KINDS = [
+    ((2, 3), np.int32),
+    ([2, 3], "float16"),
+    ((), "complex128"),
+    ((0,), "int8"),
+    ((2,), "<U3"),
+    ((2,), ("i4", (3,))),
+]
+KINDS += [
+    ((2,), "U"),
+    (range(3), "int8"),
+    (np.array([2, 3]), "int8"),
+    ((2,), [("a", "i4"), ("b", "f8", (2,))]),
+]
 
 
 def test_it_is_what_zeros_gives_and_travels_by_name():
@@ -44,7 +56,11 @@ def test_it_is_what_zeros_gives_and_travels_by_name():
         zeros = np.zeros(tuple(shape), dtype)
         assert array.flags.writeable and array.flags.c_contiguous
         assert array.metadata == SharedMemoryArrayMetadata(array.shm.name, zeros.shape, zeros.dtype)
-        for each in (array, SharedMemoryArray.from_metadata(array.metadata), pickle.loads(pickle.dumps(array))):
+        for each in (
+            array,
+            SharedMemoryArray.from_metadata(array.metadata),
+            pickle.loads(pickle.dumps(array)),
+        ):
             assert type(each) is SharedMemoryArray
             np.testing.assert_array_equal(each, zeros, strict=True)
             assert each.metadata == array.metadata
@@ -57,7 +73,12 @@ def test_what_is_refused():
     threads = {*threading.enumerate()}
     over, start = SharedMemoryArray.from_shared_memory, SharedMemoryArray.enable_async_del
     for n in (5, np.int64(5), np.array(5), None):
-        assert_raises(TypeError, r"shape must be a sequence of integers, as in \(5,\), got", SharedMemoryArray, n)
+        assert_raises(
+            TypeError,
+            r"shape must be a sequence of integers, as in \(5,\), got",
+            SharedMemoryArray,
+            n,
+        )
     for arguments, error, message in [
         ([(2.0,)], TypeError, r"shape\[0\] must be an integer, got 2.0"),
         ([(2, -1)], ValueError, r"shape\[1\] must be a non-negative integer, got -1"),
@@ -74,8 +95,15 @@ def test_what_is_refused():
     shm.unlink()
     shm.close()
     assert_raises(ValueError, "shm must be open", over, shm, (1,), np.int8)
-    for error, numbers in ((ValueError, [0]), (TypeError, [1.5]), (ValueError, [1, -1]), (TypeError, [1, "2"])):
-        assert_raises(error, ["num_threads", "max_outstanding_requests"][len(numbers) - 1], start, *numbers)
+    for error, numbers in (
+        (ValueError, [0]),
+        (TypeError, [1.5]),
+        (ValueError, [1, -1]),
+        (TypeError, [1, "2"]),
+    ):
+        assert_raises(
+            error, ["num_threads", "max_outstanding_requests"][len(numbers) - 1], start, *numbers
+        )
     assert {*threading.enumerate()} <= threads
 
 
@@ -84,8 +112,13 @@ def test_metadata_and_arrays_that_are_attached_by_them():
     assert dataclasses.astuple(metadata) == ("name", (2, 3), np.dtype("int32"))
     assert metadata == SharedMemoryArrayMetadata(name="name", shape=(2, 3), dtype="int32")
     assert metadata == pickle.loads(pickle.dumps(metadata))
-    assert len({metadata, SharedMemoryArrayMetadata("name", (2, 3), "i4"), copy.deepcopy(metadata)}) == 1
-    assert metadata != SharedMemoryArrayMetadata("other", (2, 3), "int32") and not hasattr(metadata, "__dict__")
+    assert (
+        len({metadata, SharedMemoryArrayMetadata("name", (2, 3), "i4"), copy.deepcopy(metadata)})
+        == 1
+    )
+    assert metadata != SharedMemoryArrayMetadata("other", (2, 3), "int32") and not hasattr(
+        metadata, "__dict__"
+    )
     assert_raises(dataclasses.FrozenInstanceError, None, setattr, metadata, "name", "other")
     assert SharedMemoryArrayMetadata("name", 5, "int8").shape == (5,)
     array = SharedMemoryArray((4, 3), "int32")
@@ -93,7 +126,9 @@ def test_metadata_and_arrays_that_are_attached_by_them():
     metadata = array.metadata
     attached = SharedMemoryArray.from_metadata(metadata)
     attached[1, 1] = 77
-    assert attached.shm is not array.shm and attached.shm.name == array.shm.name and array[1, 1] == 77
+    assert (
+        attached.shm is not array.shm and attached.shm.name == array.shm.name and array[1, 1] == 77
+    )
     del array, attached
     attached = SharedMemoryArray.from_metadata(metadata)  # it stays until it is unlinked
     metadata.close_and_unlink_shm()
@@ -102,7 +137,9 @@ def test_metadata_and_arrays_that_are_attached_by_them():
     assert_raises(FileNotFoundError, None, SharedMemoryArray.from_metadata, metadata)
 
 
-@pytest.mark.parametrize("make", [lambda: SharedMemory(create=True, size=100), lambda: SharedBlock(size=100)])
+@pytest.mark.parametrize(
+    "make", [lambda: SharedMemory(create=True, size=100), lambda: SharedBlock(size=100)]
+)
 def test_any_open_block_will_do_and_may_be_closed(make):
     shm = make()
     array = SharedMemoryArray.from_shared_memory(shm, (2, 3), np.int64)
@@ -123,18 +160,52 @@ def test_any_open_block_will_do_and_may_be_closed(make):
 
 
 FIELDS = [("x", "i4"), ("y", "i4"), ("z", "i4")]
-WHOLE = [lambda a: a, lambda a: a[...], lambda a: a.reshape(3, 2, 2), lambda a: a.view("uint8"), lambda a: a.view()]
-PART = [lambda a: a[1:], lambda a: a[:2], lambda a: a[4:], lambda a: a.T, lambda a: a[::-2, 1], lambda a: a[1:][1:].T[::-1]]
+WHOLE = [
+    lambda a: a,
+    lambda a: a[...],
+    lambda a: a.reshape(3, 2, 2),
+    lambda a: a.view("uint8"),
+    lambda a: a.view(),
+]
+PART = [
+    lambda a: a[1:],
+    lambda a: a[:2],
+    lambda a: a[4:],
+    lambda a: a.T,
+    lambda a: a[::-2, 1],
+    lambda a: a[1:][1:].T[::-1],
+]
 PART += [lambda a: np.broadcast_to(a, (2, 4, 3), subok=True), lambda a: a.view(FIELDS)["y"]]
-PLAIN = [lambda a: a.view(np.ndarray)[1:], lambda a: np.asarray(memoryview(a)[1:]), lambda a: np.asarray(a).T]
-RESULT = [lambda a: a + 1, lambda a: np.divmod(a, 2)[1], lambda a: a.sum(0), lambda a: a.mean(1, keepdims=True)]
-RESULT += [lambda a: np.stack([a, a]), lambda a: np.where(a > 1, a, 0), lambda a: np.add(a, 1, out=np.zeros((4, 3)))]
-COPY = [lambda a: a.copy(), lambda a: a.astype("float32"), lambda a: a[a > 2], lambda a: a[[0, 1]][1:], np.zeros_like]
+PLAIN = [
+    lambda a: a.view(np.ndarray)[1:],
+    lambda a: np.asarray(memoryview(a)[1:]),
+    lambda a: np.asarray(a).T,
+]
+RESULT = [
+    lambda a: a + 1,
+    lambda a: np.divmod(a, 2)[1],
+    lambda a: a.sum(0),
+    lambda a: a.mean(1, keepdims=True),
+]
+RESULT += [
+    lambda a: np.stack([a, a]),
+    lambda a: np.where(a > 1, a, 0),
+    lambda a: np.add(a, 1, out=np.zeros((4, 3))),
+]
+COPY = [
+    lambda a: a.copy(),
+    lambda a: a.astype("float32"),
+    lambda a: a[a > 2],
+    lambda a: a[[0, 1]][1:],
+    np.zeros_like,
+]
 COPY += [copy.deepcopy]
 OPERATIONS = {"whole": WHOLE, "part": PART, "plain view": PLAIN, "result": RESULT, "copy": COPY}
 
 
-@pytest.mark.parametrize(("kind", "operation"), [(kind, fn) for kind, fns in OPERATIONS.items() for fn in fns])
+@pytest.mark.parametrize(
+    ("kind", "operation"), [(kind, fn) for kind, fns in OPERATIONS.items() for fn in fns]
+)
 def test_what_shares_the_block_and_how_it_is_pickled(kind, operation):
     array = filled()
     name, expected, made = array.shm.name, operation(np.array(array)), operation(array)
@@ -142,13 +213,18 @@ def test_what_shares_the_block_and_how_it_is_pickled(kind, operation):
     assert type(made) is (np.ndarray if kind in ("plain view", "result") else SharedMemoryArray)
     assert getattr(made, "shm", None) is (array.shm if is_view else None)
     np.testing.assert_array_equal(made, expected)
-    refused = {"part": (ValueError, "is a view of a part of its shared memory, or in another order")}
+    refused = {
+        "part": (ValueError, "is a view of a part of its shared memory, or in another order")
+    }
     refused["copy"] = (AssertionError, "no shared memory")
     if kind in refused:
         assert_raises(*refused[kind], getattr, made, "metadata")
     if kind == "copy":
         made.unlink_on_del()  # nothing to do
-    loaded = [pickle.loads(pickle.dumps(made, protocol)) for protocol in range(pickle.HIGHEST_PROTOCOL + 1)]
+    loaded = [
+        pickle.loads(pickle.dumps(made, protocol))
+        for protocol in range(pickle.HIGHEST_PROTOCOL + 1)
+    ]
     (loaded[0] if kind == "whole" else array)[...] = 7
     if kind == "whole":
         assert all([each.metadata == made.metadata for each in loaded])
@@ -167,7 +243,11 @@ def test_results_are_scalars_or_put_into_a_shared_array_or_sent_out_of_band():
         assert isinstance(operation(filled()), np.generic)
     assert isinstance(filled(()) + 1, np.generic)
     array, out, buffers = filled(), filled((3,)), []
-    assert np.add(array, 1, out=array) is array and array.sum(0, out=out) is out and out.shm is not None
+    assert (
+        np.add(array, 1, out=array) is array
+        and array.sum(0, out=out) is out
+        and out.shm is not None
+    )
     part, before = array[1:], array
     assert np.multiply(part, 2, out=part) is part
     array += array
@@ -179,7 +259,9 @@ def test_results_are_scalars_or_put_into_a_shared_array_or_sent_out_of_band():
     assert len(pickle.dumps(filled((100, 100)))) < 500
 
 
-@pytest.mark.parametrize("who", [lambda a: a, lambda a: a[1:], lambda a: SharedMemoryArray.from_metadata(a.metadata)])
+@pytest.mark.parametrize(
+    "who", [lambda a: a, lambda a: a[1:], lambda a: SharedMemoryArray.from_metadata(a.metadata)]
+)
 def test_who_is_responsible_unlinks_when_it_goes_away(who):
     array = SharedMemoryArray((3,))
     shm, responsible = array.shm, who(array)
@@ -200,7 +282,11 @@ def test_who_is_responsible_unlinks_when_it_goes_away(who):
 def test_nothing_is_left_open_or_mapped():
     def use():
         array, foreign = filled(), over_new_block(8, (8,), "int8")
-        views = [array[1:], pickle.loads(pickle.dumps(array)), SharedMemoryArray.from_metadata(array.metadata).T]
+        views = [
+            array[1:],
+            pickle.loads(pickle.dumps(array)),
+            SharedMemoryArray.from_metadata(array.metadata).T,
+        ]
         foreign.unlink_on_del()
         return {view.shm.name for view in (*views, foreign)}
 
@@ -313,7 +399,10 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize(("method", "background"), [("none", True), ("fork", False), ("spawn", True), ("forkserver", False)])
+@pytest.mark.parametrize(
+    ("method", "background"),
+    [("none", True), ("fork", False), ("spawn", True), ("forkserver", False)],
+)
 def test_arrays_alive_at_exit_are_freed_in_silence(tmp_path, method, background):
     assert run(tmp_path, ALIVE_AT_EXIT, method, background) == []
 
@@ -361,7 +450,9 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize(("method", "unlinked"), [("fork", "array"), ("spawn", "metadata"), ("forkserver", "array")])
+@pytest.mark.parametrize(
+    ("method", "unlinked"), [("fork", "array"), ("spawn", "metadata"), ("forkserver", "array")]
+)
 def test_what_a_child_has_given_away_outlives_it(tmp_path, method, unlinked):
     assert run(tmp_path, HANDED_OVER, method, unlinked) == ["7.0"]
 
@@ -469,7 +560,9 @@ def test_a_fork_inherits_memory_but_no_duty(tmp_path):
 
 def test_a_killed_creator_leaves_nothing(tmp_path):
     """The resource tracker cleans up, and says so."""
-    process = programs.outcome(tmp_path, PRELUDE + "sys.kept = make()\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    process = programs.outcome(
+        tmp_path, PRELUDE + "sys.kept = make()\nos.kill(os.getpid(), signal.SIGKILL)\n"
+    )
     assert process.returncode == -signal.SIGKILL
     # and the tracker, which has stderr too, has ended
     assert "leaked shared_memory" in process.stderr
@@ -509,4 +602,9 @@ def test_the_background_takes_its_limit_and_is_waited_for(tmp_path):
         pass
     droppable(20)
     """
-    assert run(tmp_path, script) == ["[('gristmill-async-del-0', True)]", "[True, False, True]", "released", "released"]
+    assert run(tmp_path, script) == [
+        "[('gristmill-async-del-0', True)]",
+        "[True, False, True]",
+        "released",
+        "released",
+    ]

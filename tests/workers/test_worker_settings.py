@@ -31,11 +31,15 @@ def logged(folder, setup, *, workers=1, init="pass"):
 
 
 def test_format_and_levels_are_those_of_the_program(tmp_path):
-    lines = logged(tmp_path, "logging.basicConfig(format='%(levelname)s %(name)s: %(message)s')", workers=2)
+    lines = logged(
+        tmp_path, "logging.basicConfig(format='%(levelname)s %(name)s: %(message)s')", workers=2
+    )
     assert lines == [f"[worker {i % 2}] INFO train.data: element {i}" for i in (0, 2, 1, 3)]
     for style in ("format='{name}: {message}', style='{'", "format='$name: $message', style='$'"):
         # the only one
-        assert logged(tmp_path, f"logging.basicConfig({style})")[0] == "[worker] train.data: element 0"
+        assert (
+            logged(tmp_path, f"logging.basicConfig({style})")[0] == "[worker] train.data: element 0"
+        )
     # What users set up there stays.
     init = "logging.basicConfig(level=logging.INFO, format='mine: %(message)s')"
     assert logged(tmp_path, PLAIN, init=init)[0] == "mine: element 0"

@@ -75,7 +75,10 @@ def follow(name, ds, state_of, *, is_newest):
 
 
 def write_file(path, found, header=()):
-    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(golden)}" for name, golden in {**dict(header), **found}.items())
+    lines = ",\n".join(
+        f"{json.dumps(name)}: {json.dumps(golden)}"
+        for name, golden in {**dict(header), **found}.items()
+    )
     path.write_text(f"{{\n{lines}\n}}\n")
 
 
@@ -128,7 +131,11 @@ def save_with_orbax(way, root, it):
     else:
         model = ocp.args.JsonSave({"step": 4, "weights": [0.25, -1.5]})
         with ocp.CheckpointManager(root) as manager:
-            args = CheckpointSave(it) if way == "single" else ocp.args.Composite(model=model, data=CheckpointSave(it))
+            args = (
+                CheckpointSave(it)
+                if way == "single"
+                else ocp.args.Composite(model=model, data=CheckpointSave(it))
+            )
             manager.save(4, args=args)
 
 
@@ -136,12 +143,16 @@ def make_orbax():
     made, expected = pipelines(import_grain()), {}
     shutil.rmtree(ORBAX, ignore_errors=True)
     with tempfile.TemporaryDirectory() as temporary:
-        for way, name, num in [(way, name, num) for way, names in SAVED.items() for name, num in names.items()]:
+        for way, name, num in [
+            (way, name, num) for way, names in SAVED.items() for name, num in names.items()
+        ]:
             it = iter(made[name]())
             for _ in range(num):
                 next(it)
             save_with_orbax(way, Path(temporary) / f"{way}-{name}", it)
-            expected[f"{way}-{name}"] = [plain(element) for element in itertools.islice(made[name](), num, None)]
+            expected[f"{way}-{name}"] = [
+                plain(element) for element in itertools.islice(made[name](), num, None)
+            ]
         # Those markers are not needed, and they have names of directories.
         shutil.copytree(temporary, ORBAX, ignore=shutil.ignore_patterns("commit_success.txt"))
     write_file(ORBAX / "expected.json", expected)
@@ -179,7 +190,9 @@ def make_data():
 
     DATA.mkdir(exist_ok=True)
     for name, numbers in (("one", range(8)), ("two", range(20, 25))):
-        table = pa.table({"x": pa.array(numbers, pa.int64()), "name": pa.array([f"é{i}" for i in numbers])})
+        table = pa.table(
+            {"x": pa.array(numbers, pa.int64()), "name": pa.array([f"é{i}" for i in numbers])}
+        )
         pq.write_table(table, DATA / f"{name}.parquet", row_group_size=3, compression="none")
     records = [b"one", b"", b"three\xff", b"4" * 40, b"five"]
     (DATA / "records.tfrecord").write_bytes(b"".join(map(framed, records)))
@@ -187,4 +200,6 @@ def make_data():
 
 if __name__ == "__main__":
     os.chdir(HERE)
-    {"states": make_states, "orbax": make_orbax, "own": make_own, "data": make_data}[sys.argv[1]](*sys.argv[2:])
+    {"states": make_states, "orbax": make_orbax, "own": make_own, "data": make_data}[sys.argv[1]](
+        *sys.argv[2:]
+    )
