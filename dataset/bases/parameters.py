@@ -12,45 +12,50 @@ from gristmill.core.value import Value
 
 
 class _Field(Value):
-    is_described: bool = True
-    in_text: bool = True
-    show: Any = str  # makes the text of a value
+    in_checkpoint: bool = True
+    in_repr: bool = True
+    show: Callable[[Any], str] = str  # makes the text of a value
 
 
 _PLAIN = _Field()
 
 
-def function() -> Any:
-    """A field for a function of the user: in texts by its name, and in no description, since code
-    may change.
+def field(
+    *,
+    in_checkpoint: bool = True,
+    in_repr: bool = True,
+    is_function: bool = False,
+    show: Callable[[Any], str] = str,
+) -> Any:
+    """Declares a field of parameters that is not as most are.
+
+    Args:
+      in_checkpoint: False if the value does not change the elements: it is in no description, so a
+        checkpoint is restored under any value.
+      in_repr: False if the value is not in the text of the stage.
+      is_function: True for a user's function: shown by its name, and in no description, since code
+        may change.
+      show: returns the text of a value.
     """
-    return _Field(is_described=False, show=transform_name)
+    if is_function:
+        return _Field(in_checkpoint=False, show=transform_name)
+    return _Field(in_checkpoint=in_checkpoint, in_repr=in_repr, show=show)
 
 
-def silent() -> Any:
-    """A field that is described, but stands in no text."""
-    return _Field(in_text=False)
-
-
-def aside(*, in_text: bool = False, show: Callable[[Any], str] = str) -> Any:
-    """A field that does not change which elements there are."""
-    return _Field(is_described=False, in_text=in_text, show=show)
-
-
-@dataclass_transform(frozen_default=True, field_specifiers=(function, silent, aside))
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
 class Parameters(Value):
-    """The base of the parameters of a stage: annotated fields, which are its arguments but the
-    parents.
+    """Base of the parameters of a stage: annotated fields, which are the constructor's arguments
+    except the parents.
 
-    A field decides what elements there are, and is part of descriptions and texts, unless it is
-    declared otherwise: as ``function()``, ``silent()`` or ``aside()``. Arguments are validated in
-    ``__post_init__``; after that nothing changes.
+    A field determines the elements, and is part of descriptions and texts, unless ``field(...)``
+    declares it otherwise. Fields have no defaults: those are in the constructor of the stage.
+    ``__post_init__`` validates the values; after that they do not change.
 
     Example:
         >>> class Grouping(Parameters):
         ...     size: int
-        ...     seed: int = silent()
-        ...     fn: Any = function()
+        ...     seed: int = field(in_repr=False)
+        ...     fn: Any = field(is_function=True)
         >>> grouping = Grouping(3, 7, len)
         >>> grouping.text(), grouping.described()
         ('size=3, fn=len', {'size': 3, 'seed': 7})
@@ -61,9 +66,17 @@ class Parameters(Value):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         own = vars(cls).get("__annotations__", {})
-        cls._fields = {**cls._fields, **{name: vars(cls).get(name, _PLAIN) for name in own}}
-        for name in own.keys() & vars(cls).keys():  # no defaults
-            delattr(cls, name)
+        fields = {name: vars(cls).get(name, _PLAIN) for name in own}
+        for name, declared in fields.items():
+            if not isinstance(declared, _Field):
+                raise TypeError(
+                    f"{cls.__name__}.{name} has the default {declared!r}. Parameters have none: give"
+                    " the default in the constructor of the stage, or declare the field with"
+                    " field(...)."
+                )
+            if declared is not _PLAIN:
+                delattr(cls, name)  # the class has no attribute that a missing value could fall to
+        cls._fields = {**cls._fields, **fields}
 
     def __init__(self, *values: Any, **named: Any) -> None:
         super().__init__(*values, **named)
@@ -77,15 +90,17 @@ class Parameters(Value):
         them.
         """
         return {
-            name: getattr(self, name) for name, field in self._fields.items() if field.is_described
+            name: getattr(self, name)
+            for name, declared in self._fields.items()
+            if declared.in_checkpoint
         }
 
     def text(self) -> str:
         """The text in the parentheses of a stage's text."""
         shown = [
-            f"{name}={field.show(getattr(self, name))}"
-            for name, field in self._fields.items()
-            if field.in_text
+            f"{name}={declared.show(getattr(self, name))}"
+            for name, declared in self._fields.items()
+            if declared.in_repr
         ]
         return ", ".join(shown)
 
@@ -97,7 +112,7 @@ class Parameters(Value):
 class Described(Parameters):
     """Parameters that are part of descriptions, and of no text."""
 
-    values: dict[str, Any] = silent()
+    values: dict[str, Any] = field(in_repr=False)
 
     def described(self) -> dict[str, Any]:
         return self.values

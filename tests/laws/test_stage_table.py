@@ -19,6 +19,7 @@ from gristmill.dataset.bases.iterator import BlockIterator
 from gristmill.dataset.bases.length import AtMost, Exact, Infinite, Unknown, num_elements
 from gristmill.dataset.bases.node import ancestors, is_of_library
 from gristmill.dataset.bases.observing import running_upstream
+from gristmill.dataset.bases.parameters import Parameters
 from gristmill.dataset.engine.iterators import StreamIterator
 from gristmill.dataset.stages.map import MapMapDataset
 from gristmill.dataset.telling.origin import origin
@@ -172,3 +173,8 @@ def test_texts(entry):
         head, *lines = repr(ds.map(add_ten)).splitlines()
         assert re.match("(Map|Iter)Dataset.*:$", head) and len(lines) > len(ds.parents)
     it.close()
+
+
+def test_a_plain_default_of_a_parameter_is_refused_when_its_class_is_made():
+    with pytest.raises(TypeError, match=r"Grouping\.size has the default 3\. .* field\(\.\.\.\)"):
+        type("Grouping", (Parameters,), {"__annotations__": {"size": "int"}, "size": 3})
