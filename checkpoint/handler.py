@@ -8,9 +8,9 @@ from typing import Any
 
 from gristmill.core.state import shown, state_from_text, state_to_text
 from gristmill.dataset.bases.iterator import DatasetIterator, alone
+from gristmill.dataset.descriptions.pipeline import describe
 from gristmill.dataset.states.files import read_checkpoint, write_checkpoint
 from gristmill.dataset.states.mixtures import as_names, without_components
-from gristmill.dataset.telling.description import describe
 
 
 class CheckpointHandler:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gristmill.dataset.telling.display import abbreviated, length_text
+from gristmill.dataset.descriptions.display import abbreviated, length_text
 from gristmill.diagnostics.graph import Graph, Notes, Stage, Weights
 from gristmill.diagnostics.html_text import safe
 

@@ -15,7 +15,7 @@ from gristmill.core.state import shown
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import DatasetNode
-from gristmill.dataset.telling.display import (
+from gristmill.dataset.descriptions.display import (
     component_names,
     stage_inputs,
     stage_length,

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from gristmill.dataset.telling.display import abbreviated, joined, length_text, named
+from gristmill.dataset.descriptions.display import abbreviated, joined, length_text, named
 from gristmill.diagnostics.graph import Graph, Notes, Stage, Weights
 
 _MAX_LINES = 60

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gristmill.dataset.telling.display import joined, length_text, stage_inputs
+from gristmill.dataset.descriptions.display import joined, length_text, stage_inputs
 from gristmill.diagnostics.graph import Graph, Stage, graph_of
 from gristmill.diagnostics.html_text import safe, shortened
 from gristmill.diagnostics.units import rate_text, time_text

@@ -29,8 +29,8 @@ from gristmill.core.locks import Lock
 from gristmill.dataset.ahead.waits import BudgetWaits
 from gristmill.dataset.bases.node import DatasetNode, ancestors, parents_of
 from gristmill.dataset.bases.observing import Computed, Instrument, Method
+from gristmill.dataset.descriptions.display import component_names
 from gristmill.dataset.engine.iterators import StreamIterator
-from gristmill.dataset.telling.display import component_names
 from gristmill.diagnostics.metrics.histogram import Histogram
 from gristmill.diagnostics.spec_text import element_nbytes, spec_text
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from gristmill.core.errors import as_int
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.map import MapDataset
-from gristmill.dataset.telling.origin import origin
+from gristmill.dataset.descriptions.lineage import origin
 from gristmill.diagnostics.drawing import svg_picture
 from gristmill.diagnostics.files import write_text
 

@@ -13,7 +13,7 @@ from gristmill.core.errors import as_seconds
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.map import MapDataset
-from gristmill.dataset.telling.tracebacks import filter_traceback
+from gristmill.dataset.errors.tracebacks import filter_traceback
 from gristmill.dataset.watching import observed_by, tell_of_joining
 from gristmill.diagnostics.alone import OneThread, alone, run_alone
 from gristmill.diagnostics.annotations import annotate_while_profiling

@@ -20,7 +20,7 @@ from gristmill.core.sharding import ShardOptions
 from gristmill.core.state import shown
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.length import Exact, Infinite, Length, length_hint, num_elements
-from gristmill.dataset.telling.description import (
+from gristmill.dataset.descriptions.pipeline import (
     MAX_FILES,
     as_json,
     complete_repr,

@@ -20,9 +20,9 @@ from gristmill.core.state import (
 from gristmill.dataset.bases.iterator import iterate, write_when_created
 from gristmill.dataset.bases.length import elements_left
 from gristmill.dataset.bases.next_index import get_next_index, set_next_index
+from gristmill.dataset.descriptions.pipeline import few_files, source_difference, source_files
 from gristmill.dataset.faults.budget import FaultCounts
 from gristmill.dataset.states.mixtures import as_names, without_components
-from gristmill.dataset.telling.description import few_files, source_difference, source_files
 from gristmill.samplers import IterableSampler
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class DataLoaderIterator(Iterator[Any]):
             raise
         except (Exception, KeyboardInterrupt) as error:
             with contextlib.suppress(ImportError):  # at the end of the interpreter
-                from gristmill.dataset.telling.tracebacks import filter_traceback
+                from gristmill.dataset.errors.tracebacks import filter_traceback
 
                 filter_traceback(error)
             raise

@@ -9,7 +9,7 @@ import numpy as np
 
 from gristmill.core.sharding import ShardOptions
 from gristmill.dataset.bases.iter import IterDataset
-from gristmill.dataset.telling.description import complete_repr
+from gristmill.dataset.descriptions.pipeline import complete_repr
 
 
 @dataclass(frozen=True)

@@ -27,19 +27,19 @@ from gristmill.dataset.bases.node import DatasetNode
 from gristmill.dataset.bases.origins import Place, RecordKey
 from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.dataset.bases.traced import Traced, Tracing
-from gristmill.dataset.engine.elements import Each
-from gristmill.dataset.engine.iterators import open_stage
-from gristmill.dataset.engine.stream import Cell, Pos, Stream, pass_outputs
-from gristmill.dataset.stages.batch import BatchIterDataset, batch_function
-from gristmill.dataset.stages.filter import FilterIterDataset
-from gristmill.dataset.stages.map import MapIterDataset
-from gristmill.dataset.telling.description import (
+from gristmill.dataset.descriptions.pipeline import (
     as_json,
     short_source_text,
     source_files,
     source_text,
 )
-from gristmill.dataset.telling.failures import failed_at, tell
+from gristmill.dataset.engine.elements import Each
+from gristmill.dataset.engine.iterators import open_stage
+from gristmill.dataset.engine.stream import Cell, Pos, Stream, pass_outputs
+from gristmill.dataset.errors.context import failed_at, tell
+from gristmill.dataset.stages.batch import BatchIterDataset, batch_function
+from gristmill.dataset.stages.filter import FilterIterDataset
+from gristmill.dataset.stages.map import MapIterDataset
 from gristmill.samplers.base import answers_blocks, epoch_of, seed_of
 from gristmill.sources.reading import is_read_in_blocks, wrap_keys
 from gristmill.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Tolerate

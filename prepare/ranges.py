@@ -16,10 +16,10 @@ from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import tolerances
 from gristmill.dataset.bases.parameters import parameters_of
+from gristmill.dataset.descriptions.lineage import origin
 from gristmill.dataset.slicing import replaced_in
 from gristmill.dataset.stages.prefetch import PrefetchIterDataset
 from gristmill.dataset.stages.stream_interleave import needs_of
-from gristmill.dataset.telling.origin import origin
 from gristmill.prepare.files import FileWriter, Finished, stem_of
 
 _PLACE = re.compile(r" @ [^)]*")  # of a function in a file, which is another on another machine

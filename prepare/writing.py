@@ -18,7 +18,7 @@ from gristmill.core.state import shown
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.length import Exact, dataset_length
 from gristmill.dataset.bases.map import MapDataset
-from gristmill.dataset.telling.code import described_pipeline, pipeline_difference
+from gristmill.dataset.descriptions.code import described_pipeline, pipeline_difference
 from gristmill.prepare.codecs import codec_of
 from gristmill.prepare.files import (
     FileWriter,

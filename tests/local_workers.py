@@ -20,7 +20,7 @@ from gristmill.dataset import IterDataset
 from gristmill.dataset.engine.round_robin import RoundRobinIterator
 from gristmill.dataset.executors.pools import PoolExecutor
 from gristmill.dataset.stages.mp_prefetch import lanes_of, lanes_task
-from gristmill.dataset.worker_task import PipelineProducer
+from gristmill.dataset.workers.task import PipelineProducer
 from gristmill.workers.logbook import LOG_BYTES, Logbook
 from gristmill.workers.messages import END, ERROR, OUTPUTS, SKIPPED, Care
 from gristmill.workers.remote_errors import decode_error, encode_error

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gristmill.dataset.telling.failures import of_no_element
+from gristmill.dataset.errors.context import of_no_element
 from gristmill.workers.logbook import Logbook
 from gristmill.workers.messages import Care, Passed
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from gristmill.core.errors import SourceEnded
 from gristmill.core.indices import Indices, as_ints
-from gristmill.dataset.telling.failures import tell
+from gristmill.dataset.errors.context import tell
 from gristmill.sources.reading import is_read_in_blocks, read_keys
 
 _NEVER_FAILING = (list, tuple, range, str, bytes, np.ndarray)  # at keys below their length

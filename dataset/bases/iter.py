@@ -114,7 +114,7 @@ class IterDataset(
         return division.over_shares(self)
 
     def __repr__(self) -> str:
-        from gristmill.dataset.telling.display import chain_text
+        from gristmill.dataset.descriptions.display import chain_text
 
         return chain_text(self)
 

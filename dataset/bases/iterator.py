@@ -33,11 +33,11 @@ from gristmill.dataset.bases.observing import (
     divert_next,
     running_upstream,
 )
+from gristmill.dataset.errors.context import deliver, instead_of_stop
+from gristmill.dataset.errors.tracebacks import filter_traceback
 from gristmill.dataset.faults.budget import FaultCounts
 from gristmill.dataset.states.mixtures import as_names, without_components
 from gristmill.dataset.states.values import copied
-from gristmill.dataset.telling.failures import deliver, instead_of_stop
-from gristmill.dataset.telling.tracebacks import filter_traceback
 from gristmill.dataset.watching import watcher
 
 R = TypeVar("R")
@@ -176,7 +176,7 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
         before this one. What a step holds counts when it has come. Of a mixture of map datasets,
         where they are read in its order and in this process.
         """
-        from gristmill.dataset.telling.counts import counts_of
+        from gristmill.dataset.descriptions.draw_counts import counts_of
 
         return counts_of(self)
 
@@ -230,7 +230,7 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
         self.close()
 
     def __repr__(self) -> str:
-        from gristmill.dataset.telling.display import chain_text
+        from gristmill.dataset.descriptions.display import chain_text
 
         return chain_text(self)
 
@@ -267,7 +267,7 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
         Args:
             directory: an object whose ``await_creation()`` gives the path to write to.
         """
-        from gristmill.dataset.telling.description import describe
+        from gristmill.dataset.descriptions.pipeline import describe
 
         state = self._alone(self.get_state)
         return write_when_created(directory, state_to_text(state), describe(self))
@@ -282,8 +282,8 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
         """
         import asyncio
 
+        from gristmill.dataset.descriptions.pipeline import describe
         from gristmill.dataset.states.files import read_checkpoint
-        from gristmill.dataset.telling.description import describe
 
         async def restore() -> None:
             text = await asyncio.to_thread(

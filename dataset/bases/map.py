@@ -29,6 +29,8 @@ from gristmill.dataset.bases.node import (
 )
 from gristmill.dataset.bases.observing import Instrument, Wrap, divert_items, observed_items
 from gristmill.dataset.bases.origins import Part, RecordKey
+from gristmill.dataset.errors.context import failed_at, told
+from gristmill.dataset.errors.tracebacks import filter_traceback
 from gristmill.dataset.faults.attempts import Reports
 from gristmill.dataset.methods import (
     MapBucketMethods,
@@ -37,8 +39,6 @@ from gristmill.dataset.methods import (
     MapPartMethods,
     MapSequenceMethods,
 )
-from gristmill.dataset.telling.failures import failed_at, told
-from gristmill.dataset.telling.tracebacks import filter_traceback
 from gristmill.sources.reading import may_be_read_again
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class MapDataset(
         return self.to_iter_dataset().__iter__()
 
     def __repr__(self) -> str:
-        from gristmill.dataset.telling.display import chain_text
+        from gristmill.dataset.descriptions.display import chain_text
 
         return chain_text(self)
 

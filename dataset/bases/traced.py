@@ -22,8 +22,8 @@ from gristmill.dataset.bases.node import (
     parents_of,
 )
 from gristmill.dataset.bases.origins import Part, RecordKey
+from gristmill.dataset.errors.context import note_at
 from gristmill.dataset.faults.attempts import noted_events
-from gristmill.dataset.telling.failures import note_at
 
 T = TypeVar("T")
 

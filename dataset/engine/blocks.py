@@ -13,8 +13,8 @@ from typing import Any
 from gristmill.dataset.bases.iterator import snapshot
 from gristmill.dataset.engine.iterators import StreamIterator
 from gristmill.dataset.engine.stream import Pos, Stream
+from gristmill.dataset.errors.context import has_arrived
 from gristmill.dataset.states.values import Fetched, LinearStates
-from gristmill.dataset.telling.failures import has_arrived
 
 _BLOCK_SECONDS = 0.001  # elements that there are after this time are handed over
 _MOST_IN_LIST = 64  # positions that are kept together

@@ -14,7 +14,7 @@ from gristmill.core.errors import StateIndexError, StateMismatchError, as_int
 from gristmill.core.state import shown, state_count, state_field
 from gristmill.dataset.engine.packing import Collected, Collecting, less
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, pass_outputs
-from gristmill.dataset.telling.failures import tell
+from gristmill.dataset.errors.context import tell
 from gristmill.transforms.batching import Allocate, BufferPool
 from gristmill.transforms.ragged import Padding
 

@@ -15,8 +15,8 @@ from gristmill.dataset.bases.context import ALL_NUMBERS
 from gristmill.dataset.bases.next_index import check_no_gaps
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.engine.stream import Cell, Layer, Pos, Stream, observed, pass_outputs
+from gristmill.dataset.errors.context import instead_of_stop, tell_at_place
 from gristmill.dataset.stages.filter_guard import WINDOW, FilterGuard
-from gristmill.dataset.telling.failures import instead_of_stop, tell_at_place
 from gristmill.transforms.batching import Allocate
 
 Fn = Callable[..., Any]

@@ -17,7 +17,7 @@ from gristmill.dataset.bases.cells import Piece
 from gristmill.dataset.bases.parameters import Described, Parameters
 from gristmill.dataset.bases.traced import Traced
 from gristmill.dataset.engine.stream import Cell, Pos, Stream
-from gristmill.dataset.telling.failures import tell
+from gristmill.dataset.errors.context import tell
 from gristmill.sources.storage.files import is_url
 
 R = TypeVar("R")

@@ -21,7 +21,7 @@ from gristmill.dataset.engine.iterators import StreamIterator
 from gristmill.dataset.engine.round_robin import RoundRobinIterator
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, are_equal, pass_outputs
 from gristmill.dataset.faults.lanes import lane_budgets
-from gristmill.dataset.lane_rows import Part, join_parts, part_of_lanes
+from gristmill.dataset.lanes.rows import Part, join_parts, part_of_lanes
 from gristmill.dataset.stages.map import MapMapDataset
 from gristmill.dataset.stages.map_with_index import MapWithIndexMapDataset
 from gristmill.dataset.stages.random_map import RandomMapMapDataset

@@ -15,10 +15,10 @@ from gristmill.dataset.bases.iterator import DatasetIterator, iterate, snapshot
 from gristmill.dataset.bases.observing import Wrap
 from gristmill.dataset.bases.parameters import Parameters
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, pass_outputs
+from gristmill.dataset.errors.context import deliver, tell
+from gristmill.dataset.errors.tracebacks import filter_traceback
 from gristmill.dataset.states.mixtures import as_names, without_components
 from gristmill.dataset.states.values import copied
-from gristmill.dataset.telling.failures import deliver, tell
-from gristmill.dataset.telling.tracebacks import filter_traceback
 from gristmill.dataset.watching import tell_of_faults
 from gristmill.transforms.batching import Allocate
 

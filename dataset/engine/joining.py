@@ -14,7 +14,7 @@ from gristmill.dataset.bases.next_index import check_no_gaps
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.engine.choices import Records
 from gristmill.dataset.engine.stream import Cell, Layer, Pos, Stream, pass_outputs
-from gristmill.dataset.telling.failures import tell_epoch, told
+from gristmill.dataset.errors.context import tell_epoch, told
 
 _END: Any = object()
 _REMEDY = "pass strict=False to end with the shortest"

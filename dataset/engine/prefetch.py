@@ -15,8 +15,8 @@ from gristmill.dataset.bases.observing import WorkAhead
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.engine.choices import Choices, Records
 from gristmill.dataset.engine.stream import Cell, Pos, Stream
+from gristmill.dataset.errors.context import has_arrived
 from gristmill.dataset.states.values import copied
-from gristmill.dataset.telling.failures import has_arrived
 
 _BLOCK_SECONDS = 0.001  # a thread looks after this time whether it is still wanted
 

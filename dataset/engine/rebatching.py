@@ -12,7 +12,7 @@ from gristmill.core.errors import StateIndexError
 from gristmill.core.state import state_count
 from gristmill.dataset.engine.choices import Records, Refilling
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, are_equal
-from gristmill.dataset.telling.failures import tell
+from gristmill.dataset.errors.context import tell
 from gristmill.transforms.batching import Allocate, BufferPool, join_arrays
 
 _END: Any = object()

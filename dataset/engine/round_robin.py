@@ -22,7 +22,7 @@ from gristmill.dataset.states.old import is_old_workers_state, old_workers_state
 from gristmill.dataset.states.shards import parse_old_shards, parse_shards, shards_state, stateless
 from gristmill.dataset.states.values import CycleState, copied
 from gristmill.dataset.watching import watch_if_tracked
-from gristmill.dataset.worker_task import PipelineTask
+from gristmill.dataset.workers.task import PipelineTask
 
 T = TypeVar("T")
 

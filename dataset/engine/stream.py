@@ -30,7 +30,7 @@ from gristmill.dataset.bases.context import IteratorContext, Numbers
 from gristmill.dataset.bases.observing import Observable, Wrap
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.bases.parameters import Parameters
-from gristmill.dataset.telling.failures import instead_of_stop, tell_at_place
+from gristmill.dataset.errors.context import instead_of_stop, tell_at_place
 from gristmill.transforms.batching import Allocate
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from gristmill.dataset.engine.iterators import StreamIterator
 from gristmill.dataset.engine.recording import shard_iterator
 from gristmill.dataset.executors.protocol import Executor, Shard, open_shards
 from gristmill.dataset.states.values import copied
-from gristmill.dataset.worker_task import share_threads
+from gristmill.dataset.workers.task import share_threads
 
 
 class InProcessExecutor(Executor):

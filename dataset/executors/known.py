@@ -16,7 +16,7 @@ from gristmill.dataset.engine.recording import state_in
 from gristmill.dataset.executors.protocol import open_shards
 from gristmill.dataset.states.shards import indices_of_shards, uneven
 from gristmill.dataset.states.values import copied, is_same
-from gristmill.dataset.worker_task import PipelineTask
+from gristmill.dataset.workers.task import PipelineTask
 
 
 class KnownShards:

@@ -17,13 +17,13 @@ from gristmill.dataset.bases.node import ancestors
 from gristmill.dataset.bases.parameters import parameters_of
 from gristmill.dataset.executors.protocol import Executor, Tell
 from gristmill.dataset.executors.tuning import Tuning
-from gristmill.dataset.lanes_here import LanesHere
-from gristmill.dataset.local_lanes import LocalLanes
-from gristmill.dataset.ray_lanes import LanesOnRay
+from gristmill.dataset.lanes.consumer import LanesHere
+from gristmill.dataset.lanes.local import LocalLanes
+from gristmill.dataset.lanes.processes import WorkerLane
+from gristmill.dataset.lanes.ray import LanesOnRay
 from gristmill.dataset.slicing import numbers_of
-from gristmill.dataset.worker_lanes import WorkerLane
-from gristmill.dataset.worker_set import crew_of, join_workers
-from gristmill.dataset.worker_task import PipelineTask
+from gristmill.dataset.workers.task import PipelineTask
+from gristmill.dataset.workers.worker_set import crew_of, join_workers
 from gristmill.workers.pickling import dumps
 from gristmill.workers.pool import Luggage, hire, park, unpark
 
@@ -178,8 +178,8 @@ class PoolExecutor(Executor):
     def _hire(self) -> Any:
         options, task = self._options, self._task
         if chosen_executor(options) == "threads":
-            from gristmill.dataset.thread_payload import ThreadPayload
-            from gristmill.dataset.thread_workers import hire_threads
+            from gristmill.dataset.workers.thread_payload import ThreadPayload
+            from gristmill.dataset.workers.threads import hire_threads
 
             payload = ThreadPayload(replace(task, budget=self.ctx.budget))
             return hire_threads(payload, self._num_workers, options.per_worker_buffer_size)

@@ -29,7 +29,7 @@ from gristmill.dataset.bases.iterator import DatasetIterator, are_taken_again, i
 from gristmill.dataset.bases.observing import WorkAhead
 from gristmill.dataset.engine.recording import number_shard
 from gristmill.dataset.states.values import Fetched
-from gristmill.dataset.worker_task import PipelineTask
+from gristmill.dataset.workers.task import PipelineTask
 
 Failure: TypeAlias = Callable[[], BaseException]  # makes the error to be raised
 Tell: TypeAlias = Callable[[Any], None]

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from gristmill.dataset.executors.pools import PoolExecutor
-from gristmill.dataset.ray_lanes import LanesOnRay
+from gristmill.dataset.lanes.ray import LanesOnRay
 from gristmill.workers.pool import hire_pool
 from gristmill.workers.ray_cluster import connected
 

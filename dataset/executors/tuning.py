@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from gristmill.dataset.auto import WINDOW_SECONDS, Controller, Decision, Measured
+from gristmill.dataset.executors.auto import WINDOW_SECONDS, Controller, Decision, Measured
 
 _LOOK_SECONDS = 0.01  # between two looks at the workers
 _ENOUGH = 30  # elements in a window

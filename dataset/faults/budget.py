@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from gristmill.core.errors import FaultBudgetError, SourceEnded, StateMismatchError, add_note
 from gristmill.core.value import Value
-from gristmill.dataset.telling.failures import is_of_no_element, note_at
+from gristmill.dataset.errors.context import is_of_no_element, note_at
 
 NEVER = (NameError, SyntaxError, MemoryError, StateMismatchError, SourceEnded, FaultBudgetError)
 NUM_LAST = 20

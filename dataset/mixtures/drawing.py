@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gristmill.core.errors import as_int
 from gristmill.dataset.engine.draws import DELIVERED, ELEMENT, END, Draw, needed
 from gristmill.dataset.engine.stream import Cell, Pos
+from gristmill.dataset.errors.context import tell, told
 from gristmill.dataset.mixtures.draw_counts import Aims, RunningCounts
 from gristmill.dataset.mixtures.plans import Plan
 from gristmill.dataset.mixtures.recorded import Places, Recorded
 from gristmill.dataset.mixtures.standing import DRAWN, ENDED, LAST, RESTARTED, Standing, count_entry
-from gristmill.dataset.telling.failures import tell, told
 
 if TYPE_CHECKING:
     from gristmill.dataset.mixtures.stream import Mix

@@ -16,6 +16,7 @@ from gristmill.dataset.bases.items import begun_when_needed, item
 from gristmill.dataset.bases.map import BlockMapDataset, MapDataset, not_over_a_part
 from gristmill.dataset.bases.node import spec_of_first_parent
 from gristmill.dataset.bases.origins import Part
+from gristmill.dataset.errors.context import add_before, failed_at
 from gristmill.dataset.mixtures.plans import PatternPlan, Plan, PlannedSelectionMap, SchedulePlan
 from gristmill.dataset.mixtures.schedule import Schedule
 from gristmill.dataset.mixtures.selection import (
@@ -27,7 +28,6 @@ from gristmill.dataset.mixtures.selection import (
     select_singly,
     selected,
 )
-from gristmill.dataset.telling.failures import add_before, failed_at
 
 T = TypeVar("T")
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from gristmill.core.errors import StateMismatchError
 from gristmill.dataset.engine.choices import NEW, Choices
 from gristmill.dataset.engine.draws import DELIVERED, ELEMENT, END, EXHAUSTED, Draw
+from gristmill.dataset.errors.context import told
 from gristmill.dataset.mixtures.plans import Plan, plan_of
-from gristmill.dataset.telling.failures import told
 
 if TYPE_CHECKING:
     from gristmill.dataset.mixtures.stream import Mix

@@ -21,6 +21,7 @@ from gristmill.dataset.engine.draws import Draw
 from gristmill.dataset.engine.iterators import StreamIterator, stream_of
 from gristmill.dataset.engine.stream import Cell, Pos, Stream
 from gristmill.dataset.epochs import in_epoch
+from gristmill.dataset.errors.context import add_before
 from gristmill.dataset.mixtures.draw_counts import DrawCounts
 from gristmill.dataset.mixtures.drawing import Drawing
 from gristmill.dataset.mixtures.expecting import expect, weigh
@@ -29,7 +30,6 @@ from gristmill.dataset.mixtures.plans import PatternPlan, Plan
 from gristmill.dataset.mixtures.standing import DRAWN, Standing
 from gristmill.dataset.mixtures.states import check_draw, counts_by_name, counts_in, loaded, saved
 from gristmill.dataset.states.values import is_same
-from gristmill.dataset.telling.failures import add_before
 
 _END: Any = object()
 _BLOCK = 64  # draws that are looked up at once

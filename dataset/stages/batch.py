@@ -19,7 +19,7 @@ from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.dataset.bases.traced import Tracing, grouped
 from gristmill.dataset.engine.elements import Batch
 from gristmill.dataset.engine.iterators import open_stage
-from gristmill.dataset.telling.failures import add_before, failed_at
+from gristmill.dataset.errors.context import add_before, failed_at
 from gristmill.transforms.base import check_batch_size
 from gristmill.transforms.batching import Allocate, BufferPool, stack
 

@@ -21,16 +21,16 @@ from gristmill.dataset.bases.node import dropping_steps, random_seed, spec_of
 from gristmill.dataset.bases.origins import Part
 from gristmill.dataset.bases.parameters import field
 from gristmill.dataset.bases.traced import Traced, Tracing, grouped, noting_failed
-from gristmill.dataset.bucket_plan import BucketPlan, Members, base_of
+from gristmill.dataset.engine.bucket_plan import BucketPlan, Members, base_of
 from gristmill.dataset.engine.buckets import BucketBatch
 from gristmill.dataset.engine.iterators import StreamIterator, open_stage
+from gristmill.dataset.errors.context import tell
 from gristmill.dataset.stages.bucket_parameters import (
     BucketParameters,
     OnLong,
     StreamBucketParameters,
     check_on_long,
 )
-from gristmill.dataset.telling.failures import tell
 from gristmill.transforms.batching import Allocate, BufferPool
 from gristmill.transforms.length_buckets import (
     Lengths,

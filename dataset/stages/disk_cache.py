@@ -20,11 +20,11 @@ from gristmill.dataset.bases.items import item
 from gristmill.dataset.bases.map import BlockMapDataset
 from gristmill.dataset.bases.node import ancestors, spec_of_first_parent, tolerances
 from gristmill.dataset.bases.parameters import Parameters, field
-from gristmill.dataset.disk_store import MISSING, DiskStore, store_at
+from gristmill.dataset.descriptions.code import described_pipeline, pipeline_difference
+from gristmill.dataset.engine.disk_store import MISSING, DiskStore, store_at
+from gristmill.dataset.errors.context import tell
 from gristmill.dataset.stages.map_with_index import MapWithIndexMapDataset
 from gristmill.dataset.stages.random_map import RandomMapIterDataset, RandomMapMapDataset
-from gristmill.dataset.telling.code import described_pipeline, pipeline_difference
-from gristmill.dataset.telling.failures import tell
 
 _log = logging.getLogger("gristmill")
 

@@ -24,8 +24,8 @@ from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import same_number
 from gristmill.dataset.bases.node import spec_of_first_parent
 from gristmill.dataset.bases.traced import Tracing
-from gristmill.dataset.disk_store import MISSING, pickled
 from gristmill.dataset.engine.choices import Record, Records, Refilling
+from gristmill.dataset.engine.disk_store import MISSING, pickled
 from gristmill.dataset.engine.iterators import open_stage
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, are_equal
 from gristmill.dataset.faults.known import with_counts_since

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from gristmill.dataset.telling.failures import on_delivery
+from gristmill.dataset.errors.context import on_delivery
 
 _log = logging.getLogger("gristmill")
 

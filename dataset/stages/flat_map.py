@@ -20,8 +20,8 @@ from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.dataset.bases.traced import Traced, Tracing, noting_failed
 from gristmill.dataset.engine.groups import Spread
 from gristmill.dataset.engine.iterators import open_stage
+from gristmill.dataset.errors.context import failed_at
 from gristmill.dataset.faults.attempts import Event, events_here
-from gristmill.dataset.telling.failures import failed_at
 from gristmill.transforms.base import FlatMap, check_max_fan_out, for_a_class, transform_function
 
 T = TypeVar("T")

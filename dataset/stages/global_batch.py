@@ -14,7 +14,6 @@ from gristmill.core.errors import as_int, check_word
 from gristmill.core.ray_options import RayOptions, WorkerOptions, check_worker_options, with_number
 from gristmill.core.sharding import NoSharding, ShardOptions
 from gristmill.core.state import shown
-from gristmill.dataset.auto import most_workers
 from gristmill.dataset.bases.division import Division
 from gristmill.dataset.bases.element_spec import batched_spec
 from gristmill.dataset.bases.iter import IterDataset
@@ -34,7 +33,8 @@ from gristmill.dataset.bases.node import ancestors, mixes_in_lanes, spec_of
 from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.dataset.bases.traced import Traced, Tracing, grouped
 from gristmill.dataset.engine.global_batch import GlobalBatchIterator
-from gristmill.dataset.lane_rows import LaneRowsIterDataset, Part, part_of_lanes, zero_like
+from gristmill.dataset.executors.auto import most_workers
+from gristmill.dataset.lanes.rows import LaneRowsIterDataset, Part, part_of_lanes, zero_like
 from gristmill.dataset.slicing import slice_pipeline
 from gristmill.dataset.stages.batch import batch_function
 from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterDataset

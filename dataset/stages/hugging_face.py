@@ -21,8 +21,8 @@ from gristmill.dataset.bases.parameters import Described, Parameters, field
 from gristmill.dataset.engine.files import Reading
 from gristmill.dataset.engine.iterators import StreamIterator
 from gristmill.dataset.engine.stream import Cell, Pos
+from gristmill.dataset.errors.context import tell
 from gristmill.dataset.stages.files import ReadingIterDataset
-from gristmill.dataset.telling.failures import tell
 from gristmill.sources.hugging_face import check_data_set
 from gristmill.sources.hugging_face_stream import (
     StreamFacts,

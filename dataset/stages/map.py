@@ -18,7 +18,7 @@ from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.dataset.bases.traced import Tracing
 from gristmill.dataset.engine.elements import Each, unless_none
 from gristmill.dataset.engine.iterators import open_stage
-from gristmill.dataset.telling.failures import failed_at
+from gristmill.dataset.errors.context import failed_at
 from gristmill.transforms.base import Map, transform_function
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.dataset.bases.traced import Tracing
 from gristmill.dataset.engine.elements import Numbered
 from gristmill.dataset.engine.iterators import open_stage
-from gristmill.dataset.telling.failures import failed_at
+from gristmill.dataset.errors.context import failed_at
 from gristmill.transforms.base import MapWithIndex, transform_function
 
 T = TypeVar("T")

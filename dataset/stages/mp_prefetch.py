@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 from gristmill.core.options import AUTO_LANES, DatasetOptions, MultiprocessingOptions, ReadOptions
 from gristmill.core.ray_options import RayOptions, WorkerOptions, with_number
-from gristmill.dataset.auto import FIRST_WORKERS, most_workers
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import Length
@@ -16,16 +15,17 @@ from gristmill.dataset.bases.node import ancestors, spec_of_first_parent
 from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.dataset.bases.traced import Tracing
 from gristmill.dataset.engine.round_robin import RoundRobinIterator
+from gristmill.dataset.executors.auto import FIRST_WORKERS, most_workers
 from gristmill.dataset.executors.inline import InlineExecutor
 from gristmill.dataset.executors.pools import PoolExecutor
 from gristmill.dataset.executors.protocol import Executor
 from gristmill.dataset.slicing import num_elements_of_shares, slice_pipeline
-from gristmill.dataset.worker_task import PipelineTask
+from gristmill.dataset.workers.task import PipelineTask
 from gristmill.workers.setup import preload
 
 T = TypeVar("T")
 
-preload("gristmill.dataset.worker_task")
+preload("gristmill.dataset.workers.task")
 preload(
     *[
         f"gristmill.dataset.stages.{name}"

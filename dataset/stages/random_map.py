@@ -19,7 +19,7 @@ from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.dataset.bases.traced import Traced, Tracing
 from gristmill.dataset.engine.elements import Numbered
 from gristmill.dataset.engine.iterators import open_stage
-from gristmill.dataset.telling.failures import failed_at
+from gristmill.dataset.errors.context import failed_at
 from gristmill.transforms.base import RandomMap, transform_function
 
 T = TypeVar("T")

@@ -21,13 +21,13 @@ from gristmill.dataset.bases.node import (
     spec_of,
 )
 from gristmill.dataset.bases.origins import Part, RecordKey
-from gristmill.dataset.telling.description import (
+from gristmill.dataset.descriptions.pipeline import (
     short_source_text,
     source_files,
     source_name,
     source_text,
 )
-from gristmill.dataset.telling.failures import tell
+from gristmill.dataset.errors.context import tell
 from gristmill.sources.base import check_source
 from gristmill.sources.columns import ColumnsDataSource, by_position, is_columns
 from gristmill.sources.reading import is_read_in_blocks, wrap_keys

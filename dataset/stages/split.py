@@ -21,7 +21,7 @@ from gristmill.dataset.ahead.reader import Reader
 from gristmill.dataset.bases.context import IteratorContext
 from gristmill.dataset.bases.map import MapDataset, ReindexMapDataset, not_over_a_part
 from gristmill.dataset.bases.parameters import Parameters, field
-from gristmill.dataset.telling.failures import tell
+from gristmill.dataset.errors.context import tell
 
 T = TypeVar("T")
 

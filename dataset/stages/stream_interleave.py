@@ -30,6 +30,7 @@ from gristmill.dataset.engine.choices import Records
 from gristmill.dataset.engine.iterators import Given, StreamIterator, stream_of
 from gristmill.dataset.engine.round_robin import RoundRobinIterator
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, are_equal, observed
+from gristmill.dataset.lanes.processes import WorkerLane
 from gristmill.dataset.slicing import replaced_in
 from gristmill.dataset.stages.interleave import (
     InterleaveDatasetIterator,
@@ -39,7 +40,6 @@ from gristmill.dataset.stages.interleave import (
     dataset_at,
 )
 from gristmill.dataset.states.values import copied
-from gristmill.dataset.worker_lanes import WorkerLane
 
 T = TypeVar("T")
 

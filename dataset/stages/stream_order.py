@@ -46,6 +46,7 @@ from gristmill.dataset.engine.iterators import StreamIterator, open_stage, strea
 from gristmill.dataset.engine.read import Read
 from gristmill.dataset.engine.round_robin import RoundRobinIterator
 from gristmill.dataset.engine.stream import Cell, Pos, Stream
+from gristmill.dataset.errors.context import instead_of_stop, tell_at_place
 from gristmill.dataset.slicing import replaced_in
 from gristmill.dataset.stages.filter_guard import WINDOW, FilterGuard
 from gristmill.dataset.stages.map import MapIterDataset
@@ -60,7 +61,6 @@ from gristmill.dataset.stages.stream_interleave import (
     needs_of,
 )
 from gristmill.dataset.states.values import advanced
-from gristmill.dataset.telling.failures import instead_of_stop, tell_at_place
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import process_file_name, shown, state_from_text, state_to_text
-from gristmill.dataset.telling.description import check_description
+from gristmill.dataset.descriptions.pipeline import check_description
 
 _PROCESS_FILE = re.compile("process_[0-9]+-of-[0-9]+\\.json")
 _DATASET_FILE = re.compile("shard_state_([0-9]+)\\.json")

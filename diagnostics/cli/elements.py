@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gristmill.core.naming import one_line
-from gristmill.dataset.telling.display import abbreviated
+from gristmill.dataset.descriptions.display import abbreviated
 from gristmill.diagnostics.spec_text import spec_text
 
 _MAX_VALUE = 100  # characters of a value

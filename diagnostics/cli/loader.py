@@ -8,7 +8,7 @@ from typing import Any
 
 from gristmill.core.sharding import ShardOptions, even_split
 from gristmill.core.state import plain_int
-from gristmill.dataset.telling.display import abbreviated
+from gristmill.dataset.descriptions.display import abbreviated
 from gristmill.diagnostics.cli.words import epoch_text, number_text, of_length, own_form
 
 _MAX_LANES = 16

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from gristmill.core.state import plain_int, shown
-from gristmill.dataset.telling.display import abbreviated
+from gristmill.dataset.descriptions.display import abbreviated
 from gristmill.diagnostics.cli.loader import loader_lines
 from gristmill.diagnostics.cli.words import count_text, epoch_text, number_text, of_length, own_form
 

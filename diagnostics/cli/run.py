@@ -19,7 +19,7 @@ import numpy as np
 from gristmill.core.options import ReadOptions
 from gristmill.dataset.bases.iterator import snapshot
 from gristmill.dataset.bases.map import MapDataset
-from gristmill.dataset.telling.display import length_text, stage_length
+from gristmill.dataset.descriptions.display import length_text, stage_length
 from gristmill.diagnostics.cli.elements import element_lines
 from gristmill.diagnostics.cli.reader import END, attended, ended_if_frozen, iterator_of, reading
 from gristmill.diagnostics.cli.target import CommandError, load_pipeline

@@ -21,8 +21,8 @@ from gristmill.core.errors import StateMismatchError
 from gristmill.core.naming import one_line
 from gristmill.core.state import process_file_name, shown, state_from_text
 from gristmill.dataset.bases.iterator import DatasetIterator
-from gristmill.dataset.telling.description import check_description, describe
-from gristmill.dataset.telling.display import joined
+from gristmill.dataset.descriptions.display import joined
+from gristmill.dataset.descriptions.pipeline import check_description, describe
 from gristmill.diagnostics.cli.position import position_lines
 from gristmill.diagnostics.cli.run import Lines, opened
 from gristmill.diagnostics.cli.target import CommandError, load_pipeline

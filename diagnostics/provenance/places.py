@@ -6,7 +6,7 @@ from pathlib import PurePath
 from typing import Any
 
 from gristmill.dataset.bases.node import ancestors
-from gristmill.dataset.telling.description import file_paths
+from gristmill.dataset.descriptions.pipeline import file_paths
 from gristmill.diagnostics.provenance.records import Provenance, Record, Row
 from gristmill.loader.data_loader import DataLoader
 from gristmill.sources.sharded import ShardedSource, ShardMap

@@ -8,7 +8,7 @@ from typing import Any
 
 from gristmill.core.value import Value
 from gristmill.dataset.bases.cells import Piece
-from gristmill.dataset.telling.display import abbreviated
+from gristmill.dataset.descriptions.display import abbreviated
 
 _MAX_LINES = 40  # of a table
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from gristmill.core.value import Value
-from gristmill.dataset.telling.display import stage_name
+from gristmill.dataset.descriptions.display import stage_name
 from gristmill.diagnostics.verification.comparing import Comparison, base_of, compare, compared
 from gristmill.diagnostics.verification.conditions import Again, Condition, Fresh
 from gristmill.diagnostics.verification.fresh import ColdCopies, Surroundings

@@ -14,11 +14,11 @@ from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import DatasetNode, ancestors, computed_by, parents_of
+from gristmill.dataset.descriptions.display import stage_inputs
 from gristmill.dataset.slicing import PipelineEditor, numbers_of
 from gristmill.dataset.stages.limit import LimitIterDataset
 from gristmill.dataset.stages.options import WithOptionsIterDataset
 from gristmill.dataset.stages.prefetch import PrefetchIterDataset
-from gristmill.dataset.telling.display import stage_inputs
 from gristmill.loader import DataLoader
 
 DIRECT = ReadOptions(num_threads=0, prefetch_buffer_size=0)

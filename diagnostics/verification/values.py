@@ -23,7 +23,7 @@ import numpy as np
 from gristmill.core.naming import one_line, without_addresses
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.node import DatasetNode
-from gristmill.dataset.telling.description import describe
+from gristmill.dataset.descriptions.pipeline import describe
 from gristmill.workers.pickling import dumps
 
 _MAX_TEXT = 120  # characters

@@ -18,8 +18,8 @@ from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import is_of_library, parents_of, spec_of_first_parent
 from gristmill.dataset.bases.origins import Part, RecordKey
 from gristmill.dataset.bases.parameters import parameters_of
-from gristmill.dataset.telling.display import stage_name
-from gristmill.dataset.telling.tracebacks import filter_traceback
+from gristmill.dataset.descriptions.display import stage_name
+from gristmill.dataset.errors.tracebacks import filter_traceback
 from gristmill.diagnostics.provenance import Provenance, Record
 from gristmill.diagnostics.viewer.leaves import Leaf, leaves_of
 from gristmill.diagnostics.viewer.steps import Output

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from gristmill.core.locks import Lock
 from gristmill.dataset.bases.map import MapDataset
-from gristmill.dataset.telling.tracebacks import filter_traceback
+from gristmill.dataset.errors.tracebacks import filter_traceback
 from gristmill.diagnostics.attended import Attended, PipelineStalledError
 from gristmill.diagnostics.provenance import Provenance, explain
 from gristmill.diagnostics.spec_text import element_nbytes

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gristmill.core.state import shown
-from gristmill.dataset.telling.display import length_text
+from gristmill.dataset.descriptions.display import length_text
 from gristmill.diagnostics.html_text import safe, shortened
 from gristmill.diagnostics.provenance import Provenance
 from gristmill.diagnostics.units import size_text

@@ -16,7 +16,7 @@ import numpy as np
 from gristmill.core.naming import one_line
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import parents_of
-from gristmill.dataset.telling.display import length_text
+from gristmill.dataset.descriptions.display import length_text
 from gristmill.diagnostics.html_text import safe
 from gristmill.diagnostics.viewer.history import makes_batches
 from gristmill.diagnostics.viewer.leaves import Leaf

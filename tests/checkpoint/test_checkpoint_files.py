@@ -19,7 +19,7 @@ import gristmill
 from gristmill.checkpoint import CheckpointHandler
 from gristmill.core.errors import StateMismatchError
 from gristmill.dataset import IterDataset, MapDataset
-from gristmill.dataset.telling.description import describe
+from gristmill.dataset.descriptions.pipeline import describe
 from gristmill.experimental import (
     ElasticIterator,
     FirstFitPackIterDataset,

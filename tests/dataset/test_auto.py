@@ -14,7 +14,7 @@ from gristmill import (
     diagnostics,
 )
 from gristmill.core.ray_options import RayOptions
-from gristmill.dataset.auto import Controller, Decision, Measured, most_workers
+from gristmill.dataset.executors.auto import Controller, Decision, Measured, most_workers
 from gristmill.experimental import multithread_prefetch
 
 SECONDS = 200

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gristmill as grain
-from gristmill.dataset.telling.code import described_pipeline, pipeline_difference
+from gristmill.dataset.descriptions.code import described_pipeline, pipeline_difference
 
 SCALE = 2
 

@@ -13,7 +13,7 @@ import pytest
 from refusing import assert_raises
 
 import gristmill as grain
-from gristmill.dataset.disk_store import _SEGMENT, _STORES, DiskStore
+from gristmill.dataset.engine.disk_store import _SEGMENT, _STORES, DiskStore
 from gristmill.dataset.stages import disk_cache_stream
 from gristmill.testing.equality import are_equal
 

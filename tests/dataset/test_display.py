@@ -17,7 +17,7 @@ from gristmill import (
     ReadOptions,
     ShardOptions,
 )
-from gristmill.dataset.telling.description import complete_repr, source_text
+from gristmill.dataset.descriptions.pipeline import complete_repr, source_text
 from gristmill.experimental import (
     ElasticIterator,
     InterleaveIterDataset,

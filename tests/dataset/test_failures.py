@@ -25,8 +25,8 @@ import gristmill as gm
 from gristmill import IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
 from gristmill import experimental as gx
 from gristmill.dataset.bases.node import ancestors
+from gristmill.dataset.descriptions.lineage import origin
 from gristmill.dataset.stages.tfrecord import TFRecordIterDataset
-from gristmill.dataset.telling.origin import origin
 
 MODES = (DIRECT, ReadOptions(2, 8), ReadOptions(1, 64))
 N = 40

@@ -13,7 +13,7 @@ from users_datasets import BareMap, BareStream
 
 from gristmill.core.options import DatasetOptions, ReadOptions
 from gristmill.dataset import DatasetIterator, IterDataset, MapDataset, MapDatasetMeta
-from gristmill.dataset.telling.description import complete_repr
+from gristmill.dataset.descriptions.pipeline import complete_repr
 from gristmill.experimental import WithOptionsIterDataset, apply_transformations
 from gristmill.transforms import Batch, Filter, Map, MapWithIndex, RandomMap, TfRandomMap
 

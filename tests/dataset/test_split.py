@@ -17,8 +17,8 @@ from gristmill.core import permutation
 from gristmill.core.apportion import Apportionment, largest_remainders
 from gristmill.core.keyed_hash import KeyedHash
 from gristmill.dataset.bases.node import ancestors
+from gristmill.dataset.descriptions.pipeline import check_description, describe
 from gristmill.dataset.stages.split import SplitMapDataset
-from gristmill.dataset.telling.description import check_description, describe
 
 _range, _mix = grain.MapDataset.range, grain.MapDataset.mix
 TWO = {"train": 0.7, "test": 0.3}

@@ -20,10 +20,10 @@ from refusing import assert_raises
 
 from gristmill import DataLoader, MapDataset, MultiprocessingOptions, ReadOptions
 from gristmill.core.errors import StateMismatchError
+from gristmill.dataset.descriptions.pipeline import describe
 from gristmill.dataset.stages.bin_packing import FirstFitPackIterDataset
 from gristmill.dataset.stages.stream_order import in_stream_order
 from gristmill.dataset.stages.tfrecord import TFRecordIterDataset
-from gristmill.dataset.telling.description import describe
 from gristmill.experimental import (
     DatasetOptions,
     InterleaveIterDataset,

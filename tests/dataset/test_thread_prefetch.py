@@ -26,8 +26,8 @@ from waiting import PATIENCE_SECONDS, wait_until
 
 from gristmill import MapDataset, MultiprocessingOptions, ReadOptions
 from gristmill.dataset.ahead import pullahead
+from gristmill.dataset.descriptions.pipeline import describe
 from gristmill.dataset.stages import thread_prefetch
-from gristmill.dataset.telling.description import describe
 from gristmill.experimental import (
     ThreadPrefetchDatasetIterator,
     ThreadPrefetchIterDataset,

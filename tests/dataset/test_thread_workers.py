@@ -19,7 +19,7 @@ from waiting import running, wait_until
 
 from gristmill.core.options import DatasetOptions, MultiprocessingOptions, ReadOptions
 from gristmill.dataset import MapDataset
-from gristmill.dataset.worker_task import PipelineTask
+from gristmill.dataset.workers.task import PipelineTask
 from gristmill.diagnostics import observe
 from gristmill.experimental import InterleaveIterDataset
 from gristmill.loader.data_loader import DataLoader

@@ -10,7 +10,7 @@ from users_datasets import BareMap, BareStream
 
 from gristmill.dataset import DatasetIterator, IterDataset, MapDataset
 from gristmill.dataset.bases.context import IteratorContext, Numbers
-from gristmill.dataset.telling.description import describe
+from gristmill.dataset.descriptions.pipeline import describe
 from gristmill.experimental import (
     DatasetOptions,
     WithOptionsIterDataset,

@@ -18,7 +18,7 @@ from refusing import assert_raises
 
 import gristmill
 from gristmill.checkpoint import CheckpointHandler
-from gristmill.dataset.telling.description import describe
+from gristmill.dataset.descriptions.pipeline import describe
 from gristmill.diagnostics.cli import _parser, main
 from gristmill.diagnostics.cli.elements import element_lines
 from gristmill.diagnostics.cli.position import position_lines

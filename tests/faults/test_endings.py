@@ -39,7 +39,9 @@ for api in APIS:
 """
 # Interrupts lose and repeat nothing.
 INTERRUPTS = """
-from gristmill.dataset import thread_workers, worker_lanes  # an interrupted import leaves its file open
+# An interrupted import leaves its file open.
+from gristmill.dataset.lanes import processes as worker_lanes
+from gristmill.dataset.workers import threads as thread_workers
 signal.signal(signal.SIGALRM, signal.default_int_handler)
 it = iter(mp(gm.MapDataset.range(10**6).to_iter_dataset().map(lambda x: np.full(10_000, x)), 2))
 seen = []

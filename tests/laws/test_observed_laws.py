@@ -13,7 +13,7 @@ from stage_table import each_of_all, iterator_of
 
 from gristmill.dataset import MapDataset
 from gristmill.dataset.bases.iterator import iterate
-from gristmill.dataset.telling.display import stage_inputs
+from gristmill.dataset.descriptions.display import stage_inputs
 from gristmill.diagnostics import observe
 from gristmill.diagnostics.graph import graph_of
 from gristmill.diagnostics.metrics.prometheus import start_telemetry, stop_telemetry

@@ -20,9 +20,9 @@ from gristmill.dataset.bases.length import AtMost, Exact, Infinite, Unknown, num
 from gristmill.dataset.bases.node import ancestors, is_of_library
 from gristmill.dataset.bases.observing import running_upstream
 from gristmill.dataset.bases.parameters import Parameters
+from gristmill.dataset.descriptions.lineage import origin
 from gristmill.dataset.engine.iterators import StreamIterator
 from gristmill.dataset.stages.map import MapMapDataset
-from gristmill.dataset.telling.origin import origin
 from gristmill.loader.records import LegacyOperationIterDataset
 
 

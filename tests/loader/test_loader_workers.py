@@ -26,7 +26,7 @@ from gristmill import (
     RecordMetadata,
     SequentialSampler,
 )
-from gristmill.dataset.worker_task import PipelineTask
+from gristmill.dataset.workers.task import PipelineTask
 from gristmill.experimental import DatasetOptions
 from gristmill.sharding import ShardOptions
 

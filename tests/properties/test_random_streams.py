@@ -31,8 +31,8 @@ from stream_model import (
 )
 
 from gristmill import experimental as gx
+from gristmill.dataset.descriptions.pipeline import describe
 from gristmill.dataset.engine.iterators import StreamIterator
-from gristmill.dataset.telling.description import describe
 
 ELSEWHERE = ["local_workers", "workers", "lanes", "local_lanes", "threads", "prefetch"]
 LIMIT = 50  # outcomes that are looked at

@@ -10,9 +10,9 @@ from typing import Any
 
 from gristmill.core.errors import add_note
 from gristmill.dataset.bases.context import Numbers
+from gristmill.dataset.errors.context import of_no_element
 from gristmill.dataset.executors.protocol import Failure, Shard
-from gristmill.dataset.telling.failures import of_no_element
-from gristmill.dataset.worker_task import divide_worker, place, worker_name
+from gristmill.dataset.workers.task import divide_worker, place, worker_name
 from gristmill.workers.logbook import OUTPUTS as OUTPUTS_MADE
 from gristmill.workers.logbook import Entry, lane_and_root
 from gristmill.workers.messages import END, ERROR, LEFT, PASSED, SKIPPED, Care

@@ -274,7 +274,7 @@ class PipelineProducer:
                 log.is_silent = False
 
     def annotate(self, error: BaseException, lane: int, state: Any) -> None:
-        from gristmill.dataset.telling.failures import tell_in_worker, tell_of_settings
+        from gristmill.dataset.errors.context import tell_in_worker, tell_of_settings
 
         task = self._task
         numbers = (

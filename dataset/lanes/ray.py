@@ -22,8 +22,8 @@ from typing import Any
 
 from gristmill.core.ray_options import RayOptions
 from gristmill.dataset.bases.context import Numbers
-from gristmill.dataset.telling.failures import of_no_element
-from gristmill.dataset.worker_lanes import CAREFUL_OUTPUTS, LanesOfWorker, WorkerLane, divided
+from gristmill.dataset.errors.context import of_no_element
+from gristmill.dataset.lanes.processes import CAREFUL_OUTPUTS, LanesOfWorker, WorkerLane, divided
 from gristmill.workers.messages import Care
 from gristmill.workers.process import WorkerBusy, WorkerDied, WorkerSilent
 

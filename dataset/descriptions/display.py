@@ -16,7 +16,7 @@ from weakref import ref
 
 from gristmill.core.naming import one_line, without_addresses
 from gristmill.dataset.bases.length import has_own_length
-from gristmill.dataset.telling.description import as_json, file_paths
+from gristmill.dataset.descriptions.pipeline import as_json, file_paths
 
 T = TypeVar("T")
 

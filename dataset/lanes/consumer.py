@@ -12,8 +12,8 @@ from typing import Any
 
 from gristmill.dataset.ahead.budget import Budget
 from gristmill.dataset.executors.inline import raised_again
-from gristmill.dataset.worker_lanes import WorkerLane
-from gristmill.dataset.worker_task import PipelineProducer, PipelineTask
+from gristmill.dataset.lanes.processes import WorkerLane
+from gristmill.dataset.workers.task import PipelineProducer, PipelineTask
 
 _MAX_BLOCK = 64  # elements that are computed before the consumer gets one, unless they take long
 

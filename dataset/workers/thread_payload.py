@@ -25,7 +25,7 @@ import numpy as np
 
 from gristmill.core.value import Value
 from gristmill.dataset.bases.node import DatasetNode
-from gristmill.dataset.worker_task import PipelineTask
+from gristmill.dataset.workers.task import PipelineTask
 from gristmill.workers.pickling import CloudPickler
 from gristmill.workers.shared_array import SharedMemoryArray
 

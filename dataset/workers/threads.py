@@ -37,7 +37,7 @@ from gristmill.dataset.ahead.sizes import Sampling, spread
 from gristmill.dataset.ahead.threads import start_thread
 from gristmill.dataset.engine.blocks import SavedPositions
 from gristmill.dataset.executors.inline import raised_again
-from gristmill.dataset.worker_task import PipelineTask
+from gristmill.dataset.workers.task import PipelineTask
 from gristmill.workers.child import (
     LARGE,
     MIN_BYTES,

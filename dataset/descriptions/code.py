@@ -27,7 +27,7 @@ from gristmill.core.naming import transform_name
 from gristmill.core.state import shown
 from gristmill.dataset.bases.node import is_of_library
 from gristmill.dataset.bases.parameters import parameters_of
-from gristmill.dataset.telling.description import check_description, describe, source_first
+from gristmill.dataset.descriptions.pipeline import check_description, describe, source_first
 from gristmill.sources.columns import ColumnsDataSource
 
 _PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"

@@ -19,7 +19,7 @@ from gristmill.core.errors import StateMismatchError, add_note, stop_iteration_e
 from gristmill.core.value import Value
 from gristmill.dataset.bases.node import ancestors, is_of_library
 from gristmill.dataset.bases.origins import Place
-from gristmill.dataset.telling.origin import Records, origin
+from gristmill.dataset.descriptions.lineage import Records, origin
 
 _ON_DELIVERY = "_gristmill_on_delivery"
 _OF_NO_ELEMENT = "_gristmill_of_no_element"

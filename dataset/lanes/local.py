@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from gristmill.dataset.bases.context import Numbers
-from gristmill.dataset.lanes_here import LanesHere
+from gristmill.dataset.lanes.consumer import LanesHere
+from gristmill.dataset.lanes.processes import LanesOfWorker, WorkerLane, divided
 from gristmill.dataset.slicing import lanes_of_worker
-from gristmill.dataset.worker_lanes import LanesOfWorker, WorkerLane, divided
 
 
 class LocalLanes:

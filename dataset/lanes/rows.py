@@ -38,13 +38,13 @@ from gristmill.dataset.bases.next_index import (
     next_index_of,
 )
 from gristmill.dataset.bases.node import ancestors, tolerances
+from gristmill.dataset.errors.context import tell
 from gristmill.dataset.slicing import slice_pipeline
 from gristmill.dataset.stages.batch import batch_function
 from gristmill.dataset.states.mixtures import drawn_until, has_mixtures
 from gristmill.dataset.states.refilling import refilling
 from gristmill.dataset.states.values import copied, states_by_index
-from gristmill.dataset.telling.failures import tell
-from gristmill.dataset.worker_task import share_threads
+from gristmill.dataset.workers.task import share_threads
 from gristmill.transforms.batching import Allocate, concatenate, stack
 
 # The rows of lanes that have any, in the order of lanes, and how many of them are elements, of each

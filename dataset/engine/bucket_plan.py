@@ -26,7 +26,7 @@ from gristmill.core.indices import Indices, as_array
 from gristmill.core.locks import Lock
 from gristmill.core.permutation import shuffled_order
 from gristmill.dataset.bases.map import MapDataset, farthest_behind
-from gristmill.dataset.telling.origin import origin
+from gristmill.dataset.descriptions.lineage import origin
 from gristmill.transforms.length_buckets import Lengths, buckets_of
 
 _NUM_EPOCHS = 4  # whose counts are kept

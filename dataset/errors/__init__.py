@@ -1,0 +1,1 @@
+"""Error context of exceptions, and tracebacks without the frames of the library."""

@@ -1,3 +1,0 @@
-"""Errors, texts and descriptions of a pipeline. This package asks stages and knows none of them by
-name.
-"""

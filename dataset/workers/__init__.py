@@ -1,0 +1,1 @@
+"""The side of a worker: its task, and workers in threads of this process."""
