@@ -21,8 +21,8 @@ from gristmill.dataset.engine.round_robin import RoundRobinIterator
 from gristmill.dataset.executors.pools import PoolExecutor
 from gristmill.dataset.stages.mp_prefetch import lanes_of, lanes_task
 from gristmill.dataset.workers.task import PipelineProducer
-from gristmill.workers.logbook import LOG_BYTES, Logbook
-from gristmill.workers.messages import END, ERROR, OUTPUTS, SKIPPED, Care
+from gristmill.workers.crash_journal import LOG_BYTES, CrashJournal
+from gristmill.workers.messages import END, ERROR, OUTPUTS, SKIPPED, Quarantine
 from gristmill.workers.remote_errors import decode_error, encode_error
 
 _MAX_BLOCK = 16
@@ -50,7 +50,7 @@ class LocalWorkersIterDataset(IterDataset[Any]):
         self,
         parent: IterDataset[Any],
         num_workers: int = 1,
-        care: Care | None = None,
+        care: Quarantine | None = None,
         num_lanes: int | None = None,
         through: Callable[[Any], Any] = lambda task: task,
     ) -> None:
@@ -69,7 +69,10 @@ class LocalWorkersIterDataset(IterDataset[Any]):
 
 class LocalWorkersExecutor(PoolExecutor):
     def __init__(
-        self, options: MultiprocessingOptions, care: Care | None, through: Callable[[Any], Any]
+        self,
+        options: MultiprocessingOptions,
+        care: Quarantine | None,
+        through: Callable[[Any], Any],
     ) -> None:
         super().__init__(options, None)
         self._care = care
@@ -118,16 +121,16 @@ class LocalPool:
 class LocalWorker:
     """Does when it is asked what a process does ahead, message by message."""
 
-    def __init__(self, producer: PipelineProducer, care: Care | None) -> None:
+    def __init__(self, producer: PipelineProducer, care: Quarantine | None) -> None:
         self._producer = producer
         self._care = care
-        producer.log = Logbook(bytearray(LOG_BYTES))
+        producer.log = CrashJournal(bytearray(LOG_BYTES))
         self._begin: tuple[dict[int, Any], bool] | None = None
         self._num_sent: dict[int, int] = {}  # of lanes that have not come to an end
         self._stops: dict[int, BaseException | None] = {}  # the end or the error of a lane
 
     def start(
-        self, states: dict[int, Any], *, skip: bool = False, care: Care | None = None
+        self, states: dict[int, Any], *, skip: bool = False, care: Quarantine | None = None
     ) -> None:
         self._producer.care = self._care or care
         self._begin, self._size = (through_pickle(states), skip), 1

@@ -35,15 +35,15 @@ def is_running(process_id: int) -> bool:
 
 def worker_processes() -> set[int]:
     """The worker processes of this process, which have started directly or were forked from a
-    template.
+    fork server.
     """
-    found = templates(6)
-    for process_id in templates():
+    found = fork_servers(6)
+    for process_id in fork_servers():
         found |= _children_of(process_id)
     return found
 
 
-def templates(num_arguments: int = 3) -> set[int]:
+def fork_servers(num_arguments: int = 3) -> set[int]:
     """The processes that this one has started to fork workers from."""
     found = set()
     for child in _children_of(os.getpid()):

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from gristmill.workers import pool as pool_module
-from gristmill.workers.pool import unpark
+from gristmill.workers.pool import WorkerPool
+from gristmill.workers.registry import registry
 
 
 def is_shared(array: np.ndarray) -> bool:
@@ -18,12 +18,12 @@ def is_shared(array: np.ndarray) -> bool:
     return not isinstance(array.base, bytearray)
 
 
-def end_parked_pools() -> None:
-    pool_module._end([pool for pool in [*pool_module._parked] if unpark(pool)])
+def close_idle_pools() -> None:
+    registry.close_idle()
 
 
-def parked_for_long(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def idle_for_long(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Until this continues, processes wait for as long as a busy machine may take."""
-    monkeypatch.setattr(pool_module, "_PARKED_SECONDS", 60.0)
+    monkeypatch.setattr(WorkerPool, "idle_seconds", 60.0)
     yield
-    end_parked_pools()
+    close_idle_pools()

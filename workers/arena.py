@@ -304,7 +304,7 @@ class ArenaReader:
         for watched in [*self._watched.values()]:
             watched.is_shared = True
 
-    def abandon(self) -> None:
+    def forget(self) -> None:
         """In a forked process: lets go of the memory, which is the other one's to return."""
         self._mapping.close()
 

@@ -1,4 +1,4 @@
-"""The program that workers and their template run; ``process`` and ``template`` start it and
+"""The program that workers and their fork server run; ``process`` and ``fork_server`` start it and
 document its arguments.
 
 Until ``sys.path`` is the consumer's, nothing is imported that is not built into the interpreter: a
@@ -19,17 +19,17 @@ def main() -> None:
         gc.disable()  # until a worker is born: all of this stays
         try:
             sys.path[:], modules = marshal.loads(os.read(numbers[0], 1 << 20))
-            from gristmill.workers.template_child import fork_workers
+            from gristmill.workers.fork_server_child import fork_workers
 
             numbers, settle = fork_workers(modules, *numbers)  # returns in each of them
         except BaseException:
             os._exit(1)  # workers are started one by one, and say what is wrong
-    connection, arena, luggage, lifeline, index, count = numbers
+    connection, arena, payload, lifeline, index, count = numbers
     try:
         if settle is not None:
             settle()
-        offset, length = (int.from_bytes(os.pread(luggage, 8, at), "little") for at in (0, 8))
-        preamble = marshal.loads(os.pread(luggage, length, offset))
+        offset, length = (int.from_bytes(os.pread(payload, 8, at), "little") for at in (0, 8))
+        preamble = marshal.loads(os.pread(payload, length, offset))
         sys.path[:], sys.argv[:] = preamble["path"], preamble["argv"]
         from gristmill.workers.child import serve
     except BaseException:
@@ -37,7 +37,7 @@ def main() -> None:
 
         os.write(connection, b"\xff" + traceback.format_exc().encode(errors="replace"))
         os._exit(1)
-    serve(connection, arena, luggage, lifeline, index, count, preamble)
+    serve(connection, arena, payload, lifeline, index, count, preamble)
 
 
 if __name__ == "__main__":

@@ -49,8 +49,8 @@ from gristmill.core.locks import Lock, Signal
 from gristmill.core.pacing import BlockSize
 from gristmill.workers.arena import Arena, Slot
 from gristmill.workers.codec import Encoded, Encoder
+from gristmill.workers.crash_journal import LOG_BYTES, CrashJournal
 from gristmill.workers.flags import set_flags
-from gristmill.workers.logbook import LOG_BYTES, Logbook
 from gristmill.workers.logs import log_like
 from gristmill.workers.messages import (
     CALL,
@@ -67,8 +67,8 @@ from gristmill.workers.messages import (
     SKIPPED,
     START,
     STARTED,
-    Care,
     Passed,
+    Quarantine,
     pack_slots,
     unpack_slots,
 )
@@ -118,8 +118,8 @@ class Producer(Protocol):
 class Watched(Producer, Protocol):
     """A producer that shows what it is at."""
 
-    log: Logbook  # is set before the first start
-    care: Care | None  # is set before every start
+    log: CrashJournal  # is set before the first start
+    quarantine: Quarantine | None  # is set before every start
 
     def begin(self, n: int) -> None:
         """Called before ``take(n)``: what was finished before is not to be shown any more."""
@@ -194,7 +194,7 @@ class Connection(Protocol):
     """Interface of a worker's connection to its consumer."""
 
     # states, whether to skip an element, how to continue
-    start: tuple[dict[int, Any], bool, Care | None] | None
+    start: tuple[dict[int, Any], bool, Quarantine | None] | None
     is_for_another: bool  # the start, than the ones before were
     calls: list[bytes]  # functions that nobody has called yet
     # of lanes: states of more lanes, and lanes to leave
@@ -231,7 +231,7 @@ class BoundedConnection(abc.ABC):
         self._num_ahead = 0
         self._bytes_ahead = 0
         self._generation = 0
-        self.start: tuple[dict[int, Any], bool, Care | None] | None = None
+        self.start: tuple[dict[int, Any], bool, Quarantine | None] | None = None
         self.is_for_another = False
         self.calls: list[bytes] = []
         self.changes: list[tuple[dict[int, Any], Sequence[int]]] = []
@@ -245,7 +245,9 @@ class BoundedConnection(abc.ABC):
     def receive(self, *, wait: bool) -> None:
         """See ``Connection``."""
 
-    def _begin(self, generation: int, start: tuple[dict[int, Any], bool, Care | None]) -> None:
+    def _begin(
+        self, generation: int, start: tuple[dict[int, Any], bool, Quarantine | None]
+    ) -> None:
         """Notes a new start, which makes all messages before it worthless."""
         self.start, self.changes = start, []
         self._generation = generation
@@ -320,9 +322,9 @@ class SocketConnection(BoundedConnection):
             body = bytes(memoryview(self._received)[COMMAND.size : COMMAND.size + length])
             del self._received[: COMMAND.size + length]
             if kind == START:
-                states, skip, care, is_for_another = pickle.loads(body)
+                states, skip, quarantine, is_for_another = pickle.loads(body)
                 self.is_for_another |= is_for_another  # also if a start is overtaken
-                self._begin(generation, (states, skip, care))
+                self._begin(generation, (states, skip, quarantine))
             elif kind == CALL:
                 self.calls.append(body)
             elif kind == LANES:
@@ -519,11 +521,11 @@ class Worker:
                     self._connection.receive(wait=not self._connection.changes)
                     self._obey()
                     self._produce([], is_careful=False)  # unless it gets lanes, this does nothing
-                (states, skip, care), self._connection.start = self._connection.start, None
+                (states, skip, quarantine), self._connection.start = self._connection.start, None
                 self._connection.send(STARTED, b"", [])
                 first = next(iter(states), 0)  # without any, it will get lanes when it runs
                 if self._watched is not None:
-                    self._watched.care = care
+                    self._watched.quarantine = quarantine
                 try:
                     started = self._in_turn(partial(self._start, states, skip=skip))
                 except BaseException as error:
@@ -536,7 +538,7 @@ class Worker:
                             SKIPPED, self._encoder.encode_state(states[first]), [], lane=first
                         )
                     self._produce(
-                        [_Lane(*item) for item in states.items()], is_careful=care is not None
+                        [_Lane(*item) for item in states.items()], is_careful=quarantine is not None
                     )
 
     @property
@@ -705,7 +707,7 @@ class Worker:
                     if (
                         len(self.outbox.lanes) > 1
                         and num_taken == self._num_taken
-                        and self._watched.care is None
+                        and self._watched.quarantine is None
                     ):
                         self._go_on_beside()
 
@@ -779,7 +781,7 @@ class Failed:
 def serve(
     connection: int,
     arena_fd: int,
-    luggage: int,
+    payload: int,
     lifeline: int,
     index: int,
     count: int,
@@ -787,18 +789,18 @@ def serve(
 ) -> None:
     """Runs a worker until its connection ends; then the process ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for fd in (connection, arena_fd, luggage, lifeline):
+    for fd in (connection, arena_fd, payload, lifeline):
         os.set_inheritable(fd, False)
     die_with(lifeline)
     end = SystemExit(0)
     try:
         if preamble.get("is_shared"):  # then the task is to let workers come
-            _load(luggage, preamble)(connection, preamble)
+            _load(payload, preamble)(connection, preamble)
         else:
             channel = SocketConnection(
                 connection, arena := Arena(arena_fd), preamble["buffer_size"]
             )
-            made_worker(channel, arena, luggage, index, count, preamble).run()
+            made_worker(channel, arena, payload, index, count, preamble).run()
     except Disconnected:
         pass
     except SystemExit as error:
@@ -809,22 +811,22 @@ def serve(
 def made_worker(
     channel: SocketConnection,
     arena: Arena,
-    luggage: int,
+    payload: int,
     index: int,
     count: int,
     preamble: dict[str, Any],
     turns: Turns | None = None,
 ) -> Worker:
-    """A worker for the task in ``luggage``, which is loaded.
+    """A worker for the task in ``payload``, which is loaded.
 
     Raises:
         SystemExit: that is what the task wants.
     """
     page = arena.allocate(LOG_BYTES)
     assert page.offset == 0  # where the consumer looks for it
-    log = Logbook(arena.view(page).data)
+    log = CrashJournal(arena.view(page).data)
     encoder = Encoder(arena, preamble["min_shared_bytes"])
-    load = partial(_load, luggage, preamble)
+    load = partial(_load, payload, preamble)
 
     try:
         log.begin(1)
@@ -842,16 +844,16 @@ def made_worker(
     return Worker(channel, encoder, producer, load, turns)
 
 
-def _load(luggage: int, preamble: dict[str, Any]) -> Any:
+def _load(payload: int, preamble: dict[str, Any]) -> Any:
     """The task, from memory that all workers share; what they write to it stays their own."""
     memory = memoryview(
-        mmap.mmap(luggage, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        mmap.mmap(payload, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     )
     return load_task(*[memory[start:stop] for start, stop in preamble["parts"]])
 
 
 def load_task(setup: Any, task: Any, *buffers: Any) -> Any:
-    """The task in the parts of a ``Luggage``, in the surroundings that it is to have."""
+    """The task in the parts of a ``Payload``, in the environment that it needs."""
     calls, values, own = pickle.loads(setup)
     for function, args in calls:
         function(*args)

@@ -62,7 +62,7 @@ class Process(ABC):
         """Ends it by force, without waiting."""
 
     @abstractmethod
-    def disown(self) -> None:
+    def forget(self) -> None:
         """It is no process of this one, which was forked from its owner."""
 
     def is_gone(self) -> bool:
@@ -148,6 +148,6 @@ class ChildProcess(Process):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process_id, signal.SIGKILL)
 
-    def disown(self) -> None:
+    def forget(self) -> None:
         """See ``Process``."""
         self._is_lost = True

@@ -35,27 +35,27 @@ CALL = 3  # a pickled function follows, to be called with what runs in the worke
 LANES = 4  # pickled states of lanes to compute besides the others, and the lanes to leave, follow
 COMMAND = struct.Struct("<BxxxII")  # kind, generation, bytes
 
-# to a template: descriptors come along, connection, arena, luggage, lifeline, directory and open
+# to a fork server: descriptors come along, connection, arena, payload, lifeline, directory and open
 # streams
 FORK_REQUEST = 1
 KILL_REQUEST = 2
 # which of the two, slot, index, count, whether standard output and errors are open
 FORK = struct.Struct("<BIII??")
-# What a template writes of the worker in a slot: its id (0: not born yet; -1: it never will be),
-# and 1 more than its status (0: it runs). In slot 0, the id is 1 when the template is ready.
+# What a fork server writes of the worker in a slot: its id (0: not born yet; -1: it never will be),
+# and 1 more than its status (0: it runs). In slot 0, the id is 1 when the fork server is ready.
 RECORD = struct.Struct("<qq")
 
 MAX_INLINE = 1 << 14
 
 
 @dataclass(frozen=True)
-class Care:
+class Quarantine:
     """The mode of a worker after one that died: it computes one output at a time, and nothing
     ahead.
 
     Args:
-        refused: the elements not to compute again, by reader and number (see ``logbook``), and the
-            text of the error to raise in its place.
+        refused: the elements not to compute again, by reader and number (see ``crash_journal``),
+            and the text of the error to raise in its place.
         until: the number, by reader, at which the quarantine ends: the work of the dead worker is
             before it.
     """
@@ -65,7 +65,7 @@ class Care:
 
 
 class Passed(BaseException):
-    """Raised in a worker where ``Care.until`` says."""
+    """Raised in a worker where ``Quarantine.until`` says."""
 
 
 @dataclass(slots=True)

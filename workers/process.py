@@ -7,9 +7,9 @@ Guarantees:
 2. Whatever interrupts ``receive`` or ``start`` in the middle (an interrupt from the keyboard, say)
    leaves ``usable`` false: bytes may be lost, and a new process has to take over.
 3. ``stop`` waits only for a limited time; afterwards the process runs no more. Its exit status has
-   been collected, unless the template that has forked it is stopped. Killing it needs no template:
-   the kernel kills a process whose lifeline is closed. After an interrupt, ``stop`` does the rest
-   when it is called again.
+   been collected, unless the fork server that has forked it is stopped. Killing it needs no fork
+   server: the kernel kills a process whose lifeline is closed. After an interrupt, ``stop`` does
+   the rest when it is called again.
 4. No lock is taken, so no interrupt leaves one held.
 """
 
@@ -27,9 +27,10 @@ from typing import Any
 from gristmill.core.instruments import Wrap, shadow
 from gristmill.workers.arena import ArenaReader, Slot, open_memory
 from gristmill.workers.codec import decode, decode_other
+from gristmill.workers.crash_journal import Entry, read_entries
 from gristmill.workers.descriptors import above_standard, close_all
 from gristmill.workers.exits import Process
-from gristmill.workers.logbook import Entry, read_entries
+from gristmill.workers.fork_server import ForkServer
 from gristmill.workers.messages import (
     CALL,
     COMMAND,
@@ -42,14 +43,13 @@ from gristmill.workers.messages import (
     START,
     STARTED,
     TAKEN,
-    Care,
     Message,
+    Quarantine,
     pack_slots,
     unpack_slots,
 )
 from gristmill.workers.pickling import dumps
 from gristmill.workers.starts import start_boot
-from gristmill.workers.template import Template
 
 # how often a process is looked at whose connection, kept open by a child of its own, says nothing
 _LOOK_SECONDS = 0.25
@@ -78,10 +78,9 @@ class WorkerSilent(Exception):
 class _Bytes:
     """The bytes that a worker sends and receives."""
 
-    _socket: socket.socket
-
-    def __init__(self) -> None:
+    def __init__(self, connection: socket.socket) -> None:
         self.usable = True
+        self._socket = connection
         self._received = bytearray()
 
     def has_sent(self) -> bool:
@@ -128,58 +127,38 @@ class _Bytes:
                 return  # the next to receive will learn why
 
 
-class WorkerProcess(_Bytes):
-    """Starts a process; it imports what it needs and waits for ``start``.
+class WorkerHandle(_Bytes):
+    """A worker with a connection and memory of its own, in some process.
 
     Args:
         index: which worker it is.
-        count: of how many.
-        luggage: file descriptor of the payload (see ``pool``).
-        environment: its environment variables.
-        template: what to fork it from, if there is such a process.
+        process: the process that it runs in.
+        connection: this end of it.
+        arena: file descriptor of its memory.
+        lifeline: this end of the pipe that keeps the process alive, if it is this worker's.
     """
 
     def __init__(
         self,
         index: int,
-        count: int,
-        luggage: int,
-        environment: Mapping[str, str],
-        template: Template | None = None,
+        process: Process,
+        connection: socket.socket,
+        arena: int,
+        lifeline: Sequence[int] = (),
     ) -> None:
-        self._be_new(index)
-        with contextlib.ExitStack() as failing, contextlib.ExitStack() as starting:
-            arena = open_memory(f"gristmill-worker-{index}")
-            failing.callback(os.close, arena)
-            # Closing the other end kills the process. Each has a pipe of its own: the signal goes
-            # to one owner of a pipe.
-            lifeline, other_end = os.pipe()
-            starting.callback(os.close, lifeline)
-            failing.callback(os.close, other_end)
-            self._socket, theirs = socket.socketpair()
-            starting.callback(theirs.close)
-            failing.callback(self._socket.close)
-            fds = [
-                above_standard(fd, starting) for fd in (theirs.fileno(), arena, luggage, lifeline)
-            ]
-            forked = None if template is None else template.fork(fds, index, count)
-            self._process: Process = forked or start_boot(fds, [index, count], environment)
-            failing.pop_all()
-        self._fds = [arena]
-        self._lifeline.append(other_end)
-        self._reader = ArenaReader(arena)
-
-    def _be_new(self, index: int) -> None:
-        super().__init__()
+        super().__init__(connection)
         self.index = index
         self.generation = 0
         # the next start, than the ones before were: the task is loaded again
         self.is_for_another = False
         self.last_report = b""  # the worker's last report, if it is observed
+        self._process = process
         self._has_answered = self._is_started = False  # it has noticed a start; the last start
         self._patience: float | None = None
         self._answer_by: float | None = None  # until then it should notice the last start
-        self._lifeline: list[int] = []  # this end of the lifeline
+        self._lifeline = [*lifeline]
+        self._fds = [arena]
+        self._reader = ArenaReader(arena)
         self._to_return: list[Slot] = []
 
     @property
@@ -200,7 +179,7 @@ class WorkerProcess(_Bytes):
         return self.usable and not self._process.is_gone()
 
     def start(
-        self, states: Mapping[int, Any], *, skip: bool = False, care: Care | None = None
+        self, states: Mapping[int, Any], *, skip: bool = False, quarantine: Quarantine | None = None
     ) -> None:
         """Makes the worker produce from ``states`` on; what it has sent before will not be received
         any more.
@@ -212,7 +191,7 @@ class WorkerProcess(_Bytes):
             care: what to be careful about.
         """
         # a state may have a class of __main__
-        body = dumps((states, skip, care, self.is_for_another))
+        body = dumps((states, skip, quarantine, self.is_for_another))
         self._is_started = False
         self.generation += 1
         # or it is being born
@@ -310,19 +289,19 @@ class WorkerProcess(_Bytes):
         """Called when this process is forked."""
         self._reader.share()
 
-    def hang_up(self) -> None:
+    def begin_close(self) -> None:
         """Asks the worker to stop, without waiting."""
         self.usable = False
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
 
-    def stop(self, deadline: float) -> None:
+    def close(self, deadline: float) -> None:
         """Waits until the worker has ended, after ``deadline`` (``time.monotonic()``) with
         force.
         """
         if self._socket.fileno() < 0:
             return  # that has been done
-        self.hang_up()
+        self.begin_close()
         # it has ended, or another thread has stopped it
         with contextlib.suppress(OSError, ValueError):
             while self._is_readable(deadline - time.monotonic()) and self._socket.recv(
@@ -338,11 +317,11 @@ class WorkerProcess(_Bytes):
         self._process.kill()
         close_all(self._lifeline)
 
-    def abandon(self) -> None:
+    def forget(self) -> None:
         """Lets go of a process that belongs to the process that this one was forked from."""
         self.usable = False
-        self._process.disown()
-        self._reader.abandon()
+        self._process.forget()
+        self._reader.forget()
         self._release()
 
     def _release(self) -> None:
@@ -399,6 +378,45 @@ class WorkerProcess(_Bytes):
             self.usable = False
             return WorkerDied("closed its connection")
         return WorkerBusy() if self._process.was_lost else WorkerDied(self._process.how_it_ended())
+
+
+class WorkerProcess(WorkerHandle):
+    """Starts a process; it imports what it needs and waits for ``start``.
+
+    Args:
+        index: which worker it is.
+        count: of how many.
+        payload: file descriptor of the payload.
+        environment: its environment variables.
+        fork_server: what to fork it from, if there is such a process.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        count: int,
+        payload: int,
+        environment: Mapping[str, str],
+        fork_server: ForkServer | None = None,
+    ) -> None:
+        with contextlib.ExitStack() as failing, contextlib.ExitStack() as starting:
+            arena = open_memory(f"gristmill-worker-{index}")
+            failing.callback(os.close, arena)
+            # Closing the other end kills the process. Each has a pipe of its own: the signal goes
+            # to one owner of a pipe.
+            lifeline, other_end = os.pipe()
+            starting.callback(os.close, lifeline)
+            failing.callback(os.close, other_end)
+            ours, theirs = socket.socketpair()
+            starting.callback(theirs.close)
+            failing.callback(ours.close)
+            fds = [
+                above_standard(fd, starting) for fd in (theirs.fileno(), arena, payload, lifeline)
+            ]
+            forked = None if fork_server is None else fork_server.fork(fds, index, count)
+            process: Process = forked or start_boot(fds, [index, count], environment)
+            failing.pop_all()
+        super().__init__(index, process, ours, arena, [other_end])
 
 
 def _poll(connection: socket.socket, events: int, seconds: float) -> int:

@@ -34,7 +34,7 @@ from gristmill.core.errors import add_note
 from gristmill.core.locks import Lock, Signal
 from gristmill.workers.child import Disconnected, Failed, Worker, end_with, load_task
 from gristmill.workers.codec import Encoder
-from gristmill.workers.logbook import LOG_BYTES, Logbook
+from gristmill.workers.crash_journal import LOG_BYTES, CrashJournal
 from gristmill.workers.logs import log_like
 from gristmill.workers.messages import CALL, START
 from gristmill.workers.setup import be_worker
@@ -129,8 +129,8 @@ class Channel:
     def _obey(self, kind: int, generation: int, content: Any) -> None:
         if kind == START:
             self._budget, body = content
-            states, skip, care, is_for_another = pickle.loads(body)
-            self.start = states, skip, care
+            states, skip, quarantine, is_for_another = pickle.loads(body)
+            self.start = states, skip, quarantine
             self.is_for_another |= is_for_another  # also if a start is overtaken
             self._generation = generation
             self._num_sent = self._bytes_sent = self._num_wanted = self._bytes_taken = 0
@@ -229,18 +229,18 @@ class Actor:
         if channel is not None:
             channel.tell(commands)
 
-    def messages(self, session: bytes, index: int, count: int, luggage: list[Any]) -> Iterator[Any]:
+    def messages(self, session: bytes, index: int, count: int, payload: list[Any]) -> Iterator[Any]:
         """The messages of a worker that runs a task. The commands of the session control it.
 
         Args:
             session: its name.
             index, count: which worker it is, of how many.
-            luggage: a reference to the payload (see ``ray_pool``).
+            payload: a reference to the payload (see ``ray_pool``).
         """
         channel = self._channel(session)
         if channel is None:
             return
-        args = channel, index, count, luggage[0]
+        args = channel, index, count, payload[0]
         threading.Thread(
             target=self._work, args=args, name=f"gristmill-worker-{index}", daemon=True
         ).start()
@@ -258,10 +258,10 @@ class Actor:
                 return None
             return self._channels.setdefault(session, Channel())
 
-    def _work(self, channel: Channel, index: int, count: int, luggage: Any) -> None:
+    def _work(self, channel: Channel, index: int, count: int, payload: Any) -> None:
         try:
             node, process_id = self.place()
-            _serve(channel, index, count, luggage, f"on node {node}, process {process_id}")
+            _serve(channel, index, count, payload, f"on node {node}, process {process_id}")
         except Disconnected:
             pass
         except SystemExit as error:
@@ -271,8 +271,8 @@ class Actor:
             end_with(SystemExit(1))
 
 
-def _serve(channel: Channel, index: int, count: int, luggage: Any, place: str) -> None:
-    settings, *parts = ray.get(luggage)
+def _serve(channel: Channel, index: int, count: int, payload: Any, place: str) -> None:
+    settings, *parts = ray.get(payload)
     # of the consumer, if it is here
     sys.path.extend([folder for folder in settings["path"] if folder not in sys.path])
     arena: Any = Heap()
@@ -283,7 +283,7 @@ def _serve(channel: Channel, index: int, count: int, luggage: Any, place: str) -
     try:
         producer = load()(index, count, encoder.allocate)
         producer.place = place
-        producer.log = Logbook(bytearray(LOG_BYTES))
+        producer.log = CrashJournal(bytearray(LOG_BYTES))
         log_like(settings["logs"], index, count)
     except SystemExit:
         raise

@@ -23,9 +23,10 @@ import numpy as np
 import ray
 
 from gristmill.core.ray_options import RayOptions
-from gristmill.workers.pool import Luggage, accelerator_free, close_parked, close_pools
+from gristmill.workers.payload import Payload, accelerator_free
 from gristmill.workers.ray_actor import actor_class
 from gristmill.workers.ray_worker import RayWorker
+from gristmill.workers.registry import registry
 
 _log = logging.getLogger("gristmill")
 
@@ -38,8 +39,8 @@ _NAMESPACE = "gristmill"
 _named: dict[str, Any] = {}
 
 
-class _Seat:
-    """The place of an actor.
+class _ActorSlot:
+    """An actor that is asked for, again if it is lost.
 
     Args:
         index: its number.
@@ -57,7 +58,7 @@ class _Seat:
         self.actor = self._make(self.index)
         self.answer = self.actor.place.remote()
 
-    def is_taken(self) -> bool:
+    def is_up(self) -> bool:
         """True if the actor exists.
 
         Raises:
@@ -83,22 +84,23 @@ class RayPool:
     """``WorkerPool`` with actors in place of processes.
 
     Args:
-        luggage: the payload of the workers.
+        payload: the payload of the workers.
         options: which actors.
     """
 
     # Starting actors takes long. With the time that Ray takes to end them, this is below 5 s (1).
-    parked_seconds = 3.0
+    idle_seconds = 3.0
+    num_descriptors = 0
 
-    def __init__(self, luggage: Luggage, options: RayOptions) -> None:
-        self.parked_until = 0.0
+    def __init__(self, payload: Payload, options: RayOptions) -> None:
+        self.idle_until = 0.0
         self.owner: Callable[[], object] = lambda: None
         self.on_start: Callable[[RayWorker], None] | None = None
         self._workers: dict[int, RayWorker] = {}
         self._options = options
         names = ("path", "min_shared_bytes", "logs")
         settings = {
-            **{name: luggage.preamble[name] for name in names},
+            **{name: payload.preamble[name] for name in names},
             "writable": options.writable,
         }
         self._environment = accelerator_free()
@@ -108,10 +110,10 @@ class RayPool:
         # or it would spill
         self.max_bytes_ahead = min(options.max_bytes_ahead, int(min(stores) * _STORE_SHARE))
         self._is_closed = False
-        self._seats: list[_Seat] = []
+        self._slots: list[_ActorSlot] = []
         self._class: Any = actor_class()
-        arrays = [np.frombuffer(part, np.uint8) for part in luggage.parts[2:]]
-        self._luggage: Any = ray.put((settings, *luggage.parts[:2], *arrays))
+        arrays = [np.frombuffer(part, np.uint8) for part in payload.parts[2:]]
+        self._payload: Any = ray.put((settings, *payload.parts[:2], *arrays))
         try:
             self.resize(options.num_workers)
         except BaseException:
@@ -128,12 +130,12 @@ class RayPool:
 
     def resize(self, num: int) -> None:
         """Requests ``num`` actors, and releases others."""
-        while len(self._seats) > num:
-            seat = self._seats.pop()
-            self.let_go(seat.index)
-            self._end(seat)
-        while len(self._seats) < num:
-            self._seats.append(_Seat(len(self._seats), self._make))
+        while len(self._slots) > num:
+            slot = self._slots.pop()
+            self.let_go(slot.index)
+            self._end(slot)
+        while len(self._slots) < num:
+            self._slots.append(_ActorSlot(len(self._slots), self._make))
 
     def _make(self, index: int) -> Any:
         options = self._options
@@ -161,10 +163,10 @@ class RayPool:
             _named[name] = actor
         return actor
 
-    def _end(self, seat: _Seat) -> None:
+    def _end(self, slot: _ActorSlot) -> None:
         if self._options.pool is None and ray.is_initialized():
             with contextlib.suppress(Exception):  # its cluster may be gone, and this one another
-                ray.kill(seat.actor)
+                ray.kill(slot.actor)
 
     def available(self) -> list[int]:
         """The actors that are there.
@@ -176,7 +178,7 @@ class RayPool:
             raise RuntimeError(
                 "Ray was shut down, or the iterator closed, while it had or waited for actors"
             )
-        return [seat.index for seat in self._seats if seat.is_taken()]
+        return [slot.index for slot in self._slots if slot.is_up()]
 
     def wait(self) -> list[int]:
         """Waits until there is an actor.
@@ -186,12 +188,13 @@ class RayPool:
         """
         began = warned = time.monotonic()
         while not (found := self.available()):
-            close_parked(RayPool)  # which have what this one waits for, perhaps
+            # Idle pools may have what this one waits for.
+            registry.close_idle(lambda pool: isinstance(pool, RayPool))
             now = time.monotonic()
             if now - warned > _FIRST_WARNING_SECONDS:
                 warned = now
                 _log.warning("%s", self._what_it_waits_for(now - began))
-            ray.wait([seat.answer for seat in self._seats], timeout=_LOOK_SECONDS)
+            ray.wait([slot.answer for slot in self._slots], timeout=_LOOK_SECONDS)
         return found
 
     def _what_it_waits_for(self, seconds: float) -> str:
@@ -199,7 +202,7 @@ class RayPool:
         needed = {"CPU": options.num_cpus, **(options.resources or {})}
         total, free = ({name: found.get(name, 0) for name in needed} for found in _resources())
         return (
-            f"Ray has started none of {len(self._seats)} actors for {seconds:.0f} s. Each needs"
+            f"Ray has started none of {len(self._slots)} actors for {seconds:.0f} s. Each needs"
             f" {needed}; the cluster has {total}, of which {free} are free. Other iterators of this"
             " program have actors of their own, too: share them by RayOptions(pool=...), close"
             " iterators that are not needed, or ask for less by num_cpus"
@@ -210,11 +213,11 @@ class RayPool:
         worker = self._workers.get(index)
         if worker is None or not worker.is_alive():
             if worker is not None:
-                worker.hang_up()
-            seat = self._seats[index]
-            assert seat.place is not None
+                worker.begin_close()
+            slot = self._slots[index]
+            assert slot.place is not None
             count, writable = self._options.num_workers, self._options.writable
-            worker = RayWorker(seat.actor, index, count, seat.place, self._luggage, writable)
+            worker = RayWorker(slot.actor, index, count, slot.place, self._payload, writable)
             self._workers[index] = worker
             if self.on_start is not None:
                 self.on_start(worker)
@@ -223,42 +226,42 @@ class RayPool:
     def lose(self, index: int) -> None:
         """The actor has died."""
         self.let_go(index)
-        if index < len(self._seats):
-            self._seats[index].ask()
+        if index < len(self._slots):
+            self._slots[index].ask()
 
     def let_go(self, index: int) -> None:
         """Ends what an actor does for this pool."""
         worker = self._workers.pop(index, None)
         if worker is not None:
-            worker.hang_up()
+            worker.begin_close()
 
-    def runs(self, luggage: Luggage, options: RayOptions) -> bool:
+    def runs(self, payload: Payload, options: RayOptions) -> bool:
         """True if the pool runs exactly this task."""
         if self.is_closed or options != self._options or accelerator_free() != self._environment:
             return False
-        _, *parts = ray.get(self._luggage)
-        return len(parts) == len(luggage.parts) and all(map(_is_equal, parts, luggage.parts))
+        _, *parts = ray.get(self._payload)
+        return len(parts) == len(payload.parts) and all(map(_is_equal, parts, payload.parts))
 
     def close(self) -> None:
         """Ends it; may be called again, by several threads."""
-        close_pools([self])
+        registry.close([self])
 
-    def shut(self) -> None:
+    def begin_close(self) -> None:
         """It must not be used any more."""
         self._is_closed = True
 
-    def release(self, deadline: float) -> None:
+    def finish_close(self, deadline: float) -> None:
         """Lets go of the actors."""
-        while self._seats:
-            self._end(self._seats.pop())
+        while self._slots:
+            self._end(self._slots.pop())
         self._workers.clear()
-        self._luggage = None
+        self._payload = None
 
-    def abandon(self) -> None:
+    def forget(self) -> None:
         """In a forked process: lets go of what belongs to the other one."""
         self._is_closed = True
         for worker in self.workers:
-            worker.abandon()
+            worker.forget()
 
 
 def _is_equal(part: Any, other: Any) -> bool:

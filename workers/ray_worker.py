@@ -20,7 +20,7 @@ import ray
 
 from gristmill.core.instruments import Wrap, shadow
 from gristmill.workers.codec import decode, decode_other
-from gristmill.workers.logbook import Entry
+from gristmill.workers.crash_journal import Entry
 from gristmill.workers.messages import CALL, OUTPUTS, REPORT, START, STARTED, TAKEN
 from gristmill.workers.pickling import dumps
 from gristmill.workers.process import WorkerBusy, WorkerDied, WorkerSilent
@@ -52,7 +52,7 @@ class RayWorker:
         actor: its handle.
         index, count: which worker this is, of how many.
         place: where the actor is.
-        luggage: reference to the payload.
+        payload: reference to the payload.
         writable: whether arrays can be written to.
     """
 
@@ -62,7 +62,7 @@ class RayWorker:
         index: int,
         count: int,
         place: tuple[str, int],
-        luggage: Any,
+        payload: Any,
         writable: bool,
     ) -> None:
         self.index = index
@@ -74,7 +74,7 @@ class RayWorker:
         self.budget = 0  # bytes that it may be ahead, from the next start on
         self._actor = actor
         self._session = os.urandom(16)
-        self._stream = actor.messages.remote(self._session, index, count, [luggage])
+        self._stream = actor.messages.remote(self._session, index, count, [payload])
         self._reader: Any = _Reader(writable)
         self._death: str | None = None
         self._has_answered = False
@@ -97,12 +97,12 @@ class RayWorker:
     def is_alive(self) -> bool:
         return self.usable and self._death is None
 
-    def start(self, states: Any, *, skip: bool = False, care: Any = None) -> None:
+    def start(self, states: Any, *, skip: bool = False, quarantine: Any = None) -> None:
         """See ``WorkerProcess.start``."""
         self.generation += 1
         self._answer_by = time.monotonic() + _ANSWER_SECONDS if self._has_answered else None
         self._num_received = self._bytes_taken = self._bytes_told = self._num_wanted = 0
-        self._tell(START, (self.budget, dumps((states, skip, care, self.is_for_another))))
+        self._tell(START, (self.budget, dumps((states, skip, quarantine, self.is_for_another))))
         self.is_for_another = False
 
     def call(self, function: bytes) -> None:
@@ -200,7 +200,7 @@ class RayWorker:
     def share_memory(self) -> None:
         """Called when this process is forked: the other one cannot use Ray."""
 
-    def hang_up(self) -> None:
+    def begin_close(self) -> None:
         """Notifies the actor that this session is over, without waiting."""
         self.usable = False
         if self._death is None and ray.is_initialized():
@@ -208,12 +208,12 @@ class RayWorker:
         self._death = self._death or "was closed"
         self._stream = None
 
-    def stop(self, deadline: float) -> None:
+    def close(self, deadline: float) -> None:
         """There is nothing to wait for."""
         if self._stream is not None:
-            self.hang_up()
+            self.begin_close()
 
-    def abandon(self) -> None:
+    def forget(self) -> None:
         """In a forked process: lets go of what belongs to the other one."""
         self.usable, self._death = False, "belongs to another process"
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gristmill.dataset.errors.context import of_no_element
-from gristmill.workers.logbook import Logbook
-from gristmill.workers.messages import Care, Passed
+from gristmill.workers.crash_journal import CrashJournal
+from gristmill.workers.messages import Passed, Quarantine
 
 if TYPE_CHECKING:
     from gristmill.dataset.engine.stream import Cell
@@ -24,11 +24,11 @@ class RootLog:
         care: how to continue after a worker that died.
     """
 
-    def __init__(self, book: Logbook, number: int, care: Care | None) -> None:
+    def __init__(self, book: CrashJournal, number: int, quarantine: Quarantine | None) -> None:
         self._book = book
         self._number = number
-        self._care = care
-        self.is_careful = care is not None
+        self._care = quarantine
+        self.is_careful = quarantine is not None
         self.is_silent = False  # what is read for outputs is not to be noted
         # where the iterator is in a block that it reads, and the end of that
         self.block: tuple[Cell, int] | None = None

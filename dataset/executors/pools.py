@@ -23,9 +23,11 @@ from gristmill.dataset.lanes.processes import WorkerLane
 from gristmill.dataset.lanes.ray import LanesOnRay
 from gristmill.dataset.slicing import numbers_of
 from gristmill.dataset.workers.task import PipelineTask
-from gristmill.dataset.workers.worker_set import crew_of, join_workers
+from gristmill.dataset.workers.worker_set import join_workers, shared_processes_of
+from gristmill.workers.payload import Payload
 from gristmill.workers.pickling import dumps
-from gristmill.workers.pool import Luggage, hire, park, unpark
+from gristmill.workers.pool import acquire
+from gristmill.workers.registry import registry
 
 
 class PoolExecutor(Executor):
@@ -34,7 +36,7 @@ class PoolExecutor(Executor):
     ``receive`` waits in the ``receive`` of a worker alone, which looks four times a second whether
     the worker died or was closed; a worker that runs and does not answer a new start within half a
     second is replaced. ``close`` waits for the workers for 0.3 s, then kills processes and leaves
-    threads behind. A pool that is not used any more is parked: another executor may take it over,
+    threads behind. A pool that is not used any more is idle: another executor may take it over,
     and a thread of this process ends it otherwise.
 
     Args:
@@ -45,7 +47,7 @@ class PoolExecutor(Executor):
     shards: list[WorkerLane]
     _lanes: LocalLanes | LanesOnRay | None = None  # since the last ``start``
     _may_be_here = False  # lanes may be computed by this process
-    _resting: Any = None  # the pool that was used last, if nobody else has taken it over
+    _released: Any = None  # the pool that was used last, unless another executor has taken it over
     _finalizer: Any = None
 
     def __init__(self, options: Any, init_fn: Any) -> None:
@@ -144,22 +146,22 @@ class PoolExecutor(Executor):
 
     def _use_pool(self) -> Any:
         if self._finalizer is None:
-            self._finalizer = weakref.finalize(self, _park_all, self._held)
+            self._finalizer = weakref.finalize(self, _release_all, self._held)
             self._finalizer.atexit = False
         pool = self.pool
         while pool is None or pool.is_closed:
             self._check_open()
             self._held.clear()
-            pool, self._resting = self._resting, None
+            pool, self._released = self._released, None
             if pool is None:
-                pool = self._hire()
+                pool = self._acquire()
             try:
-                if unpark(pool):
+                if registry.use(pool):
                     self._held.append(pool)
                 else:
                     pool = None
             except BaseException:
-                self._park_unless_held(pool)
+                self._release_unless_held(pool)
                 raise
         if self.is_closed:  # by another thread, which looked for a pool before this one was held
             pool.close()
@@ -170,30 +172,32 @@ class PoolExecutor(Executor):
         if self.is_closed:
             raise ValueError(f"{self} is closed")
 
-    def _park_unless_held(self, pool: Any) -> None:
-        """Park a pool after an interrupt: nobody else would end it."""
+    def _release_unless_held(self, pool: Any) -> None:
+        """Release a pool after an interrupt: nothing else would close it."""
         if pool is not None and pool not in self._held:
-            park(pool)
+            registry.release(pool)
 
-    def _hire(self) -> Any:
+    def _acquire(self) -> Any:
         options, task = self._options, self._task
         if chosen_executor(options) == "threads":
             from gristmill.dataset.workers.thread_payload import ThreadPayload
-            from gristmill.dataset.workers.threads import hire_threads
+            from gristmill.dataset.workers.threads import acquire_threads
 
-            payload = ThreadPayload(replace(task, budget=self.ctx.budget))
-            return hire_threads(payload, self._num_workers, options.per_worker_buffer_size)
-        luggage = self._pack(
+            copies = ThreadPayload(replace(task, budget=self.ctx.budget))
+            return acquire_threads(copies, self._num_workers, options.per_worker_buffer_size)
+        payload = self._pack(
             {"buffer_size": options.per_worker_buffer_size}, options.worker_env or {}
         )
-        crew = crew_of(self, self.ctx) if self._may_share else None
-        return (hire if crew is None else crew.hire)(luggage, self._num_workers, self._owner)
+        processes = shared_processes_of(self, self.ctx) if self._may_share else None
+        return (acquire if processes is None else processes.acquire)(
+            payload, self._num_workers, self._owner
+        )
 
-    def _pack(self, settings: Mapping[str, Any], environment: Mapping[str, str | None]) -> Luggage:
+    def _pack(self, settings: Mapping[str, Any], environment: Mapping[str, str | None]) -> Payload:
         """Return what workers load."""
         task = self._task
         try:
-            return Luggage(
+            return Payload(
                 task, {**settings, "min_shared_bytes": task.options.min_shm_size}, environment
             )
         except Exception as error:
@@ -214,17 +218,17 @@ class PoolExecutor(Executor):
         if pool is not None:
             try:
                 self._held.remove(pool)
-                self._resting = pool
-                park(pool)
+                self._released = pool
+                registry.release(pool)
             except BaseException:
-                self._park_unless_held(pool)
+                self._release_unless_held(pool)
                 raise
 
     def close(self) -> None:
         super().close()
         pool = self.pool
-        if pool is None and self._resting is not None and unpark(self._resting):
-            pool = self._resting
+        if pool is None and self._released is not None and registry.use(self._released):
+            pool = self._released
         if pool is not None:
             pool.close()
         self._held.clear()
@@ -232,9 +236,9 @@ class PoolExecutor(Executor):
             shard.clear()
 
 
-def _park_all(held: list[Any]) -> None:
+def _release_all(held: list[Any]) -> None:
     while held:
-        park(held.pop())
+        registry.release(held.pop())
 
 
 def _explain_unpicklable(error: Exception, task: PipelineTask) -> None:

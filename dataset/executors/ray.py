@@ -8,8 +8,8 @@ from typing import Any
 
 from gristmill.dataset.executors.pools import PoolExecutor
 from gristmill.dataset.lanes.ray import LanesOnRay
-from gristmill.workers.pool import hire_pool
 from gristmill.workers.ray_cluster import connected
+from gristmill.workers.registry import registry
 
 
 class RayExecutor(PoolExecutor):
@@ -24,13 +24,15 @@ class RayExecutor(PoolExecutor):
         super().__init__(options, init_fn)
         self._may_share = False
 
-    def _hire(self) -> Any:
+    def _acquire(self) -> Any:
         connected()
         from gristmill.workers.ray_pool import RayPool
 
-        luggage, options = self._pack({}, {}), self._options
-        make = partial(RayPool, luggage, options)
-        return hire_pool(make, lambda pool: pool.runs(luggage, options), RayPool, self._owner)
+        payload, options = self._pack({}, {}), self._options
+        make = partial(RayPool, payload, options)
+        return registry.acquire(
+            make, lambda pool: pool.runs(payload, options), RayPool, self._owner
+        )
 
     def _start_in(self, pool: Any, states: Mapping[int, Any]) -> None:
         lanes = LanesOnRay(

@@ -13,9 +13,9 @@ from gristmill.dataset.bases.context import Numbers
 from gristmill.dataset.errors.context import of_no_element
 from gristmill.dataset.executors.protocol import Failure, Shard
 from gristmill.dataset.workers.task import divide_worker, place, worker_name
-from gristmill.workers.logbook import OUTPUTS as OUTPUTS_MADE
-from gristmill.workers.logbook import Entry, lane_and_root
-from gristmill.workers.messages import END, ERROR, LEFT, PASSED, SKIPPED, Care
+from gristmill.workers.crash_journal import OUTPUTS as OUTPUTS_MADE
+from gristmill.workers.crash_journal import Entry, lane_and_root
+from gristmill.workers.messages import END, ERROR, LEFT, PASSED, SKIPPED, Quarantine
 from gristmill.workers.process import WorkerBusy, WorkerDied, WorkerSilent
 from gristmill.workers.remote_errors import decode_error, encode_error
 
@@ -186,7 +186,7 @@ class LanesOfWorker(NamedWorker):
         # lanes that it has left since, and where they continue
         self.left: list[tuple[WorkerLane, Any]] = []
         self._skipping: int | None = None  # the lane whose next element is to be left out
-        self._care: Care | None = None
+        self._care: Quarantine | None = None
         self._num_careful = 0  # outputs to go carefully
         self._unexplained = ""  # a death that may be no element's fault
         # the worker that died so, if it was in a process with those of others
@@ -286,7 +286,7 @@ class LanesOfWorker(NamedWorker):
             states = {number: self._states[number] for number in running}
             self._has_begun = True
             self._pool.worker(self._index).start(
-                states, skip=self._skipping is not None, care=self._care
+                states, skip=self._skipping is not None, quarantine=self._care
             )
 
     def fetch(self, lane: WorkerLane) -> None:
@@ -401,7 +401,7 @@ class LanesOfWorker(NamedWorker):
         if is_known and reading[0][:2] not in refused:
             who, index, _ = reading[0]
             self._unexplained, self._accused = "", (who, index)
-            self._care = Care({**refused, (who, index): self._accusation(death, who, index)})
+            self._care = Quarantine({**refused, (who, index): self._accusation(death, who, index)})
         elif not is_sure or (self._care is None and (reading or num > 1)):
             lane = (
                 self._lane_of(reading[0])
@@ -409,7 +409,7 @@ class LanesOfWorker(NamedWorker):
                 else next(n for n in self._states if self.lanes[n].is_running)
             )
             self._unexplained = self._obituary(death, lane)
-            self._care = Care(
+            self._care = Quarantine(
                 {}, {who: max([e.stop for e in reading if e.who == who]) for who, _, _ in reading}
             )
         else:
@@ -451,7 +451,9 @@ class LanesOfWorker(NamedWorker):
         """
         self._accused = None
         assert self._care is not None
-        self._care = Care({key: text for key, text in self._care.refused.items() if key != accused})
+        self._care = Quarantine(
+            {key: text for key, text in self._care.refused.items() if key != accused}
+        )
         self._restart(lane.number)
         message = self._receive()
         self._accused = None

@@ -24,7 +24,7 @@ from gristmill.core.ray_options import RayOptions
 from gristmill.dataset.bases.context import Numbers
 from gristmill.dataset.errors.context import of_no_element
 from gristmill.dataset.lanes.processes import CAREFUL_OUTPUTS, LanesOfWorker, WorkerLane, divided
-from gristmill.workers.messages import Care
+from gristmill.workers.messages import Quarantine
 from gristmill.workers.process import WorkerBusy, WorkerDied, WorkerSilent
 
 _log = logging.getLogger("gristmill")
@@ -67,7 +67,7 @@ class LanesOfActor(LanesOfWorker):
         if lanes:
             self._states, self._skipping = states, None
             self._care, self._num_careful = (
-                (None, 0) if first is None else (Care(), CAREFUL_OUTPUTS * len(lanes))
+                (None, 0) if first is None else (Quarantine(), CAREFUL_OUTPUTS * len(lanes))
             )
             self._restart(first)
         else:

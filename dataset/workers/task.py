@@ -26,8 +26,8 @@ from gristmill.dataset.engine.prefetch import Prefetch
 from gristmill.dataset.engine.recording import number_shard, shard_iterator, state_in
 from gristmill.dataset.slicing import numbers_of, slice_pipeline
 from gristmill.transforms.batching import Allocate
-from gristmill.workers.logbook import Logbook, who_reads
-from gristmill.workers.messages import Care
+from gristmill.workers.crash_journal import CrashJournal, who_reads
+from gristmill.workers.messages import Quarantine
 from gristmill.workers.turns import Turns
 
 _DRAIN_SECONDS = 1.0  # for which a lane of several datasets waits for what each has computed ahead
@@ -95,8 +95,8 @@ class PipelineProducer:
         self._lender: IteratorContext | None = None
         self._outputs = Holding()  # that wait to be taken
         self.place = ""  # where this is, if that is not on the consumer's machine
-        self.log: Logbook | None = None
-        self.care: Care | None = None
+        self.log: CrashJournal | None = None
+        self.quarantine: Quarantine | None = None
         self.renew(task)
 
     @property
@@ -131,9 +131,9 @@ class PipelineProducer:
             lane.close()
 
     def start(self, states: Mapping[int, Any], *, skip: bool) -> dict[int, Any]:
-        if self.care is not None:
+        if self.quarantine is not None:
             # of which those that are behind it go
-            self.care = replace(self.care, until={**self.care.until})
+            self.quarantine = replace(self.quarantine, until={**self.quarantine.until})
         for number in self._lanes.keys() - states:
             self._lanes[number].close()
         num = len(states)
@@ -218,7 +218,7 @@ class PipelineProducer:
         if self.log is not None:
             lane.logs = []
             for root, reader in enumerate(readers(it)):
-                reader.log = RootLog(self.log, who_reads(number, root), self.care)
+                reader.log = RootLog(self.log, who_reads(number, root), self.quarantine)
                 lane.logs.append(reader.log)
         if state is not None:
             it.set_state(state)

@@ -47,7 +47,7 @@ from gristmill.workers.child import (
     Worker,
 )
 from gristmill.workers.codec import MIN_SHARED_BYTES, Encoded
-from gristmill.workers.logbook import Entry
+from gristmill.workers.crash_journal import Entry
 from gristmill.workers.messages import (
     CALL,
     ERROR,
@@ -57,10 +57,10 @@ from gristmill.workers.messages import (
     START,
     STARTED,
     TAKEN,
-    Care,
+    Quarantine,
 )
-from gristmill.workers.pool import close_pools, hire_pool, retire
 from gristmill.workers.process import WorkerBusy, WorkerDied, WorkerSilent
+from gristmill.workers.registry import registry
 
 _CLOSE = 0  # a command besides those of ``messages``: the worker is not needed any more
 _DIED = 0  # a message besides those of ``messages``: how the worker has ended
@@ -260,12 +260,12 @@ class ThreadWorker:
         return self.usable and self._death is None and not self._channel.is_closed
 
     def start(
-        self, states: Mapping[int, Any], *, skip: bool = False, care: Care | None = None
+        self, states: Mapping[int, Any], *, skip: bool = False, quarantine: Quarantine | None = None
     ) -> None:
         """See ``WorkerProcess.start``."""
         self.generation += 1
         self._answer_by = time.monotonic() + _ANSWER_SECONDS if self._has_answered else None
-        self._channel.tell(START, self.generation, (states, skip, care))
+        self._channel.tell(START, self.generation, (states, skip, quarantine))
         if self._thread is None:
             self._thread = start_thread(
                 self._work, f"gristmill-worker-{self.index}", self._channel.close
@@ -338,20 +338,20 @@ class ThreadWorker:
     def share_memory(self) -> None:
         """Called when this process is forked."""
 
-    def hang_up(self) -> None:
+    def begin_close(self) -> None:
         """Asks the worker to stop, without waiting."""
         self._death = self._death or "was closed"
         self._channel.close()
 
-    def stop(self, deadline: float) -> None:
+    def close(self, deadline: float) -> None:
         """Waits until the worker has ended, or until ``deadline`` (``time.monotonic()``)."""
-        self.hang_up()
+        self.begin_close()
         for it in getattr(self._channel.producer, "iterators", ()):
             end_waits(it)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(max(0.0, deadline - time.monotonic()))
 
-    def abandon(self) -> None:
+    def forget(self) -> None:
         """Called in a forked process, which does not have the thread."""
         self._death = "belongs to another process"
 
@@ -360,10 +360,11 @@ class ThreadPool:
     """``count`` threads that run one task, each for its own share."""
 
     kind_of_worker = "thread"  # in words
-    parked_seconds = 0.1  # too short to be taken over: a new thread starts at once
+    num_descriptors = 0
+    idle_seconds = 0.1  # too short to be taken over: a new thread starts at once
 
     def __init__(self, load_task: Callable[[], PipelineTask], count: int, buffer_size: int) -> None:
-        self.parked_until = 0.0
+        self.idle_until = 0.0
         self.owner: Callable[[], object] = lambda: None
         self.on_start: Callable[[ThreadWorker], None] | None = None
         self._load_task, self._buffer_size = load_task, buffer_size
@@ -387,44 +388,46 @@ class ThreadPool:
         """Have ``count`` workers. The last ones end without a wait."""
         self._count = count
         while len(self.workers) > count:
-            retire(self.workers.pop())
+            registry.remove_worker(self.workers.pop())
         while len(self.workers) < count:
             self.workers.append(self._make(len(self.workers)))
             if self._is_closed:  # in the meantime
-                self.workers[-1].hang_up()
+                self.workers[-1].begin_close()
 
     def worker(self, index: int) -> ThreadWorker:
         """The worker, or a new one in its place if it has ended or does not answer."""
         if not self.workers[index].is_alive():
-            self.workers[index].hang_up()
+            self.workers[index].begin_close()
             worker = self._make(index)
             self.workers[index] = worker
             if self._is_closed:  # in the meantime
-                worker.hang_up()
+                worker.begin_close()
         return self.workers[index]
 
     def close(self) -> None:
         """Ends the threads; may be called again, by several threads."""
-        close_pools([self])
+        registry.close([self])
 
-    def shut(self) -> None:
+    def begin_close(self) -> None:
         """Refuse to be used again."""
         self._is_closed = True
 
-    def release(self, deadline: float) -> None:
+    def finish_close(self, deadline: float) -> None:
         """Waits until the workers have ended, at the latest until ``deadline``."""
         for worker in self.workers:
-            worker.stop(deadline)
+            worker.close(deadline)
 
-    def abandon(self) -> None:
+    def forget(self) -> None:
         """Called in a forked process, which does not have the threads."""
         self._is_closed = True
         for worker in self.workers:
-            worker.abandon()
+            worker.forget()
 
 
-def hire_threads(load_task: Callable[[], PipelineTask], count: int, buffer_size: int) -> ThreadPool:
-    """A new pool, which is parked (see ``hire_pool``)."""
-    return hire_pool(
+def acquire_threads(
+    load_task: Callable[[], PipelineTask], count: int, buffer_size: int
+) -> ThreadPool:
+    """A new pool, which is idle (see ``Registry.acquire``)."""
+    return registry.acquire(
         partial(ThreadPool, load_task, count, buffer_size), lambda pool: False, ThreadPool, None
     )

@@ -4,11 +4,11 @@ Guarantees:
 
 1. Several components (iterators of ``mp_prefetch``) of one pipeline run in processes that they
    share, at most as many as their ``num_workers`` add up to, and no more than there are CPUs for,
-   or than the largest ``num_workers`` (see ``workers.crew``). One component alone has processes of
-   its own.
+   or than the largest ``num_workers`` (see ``workers.shared_processes``). One component alone has
+   processes of its own.
 2. Nothing of it is observable but the number of processes: lanes, seeds, ``worker_index`` and
    ``worker_count``, elements, errors and states are a component's own, and so are memory and
-   ``per_worker_buffer_size``. What is set, closed, parked or begun again is that component alone.
+   ``per_worker_buffer_size``. What is set, closed, idle or begun again is that component alone.
 3. A component starts when it is first drawn from, or with ``start_prefetch``: one that never is has
    no process and no lanes.
 4. In a process one component computes at a time, and another one while that waits for what it reads
@@ -28,7 +28,7 @@ from typing import Any
 
 from gristmill.core.live import LiveObjects
 from gristmill.dataset.bases.context import ComponentContext, IteratorContext
-from gristmill.workers.crew import Crew
+from gristmill.workers.shared_processes import SharedProcesses
 
 
 class WorkerSet:
@@ -36,7 +36,7 @@ class WorkerSet:
 
     def __init__(self) -> None:
         self.components: LiveObjects[Any] = LiveObjects()
-        self.crew = Crew()
+        self.processes = SharedProcesses()
 
 
 def join_workers(it: Any, ctx: IteratorContext) -> WorkerSet:
@@ -48,9 +48,9 @@ def join_workers(it: Any, ctx: IteratorContext) -> WorkerSet:
     return workers
 
 
-def crew_of(it: Any, ctx: IteratorContext) -> Crew | None:
+def shared_processes_of(it: Any, ctx: IteratorContext) -> SharedProcesses | None:
     """The set whose processes it shares; ``None`` without one."""
     workers = join_workers(it, ctx)
     # There may be more components later where the context is that of one component.
     is_alone = len(workers.components.all()) == 1 and not isinstance(ctx, ComponentContext)
-    return None if is_alone else workers.crew
+    return None if is_alone else workers.processes

@@ -19,12 +19,12 @@ from local_workers import LocalWorkersIterDataset
 from refusing import assert_raises
 from users_datasets import BareMap
 from waiting import wait_until, worker_processes
-from worker_pools import is_shared, parked_for_long
+from worker_pools import idle_for_long, is_shared
 
 from gristmill import IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
 from gristmill.experimental import DatasetOptions, WithOptionsIterDataset
 
-patient = pytest.fixture(parked_for_long, name="patient")
+patient = pytest.fixture(idle_for_long, name="patient")
 
 
 def workers(n, **options):

@@ -14,14 +14,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from waiting import wait_until
-from worker_pools import parked_for_long
+from worker_pools import idle_for_long
 
 from gristmill import IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
 from gristmill.core.cgroup import usable_cpus
 from gristmill.dataset.bases.observing import running_upstream
 from gristmill.experimental import InterleaveIterDataset, ZipIterDataset
 
-patient = pytest.fixture(parked_for_long, name="patient")
+patient = pytest.fixture(idle_for_long, name="patient")
 
 
 def parts_of(num, size, *options, **keywords):

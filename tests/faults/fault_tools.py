@@ -23,18 +23,18 @@ import time
 from pathlib import Path
 
 import numpy as np
-from waiting import templates, worker_processes
+from waiting import fork_servers, worker_processes
 
 import gristmill as gm
 from gristmill.transforms import Map
-from gristmill.workers.template import Template
+from gristmill.workers.fork_server import ForkServer
 
 FOLDER = Path(os.environ["FAULT_FOLDER"])
 # for things that must happen; a bound for broken code, not for slow machines
 PATIENCE_SECONDS = 30.0
 GONE_SECONDS = 6.0  # for what must be gone after two seconds; a noisy machine gets some more
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-Template.parked_seconds = 0.1  # for what must be gone soon
+ForkServer.idle_seconds = 0.1  # for what must be gone soon
 
 
 def wait_for(condition, what, seconds=PATIENCE_SECONDS):
@@ -180,7 +180,7 @@ def has_ended(process_id):
     try:
         return os.waitid(os.P_PID, process_id, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
-        return not Path(f"/proc/{process_id}").exists()  # the template has waited for it
+        return not Path(f"/proc/{process_id}").exists()  # the fork server has waited for it
 
 
 def workers():

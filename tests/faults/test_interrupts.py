@@ -12,8 +12,9 @@ TOOLS = f"""
 sys.path.append({str(Path(__file__).parents[1])!r})
 from interrupting import interrupted
 
-FILES = ("workers/process.py", "workers/pool.py", "workers/exits.py", "workers/arena.py", "mp_prefetch.py", "subprocess.py")
-FILES += ("core/uninterrupted.py", "workers/template.py", "workers/starts.py", "workers/descriptors.py")
+FILES = ("workers/process.py", "workers/pool.py", "workers/registry.py")
+FILES += ("workers/exits.py", "workers/arena.py", "mp_prefetch.py", "subprocess.py")
+FILES += ("core/uninterrupted.py", "workers/fork_server.py", "workers/starts.py", "workers/descriptors.py")
 ds = mp(gm.MapDataset.range(10**6).to_iter_dataset().map(lambda x: np.full(10_000, x)), 1)
 
 def delivered(it):
@@ -30,8 +31,8 @@ def obituary(it, seen):
     assert "SIGKILL" in take_all(it, seen)
 
 def close_all():
-    from gristmill.workers import pool
-    pool._close_all()
+    from gristmill.workers.registry import registry
+    registry.close_all()
 """
 
 # What is interrupted, and what is made ready for it: an iterator whose worker has delivered an

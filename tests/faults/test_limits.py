@@ -22,9 +22,10 @@ with limited(64):
         check(range(40), list(APIS[api](Work("full", size=100_000), 40, 2)))
 """
 ABANDONED = """
-# Parked pools would have more descriptors than there are: they are closed for whatever needs them.
-from gristmill.workers.pool import WorkerPool, _parked, close_parked
-seconds, WorkerPool.parked_seconds = WorkerPool.parked_seconds, 60.0
+# Idle pools would have more descriptors than there are: they are closed for whatever needs them.
+from gristmill.workers.pool import WorkerPool
+from gristmill.workers.registry import registry
+seconds, WorkerPool.idle_seconds = WorkerPool.idle_seconds, 60.0
 path = FOLDER / "numbers.jsonl"
 path.write_text("7\\n" * 3)
 
@@ -45,7 +46,7 @@ def fill(num_free):
 with limited(64):
     assert [abandon("dataset") for _ in range(12)] == [0] * 12
     gc.collect()
-    wait_for(lambda: len(_parked) <= 3, "a template and 64 / 4 descriptors may stay")
+    wait_for(lambda: len(registry.idle) <= 3, "a fork server and 64 / 4 descriptors may stay")
     for num_free in range(0, 8, 2):
         source = gm.sources.JsonlSource(str(path))
         assert abandon("dataset") == abandon("dataset") == 0
@@ -57,8 +58,8 @@ with limited(64):
         finally:
             for fd in [*taken, *fds]: os.close(fd)
 gc.collect()
-close_parked(WorkerPool)
-WorkerPool.parked_seconds = seconds
+registry.close_idle(lambda pool: isinstance(pool, WorkerPool))
+WorkerPool.idle_seconds = seconds
 del source
 """
 UNUSED_ITERATORS = """

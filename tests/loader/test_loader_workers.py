@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from loaders import AS_RECORDS, DRAW, TO_TUPLE, WITH_INDEX, Mapped, Source, make, plain
 from refusing import assert_raises, assert_refused
-from worker_pools import parked_for_long
+from worker_pools import idle_for_long
 
 from gristmill import (
     Batch,
@@ -49,7 +49,7 @@ def base(array):
 
 @pytest.fixture
 def patient(monkeypatch):
-    yield from parked_for_long(monkeypatch)
+    yield from idle_for_long(monkeypatch)
 
 
 def test_outputs_do_not_depend_on_the_number_of_workers_nor_whose_operations_samplers_and_sources_they_are():

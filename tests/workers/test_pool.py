@@ -1,4 +1,4 @@
-"""The guarantees of ``workers/pool.py``: which processes run which task, and when they end. Tasks
+"""The guarantees of ``workers/registry.py``: which processes run which task, and when they end. Tasks
 travel by value.
 """
 
@@ -11,17 +11,18 @@ import numpy as np
 import pytest
 from refusing import assert_raises
 from waiting import wait_until
-from worker_pools import end_parked_pools, parked_for_long
+from worker_pools import close_idle_pools, idle_for_long
 
 from gristmill import config
-from gristmill.workers import pool as pool_module
 from gristmill.workers.messages import END, ERROR, OUTPUTS
-from gristmill.workers.pool import Luggage, hire, park, unpark
+from gristmill.workers.payload import Payload
+from gristmill.workers.pool import acquire
+from gristmill.workers.registry import registry
 
 OPTIONS = {"buffer_size": 1, "min_shared_bytes": 0}
 
 
-patient = pytest.fixture(parked_for_long, name="patient")
+patient = pytest.fixture(idle_for_long, name="patient")
 
 
 class Owner: ...  # what a task is made of
@@ -56,8 +57,8 @@ def hired():
 
     def start(function=None, count=1, *, of=owner, environment=None, task=None, options=OPTIONS):
         task = task or tasks.setdefault(function, task_of(function))
-        pools.append(hire(Luggage(task, options, environment or {}), count, of))
-        assert unpark(pools[-1])
+        pools.append(acquire(Payload(task, options, environment or {}), count, of))
+        assert registry.use(pools[-1])
         return pools[-1]
 
     yield start
@@ -203,14 +204,14 @@ class TestReuse:
         first = hired(task, 2)
         expected = outputs(first)
         assert hired(task, 2) is not first  # it is in use
-        park(first)
+        registry.release(first)
         assert hired(task, 2) is first and outputs(first) == expected
-        park(first)
+        registry.release(first)
         assert outputs(hired(task, 1))[0][0] == 1
         owner = Owner()
         others = hired(task, 2, of=owner)
         assert others is not first and first.workers
-        park(others)
+        registry.release(others)
         address = id(owner)
         del owner
         more = [Owner() for _ in range(100)]  # one of them is likely to have its address
@@ -251,9 +252,9 @@ class TestReuse:
         last = hired(task, options=options)
         before = outputs(last)
         for change, is_seen in changes:
-            park(last)
+            registry.release(last)
             assert hired(task, options=options) is last  # as nothing has changed
-            park(last)
+            registry.release(last)
             change()
             other = hired(task, options=options)
             after = outputs(other)
@@ -265,14 +266,14 @@ class TestEnd:
     @pytest.mark.usefixtures("no_garbage")
     def test_closed_pools_leave_nothing_but_arrays(self, hired):
         hired(lambda index, count: None).close()
-        end_parked_pools()
+        close_idle_pools()
         before = descriptors()
         for _ in range(2):
             pool = hired(lambda index, count: np.full(10**5, index), 2)
             running, array = pids(pool), outputs(pool)[1]
             pool.close()
             pool.close()
-            end_parked_pools()  # the template
+            close_idle_pools()  # the fork server
             assert descriptors() == before
             array += 1
             assert pool.is_closed and all(map(is_gone, running)) and array.min() == array.max() == 2
@@ -282,17 +283,17 @@ class TestEnd:
         pool = hired(lambda index, count: index, 2)
         assert outputs(pool) == [0, 1]
         running = pids(pool)
-        park(pool)
+        registry.release(pool)
         wait_until(lambda: all(map(is_gone, running)))
-        assert not unpark(pool)
+        assert not registry.use(pool)
         gc.collect()
-        park(hired(lambda index, count: None))
-        keeper = pool_module._keeper
-        end_parked_pools()
-        keeper.join(5)
-        assert not keeper.is_alive()
+        registry.release(hired(lambda index, count: None))
+        reaper = registry._reaper
+        close_idle_pools()
+        reaper.join(5)
+        assert not reaper.is_alive()
         assert outputs(hired(lambda index, count: index)) == [0]  # and begins again
-        assert pool_module._keeper.is_alive()
+        assert registry._reaper.is_alive()
 
     @pytest.mark.usefixtures("no_garbage")
     def test_what_could_not_start_leaves_nothing(self, hired, monkeypatch):

@@ -28,10 +28,10 @@ from gristmill.workers.turns import Turns
 
 # the consumer sends this, which worker of how many, and three file descriptors
 JOIN = struct.Struct("<II")
-NUM_FDS = 3  # connection, arena, luggage
+NUM_FDS = 3  # connection, arena, payload
 
 
-def host(connection: int, preamble: dict[str, Any]) -> None:
+def serve_workers(connection: int, preamble: dict[str, Any]) -> None:
     """Lets workers come until ``connection`` ends."""
     log_like(preamble["logs"], 0, 1)
     turns = Turns()
@@ -55,14 +55,14 @@ def host(connection: int, preamble: dict[str, Any]) -> None:
 
 
 def _work(fds: list[int], index: int, count: int, turns: Turns) -> None:
-    connection, arena_fd, luggage = fds
+    connection, arena_fd, payload = fds
     turns.threads.add(threading.get_ident())
     try:
-        preamble = _read_preamble(luggage)
+        preamble = _read_preamble(payload)
         arena = Arena(arena_fd)
         channel = SocketConnection(connection, arena, preamble["buffer_size"])
         with turns.turn():
-            worker = made_worker(channel, arena, luggage, index, count, preamble, turns)
+            worker = made_worker(channel, arena, payload, index, count, preamble, turns)
         with contextlib.suppress(Disconnected):
             worker.run()
         channel.shut()
@@ -80,10 +80,10 @@ def _work(fds: list[int], index: int, count: int, turns: Turns) -> None:
         end_with(SystemExit(1))
     turns.threads.discard(threading.get_ident())
     os.close(arena_fd)
-    os.close(luggage)
+    os.close(payload)
 
 
-def _read_preamble(luggage: int) -> dict[str, Any]:
-    offset, length = (int.from_bytes(os.pread(luggage, 8, at), "little") for at in (0, 8))
-    preamble: dict[str, Any] = marshal.loads(os.pread(luggage, length, offset))
+def _read_preamble(payload: int) -> dict[str, Any]:
+    offset, length = (int.from_bytes(os.pread(payload, 8, at), "little") for at in (0, 8))
+    preamble: dict[str, Any] = marshal.loads(os.pread(payload, length, offset))
     return preamble

@@ -5,7 +5,7 @@ death does no harm.
 from fault_harness import check_parts, check_silent, run
 
 TOOLS = """
-Template.parked_seconds = 60.0  # it stays from one part to the next
+ForkServer.idle_seconds = 60.0  # it stays from one part to the next
 
 def look(x):
     import random
@@ -26,7 +26,7 @@ def looks(num=2, fn=look):
 """
 SHARED = """
 seen = [*looks(2), *looks(3)]
-assert {x[0] for x in seen} == templates() and len(templates()) == 1
+assert {x[0] for x in seen} == fork_servers() and len(fork_servers()) == 1
 draws = [draw for x in seen for draw in x[1]]
 assert len({*draws}) == len(draws) == 15, draws
 assert all([x[2:4] == seen[0][2:4] for x in seen]) and seen[0][2][5:] == [os.path.sameopenfile(1, 2), False, True, "SIG_DFL"]
@@ -60,7 +60,7 @@ soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
 soft = hard if soft == resource.RLIM_INFINITY else soft
 place, ignore = os.getcwd(), signal.getsignal(signal.SIGCHLD)
 before = looks()[0]
-changes = [  # what is changed, which of the surroundings it is, and whether that takes another template
+changes = [  # what is changed, which of the surroundings it is, and whether that takes another fork server
     (lambda: os.environ.update(CHANGED="yes"), lambda: os.environ.pop("CHANGED"), 0, "yes", True),
     (lambda: os.umask(0o027), lambda: os.umask(before[2][1]), 1, 0o027, True),
     (lambda: limit(9999), lambda: limit(before[2][2]), 2, 9999, True),
@@ -70,20 +70,20 @@ changes = [  # what is changed, which of the surroundings it is, and whether tha
     (lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN), lambda: signal.signal(signal.SIGCHLD, ignore), 8, "SIG_IGN", True),
 ]
 for change, back, number, value, is_another in changes:
-    (template,) = templates()
+    (fork_server,) = fork_servers()
     with put_back(change, back):
         seen = looks()
         assert [x[2][number] for x in seen] == [value] * 2, (number, seen[0][2])
         expected = [*before[2][:number], value, *before[2][number + 1:]]
         assert seen[0][2] == expected, (expected, seen[0][2])
-        assert (seen[0][0] != template) == is_another, number
-        wait_for(lambda: templates() == {seen[0][0]}, "the old one stays")
+        assert (seen[0][0] != fork_server) == is_another, number
+        wait_for(lambda: fork_servers() == {seen[0][0]}, "the old one stays")
     assert looks()[0][2] == before[2]
-    wait_for(lambda: len(templates()) == 1, "the old one stays")
+    wait_for(lambda: len(fork_servers()) == 1, "the old one stays")
 """
 KILLED = """
-def kill_templates():
-    for process_id in templates():
+def kill_fork_servers():
+    for process_id in fork_servers():
         os.kill(process_id, signal.SIGKILL)
 
 for number in range(5):  # while it starts, or has just done so: others take the place of its workers
@@ -93,7 +93,7 @@ for number in range(5):  # while it starts, or has just done so: others take the
     began = time.monotonic()
     while time.monotonic() < began + 0.04 * number:
         pass
-    kill_templates()
+    kill_fork_servers()
     assert list(it) == [*range(30)]
     it.close()
 
@@ -109,29 +109,29 @@ it = iter(mp(gm.MapDataset.range(30).map(waits).to_iter_dataset(), 2))
 seen = [next(it) for _ in range(2)]
 before = worker_processes()
 wait_for(lambda: [*FOLDER.glob("at_9_*")], "")
-kill_templates()
+kill_fork_servers()
 assert [*seen, *it] == [*range(30)]
 wait_for(lambda: not any([Path(f"/proc/{process_id}").exists() for process_id in before]), "its workers live on")
-assert looks(2)[0][0] in templates()
+assert looks(2)[0][0] in fork_servers()
 """
 IN_FORKS = """
 looks()
-(template,) = templates()
+(fork_server,) = fork_servers()
 child = os.fork()
 if child == 0:
     with contextlib.ExitStack() as failing:
         failing.callback(os._exit, 1)
-        assert looks()[0][0] != template
+        assert looks()[0][0] != fork_server
         os._exit(0)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-assert templates() == {template} == {looks()[0][0]}
+assert fork_servers() == {fork_server} == {looks()[0][0]}
 """
 STOPPED = """
 def stop_template():
-    (template,) = wait_for(lambda: templates() - stopped, "no template")
-    os.kill(template, signal.SIGSTOP)
-    wait_for(lambda: run_state(template) == "T", "it still runs")
-    return template
+    (fork_server,) = wait_for(lambda: fork_servers() - stopped, "no fork server")
+    os.kill(fork_server, signal.SIGSTOP)
+    wait_for(lambda: run_state(fork_server) == "T", "it still runs")
+    return fork_server
 
 def parent(x):
     return os.getppid()
@@ -157,7 +157,7 @@ def while_it_runs(make):
     ends_quickly(it)  # workers that it has forked
 
 def continues(it):
-    # Its workers are started directly, or forked from another template.
+    # Its workers are started directly, or forked from another fork server.
     assert not {*it} & stopped
     ends_quickly(it)
 
@@ -176,8 +176,8 @@ KILLED_WORKERS = """
 work = Work("idle", last=99)
 it = iter(mp(gm.MapDataset.range(200).to_iter_dataset().map(work), 2))
 seen = [int(next(it)[0]) for _ in range(2)]
-(template,) = templates()
-os.kill(template, signal.SIGSTOP)
+(fork_server,) = fork_servers()
+os.kill(fork_server, signal.SIGSTOP)
 for process_id in workers():
     os.kill(process_id, signal.SIGKILL)
 while take_all(it, seen):  # a worker died
@@ -186,21 +186,21 @@ assert seen == [*range(200)], seen
 it.close()
 """
 # nothing is left, in a while
-AFTER_A_WHILE = "Template.parked_seconds = 1.0; looks(); assert templates()"
-END = "gm.workers.pool._close_all(); wait_for(lambda: not templates(), 'it stays')"
+AFTER_A_WHILE = "ForkServer.idle_seconds = 1.0; looks(); assert fork_servers()"
+END = "gm.workers.registry.registry.close_all(); wait_for(lambda: not fork_servers(), 'it stays')"
 
 
-def test_workers_of_a_template_are_like_any_other(tmp_path):
+def test_workers_of_a_fork_server_are_like_any_other(tmp_path):
     flags = ("-W", "ignore::DeprecationWarning")
     parts = [f"{part}\n{END}" for part in (SHARED, CHANGES, IN_FORKS)]
     check_parts(tmp_path, *parts, AFTER_A_WHILE, tools=TOOLS, flags=flags)
 
 
-def test_a_template_that_is_killed(tmp_path):
+def test_a_fork_server_that_is_killed(tmp_path):
     check_parts(tmp_path, f"{KILLED}\n{END}", tools=TOOLS)
 
 
-def test_a_template_that_is_stopped(tmp_path):
+def test_a_fork_server_that_is_stopped(tmp_path):
     check_parts(tmp_path, f"{STOPPED}\n{END}", f"{KILLED_WORKERS}\n{END}", tools=TOOLS)
 
 

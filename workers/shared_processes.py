@@ -6,13 +6,13 @@ Guarantees:
    pool of the most workers has workers, if that are more; and never more than all workers together.
    Workers of one pool are in different processes.
 2. What a pool does with its workers is what it would do with processes of its own: each is a
-   ``Session``, with a connection and memory of its own, so that none waits for what another pool
-   has not taken, and each is started again without the others.
-3. If a process dies, every pool learns it from its own session. If it was ended since a session of
+   ``SharedWorker``, with a connection and memory of its own, so that none waits for what another
+   pool has not taken, and each is started again without the others.
+3. If a process dies, every pool learns it from its own worker. If it was ended since a worker of
    it was stuck, the other ones hear that it is busy, and continue in another process.
-4. A process ends with the last of its sessions. Workers that run in other surroundings
-   (environment, paths, flags) are in other processes.
-5. Which entry of whose work log may be why a process died is known once for all sessions of it
+4. A process ends with the last of its workers. Workers with another environment (variables, paths,
+   flags) are in other processes.
+5. Which entry of whose work log may be why a process died is known once for all workers of it
    (``Incident``).
 """
 
@@ -30,36 +30,44 @@ from typing import Any
 from gristmill.core.cgroup import usable_cpus
 from gristmill.core.locks import Lock
 from gristmill.core.uninterrupted import uninterrupted
-from gristmill.workers.arena import ArenaReader, open_memory
-from gristmill.workers.host import JOIN, host
+from gristmill.workers.arena import open_memory
+from gristmill.workers.fork_server import ForkServer
 from gristmill.workers.messages import NOT_STARTED
-from gristmill.workers.pool import Luggage, WorkerPool, hire_pool, leave_template
-from gristmill.workers.process import WorkerBusy, WorkerDied, WorkerProcess, check_system
-from gristmill.workers.template import Template
+from gristmill.workers.payload import Payload
+from gristmill.workers.pool import WorkerPool
+from gristmill.workers.process import (
+    WorkerBusy,
+    WorkerDied,
+    WorkerHandle,
+    WorkerProcess,
+    check_system,
+)
+from gristmill.workers.registry import registry
+from gristmill.workers.shared_child import JOIN, serve_workers
 
 _RETRY_SECONDS = 0.01  # where more descriptors are on their way than the system allows
 
 
 class Incident:
-    """A process has died that worked for several sessions.
+    """A process has died that worked for several workers.
 
     Args:
         suspects: those that were at work.
     """
 
-    def __init__(self, suspects: set[Session]) -> None:
+    def __init__(self, suspects: set[SharedWorker]) -> None:
         self.suspects = suspects
         self.is_told = False  # the reason is known or was reported
 
-    def concerns(self, session: Session) -> bool:
-        """True if the work of ``session`` may be the reason."""
-        return session in self.suspects or not (self.suspects or self.is_told)
+    def concerns(self, worker: SharedWorker) -> bool:
+        """True if the work of ``worker`` may be the reason."""
+        return worker in self.suspects or not (self.suspects or self.is_told)
 
-    def is_for(self, session: Session) -> bool:
-        """True if ``session``, which has repeated its work, reports the death of the process. It is
+    def is_for(self, worker: SharedWorker) -> bool:
+        """True if ``worker``, which has repeated its work, reports the death of the process. It is
         asked once.
         """
-        self.suspects.discard(session)
+        self.suspects.discard(worker)
         is_last, self.is_told = (
             not (self.suspects or self.is_told),
             self.is_told or not self.suspects,
@@ -68,51 +76,53 @@ class Incident:
 
 
 class SharedProcess(WorkerProcess):
-    """A process that sessions are opened in.
+    """A process that workers are opened in.
 
     Args:
         pool: the first one that needs it.
-        template: what to fork it from, if there is such a process.
+        fork server: what to fork it from, if there is such a process.
     """
 
-    def __init__(self, pool: CrewPool, template: Template | None) -> None:
-        luggage = Luggage(host, {**pool.places, "is_shared": True}, {})
-        fd = luggage.pack()
-        self._template = template if template is not None and template.join(self) else None
+    def __init__(self, pool: SharedPool, fork_server: ForkServer | None) -> None:
+        payload = Payload(serve_workers, {**pool.places, "is_shared": True}, {})
+        fd = payload.pack()
+        self._fork_server = (
+            fork_server if fork_server is not None and fork_server.join(self) else None
+        )
         try:
-            super().__init__(0, 1, fd, pool.environment, self._template)
+            super().__init__(0, 1, fd, pool.environment, self._fork_server)
         except BaseException:
-            self._leave_template()
+            self._leave_fork_server()
             raise
         finally:
             os.close(fd)
-        self.surroundings = pool.surroundings
-        self.sessions: list[Session] = []
-        self.is_closed = False  # no more sessions are accepted
-        self.is_dismissed = False  # it was killed by this program
+        self.shared_environment = pool.shared_environment
+        self.workers: list[SharedWorker] = []
+        self.is_closed = False  # no more workers are accepted
+        self.was_killed = False  # it was killed by this program
         self._failure = b""
 
-    def stop(self, deadline: float) -> None:
+    def close(self, deadline: float) -> None:
         """See ``WorkerProcess``."""
-        super().stop(deadline)
-        self._leave_template()
+        super().close(deadline)
+        self._leave_fork_server()
 
-    def _leave_template(self) -> None:
-        if self._template is not None:
-            leave_template(self._template, self)
+    def _leave_fork_server(self) -> None:
+        if self._fork_server is not None:
+            registry.leave_fork_server(self._fork_server, self)
 
     @property
     def child(self) -> Any:
         return self._process
 
     def send(self, fds: list[int], index: int, count: int) -> None:
-        """Opens a session there."""
+        """Opens a worker there."""
         while True:
             try:
                 socket.send_fds(self._socket, [JOIN.pack(index, count)], fds)
             except OSError as error:
                 if self._is_gone(error):
-                    return  # as who uses the session will learn
+                    return  # as who uses the worker will learn
                 if error.errno != errno.ETOOMANYREFS or self._process.has_ended():
                     raise
                 time.sleep(_RETRY_SECONDS)
@@ -131,51 +141,48 @@ class SharedProcess(WorkerProcess):
 
     def incident(self) -> Incident:
         """The incident of its death, the same object for all."""
-        suspects = {session for session in [*self.sessions] if session.unfinished()}
+        suspects = {worker for worker in [*self.workers] if worker.unfinished()}
         found: Incident = vars(self).setdefault("_incident", Incident(suspects))
         return found
 
-    def dismiss(self) -> None:
+    def kill(self) -> None:
         """Kills it: what it is at is not wanted any more, and does not end."""
-        self.is_closed = self.is_dismissed = True
+        self.is_closed = self.was_killed = True
         self._kill()
 
-    def leave(self, session: Session, deadline: float) -> None:
-        """Called when a session has ended."""
+    def leave(self, worker: SharedWorker, deadline: float) -> None:
+        """Called when a worker has ended."""
         with contextlib.suppress(ValueError):
-            self.sessions.remove(session)
+            self.workers.remove(worker)
         self.end_if_unused(deadline)
 
     def end_if_unused(self, deadline: float) -> None:
-        if not self.sessions:
+        if not self.workers:
             self.is_closed = True
-            if not self.sessions:  # no session has joined meanwhile
-                self.stop(deadline)
+            if not self.workers:  # no worker has joined meanwhile
+                self.close(deadline)
 
 
-class Session(WorkerProcess):
+class SharedWorker(WorkerHandle):
     """A worker in a process that works for others, too.
 
     Args:
         shared: the process.
         index, count: which worker it is, of how many.
-        luggage: file descriptor of the payload.
+        payload: file descriptor of the payload.
     """
 
-    def __init__(self, shared: SharedProcess, index: int, count: int, luggage: int) -> None:
-        self._be_new(index)
-        self.shared = shared
-        self._process = shared.child
+    def __init__(self, shared: SharedProcess, index: int, count: int, payload: int) -> None:
         with contextlib.ExitStack() as failing:
             arena = open_memory(f"gristmill-worker-{index}")
             failing.callback(os.close, arena)
-            self._socket, theirs = socket.socketpair()
-            failing.callback(self._socket.close)
+            ours, theirs = socket.socketpair()
+            failing.callback(ours.close)
             with theirs:
-                shared.send([theirs.fileno(), arena, luggage], index, count)
+                shared.send([theirs.fileno(), arena, payload], index, count)
             failing.pop_all()
-        self._fds = [arena]
-        self._reader = ArenaReader(arena)
+        super().__init__(index, shared.child, ours, arena)
+        self.shared = shared
 
     def incident(self) -> Incident | None:
         """See ``WorkerProcess``."""
@@ -186,21 +193,21 @@ class Session(WorkerProcess):
         try:
             return super().receive(patience)
         except WorkerDied:
-            if self.shared.is_dismissed:
+            if self.shared.was_killed:
                 raise WorkerBusy from None
             raise
 
-    def stop(self, deadline: float) -> None:
+    def close(self, deadline: float) -> None:
         """Waits until it has ended, after ``deadline`` with force, which ends the process."""
         shared = self.shared
         if self._socket.fileno() < 0:
             shared.leave(self, deadline)
             return
-        if self._process.has_ended() and not shared.is_dismissed:
+        if self._process.has_ended() and not shared.was_killed:
             shared.incident()  # as long as it can be seen
-        self.hang_up()
+        self.begin_close()
         if not self._ends_by(deadline):
-            shared.dismiss()
+            shared.kill()
         self._release()
         shared.leave(self, deadline)
 
@@ -213,49 +220,49 @@ class Session(WorkerProcess):
             return True
         return self._process.has_ended()
 
-    def abandon(self) -> None:
+    def forget(self) -> None:
         """See ``WorkerProcess``; the process belongs to the other one, too."""
-        super().abandon()
+        super().forget()
         self.shared.is_closed = True
-        self.shared.abandon()
+        self.shared.forget()
 
     def _death(self) -> WorkerDied | WorkerBusy:
         failure = self.shared.how_it_failed()
         return WorkerDied(failure) if failure else super()._death()
 
 
-class CrewPool(WorkerPool):
-    """A pool whose workers are sessions of shared processes."""
+class SharedPool(WorkerPool):
+    """A pool whose workers are workers of shared processes."""
 
-    def __init__(self, crew: Crew, luggage: Luggage, count: int) -> None:
-        self.crew = crew
+    def __init__(self, group: SharedProcesses, payload: Payload, count: int) -> None:
+        self.group = group
         self.places = {
-            name: luggage.preamble[name] for name in ("path", "argv", "directory", "logs")
+            name: payload.preamble[name] for name in ("path", "argv", "directory", "logs")
         }
-        self.surroundings: Mapping[str, Any] = {
-            "environment": luggage.environment,
-            "settings": luggage.parts[0],
+        self.shared_environment: Mapping[str, Any] = {
+            "environment": payload.environment,
+            "settings": payload.parts[0],
             **self.places,
         }
-        super().__init__(luggage, count)
+        super().__init__(payload, count)
 
-    def _new_worker(self, index: int, template: Template | None) -> Session:
-        return self.crew.open(self, index, self._count, self._luggage, template)
+    def _new_worker(self, index: int, fork_server: ForkServer | None) -> SharedWorker:
+        return self.group.open(self, index, self._count, self._payload, fork_server)
 
-    def runs(self, luggage: Luggage, count: int) -> bool:
+    def runs(self, payload: Payload, count: int) -> bool:
         """Always False: a shared pool is never reused for an exclusive request."""
         return False
 
-    def fits(self, luggage: Luggage, count: int) -> bool:
+    def fits(self, payload: Payload, count: int) -> bool:
         """True if it runs exactly this task."""
-        return super().runs(luggage, count)
+        return super().runs(payload, count)
 
     @property
     def processes(self) -> list[SharedProcess]:
-        return [worker.shared for worker in self.workers if isinstance(worker, Session)]
+        return [worker.shared for worker in self.workers if isinstance(worker, SharedWorker)]
 
 
-class Crew:
+class SharedProcesses:
     """The processes of several pools, which come and end as they are needed."""
 
     def __init__(self) -> None:
@@ -264,18 +271,18 @@ class Crew:
         self._lock = Lock()  # taken where no interrupt comes (see ``pool``)
         self._process_id = os.getpid()
 
-    def hire(self, luggage: Luggage, count: int, owner: object | None) -> CrewPool:
-        """A pool of ``count`` workers that run the task; see ``pool.hire``."""
+    def acquire(self, payload: Payload, count: int, owner: object | None) -> SharedPool:
+        """A pool of ``count`` workers that run the task; see ``pool.acquire``."""
         check_system()
-        make = partial(CrewPool, self, luggage, count)
-        pool = hire_pool(make, lambda pool: pool.fits(luggage, count), CrewPool, owner)
-        if pool.crew is not self:  # it was parked
+        make = partial(SharedPool, self, payload, count)
+        pool = registry.acquire(make, lambda pool: pool.fits(payload, count), SharedPool, owner)
+        if pool.group is not self:  # it was idle
             uninterrupted(partial(self._adopt, pool))
         return pool
 
-    def _adopt(self, pool: CrewPool) -> None:
+    def _adopt(self, pool: SharedPool) -> None:
         with self._own_lock():
-            pool.crew = self
+            pool.group = self
             self._processes += [
                 process for process in {*pool.processes} if process not in self._processes
             ]
@@ -286,33 +293,37 @@ class Crew:
         return self._lock
 
     def open(
-        self, pool: CrewPool, index: int, count: int, luggage: int, template: Template | None
-    ) -> Session:
-        """A worker, in a new process if there may be one more, which is forked from ``template`` if
-        there is one.
+        self, pool: SharedPool, index: int, count: int, payload: int, fork_server: ForkServer | None
+    ) -> SharedWorker:
+        """A worker, in a new process if there may be one more, which is forked from ``fork_server``
+        if there is one.
         """
         with self._own_lock():
             self._most_workers = max(self._most_workers, count)
             while True:
-                shared = self._process_for(pool, template)
+                shared = self._process_for(pool, fork_server)
                 try:
-                    session = Session(shared, index, count, luggage)
+                    worker = SharedWorker(shared, index, count, payload)
                 except BaseException:
                     shared.end_if_unused(time.monotonic())
                     raise
-                shared.sessions.append(session)
+                shared.workers.append(worker)
                 if not shared.is_closed:
-                    return session
-                # its last session has ended just now, or it was dismissed
-                session.stop(time.monotonic())
+                    return worker
+                # its last worker has ended just now, or it was dismissed
+                worker.close(time.monotonic())
 
-    def _process_for(self, pool: CrewPool, template: Template | None) -> SharedProcess:
+    def _process_for(self, pool: SharedPool, fork_server: ForkServer | None) -> SharedProcess:
         self._processes = [
             process for process in self._processes if not process.is_closed and process.is_alive()
         ]
         used = pool.processes
-        fit = [x for x in self._processes if x not in used and x.surroundings == pool.surroundings]
+        fit = [
+            x
+            for x in self._processes
+            if x not in used and x.shared_environment == pool.shared_environment
+        ]
         if not fit or len(self._processes) < max(usable_cpus(), self._most_workers):
-            fit = [SharedProcess(pool, template)]
+            fit = [SharedProcess(pool, fork_server)]
             self._processes += fit
-        return min(fit, key=lambda process: len(process.sessions))
+        return min(fit, key=lambda process: len(process.workers))

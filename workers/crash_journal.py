@@ -42,7 +42,7 @@ class Entry(NamedTuple):
     stop: int
 
 
-class Logbook:
+class CrashJournal:
     """The worker's side.
 
     Args:

@@ -1,4 +1,4 @@
-"""The main loop of the fork server: see ``template``.
+"""The main loop of the fork server: see ``fork_server``.
 
 Guarantees:
 

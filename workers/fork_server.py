@@ -1,4 +1,4 @@
-"""The process that workers are forked from, seen from the consumer; ``template_child`` is what
+"""The process that workers are forked from, seen from the consumer; ``fork_server_child`` is what
 happens in it.
 
 Starting Python and importing NumPy takes a tenth of a second; forking a process that has done so
@@ -6,28 +6,28 @@ takes a millisecond.
 
 Guarantees:
 
-1. A worker that was forked finds what one that is started finds: surroundings are equal
-   (``surroundings``), or there is another template; what may differ all the same (directory,
-   standard output) travels with the request, and ``sys.path``, ``sys.argv``, flags and the task are
-   set in the worker, as ever. The template imports no code of the user's, so nothing of one pool
-   reaches another. Global random generators are seeded again in every worker. (Hashes of texts are
-   the template's.)
-2. The template lives no longer than this process, however that ends: the kernel kills both it and
-   its workers then, as it does workers that are started (``child``). It ends with its last pool,
-   after a while; see ``pool``.
-3. ``fork`` does not wait, also while the template starts. Where there will be no worker, because
-   the template has died or the system lets it fork none, the process has ended and was not born;
+1. A worker that was forked finds what one that is started finds: the environment is equal
+   (``inherited_environment``), or there is another fork server; what may differ all the same
+   (directory, standard output) travels with the request, and ``sys.path``, ``sys.argv``, flags and
+   the task are set in the worker, as ever. The fork server imports no code of the user's, so
+   nothing of one pool reaches another. Global random generators are seeded again in every worker.
+   (Hashes of texts are the fork server's.)
+2. The fork server lives no longer than this process, however that ends: the kernel kills both it
+   and its workers then, as it does workers that are started (``child``). It ends with its last
+   pool, after a while; see ``registry``.
+3. ``fork`` does not wait, also while the fork server starts. Where there will be no worker, because
+   the fork server has died or the system lets it fork none, the process has ended and was not born;
    its owner starts one directly then, unnoticed. The same holds for a worker that is not forked
-   within a second, because the template is stopped (by a debugger, say), or within five seconds,
-   because the template is still starting. That template is asked for no other worker.
-4. Only the template knows a worker's id for certain, as the one who waits for it. So it sends the
-   signals; and it writes ids and ends of workers into memory that this process reads, as often as
-   it likes: no interrupt loses them, and no lock is taken.
-5. Ending a worker does not depend on the template: the kernel kills the worker when its lifeline is
-   closed, and ``/proc`` shows that it is gone.
-6. Workers whose template has died count as lost at once. Their owner has others take over, from the
-   last output that came, and lets go of them, at which the kernel kills them.
-7. A process that is forked from this one neither uses the template nor ends it.
+   within a second, because the fork server is stopped (by a debugger, say), or within five seconds,
+   because the fork server is still starting. That fork server is asked for no other worker.
+4. Only the fork server knows a worker's id for certain, as the one who waits for it. So it sends
+   the signals; and it writes ids and ends of workers into memory that this process reads, as often
+   as it likes: no interrupt loses them, and no lock is taken.
+5. Ending a worker does not depend on the fork server: the kernel kills the worker when its lifeline
+   is closed, and ``/proc`` shows that it is gone.
+6. Workers whose fork server has died count as lost at once. Their owner has others take over, from
+   the last output that came, and lets go of them, at which the kernel kills them.
+7. A process that is forked from this one neither uses the fork server nor ends it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from gristmill.workers.setup import preloaded
 from gristmill.workers.starts import interpreter, start_boot
 
 _BIRTH_SECONDS = 1.0  # from the request for a worker; then one is started directly
-_FIRST_BIRTH_SECONDS = 5.0  # the same, while the template starts
+_FIRST_BIRTH_SECONDS = 5.0  # the same, while the fork server starts
 _STREAMS = (1, 2)
 # What a process inherits from the thread that starts it: masks, limits, rights.
 _INHERITED = (
@@ -70,7 +70,7 @@ _INHERITED = (
 )
 
 
-def surroundings(environment: Mapping[str, str]) -> tuple[Any, ...] | None:
+def inherited_environment(environment: Mapping[str, str]) -> tuple[Any, ...] | None:
     """All that a process inherits when it starts and cannot change later; ``None`` where none can
     be forked.
     """
@@ -111,22 +111,23 @@ def _is_terminal(fd: int) -> bool | None:
     return os.isatty(fd)
 
 
-class Template:
+class ForkServer:
     """Starts the process.
 
     Args:
-        key: the ``surroundings`` that its workers are to have.
+        key: the ``inherited_environment`` of its workers.
         environment: its environment variables.
 
     Raises:
         OSError: the system does not give what is needed.
     """
 
-    parked_seconds = 3.0  # after the last pool
+    idle_seconds = 3.0  # after the last pool
+    num_descriptors = 0  # it is not limited
 
     def __init__(self, key: tuple[Any, ...], environment: Mapping[str, str]) -> None:
         self.key = key
-        self.parked_until = 0.0
+        self.idle_until = 0.0
         self.owner: Callable[[], object] = lambda: None
         self.workers: list[Any] = []  # are those of pools
         self.is_late = False  # it has not forked a worker in time
@@ -134,7 +135,7 @@ class Template:
         self._users: set[object] = set()
         self._slots = itertools.count(1)
         with contextlib.ExitStack() as failing, contextlib.ExitStack() as starting:
-            ledger = open_memory("gristmill-template")
+            ledger = open_memory("gristmill-fork-server")
             failing.callback(os.close, ledger)
             lifeline, other_end = os.pipe()
             starting.callback(os.close, lifeline)
@@ -237,7 +238,7 @@ class Template:
     def is_closed(self) -> bool:
         return self._is_closed
 
-    def shut(self) -> None:
+    def begin_close(self) -> None:
         """It must not be used any more."""
         self._is_closed = True
 
@@ -245,16 +246,16 @@ class Template:
         """A thread has joined before it was shut."""
         self._is_closed = False
 
-    def release(self, deadline: float) -> None:
+    def finish_close(self, deadline: float) -> None:
         """Ends it."""
         self._process.kill()
         self._process.wait(max(1.0, deadline - time.monotonic()))
         self._close_descriptors()
 
-    def abandon(self) -> None:
+    def forget(self) -> None:
         """In a forked process: lets go of what belongs to the other one."""
         self._is_closed = True
-        self._process.disown()
+        self._process.forget()
         self._close_descriptors()
 
     def _close_descriptors(self) -> None:
@@ -263,20 +264,20 @@ class Template:
 
 
 class ForkedProcess(Process):
-    """A process that a template has forked, or is about to.
+    """A process that a fork server has forked, or is about to.
 
     Args:
-        template: who does so.
+        fork server: who does so.
         slot: where it writes about this one.
     """
 
-    def __init__(self, template: Template, slot: int) -> None:
-        self._template = template
+    def __init__(self, fork_server: ForkServer, slot: int) -> None:
+        self._fork_server = fork_server
         self._slot = slot
         self._record = 0, 0
         self._is_unwanted = False  # it is not to be born any more
         self._is_lost = False
-        self._asked_at, self._was_ready = time.monotonic(), template.is_ready
+        self._asked_at, self._was_ready = time.monotonic(), fork_server.is_ready
 
     @property
     def was_born(self) -> bool:
@@ -296,20 +297,20 @@ class ForkedProcess(Process):
         """See ``Process``."""
         process_id, end = self._look()
         if not process_id and not self._is_lost and self._is_late():
-            self._is_lost = self._template.is_late = True  # its owner keeps it from being born
+            self._is_lost = self._fork_server.is_late = True  # its owner keeps it from being born
         is_unborn = process_id < 0 or (not process_id and self._is_unwanted)
-        return bool(end) or is_unborn or self._is_lost or self._template.has_ended()
+        return bool(end) or is_unborn or self._is_lost or self._fork_server.has_ended()
 
     def is_gone(self) -> bool:
-        """See ``Process``. A stopped template does not report ends, so ``/proc`` is read."""
+        """See ``Process``. A stopped fork server does not report ends, so ``/proc`` is read."""
         process_id, _ = self._look()
         if self.has_ended():
             return True
-        return process_id > 0 and _run_state(process_id) in "ZX" and self._template.is_stopped
+        return process_id > 0 and _run_state(process_id) in "ZX" and self._fork_server.is_stopped
 
     def _is_late(self) -> bool:
         seconds = time.monotonic() - self._asked_at
-        is_quick = self._was_ready or seconds > _FIRST_BIRTH_SECONDS or self._template.is_stopped
+        is_quick = self._was_ready or seconds > _FIRST_BIRTH_SECONDS or self._fork_server.is_stopped
         return seconds > _BIRTH_SECONDS and is_quick
 
     @property
@@ -323,15 +324,15 @@ class ForkedProcess(Process):
         lifeline.
         """
         self._is_unwanted = True
-        self._template.kill(self._slot)
+        self._fork_server.kill(self._slot)
 
-    def disown(self) -> None:
+    def forget(self) -> None:
         """See ``Process``."""
         self._is_lost = True
 
     def _look(self) -> tuple[int, int]:
         if not self._record[1] and not self._is_lost:
-            found = self._template.record(self._slot)
+            found = self._fork_server.record(self._slot)
             if found[0]:
                 self._record = found
         return self._record
