@@ -1,5 +1,5 @@
-"""The guarantees of ``workers/registry.py``: which processes run which task, and when they end. Tasks
-travel by value.
+"""The guarantees of ``workers/registry.py``: which processes run which task, and when they end.
+Tasks travel by value.
 """
 
 import gc
