@@ -532,12 +532,10 @@ class Worker:
                     continue
                 for states in started:
                     if skip:
-                        self._connection.send(
-                            SKIPPED, self._encoder.encode_state(states[first]), [], lane=first
-                        )
-                    self._produce(
-                        [_Lane(*item) for item in states.items()], is_careful=care is not None
-                    )
+                        state = self._encoder.encode_state(states[first])
+                        self._connection.send(SKIPPED, state, [], lane=first)
+                    lanes = [_Lane(*item) for item in states.items()]
+                    self._produce(lanes, is_careful=care is not None)
 
     @property
     def num_workers(self) -> int:
@@ -628,11 +626,8 @@ class Worker:
         if elements:
             message = self.outbox.encode(elements, states)
             del elements  # their memory is used again
-            seconds, num_bytes, has_slots = (
-                time.perf_counter() - self._began,
-                len(message.payload),
-                bool(message.slots),
-            )
+            seconds = time.perf_counter() - self._began
+            num_bytes, has_slots = len(message.payload), bool(message.slots)
             if self._watched is not None:
                 self._watched.end()
             if message.num_elements:
@@ -702,21 +697,16 @@ class Worker:
                             self._num_sent += message.num_elements
                             self.outbox.send_outputs(self._lane, message, states)
                     del elements
-                    if (
-                        len(self.outbox.lanes) > 1
-                        and num_taken == self._num_taken
-                        and self._watched.care is None
-                    ):
+                    is_same = num_taken == self._num_taken
+                    if is_same and len(self.outbox.lanes) > 1 and self._watched.care is None:
                         self._go_on_beside()
 
     def _go_on_beside(self) -> None:
         """Sends the outputs of other lanes before an element that takes long."""
         stuck, connection = self._lane, self._connection
-        while (
-            self._is_computing
-            and connection.start is None
-            and time.perf_counter() > self._began + _STUCK_SECONDS
-        ):
+        while self._is_computing and connection.start is None:
+            if time.perf_counter() <= self._began + _STUCK_SECONDS:
+                return
             place = self.outbox.lanes.index(stuck)
             missing = [
                 x

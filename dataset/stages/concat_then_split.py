@@ -117,10 +117,8 @@ class ConcatThenSplitIterDataset(IterDataset[dict[str, Any]]):
             raise ValueError(
                 "length_struct must name the features and their lengths in a row, got {}"
             )
-        meta, bos = (
-            _names("meta_features", meta_features, length_struct),
-            _names("bos_features", bos_features, length_struct),
-        )
+        meta = _names("meta_features", meta_features, length_struct)
+        bos = _names("bos_features", bos_features, length_struct)
         if not isinstance(bos_handling, BOSHandling):
             raise TypeError(f"bos_handling must be a BOSHandling, got {bos_handling!r:.200}")
         if bos_handling is BOSHandling.DO_NOTHING and (bos or bos_token_id is not None):
@@ -130,11 +128,8 @@ class ConcatThenSplitIterDataset(IterDataset[dict[str, Any]]):
             )
         if bos_handling is not BOSHandling.DO_NOTHING and bos_token_id is None:
             raise ValueError(f"bos_token_id must be given with {bos_handling}")
-        if set(meta) & set(bos):
-            raise ValueError(
-                "bos_features must not be meta_features as well, got"
-                f" {sorted(set(meta) & set(bos))}"
-            )
+        if both := sorted(set(meta) & set(bos)):
+            raise ValueError(f"bos_features must not be meta_features as well, got {both}")
         bos_id = None if bos_token_id is None else as_int("bos_token_id", bos_token_id)
         lengths = {
             name: as_int(f"the length of feature {name!r}", n, minimum=1)
