@@ -110,7 +110,9 @@ class DataLoader(grain_names.DataLoader):
     Example:
         >>> from gristmill.samplers import IndexSampler
         >>> sampler = IndexSampler(num_records=5, shuffle=True, num_epochs=1, seed=0)
-        >>> loader = DataLoader(data_source=[10, 11, 12, 13, 14], sampler=sampler, operations=[Batch(2)])
+        >>> loader = DataLoader(
+        ...     data_source=[10, 11, 12, 13, 14], sampler=sampler, operations=[Batch(2)]
+        ... )
         >>> for batch in loader:
         ...     print(batch)
         [10 14]

@@ -72,7 +72,12 @@ class TarSource(ShardedSource[dict[str, Any]]):
         >>> import io, os, tarfile, tempfile
         >>> path = os.path.join(tempfile.mkdtemp(), "shard-000.tar")
         >>> with tarfile.open(path, "w") as tar:
-        ...     for name, data in [("0.jpg", b"..."), ("0.cls", b"7"), ("1.jpg", b"...."), ("1.cls", b"3")]:
+        ...     for name, data in [
+        ...         ("0.jpg", b"..."),
+        ...         ("0.cls", b"7"),
+        ...         ("1.jpg", b"...."),
+        ...         ("1.cls", b"3"),
+        ...     ]:
         ...         member = tarfile.TarInfo(name)
         ...         member.size = len(data)
         ...         tar.addfile(member, io.BytesIO(data))

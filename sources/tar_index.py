@@ -33,7 +33,9 @@ _HIDDEN = re.compile(r"__[^/]*__(?:/|$)")
 
 
 File = tuple[str, int, int, int]
-"""A file of a record: its extension; where its data begin, their size, the checksum of its header."""
+"""A file of a record: its extension; where its data begin, their size, the checksum of its
+header.
+"""
 
 
 class Entry(NamedTuple):
@@ -176,7 +178,11 @@ def _key_and_extension(name: str) -> tuple[str, str] | None:
     belongs to none.
 
     Example:
-        >>> _key_and_extension("train/0001.seg.PNG"), _key_and_extension("README"), _key_and_extension("__about__/x.json")
+        >>> (
+        ...     _key_and_extension("train/0001.seg.PNG"),
+        ...     _key_and_extension("README"),
+        ...     _key_and_extension("__about__/x.json"),
+        ... )
         (('train/0001', 'seg.png'), None, None)
     """
     stem, dot, extension = name.rpartition("/")[2].partition(".")

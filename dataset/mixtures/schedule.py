@@ -152,7 +152,8 @@ class Schedule:
 
     def __repr__(self) -> str:
         name = "Schedule" if self._kind == "steps" else "Schedule.linear"
-        return f"{name}({{{', '.join(f'{position}: {_plain(weights)}' for position, weights in self._points.items())}}})"
+        points = [f"{position}: {_plain(weights)}" for position, weights in self._points.items()]
+        return f"{name}({{{', '.join(points)}}})"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Schedule) and self.described() == other.described()

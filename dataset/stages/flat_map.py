@@ -60,6 +60,7 @@ class FlatMapMapDataset(BlockMapDataset[T]):
         >>> from gristmill.dataset import MapDataset
         >>> class Letters(FlatMap):
         ...     max_fan_out = 3
+        ...
         ...     def flat_map(self, element):
         ...         return list(element)
         >>> ds = FlatMapMapDataset(MapDataset.source(["ab", "", "cde"]), Letters())
@@ -77,10 +78,10 @@ class FlatMapMapDataset(BlockMapDataset[T]):
     def __init__(self, parent: Any, transform: FlatMap) -> None:
         super().__init__(parent)
         if not isinstance(transform, FlatMap):
+            hint = "; use ds.flat_map(..., max_fan_out=...) for plain functions"
             raise TypeError(
                 f"transform must be an instance of FlatMap, got {shown(transform)} of type"
-                f" {type(transform).__name__}"
-                f"{for_a_class(transform) or '; use ds.flat_map(..., max_fan_out=...) for plain functions'}"
+                f" {type(transform).__name__}{for_a_class(transform) or hint}"
             )
         self._transform = transform
         self._max_fan_out = check_max_fan_out(transform)

@@ -124,7 +124,8 @@ class RepeatIterDataset(IterDataset[T]):
 
     Example:
         >>> from gristmill.dataset import MapDataset
-        >>> list(RepeatIterDataset(MapDataset.range(5).shuffle(seed=1).to_iter_dataset().batch(3), num_epochs=2))
+        >>> ds = MapDataset.range(5).shuffle(seed=1).to_iter_dataset().batch(3)
+        >>> list(RepeatIterDataset(ds, num_epochs=2))
         [array([1, 2, 3]), array([0, 4]), array([1, 2, 3]), array([0, 4])]
     """
 

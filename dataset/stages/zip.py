@@ -115,7 +115,8 @@ class ZipIterDataset(IterDataset[T]):
 
     Example:
         >>> from gristmill.dataset import MapDataset
-        >>> short, long = MapDataset.range(2).to_iter_dataset(), MapDataset.range(10, 20).to_iter_dataset()
+        >>> short = MapDataset.range(2).to_iter_dataset()
+        >>> long = MapDataset.range(10, 20).to_iter_dataset()
         >>> list(ZipIterDataset([short, long], strict=False))
         [(0, 10), (1, 11)]
     """

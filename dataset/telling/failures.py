@@ -348,7 +348,11 @@ def _numbers(noun: str, numbers: Sequence[Any]) -> str:
     """``numbers`` in words; keys of a user's sampler may be anything.
 
     Example:
-        >>> _numbers("element", [7]), _numbers("source key", [3, 1]), _numbers("sampler index", [4, 5, 6])
+        >>> (
+        ...     _numbers("element", [7]),
+        ...     _numbers("source key", [3, 1]),
+        ...     _numbers("sampler index", [4, 5, 6]),
+        ... )
         ('element 7', 'source keys 3 and 1', 'sampler indices 4 to 6')
     """
     first, *others = numbers

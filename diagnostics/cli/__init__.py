@@ -37,7 +37,8 @@ _CODES = """\
 exit codes:
   0    done
   1    the pipeline raised an error (its traceback is on stderr) or is stuck (where, is on stderr),
-       or the checkpoint is damaged or does not fit the pipeline, or the pipeline is not deterministic
+       or the checkpoint is damaged or does not fit the pipeline, or the pipeline is not
+       deterministic
   2    there is no such pipeline, file or option, or a file cannot be written
   130  interrupted
 """

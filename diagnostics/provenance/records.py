@@ -55,7 +55,8 @@ class Record(Value):
             for name, value in self.as_dict().items()
             if value not in (None, ()) and name != "source"
         }
-        return f"Record({', '.join([repr(self.source), *[f'{name}={value!r}' for name, value in known.items()]])})"
+        values = [repr(self.source), *[f"{name}={value!r}" for name, value in known.items()]]
+        return f"Record({', '.join(values)})"
 
 
 class Row(Value):

@@ -326,7 +326,8 @@ def _documents(look: Look, full: bool) -> str:
     for segment, text in look.documents:
         content = _text(text, full) if segment else f'<p class="text">{safe(text)}</p>'
         items.append(
-            f'<li class="{"doc" if segment else "pad"}"><small>{segment or ""}</small>{content}</li>'
+            "<li"
+            f' class="{"doc" if segment else "pad"}"><small>{segment or ""}</small>{content}</li>'
         )
     return f'<ol class="docs">{"".join(items)}</ol>'
 
@@ -368,8 +369,8 @@ def _bytes(data: bytes, full: bool) -> str:
 
 def _folded(title: str, text: str, is_open: bool) -> str:
     return (
-        "<details"
-        f' class="plain"{" open" * is_open}><summary>{title}</summary><pre>{safe(text)}</pre></details>'
+        f'<details class="plain"{" open" * is_open}><summary>{title}</summary>'
+        f"<pre>{safe(text)}</pre></details>"
     )
 
 

@@ -56,8 +56,9 @@ _PAGE = """\
 <header>
 <div class="name">{name}<small>{about}</small></div>
 <nav aria-label="steps">{steps}</nav>
-<form action="{root}/go" role="search"><input name="to" aria-label="go to a step, or to a checkpoint"
-title="the number of a step, or the path of a checkpoint" placeholder="Go to …" autocomplete="off" spellcheck="false"></form>
+<form action="{root}/go" role="search"><input name="to"
+aria-label="go to a step, or to a checkpoint" placeholder="Go to …" autocomplete="off"
+title="the number of a step, or the path of a checkpoint" spellcheck="false"></form>
 </header>
 <main>
 {content}
@@ -174,7 +175,8 @@ def step_page(view: View, seen: Seen, first: int, is_whole: bool, source: str) -
         view.is_batched or sum([shape_of(leaf.value) is not None for leaf in seen.leaves[:100]]) > 1
     ):
         query = "" if is_whole else "?whole=1"
-        other = f'<a href="{view.address(step)}{query}">{"as one" if has_rows else f"as {seen.num_rows:,} rows"}</a>'
+        text = "as one" if has_rows else f"as {seen.num_rows:,} rows"
+        other = f'<a href="{view.address(step)}{query}">{text}</a>'
     what = f"Batch of {seen.num_rows:,}" if view.is_batched and seen.num_rows else "Element"
     num = (
         f"{len(seen.leaves):,}{'+' * (len(seen.leaves) == MAX_LEAVES)}"
@@ -288,10 +290,10 @@ def _failure(error: BaseException) -> str:
         ]
     )
     return (
-        "<section"
-        f' class="failed"><h2>{safe(type(error).__name__)}</h2><p>{safe(shown_text(str(error)))}</p>{notes}<details'
-        ' class="plain"><summary>traceback</summary><pre'
-        f' class="wrap">{safe(cut)}</pre></details></section>'
+        f'<section class="failed"><h2>{safe(type(error).__name__)}</h2>'
+        f"<p>{safe(shown_text(str(error)))}</p>{notes}"
+        '<details class="plain"><summary>traceback</summary>'
+        f'<pre class="wrap">{safe(cut)}</pre></details></section>'
     )
 
 
@@ -342,10 +344,8 @@ def _rows(view: View, seen: Seen, first: int, is_whole: bool) -> str:
         content = _tiles(view, step, rows, all_cells)
     else:
         content = _cards(view, step, rows, all_cells)
-    return (
-        "<section"
-        f' class="rows">{content}{_paging(view.address(step), first, _ROWS, seen.num_rows, "rows", is_whole)}</section>'
-    )
+    paging = _paging(view.address(step), first, _ROWS, seen.num_rows, "rows", is_whole)
+    return f'<section class="rows">{content}{paging}</section>'
 
 
 def _table(view: View, step: Step, rows: range, all_cells: list[Cells]) -> str:
@@ -367,8 +367,8 @@ def _table(view: View, step: Step, rows: range, all_cells: list[Cells]) -> str:
 
 def _table_html(titles: str, rows: list[str]) -> str:
     return (
-        "<div"
-        f' class="scroll"><table><thead><tr>{titles}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+        f'<div class="scroll"><table><thead><tr>{titles}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
     )
 
 
@@ -383,11 +383,11 @@ def _tiles(view: View, step: Step, rows: range, all_cells: list[Cells]) -> str:
                 for i in others
             ]
         )
+        number = f"<p><span class=key>row</span><span>{row:,}</span></p>"
         tiles.append(
             f'<a class="tile" href="{view.address(step, row)}" aria-label="row {row:,}">'
             f"{''.join([cells.pictures(i, full=False) for i in images])}"
-            "<div"
-            f' class="caption">{caption or f"<p><span class=key>row</span><span>{row:,}</span></p>"}</div></a>'
+            f'<div class="caption">{caption or number}</div></a>'
         )
     return f'<div class="tiles">{"".join(tiles)}</div>'
 

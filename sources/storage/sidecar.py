@@ -41,7 +41,9 @@ REMEDY = "Delete it, so that it is made again"
 """Text of errors about a sidecar whose arrays are damaged."""
 
 Scan = Callable[[Files, int, Callable[[int], None]], Mapping[str, np.ndarray]]
-"""Reads a file once, from front to back: ``scan(files, number, progress)``; ``progress(num_bytes)`` says how far it has come."""
+"""Reads a file once, from front to back: ``scan(files, number, progress)``. It passes the number of
+bytes read so far to ``progress``.
+"""
 
 _MAGIC = b"\x89GMIDX\r\n"
 _VERSION = 1
