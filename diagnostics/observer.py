@@ -37,11 +37,11 @@ from gristmill.diagnostics.annotations import annotated
 from gristmill.diagnostics.metrics.measuring import measured
 from gristmill.diagnostics.observed_maps import ObservedMaps
 from gristmill.diagnostics.probe import (
-    Cell,
-    Lane,
-    Lanes,
-    Output,
+    CountersOfThreads,
+    OutputCounts,
     Probe,
+    StageCounts,
+    ThreadCounters,
     counting,
     merging,
     name_of,
@@ -60,8 +60,8 @@ class Observer:
 
     def __init__(self) -> None:
         self.probes: list[Probe] = []
-        self.lanes: list[Lane] = []
-        self.output = Output(self._attend, self._end)
+        self.lanes: list[ThreadCounters] = []
+        self.output = OutputCounts(self._attend, self._end)
         self.max_events = 0  # see ``record``
         self.groups: dict[int, WorkerGroup] = {}  # the workers of a stage, by its number
         self.faults: dict[str, int] = {}  # that were passed over, by the names of the steps
@@ -74,7 +74,7 @@ class Observer:
         # called at the end of the data, and when the last iterator is gone
         self.on_end: list[Callable[[], None]] = []
         self.root: Probe | None = None
-        self._local = Lanes(self.lanes, lambda: self.max_events)
+        self._local = CountersOfThreads(self.lanes, lambda: self.max_events)
         self._adopted: list[weakref.ref[DatasetIterator[Any]]] = []
         self._waiting: list[weakref.ref[DatasetIterator[Any]]] = []  # adopted, and not yet changed
         self._lock = Lock()
@@ -309,9 +309,9 @@ class Observer:
         for callback in [*self.on_end]:
             _try(callback)
 
-    def cell(self, probe: Probe) -> Cell:
+    def cell(self, probe: Probe) -> StageCounts:
         """The sum of the counts of all threads for a stage."""
-        total = Cell()
+        total = StageCounts()
         with merging:
             for lane in [*self.lanes]:
                 if probe.number < len(lane.cells):

@@ -29,7 +29,7 @@ from gristmill.dataset.telling.description import (
     source_text,
 )
 from gristmill.loader.iterator import DataLoaderIterator
-from gristmill.loader.plan import Plan
+from gristmill.loader.plan import LoaderPlan
 from gristmill.loader.pytorch import for_indices, refusing_pytorch
 from gristmill.loader.records import (
     DataIterDataset,
@@ -167,7 +167,7 @@ class DataLoader(grain_names.DataLoader):
         self._length = _local_length(sampler, self._shard_options)
         self._dataset = self._lower()
         kinds = {operation_kind(operation) for operation in self._operations}
-        self._plan = Plan(
+        self._plan = LoaderPlan(
             data_source,
             sampler,
             self._shard_options,

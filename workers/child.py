@@ -92,8 +92,8 @@ Taken: TypeAlias = tuple[list[Any], Sequence[Any], BaseException | None]  # see 
 
 
 class Producer(Protocol):
-    """Interface of the object that a worker runs. May also have the methods of ``Watched``, and
-    ``renew(task)``: called before a start for another consumer.
+    """Interface of the object that a worker runs. May also have the methods of ``WatchedProducer``,
+    and ``renew(task)``: called before a start for another consumer.
     """
 
     def start(self, states: Mapping[int, Any], *, skip: bool) -> dict[int, Any]:
@@ -115,7 +115,7 @@ class Producer(Protocol):
         """
 
 
-class Watched(Producer, Protocol):
+class WatchedProducer(Producer, Protocol):
     """A producer that shows what it is at."""
 
     log: Logbook  # is set before the first start
@@ -366,7 +366,7 @@ class SocketConnection(BoundedConnection):
         self.take_all_off()
 
 
-class _Lane:
+class _SentLane:
     """A lane that has not ended.
 
     Args:
@@ -388,7 +388,7 @@ class Outbox:
     def __init__(self, connection: Connection, encoder: Encodes, producer: Producer) -> None:
         # asked what to send along; true: there is nothing after it
         self.report: Callable[[bool], bytes | None] | None = None
-        self.lanes: list[_Lane] = []  # that have not ended, in their turns
+        self.lanes: list[_SentLane] = []  # that have not ended, in their turns
         self._connection = connection
         self._encoder = encoder
         self._producer = producer
@@ -399,14 +399,14 @@ class Outbox:
         except BaseException as unpicklable:  # the states
             return Encoded(b"", [], 0, unpicklable)
 
-    def send_outputs(self, lane: _Lane, message: Encoded, states: Sequence[Any]) -> None:
+    def send_outputs(self, lane: _SentLane, message: Encoded, states: Sequence[Any]) -> None:
         self._send_report(False)
         num = message.num_elements
         self._connection.send(OUTPUTS, message.payload, message.slots, num, lane.number)
         lane.num_sent += num
         lane.state = states[num - 1]
 
-    def end_lane(self, lane: _Lane, stop: BaseException) -> None:
+    def end_lane(self, lane: _SentLane, stop: BaseException) -> None:
         """Sends the outcome after the elements of ``lane``."""
         self.lanes = [] if isinstance(stop, Passed) else [x for x in self.lanes if x is not lane]
         if isinstance(stop, StopIteration | Passed):
@@ -421,7 +421,7 @@ class Outbox:
     def change(self, added: dict[int, Any], leaving: Sequence[int]) -> None:
         """Compute more lanes from these states on, and get ready to leave others."""
         for number, state in added.items():
-            lane = _Lane(number, state)
+            lane = _SentLane(number, state)
             lane.num_sent = min([x.num_sent for x in self.lanes], default=0)
             try:
                 cast("Divided", self._producer).add(number, state)
@@ -445,7 +445,7 @@ class Outbox:
                 self._send_report(not self.lanes)
                 self._connection.send(LEFT, self._encoder.encode_state(None), [], lane=lane.number)
 
-    def send_error(self, error: BaseException, lane: _Lane, *, is_last: bool) -> None:
+    def send_error(self, error: BaseException, lane: _SentLane, *, is_last: bool) -> None:
         if isinstance(error, SystemExit):  # as if in the main program: the process ends
             raise error
         with contextlib.suppress(Exception):  # it shows objects of users
@@ -485,7 +485,7 @@ class Worker:
         self._watched: Any = producer if hasattr(producer, "finished") else None
         # its holder may send: the thread that computes elements, but while it does
         self._lock = Lock()
-        self._lane = _Lane(0, None)  # of the block that is being computed
+        self._lane = _SentLane(0, None)  # of the block that is being computed
         self._num_taken = 0  # blocks
         self._num_sent = 0  # elements of that block
         self._has_several = False  # this block may have some that are finished before the last one
@@ -528,13 +528,13 @@ class Worker:
                     started = self._in_turn(partial(self._start, states, skip=skip))
                 except BaseException as error:
                     if states:
-                        self.outbox.send_error(error, _Lane(first, states[first]), is_last=True)
+                        self.outbox.send_error(error, _SentLane(first, states[first]), is_last=True)
                     continue
                 for states in started:
                     if skip:
                         state = self._encoder.encode_state(states[first])
                         self._connection.send(SKIPPED, state, [], lane=first)
-                    lanes = [_Lane(*item) for item in states.items()]
+                    lanes = [_SentLane(*item) for item in states.items()]
                     self._produce(lanes, is_careful=care is not None)
 
     @property
@@ -581,7 +581,7 @@ class Worker:
             if log is not None:
                 log.begin(0)
 
-    def _produce(self, lanes: list[_Lane], *, is_careful: bool) -> None:
+    def _produce(self, lanes: list[_SentLane], *, is_careful: bool) -> None:
         """Sends elements until all lanes are at their ends or errors, or there is a new start.
 
         The consumer needs elements of the lanes in turn: next comes a block of the one of which the
@@ -608,7 +608,7 @@ class Worker:
         while self._connection.changes:
             self.outbox.change(*self._connection.changes.pop(0))
 
-    def _send_block(self, lane: _Lane, is_careful: bool) -> BaseException | None:
+    def _send_block(self, lane: _SentLane, is_careful: bool) -> BaseException | None:
         """Sends the next elements of ``lane``; returns the outcome after them, if that is no
         element.
         """
@@ -640,7 +640,7 @@ class Worker:
         )
         return stop
 
-    def _take(self, lane: _Lane, n: int) -> list[Taken]:
+    def _take(self, lane: _SentLane, n: int) -> list[Taken]:
         """The next output of the producer as the only item, or an empty list (see ``_in_turn``)."""
         try:
             return self._in_turn(partial(self._compute, lane, n))
@@ -649,7 +649,7 @@ class Worker:
                 self._lock.acquire()
                 self._is_unlocked = False
 
-    def _compute(self, lane: _Lane, n: int) -> Taken:
+    def _compute(self, lane: _SentLane, n: int) -> Taken:
         """The next output of the producer; the other thread may send a part of it meanwhile."""
         self._began = time.perf_counter()
         self._lane = lane
@@ -736,7 +736,7 @@ class Worker:
                 _log.warning("an observer of this worker failed", exc_info=True)
 
 
-def _num_sent(lane: _Lane) -> int:
+def _num_sent(lane: _SentLane) -> int:
     return lane.num_sent
 
 

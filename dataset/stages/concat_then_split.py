@@ -13,7 +13,7 @@ import numpy as np
 
 from gristmill.core.element_spec import ShapeDtypeStruct
 from gristmill.core.errors import FeatureKeyError, as_int
-from gristmill.dataset.bases.cells import Cells, Piece, Placed, placed
+from gristmill.dataset.bases.cells import Cells, LineageRecord, Placed, placed
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import Length, Unknown
@@ -219,7 +219,7 @@ def _traced_row(targets: Sequence[Target], row: dict[str, Array]) -> Traced:
     }
     num = max([int(segment_ids.max(initial=0)) for segment_ids in ids.values()], default=0)
     spans = {name: spans_of(segment_ids, num) for name, segment_ids in ids.items()}
-    pieces: list[Piece] = []
+    pieces: list[LineageRecord] = []
     for i in range(num):
         parts, x = [], None
         for name, found in spans.items():

@@ -15,7 +15,7 @@ from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import Length, Unknown
 from gristmill.dataset.bases.map import BlockMapDataset
-from gristmill.dataset.bases.origins import Part
+from gristmill.dataset.bases.origins import UpstreamElement
 from gristmill.dataset.bases.parameters import Parameters, aside, function
 from gristmill.dataset.bases.traced import Traced, Tracing, noting_failed
 from gristmill.dataset.engine.groups import Spread
@@ -29,6 +29,7 @@ T = TypeVar("T")
 _Items: TypeAlias = tuple[list[Any], list[Event] | None]  # ``None`` if events were not needed
 
 _HANDED_OUT = object()
+_FOR_FUNCTIONS = "; use ds.flat_map(..., max_fan_out=...) for plain functions"
 
 
 class FlatMapParameters(Parameters):
@@ -78,10 +79,9 @@ class FlatMapMapDataset(BlockMapDataset[T]):
     def __init__(self, parent: Any, transform: FlatMap) -> None:
         super().__init__(parent)
         if not isinstance(transform, FlatMap):
-            hint = "; use ds.flat_map(..., max_fan_out=...) for plain functions"
             raise TypeError(
                 f"transform must be an instance of FlatMap, got {shown(transform)} of type"
-                f" {type(transform).__name__}{for_a_class(transform) or hint}"
+                f" {type(transform).__name__}{for_a_class(transform) or _FOR_FUNCTIONS}"
             )
         self._transform = transform
         self._max_fan_out = check_max_fan_out(transform)
@@ -171,8 +171,8 @@ class FlatMapMapDataset(BlockMapDataset[T]):
 
         return map(split, self._parents[0]._items(numbers), numbers)
 
-    def _origins(self, index: int) -> Iterable[Part]:
-        return [Part(self._parent, index // self._max_fan_out)]
+    def _origins(self, index: int) -> Iterable[UpstreamElement]:
+        return [UpstreamElement(self._parent, index // self._max_fan_out)]
 
 
 class FlatMapIterDataset(IterDataset[T]):

@@ -202,8 +202,8 @@ def bench(args: Namespace) -> Lines:
         else "-  (no arrays, texts or bytes)"
     )
     yield f"MB/s        {megabytes}"
-    delays = [f"p{percent} {time_text(delay)}" for percent, delay in percentiles.items()]
-    yield f"delay       {', '.join(delays)}"
+    texts = [f"p{percent} {time_text(delay)}" for percent, delay in percentiles.items()]
+    yield f"delay       {', '.join(texts)}"
     return 0
 
 

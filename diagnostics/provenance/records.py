@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from gristmill.core.value import Value
-from gristmill.dataset.bases.cells import Piece
+from gristmill.dataset.bases.cells import LineageRecord
 from gristmill.dataset.telling.display import abbreviated
 
 _MAX_LINES = 40  # of a table
@@ -67,7 +67,7 @@ class Row(Value):
     records: Sequence[Record]
 
 
-def record_of(piece: Piece) -> Record:
+def record_of(piece: LineageRecord) -> Record:
     """The public record of an internal lineage entry."""
     components, seeds = piece.components, piece.seeds
     component, seed = components[-1] if components else None, seeds[-1] if seeds else None

@@ -35,7 +35,7 @@ from gristmill.core.locks import Lock
 from gristmill.sources.storage import forks
 from gristmill.sources.storage.files import REPLACEMENT, Files, is_url, list_files
 from gristmill.sources.storage.once import explained, reason
-from gristmill.sources.storage.parts import SUFFIX, Layout, Part, Room, Trust, layout_for
+from gristmill.sources.storage.parts import SUFFIX, CachePart, PartLayout, Room, Trust, layout_for
 from gristmill.sources.storage.remote import Found, check_range, check_versions, without_query
 from gristmill.sources.storage.whole_files import whole_files
 
@@ -271,12 +271,12 @@ class CachedFiles(Files):
 
     def __init__(self, files: Files, folder: str, max_bytes: int | None) -> None:
         self._folder, self._max_bytes = folder, max_bytes
-        self._layout: Layout = layout_for(max_bytes)
+        self._layout: PartLayout = layout_for(max_bytes)
         self._otherwise = uuid.uuid4().hex  # travels with copies
         self.__setstate__(files.__getstate__() | vars(self))
 
     def _start_closed(self) -> None:
-        self._parts: dict[Block, Part] = {}  # by the number of a file, and which of its parts
+        self._parts: dict[Block, CachePart] = {}  # by the number of a file, and which of its parts
         self._names: dict[int, str] = {}
         self._under_way = _UnderWay()
         self._room = Room(self._folder, self._max_bytes)
@@ -329,8 +329,8 @@ class CachedFiles(Files):
         """
         parts, part_bytes = self._parts, self._layout.part_bytes
         pieces: list[bytes | None] = []
-        used: dict[Part, Trust] = {}
-        last: Part | None = None
+        used: dict[CachePart, Trust] = {}
+        last: CachePart | None = None
         try:
             for number, start, stop in ranges:
                 which = start // part_bytes
@@ -369,7 +369,7 @@ class CachedFiles(Files):
             pieces.append(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def _part(self, number: int, which: int) -> Part | None:
+    def _part(self, number: int, which: int) -> CachePart | None:
         part = self._parts.get((number, which))
         if part is not None:
             return part
@@ -378,10 +378,10 @@ class CachedFiles(Files):
         num_bytes = min(self._layout.part_bytes, num_left)
         try:
             try:
-                part = Part(path, num_bytes, self._layout)
+                part = CachePart(path, num_bytes, self._layout)
             except FileNotFoundError:  # on another machine, or removed
                 Path(self._folder).mkdir(parents=True, exist_ok=True)
-                part = Part(path, num_bytes, self._layout)
+                part = CachePart(path, num_bytes, self._layout)
         except OSError as error:
             self._cannot_keep(error)
             return None
@@ -434,7 +434,7 @@ class CachedFiles(Files):
             answer.append(pieces[0] if len(pieces) == 1 else b"".join(pieces))
         return answer
 
-    def _place(self, block: Block) -> tuple[Part | None, int]:
+    def _place(self, block: Block) -> tuple[CachePart | None, int]:
         number, which = block
         which, place = divmod(which, self._layout.part_bytes // self._layout.block_bytes)
         return self._part(number, which), place
@@ -459,9 +459,9 @@ class CachedFiles(Files):
     def _fetch_holding(
         self, lock: Lock, blocks: Sequence[Block], alone: bool
     ) -> tuple[dict[Block, bytes], dict[Block, Any]]:
-        mine: dict[Block, Part | None] = {}
+        mine: dict[Block, CachePart | None] = {}
         others: dict[Block, Lock | None] = {}  # None if it is another process
-        locked: list[tuple[Part, int]] = []
+        locked: list[tuple[CachePart, int]] = []
         try:
             for block in blocks:
                 if self._has(block):
@@ -495,7 +495,7 @@ class CachedFiles(Files):
                 part.end_filling(place)
             self._under_way.end(lock)
 
-    def _keep(self, part: Part | None, place: int, data: bytes) -> None:
+    def _keep(self, part: CachePart | None, place: int, data: bytes) -> None:
         if part is None or time.monotonic() < self._keep_again_at:
             return
         try:
