@@ -25,7 +25,7 @@ from gristmill.dataset.bases.length import Length, Unknown, same_number
 from gristmill.dataset.bases.map import BlockMapDataset, source_reads_once
 from gristmill.dataset.bases.node import DatasetNode
 from gristmill.dataset.bases.origins import Place, RecordKey
-from gristmill.dataset.bases.parameters import Parameters, aside, function
+from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.dataset.bases.traced import Traced, Tracing
 from gristmill.dataset.engine.elements import Each
 from gristmill.dataset.engine.iterators import open_stage
@@ -51,11 +51,11 @@ preload(__name__)
 
 
 class SampledParameters(Parameters):
-    source: Any = aside()
-    sampler: Any = aside()
-    shard: Any = aside()
-    length: int = aside()
-    as_records: bool = aside()
+    source: Any = field(in_checkpoint=False, in_repr=False)
+    sampler: Any = field(in_checkpoint=False, in_repr=False)
+    shard: Any = field(in_checkpoint=False, in_repr=False)
+    length: int = field(in_checkpoint=False, in_repr=False)
+    as_records: bool = field(in_checkpoint=False, in_repr=False)
 
 
 class SampledMapDataset(BlockMapDataset[Any]):
@@ -168,7 +168,7 @@ _NOT_A_MAP = (
 
 
 class OperationParameters(Parameters):
-    operation: Any = function()
+    operation: Any = field(is_function=True)
 
 
 class LegacyOperationIterDataset(IterDataset[Any]):

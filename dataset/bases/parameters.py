@@ -12,45 +12,50 @@ from gristmill.core.value import Value
 
 
 class _Field(Value):
-    is_described: bool = True
-    in_text: bool = True
+    in_checkpoint: bool = True
+    in_repr: bool = True
     show: Any = str  # makes the text of a value
 
 
 _PLAIN = _Field()
 
 
-def function() -> Any:
-    """A field for a function of the user: in texts by its name, and in no description, since code
-    may change.
+def field(
+    *,
+    in_checkpoint: bool = True,
+    in_repr: bool = True,
+    is_function: bool = False,
+    show: Callable[[Any], str] = str,
+) -> Any:
+    """Declare a parameter that differs from a plain one.
+
+    Args:
+        in_checkpoint: false if it does not change the elements, so that the description of a
+            checkpoint leaves it out.
+        in_repr: false if texts leave it out.
+        is_function: true for a function of the user: its name is in texts, and it is not in the
+            description, since code may change.
+        show: makes the text of a value.
     """
-    return _Field(is_described=False, show=transform_name)
+    if is_function:
+        return _Field(in_checkpoint=False, in_repr=in_repr, show=transform_name)
+    return _Field(in_checkpoint=in_checkpoint, in_repr=in_repr, show=show)
 
 
-def silent() -> Any:
-    """A field that is described, but stands in no text."""
-    return _Field(in_text=False)
-
-
-def aside(*, in_text: bool = False, show: Callable[[Any], str] = str) -> Any:
-    """A field that does not change which elements there are."""
-    return _Field(is_described=False, in_text=in_text, show=show)
-
-
-@dataclass_transform(frozen_default=True, field_specifiers=(function, silent, aside))
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
 class Parameters(Value):
     """The base of the parameters of a stage: annotated fields, which are its arguments but the
     parents.
 
     A field decides what elements there are, and is part of descriptions and texts, unless it is
-    declared otherwise: as ``function()``, ``silent()`` or ``aside()``. Arguments are validated in
-    ``__post_init__``; after that nothing changes.
+    declared otherwise by ``field(...)``. Arguments are validated in ``__post_init__``; after that
+    nothing changes.
 
     Example:
         >>> class Grouping(Parameters):
         ...     size: int
-        ...     seed: int = silent()
-        ...     fn: Any = function()
+        ...     seed: int = field(in_repr=False)
+        ...     fn: Any = field(is_function=True)
         >>> grouping = Grouping(3, 7, len)
         >>> grouping.text(), grouping.described()
         ('size=3, fn=len', {'size': 3, 'seed': 7})
@@ -76,18 +81,12 @@ class Parameters(Value):
         """The parameters that determine the elements, by name: checkpoints identify pipelines by
         them.
         """
-        return {
-            name: getattr(self, name) for name, field in self._fields.items() if field.is_described
-        }
+        return {name: getattr(self, name) for name, x in self._fields.items() if x.in_checkpoint}
 
     def text(self) -> str:
         """The text in the parentheses of a stage's text."""
-        shown = [
-            f"{name}={field.show(getattr(self, name))}"
-            for name, field in self._fields.items()
-            if field.in_text
-        ]
-        return ", ".join(shown)
+        shown = [(name, x) for name, x in self._fields.items() if x.in_repr]
+        return ", ".join([f"{name}={x.show(getattr(self, name))}" for name, x in shown])
 
     def _replace(self, **values: Any) -> None:
         """Puts validated values in place, in ``__post_init__``."""
@@ -97,7 +96,7 @@ class Parameters(Value):
 class Described(Parameters):
     """Parameters that are part of descriptions, and of no text."""
 
-    values: dict[str, Any] = silent()
+    values: dict[str, Any] = field(in_repr=False)
 
     def described(self) -> dict[str, Any]:
         return self.values

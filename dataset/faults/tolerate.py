@@ -21,7 +21,7 @@ from gristmill.dataset.bases.length import some_of_them
 from gristmill.dataset.bases.map import BlockMapDataset
 from gristmill.dataset.bases.node import ancestors, is_of_library, spec_of_first_parent
 from gristmill.dataset.bases.origins import RecordKey, UpstreamElement
-from gristmill.dataset.bases.parameters import Parameters, aside
+from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.dataset.bases.traced import Tracing, computed
 from gristmill.dataset.engine.iterators import open_stage
 from gristmill.dataset.faults.attempts import Event, Outcome, current, events_here, noted_events
@@ -36,14 +36,14 @@ _MAX_REPLACEMENTS = 100  # in a row, where there is no limit
 
 
 class TolerateParameters(Parameters):
-    errors: Any = aside()
-    max_rate: float | None = aside(in_text=True)
-    max_total: int | None = aside()
-    max_consecutive: int | None = aside()
-    retries: int = aside()
-    backoff_seconds: float = aside()
+    errors: Any = field(in_checkpoint=False, in_repr=False)
+    max_rate: float | None = field(in_checkpoint=False)
+    max_total: int | None = field(in_checkpoint=False, in_repr=False)
+    max_consecutive: int | None = field(in_checkpoint=False, in_repr=False)
+    retries: int = field(in_checkpoint=False, in_repr=False)
+    backoff_seconds: float = field(in_checkpoint=False, in_repr=False)
     then: str
-    log: Any = aside()
+    log: Any = field(in_checkpoint=False, in_repr=False)
 
     def __post_init__(self) -> None:
         kinds = self.errors if isinstance(self.errors, tuple) else (self.errors,)

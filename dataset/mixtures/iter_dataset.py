@@ -13,7 +13,7 @@ from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import Infinite, Length, Unknown, added, at_most, num_elements
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import spec_of_first_parent
-from gristmill.dataset.bases.parameters import Parameters, function
+from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.dataset.bases.traced import Tracing, with_component
 from gristmill.dataset.engine.iterators import open_stage
 from gristmill.dataset.mixtures.map_dataset import as_datasets, check_stop, named, plan_for
@@ -27,7 +27,7 @@ Stop = Literal["first", "all", "never"]
 
 
 class MixParameters(Parameters):
-    by: Any = function()
+    by: Any = field(is_function=True)
     stop: Stop
 
 

@@ -15,7 +15,7 @@ from gristmill.dataset.bases.length import Length, num_elements, scaled
 from gristmill.dataset.bases.map import BlockMapDataset
 from gristmill.dataset.bases.node import dropping_steps, spec_of
 from gristmill.dataset.bases.origins import UpstreamElement
-from gristmill.dataset.bases.parameters import Parameters, aside
+from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.dataset.bases.traced import Tracing, grouped
 from gristmill.dataset.engine.elements import BatchStream
 from gristmill.dataset.engine.iterators import open_stage
@@ -34,7 +34,7 @@ _SPARSE_NOTE = (
 class BatchParameters(Parameters):
     batch_size: int
     drop_remainder: bool
-    batch_fn: Callable[[list[Any]], Any] | None = aside()
+    batch_fn: Callable[[list[Any]], Any] | None = field(in_checkpoint=False, in_repr=False)
 
     def __post_init__(self) -> None:
         self._replace(

@@ -14,7 +14,7 @@ from gristmill.core.permutation import Permutation
 from gristmill.dataset.ahead.kept import current
 from gristmill.dataset.bases.map import ReindexMapDataset
 from gristmill.dataset.bases.node import random_seed
-from gristmill.dataset.bases.parameters import Parameters, silent
+from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.dataset.faults.attempts import Outcome
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ _GROUPS, _PLACES = 1, 2  # what seeds are derived for
 class BlockShuffleParameters(Parameters):
     block_size: int
     group_size: int
-    seed: int = silent()
+    seed: int = field(in_repr=False)
 
     def __post_init__(self) -> None:
         self._replace(

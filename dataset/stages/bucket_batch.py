@@ -19,7 +19,7 @@ from gristmill.dataset.bases.length import Infinite, Length, at_most, num_elemen
 from gristmill.dataset.bases.map import BlockMapDataset, MapDataset, not_over_a_part
 from gristmill.dataset.bases.node import dropping_steps, random_seed, spec_of
 from gristmill.dataset.bases.origins import UpstreamElement
-from gristmill.dataset.bases.parameters import aside, silent
+from gristmill.dataset.bases.parameters import field
 from gristmill.dataset.bases.traced import Traced, Tracing, grouped, noting_failed
 from gristmill.dataset.bucket_plan import BucketElements, BucketPlan, base_of
 from gristmill.dataset.engine.buckets import BucketBatch
@@ -46,10 +46,10 @@ _log = logging.getLogger("gristmill")
 
 
 class MapBucketParameters(BucketParameters):
-    lengths: Any = aside()
+    lengths: Any = field(in_checkpoint=False, in_repr=False)
     window: int
-    seed: int = silent()
-    shard_options: ShardOptions = aside(in_text=True)
+    seed: int = field(in_repr=False)
+    shard_options: ShardOptions = field(in_checkpoint=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()

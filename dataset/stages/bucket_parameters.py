@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from gristmill.core.errors import check_word
-from gristmill.dataset.bases.parameters import Parameters, function, silent
+from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.transforms.ragged import Padding, Rows
 
 OnLong = Literal["raise", "truncate", "drop"]
@@ -22,10 +22,10 @@ class BucketParameters(Parameters):
     """
 
     boundaries: tuple[int, ...]
-    max_tokens: int | None = silent()
+    max_tokens: int | None = field(in_repr=False)
     batch_sizes: tuple[int, ...]
     pad_to: Any
-    pad_value: Any = silent()
+    pad_value: Any = field(in_repr=False)
     drop_remainder: bool
     on_long: OnLong
     with_lengths: bool
@@ -70,4 +70,4 @@ class BucketParameters(Parameters):
 
 
 class StreamBucketParameters(BucketParameters):
-    length_fn: Callable[[Any], int] = function()
+    length_fn: Callable[[Any], int] = field(is_function=True)

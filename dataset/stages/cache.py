@@ -9,7 +9,7 @@ from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import same_number
 from gristmill.dataset.bases.node import spec_of_first_parent
-from gristmill.dataset.bases.parameters import Parameters, aside
+from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.dataset.bases.traced import Tracing
 from gristmill.dataset.engine.caching import Cache
 from gristmill.dataset.engine.iterators import open_stage
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class CacheParameters(Parameters):
-    copy_elements: bool = aside()
+    copy_elements: bool = field(in_checkpoint=False, in_repr=False)
 
 
 class CacheIterDataset(IterDataset[T]):

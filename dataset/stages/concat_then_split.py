@@ -19,7 +19,7 @@ from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import Length, Unknown
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import spec_of
-from gristmill.dataset.bases.parameters import Parameters, silent
+from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.dataset.bases.traced import Traced, Tracing, noting_failed
 from gristmill.dataset.engine.iterators import open_stage
 from gristmill.dataset.engine.packing import ConcatSplit
@@ -42,11 +42,11 @@ class BOSHandling(enum.Enum):
 
 class ConcatThenSplitParameters(Parameters):
     length_struct: dict[str, int]
-    meta_features: Collection[str] = silent()
-    split_full_length_features: bool = silent()
-    bos_handling: BOSHandling = silent()
-    bos_features: Collection[str] = silent()
-    bos_token_id: int | None = silent()
+    meta_features: Collection[str] = field(in_repr=False)
+    split_full_length_features: bool = field(in_repr=False)
+    bos_handling: BOSHandling = field(in_repr=False)
+    bos_features: Collection[str] = field(in_repr=False)
+    bos_token_id: int | None = field(in_repr=False)
 
 
 class ConcatThenSplitIterDataset(IterDataset[dict[str, Any]]):

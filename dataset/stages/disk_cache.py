@@ -19,7 +19,7 @@ from gristmill.dataset.bases.epochs import keeps_records
 from gristmill.dataset.bases.items import item
 from gristmill.dataset.bases.map import BlockMapDataset
 from gristmill.dataset.bases.node import ancestors, spec_of_first_parent, tolerances
-from gristmill.dataset.bases.parameters import Parameters, aside
+from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.dataset.disk_store import MISSING, DiskStore, store_at
 from gristmill.dataset.stages.map_with_index import MapWithIndexMapDataset
 from gristmill.dataset.stages.random_map import RandomMapIterDataset, RandomMapMapDataset
@@ -34,8 +34,8 @@ _DESCRIPTION = "pipeline.json"
 
 
 class DiskCacheParameters(Parameters):
-    path: str = aside()
-    max_bytes: int | None = aside()
+    path: str = field(in_checkpoint=False, in_repr=False)
+    max_bytes: int | None = field(in_checkpoint=False, in_repr=False)
     freeze: bool
 
     def __post_init__(self) -> None:

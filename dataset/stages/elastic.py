@@ -27,7 +27,7 @@ from gristmill.dataset.bases.length import (
 )
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import spec_of
-from gristmill.dataset.bases.parameters import Parameters, aside
+from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.dataset.bases.traced import Tracing, grouped
 from gristmill.dataset.engine.iterators import Given, StreamIterator, adopt
 from gristmill.dataset.mixtures.shares import warn_if_one_sided
@@ -41,10 +41,12 @@ T = TypeVar("T")
 
 class ElasticParameters(Parameters):
     # a state continues with another one, and with other shards
-    global_batch_size: int = aside(in_text=True)
-    shard_options: ShardOptions = aside(in_text=True)
-    read_options: ReadOptions | None = aside()
-    multiprocessing_options: MultiprocessingOptions | None = aside()
+    global_batch_size: int = field(in_checkpoint=False)
+    shard_options: ShardOptions = field(in_checkpoint=False)
+    read_options: ReadOptions | None = field(in_checkpoint=False, in_repr=False)
+    multiprocessing_options: MultiprocessingOptions | None = field(
+        in_checkpoint=False, in_repr=False
+    )
 
 
 class ElasticIterator(StreamIterator[T], IterDataset[T]):

@@ -13,7 +13,7 @@ from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import Length, Unknown
 from gristmill.dataset.bases.node import is_of_library
-from gristmill.dataset.bases.parameters import Parameters, aside
+from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.dataset.bases.traced import Traced, Tracing, refuse_to_trace
 from gristmill.dataset.engine.files import FileStream, Located
 from gristmill.dataset.engine.iterators import StreamIterator
@@ -79,7 +79,8 @@ class _TracedReadingIterDataset(IterDataset[Traced]):
 
 
 class FilesParameters(Parameters):
-    path: Any = aside()  # the iterators of the files are described
+    # The iterators of the files are described.
+    path: Any = field(in_checkpoint=False, in_repr=False)
 
 
 class FilesIterDataset(ReadingIterDataset[T]):

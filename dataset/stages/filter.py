@@ -12,7 +12,7 @@ from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import some_of_them
 from gristmill.dataset.bases.map import BlockMapDataset
 from gristmill.dataset.bases.node import spec_of_first_parent
-from gristmill.dataset.bases.parameters import Parameters, function
+from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.dataset.bases.traced import Tracing, noting_failed
 from gristmill.dataset.engine.elements import Keep
 from gristmill.dataset.engine.iterators import open_stage
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class FilterParameters(Parameters):
-    transform: Any = function()
+    transform: Any = field(is_function=True)
 
 
 class FilterMapDataset(BlockMapDataset[T]):

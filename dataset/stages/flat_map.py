@@ -16,7 +16,7 @@ from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import Length, Unknown
 from gristmill.dataset.bases.map import BlockMapDataset
 from gristmill.dataset.bases.origins import UpstreamElement
-from gristmill.dataset.bases.parameters import Parameters, aside, function
+from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.dataset.bases.traced import Traced, Tracing, noting_failed
 from gristmill.dataset.engine.groups import Spread
 from gristmill.dataset.engine.iterators import open_stage
@@ -33,11 +33,12 @@ _FOR_FUNCTIONS = "; use ds.flat_map(..., max_fan_out=...) for plain functions"
 
 
 class FlatMapParameters(Parameters):
-    transform: Any = function()
+    transform: Any = field(is_function=True)
 
 
 class StreamFlatMapParameters(FlatMapParameters):
-    with_nones: bool = aside()  # ``None`` is an element like any other (in a DataLoader)
+    # ``None`` is an element like any other, in a DataLoader.
+    with_nones: bool = field(in_checkpoint=False, in_repr=False)
 
 
 class FlatMapMapDataset(BlockMapDataset[T]):

@@ -31,7 +31,7 @@ from gristmill.dataset.bases.length import (
 )
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import ancestors, mixes_in_lanes, spec_of
-from gristmill.dataset.bases.parameters import Parameters, aside
+from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.dataset.bases.traced import Traced, Tracing, grouped
 from gristmill.dataset.engine.global_batch import GlobalBatchIterator
 from gristmill.dataset.lane_rows import LaneRowsIterDataset, Part, part_of_lanes, zero_like
@@ -51,15 +51,15 @@ _NUM_SHOWN = 16  # numbers in a message
 
 class GlobalBatchParameters(Parameters):
     # a state continues with another one, as with other hosts and workers
-    batch_size: int = aside(in_text=True)
+    batch_size: int = field(in_checkpoint=False)
     num_lanes: int
-    shard_options: ShardOptions = aside(in_text=True)
-    workers: WorkerOptions | None = aside()
+    shard_options: ShardOptions = field(in_checkpoint=False)
+    workers: WorkerOptions | None = field(in_checkpoint=False, in_repr=False)
     end: End
-    agree: Any = aside()
-    agree_every: int = aside()
-    batch_fn: Any = aside()
-    worker_init_fn: Any = aside()
+    agree: Any = field(in_checkpoint=False, in_repr=False)
+    agree_every: int = field(in_checkpoint=False, in_repr=False)
+    batch_fn: Any = field(in_checkpoint=False, in_repr=False)
+    worker_init_fn: Any = field(in_checkpoint=False, in_repr=False)
 
     def __post_init__(self) -> None:
         size, given = check_batch_size(self.batch_size), vars(self)["num_lanes"]

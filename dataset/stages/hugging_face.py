@@ -17,7 +17,7 @@ from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import shown, state_count, state_field, state_flag
 from gristmill.core.value import Value
 from gristmill.dataset.bases.iterator import DatasetIterator
-from gristmill.dataset.bases.parameters import Described, Parameters, aside
+from gristmill.dataset.bases.parameters import Described, Parameters, field
 from gristmill.dataset.engine.files import Reading
 from gristmill.dataset.engine.iterators import StreamIterator
 from gristmill.dataset.engine.stream import Cell, Pos
@@ -39,7 +39,7 @@ _ALL = range(sys.maxsize)
 
 
 class HuggingFaceParameters(Parameters):
-    dataset: Any = aside()  # what it is made of is described
+    dataset: Any = field(in_checkpoint=False, in_repr=False)  # what it is made of is described
 
 
 class _Place(Value):

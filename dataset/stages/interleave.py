@@ -24,7 +24,7 @@ from gristmill.dataset.bases.iterator import DatasetIterator, iterate
 from gristmill.dataset.bases.length import Length, Unknown, added, num_elements
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import spec_of
-from gristmill.dataset.bases.parameters import Parameters, aside, silent
+from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.dataset.bases.traced import Tracing
 from gristmill.dataset.engine.choices import number_choosers
 from gristmill.dataset.engine.cycle import Interleave
@@ -38,10 +38,10 @@ _NUM_DESCRIBED = 16  # datasets of a list that a checkpoint's description shows
 
 
 class InterleaveParameters(Parameters):
-    cycle_length: int = silent()
-    num_make_iter_threads: int = aside()
-    make_iter_buffer_size: int = aside()
-    iter_buffer_size: int = aside()
+    cycle_length: int = field(in_repr=False)
+    num_make_iter_threads: int = field(in_checkpoint=False, in_repr=False)
+    make_iter_buffer_size: int = field(in_checkpoint=False, in_repr=False)
+    iter_buffer_size: int = field(in_checkpoint=False, in_repr=False)
 
     def __post_init__(self) -> None:
         self._replace(cycle_length=as_int("cycle_length", self.cycle_length, minimum=1))

@@ -14,7 +14,7 @@ from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import same_number
 from gristmill.dataset.bases.map import BlockMapDataset
-from gristmill.dataset.bases.parameters import Parameters, aside, function
+from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.dataset.bases.traced import Tracing
 from gristmill.dataset.engine.elements import Each, unless_none
 from gristmill.dataset.engine.iterators import open_stage
@@ -25,11 +25,12 @@ T = TypeVar("T")
 
 
 class MapParameters(Parameters):
-    transform: Any = function()
+    transform: Any = field(is_function=True)
 
 
 class StreamMapParameters(MapParameters):
-    with_nones: bool = aside()  # ``None`` is an element like any other (in a DataLoader)
+    # ``None`` is an element like any other, in a DataLoader.
+    with_nones: bool = field(in_checkpoint=False, in_repr=False)
 
 
 class MapMapDataset(BlockMapDataset[T]):

@@ -12,7 +12,7 @@ from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import same_number
 from gristmill.dataset.bases.map import BlockMapDataset
-from gristmill.dataset.bases.parameters import Parameters, function
+from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.dataset.bases.traced import Tracing
 from gristmill.dataset.engine.elements import Numbered
 from gristmill.dataset.engine.iterators import open_stage
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class MapWithIndexParameters(Parameters):
-    transform: Any = function()
+    transform: Any = field(is_function=True)
 
 
 class MapWithIndexMapDataset(BlockMapDataset[T]):

@@ -13,7 +13,7 @@ from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import Length
 from gristmill.dataset.bases.node import ancestors, spec_of_first_parent
-from gristmill.dataset.bases.parameters import Parameters, aside
+from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.dataset.bases.traced import Tracing
 from gristmill.dataset.engine.round_robin import RoundRobinIterator
 from gristmill.dataset.executors.inline import InlineExecutor
@@ -35,9 +35,9 @@ preload(
 
 
 class MultiprocessPrefetchParameters(Parameters):
-    multiprocessing_options: WorkerOptions = aside(in_text=True)
-    worker_init_fn: Any = aside()
-    sequential_slice: bool = aside()
+    multiprocessing_options: WorkerOptions = field(in_checkpoint=False)
+    worker_init_fn: Any = field(in_checkpoint=False, in_repr=False)
+    sequential_slice: bool = field(in_checkpoint=False, in_repr=False)
 
 
 class MultiprocessPrefetchIterDataset(IterDataset[T]):

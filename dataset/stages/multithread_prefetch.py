@@ -10,7 +10,7 @@ from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import Length
 from gristmill.dataset.bases.node import spec_of_first_parent
-from gristmill.dataset.bases.parameters import Parameters, aside
+from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.dataset.bases.traced import Tracing
 from gristmill.dataset.engine.round_robin import RoundRobinIterator
 from gristmill.dataset.executors.threads import ThreadExecutor
@@ -64,9 +64,9 @@ def multithread_prefetch(
 
 
 class MultithreadPrefetchParameters(Parameters):
-    num_threads: int = aside(in_text=True)
-    buffer_size: int = aside(in_text=True)
-    sequential_slice: bool = aside()
+    num_threads: int = field(in_checkpoint=False)
+    buffer_size: int = field(in_checkpoint=False)
+    sequential_slice: bool = field(in_checkpoint=False, in_repr=False)
 
 
 class MultithreadPrefetchIterDataset(IterDataset[T]):

@@ -9,14 +9,14 @@ from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate
 from gristmill.dataset.bases.length import same_number
 from gristmill.dataset.bases.node import spec_of_first_parent
-from gristmill.dataset.bases.parameters import Parameters, aside
+from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.dataset.watching import watch_if_tracked
 
 T = TypeVar("T")
 
 
 class OptionsParameters(Parameters):
-    options: DatasetOptions = aside(in_text=True)
+    options: DatasetOptions = field(in_checkpoint=False)
 
 
 class WithOptionsIterDataset(IterDataset[T]):

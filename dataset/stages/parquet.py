@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from gristmill.core.errors import StateIndexError
 from gristmill.core.state import state_count
-from gristmill.dataset.bases.parameters import aside
+from gristmill.dataset.bases.parameters import field
 from gristmill.dataset.engine.files import FileStream
 from gristmill.dataset.engine.stream import Pos
 from gristmill.dataset.stages.files import FilesIterDataset, FilesParameters
@@ -21,8 +21,8 @@ _Row: TypeAlias = tuple[int, int]  # a row group, and a row of it
 
 
 class ParquetParameters(FilesParameters):
-    columns: list[str] | None = aside()
-    read_kwargs: dict[str, Any] = aside()
+    columns: list[str] | None = field(in_checkpoint=False, in_repr=False)
+    read_kwargs: dict[str, Any] = field(in_checkpoint=False, in_repr=False)
 
 
 class ParquetStream(FileStream):

@@ -22,7 +22,7 @@ from gristmill.dataset.bases.node import (
     spec_of_first_parent,
     tolerances,
 )
-from gristmill.dataset.bases.parameters import Parameters, aside
+from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.dataset.bases.traced import Traced, Tracing, note_failed, rows_at
 from gristmill.dataset.engine.iterators import StreamIterator, open_stage
 from gristmill.dataset.engine.read import Read
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class PrefetchParameters(Parameters):
-    read_options: ReadOptions = aside(in_text=True, show=stable_repr)
+    read_options: ReadOptions = field(in_checkpoint=False, show=stable_repr)
     allow_nones: bool
 
 

@@ -15,7 +15,7 @@ from gristmill.dataset.bases.length import same_number
 from gristmill.dataset.bases.map import BlockMapDataset
 from gristmill.dataset.bases.node import random_seed
 from gristmill.dataset.bases.origins import UpstreamElement
-from gristmill.dataset.bases.parameters import Parameters, function, silent
+from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.dataset.bases.traced import Traced, Tracing
 from gristmill.dataset.engine.elements import Numbered
 from gristmill.dataset.engine.iterators import open_stage
@@ -27,8 +27,8 @@ Draw: TypeAlias = Callable[[int, Any], Any]
 
 
 class RandomMapParameters(Parameters):
-    transform: Any = function()
-    seed: int = silent()
+    transform: Any = field(is_function=True)
+    seed: int = field(in_repr=False)
 
 
 class RandomMapMapDataset(BlockMapDataset[T]):

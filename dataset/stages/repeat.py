@@ -15,7 +15,7 @@ from gristmill.dataset.bases.length import Infinite, Length, num_elements, scale
 from gristmill.dataset.bases.map import ReindexMapDataset
 from gristmill.dataset.bases.node import spec_of_first_parent
 from gristmill.dataset.bases.origins import UpstreamElement
-from gristmill.dataset.bases.parameters import Parameters, silent
+from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.dataset.bases.traced import Tracing, with_epochs
 from gristmill.dataset.engine.iterators import open_stage
 from gristmill.dataset.engine.joining import Repeat
@@ -37,7 +37,7 @@ class RepeatIterParameters(Parameters):
 
 
 class RepeatParameters(RepeatIterParameters):
-    reseed_each_epoch: bool = silent()
+    reseed_each_epoch: bool = field(in_repr=False)
 
 
 class RepeatMapDataset(ReindexMapDataset[T]):

@@ -12,13 +12,13 @@ from gristmill.dataset.bases.iterator import DatasetIterator, iterate
 from gristmill.dataset.bases.length import same_number
 from gristmill.dataset.bases.map import BlockMapDataset
 from gristmill.dataset.bases.node import spec_of_first_parent
-from gristmill.dataset.bases.parameters import Parameters, aside
+from gristmill.dataset.bases.parameters import Parameters, field
 
 T = TypeVar("T")
 
 
 class SeedParameters(Parameters):
-    seed: int | None = aside(in_text=True)  # the seeds of the steps behind it are described
+    seed: int | None = field(in_checkpoint=False)  # the seeds of the steps behind it are described
 
 
 class SeedMapDataset(BlockMapDataset[T]):

@@ -8,13 +8,13 @@ from gristmill.core.indices import Indices
 from gristmill.core.permutation import Permutation
 from gristmill.dataset.bases.map import ReindexMapDataset
 from gristmill.dataset.bases.node import random_seed
-from gristmill.dataset.bases.parameters import Parameters, silent
+from gristmill.dataset.bases.parameters import Parameters, field
 
 T = TypeVar("T")
 
 
 class ShuffleParameters(Parameters):
-    seed: int = silent()
+    seed: int = field(in_repr=False)
 
 
 class ShuffleMapDataset(ReindexMapDataset[T]):

@@ -20,7 +20,7 @@ from gristmill.core.options import ReadOptions
 from gristmill.dataset.ahead.reader import Reader
 from gristmill.dataset.bases.context import IteratorContext
 from gristmill.dataset.bases.map import MapDataset, ReindexMapDataset, not_over_a_part
-from gristmill.dataset.bases.parameters import Parameters, aside, function, silent
+from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.dataset.telling.failures import tell
 
 T = TypeVar("T")
@@ -154,9 +154,9 @@ class KeyAssignment(Assignment):
 class SplitParameters(Parameters):
     part: str
     weights: dict[str, float]  # of all parts
-    seed: int = silent()
-    by: Callable[[Any], Any] | None = function()
-    assignment: Assignment = aside()  # follows from these
+    seed: int = field(in_repr=False)
+    by: Callable[[Any], Any] | None = field(is_function=True)
+    assignment: Assignment = field(in_checkpoint=False, in_repr=False)  # follows from these
 
 
 class SplitMapDataset(ReindexMapDataset[T]):

@@ -24,7 +24,7 @@ from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate, share_context, snapshot
 from gristmill.dataset.bases.length import Length, Unknown, same_number
 from gristmill.dataset.bases.node import is_of_library, spec_of_first_parent
-from gristmill.dataset.bases.parameters import Parameters, aside, parameters_of
+from gristmill.dataset.bases.parameters import Parameters, field, parameters_of
 from gristmill.dataset.bases.traced import Tracing
 from gristmill.dataset.engine.choices import Records
 from gristmill.dataset.engine.iterators import Given, StreamIterator, stream_of
@@ -74,8 +74,8 @@ def _chain(ds: IterDataset[Any]) -> list[IterDataset[Any]]:
 
 
 class MemberParameters(Parameters):
-    datasets: Any = aside()
-    steps: Sequence[Any] = aside()
+    datasets: Any = field(in_checkpoint=False, in_repr=False)
+    steps: Sequence[Any] = field(in_checkpoint=False, in_repr=False)
     index: int
 
 
@@ -132,7 +132,7 @@ class _OfWhole(IteratorContext):
 
 
 class StreamInterleaveParameters(Parameters):
-    workers: Workers = aside()
+    workers: Workers = field(in_checkpoint=False, in_repr=False)
 
 
 class StreamInterleaveIterDataset(IterDataset[T]):

@@ -39,7 +39,7 @@ from gristmill.dataset.bases.iterator import (
 from gristmill.dataset.bases.length import same_number
 from gristmill.dataset.bases.node import dropping_steps, spec_of_first_parent, tolerances
 from gristmill.dataset.bases.origins import Place
-from gristmill.dataset.bases.parameters import Parameters, aside, parameters_of
+from gristmill.dataset.bases.parameters import Parameters, field, parameters_of
 from gristmill.dataset.bases.traced import Tracing
 from gristmill.dataset.engine.elements import Keep
 from gristmill.dataset.engine.iterators import StreamIterator, open_stage, stream_of
@@ -231,8 +231,8 @@ class _Step(Value):
 
 
 class MarkingParameters(Parameters):
-    steps: Sequence[_Step] = aside(
-        in_text=True, show=lambda steps: f"[{', '.join(map(str, steps))}]"
+    steps: Sequence[_Step] = field(
+        in_checkpoint=False, show=lambda steps: f"[{', '.join(map(str, steps))}]"
     )
 
 
@@ -307,7 +307,7 @@ class Marking(Stream):
 
 
 class StreamOrderParameters(Parameters):
-    workers: Workers = aside()
+    workers: Workers = field(in_checkpoint=False, in_repr=False)
 
 
 class StreamOrderIterDataset(IterDataset[T]):

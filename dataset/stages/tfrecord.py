@@ -8,7 +8,7 @@ from typing import Any
 
 from gristmill.core.naming import transform_name
 from gristmill.core.state import state_count
-from gristmill.dataset.bases.parameters import aside, function
+from gristmill.dataset.bases.parameters import field
 from gristmill.dataset.engine.files import FileStream
 from gristmill.dataset.engine.stream import Pos
 from gristmill.dataset.stages.files import FilesIterDataset, FilesParameters
@@ -22,9 +22,9 @@ from gristmill.sources.tfrecord import (
 
 
 class TFRecordParameters(FilesParameters):
-    check_crc: bool = aside()
-    compression: Compression | None = aside()
-    open: Opener | None = function()
+    check_crc: bool = field(in_checkpoint=False, in_repr=False)
+    compression: Compression | None = field(in_checkpoint=False, in_repr=False)
+    open: Opener | None = field(is_function=True)
 
     def __post_init__(self) -> None:
         check_compression(self.compression)

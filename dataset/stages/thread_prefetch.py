@@ -13,7 +13,7 @@ from gristmill.dataset.bases.iterator import DatasetIterator, iterate
 from gristmill.dataset.bases.length import same_number
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import spec_of_first_parent
-from gristmill.dataset.bases.parameters import Parameters, aside
+from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.dataset.bases.traced import Tracing
 from gristmill.dataset.engine.iterators import Given, StreamIterator, unusable
 from gristmill.dataset.engine.prefetch import Prefetch
@@ -37,7 +37,7 @@ class CheckpointableIterator(Protocol[T_co]):
 
 
 class ThreadPrefetchParameters(Parameters):
-    prefetch_buffer_size: int = aside(in_text=True)
+    prefetch_buffer_size: int = field(in_checkpoint=False)
 
     def __post_init__(self) -> None:
         self._replace(

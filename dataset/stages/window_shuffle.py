@@ -13,7 +13,7 @@ from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import same_number
 from gristmill.dataset.bases.map import ReindexMapDataset
 from gristmill.dataset.bases.node import random_seed, spec_of_first_parent
-from gristmill.dataset.bases.parameters import Parameters, silent
+from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.dataset.engine.groups import Window
 from gristmill.dataset.engine.iterators import open_stage
 
@@ -21,8 +21,8 @@ T = TypeVar("T")
 
 
 class WindowParameters(Parameters):
-    window_size: int = silent()
-    seed: int = silent()
+    window_size: int = field(in_repr=False)
+    seed: int = field(in_repr=False)
 
     def __post_init__(self) -> None:
         self._replace(window_size=as_int("window_size", self.window_size, minimum=1))
