@@ -256,9 +256,9 @@ class GlobalBatch(Stream):
         parsed = LanesState.parse(state, self)
         if parsed.num_lanes != given.num_lanes:
             raise StateMismatchError(
-                f"the state was taken with num_lanes={parsed.num_lanes}, {self} has"
-                f" {given.num_lanes}: it must be the same when a state is restored, with any"
-                " batch_size that it divides, and any number of hosts that divides it"
+                f"the state was taken with num_lanes={parsed.num_lanes}, and this global_batch has"
+                f" {given.num_lanes}: pass num_lanes={parsed.num_lanes}, with any batch_size that"
+                " it divides, and any number of hosts that divides it"
             )
         check_mixed_in_lanes(state, self._ds.mixes_in_lanes, parsed.num_lanes, self)
         found = parsed.of_lanes(given.lanes, self)
