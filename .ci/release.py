@@ -55,13 +55,15 @@ def main() -> None:
     for python in pythons:
         test(python, version, sdist, wheel)
     print(
-        f"\n{sdist.name} and {wheel.name} build reproducibly and pass the tests with {', '.join(map(str, pythons))}."
+        f"\n{sdist.name} and {wheel.name} build reproducibly and pass the tests with"
+        f" {', '.join(map(str, pythons))}."
     )
     if os.environ.get("TESTS") or is_unreleased(ROOT, version):
         print("This was a try: a release runs all tests, and has its date in CHANGELOG.md.")
     else:
         print(
-            f"To release it: git tag v{version} && git push origin v{version} && {sys.executable} -m twine upload dist/*"
+            f"To release it: git tag v{version} && git push origin v{version} && {sys.executable}"
+            " -m twine upload dist/*"
         )
 
 
@@ -75,7 +77,8 @@ def check_tree(root: Path) -> str:
     version = setup["metadata"]["version"]
     if f"\n## [{version}] - " not in (root / "CHANGELOG.md").read_text(encoding="utf-8"):
         sys.exit(
-            f"release: CHANGELOG.md has no heading '## [{version}] - <date>' for the version in setup.cfg"
+            f"release: CHANGELOG.md has no heading '## [{version}] - <date>' for the version in"
+            " setup.cfg"
         )
     return version
 

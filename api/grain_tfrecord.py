@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from gristmill.dataset.engine.iterators import StreamIterator
-from gristmill.dataset.stages.tfrecord import Records, TFRecordIterDataset
+from gristmill.dataset.stages.tfrecord import TFRecordIterDataset, TFRecordStream
 from gristmill.sources.forwards import can_seek
 from gristmill.sources.tfrecord import TFRecordFile
 
@@ -72,7 +72,7 @@ class _TFRecordDatasetIterator(StreamIterator[bytes]):
         self._close_reader()
 
 
-class _ReaderRecords(Records):
+class _ReaderRecords(TFRecordStream):
     """The records of the reader of an iterator, which closes it."""
 
     def __init__(self, stage: Any, it: weakref.ref[_TFRecordDatasetIterator], name: str) -> None:

@@ -44,7 +44,10 @@ class Apportionment:
 
     Example:
         >>> apportionment = Apportionment([6, 2], seed=0)
-        >>> [[apportionment.position(part, i) for i in range(size)] for part, size in enumerate([6, 2])]
+        >>> [
+        ...     [apportionment.position(part, i) for i in range(size)]
+        ...     for part, size in enumerate([6, 2])
+        ... ]
         [[1, 2, 3, 4, 5, 6], [0, 7]]
     """
 

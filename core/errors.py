@@ -178,8 +178,8 @@ def missing_package(package: str, extra: str, purpose: str) -> ImportError:
     """The error for an optional dependency that is not installed.
 
     Example:
-        >>> str(missing_package("jax", "jax", "ShardByJaxProcess"))
-        "ShardByJaxProcess needs the package jax, which is not installed; run: pip install 'gristmill[jax]'"
+        >>> print(missing_package("jax", "jax", "device_put"))
+        device_put needs the package jax, which is not installed; run: pip install 'gristmill[jax]'
     """
     return ImportError(
         f"{purpose} needs the package {package}, which is not installed; run: pip install"

@@ -67,7 +67,8 @@ def _unguarded_repr(value: Any) -> str:
     if kind is tuple and len(value) > 1:
         return f"({', '.join([_unguarded_repr(part) for part in value])})"
     if kind is dict:
-        return f"{{{', '.join([f'{_unguarded_repr(key)}: {_unguarded_repr(part)}' for key, part in value.items()])}}}"
+        items = [f"{_unguarded_repr(key)}: {_unguarded_repr(x)}" for key, x in value.items()]
+        return f"{{{', '.join(items)}}}"
     owner = next(c for c in kind.__mro__ if "__repr__" in vars(c))
     if not _has_generated_repr(owner):
         return repr(value)

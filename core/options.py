@@ -136,7 +136,8 @@ class MultiprocessingOptions:
             for f in fields(self)
             if f.repr or (f.name != "worker_env" and getattr(self, f.name) is not None)
         ]
-        return f"{type(self).__qualname__}({', '.join([f'{name}={getattr(self, name)!r}' for name in shown])})"
+        values = ", ".join([f"{name}={getattr(self, name)!r}" for name in shown])
+        return f"{type(self).__qualname__}({values})"
 
     def _check_lanes(self) -> None:
         if self.num_lanes is not None:

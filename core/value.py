@@ -63,4 +63,5 @@ class Value:
         return hash((type(self), *self.as_dict().values()))
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join([f'{name}={value!r}' for name, value in self.as_dict().items()])})"
+        values = ", ".join([f"{name}={value!r}" for name, value in self.as_dict().items()])
+        return f"{type(self).__name__}({values})"

@@ -220,7 +220,9 @@ class MapDatasetMeta(_DatasetMeta):
                 number for each, or an argument has a wrong type.
 
         Example:
-            >>> list(MapDataset.mix([MapDataset.range(4), MapDataset.range(10, 18)], weights=[1, 2]))
+            >>> list(
+            ...     MapDataset.mix([MapDataset.range(4), MapDataset.range(10, 18)], weights=[1, 2])
+            ... )
             [0, 10, 11, 1, 12, 13, 2, 14, 15, 3, 16, 17]
         """
         from gristmill.dataset.mixtures.map_dataset import mix
@@ -576,7 +578,11 @@ class MapSequenceMethods(Generic[T_co]):
 
         Example:
             >>> starts = MapDataset.source([0, 10, 20])
-            >>> list(starts.interleave(lambda start: MapDataset.range(start, start + 2), cycle_length=2))
+            >>> list(
+            ...     starts.interleave(
+            ...         lambda start: MapDataset.range(start, start + 2), cycle_length=2
+            ...     )
+            ... )
             [0, 10, 1, 11, 20, 21]
         """
         from gristmill.dataset.stages.interleave import InterleaveIterDataset
@@ -759,7 +765,11 @@ class MapPartMethods(Generic[T_co]):
 
         Example:
             >>> import tempfile
-            >>> ds = MapDataset.range(3).map(lambda x: print("computing", x) or x).cache(tempfile.mkdtemp())
+            >>> ds = (
+            ...     MapDataset.range(3)
+            ...     .map(lambda x: print("computing", x) or x)
+            ...     .cache(tempfile.mkdtemp())
+            ... )
             >>> ds[1], ds[1]
             computing 1
             (1, 1)
@@ -787,7 +797,10 @@ class MapPartMethods(Generic[T_co]):
             ValueError: the step of the slice is 0.
 
         Example:
-            >>> list(MapDataset.range(5).slice(slice(1, None, 2))), list(MapDataset.range(5).slice([4, 0, 4]))
+            >>> (
+            ...     list(MapDataset.range(5).slice(slice(1, None, 2))),
+            ...     list(MapDataset.range(5).slice([4, 0, 4])),
+            ... )
             ([1, 3], [4, 0, 4])
         """
         from gristmill.dataset.stages.slice import slice_dataset
@@ -916,7 +929,12 @@ class IterDatasetMeta(_DatasetMeta):
                 with ``stop="never"``.
 
         Example:
-            >>> ds = IterDataset.mix([MapDataset.range(5).to_iter_dataset(), MapDataset.range(7, 10).to_iter_dataset()])
+            >>> ds = IterDataset.mix(
+            ...     [
+            ...         MapDataset.range(5).to_iter_dataset(),
+            ...         MapDataset.range(7, 10).to_iter_dataset(),
+            ...     ]
+            ... )
             >>> list(ds)
             [0, 7, 1, 8, 2, 9, 3]
         """
@@ -1138,7 +1156,11 @@ class IterElementMethods(Generic[T_co]):
             TypeError: ``transform`` is not callable.
 
         Example:
-            >>> list(MapDataset.source(list("ab")).to_iter_dataset().map_with_index(lambda i, x: (i, x)))
+            >>> list(
+            ...     MapDataset.source(list("ab"))
+            ...     .to_iter_dataset()
+            ...     .map_with_index(lambda i, x: (i, x))
+            ... )
             [(0, 'a'), (1, 'b')]
         """
         from gristmill.dataset.stages.map_with_index import MapWithIndexIterDataset
@@ -1327,7 +1349,9 @@ class IterSequenceMethods(Generic[T_co]):
             >>> from gristmill import ShardOptions
             >>> ds = MapDataset.range(16).to_iter_dataset().map(lambda x: x * 10)
             >>> for host in range(2):
-            ...     print(list(ds.global_batch(8, num_lanes=4, shard_options=ShardOptions(host, 2))))
+            ...     print(
+            ...         list(ds.global_batch(8, num_lanes=4, shard_options=ShardOptions(host, 2)))
+            ...     )
             [array([ 0, 40, 10, 50]), array([ 80, 120,  90, 130])]
             [array([20, 60, 30, 70]), array([100, 140, 110, 150])]
             >>> list(MapDataset.range(5).to_iter_dataset().global_batch(2, end="pad"))[-1]
@@ -1440,7 +1464,11 @@ class IterSequenceMethods(Generic[T_co]):
             TypeError: one of them is not a dataset.
 
         Example:
-            >>> list(MapDataset.range(2).to_iter_dataset().zip(MapDataset.source(list("ab")).to_iter_dataset()))
+            >>> list(
+            ...     MapDataset.range(2)
+            ...     .to_iter_dataset()
+            ...     .zip(MapDataset.source(list("ab")).to_iter_dataset())
+            ... )
             [(0, 'a'), (1, 'b')]
         """
         from gristmill.dataset.stages.zip import ZipIterDataset
@@ -1495,7 +1523,9 @@ class IterBucketMethods(Generic[T_co]):
                 element is too long, or has a leaf that does not have its length.
 
         Example:
-            >>> records = MapDataset.source([np.arange(n) for n in (3, 1, 8, 2, 7)]).to_iter_dataset()
+            >>> records = MapDataset.source(
+            ...     [np.arange(n) for n in (3, 1, 8, 2, 7)]
+            ... ).to_iter_dataset()
             >>> [batch.shape for batch in records.bucket_batch(len, [4, 8], max_tokens=16)]
             [(2, 8), (3, 4)]
         """
@@ -1557,7 +1587,9 @@ class IterAheadMethods(Generic[T_co]):
             >>> ds = MapDataset.range(4).map(lambda x: x * x).to_iter_dataset()
             >>> list(ds.mp_prefetch(MultiprocessingOptions(num_workers=2)))
             [0, 1, 4, 9]
-            >>> batches = ds.batch(2).mp_prefetch(MultiprocessingOptions(num_workers=2), order="stream")
+            >>> batches = ds.batch(2).mp_prefetch(
+            ...     MultiprocessingOptions(num_workers=2), order="stream"
+            ... )
             >>> list(batches)
             [array([0, 1]), array([4, 9])]
         """

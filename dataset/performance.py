@@ -46,7 +46,8 @@ class PerformanceConfig:
         read_options: for ``MapDataset.to_iter_dataset``.
 
     Example:
-        >>> PerformanceConfig(read_options=ReadOptions(num_threads=4)).multiprocessing_options is None
+        >>> config = PerformanceConfig(read_options=ReadOptions(num_threads=4))
+        >>> config.multiprocessing_options is None
         True
     """
 
@@ -91,8 +92,10 @@ def pick_performance_config(
 
     Example:
         >>> import numpy as np
-        >>> ds = MapDataset.range(100).map(lambda i: np.zeros(2**17)).to_iter_dataset()  # 1 MiB each
-        >>> config = pick_performance_config(ds, ram_budget_mb=20, max_workers=8, max_buffer_size=None)
+        >>> ds = MapDataset.range(100).map(lambda i: np.zeros(2**17))  # 1 MiB each
+        >>> config = pick_performance_config(
+        ...     ds, ram_budget_mb=20, max_workers=8, max_buffer_size=None
+        ... )
         >>> config.multiprocessing_options.num_workers, config.read_options.prefetch_buffer_size
         (8, 20)
     """

@@ -74,7 +74,10 @@ def slice_pipeline(
         >>> ds = MapDataset.range(5).to_iter_dataset().map(lambda x: x * 10)
         >>> list(slice_pipeline(ds, 0, 2)), list(slice_pipeline(ds, 1, 2))
         ([0, 20, 40], [10, 30])
-        >>> list(slice_pipeline(ds, 0, 2, sequential=True)), list(slice_pipeline(ds, 1, 2, sequential=True))
+        >>> (
+        ...     list(slice_pipeline(ds, 0, 2, sequential=True)),
+        ...     list(slice_pipeline(ds, 1, 2, sequential=True)),
+        ... )
         ([0, 10, 20], [30, 40])
     """
     shard = ShardOptions(index, count)

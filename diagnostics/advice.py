@@ -80,9 +80,8 @@ class Advisor:
         self._num_workers = self._workers.num_workers if self._workers is not None else 0
         self._finds_workers = self._num_workers == "auto"
         if self._finds_workers:
-            self._num_workers = max(
-                1, sum([load.num_workers for load in on_all_nodes(snapshot.workers)])
-            )
+            loads = on_all_nodes(snapshot.workers)
+            self._num_workers = max(1, sum([load.num_workers for load in loads]))
         self._machine = machine
         self._cluster = cluster or machine  # where the workers are
         self._budget = BudgetAdvisor(self._summary, capacity, machine)
@@ -112,14 +111,14 @@ class Advisor:
 
     def for_stage(self, stage: StageSummary) -> list[str]:
         """If a stage does."""
-        changes = [*(self._for_transport(stage) if stage.is_prefetch else self._for_work(stage))]
-        cpus = self._machine_of(stage).cpus
-        cheaper = Change(
-            f"Make {stage.name} cheaper: nothing more can run at once within {cpus} CPUs.",
-            self._capacity.without(stage.id),
-            True,
-        )
-        return self._texts(changes) or self._texts([cheaper]) or self._without_gain()
+        without, cpus = self._capacity.without(stage.id), self._machine_of(stage).cpus
+        if stage.is_prefetch:
+            changes = _for_transport(stage, self._workers, without)
+        else:
+            changes = self._for_work(stage)
+        text = f"Make {stage.name} cheaper: nothing more can run at once within {cpus} CPUs."
+        cheaper = Change(text, without, is_most=True)
+        return self._texts([*changes]) or self._texts([cheaper]) or self._without_gain()
 
     def _without_gain(self) -> list[str]:
         return [
@@ -140,39 +139,6 @@ class Advisor:
         return [change.text for change in told] + [
             f"{change.text}{_gain(change)}" for change in useful
         ]
-
-    def _for_transport(self, stage: StageSummary) -> Iterator[Change]:
-        left = self._capacity.without(stage.id)
-        size = stage.bytes_produced / max(1, stage.num_produced_elements)
-        if _kind_of_worker(self._workers) == "worker threads":
-            yield Change(
-                "Call batch() before mp_prefetch(): each output costs the same to hand over.",
-                left,
-                is_most=True,
-            )
-            return
-        if size >= 1 << 14:
-            text = (
-                f"Send less: an output has {size_text(size)}. Smaller types (uint8 instead of"
-                " float32, converted on the accelerator) and cropping before mp_prefetch() help;"
-                " lists of arrays cost more than one array."
-            )
-        elif size:
-            text = (
-                f"Call batch() before mp_prefetch(): an output of {size_text(size)} costs more to"
-                " hand over than to make."
-            )
-        else:
-            text = (
-                "Let the workers give arrays: Python objects (lists, strings, dictionaries of many"
-                " values) are pickled one by one, arrays go through shared memory."
-            )
-        yield Change(text, left, is_most=True)
-        text = (
-            "Without worker processes nothing is handed over: threads may be enough for transforms"
-            " that release the GIL."
-        )
-        yield Change(text, left, is_most=True)
 
     def _machine_of(self, stage: StageSummary) -> Machine:
         return self._cluster if stage.place == "workers" else self._machine
@@ -255,19 +221,15 @@ class Advisor:
         own, machine = self._capacity.stations[None], self._machine
         if reads.num_threads and reads.prefetch_buffer_size:
             return
-        behind = self._behind(
-            [x for x in self._summary.values() if x.is_prefetch and x.place == "consumer"]
-        )
+        values = self._summary.values()
+        behind = self._behind([x for x in values if x.is_prefetch and x.place == "consumer"])
         moved = {part: value for part, value in own.parts.items() if part in behind}
         if moved:
             left = Station({part: value for part, value in own.parts.items() if part not in moved})
             work = math.fsum(moved.values())
             # What computes shares an interpreter with the consumer.
-            ahead = (
-                work / _NUM_THREADS
-                if machine.waits
-                else max(work, machine.wanted_cpus * self._capacity.now)
-            )
+            computed = max(work, machine.wanted_cpus * self._capacity.now)
+            ahead = work / _NUM_THREADS if machine.waits else computed
             yield Change(
                 f"Let threads read ahead: to_iter_dataset(ReadOptions(num_threads={_NUM_THREADS},"
                 " prefetch_buffer_size=500)), and do before it what need not come after it.",
@@ -293,19 +255,13 @@ class Advisor:
         stations = self._capacity.stations
         own = stations[None].without([CONSUMER]).period
         others = {key: station for key, station in stations.items() if key is not None}
-        factor = 1 / min(num, self._more_waiting()) if machine.waits else 0.0
-        if machine.waits and self._budget.is_divided:
-            factor = 1.0
-        computed = own + (
-            0.0
-            if machine.waits
-            else math.fsum([x.period * x.width for key, x in others.items() if key != SHARED])
-        )
-        if not machine.waits:
-            computed = min(computed, machine.wanted_cpus * self._capacity.now)
-        changed: dict[int | None, Station] = {
-            key: station.times(factor) for key, station in others.items()
-        }
+        if machine.waits:
+            factor = 1.0 if self._budget.is_divided else 1 / min(num, self._more_waiting())
+            computed = own
+        else:
+            work = math.fsum([x.period * x.width for key, x in others.items() if key != SHARED])
+            factor, computed = 0.0, min(own + work, machine.wanted_cpus * self._capacity.now)
+        changed: dict[int | None, Station] = {key: x.times(factor) for key, x in others.items()}
         changed[None] = Station({CONSUMER: self._capacity.step})
         changed[_NEW] = Station({_NEW: computed / num})
         yield Change(text, self._capacity.with_stations(changed))
@@ -329,23 +285,18 @@ class Advisor:
         if busy < _WAITS and self._reads is not None:
             threads, text = _more_threads(self._reads, stage, self._cluster)
             reading = station.parts.get(stage.id, 0.0) * self._reads.num_threads / threads
-            left = self._capacity.with_stations(
-                {key: Station({**station.parts, stage.id: reading})}
-            )
+            changed = Station({**station.parts, stage.id: reading})
+            left = self._capacity.with_stations({key: changed})
             text += (
                 f"{self._budget.allowing(threads, self._num_workers)} In the workers it waits more"
                 " than it computes."
             )
             yield Change(text, left)
         cpus = self._cluster.cpus
-        more = (
-            max(self._num_workers + 1, min(2 * self._num_workers, cpus)) if busy < _WAITS else cpus
-        )
-        if (
-            not self._finds_workers
-            and more > self._num_workers
-            and not (busy < _WAITS and self._budget.is_divided)
-        ):
+        twice = max(self._num_workers + 1, min(2 * self._num_workers, cpus))
+        more = twice if busy < _WAITS else cpus
+        is_limited = self._finds_workers or (busy < _WAITS and self._budget.is_divided)
+        if more > self._num_workers and not is_limited:
             num, text = self._worker_text(more)
             yield Change(text, self._with(key, station, num) if key is not None else None)
 
@@ -370,6 +321,39 @@ class Advisor:
             )
             text += f", of {size_text(memory)} that are free." if memory < math.inf else "."
         return num, text
+
+
+def _for_transport(
+    stage: StageSummary, workers: WorkerOptions | None, left: float
+) -> Iterator[Change]:
+    """Cheaper ways to hand outputs over. ``left`` is the time of a step without that."""
+    size = stage.bytes_produced / max(1, stage.num_produced_elements)
+    if _kind_of_worker(workers) == "worker threads":
+        text = "Call batch() before mp_prefetch(): each output costs the same to hand over."
+        yield Change(text, left, is_most=True)
+        return
+    if size >= 1 << 14:
+        text = (
+            f"Send less: an output has {size_text(size)}. Smaller types (uint8 instead of float32,"
+            " converted on the accelerator) and cropping before mp_prefetch() help; lists of arrays"
+            " cost more than one array."
+        )
+    elif size:
+        text = (
+            f"Call batch() before mp_prefetch(): an output of {size_text(size)} costs more to hand"
+            " over than to make."
+        )
+    else:
+        text = (
+            "Let the workers give arrays: Python objects (lists, strings, dictionaries of many"
+            " values) are pickled one by one, arrays go through shared memory."
+        )
+    yield Change(text, left, is_most=True)
+    text = (
+        "Without worker processes nothing is handed over: threads may be enough for transforms that"
+        " release the GIL."
+    )
+    yield Change(text, left, is_most=True)
 
 
 def _kind_of_worker(options: WorkerOptions | None) -> str:

@@ -82,7 +82,9 @@ def stage_lines(graph: Graph) -> list[str]:
     Example:
         >>> from gristmill.dataset import MapDataset
         >>> from gristmill.diagnostics.graph import graph_of
-        >>> print("\\n".join(stage_lines(graph_of(MapDataset.range(4).batch(2, drop_remainder=True)))))
+        >>> print(
+        ...     "\\n".join(stage_lines(graph_of(MapDataset.range(4).batch(2, drop_remainder=True))))
+        ... )
         RangeMapDataset(start=0, stop=4, step=1)  4 elements  int64[]
         BatchMapDataset(batch_size=2, drop_remainder=True)  2 elements  int64[2]
     """

@@ -29,10 +29,13 @@ _TABLE = (
     'style="border-collapse:collapse;font-size:13px;color:inherit;background:none;margin:6px 0"'
 )
 _CELL = (
-    "padding:3px 14px 3px"
-    f" 0;text-align:left;vertical-align:top;border:0;border-top:{_LINE};background:none;color:inherit"
+    "padding:3px 14px 3px 0;text-align:left;vertical-align:top;border:0;"
+    f"border-top:{_LINE};background:none;color:inherit"
 )
-_CODE = "font-family:ui-monospace,Menlo,Consolas,monospace;font-size:12px;white-space:pre-wrap;overflow-wrap:anywhere"
+_CODE = (
+    "font-family:ui-monospace,Menlo,Consolas,monospace;font-size:12px;white-space:pre-wrap;"
+    "overflow-wrap:anywhere"
+)
 _SOFT = "opacity:.75"
 
 

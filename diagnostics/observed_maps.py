@@ -17,7 +17,7 @@ from gristmill.dataset.bases.node import (
 from gristmill.dataset.bases.observing import Computed, Instrument, Method
 from gristmill.dataset.slicing import PipelineEditor
 from gristmill.diagnostics.annotations import annotated
-from gristmill.diagnostics.probe import Lanes, Probe, counting, name_of
+from gristmill.diagnostics.probe import CountersOfThreads, Probe, counting, name_of
 
 
 class ObservedMaps(PipelineEditor):
@@ -35,7 +35,7 @@ class ObservedMaps(PipelineEditor):
         self,
         ds: Any,
         probe: Probe,
-        lanes: Lanes,
+        lanes: CountersOfThreads,
         timed: Callable[[Method, Probe], Method],
         *,
         annotates: bool,

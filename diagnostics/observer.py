@@ -37,11 +37,11 @@ from gristmill.diagnostics.annotations import annotated
 from gristmill.diagnostics.metrics.measuring import measured
 from gristmill.diagnostics.observed_maps import ObservedMaps
 from gristmill.diagnostics.probe import (
-    Cell,
-    Lane,
-    Lanes,
-    Output,
+    CountersOfThreads,
+    OutputCounts,
     Probe,
+    StageCounts,
+    ThreadCounters,
     counting,
     merging,
     name_of,
@@ -60,8 +60,8 @@ class Observer:
 
     def __init__(self) -> None:
         self.probes: list[Probe] = []
-        self.lanes: list[Lane] = []
-        self.output = Output(self._attend, self._end)
+        self.lanes: list[ThreadCounters] = []
+        self.output = OutputCounts(self._attend, self._end)
         self.max_events = 0  # see ``record``
         self.groups: dict[int, WorkerGroup] = {}  # the workers of a stage, by its number
         self.faults: dict[str, int] = {}  # that were passed over, by the names of the steps
@@ -74,7 +74,7 @@ class Observer:
         # called at the end of the data, and when the last iterator is gone
         self.on_end: list[Callable[[], None]] = []
         self.root: Probe | None = None
-        self._local = Lanes(self.lanes, lambda: self.max_events)
+        self._local = CountersOfThreads(self.lanes, lambda: self.max_events)
         self._adopted: list[weakref.ref[DatasetIterator[Any]]] = []
         self._waiting: list[weakref.ref[DatasetIterator[Any]]] = []  # adopted, and not yet changed
         self._lock = Lock()
@@ -87,9 +87,7 @@ class Observer:
         with self._lock:
             if self._is_stopped or self.probe_of(it) is not None:
                 return
-            if self.root is not None and not any(
-                self.probe_of(parent) for parent in parents_of(it)
-            ):
+            if self.root is not None and not any(map(self.probe_of, parents_of(it))):
                 # It was made by a stage that is at work, which is unknown.
                 self._adopt_component(self._last_opener(), it)
                 return
@@ -181,10 +179,8 @@ class Observer:
         """
         found: dict[int, dict[str, dict[str, int]]] = {}
         for it in self.alive():
-            probe, drawn = (
-                self.probe_of(it),
-                it._engine.drawn(it.pos) if isinstance(it, StreamIterator) else None,
-            )
+            probe = self.probe_of(it)
+            drawn = it._engine.drawn(it.pos) if isinstance(it, StreamIterator) else None
             if probe is not None and drawn is not None:
                 found[probe.number] = sum_of_counts(found.get(probe.number, {}), drawn)
         return found
@@ -226,11 +222,8 @@ class Observer:
             refs, self._waiting = self._waiting, []
             waiting = [it for it in [ref() for ref in refs] if it is not None]
             if self.root is None or not self._is_input(self.root):
-                outputs = [
-                    probe
-                    for probe in map(self.probe_of, self.alive())
-                    if probe and not self._is_input(probe)
-                ]
+                probes = map(self.probe_of, self.alive())
+                outputs = [probe for probe in probes if probe and not self._is_input(probe)]
                 before, self.root = self.root, outputs[-1] if outputs else self.root
                 if before is None and self.root is not None:
                     for callback in self.on_use:
@@ -251,11 +244,8 @@ class Observer:
         work = it._engine.work_ahead()
         if work is not None:
             probe.depth = partial(_num_ready, weakref.ref(it))
-            probe.waits, probe.num_threads, probe.reads_ahead = (
-                work.waits,
-                work.num_threads,
-                work.waits and work.reads,
-            )
+            probe.waits, probe.num_threads = work.waits, work.num_threads
+            probe.reads_ahead = work.waits and work.reads
         if probe is self.root and self.on_end:
             weakref.finalize(it, self._end)
         let_observe(
@@ -319,9 +309,9 @@ class Observer:
         for callback in [*self.on_end]:
             _try(callback)
 
-    def cell(self, probe: Probe) -> Cell:
+    def cell(self, probe: Probe) -> StageCounts:
         """The sum of the counts of all threads for a stage."""
-        total = Cell()
+        total = StageCounts()
         with merging:
             for lane in [*self.lanes]:
                 if probe.number < len(lane.cells):

@@ -4,11 +4,11 @@ A stage's method (``_take`` of an iterator, ``_items`` of a map dataset) is shad
 object that is observed, by a function that calls it and adds up. Nothing here grows with the length
 of a run:
 
-1. Every thread has a ``Lane`` of its own, so nothing is locked and nothing is lost, however many
-   threads read. A lane has one ``Cell`` for each stage, and a timeline whose resolution halves
-   whenever it is full.
-2. ``lane.inner`` is how long the calls took that the call in progress has made: what is left of its
-   own time is the stage's.
+1. Every thread has its own ``ThreadCounters``, so nothing is locked and nothing is lost, with any
+   number of threads. They have one ``StageCounts`` for each stage, and a timeline whose resolution
+   halves whenever it is full.
+2. ``ThreadCounters.inner`` is the duration of the calls that the call in progress has made; the
+   rest of its own time is the stage's.
 3. One call in some is timed where calls take less than 0.4 ms and are not for blocks, and stands
    for those before it, which are only counted. So the cost stays below a few per cent. Where that
    misses long calls after all, all are timed from then on.
@@ -51,7 +51,7 @@ _COUNTING = 1  # modes of a lane: what is called is counted alone,
 _TIMING = 2  # or timed as well; None: no call is in progress
 
 
-class Cell:
+class StageCounts:
     """The counts of one thread for one stage. Times in nanoseconds."""
 
     __slots__ = (
@@ -71,7 +71,7 @@ class Cell:
         # and their times, or whatever else is measured of the stage
         self.histogram: Histogram | None = None
 
-    def add(self, other: Cell) -> None:
+    def add(self, other: StageCounts) -> None:
         self.elements += other.elements
         self.errors += other.errors
         self.stood_for += other.stood_for
@@ -86,7 +86,7 @@ class Cell:
             self.histogram.add_all(other.histogram)
 
 
-class Lane:
+class ThreadCounters:
     """The events of one thread."""
 
     def __init__(self, name: str, thread: threading.Thread) -> None:
@@ -100,7 +100,7 @@ class Lane:
         self.skipped = 0  # and were not
         self._untimed_after = _NUM_TIMED  # calls
         self._random = 1
-        self.cells: list[Cell] = []
+        self.cells: list[StageCounts] = []
         self.began = clock()
         self.marks: list[tuple[int, list[int]]] = []  # time, own time of each stage until then
         self.mark_at = self.began + _FIRST_MARK_NS
@@ -143,12 +143,14 @@ class Lane:
             for cell in self.cells:
                 cell.attend_at = 0
 
-    def cell(self, number: int) -> Cell:
+    def cell(self, number: int) -> StageCounts:
         while len(self.cells) <= number:
-            self.cells.append(Cell())
+            self.cells.append(StageCounts())
         return self.cells[number]
 
-    def attend(self, cell: Cell, probe: Probe, began: int, ended: int, elements: list[Any]) -> None:
+    def attend(
+        self, cell: StageCounts, probe: Probe, began: int, ended: int, elements: list[Any]
+    ) -> None:
         """Looks at one of the elements, and at the time."""
         if self.events is not None:
             self.events.append((began, ended, probe.number, len(elements)))
@@ -173,7 +175,7 @@ class Lane:
             self.mark_ns *= 2
         self.mark_at = now + self.mark_ns
 
-    def absorb(self, other: Lane) -> None:
+    def absorb(self, other: ThreadCounters) -> None:
         """Continues where a thread that has ended stopped."""
         for number, cell in enumerate(other.cells):
             self.cell(number).add(cell)
@@ -181,12 +183,12 @@ class Lane:
             self.events.extend(other.events)
 
 
-class Lanes(threading.local):
-    """``lanes.lane`` is the calling thread's."""
+class CountersOfThreads(threading.local):
+    """Holds the ``ThreadCounters`` of the calling thread, as ``lane``."""
 
-    def __init__(self, known: list[Lane], max_events: Callable[[], int]) -> None:
+    def __init__(self, known: list[ThreadCounters], max_events: Callable[[], int]) -> None:
         thread = threading.current_thread()
-        self.lane = Lane(thread.name, thread)
+        self.lane = ThreadCounters(thread.name, thread)
         if max_events():
             self.lane.record(max_events())
         if len(known) >= _MAX_LANES:
@@ -198,7 +200,7 @@ class Lanes(threading.local):
 merging = Lock()
 
 
-def _merge_ended(known: list[Lane]) -> None:
+def _merge_ended(known: list[ThreadCounters]) -> None:
     """Puts the numbers of threads that have ended into one lane."""
     with merging:
         over = [lane for lane in known if lane.is_over]
@@ -268,7 +270,7 @@ def name_of(stage: Any) -> str:
         return type(stage).__name__
 
 
-class Output:
+class OutputCounts:
     """The outputs as the consumer sees them: the wait for each."""
 
     def __init__(self, on_attend: Callable[[int], None], on_end: Callable[[], None]) -> None:
@@ -360,7 +362,7 @@ class Output:
 
 
 # of a lane, what the method is called with, and how many that are
-_Timed: TypeAlias = Callable[[Lane, Any, int], list[Any]]
+_Timed: TypeAlias = Callable[[ThreadCounters, Any, int], list[Any]]
 
 
 def _never() -> bool:
@@ -375,12 +377,12 @@ def counting(
     original: Method,
     owner: Callable[[], Any],
     probe: Probe,
-    lanes: Lanes,
+    lanes: CountersOfThreads,
     *,
     timed_original: Method,
     is_sparse: bool = False,
     unobserved: Instrument | None = None,
-    output: Output | None = None,
+    output: OutputCounts | None = None,
 ) -> Instrument:
     """Returns ``original`` of the object that ``owner`` gives, which counts.
 
@@ -438,7 +440,7 @@ def _timing(
     is_prefetch = probe.category == "prefetch"
     waits = probe.waits  # few calls do for long
 
-    def timed(lane: Lane, argument: Any, size: int) -> list[Any]:
+    def timed(lane: ThreadCounters, argument: Any, size: int) -> list[Any]:
         mode, weight, outer = lane.mode, lane.weight, lane.inner
         if size >= _MIN_BLOCK or waits:
             lane.weight = 1
@@ -486,7 +488,7 @@ def _timing(
     return timed
 
 
-def timing_thread(original: Method, number: int, lanes: Lanes) -> Method:
+def timing_thread(original: Method, number: int, lanes: CountersOfThreads) -> Method:
     """Returns ``original``, which also counts the CPU time of its thread."""
 
     def call(stage: Any, argument: Any) -> Any:
@@ -527,8 +529,8 @@ def _taking(
     original: Method,
     owner: Callable[[], Any],
     probe: Probe,
-    lanes: Lanes,
-    output: Output,
+    lanes: CountersOfThreads,
+    output: OutputCounts,
 ) -> Callable[[int], list[Any]]:
     """For the last stage: also takes the time that the consumer waits."""
     number, waits, is_profiling = probe.number, probe.waits, output.is_profiling

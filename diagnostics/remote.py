@@ -23,7 +23,7 @@ from gristmill.dataset.watching import tell_of_joining
 from gristmill.diagnostics.ahead import BudgetUse, budgets_of
 from gristmill.diagnostics.annotations import annotate_while_profiling
 from gristmill.diagnostics.load import cpu_demand_ns
-from gristmill.diagnostics.probe import Cell, Probe, clock
+from gristmill.diagnostics.probe import Probe, StageCounts, clock
 from gristmill.diagnostics.stacks import show_stacks_when_asked
 from gristmill.diagnostics.worker_profiles import ProfiledWorkers, serve_profiles
 from gristmill.workers.setup import is_worker
@@ -41,7 +41,7 @@ class StageRecord:
     source: str | None
     spec: str
     inputs: list[int]  # places in the list of records
-    cell: Cell
+    cell: StageCounts
     drops: bool = False  # it may leave elements out
     waits: bool = False  # for elements that others compute
     thread_wait: int = 0  # how long others waited because it had no thread,
@@ -113,7 +113,7 @@ def records_of(observer: Any) -> list[StageRecord]:
     ]
 
 
-def _complete(cells: list[Cell], top: Probe) -> None:
+def _complete(cells: list[StageCounts], top: Probe) -> None:
     """Adds what is still to be stood for, in proportion: all elements were counted where an
     iterator reads, not before that.
     """

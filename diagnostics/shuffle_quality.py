@@ -131,7 +131,9 @@ def shuffle_quality(
     Example:
         >>> from gristmill.dataset import MapDataset
         >>> labels = MapDataset.range(64_000).map(lambda x: x // 1000)
-        >>> quality = shuffle_quality(labels.block_shuffle(64, group_size=200, seed=0), lambda label: label, 128)
+        >>> quality = shuffle_quality(
+        ...     labels.block_shuffle(64, group_size=200, seed=0), lambda label: label, 128
+        ... )
         >>> quality.ratio < 1.5, quality.correlation < 0.1
         (True, True)
     """

@@ -118,7 +118,8 @@ def _text(element: Any) -> str:
         return _sequence_text(element)
     parts = _children(element)
     if parts:
-        return f"{kind}({_listed([f'{name}={_quoted(part)}' for name, part in _first(parts.items())], len(parts))})"
+        texts = [f"{name}={_quoted(part)}" for name, part in _first(parts.items())]
+        return f"{kind}({_listed(texts, len(parts))})"
     return f"{kind}[]"
 
 

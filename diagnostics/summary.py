@@ -10,7 +10,7 @@ from typing import Any
 
 from gristmill.dataset.engine.iterators import StreamIterator
 from gristmill.diagnostics.ahead import BudgetUse, ahead_text, budgets_of
-from gristmill.diagnostics.probe import Cell
+from gristmill.diagnostics.probe import StageCounts
 from gristmill.diagnostics.remote import (
     StageRecord,
     WorkerGroup,
@@ -599,7 +599,7 @@ def _num_long(observer: Any) -> dict[int, int]:
     return found
 
 
-def _num_bytes(cell: Cell) -> int:
+def _num_bytes(cell: StageCounts) -> int:
     return cell.sampled_bytes * cell.elements // cell.sampled if cell.sampled else 0
 
 

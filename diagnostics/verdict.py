@@ -30,7 +30,7 @@ _MAX_DECISIONS = 5
 
 
 @dataclass(frozen=True)
-class Part:
+class PipelinePart:
     """A part of a pipeline that takes time, and the throughput without it.
 
     Args:
@@ -76,7 +76,7 @@ class Diagnosis:
     delay_ns: dict[int, float]
     recommendations: list[str]
     snapshot: Snapshot
-    parts: list[Part] = field(default_factory=list)
+    parts: list[PipelinePart] = field(default_factory=list)
     is_certain: bool = True
 
     def __str__(self) -> str:
@@ -297,16 +297,16 @@ class _Finding:
         )
 
 
-def _part_of(stage: StageSummary | None, left: float) -> Part:
+def _part_of(stage: StageSummary | None, left: float) -> PipelinePart:
     ceiling = 1e9 / left if left > 0 else None
     return (
-        Part("consumer", None, ceiling)
+        PipelinePart("consumer", None, ceiling)
         if stage is None
-        else Part(_KINDS[stage.category], stage.name, ceiling)
+        else PipelinePart(_KINDS[stage.category], stage.name, ceiling)
     )
 
 
-def _name(part: Part) -> str:
+def _name(part: PipelinePart) -> str:
     return {
         "consumer": "the consumer",
         "source": f"reads of the source, {part.stage}",

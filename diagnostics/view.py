@@ -207,7 +207,9 @@ def get_execution_summary(iterator: Any) -> ExecutionSummary:
         >>> from gristmill.core.options import DatasetOptions, ExecutionTrackingMode
         >>> from gristmill.dataset.stages.options import WithOptionsIterDataset
         >>> options = DatasetOptions(execution_tracking_mode=ExecutionTrackingMode.STAGE_TIMING)
-        >>> it = iter(WithOptionsIterDataset(MapDataset.range(10).batch(2).to_iter_dataset(), options))
+        >>> it = iter(
+        ...     WithOptionsIterDataset(MapDataset.range(10).batch(2).to_iter_dataset(), options)
+        ... )
         >>> next(it)
         array([0, 1])
         >>> get_execution_summary(it)[0].num_produced_elements

@@ -29,7 +29,7 @@ from gristmill.dataset.descriptions.pipeline import (
     source_text,
 )
 from gristmill.loader.iterator import DataLoaderIterator
-from gristmill.loader.plan import Plan
+from gristmill.loader.plan import LoaderPlan
 from gristmill.loader.pytorch import for_indices, refusing_pytorch
 from gristmill.loader.records import (
     DataIterDataset,
@@ -110,7 +110,9 @@ class DataLoader(grain_names.DataLoader):
     Example:
         >>> from gristmill.samplers import IndexSampler
         >>> sampler = IndexSampler(num_records=5, shuffle=True, num_epochs=1, seed=0)
-        >>> loader = DataLoader(data_source=[10, 11, 12, 13, 14], sampler=sampler, operations=[Batch(2)])
+        >>> loader = DataLoader(
+        ...     data_source=[10, 11, 12, 13, 14], sampler=sampler, operations=[Batch(2)]
+        ... )
         >>> for batch in loader:
         ...     print(batch)
         [10 14]
@@ -165,7 +167,7 @@ class DataLoader(grain_names.DataLoader):
         self._length = _local_length(sampler, self._shard_options)
         self._dataset = self._lower()
         kinds = {operation_kind(operation) for operation in self._operations}
-        self._plan = Plan(
+        self._plan = LoaderPlan(
             data_source,
             sampler,
             self._shard_options,

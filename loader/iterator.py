@@ -23,6 +23,7 @@ from gristmill.dataset.bases.next_index import get_next_index, set_next_index
 from gristmill.dataset.descriptions.pipeline import few_files, source_difference, source_files
 from gristmill.dataset.faults.budget import FaultCounts
 from gristmill.dataset.states.mixtures import as_names, without_components
+from gristmill.dataset.states.shards import shards_state
 from gristmill.samplers import IterableSampler
 
 if TYPE_CHECKING:
@@ -145,24 +146,15 @@ class DataLoaderIterator(Iterator[Any]):
         state = self._iterator.get_state()
         if not self._plan.num_lanes:
             return -1, [state["next_index"]]
-        return state["next_index_in_cycle"] - 1, [
-            state["next_index"] for state in state["iterators_in_use_states"]
-        ]
+        num_read = [state["next_index"] for state in state["iterators_in_use_states"]]
+        return state["next_index_in_cycle"] - 1, num_read
 
     def _set_position(self, next_worker: int, num_read: list[int]) -> None:
         states = [{"next_index": num} for num in num_read]
         if not self._plan.num_lanes:
             self._iterator.set_state(states[0])
         else:
-            self._iterator.set_state(
-                {
-                    "next_index_in_cycle": next_worker,
-                    "next_index_in_datasets": len(states),
-                    "iterators_in_use_indices": list(range(len(states))),
-                    "iterators_in_use_states": states,
-                    "exhausted": [0] * len(states),
-                }
-            )
+            self._iterator.set_state(shards_state(next_worker, states).as_state())
 
     def set_state(
         self, state: bytes | str | Mapping[str, Any], *, drop: Collection[str] = ()
@@ -333,10 +325,8 @@ class DataLoaderIterator(Iterator[Any]):
         return origin if files is None else {**origin, _FILES: few_files(files, _MAX_FILES)}
 
     def _check_origin(self, state: Mapping[str, Any]) -> None:
-        count, name = (
-            self._plan.num_lanes,
-            "worker_count" if self._loader._num_lanes is None else "num_lanes",
-        )
+        count = self._plan.num_lanes
+        name = "worker_count" if self._loader._num_lanes is None else "num_lanes"
         saved_count = state_count(state, "worker_count", "a DataLoader")
         if saved_count != count:
             raise StateMismatchError(
@@ -345,10 +335,11 @@ class DataLoaderIterator(Iterator[Any]):
             )
         sampler = self._origin["sampler"]
         if not isinstance(state["sampler"], str) or state["sampler"] != sampler:
+            given = self._plan.sampler
+            hint = _OTHER_INDICES if isinstance(given, IterableSampler) else _advice(given)
             raise StateMismatchError(
                 f"the state was taken with sampler {_text(state['sampler'])}, the DataLoader has"
-                f" {_text(sampler)}"
-                f"{_OTHER_INDICES if isinstance(self._plan.sampler, IterableSampler) else _advice(self._plan.sampler)}"
+                f" {_text(sampler)}{hint}"
             )
         self._check_source(state)
 

@@ -13,7 +13,7 @@ from gristmill.dataset.descriptions.pipeline import complete_repr
 
 
 @dataclass(frozen=True)
-class Plan:
+class LoaderPlan:
     """Which records in which order, and the pipeline that computes the elements.
 
     Args:

@@ -82,10 +82,10 @@ def advice(args: Sequence[Any], arguments: Mapping[str, Any]) -> str:
     """The call to write in place of ``DataLoader(*args, **arguments)``.
 
     Example:
-        >>> print(advice([range(9), 4], {"shuffle": True, "num_workers": 2}))
-        DataLoader has none of PyTorch's parameters dataset, batch_size, shuffle, num_workers. Write
-            gristmill.load(dataset, num_epochs=1, shuffle=True, seed=0, batch_size=4, worker_count=2)
-        num_epochs: one iterator goes through all epochs, and a shuffle has another order in each; None never ends
+        >>> print(advice([range(9)], {"num_workers": 2}))  # doctest: +ELLIPSIS
+        DataLoader has none of PyTorch's parameters dataset, num_workers. Write
+            gristmill.load(dataset, num_epochs=1, batch_size=1, worker_count=2)
+        num_epochs: one iterator goes through all epochs, ...
         worker_count: each worker makes batches of its own share of the records
     """
     if (

@@ -39,7 +39,7 @@ class WrittenFile(Value):
     checksum: str
 
 
-class Part(Value):
+class WrittenPart(Value):
     """The files that one call of ``write`` adds to a folder, the first or one with ``append=True``.
 
     Args:
@@ -75,7 +75,7 @@ class Manifest(Value):
 
     complete: bool
     format: Mapping[str, Any]
-    parts: Sequence[Part]
+    parts: Sequence[WrittenPart]
     files: Sequence[WrittenFile]
 
     @property
@@ -117,7 +117,7 @@ class Manifest(Value):
                 return cls(
                     bool(values["complete"]),
                     dict(values["format"]),
-                    [Part(**part) for part in values["parts"]],
+                    [WrittenPart(**part) for part in values["parts"]],
                     [WrittenFile(**file) for file in values["files"]],
                 )
         except (ValueError, TypeError, LookupError) as error:

@@ -20,7 +20,7 @@ DEFAULT_RECORDS = 1 << 20  # writers keep an index of a file's records in memory
 _NUM_SAMPLED = 32
 
 
-class Plan(Value):
+class WritePlan(Value):
     """The division of a pipeline into files.
 
     Args:
@@ -38,7 +38,7 @@ class Plan(Value):
 
 def planned(
     ds: Any, format: Format, request: Mapping[str, Any], *, is_fitted: bool = False
-) -> Plan:
+) -> WritePlan:
     """Reads a sample and returns the plan, which follows from the pipeline and the arguments alone.
 
     Args:
@@ -73,7 +73,7 @@ def planned(
     num_records = request["records_per_file"]
     if num_records is None:
         num_records = file_records(request["bytes_per_file"], record_bytes)
-    return Plan(fitted, num_records, num_files_of(ds, num_records), record_bytes)
+    return WritePlan(fitted, num_records, num_files_of(ds, num_records), record_bytes)
 
 
 def file_records(bytes_per_file: int | None, record_bytes: float) -> int:

@@ -14,7 +14,7 @@ from gristmill.core.cached import cached as computed_once
 from gristmill.core.errors import KeyRangeError
 from gristmill.core.state import shown
 from gristmill.dataset.bases.map import MapDataset
-from gristmill.dataset.bases.origins import Part, RecordKey
+from gristmill.dataset.bases.origins import RecordKey, UpstreamElement
 from gristmill.dataset.stages.source import SourceMapDataset
 from gristmill.prepare.files import Folder, changed_file
 from gristmill.prepare.formats import described_format
@@ -210,12 +210,16 @@ class WrittenMapDataset(SourceMapDataset[Any]):
     def __init__(self, source: WrittenSource) -> None:
         super().__init__(source)
 
-    def _origins(self, index: int) -> Iterable[Part | RecordKey]:
+    def _origins(self, index: int) -> Iterable[UpstreamElement | RecordKey]:
         epoch, key = divmod(index, len(self))
         source = self._source
         number = bisect_right(source.ends, key)
         start = source.ends[number - 1] if number else 0
-        return [Part(SourceMapDataset(_FileOfFolder(source, number, start)), key - start, epoch)]
+        return [
+            UpstreamElement(
+                SourceMapDataset(_FileOfFolder(source, number, start)), key - start, epoch
+            )
+        ]
 
 
 class _FileOfFolder:

@@ -14,7 +14,7 @@ from gristmill.core.locks import Lock, Signal
 from gristmill.core.value import Value
 from gristmill.dataset.ahead.threads import start_thread
 from gristmill.prepare.files import Finished, Folder
-from gristmill.prepare.manifest import Part, WrittenFile
+from gristmill.prepare.manifest import WrittenFile, WrittenPart
 
 _SECONDS = 0.5  # between two looks at the files in work
 _PLAIN_SECONDS = 5.0  # between two lines, without a bar
@@ -92,7 +92,12 @@ class ProgressBar:
     """
 
     def __init__(
-        self, show: bool | None, folder: Folder, part: Part, num_files: int | None, num_done: int
+        self,
+        show: bool | None,
+        folder: Folder,
+        part: WrittenPart,
+        num_files: int | None,
+        num_done: int,
     ) -> None:
         self._is_shown = is_shown(show)
         self._folder, self._part = folder, part

@@ -29,8 +29,8 @@ from gristmill.prepare.files import (
 )
 from gristmill.prepare.formats import described_format, format_of
 from gristmill.prepare.formats.base import Format
-from gristmill.prepare.manifest import NAME, Manifest, ManifestError, Part
-from gristmill.prepare.planning import Plan, num_files_of, planned
+from gristmill.prepare.manifest import NAME, Manifest, ManifestError, WrittenPart
+from gristmill.prepare.planning import WritePlan, num_files_of, planned
 from gristmill.prepare.ranges import NO_FAULTS, RangeJob, Ranges, added_faults
 from gristmill.prepare.reading import folder_at, manifest_in, note_codec, verify_manifest
 from gristmill.prepare.report import ProgressBar, WriteReport, is_shown
@@ -102,12 +102,12 @@ def write(
     """
     options = format_options | ({} if compression is None else {"compression": compression})
     files = (records_per_file, bytes_per_file)
-    call = _Call(ds, path, format, files, codec, shard, append, options)
+    call = _WriteCall(ds, path, format, files, codec, shard, append, options)
     call.check_flags(overwrite, progress)
     return call.run(_worker_options(workers), overwrite, progress)
 
 
-class _Call:
+class _WriteCall:
     """One call of ``write``, with checked arguments."""
 
     def __init__(
@@ -223,7 +223,7 @@ class _Call:
         self._check_part(found, found.parts[-1 if self.append else 0])
         return found
 
-    def _check_part(self, found: Manifest, part: Part) -> None:
+    def _check_part(self, found: Manifest, part: WrittenPart) -> None:
         is_of_append = self.append and part is not found.parts[0] and not found.complete
         remedy = _REMEDY_OF_APPEND if is_of_append else _REMEDY
         for name, now in self.request.items():
@@ -256,13 +256,13 @@ class _Call:
         is_first = self.folder.exchange(NAME, text, new.to_bytes())
         return new if is_first else self._manifest()
 
-    def _part(self, plan: Plan, first_file: int) -> Part:
+    def _part(self, plan: WritePlan, first_file: int) -> WrittenPart:
         sizes = (plan.records_per_file, round(plan.record_bytes))
         pipeline = described_pipeline(self.ds)
-        return Part(pipeline, self.request, *sizes, first_file, plan.num_files, NO_FAULTS)
+        return WrittenPart(pipeline, self.request, *sizes, first_file, plan.num_files, NO_FAULTS)
 
     def _written_stream(
-        self, writer: FileWriter, part: Part, workers: Any, progress: bool | None
+        self, writer: FileWriter, part: WrittenPart, workers: Any, progress: bool | None
     ) -> list[Finished]:
         """Writes the files of a stream. Returns those that this call has written."""
         ds = _in_stream_order(self.ds, workers)
@@ -273,11 +273,11 @@ class _Call:
         with ProgressBar(progress, self.folder, part, num_files, num_done) as bar:
             return job.write(ds, bar.add)
 
-    def _stream_job(self, writer: FileWriter, part: Part) -> StreamJob:
+    def _stream_job(self, writer: FileWriter, part: WrittenPart) -> StreamJob:
         return StreamJob(writer, part.first_file, part.records_per_file, self.shard)
 
     def _written_ranges(
-        self, writer: FileWriter, part: Part, workers: Any, progress: bool | None
+        self, writer: FileWriter, part: WrittenPart, workers: Any, progress: bool | None
     ) -> list[Finished]:
         """Writes this host's files. Returns those that this call has written."""
         units = [unit for unit in self._units(part) if writer.finished(unit[0]) is None]
@@ -293,7 +293,7 @@ class _Call:
                 new += [file] if is_new else []
             return new
 
-    def _units(self, part: Part) -> Iterator[tuple[int, int, int]]:
+    def _units(self, part: WrittenPart) -> Iterator[tuple[int, int, int]]:
         """The number, first position and end of each file of this host."""
         num, size = len(Ranges(self.ds)), part.records_per_file
         for k in range(

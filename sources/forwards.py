@@ -50,9 +50,11 @@ class UnseekableFile(ForwardFile):
         >>> class Stream:
         ...     def __init__(self):
         ...         self.rest = list(b"some text")
+        ...
         ...     def read(self, size):
         ...         data, self.rest = bytes(self.rest[:size]), self.rest[size:]
         ...         return data
+        ...
         ...     def close(self):
         ...         pass
         >>> file = UnseekableFile(Stream(), Stream)

@@ -172,10 +172,11 @@ class ImageFolderSource(PerProcess):
             )
         empty = sorted({*self.classes} - {name.split("/")[0] for name in names})
         if empty:
+            others = f", nor have {len(empty) - 1} others" if len(empty) > 1 else ""
             raise ValueError(
                 f"the class {empty[0]!r} of {self._path} has no file that ends with"
-                f" {', '.join(endings)}{f', nor have {len(empty) - 1} others' if len(empty) > 1 else ''}:"
-                " add pictures, remove the folder, or pass extensions="
+                f" {', '.join(endings)}{others}: add pictures, remove the folder, or pass"
+                " extensions="
             )
 
 

@@ -49,8 +49,10 @@ class KeptValues(Generic[K, V]):
 
     Example:
         >>> squares = KeptValues(max_bytes=16)
-        >>> [squares.get(x, lambda: 8, lambda x=x: (x * x, 8)) for x in (1, 2, 3, 2)], squares.num_bytes
-        ([1, 4, 9, 4], 16)
+        >>> [squares.get(x, lambda: 8, lambda x=x: (x * x, 8)) for x in (1, 2, 3, 2)]
+        [1, 4, 9, 4]
+        >>> squares.num_bytes
+        16
     """
 
     def __init__(self, max_bytes: int) -> None:

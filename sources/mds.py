@@ -81,7 +81,13 @@ class MDSSource(ShardedSource[dict[str, Any]]):
         >>> folder = pathlib.Path(tempfile.mkdtemp())
         >>> shard = struct.pack("<4I", 2, 16, 24, 32) + struct.pack("<2q", 5, 7)
         >>> _ = (folder / "shard.00000.mds").write_bytes(shard)
-        >>> entry = {"format": "mds", "version": 2, "samples": 2, "compression": None, "zip_data": None}
+        >>> entry = {
+        ...     "format": "mds",
+        ...     "version": 2,
+        ...     "samples": 2,
+        ...     "compression": None,
+        ...     "zip_data": None,
+        ... }
         >>> entry |= {"column_names": ["n"], "column_encodings": ["int"], "column_sizes": [8]}
         >>> entry |= {"raw_data": {"basename": "shard.00000.mds", "bytes": 32, "hashes": {}}}
         >>> _ = (folder / "index.json").write_text(json.dumps({"version": 2, "shards": [entry]}))

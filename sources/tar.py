@@ -16,7 +16,13 @@ from gristmill.sources.sharded import ShardedSource, ShardMap
 from gristmill.sources.storage.errors import DamagedFileError, changed, damaged
 from gristmill.sources.storage.files import Files, is_url, list_files
 from gristmill.sources.storage.sidecar import Sidecar, open_sidecars, without_sidecars
-from gristmill.sources.tar_index import Entry, File, index_archive, is_tar_index, read_entries
+from gristmill.sources.tar_index import (
+    File,
+    TarIndexEntry,
+    index_archive,
+    is_tar_index,
+    read_entries,
+)
 from gristmill.sources.tar_members import BLOCK_BYTES, header_crc, is_header
 
 # bytes that are read while one waits for an answer
@@ -72,7 +78,12 @@ class TarSource(ShardedSource[dict[str, Any]]):
         >>> import io, os, tarfile, tempfile
         >>> path = os.path.join(tempfile.mkdtemp(), "shard-000.tar")
         >>> with tarfile.open(path, "w") as tar:
-        ...     for name, data in [("0.jpg", b"..."), ("0.cls", b"7"), ("1.jpg", b"...."), ("1.cls", b"3")]:
+        ...     for name, data in [
+        ...         ("0.jpg", b"..."),
+        ...         ("0.cls", b"7"),
+        ...         ("1.jpg", b"...."),
+        ...         ("1.cls", b"3"),
+        ...     ]:
         ...         member = tarfile.TarInfo(name)
         ...         member.size = len(data)
         ...         tar.addfile(member, io.BytesIO(data))
@@ -185,7 +196,7 @@ class TarSource(ShardedSource[dict[str, Any]]):
         return records
 
     def _plan(
-        self, place: tuple[int, int], entry: Entry, ranges: list[tuple[int, int, int]]
+        self, place: tuple[int, int], entry: TarIndexEntry, ranges: list[tuple[int, int, int]]
     ) -> list[tuple[File, int, int]]:
         """Appends what has to be read for a record to ``ranges``.
 
@@ -214,18 +225,18 @@ class TarSource(ShardedSource[dict[str, Any]]):
                 begin = end = -1
         return planned
 
-    def _entries(self, places: Iterable[tuple[int, int]]) -> dict[tuple[int, int], Entry]:
+    def _entries(self, places: Iterable[tuple[int, int]]) -> dict[tuple[int, int], TarIndexEntry]:
         """The entries of these records in the indices. Entries that lie close together are read at
         once.
         """
-        entries: dict[tuple[int, int], Entry] = {}
+        entries: dict[tuple[int, int], TarIndexEntry] = {}
         for archive, numbers in itertools.groupby(sorted(set(places)), operator.itemgetter(0)):
             for run in _runs([number for _, number in numbers]):
                 found = read_entries(self._indices[archive], run)
                 entries.update(zip([(archive, number) for number in run], found, strict=True))
         return entries
 
-    def _chosen(self, place: tuple[int, int], entry: Entry) -> list[File]:
+    def _chosen(self, place: tuple[int, int], entry: TarIndexEntry) -> list[File]:
         if self._extensions is None:
             return entry.files
         chosen = [file for file in entry.files if file[0] in self._extensions]

@@ -24,7 +24,7 @@ import numpy as np
 from gristmill.sources.storage.errors import DamagedFileError, damaged
 from gristmill.sources.storage.files import Files
 from gristmill.sources.storage.sidecar import Sidecar
-from gristmill.sources.tar_members import Member, tar_members
+from gristmill.sources.tar_members import TarMember, tar_members
 
 _NUMBER = struct.Struct("<I")
 _CHECKSUM_AND_NUMBER = struct.Struct("<II")  # before the files of an entry: how many
@@ -33,10 +33,12 @@ _HIDDEN = re.compile(r"__[^/]*__(?:/|$)")
 
 
 File = tuple[str, int, int, int]
-"""A file of a record: its extension; where its data begin, their size, the checksum of its header."""
+"""A file of a record: its extension; where its data begin, their size, the checksum of its
+header.
+"""
 
 
-class Entry(NamedTuple):
+class TarIndexEntry(NamedTuple):
     """The entry of a record in an index."""
 
     key: str
@@ -51,7 +53,7 @@ def index_archive(
     For ``progress``, ``window_bytes`` and errors see ``tar_members``.
     """
     starts, lengths, entries = [0], [], bytearray()
-    links: list[Member] = []
+    links: list[TarMember] = []
     members = _resolved(files, number, window_bytes, progress)
     for entry in _grouped(members, files.paths[number], links):
         entries += _packed(entry)
@@ -77,13 +79,13 @@ def is_tar_index(sizes: Mapping[str, tuple[str, int]]) -> bool:
 
 def _resolved(
     files: Files, number: int, window_bytes: int, progress: Callable[[int], None]
-) -> Iterator[Member]:
+) -> Iterator[TarMember]:
     """Yields the members of an archive, hard links with kind and data of the member they point to.
 
     A link stays as it is if no member before it has that name. A link whose target has the same
     name is left out: tar writes one for a file that it is told to store twice.
     """
-    before: dict[str, Member] | None = None  # by name
+    before: dict[str, TarMember] | None = None  # by name
     for count, member in enumerate(tar_members(files, number, window_bytes, progress)):
         if member.kind == "hard link":
             # Headers are read twice here, because most archives have no links.
@@ -100,7 +102,9 @@ def _resolved(
         yield member
 
 
-def _grouped(members: Iterable[Member], path: str, links: list[Member]) -> Iterator[Entry]:
+def _grouped(
+    members: Iterable[TarMember], path: str, links: list[TarMember]
+) -> Iterator[TarIndexEntry]:
     """Yields the records in an archive.
 
     Symbolic links that are missing from the records are appended to ``links``.
@@ -110,7 +114,7 @@ def _grouped(members: Iterable[Member], path: str, links: list[Member]) -> Itera
     """
     keys: set[str] = set()
     extensions: set[str] = set()  # of the record that is being put together
-    entry: Entry | None = None
+    entry: TarIndexEntry | None = None
     counts = {"file": 0, "hard link": 0, "symbolic link": 0, "other": 0}
     for member in members:
         counts[member.kind] += 1
@@ -143,7 +147,7 @@ def _grouped(members: Iterable[Member], path: str, links: list[Member]) -> Itera
                     " example",
                 )
             keys.add(key)
-            entry, extensions = Entry(key, []), {"__key__"}
+            entry, extensions = TarIndexEntry(key, []), {"__key__"}
         if extension in extensions:
             raise damaged(
                 path,
@@ -176,7 +180,11 @@ def _key_and_extension(name: str) -> tuple[str, str] | None:
     belongs to none.
 
     Example:
-        >>> _key_and_extension("train/0001.seg.PNG"), _key_and_extension("README"), _key_and_extension("__about__/x.json")
+        >>> (
+        ...     _key_and_extension("train/0001.seg.PNG"),
+        ...     _key_and_extension("README"),
+        ...     _key_and_extension("__about__/x.json"),
+        ... )
         (('train/0001', 'seg.png'), None, None)
     """
     stem, dot, extension = name.rpartition("/")[2].partition(".")
@@ -185,14 +193,14 @@ def _key_and_extension(name: str) -> tuple[str, str] | None:
     return name[: -len(extension) - 1], extension.lower()
 
 
-def _packed(entry: Entry) -> bytes:
+def _packed(entry: TarIndexEntry) -> bytes:
     names = "\0".join([entry.key, *[extension for extension, *_ in entry.files]])
     files = [_FILE.pack(*numbers) for _, *numbers in entry.files]
     packed = b"".join([_NUMBER.pack(len(files)), *files, names.encode("utf-8", "surrogateescape")])
     return _NUMBER.pack(zlib.crc32(packed)) + packed
 
 
-def _unpacked(packed: bytes) -> Entry:
+def _unpacked(packed: bytes) -> TarIndexEntry:
     """Unpacks an entry. Raises ``ValueError`` or ``struct.error`` for anything else."""
     checksum, num_files = _CHECKSUM_AND_NUMBER.unpack_from(packed)
     if zlib.crc32(packed[_NUMBER.size :]) != checksum:
@@ -200,12 +208,12 @@ def _unpacked(packed: bytes) -> Entry:
     names = _CHECKSUM_AND_NUMBER.size + num_files * _FILE.size
     key, *extensions = packed[names:].decode("utf-8", "surrogateescape").split("\0")
     numbers = _FILE.iter_unpack(packed[_CHECKSUM_AND_NUMBER.size : names])
-    return Entry(
+    return TarIndexEntry(
         key, [(extension, *those) for extension, those in zip(extensions, numbers, strict=True)]
     )
 
 
-def read_entries(index: Sidecar, numbers: Sequence[int]) -> list[Entry]:
+def read_entries(index: Sidecar, numbers: Sequence[int]) -> list[TarIndexEntry]:
     """The entries of the records of these ascending numbers, which are close together, in two
     reads.
     """

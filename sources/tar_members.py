@@ -39,7 +39,7 @@ Kind = Literal["file", "hard link", "symbolic link", "other"]
 _LINKS: dict[int, Kind] = {ord("1"): "hard link", ord("2"): "symbolic link"}
 
 
-class Member(NamedTuple):
+class TarMember(NamedTuple):
     """Member of an archive.
 
     Attributes:
@@ -84,7 +84,7 @@ def tar_members(
     number: int,
     window_bytes: int = 1 << 12,
     progress: Callable[[int], object] = lambda _: None,
-) -> Iterator[Member]:
+) -> Iterator[TarMember]:
     """Yields all members of archive ``number`` of ``files``, in its order.
 
     Args:
@@ -121,7 +121,7 @@ class _Archive:
         self._window_bytes = window_bytes
         self._window, self._window_start = b"", 0
 
-    def members(self, progress: Callable[[int], object]) -> Iterator[Member]:
+    def members(self, progress: Callable[[int], object]) -> Iterator[TarMember]:
         of_all: dict[bytes, bytes] = {}  # what is told of all members from here on
         of_next: dict[bytes, bytes] = {}
         offset = 0
@@ -186,7 +186,7 @@ class _Archive:
                 )
             offset += len(piece)
 
-    def _member(self, block: bytes, offset: int, told: dict[bytes, bytes]) -> tuple[Member, int]:
+    def _member(self, block: bytes, offset: int, told: dict[bytes, bytes]) -> tuple[TarMember, int]:
         """Return the member whose header is at ``offset``, and the offset behind it."""
         kind = block[156]
         name = told.get(b"path") or _name(block)
@@ -206,7 +206,7 @@ class _Archive:
         )
         target = told.get(b"linkpath") or block[157:257].split(b"\0", 1)[0]
         return (
-            Member(
+            TarMember(
                 shown,
                 start,
                 size,

@@ -118,11 +118,11 @@ class TFRecordFile:
         if is_text or not (hasattr(file, "read") and hasattr(file, "close")):
             if is_text:
                 file.close()
+            remedy = ", which is a text file: use the mode rb" if is_text else ""
             raise TypeError(
                 "open must return a binary file object, with read(size) and close(), but"
-                f" {transform_name(self._open)} "
-                f"returned for {path} a"
-                f" {type(file).__name__}{', which is a text file: use the mode rb' if is_text else ''}"
+                f" {transform_name(self._open)} returned for {path} a"
+                f" {type(file).__name__}{remedy}"
             )
         return file
 

@@ -60,7 +60,8 @@ def assert_equal_output_after_checkpoint(
 
     Example:
         >>> from gristmill.dataset import MapDataset
-        >>> assert_equal_output_after_checkpoint(MapDataset.range(5).shuffle(seed=1).to_iter_dataset().batch(2), at_end=True)
+        >>> ds = MapDataset.range(5).shuffle(seed=1).to_iter_dataset().batch(2)
+        >>> assert_equal_output_after_checkpoint(ds, at_end=True)
     """
     elements, states = _record(ds, at_end)
     for step, state in enumerate(states):

@@ -25,7 +25,8 @@ def assert_deterministic(ds: Any, *, steps: int = 200, seconds: float = 60) -> N
     Example:
         >>> import random
         >>> from gristmill.dataset import MapDataset
-        >>> assert_deterministic(MapDataset.range(10).map(lambda x: x + random.random()))  # doctest: +ELLIPSIS
+        >>> ds = MapDataset.range(10).map(lambda x: x + random.random())
+        >>> assert_deterministic(ds)  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
         AssertionError: NOT deterministic

@@ -20,8 +20,10 @@ def are_equal(a: Any, b: Any) -> bool:
     will draw; objects without an ``==`` of their own by their attributes.
 
     Example:
-        >>> are_equal({"x": np.array([1.0, np.nan])}, {"x": np.array([1.0, np.nan])}), are_equal(1, 1.0)
-        (True, False)
+        >>> are_equal({"x": np.array([1.0, np.nan])}, {"x": np.array([1.0, np.nan])})
+        True
+        >>> are_equal(1, 1.0)
+        False
     """
     try:
         return _are_equal(a, b)

@@ -115,14 +115,16 @@ def assert_iter_dataset_conforms(
 
     Example:
         >>> from gristmill.dataset import MapDataset
-        >>> assert_iter_dataset_conforms(MapDataset.range(10).to_iter_dataset().map(str), workers=[1])
+        >>> assert_iter_dataset_conforms(
+        ...     MapDataset.range(10).to_iter_dataset().map(str), workers=[1]
+        ... )
         >>> class Letters(IterDataset):
         ...     def __iter__(self):
         ...         return iter("abc")
         >>> assert_iter_dataset_conforms(Letters())  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        AssertionError: broken law: iter(ds) is a DatasetIterator, and iter(it) is it. Found: iter(ds) is a str_...
+        AssertionError: broken law: iter(ds) is a DatasetIterator, and iter(it) is it. Found: ...
     """
     for name, value in (("ds", ds), ("failing", failing)):
         if not isinstance(value, IterDataset) and value is not None:
@@ -187,13 +189,16 @@ def assert_iterator_conforms(
         ...     def __init__(self, start):
         ...         super().__init__()
         ...         self.left = start
+        ...
         ...     def __next__(self):
         ...         if not self.left:
         ...             raise StopIteration
         ...         self.left -= 1
         ...         return self.left
+        ...
         ...     def get_state(self):
         ...         return {"left": self.left}
+        ...
         ...     def set_state(self, state):
         ...         self.left = state["left"]
         >>> assert_iterator_conforms(lambda: Countdown(5))

@@ -56,6 +56,7 @@ def assert_map_dataset_conforms(
         >>> class Squares(MapDataset):
         ...     def __len__(self):
         ...         return 10
+        ...
         ...     def __getitem__(self, index):
         ...         return self.slice(index) if isinstance(index, slice) else (index % 10) ** 2
         >>> assert_map_dataset_conforms(Squares())

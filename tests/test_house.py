@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import builtins
 import configparser
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,9 @@ _MAX_REACHES = 12  # per 1000 lines of code
 # Lines without docstrings.
 _MAX_CLASS = 250
 _MAX_FUNCTION = 60
+# The names by which others recognise Grain's classes, and two public classes: the record that
+# operations of a loader get, and the record that ``explain`` names.
+_SHARED_NAMES = {"MapDataset", "IterDataset", "DataLoader", "Record"}
 
 
 @cache
@@ -120,6 +124,16 @@ def test_few_looks_into_other_objects():
                 reaches.append(f"{name}:{node.lineno} {ast.unparse(node)}")
         num_lines += len(lines)
     assert 1000 * len(reaches) <= _MAX_REACHES * num_lines, f"{len(reaches)} in {num_lines} lines"
+
+
+def test_a_class_name_is_defined_once():
+    owners = defaultdict(list)
+    for name in modules():
+        for node in ast.walk(parsed(name)):
+            if isinstance(node, ast.ClassDef):
+                owners[node.name].append(f"{name}:{node.lineno}")
+    doubles = {name: places for name, places in owners.items() if len(places) > 1}
+    assert doubles.keys() == _SHARED_NAMES, doubles
 
 
 def num_documented(node: ast.AST) -> int:

@@ -40,7 +40,9 @@ class Hide(importlib.abc.MetaPathFinder):
         if name in hidden:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 def no_files_of_linux(event, args):
-    if event in ("open", "os.listdir", "os.scandir") and str(args[0]).startswith(("/proc", "/sys", "/dev/shm")):
+    if event in ("open", "os.listdir", "os.scandir") and str(args[0]).startswith(
+        ("/proc", "/sys", "/dev/shm")
+    ):
         raise FileNotFoundError(2, "No such file or directory", args[0])
 def stat(path, *args, stat=os.stat, **kwargs):
     no_files_of_linux("open", [path])
@@ -60,7 +62,15 @@ sys.platform = "darwin"
 sys.modules["_scproxy"] = types.SimpleNamespace(_get_proxies=dict, _get_proxy_settings=dict)
 import mmap, select, signal, socket
 signal.signal(signal.SIGIO, signal.SIG_IGN)  # the default there
-remove(os, "memfd_create", "posix_fallocate", "posix_fadvise", "sched_getaffinity", "sched_setaffinity", "eventfd")
+remove(
+    os,
+    "memfd_create",
+    "posix_fallocate",
+    "posix_fadvise",
+    "sched_getaffinity",
+    "sched_setaffinity",
+    "eventfd",
+)
 remove(os, "pidfd_open", "waitid", "preadv")
 remove(mmap, "MADV_REMOVE")
 remove(select, "epoll")
@@ -78,16 +88,57 @@ socket.socketpair = small_socketpair
     # descriptors, nothing to unlink.
     "Windows": (
         """
-import asyncio, concurrent.futures.thread, faulthandler, logging, mmap, random, select, shutil, signal, socket
-import multiprocessing.resource_tracker, multiprocessing.shared_memory, ssl, subprocess, tempfile, weakref
+import asyncio, concurrent.futures.thread, faulthandler, logging, mmap, random, select, shutil
+import multiprocessing.resource_tracker, multiprocessing.shared_memory, signal, socket, ssl
+import subprocess, tempfile, weakref
 sys.platform = "win32"
-hidden |= {"_posixshmem", "_posixsubprocess", "fcntl", "grp", "pwd", "resource", "termios", "array_record"}
+hidden |= {
+    "_posixshmem",
+    "_posixsubprocess",
+    "fcntl",
+    "grp",
+    "pwd",
+    "resource",
+    "termios",
+    "array_record",
+}
 for name in hidden:
     sys.modules.pop(name, None)
-remove(os, "fork", "forkpty", "getuid", "geteuid", "memfd_create", "posix_fallocate", "pread", "pwrite", "preadv")
-remove(os, "register_at_fork", "sched_getaffinity", "setsid", "killpg", "sysconf", "WNOHANG", "pidfd_open", "eventfd")
+remove(
+    os,
+    "fork",
+    "forkpty",
+    "getuid",
+    "geteuid",
+    "memfd_create",
+    "posix_fallocate",
+    "pread",
+    "pwrite",
+    "preadv",
+)
+remove(
+    os,
+    "register_at_fork",
+    "sched_getaffinity",
+    "setsid",
+    "killpg",
+    "sysconf",
+    "WNOHANG",
+    "pidfd_open",
+    "eventfd",
+)
 remove(mmap, "MADV_REMOVE", "MAP_PRIVATE", "PROT_READ", "PROT_WRITE")
-remove(signal, "SIGKILL", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGALRM", "SIGCHLD", "setitimer", "pthread_sigmask")
+remove(
+    signal,
+    "SIGKILL",
+    "SIGUSR1",
+    "SIGUSR2",
+    "SIGHUP",
+    "SIGALRM",
+    "SIGCHLD",
+    "setitimer",
+    "pthread_sigmask",
+)
 remove(select, "poll", "epoll")
 remove(socket, "AF_UNIX", "MSG_DONTWAIT", "MSG_NOSIGNAL", "send_fds", "recv_fds")
 remove(faulthandler, "register")
@@ -101,7 +152,11 @@ class SharedMemory:
         if not create and name not in self._blocks:
             raise FileNotFoundError(2, "The system cannot find the file specified", name)
         self._name = name or f"wnsm_{id(self):x}"
-        self._mmap = self._blocks.setdefault(self._name, mmap.mmap(-1, -(-size // 4096) * 4096)) if create else self._blocks[name]
+        self._mmap = (
+            self._blocks.setdefault(self._name, mmap.mmap(-1, -(-size // 4096) * 4096))
+            if create
+            else self._blocks[name]
+        )
         self._size = len(self._mmap)
         self._buf = memoryview(self._mmap)
     name = property(lambda self: self._name)
@@ -157,7 +212,14 @@ class TestEverywhere:
         script = """
             import pickle
             import numpy as np
-            ds = grain.MapDataset.range(40).seed(3).shuffle().map(lambda x: {"x": np.full(3, x)}).repeat(2).batch(4)
+            ds = (
+                grain.MapDataset.range(40)
+                .seed(3)
+                .shuffle()
+                .map(lambda x: {"x": np.full(3, x)})
+                .repeat(2)
+                .batch(4)
+            )
             print([batch["x"][:, 0].tolist() for batch in ds])
             it = iter(ds.to_iter_dataset(grain.ReadOptions(num_threads=3, prefetch_buffer_size=5)))
             head = [next(it)["x"].sum().item() for _ in range(7)]
@@ -165,9 +227,18 @@ class TestEverywhere:
             tail = [batch["x"].sum().item() for batch in it]
             it.set_state(state)
             print(tail == [batch["x"].sum().item() for batch in it] != [])
-            print(list(grain.MapDataset.range(9).to_iter_dataset().map(lambda x: x * x).multithread_prefetch(2, 3)))
+            print(
+                list(
+                    grain.MapDataset.range(9)
+                    .to_iter_dataset()
+                    .map(lambda x: x * x)
+                    .multithread_prefetch(2, 3)
+                )
+            )
             sampler = grain.samplers.IndexSampler(10, shuffle=True, num_epochs=1, seed=1)
-            loader = grain.DataLoader(data_source=range(10), sampler=sampler, operations=[grain.transforms.Batch(3)])
+            loader = grain.DataLoader(
+                data_source=range(10), sampler=sampler, operations=[grain.transforms.Batch(3)]
+            )
             print([batch.tolist() for batch in loader])
             source = grain.sources.SharedMemoryDataSource(["zero", b"one", 2])
             again = pickle.loads(pickle.dumps(source))
@@ -317,11 +388,22 @@ class TestMacOS:
             kept = list(ds(lambda x: np.full(300_000, x), 60))
             print(all((array == i).all() for i, array in enumerate(kept)))
             sampler, batch = grain.samplers.SequentialSampler(40), grain.transforms.Batch(5)
-            loader = grain.DataLoader(data_source=range(40), sampler=sampler, operations=[batch], worker_count=2)
-            print([batch.tolist() for batch in loader] == [[*range(i % 2 + i // 2 * 10, 40, 2)][:5] for i in range(8)])
+            loader = grain.DataLoader(
+                data_source=range(40), sampler=sampler, operations=[batch], worker_count=2
+            )
+            print(
+                [batch.tolist() for batch in loader]
+                == [[*range(i % 2 + i // 2 * 10, 40, 2)][:5] for i in range(8)]
+            )
             # The consumer goes back while messages that do not fit into the socket are on their
             # way: workers are started again.
-            it = iter(ds(lambda x: (x, "a" * 9000), 200, grain.MultiprocessingOptions(num_workers=2, per_worker_buffer_size=50)))
+            it = iter(
+                ds(
+                    lambda x: (x, "a" * 9000),
+                    200,
+                    grain.MultiprocessingOptions(num_workers=2, per_worker_buffer_size=50),
+                )
+            )
             state, seen = it.get_state(), []
             for _ in range(2):
                 seen.append([next(it)[0] for _ in range(7)])
@@ -399,7 +481,9 @@ class TestWindows:
             print(repr(repr(ds)))
             print(repr(str(grain.experimental.get_element_spec(ds))))
             ds = grain.MapDataset.range(100).map(float).to_iter_dataset()
-            config = grain.experimental.pick_performance_config(ds, ram_budget_mb=64, max_workers=None, max_buffer_size=None)
+            config = grain.experimental.pick_performance_config(
+                ds, ram_budget_mb=64, max_workers=None, max_buffer_size=None
+            )
             print(config.multiprocessing_options.num_workers)
             refusal(grain.sources.ArrayRecordDataSource, "a.array_record")
             """,

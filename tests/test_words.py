@@ -22,8 +22,8 @@ _MARKERS = re.compile(
     re.IGNORECASE,
 )
 _OPENINGS = re.compile(r"(What|Whether|Where|How|Who)\b")
+_QUESTIONS = re.compile(r"#+ (What|Whether|Where|How|Who|Whose|When|Why)\b")
 _CODE = re.compile(r"``[^`]*``|`[^`]*`")
-_QUESTIONS = ROOT / "benchmarks" / "questions"  # docstrings are the questions that these measure
 
 
 @cache
@@ -99,11 +99,19 @@ def test_few_phrases_hide_the_subject():
     assert 1000 * len(found) < _MAX_MARKERS * num_words, "\n".join(found)
 
 
+def test_titles_are_no_clauses():
+    lines = [(page, *line) for page in pages() for line in lines_of_page(page)]
+    found = [
+        f"{page.relative_to(ROOT)}:{i}: {line}" for page, i, line in lines if _QUESTIONS.match(line)
+    ]
+    assert sum(line.startswith("#") for *_, line in lines) > 500
+    assert not found, "\n".join(found)
+
+
 def test_docstrings_begin_with_a_noun_or_a_verb():
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno}: {str(node.value)[:60]}"
         for path in files()
-        if path.parent != _QUESTIONS
         for node in docstrings(path)
         if _OPENINGS.match(str(node.value))
     ]

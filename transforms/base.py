@@ -74,6 +74,7 @@ class FlatMap(abc.ABC):
     Example:
         >>> class Letters(FlatMap):
         ...     max_fan_out = 10
+        ...
         ...     def flat_map(self, element):
         ...         return list(element)
         >>> Letters().flat_map("ab")

@@ -40,7 +40,9 @@ def batch_and_pad(
         OverflowError: an integer in ``pad_value`` is out of the range of a leaf.
 
     Example:
-        >>> batch_and_pad([{"x": 1, "y": 0.5}, {"x": 2, "y": 1.5}], batch_size=3, pad_value={"x": -1, "y": 0})
+        >>> batch_and_pad(
+        ...     [{"x": 1, "y": 0.5}, {"x": 2, "y": 1.5}], batch_size=3, pad_value={"x": -1, "y": 0}
+        ... )
         {'x': array([ 1,  2, -1]), 'y': array([0.5, 1.5, 0. ])}
         >>> batch_and_pad([7, 8], batch_size=3, with_mask=True)
         (array([7, 8, 0]), array([ True,  True, False]))

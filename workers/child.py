@@ -92,8 +92,8 @@ Taken: TypeAlias = tuple[list[Any], Sequence[Any], BaseException | None]  # see 
 
 
 class Producer(Protocol):
-    """Interface of the object that a worker runs. May also have the methods of ``Watched``, and
-    ``renew(task)``: called before a start for another consumer.
+    """Interface of the object that a worker runs. May also have the methods of ``WatchedProducer``,
+    and ``renew(task)``: called before a start for another consumer.
     """
 
     def start(self, states: Mapping[int, Any], *, skip: bool) -> dict[int, Any]:
@@ -115,7 +115,7 @@ class Producer(Protocol):
         """
 
 
-class Watched(Producer, Protocol):
+class WatchedProducer(Producer, Protocol):
     """A producer that shows what it is at."""
 
     log: CrashJournal  # is set before the first start
@@ -368,7 +368,7 @@ class SocketConnection(BoundedConnection):
         self.take_all_off()
 
 
-class _Lane:
+class _SentLane:
     """A lane that has not ended.
 
     Args:
@@ -390,7 +390,7 @@ class Outbox:
     def __init__(self, connection: Connection, encoder: Encodes, producer: Producer) -> None:
         # asked what to send along; true: there is nothing after it
         self.report: Callable[[bool], bytes | None] | None = None
-        self.lanes: list[_Lane] = []  # that have not ended, in their turns
+        self.lanes: list[_SentLane] = []  # that have not ended, in their turns
         self._connection = connection
         self._encoder = encoder
         self._producer = producer
@@ -401,14 +401,14 @@ class Outbox:
         except BaseException as unpicklable:  # the states
             return Encoded(b"", [], 0, unpicklable)
 
-    def send_outputs(self, lane: _Lane, message: Encoded, states: Sequence[Any]) -> None:
+    def send_outputs(self, lane: _SentLane, message: Encoded, states: Sequence[Any]) -> None:
         self._send_report(False)
         num = message.num_elements
         self._connection.send(OUTPUTS, message.payload, message.slots, num, lane.number)
         lane.num_sent += num
         lane.state = states[num - 1]
 
-    def end_lane(self, lane: _Lane, stop: BaseException) -> None:
+    def end_lane(self, lane: _SentLane, stop: BaseException) -> None:
         """Sends the outcome after the elements of ``lane``."""
         self.lanes = [] if isinstance(stop, Passed) else [x for x in self.lanes if x is not lane]
         if isinstance(stop, StopIteration | Passed):
@@ -423,7 +423,7 @@ class Outbox:
     def change(self, added: dict[int, Any], leaving: Sequence[int]) -> None:
         """Compute more lanes from these states on, and get ready to leave others."""
         for number, state in added.items():
-            lane = _Lane(number, state)
+            lane = _SentLane(number, state)
             lane.num_sent = min([x.num_sent for x in self.lanes], default=0)
             try:
                 cast("Divided", self._producer).add(number, state)
@@ -447,7 +447,7 @@ class Outbox:
                 self._send_report(not self.lanes)
                 self._connection.send(LEFT, self._encoder.encode_state(None), [], lane=lane.number)
 
-    def send_error(self, error: BaseException, lane: _Lane, *, is_last: bool) -> None:
+    def send_error(self, error: BaseException, lane: _SentLane, *, is_last: bool) -> None:
         if isinstance(error, SystemExit):  # as if in the main program: the process ends
             raise error
         with contextlib.suppress(Exception):  # it shows objects of users
@@ -487,7 +487,7 @@ class Worker:
         self._watched: Any = producer if hasattr(producer, "finished") else None
         # its holder may send: the thread that computes elements, but while it does
         self._lock = Lock()
-        self._lane = _Lane(0, None)  # of the block that is being computed
+        self._lane = _SentLane(0, None)  # of the block that is being computed
         self._num_taken = 0  # blocks
         self._num_sent = 0  # elements of that block
         self._has_several = False  # this block may have some that are finished before the last one
@@ -530,16 +530,14 @@ class Worker:
                     started = self._in_turn(partial(self._start, states, skip=skip))
                 except BaseException as error:
                     if states:
-                        self.outbox.send_error(error, _Lane(first, states[first]), is_last=True)
+                        self.outbox.send_error(error, _SentLane(first, states[first]), is_last=True)
                     continue
                 for states in started:
                     if skip:
-                        self._connection.send(
-                            SKIPPED, self._encoder.encode_state(states[first]), [], lane=first
-                        )
-                    self._produce(
-                        [_Lane(*item) for item in states.items()], is_careful=quarantine is not None
-                    )
+                        state = self._encoder.encode_state(states[first])
+                        self._connection.send(SKIPPED, state, [], lane=first)
+                    lanes = [_SentLane(*item) for item in states.items()]
+                    self._produce(lanes, is_careful=quarantine is not None)
 
     @property
     def num_workers(self) -> int:
@@ -585,7 +583,7 @@ class Worker:
             if log is not None:
                 log.begin(0)
 
-    def _produce(self, lanes: list[_Lane], *, is_careful: bool) -> None:
+    def _produce(self, lanes: list[_SentLane], *, is_careful: bool) -> None:
         """Sends elements until all lanes are at their ends or errors, or there is a new start.
 
         The consumer needs elements of the lanes in turn: next comes a block of the one of which the
@@ -612,7 +610,7 @@ class Worker:
         while self._connection.changes:
             self.outbox.change(*self._connection.changes.pop(0))
 
-    def _send_block(self, lane: _Lane, is_careful: bool) -> BaseException | None:
+    def _send_block(self, lane: _SentLane, is_careful: bool) -> BaseException | None:
         """Sends the next elements of ``lane``; returns the outcome after them, if that is no
         element.
         """
@@ -630,11 +628,8 @@ class Worker:
         if elements:
             message = self.outbox.encode(elements, states)
             del elements  # their memory is used again
-            seconds, num_bytes, has_slots = (
-                time.perf_counter() - self._began,
-                len(message.payload),
-                bool(message.slots),
-            )
+            seconds = time.perf_counter() - self._began
+            num_bytes, has_slots = len(message.payload), bool(message.slots)
             if self._watched is not None:
                 self._watched.end()
             if message.num_elements:
@@ -647,7 +642,7 @@ class Worker:
         )
         return stop
 
-    def _take(self, lane: _Lane, n: int) -> list[Taken]:
+    def _take(self, lane: _SentLane, n: int) -> list[Taken]:
         """The next output of the producer as the only item, or an empty list (see ``_in_turn``)."""
         try:
             return self._in_turn(partial(self._compute, lane, n))
@@ -656,7 +651,7 @@ class Worker:
                 self._lock.acquire()
                 self._is_unlocked = False
 
-    def _compute(self, lane: _Lane, n: int) -> Taken:
+    def _compute(self, lane: _SentLane, n: int) -> Taken:
         """The next output of the producer; the other thread may send a part of it meanwhile."""
         self._began = time.perf_counter()
         self._lane = lane
@@ -704,21 +699,16 @@ class Worker:
                             self._num_sent += message.num_elements
                             self.outbox.send_outputs(self._lane, message, states)
                     del elements
-                    if (
-                        len(self.outbox.lanes) > 1
-                        and num_taken == self._num_taken
-                        and self._watched.quarantine is None
-                    ):
+                    is_same = num_taken == self._num_taken
+                    if is_same and len(self.outbox.lanes) > 1 and self._watched.quarantine is None:
                         self._go_on_beside()
 
     def _go_on_beside(self) -> None:
         """Sends the outputs of other lanes before an element that takes long."""
         stuck, connection = self._lane, self._connection
-        while (
-            self._is_computing
-            and connection.start is None
-            and time.perf_counter() > self._began + _STUCK_SECONDS
-        ):
+        while self._is_computing and connection.start is None:
+            if time.perf_counter() <= self._began + _STUCK_SECONDS:
+                return
             place = self.outbox.lanes.index(stuck)
             missing = [
                 x
@@ -748,7 +738,7 @@ class Worker:
                 _log.warning("an observer of this worker failed", exc_info=True)
 
 
-def _num_sent(lane: _Lane) -> int:
+def _num_sent(lane: _SentLane) -> int:
     return lane.num_sent
 
 

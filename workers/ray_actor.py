@@ -50,7 +50,7 @@ _MIN_BYTES = 128  # that an element counts for
 Command = tuple[int, int, Any]  # kind, generation, content
 
 
-class Piece:
+class ArrayBytes:
     """Bytes of an array."""
 
     def __init__(self, array: np.ndarray[Any, Any]) -> None:
@@ -60,16 +60,18 @@ class Piece:
 class Heap:
     """Memory for messages to send, as ``Arena`` is in a process: Ray copies it from here."""
 
-    def allocate(self, num_bytes: int) -> Piece:
-        return Piece(np.empty(num_bytes, np.uint8))
+    def allocate(self, num_bytes: int) -> ArrayBytes:
+        return ArrayBytes(np.empty(num_bytes, np.uint8))
 
-    def view(self, piece: Piece) -> np.ndarray[Any, Any]:
+    def view(self, piece: ArrayBytes) -> np.ndarray[Any, Any]:
         return piece.array
 
-    def store(self, array: np.ndarray[Any, Any], order: tuple[Any, ...]) -> Piece:
-        return Piece(np.ascontiguousarray(array.T if order else array).reshape(-1).view(np.uint8))
+    def store(self, array: np.ndarray[Any, Any], order: tuple[Any, ...]) -> ArrayBytes:
+        return ArrayBytes(
+            np.ascontiguousarray(array.T if order else array).reshape(-1).view(np.uint8)
+        )
 
-    def free(self, piece: Piece) -> None:
+    def free(self, piece: ArrayBytes) -> None:
         pass
 
     def settle(self) -> None:

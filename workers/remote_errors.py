@@ -75,7 +75,7 @@ class LostValue:
         return []
 
 
-class _Node(NamedTuple):
+class _ErrorNode(NamedTuple):
     """One of the exceptions that hang together."""
 
     text: list[_Block]  # for a RemoteError
@@ -98,7 +98,7 @@ def encode_error(error: BaseException, skip_frames: int = 0) -> bytes:
     try:
         return pickle.dumps(_Encoder(error).nodes(skip_frames))
     except BaseException:
-        return pickle.dumps([_Node(_safe_blocks(error, []), "", [], {}, {}, [])])
+        return pickle.dumps([_ErrorNode(_safe_blocks(error, []), "", [], {}, {}, [])])
 
 
 def decode_error(data: bytes) -> BaseException:
@@ -128,17 +128,17 @@ class _Encoder:
         self._errors = [error]
         self._numbers = {id(error): 0}
 
-    def nodes(self, skip_frames: int) -> list[_Node]:
+    def nodes(self, skip_frames: int) -> list[_ErrorNode]:
         # The list grows while it is read.
         return [
             self._node(error, 0 if number else skip_frames)
             for number, error in enumerate(self._errors)
         ]
 
-    def _node(self, error: BaseException, skip_frames: int) -> _Node:
+    def _node(self, error: BaseException, skip_frames: int) -> _ErrorNode:
         values = {name: _read(field, error) for name, field in _fields(type(error)).items()}
         frames: list[_Frame] = _safely([], _frames, error, skip_frames)
-        return _Node(
+        return _ErrorNode(
             _safe_blocks(error, frames),
             self._maker(error),
             [self._part(value) for value in _BASE["args"].__get__(error)],
@@ -163,7 +163,7 @@ class _Encoder:
     def _part(self, value: Any, whole: BaseException | None = None) -> _Part:
         try:
             file = _BoundedFile(math.inf if isinstance(value, (bytes, str)) else _MAX_BYTES)
-            _Pickler(file, self._number, whole).dump(value)
+            _ErrorPickler(file, self._number, whole).dump(value)
             return file.getvalue()
         except BaseException:
             return _shown(value)
@@ -177,7 +177,7 @@ class _Encoder:
         return self._numbers[id(error)]
 
 
-class _Pickler(CloudPickler):
+class _ErrorPickler(CloudPickler):
     """Writes numbers for exceptions, but for ``whole``."""
 
     def __init__(
@@ -207,7 +207,7 @@ class _BoundedFile(io.BytesIO):
 
 
 class _Decoder:
-    def __init__(self, nodes: list[_Node]) -> None:
+    def __init__(self, nodes: list[_ErrorNode]) -> None:
         self._nodes = nodes
         self._errors: dict[int, BaseException] = {}
         self._rebuilt: set[int] = set()
@@ -241,12 +241,12 @@ class _Decoder:
         if isinstance(part, str):
             return LostValue(part)
         try:
-            return _Unpickler(io.BytesIO(part), self.error).load()
+            return _ErrorUnpickler(io.BytesIO(part), self.error).load()
         except Exception as failure:
             return LostValue(f"<not loaded: {_shown(failure)}>")
 
 
-class _Unpickler(pickle.Unpickler):
+class _ErrorUnpickler(pickle.Unpickler):
     def __init__(self, file: io.BytesIO, error: Callable[[int], BaseException]) -> None:
         super().__init__(file)
         self._error = error

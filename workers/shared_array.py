@@ -119,7 +119,7 @@ class SharedMemoryArray(np.ndarray[Any, np.dtype[Any]]):
                [1, 1, 1]], dtype=int32)
     """
 
-    _block: _Block | None
+    _block: _ArrayBlock | None
     _travels_as_ndarray = True  # from our workers, at whose end their blocks go
 
     def __new__(cls, shape: Iterable[int], dtype: npt.DTypeLike = float) -> Self:
@@ -169,7 +169,7 @@ class SharedMemoryArray(np.ndarray[Any, np.dtype[Any]]):
         # its own map of it (1).
         memory = shm.buf if isinstance(shm, SharedBlock) else _map(shm)
         array = super().__new__(cls, shape, dtype, buffer=memory)
-        array._block = _Block(shm, array)
+        array._block = _ArrayBlock(shm, array)
         # All views keep this very array alive. What lives to the end of the process is seen to by
         # the block's module.
         weakref.finalize(array, _release, array._block).atexit = False
@@ -261,7 +261,7 @@ class SharedMemoryArray(np.ndarray[Any, np.dtype[Any]]):
         )
 
 
-class _Block:
+class _ArrayBlock:
     """The block of an array and the clean-up when the array is gone. All its views have it too."""
 
     def __init__(self, shm: SharedMemory, array: SharedMemoryArray) -> None:
@@ -296,7 +296,7 @@ class _Pool:
     def __init__(self, num_threads: int, limit: int) -> None:
         self._permits = [None] * limit
         # its `put` may be interrupted by a `put` of the same thread
-        self._blocks: SimpleQueue[_Block | None] = SimpleQueue()
+        self._blocks: SimpleQueue[_ArrayBlock | None] = SimpleQueue()
         self._threads = [
             threading.Thread(target=self._run, name=f"gristmill-async-del-{number}", daemon=True)
             for number in range(num_threads)
@@ -307,7 +307,7 @@ class _Pool:
         # the tracker.
         util.Finalize(None, self._stop, exitpriority=-50)
 
-    def take(self, block: _Block) -> bool:
+    def take(self, block: _ArrayBlock) -> bool:
         """Returns whether there was room for the block."""
         try:
             self._permits.pop()
@@ -346,7 +346,7 @@ def _start_pool(num_threads: int, limit: int) -> None:
             _pool = _Pool(num_threads, limit)
 
 
-def _release(block: _Block) -> None:
+def _release(block: _ArrayBlock) -> None:
     pool = _pool
     if pool is None or not pool.take(block):
         block.release()

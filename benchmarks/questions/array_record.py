@@ -1,6 +1,4 @@
-"""What does a record of an ArrayRecord file cost, in a global shuffle, above what the reader itself
-needs?
-"""
+"""Cost of a record of an ArrayRecord file in a global shuffle, beyond the cost of the reader."""
 
 import functools
 import tempfile

@@ -1,4 +1,4 @@
-"""How much faster is a block shuffle than others where every read is a request that takes 30 ms?
+"""Speed of a block shuffle and of other shuffles where every read is a request of 30 ms.
 
 ``shuffle`` is global; ``window_shuffle`` shuffles among as many records as the groups of blocks
 have, one by one, too.

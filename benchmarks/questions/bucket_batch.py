@@ -1,4 +1,4 @@
-"""What does it cost to put records of similar lengths into one batch?
+"""Cost of batches of records of similar lengths.
 
 Planning: the batches of ``MANY`` shuffled records by their lengths alone, up to the last one of an
 epoch; the bound is NumPy's shuffle of that many and a sort by buckets. Batches: ``RECORDS`` records

@@ -1,4 +1,4 @@
-"""What does an element cost in a DataLoader with its defaults, in one process?"""
+"""Cost of an element of a DataLoader with its defaults, in one process."""
 
 import numpy as np
 from questions.map_dataset import BATCH, python_doubles, torch_doubles

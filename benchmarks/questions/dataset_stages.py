@@ -1,4 +1,4 @@
-"""What do the stages cost that take elements from several datasets, or in another order?"""
+"""Cost of the stages that take elements from several datasets, or in another order."""
 
 import time
 

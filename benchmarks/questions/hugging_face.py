@@ -1,5 +1,5 @@
-"""What does a row of Hugging Face's ``datasets`` or a record of a Bagz file cost, above what their
-libraries need themselves?
+"""Cost of a row of Hugging Face's ``datasets`` and of a record of a Bagz file, beyond the cost of
+their libraries.
 """
 
 import functools

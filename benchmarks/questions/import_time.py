@@ -1,5 +1,5 @@
-"""How long does `import` take in a fresh interpreter? And until the classes that every program
-needs are loaded?
+"""Time of `import` in a fresh interpreter, and until the classes that every program needs are
+loaded.
 """
 
 import subprocess

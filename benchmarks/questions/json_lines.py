@@ -1,5 +1,5 @@
-"""What does a record of a JSON lines file cost, in any order, above its line; and finding the lines
-in the first place?
+"""Cost of a record of a JSON lines file in any order, beyond its line, and of finding the lines
+first.
 """
 
 import functools
@@ -110,7 +110,7 @@ def make_index(grain):
 
 
 def count_newlines(np):
-    """What ``wc -l`` does, in Python."""
+    """Count lines as ``wc -l`` does, in Python."""
 
     def run():
         num_lines, piece = 0, b""

@@ -1,4 +1,4 @@
-"""What do lanes cost, which make the stream independent of the number of workers?"""
+"""Cost of lanes, which make the stream independent of the number of workers."""
 
 import functools
 import time

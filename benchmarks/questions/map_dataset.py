@@ -1,4 +1,4 @@
-"""What does an element cost in a chain of a MapDataset, in one process?"""
+"""Cost of an element of a chain of map datasets, in one process."""
 
 from workload import Workload, double
 

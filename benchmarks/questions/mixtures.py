@@ -1,5 +1,4 @@
-"""What does it take to read ahead for a mixture of many components from storage that answers
-slowly?
+"""Throughput, threads and memory of a mixture of many components from slow storage.
 
 ``IterDataset.mix`` of 35 and of 500 components. Each reads records of 2 kB or 1 MB, one in 5 ms, in
 threads of its own default number, and half of the components are drawn up to 1000 times as often as

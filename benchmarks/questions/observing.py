@@ -1,4 +1,4 @@
-"""What does it cost to look at a pipeline while it is in use?"""
+"""Cost of observing a pipeline while it is in use."""
 
 import contextlib
 import statistics

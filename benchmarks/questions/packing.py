@@ -1,4 +1,4 @@
-"""What does a token cost that is packed into rows with others?"""
+"""Cost of a token that is packed into rows with others."""
 
 import importlib
 import math

@@ -1,6 +1,4 @@
-"""What does a row of a Parquet file cost in a shuffled order, and what would it cost to decode a
-row group for each?
-"""
+"""Cost of a row of a Parquet file in a shuffled order, and of decoding a row group for each row."""
 
 import functools
 import importlib

@@ -1,4 +1,4 @@
-"""What does it cost to say what made an output, to write a ledger, and to do neither?"""
+"""Cost of explaining an output, of writing a ledger, and of doing neither."""
 
 import itertools
 import tempfile

@@ -1,5 +1,5 @@
-"""What do workers on Ray cost beside processes of this machine and beside Ray Data, and how long is
-the loss of one felt?
+"""Cost of workers on Ray beside processes of this machine and Ray Data, and the delay after the
+loss of one.
 
 All who use Ray are connected to one cluster of one node, which is bound to the loopback address and
 lasts as long as the question; where a node is removed, it is one of a cluster of its own. Elements

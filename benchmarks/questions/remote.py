@@ -1,5 +1,5 @@
-"""What do rows cost from a server that answers after 20 ms: one by one, in blocks, and from what is
-kept on the disk?
+"""Cost of rows from a server that answers after 20 ms: one by one, in blocks, and from the disk
+cache.
 """
 
 import contextlib
@@ -113,7 +113,7 @@ def kept():
 
 
 def from_the_cache(grain):
-    """What was read in an epoch before."""
+    """Rows that an earlier epoch has read."""
     source = grain.sources.cached(Blocks(os.environ["ROWS_URL"], MANY), kept().name)
     for _ in batches(source, lambda ds: ds)():
         pass

@@ -1,4 +1,4 @@
-"""What do saving and restoring the position of an iterator cost?"""
+"""Cost of saving and restoring the position of an iterator."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""What does it cost to take the state of a pipeline, now and then or at every step?"""
+"""Cost of taking the state of a pipeline, now and then or at every step."""
 
 import time
 

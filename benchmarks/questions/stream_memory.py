@@ -1,4 +1,4 @@
-"""How much memory does a stream from worker processes take, at its highest and in the end?
+"""Memory of a stream from worker processes, at its highest and in the end.
 
 Read from ``/proc``: Linux only. Counted is the proportional size (PSS) of the consumer and all
 processes below it, in which memory that they share counts once, less what it was after the first

@@ -1,5 +1,5 @@
-"""What does a record of WebDataset shards cost, at random and in order, beside ``tarfile`` and a
-copy in ArrayRecord files?
+"""Cost of a record of WebDataset shards, at random and in order, beside ``tarfile`` and a copy in
+ArrayRecord files.
 """
 
 import functools

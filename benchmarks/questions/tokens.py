@@ -1,5 +1,5 @@
-"""What do windows and documents of token files cost, next to memory maps and to the same windows as
-records?
+"""Cost of windows and documents of token files, beside memory maps and the same windows as
+records.
 """
 
 import functools

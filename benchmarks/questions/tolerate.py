@@ -1,4 +1,4 @@
-"""What does it cost to tolerate faults, while there are no faults?"""
+"""Cost of an error budget while nothing fails."""
 
 import statistics
 import time

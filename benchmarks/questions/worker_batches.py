@@ -1,5 +1,4 @@
-"""What does it cost to get a batch of 19 MB out of worker processes: in time, and in the consumer's
-CPU time?
+"""Cost of a batch of 19 MB from worker processes: time, and the consumer's CPU time.
 
 Batches are 32 images of 224 × 224 × 3 float32, which workers have at hand, so that little is
 measured but stacking and transport. The consumer reads one number of every page, without which

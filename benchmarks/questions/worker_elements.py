@@ -1,4 +1,4 @@
-"""What does it cost to get small elements out of worker processes one by one?"""
+"""Cost of small elements from worker processes, one by one."""
 
 import itertools
 import pickle

@@ -1,4 +1,4 @@
-"""How much memory does an idle worker process take? Read from ``/proc``: Linux only.
+"""Memory of an idle worker process, read from ``/proc``: Linux only.
 
 Resident memory (RSS) counts what processes share in each of them; the proportional size (PSS)
 divides it among them; the unique size (USS) leaves it out. Forked workers share whatever the

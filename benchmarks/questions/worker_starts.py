@@ -1,5 +1,5 @@
-"""How long does one wait for the first batch of worker processes: in a fresh program, at the next
-epoch, of another loader?
+"""Time until the first batch of worker processes: in a fresh program, at the next epoch, of another
+loader.
 
 Imports, and making the loader, are not counted. In the next epoch the loader is the same, and all
 batches of the epoch before have been taken. Another loader is one that the program makes while it

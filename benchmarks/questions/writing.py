@@ -1,6 +1,4 @@
-"""How long does it take to prepare a data set with two processes, in files that are read at random
-afterwards?
-"""
+"""Time to prepare a data set with two processes, in files that are read at random afterwards."""
 
 import functools
 import importlib

@@ -27,7 +27,7 @@ class Cells(Value):
     stop: int
 
 
-class Piece(Value):
+class LineageRecord(Value):
     """A record that an output is made of.
 
     Args:
@@ -57,7 +57,7 @@ class Piece(Value):
         return (self.cells[0].start, self.cells[0].stop) if self.cells else None
 
 
-Rows: TypeAlias = Sequence[tuple[Piece, ...]]
+Rows: TypeAlias = Sequence[tuple[LineageRecord, ...]]
 
 
 def kept_rows(before: Traced, after: Traced, stage: str) -> Rows:
@@ -89,7 +89,7 @@ def kept_rows(before: Traced, after: Traced, stage: str) -> Rows:
     ]
     may_be_renamed = bool(others) and len(left) < len(lengths)
 
-    def kept(piece: Piece) -> list[Piece]:
+    def kept(piece: LineageRecord) -> list[LineageRecord]:
         if may_be_renamed:
             is_known = _are_alike(piece.cells) and all(
                 [_has_cells(x, num_rows, piece.cells[0].length) for x in others]
@@ -130,7 +130,7 @@ def cut_by(rows: Rows, stage: str) -> Rows:
     return [tuple([_unknown(piece, stage) for piece in row]) for row in rows]
 
 
-def _unknown(piece: Piece, stage: str) -> Piece:
+def _unknown(piece: LineageRecord, stage: str) -> LineageRecord:
     return piece.replaced(cut_by=piece.cut_by or stage)
 
 
@@ -175,7 +175,7 @@ class Placed(Value):
     first: int = 0
 
 
-def placed(x: Traced, parts: Sequence[Placed], *, keeps_empty: bool) -> list[Piece]:
+def placed(x: Traced, parts: Sequence[Placed], *, keeps_empty: bool) -> list[LineageRecord]:
     """Returns the records of a sequence, with their cells in a packed row with its tokens.
 
     Args:
@@ -202,7 +202,9 @@ def placed(x: Traced, parts: Sequence[Placed], *, keeps_empty: bool) -> list[Pie
     return pieces
 
 
-def _tokens_of(x: Traced, k: int, piece: Piece, feature: tuple[Any, ...]) -> tuple[int, int] | None:
+def _tokens_of(
+    x: Traced, k: int, piece: LineageRecord, feature: tuple[Any, ...]
+) -> tuple[int, int] | None:
     """Returns the bounds of a record's tokens in row ``k`` of a sequence; ``None`` if not known."""
     if not x.is_batch and not piece.cells:
         return 0, sys.maxsize

@@ -162,7 +162,11 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
 
         Example:
             >>> from gristmill.dataset import MapDataset
-            >>> it = iter(MapDataset.source([1, 0, 2]).map(lambda x: 2 // x).tolerate(max_total=1, max_rate=None))
+            >>> it = iter(
+            ...     MapDataset.source([1, 0, 2])
+            ...     .map(lambda x: 2 // x)
+            ...     .tolerate(max_total=1, max_rate=None)
+            ... )
             >>> list(it), it.faults().total, it.faults().last[0].record_key
             ([2, 1], 1, 1)
         """

@@ -68,7 +68,11 @@ def dataset_length(ds: Any) -> Length:
     Example:
         >>> from gristmill.dataset import MapDataset
         >>> ds = MapDataset.range(10)
-        >>> dataset_length(ds.to_iter_dataset().batch(3)), dataset_length(ds.filter(bool)), dataset_length(ds.repeat())
+        >>> (
+        ...     dataset_length(ds.to_iter_dataset().batch(3)),
+        ...     dataset_length(ds.filter(bool)),
+        ...     dataset_length(ds.repeat()),
+        ... )
         (Exact(num=4), AtMost(num=10), Infinite())
     """
     if not hasattr(ds, "_num_elements"):

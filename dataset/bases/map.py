@@ -28,7 +28,7 @@ from gristmill.dataset.bases.node import (
     spec_of_first_parent,
 )
 from gristmill.dataset.bases.observing import Instrument, Wrap, divert_items, observed_items
-from gristmill.dataset.bases.origins import Part, RecordKey
+from gristmill.dataset.bases.origins import RecordKey, UpstreamElement
 from gristmill.dataset.errors.context import failed_at, told
 from gristmill.dataset.errors.tracebacks import filter_traceback
 from gristmill.dataset.faults.attempts import Reports
@@ -179,11 +179,11 @@ class MapDataset(
         length = of_number(len(self))
         return AtMost(length.num) if isinstance(length, Exact) and dropping_steps(self) else length
 
-    def _origins(self, index: int) -> Iterable[Part | RecordKey]:
+    def _origins(self, index: int) -> Iterable[UpstreamElement | RecordKey]:
         """The lineage of the element at ``index``; empty if it is unknown, as of users'
         datasets.
         """
-        return [Part(self._parents[0], index)] if self._keeps_indices else ()
+        return [UpstreamElement(self._parents[0], index)] if self._keeps_indices else ()
 
     def _behind(self, indices: Indices) -> tuple[MapDataset[Any], Indices] | None:
         """Of which dataset, and where, each element at ``indices`` is one, changed or not; ``None``
@@ -191,7 +191,7 @@ class MapDataset(
         """
         return (self._parents[0], indices) if self._keeps_indices else None
 
-    def _made_of(self, index: int) -> Iterable[Part | RecordKey]:
+    def _made_of(self, index: int) -> Iterable[UpstreamElement | RecordKey]:
         """As ``_origins``, for ``explain``, where functions may be run that decide it."""
         return self._origins(index)
 
@@ -356,8 +356,8 @@ class ReindexMapDataset(BlockMapDataset[T]):
             raise
         return self._parents[0]._items(moved)
 
-    def _origins(self, index: int) -> Iterable[Part]:
-        return [Part(self._parent, self._reindex(index))]
+    def _origins(self, index: int) -> Iterable[UpstreamElement]:
+        return [UpstreamElement(self._parent, self._reindex(index))]
 
     def _behind(self, indices: Indices) -> tuple[MapDataset[Any], Indices] | None:
         return self._parents[0], self._moved(indices)

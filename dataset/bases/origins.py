@@ -11,7 +11,7 @@ from typing import Any
 from gristmill.core.value import Value
 
 
-class Part(Value):
+class UpstreamElement(Value):
     """An element of another dataset that an element is made of."""
 
     ds: Any

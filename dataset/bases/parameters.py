@@ -70,8 +70,8 @@ class Parameters(Value):
         for name, declared in fields.items():
             if not isinstance(declared, _Field):
                 raise TypeError(
-                    f"{cls.__name__}.{name} has the default {declared!r}. Parameters have none: give"
-                    " the default in the constructor of the stage, or declare the field with"
+                    f"{cls.__name__}.{name} has the default {declared!r}. Parameters have none:"
+                    " give the default in the constructor of the stage, or declare the field with"
                     " field(...)."
                 )
             if declared is not _PLAIN:

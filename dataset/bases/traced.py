@@ -13,7 +13,14 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from gristmill.dataset.bases.cells import Piece, Rows, are_several, cut_by, kept_rows, parted_rows
+from gristmill.dataset.bases.cells import (
+    LineageRecord,
+    Rows,
+    are_several,
+    cut_by,
+    kept_rows,
+    parted_rows,
+)
 from gristmill.dataset.bases.node import (
     DatasetNode,
     ancestors,
@@ -21,7 +28,7 @@ from gristmill.dataset.bases.node import (
     is_of_library,
     parents_of,
 )
-from gristmill.dataset.bases.origins import Part, RecordKey
+from gristmill.dataset.bases.origins import RecordKey, UpstreamElement
 from gristmill.dataset.errors.context import note_at
 from gristmill.dataset.faults.attempts import noted_events
 
@@ -71,7 +78,7 @@ class Traced:
         return self._rows
 
     @property
-    def pieces(self) -> tuple[Piece, ...]:
+    def pieces(self) -> tuple[LineageRecord, ...]:
         """All records."""
         return tuple([piece for row in self.rows for piece in row])
 
@@ -89,7 +96,7 @@ class Traced:
         new = Traced(lambda: value, lambda: parted_rows(self, new, name), self.is_batch, name)
         return new
 
-    def with_pieces(self, change: Callable[[Piece], Piece]) -> Traced:
+    def with_pieces(self, change: Callable[[LineageRecord], LineageRecord]) -> Traced:
         """The same element, of whose records more is known."""
         return Traced(
             lambda: self.value,
@@ -157,7 +164,7 @@ class Tracing:
         self.is_exact = is_exact
         self.assumes = False  # that some function leaves out nothing
         self.computes = False  # functions are called at once, so that they fail in their stages
-        self.faults: list[Piece] = []  # records that were passed over
+        self.faults: list[LineageRecord] = []  # records that were passed over
 
     def note_faults(self, rows: Rows) -> None:
         """Notes that these records were passed over."""
@@ -241,14 +248,14 @@ def rows_at(ds: Any, index: int) -> tuple[Rows, bool]:
     Raises:
         NotImplementedError: a step does not say what its elements are made of.
     """
-    return _rows(ds, index, Piece("", None, 0, index))
+    return _rows(ds, index, LineageRecord("", None, 0, index))
 
 
-def _rows(ds: Any, index: int, piece: Piece) -> tuple[Rows, bool]:
+def _rows(ds: Any, index: int, piece: LineageRecord) -> tuple[Rows, bool]:
     """``piece`` has what is known of the element at ``index`` so far."""
     if not is_of_library(ds):
         return [(_own_record(ds, index, piece),)], False
-    origins: list[Part | RecordKey] = list(ds._made_of(index))
+    origins: list[UpstreamElement | RecordKey] = list(ds._made_of(index))
     if not origins:
         raise refuse_to_trace(ds)
     makes_batches = ds._makes_batches
@@ -265,7 +272,9 @@ def _rows(ds: Any, index: int, piece: Piece) -> tuple[Rows, bool]:
     return joined_rows([rows for rows, _ in found], any([is_batch for _, is_batch in found]))
 
 
-def _rows_of(ds: Any, one: Part | RecordKey, piece: Piece, is_batch: bool) -> tuple[Rows, bool]:
+def _rows_of(
+    ds: Any, one: UpstreamElement | RecordKey, piece: LineageRecord, is_batch: bool
+) -> tuple[Rows, bool]:
     if isinstance(one, RecordKey):
         epoch = None if one.epoch is None or piece.epoch is None else piece.epoch + one.epoch
         index = piece.index if one.sampled is None else one.sampled
@@ -290,7 +299,7 @@ def _rows_of(ds: Any, one: Part | RecordKey, piece: Piece, is_batch: bool) -> tu
     )
 
 
-def _own_record(ds: Any, index: Any, piece: Piece) -> Piece:
+def _own_record(ds: Any, index: Any, piece: LineageRecord) -> LineageRecord:
     """The record that a user's map dataset reads."""
     if ds.parents:
         raise refuse_to_trace(ds)

@@ -22,7 +22,8 @@ def counts_of(it: Any) -> dict[str, dict[str, int]]:
 
     Example:
         >>> from gristmill.dataset import IterDataset, MapDataset
-        >>> it = iter(IterDataset.mix({"a": MapDataset.range(9), "b": MapDataset.range(9)}, {"a": 2, "b": 1}).batch(3))
+        >>> parts = {"a": MapDataset.range(9), "b": MapDataset.range(9)}
+        >>> it = iter(IterDataset.mix(parts, {"a": 2, "b": 1}).batch(3))
         >>> _ = next(it)
         >>> it.counts()["a"]
         {'elements': 2, 'lengths': 2, 'epochs': 0}

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gristmill.dataset.bases.node import is_of_library
-from gristmill.dataset.bases.origins import Part
+from gristmill.dataset.bases.origins import UpstreamElement
 
 _MAX_ELEMENTS = 10_000  # to look at, of all stages together
 
 
 @dataclass
-class Records:
+class SourceRecords:
     """Records of one source in one epoch.
 
     Args:
@@ -30,7 +30,7 @@ class Records:
     sampled: list[int] = field(default_factory=list)
 
 
-def origin(ds: Any, indices: Iterable[int]) -> list[Records]:
+def origin(ds: Any, indices: Iterable[int]) -> list[SourceRecords]:
     """The records that the elements of ``ds`` at ``indices`` are made of.
 
     Nothing is read, and no error comes out. What cannot be known is left out: what users' own
@@ -55,7 +55,7 @@ def origin(ds: Any, indices: Iterable[int]) -> list[Records]:
 
 class _Search:
     def __init__(self) -> None:
-        self.found: dict[tuple[int, int | None], Records] = {}
+        self.found: dict[tuple[int, int | None], SourceRecords] = {}
         self.num_left = _MAX_ELEMENTS
 
     def follow(self, ds: Any, index: int, epoch: int) -> None:
@@ -67,11 +67,11 @@ class _Search:
             for one in ds._origins(index):
                 if self.num_left < 0:
                     return
-                if isinstance(one, Part):
+                if isinstance(one, UpstreamElement):
                     self.follow(one.ds, one.index, epoch + one.epoch)
                     continue
                 own_epoch = None if one.epoch is None else epoch + one.epoch
-                records = self.found.setdefault((id(ds), own_epoch), Records(ds, own_epoch))
+                records = self.found.setdefault((id(ds), own_epoch), SourceRecords(ds, own_epoch))
                 records.keys.append(one.key)
                 if one.sampled is not None:
                     records.sampled.append(one.sampled)

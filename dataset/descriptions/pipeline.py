@@ -283,8 +283,9 @@ def _parts_that_differ(then: Any, now: Any) -> list[str]:
         (i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), min(map(len, texts))
     )
     start = max(0, same - _BEFORE)
+    stop = start + _MAX_WHOLE
     return [
-        f"{'…' if start else ''}{text[start : start + _MAX_WHOLE]}{'…' if text[start + _MAX_WHOLE :] else ''}"
+        f"{'…' if start else ''}{text[start:stop]}{'…' if len(text) > stop else ''}"
         for text in texts
     ]
 

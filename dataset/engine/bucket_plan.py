@@ -34,7 +34,7 @@ _NUM_WINDOWS = 8  # whose elements are kept
 _NUM_PROBES = 16  # places at which epochs are compared
 
 
-class Members(NamedTuple):
+class BucketElements(NamedTuple):
     """The elements of one batch.
 
     Args:
@@ -125,7 +125,7 @@ class BucketPlan:
         vars(self).update(state)
         self._begin()
 
-    def members(self, index: int) -> Members:
+    def members(self, index: int) -> BucketElements:
         """The elements of the batch at ``index``; ``num_batches`` must not be 0."""
         number, position = divmod(index, self.num_batches)
         with self._lock:
@@ -143,7 +143,7 @@ class BucketPlan:
 
     def _collected(
         self, number: int, epoch: _Epoch, window: int, bucket: int, batch: int
-    ) -> Members:
+    ) -> BucketElements:
         """The elements of a batch that ends in ``window``."""
         start = batch * int(self._rows[bucket])
         stop = min(start + int(self._rows[bucket]), int(epoch.counts[window + 1][bucket]))
@@ -160,7 +160,7 @@ class BucketPlan:
                 stop = num_before
             window -= 1
         offset = number * self._num_elements
-        return Members(bucket, [offset + position for position in positions], lengths)
+        return BucketElements(bucket, [offset + position for position in positions], lengths)
 
     def _epoch(self, number: int) -> _Epoch:
         found = self._epochs.get(number)

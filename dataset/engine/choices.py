@@ -31,7 +31,7 @@ from gristmill.core.state import shown
 from gristmill.dataset.engine.draws import Delivery, Draw, SavedDraws, count_in, names_lost, needed
 from gristmill.dataset.engine.stream import Cell, Layer, Pos, Stream, are_equal
 from gristmill.dataset.states.refilling import refilling
-from gristmill.dataset.states.turns import Turns
+from gristmill.dataset.states.turns import DrawLog
 from gristmill.dataset.states.values import copied, given
 
 NEW: Any = object()  # nothing is recorded: the stage chooses
@@ -68,7 +68,7 @@ class Beginning(Sequence[tuple[int, Any]]):
         return tuple, (tuple(self),)
 
 
-class Record(NamedTuple):
+class ChoiceRecord(NamedTuple):
     """Consecutive choices of one stage.
 
     Attributes:
@@ -84,7 +84,7 @@ class Record(NamedTuple):
     delivery: Delivery | None = None
 
 
-Records = tuple[Record, ...]
+Records = tuple[ChoiceRecord, ...]
 
 
 class Choices:
@@ -96,7 +96,7 @@ class Choices:
         self.outer: Choices | None = None  # of the next stage downstream that replays elements
         self.restart()
 
-    def restart(self, known: Iterable[Record] = ()) -> None:
+    def restart(self, known: Iterable[ChoiceRecord] = ()) -> None:
         """Begin at a position after which the choices in ``known`` were made."""
         self.counts: dict[str, int] = {}  # choices of each stage
         self._made: dict[str, list[tuple[int, Any]]] = {}
@@ -156,13 +156,13 @@ class Choices:
             for _ in range(num - counts.get(key, 0)):
                 self.retract(key)
 
-    def resume(self, records: Iterable[Record]) -> None:
+    def resume(self, records: Iterable[ChoiceRecord]) -> None:
         """Begin after the choices in ``records``, about elements that are not computed again."""
         self.restart()
         for key, num, unusual, _ in records:
             self.counts[key], self._made[key] = num, [*unusual]
 
-    def begin_with(self, records: Iterable[Record]) -> bool:
+    def begin_with(self, records: Iterable[ChoiceRecord]) -> bool:
         """Return true if the first choices that were made are those in ``records``."""
         return all(
             [
@@ -188,7 +188,7 @@ class Choices:
                 if choice is not NEW and choice is not USUAL:
                     self.note(key, choice)
 
-    def add(self, records: Iterable[Record]) -> None:
+    def add(self, records: Iterable[ChoiceRecord]) -> None:
         """Record choices that another thread or worker has made."""
         for key, num, unusual, _ in records:
             choices = dict(unusual)
@@ -210,7 +210,9 @@ class Choices:
             if num > start:
                 made = _between(self._made.get(key, []), start, num)
                 records.append(
-                    Record(key, num - start, tuple([(i - start, choice) for i, choice in made]))
+                    ChoiceRecord(
+                        key, num - start, tuple([(i - start, choice) for i, choice in made])
+                    )
                 )
         return tuple(records)
 
@@ -229,9 +231,9 @@ class Choices:
             made = self._made.setdefault(key, [])
             if until > num:
                 later = [(i, choice) for i, choice in self._known[key].items() if i >= num]
-                records.append(Record(key, until, (*made, *later)))
+                records.append(ChoiceRecord(key, until, (*made, *later)))
             else:
-                records.append(Record(key, num, Beginning(made)))
+                records.append(ChoiceRecord(key, num, Beginning(made)))
         return tuple([record for record in records if record.num])
 
     def to_come(self) -> Records:
@@ -246,7 +248,10 @@ class Choices:
                 later = {i + until - num: choice for i, choice in unusual.items()}
                 found[key] = until - num + num_outer, {**own, **later}
         return tuple(
-            [Record(key, num, tuple(unusual.items())) for key, (num, unusual) in found.items()]
+            [
+                ChoiceRecord(key, num, tuple(unusual.items()))
+                for key, (num, unusual) in found.items()
+            ]
         )
 
     def forget_until(self, counts: Mapping[str, int]) -> None:
@@ -428,7 +433,7 @@ class Refilling(Layer):
         """Return true if a state from before there were records says that the element that is held
         is gone.
         """
-        turns = Turns.of(state, self)
+        turns = DrawLog.of(state, self)
         return turns is not None and turns.last_is_gone
 
     def is_missing(self) -> bool:
@@ -481,7 +486,7 @@ def _mixture(stream: Stream) -> Stream | None:
     return _mixture(stream.parent) if is_simple else None
 
 
-def _saved(record: Record) -> Any:
+def _saved(record: ChoiceRecord) -> Any:
     """Return the JSON-able form of a record."""
     choices = [choice for _, choice in record.unusual]
     if choices and isinstance(choices[0], Draw):
@@ -489,12 +494,12 @@ def _saved(record: Record) -> Any:
     return [record.num, [[i, copied(choice)] for i, choice in record.unusual]]
 
 
-def _record(key: str, saved: Any) -> Record:
+def _record(key: str, saved: Any) -> ChoiceRecord:
     """Return the record that ``_saved`` has made a form of."""
     if isinstance(saved, Mapping):
         found = SavedDraws.read(saved)
-        return Record(key, len(found.codes), tuple(enumerate(found.draws())), found.delivery)
+        return ChoiceRecord(key, len(found.codes), tuple(enumerate(found.draws())), found.delivery)
     num, unusual = saved
-    return Record(
+    return ChoiceRecord(
         key, count_in(num), tuple([(count_in(i), given(choice)) for i, choice in unusual])
     )

@@ -117,16 +117,14 @@ class Interleave(Stream):
                             num_vacant, slot = num_vacant + 1, (slot + 1) % length
                             cell.pos = base, log, num, slot, slots
                         else:
-                            now[slot], slots = self._filled_slot(
-                                slot, slots, self.members.open_next
-                            )
+                            open_new = self.members.open_next
+                            now[slot], slots = self._filled_slot(slot, slots, open_new)
                             ended = slots.ended
                             log.append((slot, now[slot]))
                             num += 1
                         continue
-                    run, cells[slot] = self.members.run(
-                        slots.indices[slot], now[slot], cell.choices
-                    )
+                    index = slots.indices[slot]
+                    run, cells[slot] = self.members.run(index, now[slot], cell.choices)
                     runs[slot] = run
                 x = next(run, _END)
             except Exception:
@@ -220,16 +218,13 @@ class Interleave(Stream):
 
     def save(self, pos: Pos) -> Any:
         now, slot, slots = self._filled(pos)
-        states = []
+        states: list[Any] = []
         for index, part, flag in zip(slots.indices, now, slots.ended, strict=True):
-            state = (
-                None
-                if part is NO_MEMBER
-                else copied(part)
-                if flag == ENDED
-                else self.members.saved(index, part)
-            )
-            if state is None and part is not NO_MEMBER:
+            if part is NO_MEMBER:
+                states.append(None)
+                continue
+            state = copied(part) if flag == ENDED else self.members.saved(index, part)
+            if state is None:
                 raise NotImplementedError(
                     f"{self} has no state to save or to return to: one of its datasets is iterated"
                     " by a plain Python iterator. Return a DatasetIterator from __iter__ to save"

@@ -210,7 +210,7 @@ class Limit(Layer):
         return self.parent.at_index(index), index
 
 
-class Batch(Stream):
+class BatchStream(Stream):
     """``make`` of ``size`` consecutive elements of the parent at a time."""
 
     def __init__(

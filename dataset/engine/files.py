@@ -13,7 +13,7 @@ from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
 from gristmill.core.descriptors import with_descriptors
-from gristmill.dataset.bases.cells import Piece
+from gristmill.dataset.bases.cells import LineageRecord
 from gristmill.dataset.bases.parameters import Described, Parameters
 from gristmill.dataset.bases.traced import Traced
 from gristmill.dataset.engine.stream import Cell, Pos, Stream
@@ -162,7 +162,7 @@ class Located(Stream):
         for x in self.parent.run(cell):
             key = self._key_of(self._reading.key_between(before, cell.pos))
             before = cell.pos
-            yield Traced(partial(_itself, x), [(Piece(self._source, key, 0),)])
+            yield Traced(partial(_itself, x), [(LineageRecord(self._source, key, 0),)])
 
 
 def _itself(x: Any) -> Any:

@@ -66,10 +66,8 @@ class GlobalBatch(Stream):
         self.given: GlobalBatchParameters = given
         self._pads = given.end == "pad"
         self._is_agreed = given.agree is not None and not stage.is_computed
-        self._has_workers = given.workers is not None and given.workers.num_workers > 0
-        self._num_parts = (
-            given.workers.num_workers if given.workers is not None and self._has_workers else 1
-        )
+        num_workers = 0 if given.workers is None else given.workers.num_workers
+        self._has_workers, self._num_parts = num_workers > 0, max(1, num_workers)
         self._allocate: Allocate = BufferPool()
         self._ahead: deque[tuple[list[Part], Pos]] = deque()
         found = tolerances(stage)
@@ -246,15 +244,8 @@ class GlobalBatch(Stream):
         state = self.parent.save(self.pos_of_parent(pos, 0))
         parts = state["iterators_in_use_states"] if self._has_workers else [state]
         lanes = {int(number): x for part in parts for number, x in part["lanes"].items()}
-        given = self.given
-        return LanesState(
-            given.num_lanes,
-            given.batch_size,
-            pos[1],
-            self._is_agreed,
-            self._ds.mixes_in_lanes,
-            lanes,
-        ).as_state()
+        num, size, is_mixed = self.given.num_lanes, self.given.batch_size, self._ds.mixes_in_lanes
+        return LanesState(num, size, pos[1], self._is_agreed, is_mixed, lanes).as_state()
 
     def states_now(self) -> list[Any]:
         """Return the state after what was delivered, for the budgets."""
@@ -265,9 +256,9 @@ class GlobalBatch(Stream):
         parsed = LanesState.parse(state, self)
         if parsed.num_lanes != given.num_lanes:
             raise StateMismatchError(
-                f"the state was taken with num_lanes={parsed.num_lanes}, {self} has"
-                f" {given.num_lanes}: it must be the same when a state is restored, with any"
-                " batch_size that it divides, and any number of hosts that divides it"
+                f"the state was taken with num_lanes={parsed.num_lanes}, and this global_batch has"
+                f" {given.num_lanes}: pass num_lanes={parsed.num_lanes}, with any batch_size that"
+                " it divides, and any number of hosts that divides it"
             )
         check_mixed_in_lanes(state, self._ds.mixes_in_lanes, parsed.num_lanes, self)
         found = parsed.of_lanes(given.lanes, self)

@@ -15,7 +15,7 @@ from gristmill.core.permutation import shuffled_order
 from gristmill.core.state import shown, state_count
 from gristmill.dataset.engine.choices import Choices, Records, Refilling
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, pass_outputs
-from gristmill.dataset.states.turns import TURNS, Turns, packed, unpacked
+from gristmill.dataset.states.turns import TURNS, DrawLog, packed, unpacked
 from gristmill.dataset.states.values import given
 
 _GONE: Any = object()  # in the place of an element of a component that was dropped
@@ -49,7 +49,7 @@ class Window(Refilling):
     def save_layer(self, pos: Pos) -> Any:
         *plain, sources = pos
         state = super().save_layer(tuple(plain))
-        if isinstance(sources, Turns):
+        if isinstance(sources, DrawLog):
             return {**state, TURNS: sources.saved()}
         return {**state, _SOURCES: packed(sources)} if sources else state
 
@@ -62,7 +62,7 @@ class Window(Refilling):
             )
         # Grain before 0.2.16 counted a window when it read the next one.
         number += "parent_exhausted" in state and taken == self.size
-        turns = Turns.of(state, self)
+        turns = DrawLog.of(state, self)
         if turns is not None and not all(turns.are_there()):
             return start, number, taken, turns
         try:
@@ -118,7 +118,7 @@ class Window(Refilling):
         window: list[Any] = []
         self.inner.wanted = self.size
         try:
-            if isinstance(sources, Turns):
+            if isinstance(sources, DrawLog):
                 self._read_turns(window, sources)
             elif self.choices is not None:
                 sources = self._read_choices(window, sources, self.choices)
@@ -172,7 +172,7 @@ class Window(Refilling):
             found.append(num_asked() - 1)
         return () if found == [*range(num_asked())] else tuple(found)
 
-    def _read_turns(self, window: list[Any], turns: Turns) -> None:
+    def _read_turns(self, window: list[Any], turns: DrawLog) -> None:
         """Read a window of which a state from before there were records of choices says what is
         gone.
         """

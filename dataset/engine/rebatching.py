@@ -35,7 +35,7 @@ class Rebatch(Refilling):
         self.size = size
         self.drop_remainder = drop_remainder
         self._rows = _Rows(str(self))
-        self._held: _Held | None = None  # the batch that is being cut
+        self._held: _HeldBatch | None = None  # the batch that is being cut
 
     def held(self, state: Any) -> str | None:
         num = state_count(state, "batch_idx", self)
@@ -66,7 +66,7 @@ class Rebatch(Refilling):
                     break
                 row = 0 if self.is_missing() else row
                 records = self.records()
-                self._held = held = _Held(leaves, before, inner.settle(), records)
+                self._held = held = _HeldBatch(leaves, before, inner.settle(), records)
             num = len(held.leaves[0])
             while row < num:
                 start, row = row, min(row + missing, num)
@@ -128,7 +128,7 @@ class Rebatch(Refilling):
 
 
 @dataclass
-class _Held:
+class _HeldBatch:
     """A batch in memory.
 
     Args:

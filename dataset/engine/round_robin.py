@@ -108,14 +108,10 @@ class RoundRobin(Stream):
 
     def _run(self, cell: Cell) -> Iterator[Any]:
         pos, now, slot, ended = self._begin(cell)
-        running, count, choices = (
-            self.running,
-            self.count,
-            cell.choices if self.makes_choices else None,
-        )
-        shards, base, num = running.shards, tuple(now), 0
+        running, count, shards, base = self.running, self.count, self.running.shards, tuple(now)
+        choices = cell.choices if self.makes_choices else None
         log: list[tuple[int, Pos]] = []
-        left = num_vacant = 0  # elements surely wanted; slots in a row that will remain vacant
+        num = left = num_vacant = 0  # logged; surely wanted; slots in a row that remain vacant
         while num_vacant < count:
             if left > 1 and choices is None and self._budgets is None and not any(ended):
                 block = _Received(running, now, slot)

@@ -19,7 +19,7 @@ from gristmill.core.errors import StateMismatchError, add_note, stop_iteration_e
 from gristmill.core.value import Value
 from gristmill.dataset.bases.node import ancestors, is_of_library
 from gristmill.dataset.bases.origins import Place
-from gristmill.dataset.descriptions.lineage import Records, origin
+from gristmill.dataset.descriptions.lineage import SourceRecords, origin
 
 _ON_DELIVERY = "_gristmill_on_delivery"
 _OF_NO_ELEMENT = "_gristmill_of_no_element"
@@ -313,13 +313,13 @@ def _share(ds: Any) -> str:
     return " of its share" if any([node._is_share for node in ancestors(ds)]) else ""
 
 
-def _record_keys(found: Sequence[Records]) -> tuple[int | str, ...]:
+def _record_keys(found: Sequence[SourceRecords]) -> tuple[int | str, ...]:
     return tuple(
         [key for records in found for key in records.keys[:_MAX_SHOWN] if type(key) in (int, str)]
     )
 
 
-def _details(found: Sequence[Records], epoch: int) -> tuple[_Detail, ...]:
+def _details(found: Sequence[SourceRecords], epoch: int) -> tuple[_Detail, ...]:
     sources = {id(records.source): i for i, records in enumerate(found)}
     details = []
     for records in found:
@@ -348,7 +348,11 @@ def _numbers(noun: str, numbers: Sequence[Any]) -> str:
     """``numbers`` in words; keys of a user's sampler may be anything.
 
     Example:
-        >>> _numbers("element", [7]), _numbers("source key", [3, 1]), _numbers("sampler index", [4, 5, 6])
+        >>> (
+        ...     _numbers("element", [7]),
+        ...     _numbers("source key", [3, 1]),
+        ...     _numbers("sampler index", [4, 5, 6]),
+        ... )
         ('element 7', 'source keys 3 and 1', 'sampler indices 4 to 6')
     """
     first, *others = numbers

@@ -18,6 +18,7 @@ from gristmill.dataset.bases.node import DatasetNode, ancestors, spec_of_first_p
 from gristmill.dataset.bases.observing import Wrap
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.engine.choices import Records
+from gristmill.dataset.engine.cycle import replaced
 from gristmill.dataset.engine.read import Read
 from gristmill.dataset.engine.stream import Cell, Pos
 from gristmill.dataset.faults.attempts import Event, Outcome, Reports, current, noted_events
@@ -168,6 +169,11 @@ class _At(NamedTuple):
     counts: tuple[Count, ...]
     known: tuple[Known | None, ...]
 
+    @property
+    def place(self) -> int:
+        """The number of indices before the next one, in all epochs."""
+        return self.before + self.next_index
+
 
 class ReadOutcomes(Read):
     """The elements of ``ds``, whose faults are counted when the element at their index is delivered
@@ -182,13 +188,8 @@ class ReadOutcomes(Read):
         self.numbers = ds.numbers if type(ds) is RunsMapDataset else None
         self.tolerances = [tolerance_of(node) for node in self.outcomes.stages]
         self._slots = {tolerance.limits.number: i for i, tolerance in enumerate(self.tolerances)}
-        self._is_even = all(
-            [
-                num_drawn(ds, node, num) == num
-                for node in self.outcomes.stages
-                for num in (1, len(ds))
-            ]
-        )
+        pairs = [(node, num) for node in self.outcomes.stages for num in (1, len(ds))]
+        self._is_even = all([num_drawn(ds, node, num) == num for node, num in pairs])
         self._logs = [FaultLog() for _ in self.tolerances]
         self._num_written = 0  # indices of all epochs up to which faults were logged
 
@@ -199,9 +200,7 @@ class ReadOutcomes(Read):
         inner.go_to(index)  # a run that was left in the middle of a block has not settled it
         choices = self._replayed_choices(cell, _At(*cell.pos))
         replays = sys.maxsize if cell.choices is not None else self.outcomes.known.until
-        skipping = {
-            tolerance.limits.number for tolerance in self.tolerances if not tolerance.replaces
-        }
+        skipping = {x.limits.number for x in self.tolerances if not x.replaces}
         num_passed = index
         is_settled = cell.wanted <= 1 and (cell.outer is None or cell.outer.wanted <= 1)
         if not is_settled:
@@ -233,9 +232,8 @@ class ReadOutcomes(Read):
         except Exception:
             cell.end_block()
             if cell.past_failed is None:
-                cell.past_failed = partial(
-                    self._pass, cell, _At(num_passed, before, counts, known), choices
-                )
+                at = _At(num_passed, before, counts, known)
+                cell.past_failed = partial(self._pass, cell, at, choices)
             raise
         cell.end_block()
         index = inner.settle()
@@ -251,9 +249,9 @@ class ReadOutcomes(Read):
         until = 0
         for slot, known in enumerate(at.known):
             if known is not None:
-                self._logs[slot].fill(at.before + at.next_index, known)
+                self._logs[slot].fill(at.place, known)
                 until = max(until, known.until - at.before)
-                for place, *entry in known.entries(at.before + at.next_index):
+                for place, *entry in known.entries(at.place):
                     choice = found.setdefault(place - at.before, Choice({"faults": []}))
                     choice["faults"].append([slot, *entry])
         for record in () if cell.choices is None else cell.choices.to_come():
@@ -262,9 +260,8 @@ class ReadOutcomes(Read):
                 found.update({at.next_index + i: choice for i, choice in record.unusual})
         if until > at.next_index or self.outcomes.known.until:
             self.reader.stop()  # elements that were computed ahead may have other outcomes
-            self.outcomes.known.set(
-                until, {i: self._known_at(choice) for i, choice in found.items()}
-            )
+            known_at = {i: self._known_at(choice) for i, choice in found.items()}
+            self.outcomes.known.set(until, known_at)
         return found
 
     def _known_at(self, choice: Mapping[str, Any]) -> KnownAt:
@@ -288,12 +285,8 @@ class ReadOutcomes(Read):
             choice, is_new = self._choice(at, events) if events else None, True
         counts = at.counts if choice is None else self._added(at, choice)
         for slot, known in enumerate(at.known):
-            if known is not None and known.until == at.before + at.next_index + 1:
-                counts = (
-                    *counts[:slot],
-                    counts[slot]._replace(total=known.total),
-                    *counts[slot + 1 :],
-                )
+            if known is not None and known.until == at.place + 1:
+                counts = replaced(counts, slot, counts[slot]._replace(total=known.total))
         if choice is None:
             return counts
         if is_new:
@@ -310,49 +303,42 @@ class ReadOutcomes(Read):
     def _choice(self, at: _At, events: list[Event]) -> Choice:
         entries, skipped = [], []
         for event in events:
-            entry = [event.at, event.num]
-            entries.append([self._slots[event.stage], *entry, *([] if event.counts else [0])])
+            slot, entry = self._slots[event.stage], [event.at, event.num]
+            entries.append([slot, *entry, *([] if event.counts else [0])])
             if event.counts:
-                slot = self._slots[event.stage]
-                skipped += [
-                    Skipped(at.before + at.next_index, entry, fault, slot) for fault in event.faults
-                ]
+                skipped += [Skipped(at.place, entry, fault, slot) for fault in event.faults]
         return Choice({"faults": entries}, tuple(skipped))
 
     def _added(self, at: _At, choice: Mapping[str, Any]) -> tuple[Count, ...]:
         """Return the counts with the faults of the element at ``at``."""
-        counts, place = [*at.counts], at.before + at.next_index
-        nums = [0] * len(counts)
+        counts, nums = [*at.counts], [0] * len(at.counts)
         for slot, stage_index, num, *elsewhere in choice["faults"]:
-            self._logs[slot].add(place, [stage_index, num])
+            self._logs[slot].add(at.place, [stage_index, num])
             nums[slot] += 0 if elsewhere else num
-            if elsewhere and counts[slot].row_at(place):
-                counts[slot] = counts[slot]._replace(last=place)
+            if elsewhere and counts[slot].row_at(at.place):
+                counts[slot] = counts[slot]._replace(last=at.place)
         for slot, num in enumerate(nums):
             if num:
-                counts[slot] = counts[slot].added(place, num, skipped_of(choice, slot))
+                counts[slot] = counts[slot].added(at.place, num, skipped_of(choice, slot))
         return tuple(counts)
 
     def _check_budgets(self, at: _At, counts: Sequence[Count]) -> None:
-        place = at.before + at.next_index
         for slot, (tolerance, count) in enumerate(zip(self.tolerances, counts, strict=True)):
             if count.total > at.counts[slot].total:
                 limits = tolerance.limits
                 if self.ctx.lender is not None:
                     limits = limits.replaced(max_rate=None, max_total=None)
-                error = limits.excess(
-                    count.total, self._num_tried(slot, place + 1), count.row, count.last_faults
-                )
+                num_tried = self._num_tried(slot, at.place + 1)
+                error = limits.excess(count.total, num_tried, count.row, count.last_faults)
                 if error is not None:
                     refuse(error, limits)
                     raise error
 
     def _report(self, at: _At, choice: Choice) -> None:
         """Log faults, and tell an observer."""
-        place = at.before + at.next_index
-        if self.ctx.lender is not None or place < self._num_written:
+        if self.ctx.lender is not None or at.place < self._num_written:
             return
-        self._num_written = place + 1
+        self._num_written = at.place + 1
         for slot, tolerance in enumerate(self.tolerances):
             skipped = skipped_of(choice, slot)
             if skipped:
@@ -364,9 +350,8 @@ class ReadOutcomes(Read):
         self._report(at, choice)
         if cell.choices is not None:
             cell.choices.note(self.key, choice)
-        cell.pos = at._replace(
-            next_index=at.next_index + 1, counts=tuple([count._replace(row=0) for count in counts])
-        )
+        without_row = tuple([count._replace(row=0) for count in counts])
+        cell.pos = at._replace(next_index=at.next_index + 1, counts=without_row)
 
     def _pass(self, cell: Cell, at: _At, choices: Mapping[int, Choice]) -> None:
         """Move past an element that has failed with an error that is not tolerated."""
@@ -398,10 +383,8 @@ class ReadOutcomes(Read):
         state: dict[str, Any] = {"next_index": index, **({"before": before} if before else {})}
         if not self._is_even:
             state["tried"] = [self._num_tried(slot, place) for slot in range(len(counts))]
-        state["faults"] = [
-            self._counts(slot, place, *both)
-            for slot, both in enumerate(zip(counts, known, strict=True))
-        ]
+        pairs = enumerate(zip(counts, known, strict=True))
+        state["faults"] = [self._counts(slot, place, *both) for slot, both in pairs]
         return state
 
     def faults_in(self, pos: Pos) -> Any:
@@ -409,17 +392,10 @@ class ReadOutcomes(Read):
 
     def _counts(self, slot: int, place: int, count: Count, known: Known | None) -> Faults:
         values = {"total": count.total, **passed_in(known, place)}
-        length = max(1, self.length)
-        rate = 1 if self._is_even else self._num_tried(slot, length)
-        log = self._logs[slot]
-        return Faults(
-            values,
-            self.tolerances[slot].limits,
-            count.recent,
-            log,
-            self.key,
-            (rate, 1 if self._is_even else length),
-        )
+        length = 1 if self._is_even else max(1, self.length)
+        rate = self._num_tried(slot, length), length
+        limits, log = self.tolerances[slot].limits, self._logs[slot]
+        return Faults(values, limits, count.recent, log, self.key, rate)
 
     def load(self, state: Any) -> Pos:
         found, num = state_field(state, "faults", self), len(self.tolerances)
@@ -436,22 +412,16 @@ class ReadOutcomes(Read):
             for entry in [] if known is None else known.entries(0):
                 if [type(x) for x in entry] != [int, int, int]:
                     raise self._wrong(found)
-        index, before = (
-            super().load(state),
-            (state_count(state, "before", self) if "before" in state else 0),
-        )
+        index = super().load(state)
+        before = state_count(state, "before", self) if "before" in state else 0
         expected = [self._num_tried(slot, before + index) for slot in range(num)]
         if not self._is_even and state.get("tried", expected) != expected:
             raise StateMismatchError(
                 f"tried in the state of {self} must follow from next_index, got"
                 f" {shown(state['tried'])}"
             )
-        return _At(
-            index,
-            before,
-            tuple([Count(total) for total, _ in parsed]),
-            tuple([known for _, known in parsed]),
-        )
+        counts = tuple([Count(total) for total, _ in parsed])
+        return _At(index, before, counts, tuple([known for _, known in parsed]))
 
     def _wrong(self, found: Any) -> Exception:
         return StateMismatchError(
@@ -460,16 +430,7 @@ class ReadOutcomes(Read):
         )
 
     def check_choice(self, choice: Any) -> None:
-        entries = choice.get("faults") if isinstance(choice, dict) else None
-        for entry in entries if isinstance(entries, list) else [None]:
-            numbers = (
-                plain_counts(entry) if isinstance(entry, list) and len(entry) in (3, 4) else None
-            )
-            if numbers is None or numbers[0] >= len(self.tolerances):
-                raise StateMismatchError(
-                    f"a choice in the state of {self} must be a list of [stage, index, number of"
-                    f" faults], got {shown(choice)}"
-                )
+        check_faults(choice, len(self.tolerances), self)
 
     def place(self, pos: Pos) -> Place:
         return super().place(pos[0])
@@ -479,6 +440,23 @@ class ReadOutcomes(Read):
 
     def at_index(self, index: int) -> Pos:
         return self.start()._replace(next_index=super().load({"next_index": index}))
+
+
+def check_faults(choice: Any, num_stages: int, owner: Any) -> None:
+    """Check a choice of a state.
+
+    Raises:
+        StateMismatchError: it is not one that ``ReadOutcomes`` over as many stages has recorded.
+    """
+    entries = choice.get("faults") if isinstance(choice, dict) else None
+    for entry in entries if isinstance(entries, list) else [None]:
+        is_entry = isinstance(entry, list) and len(entry) in (3, 4)
+        numbers = plain_counts(entry) if is_entry else None
+        if numbers is None or numbers[0] >= num_stages:
+            raise StateMismatchError(
+                f"a choice in the state of {owner} must be a list of [stage, index, number of"
+                f" faults], got {shown(choice)}"
+            )
 
 
 def num_drawn(ds: Any, stage: Any, num: int) -> int:

@@ -20,7 +20,7 @@ from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import some_of_them
 from gristmill.dataset.bases.map import BlockMapDataset
 from gristmill.dataset.bases.node import ancestors, is_of_library, spec_of_first_parent
-from gristmill.dataset.bases.origins import Part, RecordKey
+from gristmill.dataset.bases.origins import RecordKey, UpstreamElement
 from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.dataset.bases.traced import Tracing, computed
 from gristmill.dataset.engine.iterators import open_stage
@@ -209,14 +209,18 @@ class TolerateMapDataset(BlockMapDataset[T]):
             del events[num_events:]
         return item(self._parents[0], index)
 
-    def _made_of(self, index: int) -> Iterable[Part | RecordKey]:
+    def _made_of(self, index: int) -> Iterable[UpstreamElement | RecordKey]:
         if not self._tolerance.replaces:
             return self._origins(index)
         with noted_events() as events:
             self.one(index)
         key = self._tolerance.limits.number, index
         num = sum([event.num for event in events if event[:2] == key])
-        return [Part(self._parent, next(itertools.islice(self._candidates(index), num, None)))]
+        return [
+            UpstreamElement(
+                self._parent, next(itertools.islice(self._candidates(index), num, None))
+            )
+        ]
 
     def _failing(self, index: int, num: int) -> Iterable[int]:
         """Return the indices of the ``num`` elements that failed in place of the one at
@@ -265,7 +269,7 @@ def _component(ds: Any, index: int) -> tuple[int, ...]:
     path = []
     try:
         while is_of_library(ds):
-            origins = [one for one in ds._origins(index) if isinstance(one, Part)][:2]
+            origins = [one for one in ds._origins(index) if isinstance(one, UpstreamElement)][:2]
             if len(origins) != 1:
                 break
             if len(ds.parents) > 1:

@@ -259,12 +259,7 @@ class LanesOfWorker(NamedWorker):
 
     def receive_sent(self) -> None:
         """Receive what the worker has sent, without waiting for more."""
-        while (
-            self.leaving
-            and self.is_calm
-            and self._held is None
-            and self._pool.workers[self._index].has_sent()
-        ):
+        while self.leaving and self.is_calm and self._held is None and self.has_sent():
             try:
                 kind, number, content = self._receive()
             except WorkerDied:  # whoever waits for it will learn that
@@ -283,11 +278,9 @@ class LanesOfWorker(NamedWorker):
             key=lambda n: (n != first, len(self.lanes[n].ready)),
         )
         if running:
-            states = {number: self._states[number] for number in running}
+            states, skip = {n: self._states[n] for n in running}, self._skipping is not None
             self._has_begun = True
-            self._pool.worker(self._index).start(
-                states, skip=self._skipping is not None, quarantine=self._care
-            )
+            self._pool.worker(self._index).start(states, skip=skip, quarantine=self._care)
 
     def fetch(self, lane: WorkerLane) -> None:
         """Waits until ``lane`` has something; what comes for the others is theirs."""
@@ -381,13 +374,9 @@ class LanesOfWorker(NamedWorker):
         """True if there was a death that no element need have caused, and no other lane reports
         it.
         """
-        if (
-            self._unexplained
-            and self._died is not None
-            and not self._died.incident().is_for(self._died)
-        ):
+        died, self._died = self._died, None
+        if self._unexplained and died is not None and not died.incident().is_for(died):
             self._unexplained = ""
-        self._died = None
         return bool(self._unexplained)
 
     def _takes_care(self, death: WorkerDied, entries: list[Entry], *, is_sure: bool = True) -> bool:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _BLOCK = 64  # entries of a log, besides one for each component, after which a new one begins
 
 
-class _Held(NamedTuple):
+class _HeldShares(NamedTuple):
     """The shares of components at positions from ``start`` to ``stop``."""
 
     plan: Plan
@@ -55,7 +55,7 @@ class Drawing:
         self._asked: Recorded | None = None  # which was asked for the last turn
         # A plan, how many components have ended, and what is left of the plan without them.
         self._left: tuple[Plan, int, tuple[Plan, Places]] | None = None
-        self._held: _Held | None = None
+        self._held: _HeldShares | None = None
         for i in range(len(self.parts)):
             mix.parent_in(i, base.counts)
 
@@ -167,7 +167,7 @@ class Drawing:
             pairs = [(i, weight) for i, weight in weights if weight and i is not None]
             total = sum([weight for _, weight in pairs])
             aims = [(i, weight * counts.whole // total) for i, weight in pairs]
-            self._held = held = _Held(
+            self._held = held = _HeldShares(
                 plan, self.index, plan.weights_until(self.index), num_ended, aims
             )
         return held.aims

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from gristmill.core.indices import Indices
 from gristmill.dataset.bases.map import MapDataset, ReindexMapDataset
 from gristmill.dataset.bases.node import DatasetNode
-from gristmill.dataset.bases.origins import Part
+from gristmill.dataset.bases.origins import UpstreamElement
 from gristmill.dataset.bases.parameters import Parameters
 from gristmill.dataset.mixtures.map_dataset import MixedMapDataset
 
@@ -129,5 +129,5 @@ class NumberedLaneMapDataset(ReindexMapDataset[T]):
     def _counts_before(self, num: int) -> dict[str, dict[str, int]] | None:
         return self._parents[0]._counts_before(-((self._index - num) // self._num_lanes))
 
-    def _origins(self, index: int) -> Iterable[Part]:
-        return [Part(self._parent, self._reindex(index))]
+    def _origins(self, index: int) -> Iterable[UpstreamElement]:
+        return [UpstreamElement(self._parent, self._reindex(index))]

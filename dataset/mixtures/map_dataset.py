@@ -15,7 +15,7 @@ from gristmill.dataset.bases.epochs import any_pair
 from gristmill.dataset.bases.items import begun_when_needed, item
 from gristmill.dataset.bases.map import BlockMapDataset, MapDataset, not_over_a_part
 from gristmill.dataset.bases.node import spec_of_first_parent
-from gristmill.dataset.bases.origins import Part
+from gristmill.dataset.bases.origins import UpstreamElement
 from gristmill.dataset.errors.context import add_before, failed_at
 from gristmill.dataset.mixtures.plans import PatternPlan, Plan, PlannedSelectionMap, SchedulePlan
 from gristmill.dataset.mixtures.schedule import Schedule
@@ -195,10 +195,10 @@ class MixedMapDataset(BlockMapDataset[T]):
             }
         return counts
 
-    def _origins(self, index: int) -> Iterable[Part]:
+    def _origins(self, index: int) -> Iterable[UpstreamElement]:
         component, (inner,) = self._selected(index)
         return [
-            Part(
+            UpstreamElement(
                 self._parents[component], inner, components=(self._names.get(component, component),)
             )
         ]

@@ -13,7 +13,7 @@ from gristmill.dataset.engine.draws import needed
 from gristmill.dataset.mixtures.plans import Plan, plan_of
 from gristmill.dataset.states.mixtures import DRAWN, OWN, forgotten_in
 from gristmill.dataset.states.refilling import refuse_refilling
-from gristmill.dataset.states.turns import Turns
+from gristmill.dataset.states.turns import DrawLog
 
 
 class Piece(NamedTuple):
@@ -79,7 +79,7 @@ def pieces_of(
     return tuple(pieces)
 
 
-def turns_in(state: Mapping[str, Any], names: Sequence[str], owner: object) -> Turns | None:
+def turns_in(state: Mapping[str, Any], names: Sequence[str], owner: object) -> DrawLog | None:
     """Which elements are drawn again one after the other, as a state says, by the places of
     components in ``names``.
 
@@ -87,7 +87,7 @@ def turns_in(state: Mapping[str, Any], names: Sequence[str], owner: object) -> T
         StateMismatchError: the state says something else, or of components that are no longer
             there.
     """
-    turns = Turns.of(state, owner)
+    turns = DrawLog.of(state, owner)
     if turns is None:
         return None
     gone = [name for name in turns.names if name is not None and name not in names]

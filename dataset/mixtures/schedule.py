@@ -152,7 +152,8 @@ class Schedule:
 
     def __repr__(self) -> str:
         name = "Schedule" if self._kind == "steps" else "Schedule.linear"
-        return f"{name}({{{', '.join(f'{position}: {_plain(weights)}' for position, weights in self._points.items())}}})"
+        points = [f"{position}: {_plain(weights)}" for position, weights in self._points.items()]
+        return f"{name}({{{', '.join(points)}}})"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Schedule) and self.described() == other.described()
@@ -339,9 +340,8 @@ class ScheduledSelection:
         lengths = [stop - start for start, stop in pairwise(starts)]
         self._num = len(shares[0])
         denominators = [share.denominator for row in shares for share in row]
-        self._whole = math.lcm(*denominators) * (
-            math.lcm(*[2 * n for n in lengths]) if is_linear else 1
-        )
+        finer = math.lcm(*[2 * n for n in lengths]) if is_linear else 1
+        self._whole = math.lcm(*denominators) * finer
         numerators = [[int(share * self._whole) for share in row] for row in shares]
         self._starts = list(starts)
         self._segments: list[_Segment] = []
@@ -350,10 +350,8 @@ class ScheduledSelection:
             slope, bend = numerators[s], [0] * self._num
             is_last = s == len(lengths)
             if is_linear and not is_last:
-                bend = [
-                    (b - a) // (2 * lengths[s])
-                    for a, b in zip(slope, numerators[s + 1], strict=True)
-                ]
+                ends = zip(slope, numerators[s + 1], strict=True)
+                bend = [(b - a) // (2 * lengths[s]) for a, b in ends]
             segment = _Segment(start, base, slope, bend)
             self._segments.append(segment)
             if not is_last:
@@ -366,10 +364,8 @@ class ScheduledSelection:
         last = self._segments[-1]
         # those that are never drawn from again
         self._gone = [i for i in range(self._num) if not last.slope[i]]
-        # of its windows
-        self._longest = (
-            self._whole // min([slope for slope in last.slope if slope], default=self._whole) + 2
-        )
+        slowest = min([slope for slope in last.slope if slope], default=self._whole)
+        self._longest = self._whole // slowest + 2  # of its windows
         # of the order after the last change
         self._period = self._whole // math.gcd(self._whole, *last.slope)
         # How many positions after the last step that takes, at most; windows that began before it
@@ -381,13 +377,8 @@ class ScheduledSelection:
         self.end = end
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            **vars(self),
-            "_blocks": {},
-            "_lap": None,
-            "_missed": -1,
-            "_following": (0, [0] * self._num),
-        }
+        unused = {"_lap": None, "_missed": -1, "_following": (0, [0] * self._num)}
+        return {**vars(self), "_blocks": {}, **unused}
 
     @property
     def whole(self) -> int:
@@ -398,9 +389,8 @@ class ScheduledSelection:
         """Numerators of the shares of the element at ``position``."""
         segment = self._segments[bisect_right(self._starts, position) - 1]
         x = position - segment.start
-        return [
-            slope + 2 * bend * x for slope, bend in zip(segment.slope, segment.bend, strict=True)
-        ]
+        coefficients = zip(segment.slope, segment.bend, strict=True)
+        return [slope + 2 * bend * x for slope, bend in coefficients]
 
     def weights_until(self, position: int) -> int:
         """Return a position up to which the weights at ``position`` hold."""
@@ -442,10 +432,8 @@ class ScheduledSelection:
                 return self._single(position)
             self._lap = self._served(self._unchanging_from, self._period)
         component, inner = self._lap[0][offset], self._lap[1][offset]
-        return (
-            component,
-            inner + laps * self._segments[-1].slope[component] * self._period // self._whole,
-        )
+        inner += laps * self._segments[-1].slope[component] * self._period // self._whole
+        return component, inner
 
     def run(self, start: int, num: int) -> tuple[list[int], list[int]]:
         """The components at ``num`` positions from ``start`` on, and how often each came before."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from gristmill.dataset.engine.stream import Pos
 from gristmill.dataset.mixtures.draw_counts import DrawCounts, RunningCounts
 from gristmill.dataset.mixtures.pieces import Piece
-from gristmill.dataset.states.turns import Turns
+from gristmill.dataset.states.turns import DrawLog
 
 # What happened at an entry of a log.
 DRAWN, ENDED, RESTARTED, LAST = range(4)
@@ -32,7 +32,7 @@ class Standing(NamedTuple):
     has_ended: bool = False
     counts: DrawCounts | None = None
     pieces: tuple[Piece, ...] = ()
-    again: tuple[Turns, Any] | None = None
+    again: tuple[DrawLog, Any] | None = None
 
     def after(self, log: Sequence[Any]) -> Standing:
         """Return where the mixture is after the entries of a log, of which there is at least

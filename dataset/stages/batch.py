@@ -14,10 +14,10 @@ from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import Length, num_elements, scaled
 from gristmill.dataset.bases.map import BlockMapDataset
 from gristmill.dataset.bases.node import dropping_steps, spec_of
-from gristmill.dataset.bases.origins import Part
+from gristmill.dataset.bases.origins import UpstreamElement
 from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.dataset.bases.traced import Tracing, grouped
-from gristmill.dataset.engine.elements import Batch
+from gristmill.dataset.engine.elements import BatchStream
 from gristmill.dataset.engine.iterators import open_stage
 from gristmill.dataset.errors.context import add_before, failed_at
 from gristmill.transforms.base import check_batch_size
@@ -115,11 +115,11 @@ class BatchMapDataset(BlockMapDataset[T]):
         )
         return found
 
-    def _origins(self, index: int) -> Iterable[Part]:
+    def _origins(self, index: int) -> Iterable[UpstreamElement]:
         epoch, position = divmod(index, len(self))
         first, offset = position * self._batch_size, epoch * self._parent_length
         stop = min(first + self._batch_size, self._parent_length)
-        return (Part(self._parent, offset + i) for i in range(first, stop))
+        return (UpstreamElement(self._parent, offset + i) for i in range(first, stop))
 
 
 class BatchIterDataset(IterDataset[T]):
@@ -162,7 +162,9 @@ class BatchIterDataset(IterDataset[T]):
         make = batch_function(given.batch_fn)
         return open_stage(
             self,
-            partial(Batch, size=given.batch_size, make=make, drop_remainder=given.drop_remainder),
+            partial(
+                BatchStream, size=given.batch_size, make=make, drop_remainder=given.drop_remainder
+            ),
         )
 
 

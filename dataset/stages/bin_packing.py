@@ -135,9 +135,11 @@ class FirstFitPackIterDataset(_PackIterDataset):
         >>> import numpy as np
         >>> from gristmill.dataset import MapDataset
         >>> ds = MapDataset.source([3, 4, 2]).map(lambda n: {"x": np.full(n, n)}).to_iter_dataset()
-        >>> rows = list(FirstFitPackIterDataset(ds, length_struct={"x": 6}, num_packing_bins=2, shuffle_bins=False))
-        >>> rows[0]["x"], rows[0]["x_segment_ids"], rows[1]["x"]
-        (array([3, 3, 3, 2, 2, 0]), array([1, 1, 1, 2, 2, 0], dtype=int32), array([4, 4, 4, 4, 0, 0]))
+        >>> packing = dict(length_struct={"x": 6}, num_packing_bins=2, shuffle_bins=False)
+        >>> for row in FirstFitPackIterDataset(ds, **packing):
+        ...     print(row["x"], row["x_segment_ids"])
+        [3 3 3 2 2 0] [1 1 1 2 2 0]
+        [4 4 4 4 0 0] [1 1 1 1 0 0]
     """
 
     @staticmethod
@@ -160,9 +162,11 @@ class BestFitPackIterDataset(_PackIterDataset):
         >>> import numpy as np
         >>> from gristmill.dataset import MapDataset
         >>> ds = MapDataset.source([3, 4, 2]).map(lambda n: {"x": np.full(n, n)}).to_iter_dataset()
-        >>> rows = list(BestFitPackIterDataset(ds, length_struct={"x": 6}, num_packing_bins=2, shuffle_bins=False))
-        >>> rows[0]["x"], rows[1]["x"], rows[1]["x_segment_ids"]
-        (array([3, 3, 3, 0, 0, 0]), array([4, 4, 4, 4, 2, 2]), array([1, 1, 1, 1, 2, 2], dtype=int32))
+        >>> packing = dict(length_struct={"x": 6}, num_packing_bins=2, shuffle_bins=False)
+        >>> for row in BestFitPackIterDataset(ds, **packing):
+        ...     print(row["x"], row["x_segment_ids"])
+        [3 3 3 0 0 0] [1 1 1 0 0 0]
+        [4 4 4 4 2 2] [1 1 1 1 2 2]
     """
 
     @staticmethod

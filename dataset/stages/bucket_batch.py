@@ -18,10 +18,10 @@ from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import Infinite, Length, at_most, num_elements
 from gristmill.dataset.bases.map import BlockMapDataset, MapDataset, not_over_a_part
 from gristmill.dataset.bases.node import dropping_steps, random_seed, spec_of
-from gristmill.dataset.bases.origins import Part
+from gristmill.dataset.bases.origins import UpstreamElement
 from gristmill.dataset.bases.parameters import field
 from gristmill.dataset.bases.traced import Traced, Tracing, grouped, noting_failed
-from gristmill.dataset.engine.bucket_plan import BucketPlan, Members, base_of
+from gristmill.dataset.engine.bucket_plan import BucketElements, BucketPlan, base_of
 from gristmill.dataset.engine.buckets import BucketBatch
 from gristmill.dataset.engine.iterators import StreamIterator, open_stage
 from gristmill.dataset.errors.context import tell
@@ -183,7 +183,7 @@ class BucketBatchMapDataset(BlockMapDataset[T]):
         self._check_not_empty(len(self), indices[:1])
         return map(self._batch, as_ints(indices))
 
-    def _members(self, index: int) -> tuple[Members, slice, int]:
+    def _members(self, index: int) -> tuple[BucketElements, slice, int]:
         """The elements of a batch, which of them are this shard's, and how many rows that has if
         none is missing.
         """
@@ -214,9 +214,11 @@ class BucketBatchMapDataset(BlockMapDataset[T]):
             tell(error, self, [index])
             raise
 
-    def _origins(self, index: int) -> Iterable[Part]:
+    def _origins(self, index: int) -> Iterable[UpstreamElement]:
         members, own, _ = self._members(index)
-        return [Part(self._parent, i) for i in members.indices[own] or members.indices[:1]]
+        return [
+            UpstreamElement(self._parent, i) for i in members.indices[own] or members.indices[:1]
+        ]
 
 
 def _lengths_of(base: MapDataset[Any], lengths: Any) -> Lengths:

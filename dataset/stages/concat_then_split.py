@@ -13,7 +13,7 @@ import numpy as np
 
 from gristmill.core.element_spec import ShapeDtypeStruct
 from gristmill.core.errors import FeatureKeyError, as_int
-from gristmill.dataset.bases.cells import Cells, Piece, Placed, placed
+from gristmill.dataset.bases.cells import Cells, LineageRecord, Placed, placed
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import Length, Unknown
@@ -117,10 +117,8 @@ class ConcatThenSplitIterDataset(IterDataset[dict[str, Any]]):
             raise ValueError(
                 "length_struct must name the features and their lengths in a row, got {}"
             )
-        meta, bos = (
-            _names("meta_features", meta_features, length_struct),
-            _names("bos_features", bos_features, length_struct),
-        )
+        meta = _names("meta_features", meta_features, length_struct)
+        bos = _names("bos_features", bos_features, length_struct)
         if not isinstance(bos_handling, BOSHandling):
             raise TypeError(f"bos_handling must be a BOSHandling, got {bos_handling!r:.200}")
         if bos_handling is BOSHandling.DO_NOTHING and (bos or bos_token_id is not None):
@@ -130,11 +128,8 @@ class ConcatThenSplitIterDataset(IterDataset[dict[str, Any]]):
             )
         if bos_handling is not BOSHandling.DO_NOTHING and bos_token_id is None:
             raise ValueError(f"bos_token_id must be given with {bos_handling}")
-        if set(meta) & set(bos):
-            raise ValueError(
-                "bos_features must not be meta_features as well, got"
-                f" {sorted(set(meta) & set(bos))}"
-            )
+        if both := sorted(set(meta) & set(bos)):
+            raise ValueError(f"bos_features must not be meta_features as well, got {both}")
         bos_id = None if bos_token_id is None else as_int("bos_token_id", bos_token_id)
         lengths = {
             name: as_int(f"the length of feature {name!r}", n, minimum=1)
@@ -224,7 +219,7 @@ def _traced_row(targets: Sequence[Target], row: dict[str, Array]) -> Traced:
     }
     num = max([int(segment_ids.max(initial=0)) for segment_ids in ids.values()], default=0)
     spans = {name: spans_of(segment_ids, num) for name, segment_ids in ids.items()}
-    pieces: list[Piece] = []
+    pieces: list[LineageRecord] = []
     for i in range(num):
         parts, x = [], None
         for name, found in spans.items():

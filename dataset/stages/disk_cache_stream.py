@@ -24,7 +24,7 @@ from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import same_number
 from gristmill.dataset.bases.node import spec_of_first_parent
 from gristmill.dataset.bases.traced import Tracing
-from gristmill.dataset.engine.choices import Record, Records, Refilling
+from gristmill.dataset.engine.choices import ChoiceRecord, Records, Refilling
 from gristmill.dataset.engine.disk_store import MISSING, pickled
 from gristmill.dataset.engine.iterators import open_stage
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, are_equal
@@ -79,7 +79,7 @@ class DiskCacheIterDataset(IterDataset[T]):
 
 
 @dataclass
-class _Block:
+class _CachedBlock:
     """Consecutive elements.
 
     Args:
@@ -128,7 +128,7 @@ class DiskBlocks(Refilling):
 
     keys = ("parent", "start", "offset", "has_skipped")
     own = (0, 0, False)
-    _block: _Block | None = None
+    _block: _CachedBlock | None = None
 
     def __init__(self, stage: Any, parent: Stream, cache: DiskCache | None) -> None:
         super().__init__(stage, parent)
@@ -173,14 +173,14 @@ class DiskBlocks(Refilling):
             self.next_group()
             block = self._look_up(block.after, block.start + len(block.elements), block.has_skipped)
 
-    def _pos(self, block: _Block, offset: int) -> Pos:
+    def _pos(self, block: _CachedBlock, offset: int) -> Pos:
         return block.before, block.start, offset, block.has_skipped, self.records()
 
-    def _pos_before(self, left: Iterator[Any], block: _Block) -> Pos:
+    def _pos_before(self, left: Iterator[Any], block: _CachedBlock) -> Pos:
         """Return the position before the elements that are ``left`` of a block."""
         return self._pos(block, len(block.elements) - length_hint(left))
 
-    def _begin(self, cell: Cell) -> tuple[_Block, int]:
+    def _begin(self, cell: Cell) -> tuple[_CachedBlock, int]:
         """Return the block of the position of ``cell``, and how many of its elements were
         delivered.
         """
@@ -199,7 +199,7 @@ class DiskBlocks(Refilling):
         if block is None or not is_usable or (len(block.elements) < offset and block.is_complete):
             block = self._look_up(before, start, has_skipped)
             if len(block.elements) < offset:  # of another division into blocks, or not there
-                block = self._block = _Block(before, start, has_skipped)
+                block = self._block = _CachedBlock(before, start, has_skipped)
         for i in range(min(offset, len(block.elements))):
             self._repeat_choices(block, i)
         if len(block.elements) < offset:
@@ -215,7 +215,7 @@ class DiskBlocks(Refilling):
             )
         return block, offset
 
-    def _agrees(self, block: _Block) -> bool:
+    def _agrees(self, block: _CachedBlock) -> bool:
         """Return true if ``block`` was made by the choices that are known."""
         if self.choices is None:
             return True
@@ -229,15 +229,15 @@ class DiskBlocks(Refilling):
                 return False
         return True
 
-    def _repeat_choices(self, block: _Block, i: int) -> None:
+    def _repeat_choices(self, block: _CachedBlock, i: int) -> None:
         """Record the choices that were made for element ``i``, or after the last one."""
         if self.choices is not None and block.is_complete:
             counts = [{}, *block.counts, {record.key: record.num for record in block.records}]
             self.choices.add(_part(block.records, counts[i], counts[i + 1]))
 
-    def _look_up(self, before: Pos, start: int, has_skipped: bool) -> _Block:
+    def _look_up(self, before: Pos, start: int, has_skipped: bool) -> _CachedBlock:
         """Return the block on disk, or an empty one."""
-        block = self._block = _Block(before, start, has_skipped)
+        block = self._block = _CachedBlock(before, start, has_skipped)
         if self._cache is None or has_skipped:
             return block
         found = self._cache.store().value(start)
@@ -251,14 +251,14 @@ class DiskBlocks(Refilling):
                     state, state_from_text(text, self.parent), self.parent.save(before)
                 )
             after = self.parent.load(state)
-            there = _Block(
+            there = _CachedBlock(
                 before, start, False, elements, [], counts, records, after, True, is_last
             )
             if self._agrees(there):
                 self._block = block = there
         return block
 
-    def _computed(self, cell: Cell, block: _Block) -> Iterator[Any]:
+    def _computed(self, cell: Cell, block: _CachedBlock) -> Iterator[Any]:
         """Return the elements that follow in a block, each when it is in it; complete it."""
         choices = self.choices
         inner = self.inner.at(block.last_end, choices=choices)
@@ -279,7 +279,7 @@ class DiskBlocks(Refilling):
             yield (x, x := None)[0]
         self._complete(block)
 
-    def _keep(self, block: _Block, x: Any) -> None:
+    def _keep(self, block: _CachedBlock, x: Any) -> None:
         """Add an element that was computed to ``block``."""
         record = x
         del block.elements[len(block.ends) :]  # after an interrupt
@@ -293,7 +293,7 @@ class DiskBlocks(Refilling):
         block.elements.append(record)
         block.ends.append(self.inner.settle())
 
-    def _complete(self, block: _Block) -> None:
+    def _complete(self, block: _CachedBlock) -> None:
         block.after = self.inner.settle()
         block.records = () if self.choices is None else self.choices.since()
         if self._cache is not None and not block.has_skipped:
@@ -320,7 +320,7 @@ class DiskBlocks(Refilling):
         text, *buffers = record
         return pickle.loads(text, buffers=[bytearray(buffer) for buffer in buffers])
 
-    def _pass(self, cell: Cell, block: _Block) -> None:
+    def _pass(self, cell: Cell, block: _CachedBlock) -> None:
         self.inner.pass_failed()
         cell.pos = self.inner.settle(), block.start + len(block.elements), 0, True, ()
 
@@ -335,5 +335,5 @@ def _part(records: Records, before: Mapping[str, int], until: Mapping[str, int])
     for record in records:
         start, stop = before.get(record.key, 0), until.get(record.key, 0)
         unusual = tuple([(i - start, x) for i, x in record.unusual if start <= i < stop])
-        found.append(Record(record.key, stop - start, unusual))
+        found.append(ChoiceRecord(record.key, stop - start, unusual))
     return tuple(found)

@@ -234,8 +234,13 @@ class ElasticIterator(StreamIterator[T], IterDataset[T]):
                 shards.
 
         Example:
-            >>> from gristmill.dataset.stages.interleave import InterleaveDatasetIterator, InterleaveIterDataset
-            >>> ds = InterleaveIterDataset([MapDataset.range(i, i + 3) for i in (0, 10, 20, 30)], cycle_length=2)
+            >>> from gristmill.dataset.stages.interleave import (
+            ...     InterleaveDatasetIterator,
+            ...     InterleaveIterDataset,
+            ... )
+            >>> ds = InterleaveIterDataset(
+            ...     [MapDataset.range(i, i + 3) for i in (0, 10, 20, 30)], cycle_length=2
+            ... )
             >>> of_two = [ElasticIterator(ds, 0, ShardOptions(shard, 2)) for shard in range(2)]
             >>> [next(it) for it in of_two], next(of_two[0]), next(of_two[0])
             ([0, 10], 20, 1)

@@ -255,7 +255,7 @@ class SparseBatches(Batches):
         index, faults = cell.pos
         it = self._steps(index).__iter__()
         steps = it._engine
-        assert isinstance(steps, Steps)
+        assert isinstance(steps, StepsOfWorker)
         here = Cell(steps.start())
         if self.faults:
             here.go_to(steps.load(self.faults.put_into(steps.save(here.pos), faults)))
@@ -305,7 +305,7 @@ class StepsIterDataset(IterDataset[tuple[int, list[int]]]):
     def __iter__(self) -> StreamIterator[tuple[int, list[int]]]:
         name, sl = str(dropping_steps(self._ds)[0]), self._slice
         make = partial(
-            Steps,
+            StepsOfWorker,
             start=self._start,
             length=len(self._ds),
             name=name,
@@ -316,7 +316,7 @@ class StepsIterDataset(IterDataset[tuple[int, list[int]]]):
         return StreamIterator(self, [iterate(self._presence)], make)
 
 
-class Steps(Layer):
+class StepsOfWorker(Layer):
     """The steps of one worker. The position: the parent's, and the number of the next step of all
     workers.
 

@@ -79,9 +79,8 @@ class _TracedReadingIterDataset(IterDataset[Traced]):
 
 
 class FilesParameters(Parameters):
-    path: Any = field(
-        in_checkpoint=False, in_repr=False
-    )  # the iterators of the files are described
+    # The iterators of the files are described.
+    path: Any = field(in_checkpoint=False, in_repr=False)
 
 
 class FilesIterDataset(ReadingIterDataset[T]):

@@ -15,7 +15,7 @@ from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import Length, Unknown
 from gristmill.dataset.bases.map import BlockMapDataset
-from gristmill.dataset.bases.origins import Part
+from gristmill.dataset.bases.origins import UpstreamElement
 from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.dataset.bases.traced import Traced, Tracing, noting_failed
 from gristmill.dataset.engine.groups import Spread
@@ -29,6 +29,7 @@ T = TypeVar("T")
 _Items: TypeAlias = tuple[list[Any], list[Event] | None]  # ``None`` if events were not needed
 
 _HANDED_OUT = object()
+_FOR_FUNCTIONS = "; use ds.flat_map(..., max_fan_out=...) for plain functions"
 
 
 class FlatMapParameters(Parameters):
@@ -36,9 +37,8 @@ class FlatMapParameters(Parameters):
 
 
 class StreamFlatMapParameters(FlatMapParameters):
-    with_nones: bool = field(
-        in_checkpoint=False, in_repr=False
-    )  # ``None`` is an element like any other (in a DataLoader)
+    # ``None`` is an element like any other, in a DataLoader.
+    with_nones: bool = field(in_checkpoint=False, in_repr=False)
 
 
 class FlatMapMapDataset(BlockMapDataset[T]):
@@ -62,6 +62,7 @@ class FlatMapMapDataset(BlockMapDataset[T]):
         >>> from gristmill.dataset import MapDataset
         >>> class Letters(FlatMap):
         ...     max_fan_out = 3
+        ...
         ...     def flat_map(self, element):
         ...         return list(element)
         >>> ds = FlatMapMapDataset(MapDataset.source(["ab", "", "cde"]), Letters())
@@ -81,8 +82,7 @@ class FlatMapMapDataset(BlockMapDataset[T]):
         if not isinstance(transform, FlatMap):
             raise TypeError(
                 f"transform must be an instance of FlatMap, got {shown(transform)} of type"
-                f" {type(transform).__name__}"
-                f"{for_a_class(transform) or '; use ds.flat_map(..., max_fan_out=...) for plain functions'}"
+                f" {type(transform).__name__}{for_a_class(transform) or _FOR_FUNCTIONS}"
             )
         self._transform = transform
         self._max_fan_out = check_max_fan_out(transform)
@@ -172,8 +172,8 @@ class FlatMapMapDataset(BlockMapDataset[T]):
 
         return map(split, self._parents[0]._items(numbers), numbers)
 
-    def _origins(self, index: int) -> Iterable[Part]:
-        return [Part(self._parent, index // self._max_fan_out)]
+    def _origins(self, index: int) -> Iterable[UpstreamElement]:
+        return [UpstreamElement(self._parent, index // self._max_fan_out)]
 
 
 class FlatMapIterDataset(IterDataset[T]):

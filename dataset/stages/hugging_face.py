@@ -290,7 +290,8 @@ class HuggingFaceIterDataset(ReadingIterDataset[Any]):
     Example:
         >>> import datasets
         >>> numbers = datasets.Dataset.from_dict({"x": range(5)}).to_iterable_dataset(num_shards=2)
-        >>> it = iter(HuggingFaceIterDataset(numbers.filter(lambda row: row["x"] != 1)).map(lambda row: row["x"]))
+        >>> ds = HuggingFaceIterDataset(numbers.filter(lambda row: row["x"] != 1))
+        >>> it = iter(ds.map(lambda row: row["x"]))
         >>> next(it), next(it)
         (0, 2)
         >>> state = it.get_state()

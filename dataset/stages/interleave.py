@@ -161,7 +161,7 @@ class InterleaveIterDataset(IterDataset[T]):
 
     def __iter__(self) -> DatasetIterator[T]:
         given = self._parameters
-        opener = Opener(self._datasets, given.iter_buffer_size)
+        opener = IteratorOpener(self._datasets, given.iter_buffer_size)
         num_threads, num_ahead = given.num_make_iter_threads, given.make_iter_buffer_size
         return InterleaveDatasetIterator(self, opener, self._cycle_length, num_threads, num_ahead)
 
@@ -214,7 +214,7 @@ class Elsewhere(Protocol):
         """Releases what it holds. May be called again."""
 
 
-class Opener:
+class IteratorOpener:
     """Makes iterators of the datasets. Known to the threads that open ahead, so it does not know
     the iterator it serves.
 
@@ -271,7 +271,7 @@ class InterleaveDatasetIterator(StreamIterator[T]):
     def __init__(
         self,
         stage: Any,
-        opener: Opener,
+        opener: IteratorOpener,
         cycle_length: int,
         num_threads: int = 0,
         num_ahead: int = 0,

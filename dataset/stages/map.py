@@ -29,9 +29,8 @@ class MapParameters(Parameters):
 
 
 class StreamMapParameters(MapParameters):
-    with_nones: bool = field(
-        in_checkpoint=False, in_repr=False
-    )  # ``None`` is an element like any other (in a DataLoader)
+    # ``None`` is an element like any other, in a DataLoader.
+    with_nones: bool = field(in_checkpoint=False, in_repr=False)
 
 
 class MapMapDataset(BlockMapDataset[T]):

@@ -14,7 +14,7 @@ from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import same_number
 from gristmill.dataset.bases.map import BlockMapDataset
 from gristmill.dataset.bases.node import random_seed
-from gristmill.dataset.bases.origins import Part
+from gristmill.dataset.bases.origins import UpstreamElement
 from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.dataset.bases.traced import Traced, Tracing
 from gristmill.dataset.engine.elements import Numbered
@@ -61,8 +61,8 @@ class RandomMapMapDataset(BlockMapDataset[T]):
             failed_at(error, self, index)
             raise
 
-    def _origins(self, index: int) -> Iterable[Part]:
-        return [Part(self._parents[0], index, seeds=((self._parameters.seed, index),))]
+    def _origins(self, index: int) -> Iterable[UpstreamElement]:
+        return [UpstreamElement(self._parents[0], index, seeds=((self._parameters.seed, index),))]
 
 
 class RandomMapIterDataset(IterDataset[T]):

@@ -14,7 +14,7 @@ from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import Infinite, Length, num_elements, scaled
 from gristmill.dataset.bases.map import ReindexMapDataset
 from gristmill.dataset.bases.node import spec_of_first_parent
-from gristmill.dataset.bases.origins import Part
+from gristmill.dataset.bases.origins import UpstreamElement
 from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.dataset.bases.traced import Tracing, with_epochs
 from gristmill.dataset.engine.iterators import open_stage
@@ -97,9 +97,9 @@ class RepeatMapDataset(ReindexMapDataset[T]):
         )
         return found
 
-    def _origins(self, index: int) -> Iterable[Part]:
+    def _origins(self, index: int) -> Iterable[UpstreamElement]:
         return [
-            Part(
+            UpstreamElement(
                 self._parent,
                 self._reindex(index),
                 0 if self._reseed else index // self._parent_length,
@@ -124,7 +124,8 @@ class RepeatIterDataset(IterDataset[T]):
 
     Example:
         >>> from gristmill.dataset import MapDataset
-        >>> list(RepeatIterDataset(MapDataset.range(5).shuffle(seed=1).to_iter_dataset().batch(3), num_epochs=2))
+        >>> ds = MapDataset.range(5).shuffle(seed=1).to_iter_dataset().batch(3)
+        >>> list(RepeatIterDataset(ds, num_epochs=2))
         [array([1, 2, 3]), array([0, 4]), array([1, 2, 3]), array([0, 4])]
     """
 

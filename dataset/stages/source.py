@@ -20,7 +20,7 @@ from gristmill.dataset.bases.node import (
     may_leave_out,
     spec_of,
 )
-from gristmill.dataset.bases.origins import Part, RecordKey
+from gristmill.dataset.bases.origins import RecordKey, UpstreamElement
 from gristmill.dataset.descriptions.pipeline import (
     short_source_text,
     source_files,
@@ -139,8 +139,8 @@ class SourceMapDataset(BlockMapDataset[T]):
             raise
         return read_items(self, source, indices, keys)
 
-    def _origins(self, index: int) -> Iterable[Part | RecordKey]:
+    def _origins(self, index: int) -> Iterable[UpstreamElement | RecordKey]:
         epoch, key = divmod(index, len(self))
         if isinstance(self._source, MapDataset):
-            return [Part(self._source, key, epoch)]
+            return [UpstreamElement(self._source, key, epoch)]
         return [RecordKey(key, epoch)]

@@ -35,7 +35,7 @@ from gristmill.dataset.slicing import replaced_in
 from gristmill.dataset.stages.interleave import (
     InterleaveDatasetIterator,
     InterleaveIterDataset,
-    Opener,
+    IteratorOpener,
     as_stream,
     dataset_at,
 )
@@ -182,7 +182,7 @@ class StreamInterleaveIterDataset(IterDataset[T]):
         if not isinstance(workers, RoundRobinIterator):
             return iterate(self._parent)  # there are no datasets
         members = _Members(workers)
-        opener = Opener(self._datasets, 0, members)
+        opener = IteratorOpener(self._datasets, 0, members)
         members.ctx = opener.ctx
         interleave: InterleaveDatasetIterator[T] = InterleaveDatasetIterator(
             _chain(self._parent)[0], opener, self._cycle_length

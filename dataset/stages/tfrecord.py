@@ -31,7 +31,7 @@ class TFRecordParameters(FilesParameters):
         check_opener(self.open)
 
 
-class Records(FileStream):
+class TFRecordStream(FileStream):
     """The records of one TFRecord file. The position is where the next one begins."""
 
     @property
@@ -166,5 +166,5 @@ class TFRecordIterDataset(FilesIterDataset[bytes]):
             )
         super().set_slice(sl, sequential_slice)
 
-    def _file_stream(self, path: str | os.PathLike[str]) -> Records:
-        return Records(self, path)
+    def _file_stream(self, path: str | os.PathLike[str]) -> TFRecordStream:
+        return TFRecordStream(self, path)

@@ -140,7 +140,8 @@ class WindowShuffleIterDataset(IterDataset[T]):
 
     Example:
         >>> from gristmill.dataset import MapDataset
-        >>> list(WindowShuffleIterDataset(MapDataset.range(10).to_iter_dataset(), window_size=4, seed=3))
+        >>> ds = MapDataset.range(10).to_iter_dataset()
+        >>> list(WindowShuffleIterDataset(ds, window_size=4, seed=3))
         [1, 0, 3, 2, 7, 6, 4, 5, 8, 9]
     """
 

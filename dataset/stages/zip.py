@@ -13,7 +13,7 @@ from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import Length, num_elements, shortest
 from gristmill.dataset.bases.map import BlockMapDataset
 from gristmill.dataset.bases.node import spec_of
-from gristmill.dataset.bases.origins import Part
+from gristmill.dataset.bases.origins import UpstreamElement
 from gristmill.dataset.bases.parameters import Parameters
 from gristmill.dataset.bases.traced import Tracing, side_by_side
 from gristmill.dataset.engine.iterators import open_stage
@@ -87,8 +87,8 @@ class ZipMapDataset(BlockMapDataset[T]):
         columns = [parent._items(indices) for parent in self._parents]
         return map(_complete_row if self._drops else _row, *columns)
 
-    def _origins(self, index: int) -> Iterable[Part]:
-        return [Part(parent, index) for parent in self._parents]
+    def _origins(self, index: int) -> Iterable[UpstreamElement]:
+        return [UpstreamElement(parent, index) for parent in self._parents]
 
 
 def _row(*elements: Any) -> tuple[Any, ...]:
@@ -115,7 +115,8 @@ class ZipIterDataset(IterDataset[T]):
 
     Example:
         >>> from gristmill.dataset import MapDataset
-        >>> short, long = MapDataset.range(2).to_iter_dataset(), MapDataset.range(10, 20).to_iter_dataset()
+        >>> short = MapDataset.range(2).to_iter_dataset()
+        >>> long = MapDataset.range(10, 20).to_iter_dataset()
         >>> list(ZipIterDataset([short, long], strict=False))
         [(0, 10), (1, 11)]
     """

@@ -160,7 +160,9 @@ def merge_states(states: Iterable[Any]) -> dict[str, Any]:
         >>> from gristmill import MapDataset, ShardOptions
         >>> from gristmill.checkpoint import merge_states
         >>> ds = MapDataset.range(12)
-        >>> hosts = [iter(ds.global_batch(4, shard_options=ShardOptions(host, 2))) for host in range(2)]
+        >>> hosts = [
+        ...     iter(ds.global_batch(4, shard_options=ShardOptions(host, 2))) for host in range(2)
+        ... ]
         >>> [next(it) for it in hosts]
         [array([0, 1]), array([2, 3])]
         >>> alone = iter(ds.global_batch(4))

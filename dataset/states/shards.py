@@ -23,8 +23,9 @@ def parse_shards(state: Any, owner: object, num_shards: int) -> CycleState:
     count = state_count(state, "next_index_in_datasets", owner)
     if count != num_shards:
         raise StateMismatchError(
-            f"the state was taken with {count} workers (next_index_in_datasets), {owner} has"
-            f" {num_shards}: their number must be the same when a state is restored"
+            f"the state was taken with {count} workers, threads or lanes, and"
+            f" {str(owner).partition('(')[0]} has {num_shards}: restore it with {count}, too, or"
+            f" with num_lanes={count}, which any number of workers computes"
         )
     cycle = CycleState.parse(state, owner, count, "the number of workers")
     if cycle.indices != list(range(count)):

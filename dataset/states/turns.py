@@ -19,7 +19,7 @@ _SHORT = 16  # numbers that are saved as they are
 _DAMAGES = (ValueError, TypeError, KeyError, zlib.error)
 
 
-class Turns(NamedTuple):
+class DrawLog(NamedTuple):
     """Of which components the elements are that a mixture has drawn one after the other.
 
     Args:
@@ -39,7 +39,7 @@ class Turns(NamedTuple):
     left: Any = None
 
     @classmethod
-    def of(cls, state: Any, owner: object) -> Turns | None:
+    def of(cls, state: Any, owner: object) -> DrawLog | None:
         """Reads the turns in a state, if it has any. Raises ``StateMismatchError`` for an invalid
         value.
         """
@@ -54,7 +54,7 @@ class Turns(NamedTuple):
             ) from error
 
     @classmethod
-    def read(cls, saved: Any) -> Turns:
+    def read(cls, saved: Any) -> DrawLog:
         """Reads what ``saved`` wrote. Raises one of ``_DAMAGES`` for anything else."""
         if not isinstance(saved, Mapping) or type(saved["start"]) is not int or saved["start"] < 0:
             raise ValueError("there must be a start, 0 or more")
@@ -80,11 +80,11 @@ class Turns(NamedTuple):
         left = {} if self.left is None else {"left": self.left}
         return {"start": self.start, "names": [*self.names], "draws": packed(codes), **rows, **left}
 
-    def without(self, gone: Collection[str]) -> Turns:
+    def without(self, gone: Collection[str]) -> DrawLog:
         """The same when components are forgotten."""
         return self._replace(names=tuple([None if name in gone else name for name in self.names]))
 
-    def passing(self, num_rows: int) -> Turns:
+    def passing(self, num_rows: int) -> DrawLog:
         """The same when all are passed over that are in the first outputs of the step."""
         rows = self.rows or [-1] * len(self.draws)
         draws = [
@@ -112,10 +112,10 @@ class Turns(NamedTuple):
         return self.are_there()[-1:] == [False]
 
 
-def without(saved: Any, names: Collection[str]) -> Turns | None:
+def without(saved: Any, names: Collection[str]) -> DrawLog | None:
     """Saved turns when components are forgotten; ``None`` if they make no sense."""
     try:
-        return Turns.read(saved).without(names)
+        return DrawLog.read(saved).without(names)
     except _DAMAGES:
         return None
 

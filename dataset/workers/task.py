@@ -64,7 +64,7 @@ class PipelineTask:
         )
 
 
-class _Lane:
+class _LaneIterator:
     """A lane of the pipeline."""
 
     def __init__(self, ds: IterDataset[Any]) -> None:
@@ -90,7 +90,7 @@ class PipelineProducer:
         self.index = index
         self._count = count
         self._allocate = allocate
-        self._lanes: dict[int, _Lane] = {}
+        self._lanes: dict[int, _LaneIterator] = {}
         self._blocks: StreamBlocks | None = None  # of the lane that ``take`` is at
         self._lender: IteratorContext | None = None
         self._outputs = Holding()  # that wait to be taken
@@ -198,7 +198,7 @@ class PipelineProducer:
     def _start(self, number: int, state: Any, num_lanes: int, *, skip: bool) -> Any:
         lane = self._lanes.get(number)
         if lane is None:
-            lane = self._lanes[number] = _Lane(self._task.share(number))
+            lane = self._lanes[number] = _LaneIterator(self._task.share(number))
         if lane.drained_by < math.inf:
             lane.close()  # nothing would be read ahead
         it = lane.iterator

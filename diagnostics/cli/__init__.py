@@ -37,7 +37,8 @@ _CODES = """\
 exit codes:
   0    done
   1    the pipeline raised an error (its traceback is on stderr) or is stuck (where, is on stderr),
-       or the checkpoint is damaged or does not fit the pipeline, or the pipeline is not deterministic
+       or the checkpoint is damaged or does not fit the pipeline, or the pipeline is not
+       deterministic
   2    there is no such pipeline, file or option, or a file cannot be written
   130  interrupted
 """
@@ -490,42 +491,12 @@ def _add_trace(commands: Commands) -> None:
     )
 
 
-def _add_write(commands: Commands) -> None:
-    command = _command(
-        commands,
-        "write",
-        "write what a pipeline gives to files",
-        "Writes the elements of a pipeline to files in OUT, a folder or its URL. The files do not"
-        " depend on the\nnumber of workers or hosts. If it is interrupted, the same command"
-        " continues. INPUT is a pipeline, or files\n(*.parquet, *.jsonl, *.jsonl.gz, *.jsonl.zst,"
-        " *.tar, *.array_record, *.bagz, *.tfrecord), a folder with\npictures in a folder for each"
-        " class, a folder that was written before, or hf://NAME:SPLIT.",
-        [
-            "write 'train-*.parquet' prepared",
-            "write 'docs/*.jsonl' tokens --map tokenize.py:encode --format megatron",
-            "write pictures shards --format tar --records-per-file 1000",
-            "write train.py:make_dataset s3://bucket/prepared --workers 16 --shard 0/4",
-            "write train.py:make_dataset prepared --dry-run",
-        ],
-    )
-    command.set_defaults(command=_write)
-    command.add_argument(
-        "pipeline",
-        metavar="INPUT",
-        help="module:attribute, path/to/file.py:attribute, files or a folder",
-    )
-    command.add_argument("output", metavar="OUT", help="a folder, or its URL in an object store")
+def _add_files_to_write(command: argparse.ArgumentParser) -> None:
+    """Add the options that say how the files of ``write`` look."""
     command.add_argument(
         "--format",
         metavar="F",
         help="array_record (default), parquet, jsonl, tar, megatron, npy, tfrecord, bagz",
-    )
-    command.add_argument(
-        "--map",
-        metavar="FUNCTION",
-        action="append",
-        default=[],
-        help="apply it to each element (may be repeated)",
     )
     size = command.add_mutually_exclusive_group()
     size.add_argument(
@@ -553,6 +524,41 @@ def _add_write(commands: Commands) -> None:
         default=[],
         help="of the format, as group_size=4",
     )
+
+
+def _add_write(commands: Commands) -> None:
+    command = _command(
+        commands,
+        "write",
+        "write what a pipeline gives to files",
+        "Writes the elements of a pipeline to files in OUT, a folder or its URL. The files do not"
+        " depend on the\nnumber of workers or hosts. If it is interrupted, the same command"
+        " continues. INPUT is a pipeline, or files\n(*.parquet, *.jsonl, *.jsonl.gz, *.jsonl.zst,"
+        " *.tar, *.array_record, *.bagz, *.tfrecord), a folder with\npictures in a folder for each"
+        " class, a folder that was written before, or hf://NAME:SPLIT.",
+        [
+            "write 'train-*.parquet' prepared",
+            "write 'docs/*.jsonl' tokens --map tokenize.py:encode --format megatron",
+            "write pictures shards --format tar --records-per-file 1000",
+            "write train.py:make_dataset s3://bucket/prepared --workers 16 --shard 0/4",
+            "write train.py:make_dataset prepared --dry-run",
+        ],
+    )
+    command.set_defaults(command=_write)
+    command.add_argument(
+        "pipeline",
+        metavar="INPUT",
+        help="module:attribute, path/to/file.py:attribute, files or a folder",
+    )
+    command.add_argument("output", metavar="OUT", help="a folder, or its URL in an object store")
+    command.add_argument(
+        "--map",
+        metavar="FUNCTION",
+        action="append",
+        default=[],
+        help="apply it to each element (may be repeated)",
+    )
+    _add_files_to_write(command)
     command.add_argument(
         "--workers",
         type=_count,

@@ -42,9 +42,8 @@ def _lines(element: Any, label: str, depth: int) -> Iterator[str]:
     parts = _parts(element)
     indent = "  " * depth
     if not parts or depth == _MAX_DEPTH:
-        yield (
-            f"{indent}{label} {one_line(spec_text(element), _MAX_VALUE)}  {_value_text(element)}".rstrip()
-        )
+        spec = one_line(spec_text(element), _MAX_VALUE)
+        yield f"{indent}{label} {spec}  {_value_text(element)}".rstrip()
         return
     yield f"{indent}{label} {type(element).__name__}"
     for part in abbreviated(list(parts.items()), _MAX_PARTS, lambda num: f"… {num} more …"):

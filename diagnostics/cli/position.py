@@ -127,10 +127,8 @@ def _cycle(state: Any, stage: Description, share: tuple[int, int] | None) -> Ite
     next_one = indices[turn] if turn is not None and 0 <= turn < len(indices) else "?"
     yield f"next: {what} {next_one}"
     if is_interleave:
-        yield (
-            "opened:"
-            f" {of_length(state.get('next_index_in_datasets'), stage.get('num_datasets'), 'dataset')}"
-        )
+        num_opened = state.get("next_index_in_datasets")
+        yield f"opened: {of_length(num_opened, stage.get('num_datasets'), 'dataset')}"
     for i in abbreviated([*range(len(states))], _MAX_PARTS, lambda num: f"… {num} more …"):
         if isinstance(i, str):
             yield i
@@ -164,10 +162,8 @@ def _global_batch(state: Any, stage: Description, share: tuple[int, int] | None)
             continue
         number, inner = item
         is_padded = isinstance(inner, Mapping) and inner.keys() == {"state", "rows"}
-        yield (
-            "lane"
-            f" {number}{', ' + count_text(inner['rows'], 'element') + ' after' if is_padded else ''}:"
-        )
+        after = f", {count_text(inner['rows'], 'element')} after" if is_padded else ""
+        yield f"lane {number}{after}:"
         own = (int(number), num_lanes) if stage and str(number).isdecimal() else None
         yield from _indented(_lines(inner["state"] if is_padded else inner, _parent(stage), own))
 
@@ -299,10 +295,8 @@ def _repeat(state: Any, stage: Description) -> str:
     number, num_epochs = plain_int(state["epoch"]), plain_int(stage.get("num_epochs"))
     if number is None:
         return f"in epoch {shown(state['epoch'])}"
-    return (
-        "in epoch"
-        f" {number_text(number + 1)}{'' if num_epochs is None else f' of {number_text(num_epochs)}'}"
-    )
+    of = "" if num_epochs is None else f" of {number_text(num_epochs)}"
+    return f"in epoch {number_text(number + 1)}{of}"
 
 
 def _rebatch(state: Any, stage: Description) -> str:

@@ -24,7 +24,7 @@ _STALL_SECONDS = 30.0
 _HINT = "If it is only slow, allow more time for an element: --stall-seconds 300 (0 is forever)."
 
 
-class Reader:
+class ElementReader:
     """Takes elements from an iterator.
 
     Args:
@@ -54,11 +54,11 @@ def iterator_of(pipeline: Any) -> Any:
 
 
 @contextlib.contextmanager
-def reading(pipeline: Any, stall_seconds: float | None) -> Iterator[Reader]:
+def reading(pipeline: Any, stall_seconds: float | None) -> Iterator[ElementReader]:
     """A new iterator of a dataset or a ``DataLoader``, which is closed afterwards."""
     it = iterator_of(pipeline)
     with attended(lambda: it, it.close, stall_seconds) as thread:
-        yield Reader(it, thread)
+        yield ElementReader(it, thread)
 
 
 @contextlib.contextmanager

@@ -202,10 +202,8 @@ def bench(args: Namespace) -> Lines:
         else "-  (no arrays, texts or bytes)"
     )
     yield f"MB/s        {megabytes}"
-    yield (
-        "delay      "
-        f" {', '.join([f'p{percent} {time_text(delay)}' for percent, delay in percentiles.items()])}"
-    )
+    texts = [f"p{percent} {time_text(delay)}" for percent, delay in percentiles.items()]
+    yield f"delay       {', '.join(texts)}"
     return 0
 
 

@@ -116,10 +116,8 @@ def _heading(item: list[_Saved]) -> Lines:
     path = item[0].path
     found = _PROCESS_FILE.fullmatch(path.name)
     yield f"checkpoint  {path if found is None and len(item) == 1 else path.parent}"
-    yield (
-        "written by "
-        f" {', '.join(dict.fromkeys([saved.library or 'not noted: Grain, or a state by itself' for saved in item]))}"
-    )
+    unknown = "not noted: Grain, or a state by itself"
+    yield f"written by  {', '.join(dict.fromkeys([saved.library or unknown for saved in item]))}"
     if found is None:
         return 0
     missing = _missing(path.parent, found[2])
@@ -171,10 +169,10 @@ def _verdict(item: list[_Saved], name: str, pipeline: Any) -> Lines:
     differences = [_difference(pipeline, functools.partial(_restore, saved)) for saved in item]
     for saved, difference in zip(item, differences, strict=True):
         where = f" from {saved.path.name}" if len(item) > 1 else ""
-        yield (
-            f"{name}"
-            f" {f'would continue{where}' if difference is None else f'would refuse to continue{where}: {difference}'}"
-        )
+        if difference is None:
+            yield f"{name} would continue{where}"
+        else:
+            yield f"{name} would refuse to continue{where}: {difference}"
     if (
         len(item) > 1
         and None not in differences

@@ -24,7 +24,11 @@ def in_options(text: str, *names: str) -> str:
         names: the parameters that are options of the same name.
 
     Example:
-        >>> in_options("batch_size must be positive; or pass append=True or state=... (--state)", "batch_size", "append")
+        >>> in_options(
+        ...     "batch_size must be positive; or pass append=True or state=... (--state)",
+        ...     "batch_size",
+        ...     "append",
+        ... )
         '--batch-size must be positive; or pass --append or --state'
     """
     text = re.sub(r"\b\w+=\.\.\. \((--[\w-]+)\)", r"\1", text)

@@ -10,13 +10,13 @@ from typing import Any
 
 from gristmill.dataset.bases.observing import Method
 from gristmill.diagnostics.metrics.histogram import Histogram
-from gristmill.diagnostics.probe import Cell, Lanes, Probe, clock
+from gristmill.diagnostics.probe import CountersOfThreads, Probe, StageCounts, clock
 from gristmill.diagnostics.spec_text import element_nbytes
 
 _SHARE = 50  # what is dear to measure may take this fraction of the time
 
 
-def measured(original: Method, probe: Probe, lanes: Lanes) -> Method:
+def measured(original: Method, probe: Probe, lanes: CountersOfThreads) -> Method:
     """``original`` of a stage, which measures reads of a source, or how many elements are ready for
     the consumer.
 
@@ -29,7 +29,7 @@ def measured(original: Method, probe: Probe, lanes: Lanes) -> Method:
     return original
 
 
-def _reading(original: Method, number: int, lanes: Lanes) -> Method:
+def _reading(original: Method, number: int, lanes: CountersOfThreads) -> Method:
     size = _now_and_then(element_nbytes)
 
     def read(ds: Any, indices: Any) -> list[Any]:
@@ -47,7 +47,7 @@ def _reading(original: Method, number: int, lanes: Lanes) -> Method:
     return read
 
 
-def _taking(original: Method, number: int, lanes: Lanes) -> Method:
+def _taking(original: Method, number: int, lanes: CountersOfThreads) -> Method:
     num_ready = _now_and_then(_num_ready)
 
     def take(it: Any, n: int) -> list[Any]:
@@ -63,7 +63,7 @@ def _num_ready(it: Any) -> int:
     return 0 if work is None else work.num_ready
 
 
-def _histogram(cell: Cell) -> Histogram:
+def _histogram(cell: StageCounts) -> Histogram:
     if cell.histogram is None:
         cell.histogram = Histogram()
     return cell.histogram

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from gristmill.core.value import Value
-from gristmill.dataset.bases.cells import Piece
+from gristmill.dataset.bases.cells import LineageRecord
 from gristmill.dataset.descriptions.display import abbreviated
 
 _MAX_LINES = 40  # of a table
@@ -55,7 +55,8 @@ class Record(Value):
             for name, value in self.as_dict().items()
             if value not in (None, ()) and name != "source"
         }
-        return f"Record({', '.join([repr(self.source), *[f'{name}={value!r}' for name, value in known.items()]])})"
+        values = [repr(self.source), *[f"{name}={value!r}" for name, value in known.items()]]
+        return f"Record({', '.join(values)})"
 
 
 class Row(Value):
@@ -66,7 +67,7 @@ class Row(Value):
     records: Sequence[Record]
 
 
-def record_of(piece: Piece) -> Record:
+def record_of(piece: LineageRecord) -> Record:
     """The public record of an internal lineage entry."""
     components, seeds = piece.components, piece.seeds
     component, seed = components[-1] if components else None, seeds[-1] if seeds else None

@@ -34,19 +34,21 @@ _PAGE = """\
 <main class="body{layout}">
 <section class="graph" aria-labelledby="graph">
 <h2 id="graph">Pipeline</h2>
-<p class="soft">From the sources down; the stronger the colour, the more of the waiting is due to the stage.</p>
+<p class="soft">From the sources down; the stronger the colour, the more of the waiting is due to
+the stage.</p>
 {graph}
 </section>
 <section class="stages" aria-labelledby="stages">
 <h2 id="stages">Time per stage</h2>
-<p class="soft">A share of waiting is how much of the time that the consumer waited is due to the stage. Own time is that of all
-threads and processes together, without the stages before; hatched is waiting for what others compute.</p>
+<p class="soft">A share of waiting is how much of the time that the consumer waited is due to the
+stage. Own time is that of all threads and processes together, without the upstream stages; hatched
+is waiting for what others compute.</p>
 {stages}
 </section>
 <section class="times" aria-labelledby="times">
 <h2 id="times">Threads and workers</h2>
-<p class="soft">Seconds since the pipeline is observed; the height of a colour is its share of the thread's time. Where there is
-nothing, the thread was not there, or has not told yet what it did.</p>
+<p class="soft">Seconds since the pipeline is observed; the height of a colour is its share of the
+thread's time. Where there is nothing, the thread did not run, or has not reported yet.</p>
 {timeline}
 </section>
 {workers}
@@ -267,25 +269,15 @@ def _row(node: StageSummary, is_bottleneck: bool, longest: int, colour: str) -> 
         if num and node.bytes_produced
         else ""
     )
+    own, spec = node.total_processing_time_ns, safe(shortened(node.output_spec, _MAX_SPEC))
+    time = f"{time_text(own)}{_bar(own / max(longest, 1), colour)}"
     cells = [
         ("Share of waiting", "", f"{share}{_bar(node.wait_time_ratio, colour)}"),
-        (
-            "Waiting" if node.is_prefetch else "Own time",
-            "",
-            (
-                f"{time_text(node.total_processing_time_ns)}{_bar(node.total_processing_time_ns / max(longest, 1), colour)}"
-            ),
-        ),
+        ("Waiting" if node.is_prefetch else "Own time", "", time),
         ("Per element", "whole", f"{average}<small>{least} to {most}</small>" if num else "–"),
         ("Elements", "number", f"{num:,}{''.join([f'<small>{text}</small>' for text in counts])}"),
         ("Runs in", "", safe(node.place)),
-        (
-            "Output",
-            "spec",
-            (
-                f"<code>{safe(shortened(node.output_spec, _MAX_SPEC)) or '–'}</code><small>{sizes}</small>"
-            ),
-        ),
+        ("Output", "spec", f"<code>{spec or '–'}</code><small>{sizes}</small>"),
     ]
     return (
         '<tr><th scope="row" class="stage"'
@@ -367,7 +359,8 @@ def _of_actors(load: WorkerLoad) -> list[str]:
 
 
 def _num_workers(load: WorkerLoad) -> str:
-    return f"{load.num_workers}{f'<small>{load.num_restarts} restarted</small>' if load.num_restarts else ''}"
+    restarted = f"<small>{load.num_restarts} restarted</small>" if load.num_restarts else ""
+    return f"{load.num_workers}{restarted}"
 
 
 def _bar(share: float, colour: str) -> str:

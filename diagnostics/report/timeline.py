@@ -232,9 +232,9 @@ def _table(
             f' title="{safe(who)}">{safe(who)}</th><td class="number"'
             f' data-label="works">{min(1, sum(shares[:-1])):.0%}</td><td class="number"'
             f' data-label="waits">{min(1, shares[-1]):.0%}</td><td><svg viewBox="0 0 {num_parts}'
-            ' 100" preserveAspectRatio="none"'
-            f' role="img"><title>{safe(chr(10).join([who, *parts]))}</title>{_drawn(row, layers)}<path'
-            f' class="grid" d="{grid}"/></svg></td></tr>'
+            ' 100" preserveAspectRatio="none" role="img">'
+            f"<title>{safe(chr(10).join([who, *parts]))}</title>{_drawn(row, layers)}"
+            f'<path class="grid" d="{grid}"/></svg></td></tr>'
         )
     return "\n".join([*lines, "</tbody></table></div>"])
 

@@ -12,14 +12,14 @@ from gristmill.diagnostics.verification.conditions import CannotRunError, Condit
 from gristmill.diagnostics.verification.outcomes import (
     Clock,
     Difference,
-    Outcome,
+    StepOutcome,
     closed,
     error_outcome,
     first_difference,
     outcomes_of,
     recorded,
 )
-from gristmill.diagnostics.verification.subject import Part, Subject
+from gristmill.diagnostics.verification.subject import Subject, SubPipeline
 
 _MAX_FOLLOWED = 3  # states that are written otherwise and are followed, to see where they lead
 _FOLLOWED_STEPS = 8
@@ -41,8 +41,8 @@ class Comparison:
 
 
 def base_of(
-    condition: Condition, part: Part, num: int, seconds: float, pipeline: Any
-) -> list[Outcome]:
+    condition: Condition, part: SubPipeline, num: int, seconds: float, pipeline: Any
+) -> list[StepOutcome]:
     """Returns the outcomes of a pipeline as it is, which must be the same under ``condition``.
 
     Raises:
@@ -54,7 +54,11 @@ def base_of(
 
 
 def compared(
-    condition: Condition, part: Part, base: Sequence[Outcome], seconds: float, pipeline: Any
+    condition: Condition,
+    part: SubPipeline,
+    base: Sequence[StepOutcome],
+    seconds: float,
+    pipeline: Any,
 ) -> Comparison | CannotRunError:
     """Returns what ``compare`` returns, or its ``CannotRunError``; runs in another process, too."""
     try:
@@ -64,7 +68,7 @@ def compared(
 
 
 def compare(
-    condition: Condition, subject: Subject, base: Sequence[Outcome], clock: Clock
+    condition: Condition, subject: Subject, base: Sequence[StepOutcome], clock: Clock
 ) -> Comparison:
     """Runs ``subject`` under ``condition``, and compares the outcomes with ``base``.
 
@@ -95,7 +99,9 @@ def compare(
     return Comparison(found, len(seen), len(base))
 
 
-def _found(condition: Condition, subject: Subject, base: Sequence[Outcome], clock: Clock) -> Found:
+def _found(
+    condition: Condition, subject: Subject, base: Sequence[StepOutcome], clock: Clock
+) -> Found:
     """The outcomes under a condition; an exception takes the place of the next outcome."""
     last = -1
     try:

@@ -24,7 +24,7 @@ from gristmill.dataset.engine.iterators import StreamIterator
 from gristmill.diagnostics.verification.fresh import Surroundings, run_fresh
 from gristmill.diagnostics.verification.outcomes import (
     Clock,
-    Outcome,
+    StepOutcome,
     closed,
     element_outcome,
     end_outcome,
@@ -33,10 +33,10 @@ from gristmill.diagnostics.verification.outcomes import (
     recorded,
     state_text,
 )
-from gristmill.diagnostics.verification.subject import NUM_WORKERS, WHOLE, Part, Subject
+from gristmill.diagnostics.verification.subject import NUM_WORKERS, WHOLE, Subject, SubPipeline
 from gristmill.workers.pickling import dumps
 
-Found = Iterator[tuple[int, Outcome]]
+Found = Iterator[tuple[int, StepOutcome]]
 _SEED = 20  # of what is drawn here
 _MAX_BLOCK = 17
 
@@ -60,15 +60,15 @@ class Condition(abc.ABC):
     process: str | None = None  # the fresh process that runs it on a copy; None for this process
     has_own_base = False  # if ``base`` returns outcomes
 
-    def __init__(self, part: Part = WHOLE) -> None:
+    def __init__(self, part: SubPipeline = WHOLE) -> None:
         self.part = part
 
-    def base(self, subject: Subject, num: int, clock: Clock) -> list[Outcome] | None:
+    def base(self, subject: Subject, num: int, clock: Clock) -> list[StepOutcome] | None:
         """Returns the outcomes to compare with; ``None`` for those of the pipeline as it is."""
         return None
 
     @abc.abstractmethod
-    def run(self, subject: Subject, base: Sequence[Outcome], clock: Clock) -> Found:
+    def run(self, subject: Subject, base: Sequence[StepOutcome], clock: Clock) -> Found:
         """Yields up to ``len(base)`` outcomes with their steps.
 
         Args:
@@ -89,7 +89,7 @@ class Again(Condition):
     name = "a second run"
     otherwise = "it gives something else in every run"
 
-    def run(self, subject: Subject, base: Sequence[Outcome], clock: Clock) -> Found:
+    def run(self, subject: Subject, base: Sequence[StepOutcome], clock: Clock) -> Found:
         has_states = not subject.has_states_of_its_own
         yield from enumerate(recorded(subject.open_as_given, len(base), clock, has_states))
 
@@ -102,14 +102,14 @@ class RandomOrder(Condition):
     process = "by index"
     has_own_base = True
 
-    def __init__(self, part: Part, which: str = "") -> None:
+    def __init__(self, part: SubPipeline, which: str = "") -> None:
         super().__init__(part)
         self.name += which
 
-    def base(self, subject: Subject, num: int, clock: Clock) -> list[Outcome]:
+    def base(self, subject: Subject, num: int, clock: Clock) -> list[StepOutcome]:
         return [x for _, x in self._elements(subject, range(self._num(subject, num)), clock)]
 
-    def run(self, subject: Subject, base: Sequence[Outcome], clock: Clock) -> Found:
+    def run(self, subject: Subject, base: Sequence[StepOutcome], clock: Clock) -> Found:
         indices = list(range(len(base)))
         random.Random(_SEED).shuffle(indices)
         return self._elements(subject, indices, clock)
@@ -135,7 +135,7 @@ class Blocks(Condition):
     otherwise = "an element depends on how many are asked for at once"
     process = "by index"
 
-    def run(self, subject: Subject, base: Sequence[Outcome], clock: Clock) -> Found:
+    def run(self, subject: Subject, base: Sequence[StepOutcome], clock: Clock) -> Found:
         num, rng, step, it = len(base), random.Random(_SEED), 0, subject.open()
         try:
             while step < num and not clock.is_over:
@@ -161,7 +161,7 @@ class RandomBlocks(RandomOrder):
     name = "several ds[i] at a time"
     otherwise = "an element depends on which others are asked for at once"
 
-    def run(self, subject: Subject, base: Sequence[Outcome], clock: Clock) -> Found:
+    def run(self, subject: Subject, base: Sequence[StepOutcome], clock: Clock) -> Found:
         rng, start, total = random.Random(_SEED), 0, len(base)
         assert subject.map is not None
         while start < total and not clock.is_over:
@@ -182,11 +182,11 @@ class Restored(Condition):
     is_unordered = True
     process = "restored"
 
-    def run(self, subject: Subject, base: Sequence[Outcome], clock: Clock) -> Found:
+    def run(self, subject: Subject, base: Sequence[StepOutcome], clock: Clock) -> Found:
         yield from self._restarted(subject, base, clock.part(0.5))
         yield from self._from_the_beginning(subject, len(base), clock)
 
-    def _restarted(self, subject: Subject, base: Sequence[Outcome], clock: Clock) -> Found:
+    def _restarted(self, subject: Subject, base: Sequence[StepOutcome], clock: Clock) -> Found:
         """Yields the second half without computing the first, as after a restart."""
         steps = [i for i in range(1, len(base) // 2 + 1) if isinstance(base[i - 1].state, str)]
         if not steps:
@@ -243,7 +243,7 @@ class Fresh(Condition):
     is_about = "processes"
 
     def __init__(
-        self, pipeline: bytes | str, surroundings: Surroundings, part: Part = WHOLE
+        self, pipeline: bytes | str, surroundings: Surroundings, part: SubPipeline = WHOLE
     ) -> None:
         super().__init__(part)
         self.pipeline = pipeline
@@ -251,7 +251,7 @@ class Fresh(Condition):
         seed = surroundings.hash_seed
         self.name = f"{self.where} with PYTHONHASHSEED={seed}, another locale and order of files"
 
-    def run(self, subject: Subject, base: Sequence[Outcome], clock: Clock) -> Found:
+    def run(self, subject: Subject, base: Sequence[StepOutcome], clock: Clock) -> Found:
         try:
             found = self.outcomes(subject.part, len(base), clock, self.surroundings)
         except Exception as error:
@@ -260,8 +260,8 @@ class Fresh(Condition):
         yield from enumerate(found)
 
     def outcomes(
-        self, part: Part, num: int, clock: Clock, surroundings: Surroundings
-    ) -> list[Outcome]:
+        self, part: SubPipeline, num: int, clock: Clock, surroundings: Surroundings
+    ) -> list[StepOutcome]:
         """Returns the first outcomes in a new process.
 
         Raises:
@@ -273,7 +273,9 @@ class Fresh(Condition):
             return next(results)
 
 
-def _recorded_there(part: Part, num: int, seconds: float, pipeline: Any) -> list[Outcome]:
+def _recorded_there(
+    part: SubPipeline, num: int, seconds: float, pipeline: Any
+) -> list[StepOutcome]:
     """Returns outcomes of a pipeline, or of the one that a text names; runs in the new process."""
     if isinstance(pipeline, str):
         target = importlib.import_module("gristmill.diagnostics.cli.target")
@@ -296,7 +298,7 @@ class Threads(Condition):
     is_about = "threads"
     process = "restored"
 
-    def __init__(self, num_threads: int, part: Part = WHOLE) -> None:
+    def __init__(self, num_threads: int, part: SubPipeline = WHOLE) -> None:
         super().__init__(part)
         self.num_threads = num_threads
         self.name = f"{num_threads} thread{'' if num_threads == 1 else 's'}"
@@ -310,7 +312,7 @@ class Threads(Condition):
             raise CannotRunError("no threads read it ahead")
         return lambda: iterate(stream)
 
-    def run(self, subject: Subject, base: Sequence[Outcome], clock: Clock) -> Found:
+    def run(self, subject: Subject, base: Sequence[StepOutcome], clock: Clock) -> Found:
         yield from enumerate(recorded(self.open(subject), len(base), clock))
 
 
@@ -326,12 +328,12 @@ class _ByWorkers(Condition):
         stream = _made(lambda: self._stream(subject))
         return lambda: iterate(stream)
 
-    def run(self, subject: Subject, base: Sequence[Outcome], clock: Clock) -> Found:
+    def run(self, subject: Subject, base: Sequence[StepOutcome], clock: Clock) -> Found:
         yield from enumerate(recorded(self.open(subject), len(base), clock))
 
 
 class OwnWorkers(_ByWorkers):
-    def __init__(self, num_workers: int, part: Part = WHOLE) -> None:
+    def __init__(self, num_workers: int, part: SubPipeline = WHOLE) -> None:
         super().__init__(part)
         self.num_workers = num_workers
         self.name = f"{num_workers} workers in place of its own"
@@ -343,7 +345,7 @@ class OwnWorkers(_ByWorkers):
         return stream
 
 
-class StreamOrder(_ByWorkers):
+class WorkersInStreamOrder(_ByWorkers):
     name = f'{NUM_WORKERS} workers, order="stream"'
 
     def _stream(self, subject: Subject) -> Any:
@@ -359,7 +361,7 @@ class Lanes(_ByWorkers):
     name = f"0 and {NUM_WORKERS} workers, in {NUM_WORKERS} lanes"
     has_own_base = True
 
-    def base(self, subject: Subject, num: int, clock: Clock) -> list[Outcome]:
+    def base(self, subject: Subject, num: int, clock: Clock) -> list[StepOutcome]:
         if subject.has_workers:
             raise CannotRunError("it has workers of its own")
         stream = _made(lambda: subject.in_lanes(0))
@@ -380,7 +382,7 @@ def _made(make: Callable[[], Any]) -> Any:
         ) from error
 
 
-def _block(it: Any, size: int) -> tuple[list[Any], Outcome | None]:
+def _block(it: Any, size: int) -> tuple[list[Any], StepOutcome | None]:
     """Up to ``size`` next elements, taken at once; and what came in place of the next one, if
     anything did.
     """

@@ -15,8 +15,8 @@ from gristmill.diagnostics.verification.fresh import ColdCopies, Surroundings
 from gristmill.diagnostics.verification.outcomes import Clock, first_difference, recorded
 from gristmill.diagnostics.verification.probes import Address, Witness, watched
 from gristmill.diagnostics.verification.subject import (
-    Part,
     Subject,
+    SubPipeline,
     addresses,
     inputs_of,
     stage_at,
@@ -99,15 +99,17 @@ class Search:
             stage_name(self._stages.get(address) or stage_at(self._pipeline, address)), reason
         )
 
-    def _part(self, address: Address) -> Part:
+    def _part(self, address: Address) -> SubPipeline:
         indices = self._witness.indices.get(address)
         num = self._witness.counts.get(address)
-        return Part(address, None if not indices else tuple(indices), max(num, 1) if num else None)
+        return SubPipeline(
+            address, None if not indices else tuple(indices), max(num, 1) if num else None
+        )
 
-    def _num_of(self, part: Part) -> int:
+    def _num_of(self, part: SubPipeline) -> int:
         return len(part.indices) if part.indices is not None else part.num or self._num
 
-    def _watch(self, part: Part) -> None:
+    def _watch(self, part: SubPipeline) -> None:
         """Adds the evidence of a copy that is watched."""
         clock = self._clock.part(0.4)
         with contextlib.suppress(Exception):  # the process may have died
@@ -183,7 +185,9 @@ class Search:
     def _starts_workers(self, address: Address) -> bool:
         """True if a stage itself has worker processes, not one before it."""
         above = [(*address, i) for i in range(len(inputs_of(stage_at(self._pipeline, address))))]
-        has, *before = [Subject(self._pipeline, Part(x)).has_own_workers for x in (address, *above)]
+        has, *before = [
+            Subject(self._pipeline, SubPipeline(x)).has_own_workers for x in (address, *above)
+        ]
         return has and not any(before)
 
     def _copies_agree(self, address: Address) -> bool:
@@ -221,7 +225,7 @@ class Search:
         return None
 
 
-def _runs_differ(part: Part, num: int, seconds: float, pipeline: Any) -> bool:
+def _runs_differ(part: SubPipeline, num: int, seconds: float, pipeline: Any) -> bool:
     """Returns true if a second run of a pipeline differs from the first."""
     subject = Subject(pipeline, part)
     base = recorded(subject.open, num, Clock(seconds))

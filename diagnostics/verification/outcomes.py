@@ -17,7 +17,7 @@ _END = "the end"
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class StepOutcome:
     """An element, an error or the end.
 
     Args:
@@ -66,18 +66,18 @@ class Clock:
         return Clock(self.left * share)
 
 
-def element_outcome(element: Any, state: Any = None) -> Outcome:
-    return Outcome(tuple(leaves_of(element)), False, state)
+def element_outcome(element: Any, state: Any = None) -> StepOutcome:
+    return StepOutcome(tuple(leaves_of(element)), False, state)
 
 
-def end_outcome() -> Outcome:
-    return Outcome((Leaf("", b"end", _END),), True)
+def end_outcome() -> StepOutcome:
+    return StepOutcome((Leaf("", b"end", _END),), True)
 
 
-def error_outcome(error: BaseException) -> Outcome:
+def error_outcome(error: BaseException) -> StepOutcome:
     """That of an error: its type and its text, without what differs between processes."""
     text = f"{type(error).__name__}: {one_line(without_addresses(str(error)), _MAX_TEXT)}"
-    return Outcome((Leaf("", digest_of(text), f"raised {text}"),), True)
+    return StepOutcome((Leaf("", digest_of(text), f"raised {text}"),), True)
 
 
 def state_text(it: Any) -> str | bytes | None:
@@ -95,7 +95,7 @@ def state_text(it: Any) -> str | bytes | None:
     return text if len(text) <= _MAX_STATE else digest_of(text)
 
 
-def outcomes_of(it: Any, with_states: bool = True) -> Iterator[Outcome]:
+def outcomes_of(it: Any, with_states: bool = True) -> Iterator[StepOutcome]:
     """The outcomes of an iterator, up to the end or the first error."""
     while True:
         try:
@@ -111,9 +111,9 @@ def outcomes_of(it: Any, with_states: bool = True) -> Iterator[Outcome]:
 
 def recorded(
     open_iterator: Callable[[], Any], num: int, clock: Clock, with_states: bool = True
-) -> list[Outcome]:
+) -> list[StepOutcome]:
     """The first ``num`` outcomes, or those that there is time for, at least one."""
-    found: list[Outcome] = []
+    found: list[StepOutcome] = []
     try:
         it = open_iterator()
     except Exception as error:
@@ -134,7 +134,7 @@ def closed(it: Any) -> None:
         it.close()
 
 
-def first_difference(step: int, expected: Outcome, got: Outcome) -> Difference | None:
+def first_difference(step: int, expected: StepOutcome, got: StepOutcome) -> Difference | None:
     """The difference between two outcomes, ignoring states."""
     if expected.is_last != got.is_last:
         return Difference(step, "", (expected.leaves[0].shown, got.leaves[0].shown))

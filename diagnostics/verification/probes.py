@@ -33,7 +33,7 @@ from gristmill.dataset.slicing import PipelineEditor
 from gristmill.diagnostics.verification.calls import telling_call
 from gristmill.diagnostics.verification.kept import changes, kept_by
 from gristmill.diagnostics.verification.outcomes import Clock, closed
-from gristmill.diagnostics.verification.subject import Part, Subject, addresses
+from gristmill.diagnostics.verification.subject import Subject, SubPipeline, addresses
 from gristmill.diagnostics.verification.values import Leaf, difference, leaves_of
 
 _MAX_ASKED = 2000  # indices of a map dataset that are remembered
@@ -213,7 +213,7 @@ def random_states() -> dict[str, Any]:
     return states
 
 
-class Watched(PipelineEditor):
+class WitnessedPipeline(PipelineEditor):
     """A pipeline with a stage after each that reports to a witness.
 
     Args:
@@ -272,10 +272,12 @@ class _WatchedStream(IterDataset[Any]):
         self._witness, self._address = witness, address
 
     def __iter__(self) -> DatasetIterator[Any]:
-        return open_stage(self, partial(_Watched, witness=self._witness, address=self._address))
+        return open_stage(
+            self, partial(_WitnessedStream, witness=self._witness, address=self._address)
+        )
 
 
-class _Watched(Stream):
+class _WitnessedStream(Stream):
     """The elements of the parent. Reports each to a witness."""
 
     flow = "one_to_one"
@@ -305,7 +307,9 @@ class _Watched(Stream):
         return self.parent.at_index(index)
 
 
-def watched(part: Part, num: int, seconds: float, pipeline: Any) -> tuple[dict[Address, Any], ...]:
+def watched(
+    part: SubPipeline, num: int, seconds: float, pipeline: Any
+) -> tuple[dict[Address, Any], ...]:
     """Watches two runs of a part of an unused pipeline.
 
     Returns:
@@ -314,7 +318,9 @@ def watched(part: Part, num: int, seconds: float, pipeline: Any) -> tuple[dict[A
     witness, clock = Witness(), Clock(seconds)
     with contextlib.suppress(Exception):  # of a user's code, which may fail at random
         stages = addresses(pipeline)
-        watching = Watched(witness, {id(node): address for address, node in stages.items()})
+        watching = WitnessedPipeline(
+            witness, {id(node): address for address, node in stages.items()}
+        )
         stream = watching.replaced(Subject(pipeline, part).stream)
         stream = Subject(stream).with_own_workers(0) or stream
         plain = Subject(stream).with_threads(0) or stream

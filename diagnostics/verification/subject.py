@@ -25,7 +25,7 @@ DIRECT = ReadOptions(num_threads=0, prefetch_buffer_size=0)
 NUM_WORKERS = 2
 
 
-class Part(Value):
+class SubPipeline(Value):
     """A stage of a pipeline with all that is before it.
 
     Args:
@@ -39,7 +39,7 @@ class Part(Value):
     num: int | None = None
 
 
-WHOLE = Part()
+WHOLE = SubPipeline()
 
 
 def inputs_of(node: Any) -> list[Any]:
@@ -81,7 +81,7 @@ class Subject:
         part: which part of it.
     """
 
-    def __init__(self, pipeline: Any, part: Part = WHOLE) -> None:
+    def __init__(self, pipeline: Any, part: SubPipeline = WHOLE) -> None:
         self.pipeline = pipeline
         self.part = part
         node = stage_at(pipeline, part.address)

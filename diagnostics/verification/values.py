@@ -311,10 +311,8 @@ def _of_array(value: Any, path: str, above: tuple[int, ...]) -> Iterator[Leaf]:
         yield _leaf(path, _name(type(value)), without_addresses(repr(value)).encode(), _text(value))
         return
     kind = f"{array.dtype}{list(array.shape)}"
-    shown = (
-        f"{kind}"
-        f" {_text(np.array2string(array, threshold=8, precision=4)) if array.ndim < 3 else ''}".rstrip()
-    )
+    values = _text(np.array2string(array, threshold=8, precision=4)) if array.ndim < 3 else ""
+    shown = f"{kind} {values}".rstrip()
     if array.dtype.hasobject:
         entries: dict[str, Any] = {
             f"[{', '.join(map(str, index))}]": array[index] for index in np.ndindex(array.shape)

@@ -31,17 +31,17 @@ from gristmill.diagnostics.verification.conditions import (
     RandomBlocks,
     RandomOrder,
     Restored,
-    StreamOrder,
     Threads,
+    WorkersInStreamOrder,
 )
 from gristmill.diagnostics.verification.culprit import Search
 from gristmill.diagnostics.verification.fresh import ColdCopies, Surroundings
-from gristmill.diagnostics.verification.outcomes import Clock, Outcome, recorded
+from gristmill.diagnostics.verification.outcomes import Clock, StepOutcome, recorded
 from gristmill.diagnostics.verification.report import AFTERWARDS, Check, Report
 from gristmill.diagnostics.verification.subject import (
     NUM_WORKERS,
-    Part,
     Subject,
+    SubPipeline,
     last_stage,
     maps_read_by_streams,
 )
@@ -169,7 +169,7 @@ class Verifier:
     def _elapsed(self) -> float:
         return time.monotonic() - self._began
 
-    def _num(self, base: list[Outcome]) -> int:
+    def _num(self, base: list[StepOutcome]) -> int:
         return len(base) - base[-1].is_last
 
     def _conditions(self) -> list[Condition]:
@@ -181,7 +181,7 @@ class Verifier:
         made_again = (
             [] if self._made_by is None else [MadeAnew(self._made_by, x) for x in _SURROUNDINGS]
         )
-        workers: list[Condition] = [StreamOrder(), Lanes()]
+        workers: list[Condition] = [WorkersInStreamOrder(), Lanes()]
         if Subject(self._ds).has_own_workers:
             workers = [OwnWorkers(num) for num in (0, NUM_WORKERS)]
         packed = b"" if isinstance(self._packed, Exception) else self._packed
@@ -190,14 +190,14 @@ class Verifier:
             Again(),
             *[Fresh(packed, x) for x in _SURROUNDINGS],
             *made_again,
-            *[kind(Part(at), which) for at, which in names.items() for kind in by_index],
+            *[kind(SubPipeline(at), which) for at, which in names.items() for kind in by_index],
             Blocks(),
             Restored(),
             *[Threads(num) for num in (0, 1, 16)],
             *workers,
         ]
 
-    def _comparisons(self, conditions: list[Condition], base: list[Outcome]) -> _Comparisons:
+    def _comparisons(self, conditions: list[Condition], base: list[StepOutcome]) -> _Comparisons:
         """Yields each condition with what it finds, or with the reason why it was skipped.
 
         Conditions with the same ``process`` share one, because starting a process imports what the
@@ -217,7 +217,7 @@ class Verifier:
                 for condition, task in zip(group, tasks, strict=True):
                     yield condition, task if isinstance(task, str) else self._result(results)
 
-    def _task(self, condition: Condition, base: list[Outcome], num_left: int) -> Any:
+    def _task(self, condition: Condition, base: list[StepOutcome], num_left: int) -> Any:
         """Returns a function that compares, given a pipeline; or the reason why there is none."""
         if self._clock.is_over:
             return _NO_TIME
@@ -225,8 +225,8 @@ class Verifier:
             return f"the pipeline cannot be sent to other processes: {self._packed}"
         seconds = self._clock.left * max(0.25, 1 / num_left) * (1 - _FOR_CULPRIT)
         own = base
-        if condition.part != Part() or condition.has_own_base:
-            num = len(base) if condition.part == Part() else self._steps
+        if condition.part != SubPipeline() or condition.has_own_base:
+            num = len(base) if condition.part == SubPipeline() else self._steps
             try:
                 own = base_of(condition, condition.part, num, 0.5 * seconds, self._ds)
             except CannotRunError as error:
@@ -242,7 +242,9 @@ class Verifier:
             return f"the process failed, {type(error).__name__}: {error!s:.300}"
         return str(found) if isinstance(found, CannotRunError) else found
 
-    def _different(self, condition: Condition, found: Comparison, base: list[Outcome]) -> Report:
+    def _different(
+        self, condition: Condition, found: Comparison, base: list[StepOutcome]
+    ) -> Report:
         difference = found.difference
         assert difference is not None
         clock = self._clock.part(0.8)

@@ -16,9 +16,9 @@ from gristmill.core.state import shown
 from gristmill.diagnostics.html_text import safe, shortened
 from gristmill.diagnostics.spec_text import spec_text
 from gristmill.diagnostics.units import size_text, time_text
-from gristmill.diagnostics.viewer.leaves import Leaf
+from gristmill.diagnostics.viewer.leaves import ElementLeaf
 from gristmill.diagnostics.viewer.looks import Look, Looks
-from gristmill.diagnostics.viewer.numbers import Numbers, numbers_of
+from gristmill.diagnostics.viewer.numbers import ValueStatistics, numbers_of
 from gristmill.diagnostics.viewer.pictures import LARGE, SMALL, Picture
 from gristmill.diagnostics.viewer.sounds import MAX_SECONDS, outline
 
@@ -32,7 +32,7 @@ _TINY = 96  # pixels: a smaller picture is enlarged without being blurred
 _NUM_BINS = 300  # of the outline of a sound
 
 
-class Cells:
+class LeafCells:
     """The leaves of an element, or of a row, as HTML.
 
     Args:
@@ -41,7 +41,7 @@ class Cells:
         looks: the way to show leaves.
     """
 
-    def __init__(self, leaves: Sequence[Leaf], address: str, looks: Looks) -> None:
+    def __init__(self, leaves: Sequence[ElementLeaf], address: str, looks: Looks) -> None:
         self._leaves = leaves
         self._address = address
         self._looks = looks
@@ -238,7 +238,7 @@ def _array(look: Look, full: bool) -> str:
     return "".join(parts)
 
 
-def range_text(numbers: Numbers) -> str:
+def range_text(numbers: ValueStatistics) -> str:
     """The range and the mean of an array, and what is wrong with its values."""
     flags = [
         f"{num:,} {what}"
@@ -260,7 +260,7 @@ def range_text(numbers: Numbers) -> str:
     return f'<span class="range">{text} <span class="key">{mean}</span></span>{marks}'
 
 
-def histogram(numbers: Numbers) -> str:
+def histogram(numbers: ValueStatistics) -> str:
     """A histogram of values: bars that fill the width of the picture, the highest one its
     height.
     """
@@ -281,7 +281,7 @@ def histogram(numbers: Numbers) -> str:
     return f'<svg {shape}><path d="{"".join(bars)}"/></svg>'
 
 
-def _of_sample(numbers: Numbers) -> str:
+def _of_sample(numbers: ValueStatistics) -> str:
     return (
         ""
         if numbers.is_exact
@@ -326,7 +326,8 @@ def _documents(look: Look, full: bool) -> str:
     for segment, text in look.documents:
         content = _text(text, full) if segment else f'<p class="text">{safe(text)}</p>'
         items.append(
-            f'<li class="{"doc" if segment else "pad"}"><small>{segment or ""}</small>{content}</li>'
+            "<li"
+            f' class="{"doc" if segment else "pad"}"><small>{segment or ""}</small>{content}</li>'
         )
     return f'<ol class="docs">{"".join(items)}</ol>'
 
@@ -368,8 +369,8 @@ def _bytes(data: bytes, full: bool) -> str:
 
 def _folded(title: str, text: str, is_open: bool) -> str:
     return (
-        "<details"
-        f' class="plain"{" open" * is_open}><summary>{title}</summary><pre>{safe(text)}</pre></details>'
+        f'<details class="plain"{" open" * is_open}><summary>{title}</summary>'
+        f"<pre>{safe(text)}</pre></details>"
     )
 
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from gristmill.diagnostics.viewer.leaves import Leaf
+from gristmill.diagnostics.viewer.leaves import ElementLeaf
 from gristmill.diagnostics.viewer.numbers import as_array
 
 _SUFFIX = "_segment_ids"
 _MAX_DOCUMENTS = 64  # that are shown
 
 
-def documents_of(leaf: Leaf, others: Sequence[Leaf]) -> list[tuple[int, int, int]]:
+def documents_of(leaf: ElementLeaf, others: Sequence[ElementLeaf]) -> list[tuple[int, int, int]]:
     """Returns the documents in a feature of a packed row, as ``(segment id, start, stop)``; id 0 is
     padding.
 

@@ -16,12 +16,12 @@ from gristmill.core.state import shown
 from gristmill.dataset.bases.iterator import iterate
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import is_of_library, parents_of, spec_of_first_parent
-from gristmill.dataset.bases.origins import Part, RecordKey
+from gristmill.dataset.bases.origins import RecordKey, UpstreamElement
 from gristmill.dataset.bases.parameters import parameters_of
 from gristmill.dataset.descriptions.display import stage_name
 from gristmill.dataset.errors.tracebacks import filter_traceback
 from gristmill.diagnostics.provenance import Provenance, Record
-from gristmill.diagnostics.viewer.leaves import Leaf, leaves_of
+from gristmill.diagnostics.viewer.leaves import ElementLeaf, leaves_of
 from gristmill.diagnostics.viewer.steps import Output
 
 _MAX_STAGES = 40
@@ -31,7 +31,7 @@ _MAX_COMPARED = 4_000_000  # values of an array
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageResult:
     """An element after one stage.
 
     Args:
@@ -59,7 +59,7 @@ class Stage:
     key: Any = None
 
     @cached_property
-    def leaves(self) -> list[Leaf]:
+    def leaves(self) -> list[ElementLeaf]:
         return leaves_of(self.element)
 
 
@@ -72,7 +72,7 @@ class Story:
         reason: why others cannot, if there are others.
     """
 
-    stages: list[Stage]
+    stages: list[StageResult]
     reason: str = ""
 
 
@@ -101,7 +101,7 @@ def story_of(
         story = Story([])
     else:
         story = _of_records(pipeline, provenance, row)
-    before: Stage | None = None
+    before: StageResult | None = None
     stages = []
     for stage in story.stages:
         if (
@@ -193,7 +193,7 @@ def makes_batches(step: Any) -> bool:
     return is_of_library(step) and hasattr(parameters_of(step), "batch_size")
 
 
-def _unchanged(before: Stage, after: Stage) -> frozenset[tuple[str, ...]]:
+def _unchanged(before: StageResult, after: StageResult) -> frozenset[tuple[str, ...]]:
     old = {leaf.path: leaf.value for leaf in before.leaves}
     return frozenset(
         {
@@ -223,16 +223,16 @@ def _is_same(a: Any, b: Any) -> bool:
 
 def _upstream(
     ds: Any, index: int, row: int | None, num_rows: int | None, branch: str
-) -> Iterator[Stage]:
+) -> Iterator[StageResult]:
     """The element at an index of a map dataset and what it is made of, the output first."""
     is_cut = row is not None and is_of_library(ds) and ds._makes_batches
     origins = _origins(ds, index, row if is_cut else None)
-    parts = [one for one in origins if isinstance(one, Part)]
+    parts = [one for one in origins if isinstance(one, UpstreamElement)]
     if is_cut:
-        yield Stage(stage_name(ds), index, is_same=True, note=f"row {row}", branch=branch)
+        yield StageResult(stage_name(ds), index, is_same=True, note=f"row {row}", branch=branch)
         row = None
     elif row is not None and _is_of_batches(ds):
-        yield Stage(
+        yield StageResult(
             stage_name(ds),
             index,
             is_same=True,
@@ -248,7 +248,9 @@ def _upstream(
             part.ds, part.index, row, num_rows, f"{below}." if len(parts) > 1 and below else below
         )
     if len(parts) > _MAX_BRANCHES:
-        yield Stage(f"… {len(parts) - _MAX_BRANCHES} more elements …", branch=branch, is_same=True)
+        yield StageResult(
+            f"… {len(parts) - _MAX_BRANCHES} more elements …", branch=branch, is_same=True
+        )
 
 
 def _origins(ds: Any, index: int, row: int | None) -> list[Any]:
@@ -261,21 +263,25 @@ def _origins(ds: Any, index: int, row: int | None) -> list[Any]:
         return []
 
 
-def _stage(ds: Any, index: int, parts: list[Part], keys: list[Any], branch: str) -> Stage:
+def _stage(
+    ds: Any, index: int, parts: list[UpstreamElement], keys: list[Any], branch: str
+) -> StageResult:
     name, note = stage_name(ds), f"record {shown(keys[0])}" if keys else ""
     source, key = (ds._record_source, keys[0]) if keys else ("", None)
     if len(parts) == 1 and _passes_on(ds):
         moved = "" if parts[0].index == index else f"which is {parts[0].index:,} before"
-        return Stage(name, index, is_same=True, note=moved, branch=branch)
+        return StageResult(name, index, is_same=True, note=moved, branch=branch)
     try:
         element = ds[index]
     except Exception as error:
         filter_traceback(error)
-        return Stage(name, index, error=error, note=note, branch=branch, source=source, key=key)
-    return Stage(name, index, element, note=note, branch=branch, source=source, key=key)
+        return StageResult(
+            name, index, error=error, note=note, branch=branch, source=source, key=key
+        )
+    return StageResult(name, index, element, note=note, branch=branch, source=source, key=key)
 
 
-def _downstream(steps: list[Any], stages: list[Stage], branch: str) -> Story:
+def _downstream(steps: list[Any], stages: list[StageResult], branch: str) -> Story:
     """Adds the stages of the stream, up to where elements are put together."""
     element = next((stage.element for stage in reversed(stages) if not stage.is_same), None)
     for step in steps[1:]:  # the first one makes a stream of it
@@ -287,10 +293,10 @@ def _downstream(steps: list[Any], stages: list[Stage], branch: str) -> Story:
                 element = iterate(step)._engine.function(element)  # type: ignore[attr-defined]
             except Exception as error:
                 filter_traceback(error)
-                return Story([*stages, Stage(name, error=error, branch=branch)])
-            stages.append(Stage(name, element=element, branch=branch))
+                return Story([*stages, StageResult(name, error=error, branch=branch)])
+            stages.append(StageResult(name, element=element, branch=branch))
         elif _passes_on(step):
-            stages.append(Stage(name, is_same=True, branch=branch))
+            stages.append(StageResult(name, is_same=True, branch=branch))
         else:
             return Story(
                 stages, f"What {name} makes of it cannot be computed for one element alone."

@@ -15,7 +15,7 @@ _MAX_NAME = 100  # characters of a key
 _PLAIN = (bool, int, float, complex, str, bytes)
 
 
-class Leaf(NamedTuple):
+class ElementLeaf(NamedTuple):
     """A value in an element, and the names that lead there."""
 
     path: tuple[str, ...]
@@ -29,7 +29,7 @@ class Unreadable:
     error: BaseException
 
 
-def leaves_of(element: Any) -> list[Leaf]:
+def leaves_of(element: Any) -> list[ElementLeaf]:
     """The leaves of ``element``, in order: what is in mappings, lists, tuples and dataclasses. Of
     no more than 20 000.
 
@@ -43,17 +43,17 @@ def leaves_of(element: Any) -> list[Leaf]:
     return list(itertools.islice(_leaves(element, ()), MAX_LEAVES))
 
 
-def _leaves(element: Any, path: tuple[str, ...]) -> Iterator[Leaf]:
+def _leaves(element: Any, path: tuple[str, ...]) -> Iterator[ElementLeaf]:
     try:
         parts = _parts(element) if len(path) < _MAX_DEPTH else None
         first = next(parts, None) if parts is not None else None
         if parts is None or first is None:
-            yield Leaf(path, element)
+            yield ElementLeaf(path, element)
             return
         for name, part in itertools.chain([first], parts):
             yield from _leaves(part, (*path, name))
     except Exception as error:  # of an object of the user's
-        yield Leaf(path, Unreadable(error))
+        yield ElementLeaf(path, Unreadable(error))
 
 
 def _parts(element: Any) -> Iterator[tuple[str, Any]] | None:
@@ -96,7 +96,7 @@ def shape_of(value: Any) -> tuple[int, ...] | None:
         return None
 
 
-def num_rows(leaves: list[Leaf]) -> int | None:
+def num_rows(leaves: list[ElementLeaf]) -> int | None:
     """The number of rows of an element that is a batch, on which all arrays and lists agree; else
     ``None``.
     """
@@ -104,12 +104,12 @@ def num_rows(leaves: list[Leaf]) -> int | None:
     return sizes.pop() if len(sizes) == 1 else None
 
 
-def row_of(leaves: list[Leaf], row: int) -> list[Leaf]:
+def row_of(leaves: list[ElementLeaf], row: int) -> list[ElementLeaf]:
     """The leaves of one row of a batch; what belongs to the whole batch is ``None`` in it."""
     found = []
     for leaf in leaves:
         try:
-            found.append(Leaf(leaf.path, leaf.value[row] if shape_of(leaf.value) else None))
+            found.append(ElementLeaf(leaf.path, leaf.value[row] if shape_of(leaf.value) else None))
         except Exception as error:
-            found.append(Leaf(leaf.path, Unreadable(error)))
+            found.append(ElementLeaf(leaf.path, Unreadable(error)))
     return found

@@ -15,7 +15,7 @@ from gristmill.core.locks import Lock
 from gristmill.core.state import shown
 from gristmill.diagnostics.viewer.documents import documents_of
 from gristmill.diagnostics.viewer.encoded import media_type_of
-from gristmill.diagnostics.viewer.leaves import Leaf, Unreadable, is_plain_list
+from gristmill.diagnostics.viewer.leaves import ElementLeaf, Unreadable, is_plain_list
 from gristmill.diagnostics.viewer.numbers import as_array, is_numeric
 from gristmill.diagnostics.viewer.pictures import Picture, picture_of
 from gristmill.diagnostics.viewer.sounds import channels_of
@@ -86,14 +86,14 @@ class Looks:
         self._decoder = decoder
         self._lock = Lock()  # decoders may be made for one thread
 
-    def of(self, leaf: Leaf, others: Sequence[Leaf] = ()) -> Look:
+    def of(self, leaf: ElementLeaf, others: Sequence[ElementLeaf] = ()) -> Look:
         """The way to display a leaf, given the other leaves of its element. Never raises."""
         try:
             return self._look(leaf, others)
         except Exception as error:  # of an object of the user's
             return Look("error", error)
 
-    def _look(self, leaf: Leaf, others: Sequence[Leaf]) -> Look:
+    def _look(self, leaf: ElementLeaf, others: Sequence[ElementLeaf]) -> Look:
         value = leaf.value
         if isinstance(value, Unreadable):
             return Look("error", value.error)
@@ -114,7 +114,7 @@ class Looks:
             return Look("scalar", _scalar_text(array[()]))
         return self._of_array(leaf, array, others)
 
-    def _of_array(self, leaf: Leaf, array: Any, others: Sequence[Leaf]) -> Look:
+    def _of_array(self, leaf: ElementLeaf, array: Any, others: Sequence[ElementLeaf]) -> Look:
         name = ".".join(leaf.path)
         kind, rate = next(
             ((kind, rate) for kind, rate, pattern in self._given if fnmatchcase(name, pattern)),
@@ -220,7 +220,7 @@ def _parsed(text: str) -> tuple[str, int, str]:
     return found[1], int(found[2] or 0), found[3]
 
 
-def _is_named_as_tokens(leaf: Leaf) -> bool:
+def _is_named_as_tokens(leaf: ElementLeaf) -> bool:
     name = leaf.path[-1] if leaf.path else "tokens"
     return bool(_TOKENS_NAME.search(name)) and not _NO_TOKENS_NAME.search(name)
 
@@ -234,7 +234,7 @@ def _picture(picture: Picture, array: Any) -> Look:
     return Look("image", picture, note="; ".join(notes))
 
 
-def _sound(channels: Any, rate: int, leaf: Leaf, others: Sequence[Leaf]) -> Look:
+def _sound(channels: Any, rate: int, leaf: ElementLeaf, others: Sequence[ElementLeaf]) -> Look:
     """A sound with its rate: the one given, one beside it, or one that is common."""
     if rate:
         return Look("audio", channels, rate=rate)

@@ -16,7 +16,7 @@ _NUM_BINS = 48
 
 
 @dataclass(frozen=True)
-class Numbers:
+class ValueStatistics:
     """Statistics of the values of an array.
 
     Args:
@@ -91,7 +91,7 @@ def sample(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     ]
 
 
-def numbers_of(array: npt.NDArray[Any]) -> Numbers | None:
+def numbers_of(array: npt.NDArray[Any]) -> ValueStatistics | None:
     """Statistics of the values of an array; ``None`` if they are not numbers, or there are none."""
     if not array.size or not is_numeric(array):
         return None
@@ -99,7 +99,7 @@ def numbers_of(array: npt.NDArray[Any]) -> Numbers | None:
         return _numbers(array.size, sample(array))
 
 
-def _numbers(num: int, seen: npt.NDArray[Any]) -> Numbers:
+def _numbers(num: int, seen: npt.NDArray[Any]) -> ValueStatistics:
     values = (
         np.abs(seen)
         if seen.dtype.kind == "c"
@@ -112,9 +112,11 @@ def _numbers(num: int, seen: npt.NDArray[Any]) -> Numbers:
     finite = values[np.isfinite(values)]
     num_nan = int(np.isnan(values).sum())
     if not finite.size:
-        return Numbers(num, seen.size, np.nan, np.nan, np.nan, num_nan, values.size - num_nan, [])
+        return ValueStatistics(
+            num, seen.size, np.nan, np.nan, np.nan, num_nan, values.size - num_nan, []
+        )
     low, high = finite.min().item(), finite.max().item()
-    return Numbers(
+    return ValueStatistics(
         num,
         seen.size,
         low,

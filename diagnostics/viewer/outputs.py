@@ -23,8 +23,8 @@ from gristmill.diagnostics.attended import Attended, PipelineStalledError
 from gristmill.diagnostics.provenance import Provenance, explain
 from gristmill.diagnostics.spec_text import element_nbytes
 from gristmill.diagnostics.view import dataset_iterator
-from gristmill.diagnostics.viewer.history import Stage, Story, story_of
-from gristmill.diagnostics.viewer.leaves import Leaf, leaves_of, num_rows, row_of
+from gristmill.diagnostics.viewer.history import StageResult, Story, story_of
+from gristmill.diagnostics.viewer.leaves import ElementLeaf, leaves_of, num_rows, row_of
 from gristmill.diagnostics.viewer.steps import Output, Step, steps_of
 
 T = TypeVar("T")
@@ -52,13 +52,13 @@ class Seen:
     """An output, and what was found out about it."""
 
     output: Output
-    leaves: list[Leaf]
+    leaves: list[ElementLeaf]
     num_rows: int | None
     nbytes: int
     provenance: Provenance | str | None = None
     stories: dict[int | None, Story] = field(default_factory=dict)  # of its rows
 
-    def row(self, row: int | None) -> list[Leaf]:
+    def row(self, row: int | None) -> list[ElementLeaf]:
         return self.leaves if row is None else row_of(self.leaves, row)
 
 
@@ -118,7 +118,7 @@ class Outputs:
                 seen.provenance = f"What it is made of is not known: {error}"
         return seen.provenance
 
-    def stage(self, seen: Seen, row: int | None, number: int) -> Stage | None:
+    def stage(self, seen: Seen, row: int | None, number: int) -> StageResult | None:
         """One of the stages of a story, if it is in the history."""
         story = seen.stories.get(row)
         return story.stages[number] if story is not None and number < len(story.stages) else None

@@ -13,8 +13,8 @@ from gristmill.dataset.descriptions.display import length_text
 from gristmill.diagnostics.html_text import safe, shortened
 from gristmill.diagnostics.provenance import Provenance
 from gristmill.diagnostics.units import size_text
-from gristmill.diagnostics.viewer.cells import Cells, histogram, range_text
-from gristmill.diagnostics.viewer.history import Stage, Story
+from gristmill.diagnostics.viewer.cells import LeafCells, histogram, range_text
+from gristmill.diagnostics.viewer.history import StageResult, Story
 from gristmill.diagnostics.viewer.leaves import MAX_LEAVES, shape_of
 from gristmill.diagnostics.viewer.looks import Looks
 from gristmill.diagnostics.viewer.numbers import numbers_of
@@ -56,8 +56,9 @@ _PAGE = """\
 <header>
 <div class="name">{name}<small>{about}</small></div>
 <nav aria-label="steps">{steps}</nav>
-<form action="{root}/go" role="search"><input name="to" aria-label="go to a step, or to a checkpoint"
-title="the number of a step, or the path of a checkpoint" placeholder="Go to …" autocomplete="off" spellcheck="false"></form>
+<form action="{root}/go" role="search"><input name="to"
+aria-label="go to a step, or to a checkpoint" placeholder="Go to …" autocomplete="off"
+title="the number of a step, or the path of a checkpoint" spellcheck="false"></form>
 </header>
 <main>
 {content}
@@ -71,7 +72,7 @@ _ROW_KEYS = f"{_KEYS} &nbsp; <kbd>k</kbd> <kbd>j</kbd> rows &nbsp; <kbd>Esc</kbd
 
 
 @dataclass(frozen=True)
-class View:
+class PageFrame:
     """The parts that all pages share.
 
     Args:
@@ -144,7 +145,7 @@ class View:
         )
 
 
-def step_page(view: View, seen: Seen, first: int, is_whole: bool, source: str) -> str:
+def step_page(view: PageFrame, seen: Seen, first: int, is_whole: bool, source: str) -> str:
     """An output: a batch as its rows, anything else in full.
 
     Args:
@@ -167,14 +168,15 @@ def step_page(view: View, seen: Seen, first: int, is_whole: bool, source: str) -
                 "A step of the pipeline leaves it out, or it is <code>None</code>.",
             ),
         )
-    cells = Cells(seen.leaves, view.address(step), view.looks)
+    cells = LeafCells(seen.leaves, view.address(step), view.looks)
     has_rows = bool(seen.num_rows) and view.is_batched != is_whole
     other = ""
     if seen.num_rows and (
         view.is_batched or sum([shape_of(leaf.value) is not None for leaf in seen.leaves[:100]]) > 1
     ):
         query = "" if is_whole else "?whole=1"
-        other = f'<a href="{view.address(step)}{query}">{"as one" if has_rows else f"as {seen.num_rows:,} rows"}</a>'
+        text = "as one" if has_rows else f"as {seen.num_rows:,} rows"
+        other = f'<a href="{view.address(step)}{query}">{text}</a>'
     what = f"Batch of {seen.num_rows:,}" if view.is_batched and seen.num_rows else "Element"
     num = (
         f"{len(seen.leaves):,}{'+' * (len(seen.leaves) == MAX_LEAVES)}"
@@ -194,11 +196,11 @@ def step_page(view: View, seen: Seen, first: int, is_whole: bool, source: str) -
     return view.page(step, f"{head}{_leaves(cells, first, view.address(step), is_whole)}{source}")
 
 
-def row_page(view: View, seen: Seen, row: int, first: int, source: str) -> str:
+def row_page(view: PageFrame, seen: Seen, row: int, first: int, source: str) -> str:
     """A row of a batch, where it comes from, and how it came about."""
     step = seen.output.step
     address = view.address(step, row)
-    cells = Cells(seen.row(row), address, view.looks)
+    cells = LeafCells(seen.row(row), address, view.looks)
     links = (
         [f'<a rel="before" href="{view.address(step, row - 1)}">row {row - 1:,}</a>'] if row else []
     )
@@ -218,7 +220,7 @@ def row_page(view: View, seen: Seen, row: int, first: int, source: str) -> str:
     )
 
 
-def waiting_page(view: View, step: Step, waiting: Waiting) -> str:
+def waiting_page(view: PageFrame, step: Step, waiting: Waiting) -> str:
     """The page for an output that does not exist yet; it reloads by itself."""
     if waiting.text:
         text = f"<pre class=wrap>{safe(shortened(waiting.text, _MAX_TRACEBACK))}</pre>"
@@ -239,7 +241,7 @@ def waiting_page(view: View, step: Step, waiting: Waiting) -> str:
     )
 
 
-def problem_page(view: View, title: str, text: str) -> str:
+def problem_page(view: PageFrame, title: str, text: str) -> str:
     """Something that cannot be done, with the way back."""
     return view.page(
         Step(0),
@@ -258,7 +260,7 @@ def _notice(title: str, text: str, more: str = "") -> str:
     return f'<div class="notice"><h2>{title}</h2><p>{text}</p>{more}</div>'
 
 
-def _end(view: View, step: Step) -> str:
+def _end(view: PageFrame, step: Step) -> str:
     last = (
         f'<p class="more"><a href="{view.address(Step(step.number - 1, step.since))}">The last'
         " one</a></p>"
@@ -288,10 +290,10 @@ def _failure(error: BaseException) -> str:
         ]
     )
     return (
-        "<section"
-        f' class="failed"><h2>{safe(type(error).__name__)}</h2><p>{safe(shown_text(str(error)))}</p>{notes}<details'
-        ' class="plain"><summary>traceback</summary><pre'
-        f' class="wrap">{safe(cut)}</pre></details></section>'
+        f'<section class="failed"><h2>{safe(type(error).__name__)}</h2>'
+        f"<p>{safe(shown_text(str(error)))}</p>{notes}"
+        '<details class="plain"><summary>traceback</summary>'
+        f'<pre class="wrap">{safe(cut)}</pre></details></section>'
     )
 
 
@@ -299,7 +301,7 @@ def shown_text(text: str) -> str:
     return shortened(text, _MAX_ERROR)
 
 
-def _overview(cells: Cells, address: str) -> str:
+def _overview(cells: LeafCells, address: str) -> str:
     """A table of the contents of a batch: types, ranges and distributions of values."""
     rows = []
     for number in range(min(len(cells), _OVERVIEW)):
@@ -327,11 +329,11 @@ def _overview(cells: Cells, address: str) -> str:
     return f'<section class="overview">{_table_html(titles, rows)}{more}</section>'
 
 
-def _rows(view: View, seen: Seen, first: int, is_whole: bool) -> str:
+def _rows(view: PageFrame, seen: Seen, first: int, is_whole: bool) -> str:
     assert seen.num_rows is not None
     rows = range(first, min(first + _ROWS, seen.num_rows))
     step = seen.output.step
-    all_cells = [Cells(seen.row(row), view.address(step, row), view.looks) for row in rows]
+    all_cells = [LeafCells(seen.row(row), view.address(step, row), view.looks) for row in rows]
     if not all_cells:
         return ""
     kinds = [all_cells[0].look(i).kind for i in range(min(len(all_cells[0]), _LEAVES))]
@@ -342,13 +344,11 @@ def _rows(view: View, seen: Seen, first: int, is_whole: bool) -> str:
         content = _tiles(view, step, rows, all_cells)
     else:
         content = _cards(view, step, rows, all_cells)
-    return (
-        "<section"
-        f' class="rows">{content}{_paging(view.address(step), first, _ROWS, seen.num_rows, "rows", is_whole)}</section>'
-    )
+    paging = _paging(view.address(step), first, _ROWS, seen.num_rows, "rows", is_whole)
+    return f'<section class="rows">{content}{paging}</section>'
 
 
-def _table(view: View, step: Step, rows: range, all_cells: list[Cells]) -> str:
+def _table(view: PageFrame, step: Step, rows: range, all_cells: list[LeafCells]) -> str:
     columns = range(len(all_cells[0]))
     titles = "".join(
         [
@@ -367,12 +367,12 @@ def _table(view: View, step: Step, rows: range, all_cells: list[Cells]) -> str:
 
 def _table_html(titles: str, rows: list[str]) -> str:
     return (
-        "<div"
-        f' class="scroll"><table><thead><tr>{titles}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+        f'<div class="scroll"><table><thead><tr>{titles}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
     )
 
 
-def _tiles(view: View, step: Step, rows: range, all_cells: list[Cells]) -> str:
+def _tiles(view: PageFrame, step: Step, rows: range, all_cells: list[LeafCells]) -> str:
     tiles = []
     for row, cells in zip(rows, all_cells, strict=True):
         images = [i for i in range(len(cells)) if cells.look(i).kind == "image"]
@@ -383,16 +383,16 @@ def _tiles(view: View, step: Step, rows: range, all_cells: list[Cells]) -> str:
                 for i in others
             ]
         )
+        number = f"<p><span class=key>row</span><span>{row:,}</span></p>"
         tiles.append(
             f'<a class="tile" href="{view.address(step, row)}" aria-label="row {row:,}">'
             f"{''.join([cells.pictures(i, full=False) for i in images])}"
-            "<div"
-            f' class="caption">{caption or f"<p><span class=key>row</span><span>{row:,}</span></p>"}</div></a>'
+            f'<div class="caption">{caption or number}</div></a>'
         )
     return f'<div class="tiles">{"".join(tiles)}</div>'
 
 
-def _cards(view: View, step: Step, rows: range, all_cells: list[Cells]) -> str:
+def _cards(view: PageFrame, step: Step, rows: range, all_cells: list[LeafCells]) -> str:
     cards = []
     for row, cells in zip(rows, all_cells, strict=True):
         numbers = [i for i in range(len(cells)) if not cells.is_none(i)]
@@ -410,7 +410,7 @@ def _cards(view: View, step: Step, rows: range, all_cells: list[Cells]) -> str:
     return f'<div class="cards">{"".join(cards)}</div>'
 
 
-def _leaves(cells: Cells, first: int, address: str, is_whole: bool) -> str:
+def _leaves(cells: LeafCells, first: int, address: str, is_whole: bool) -> str:
     numbers = range(first, min(first + _LEAVES, len(cells)))
     paging = _paging(address, first, _LEAVES, len(cells), "values", is_whole)
     return f'<section class="full">{cells.fields(numbers, full=True)}{paging}</section>'
@@ -475,7 +475,7 @@ def _record_cell(value: object) -> str:
     return value if isinstance(value, str) else "" if value is None else shown(value, 120)
 
 
-def story_html(view: View, address: str, story: Story | Waiting) -> str:
+def story_html(view: PageFrame, address: str, story: Story | Waiting) -> str:
     """The history of a row: the record, and the result of every stage."""
     if isinstance(story, Waiting):
         return _LATER
@@ -493,7 +493,7 @@ def story_html(view: View, address: str, story: Story | Waiting) -> str:
     )
 
 
-def _stage_html(view: View, address: str, stage: Stage) -> str:
+def _stage_html(view: PageFrame, address: str, stage: StageResult) -> str:
     index = "" if stage.index is None else f"index {stage.index:,}"
     notes = ", ".join(
         [
@@ -511,7 +511,7 @@ def _stage_html(view: View, address: str, stage: Stage) -> str:
         return f'<li class="same">{name}</li>'
     if stage.error is not None:
         return f'<li class="failing"><h3>{name}</h3>{_failure(stage.error)}</li>'
-    cells = Cells(stage.leaves, address, view.looks)
+    cells = LeafCells(stage.leaves, address, view.looks)
     changed = [i for i, leaf in enumerate(stage.leaves) if leaf.path not in stage.unchanged]
     same = ", ".join(
         [

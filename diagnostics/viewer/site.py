@@ -19,11 +19,11 @@ from gristmill.dataset.bases.node import parents_of
 from gristmill.dataset.descriptions.display import length_text
 from gristmill.diagnostics.html_text import safe
 from gristmill.diagnostics.viewer.history import makes_batches
-from gristmill.diagnostics.viewer.leaves import Leaf
+from gristmill.diagnostics.viewer.leaves import ElementLeaf
 from gristmill.diagnostics.viewer.looks import Looks
 from gristmill.diagnostics.viewer.outputs import Outputs, Seen, Waiting
 from gristmill.diagnostics.viewer.pages import (
-    View,
+    PageFrame,
     problem_page,
     records_html,
     row_page,
@@ -155,7 +155,7 @@ class Site:
             return self._media(leaves, numbers["leaf"], found["form"], query)
         return self._page_of(seen, row, query)
 
-    def _leaves(self, seen: Seen, row: int | None, stage: int | None) -> Sequence[Leaf]:
+    def _leaves(self, seen: Seen, row: int | None, stage: int | None) -> Sequence[ElementLeaf]:
         if stage is None:
             return seen.row(row)
         found = self.outputs.stage(seen, row, stage)
@@ -186,7 +186,7 @@ class Site:
         return _page(page) if is_whole_story else _page(page, HTTPStatus.ACCEPTED, _AGAIN)
 
     def _media(
-        self, leaves: Sequence[Leaf], number: int, form: str, query: Mapping[str, str]
+        self, leaves: Sequence[ElementLeaf], number: int, form: str, query: Mapping[str, str]
     ) -> Answer:
         """A picture or a sound of a leaf, if it is one."""
         look = self._looks.of(leaves[number], leaves) if number < len(leaves) else None
@@ -236,11 +236,11 @@ class Site:
             step = self.go_to_checkpoint(path)
         self.first = step
 
-    def _view(self) -> View:
+    def _view(self) -> PageFrame:
         pipeline, length = self.outputs.pipeline, self.outputs.length
         kind = "DataLoader" if not hasattr(pipeline, "_node_family") else pipeline._node_family
         about = ", ".join([text for text in (kind, length_text(length)) if text])
-        return View(
+        return PageFrame(
             f"/{self.token}",
             self._name,
             about,

@@ -24,7 +24,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -35,7 +35,7 @@ from gristmill.core.locks import Lock
 from gristmill.sources.storage import forks
 from gristmill.sources.storage.files import REPLACEMENT, Files, is_url, list_files
 from gristmill.sources.storage.once import explained, reason
-from gristmill.sources.storage.parts import SUFFIX, Layout, Part, Room, Trust, layout_for
+from gristmill.sources.storage.parts import SUFFIX, CachePart, PartLayout, Room, Trust, layout_for
 from gristmill.sources.storage.remote import Found, check_range, check_versions, without_query
 from gristmill.sources.storage.whole_files import whole_files
 
@@ -237,12 +237,12 @@ def _blocks_of(number: int, start: int, stop: int, block_bytes: int) -> list[Blo
 
 
 def _few_blocks_at_a_time(
-    places: Sequence[int], ranges: Sequence[tuple[int, int, int]], block_bytes: int
+    places: Iterable[int], ranges: Sequence[tuple[int, int, int]], block_bytes: int
 ) -> Iterator[list[int]]:
     """Yields ``places``, those of missing ranges, in groups that need few blocks each."""
     group: list[int] = []
     blocks: set[Block] = set()
-    for place in places:
+    for place in sorted(places, key=ranges.__getitem__):
         own = _blocks_of(*ranges[place], block_bytes)
         blocks.update(own)
         if group and len(blocks) > _BLOCKS_AT_ONCE:
@@ -271,41 +271,33 @@ class CachedFiles(Files):
 
     def __init__(self, files: Files, folder: str, max_bytes: int | None) -> None:
         self._folder, self._max_bytes = folder, max_bytes
-        self._layout: Layout = layout_for(max_bytes)
+        self._layout: PartLayout = layout_for(max_bytes)
         self._otherwise = uuid.uuid4().hex  # travels with copies
         self.__setstate__(files.__getstate__() | vars(self))
 
     def _start_closed(self) -> None:
-        self._parts: dict[Block, Part] = {}  # by the number of a file, and which of its parts
+        self._parts: dict[Block, CachePart] = {}  # by the number of a file, and which of its parts
         self._names: dict[int, str] = {}
         self._under_way = _UnderWay()
         self._room = Room(self._folder, self._max_bytes)
-        self._unversioned = {
-            number for number, found in enumerate(self._found) if not _has_version(found)
-        }
+        self._unversioned = {i for i, found in enumerate(self._found) if not _has_version(found)}
         self._whole: dict[int, Files] = {}  # local copies of those files
         self._keep_again_at = self._look_after_at = 0.0
         super()._start_closed()
 
     def close(self) -> None:
         super().close()
-        self._parts = {}
-        self._whole = {}
+        self._parts, self._whole = {}, {}
 
     def _read_remote(self, ranges: Sequence[tuple[int, int, int]]) -> list[bytes]:
         if self._fork != forks.number:
             self._start_closed()
         if time.monotonic() >= self._look_after_at:
             self._look_after_parts()
-        if not self._unversioned:
+        if not (whole := self._unversioned):
             return self._read_through_parts(ranges)
-        others = iter(
-            self._read_through_parts([one for one in ranges if one[0] not in self._unversioned])
-        )
-        return [
-            self._read_whole(*one) if one[0] in self._unversioned else next(others)
-            for one in ranges
-        ]
+        others = iter(self._read_through_parts([one for one in ranges if one[0] not in whole]))
+        return [self._read_whole(*one) if one[0] in whole else next(others) for one in ranges]
 
     def _read_whole(self, number: int, start: int, stop: int) -> bytes:
         """Returns bytes of a file without a known version, from its local copy."""
@@ -321,19 +313,13 @@ class CachedFiles(Files):
             check_range(self.paths, self.sizes, ranges[place])
             pieces[place] = self._kept(*ranges[place])
         missing = [place for place, piece in enumerate(pieces) if piece is None]
-        # whole blocks would be fetched in vain
+        groups, read = _few_blocks_at_a_time(missing, ranges, self._layout.block_bytes), self._fetch
         if missing and time.monotonic() < self._keep_again_at:
-            for place, piece in zip(
-                missing, super()._read_remote([ranges[place] for place in missing]), strict=True
-            ):
-                pieces[place] = piece
-            return pieces
-        for places in _few_blocks_at_a_time(
-            sorted(missing, key=ranges.__getitem__), ranges, self._layout.block_bytes
-        ):
-            for place, piece in zip(
-                places, self._fetch([ranges[place] for place in places]), strict=True
-            ):
+            # Whole blocks would be fetched in vain.
+            groups, read = iter([missing]), super()._read_remote
+        for places in groups:
+            found = read([ranges[place] for place in places])
+            for place, piece in zip(places, found, strict=True):
                 pieces[place] = piece
         return pieces
 
@@ -343,8 +329,8 @@ class CachedFiles(Files):
         """
         parts, part_bytes = self._parts, self._layout.part_bytes
         pieces: list[bytes | None] = []
-        used: dict[Part, Trust] = {}
-        last: Part | None = None
+        used: dict[CachePart, Trust] = {}
+        last: CachePart | None = None
         try:
             for number, start, stop in ranges:
                 which = start // part_bytes
@@ -372,11 +358,9 @@ class CachedFiles(Files):
         for which in range(start // part_bytes, -(-stop // part_bytes)):
             part, first = self._part(number, which), which * part_bytes
             try:
-                piece = (
-                    part.read(max(start - first, 0), min(stop - first, part_bytes))
-                    if part
-                    else None
-                )
+                if part is None:
+                    return None
+                piece = part.read(max(start - first, 0), min(stop - first, part_bytes))
             except OSError as error:
                 self._cannot_keep(error)
                 return None
@@ -385,20 +369,19 @@ class CachedFiles(Files):
             pieces.append(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def _part(self, number: int, which: int) -> Part | None:
+    def _part(self, number: int, which: int) -> CachePart | None:
         part = self._parts.get((number, which))
         if part is not None:
             return part
         path = f"{self._folder}/{self._name(number)}-{which:06d}{SUFFIX}"
-        num_bytes = min(
-            self._layout.part_bytes, self.sizes[number] - which * self._layout.part_bytes
-        )
+        num_left = self.sizes[number] - which * self._layout.part_bytes
+        num_bytes = min(self._layout.part_bytes, num_left)
         try:
             try:
-                part = Part(path, num_bytes, self._layout)
+                part = CachePart(path, num_bytes, self._layout)
             except FileNotFoundError:  # on another machine, or removed
                 Path(self._folder).mkdir(parents=True, exist_ok=True)
-                part = Part(path, num_bytes, self._layout)
+                part = CachePart(path, num_bytes, self._layout)
         except OSError as error:
             self._cannot_keep(error)
             return None
@@ -417,54 +400,41 @@ class CachedFiles(Files):
                 self._parts.pop(key, None)
 
     def _name(self, number: int) -> str:
-        name = self._names.get(number)
-        if name is None:
+        if number not in self._names:
             text = f"{identity_of(self, number, self._otherwise)} {self._layout}"
-            name = self._names[number] = hashlib.sha1(
-                text.encode(), usedforsecurity=False
-            ).hexdigest()[:20]
-        return name
+            digest = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+            self._names[number] = digest[:20]
+        return self._names[number]
 
     def _cannot_keep(self, error: OSError) -> None:
         if not self._keep_again_at:
-            why = reason(error, "folder") or str(error)
-            _log.warning(
-                "cached: files cannot be kept in %s, so they are read from their store: %s",
-                self._folder,
-                why,
-            )
+            text = "cached: files cannot be kept in %s, so they are read from their store: %s"
+            _log.warning(text, self._folder, reason(error, "folder") or str(error))
         self._keep_again_at = time.monotonic() + _RETRY_SECONDS
 
     def _fetch(self, ranges: Sequence[tuple[int, int, int]]) -> list[bytes]:
         """The bytes of ranges that lie in few blocks, of which some are not there."""
-        blocks = sorted(
-            {block for one in ranges for block in _blocks_of(*one, self._layout.block_bytes)}
-        )
+        size = self._layout.block_bytes
+        blocks = sorted({block for one in ranges for block in _blocks_of(*one, size)})
         fetched, others = self._fetch_blocks(blocks)
         self._wait_for(others)
-        fetched |= self._fetch_blocks(
-            [block for block in others if not self._has(block)], alone=False
-        )[0]
-        size = self._layout.block_bytes
+        missing = [block for block in others if not self._has(block)]
+        fetched |= self._fetch_blocks(missing, alone=False)[0]
         answer = []
         for number, start, stop in ranges:
             pieces = []
             for block in _blocks_of(number, start, stop, size):
                 first = block[1] * size
                 begin, end = max(start, first), min(stop, first + size)
-                data = fetched.get(block)
-                piece = (
-                    self._kept(number, begin, end)
-                    if data is None
-                    else data[begin - first : end - first]
-                )
-                pieces.append(
-                    super()._read_remote([(number, begin, end)])[0] if piece is None else piece
-                )
+                data, span = fetched.get(block), slice(begin - first, end - first)
+                piece = self._kept(number, begin, end) if data is None else data[span]
+                if piece is None:
+                    (piece,) = super()._read_remote([(number, begin, end)])
+                pieces.append(piece)
             answer.append(pieces[0] if len(pieces) == 1 else b"".join(pieces))
         return answer
 
-    def _place(self, block: Block) -> tuple[Part | None, int]:
+    def _place(self, block: Block) -> tuple[CachePart | None, int]:
         number, which = block
         which, place = divmod(which, self._layout.part_bytes // self._layout.block_bytes)
         return self._part(number, which), place
@@ -489,9 +459,9 @@ class CachedFiles(Files):
     def _fetch_holding(
         self, lock: Lock, blocks: Sequence[Block], alone: bool
     ) -> tuple[dict[Block, bytes], dict[Block, Any]]:
-        mine: dict[Block, Part | None] = {}
+        mine: dict[Block, CachePart | None] = {}
         others: dict[Block, Lock | None] = {}  # None if it is another process
-        locked: list[tuple[Part, int]] = []
+        locked: list[tuple[CachePart, int]] = []
         try:
             for block in blocks:
                 if self._has(block):
@@ -515,9 +485,8 @@ class CachedFiles(Files):
                 for number, which in mine
             ]
             fetched = dict(zip(mine, super()._read_remote(ranges) if ranges else [], strict=True))
-            check_versions(
-                self.paths, self._found, self._filesystem, list({number for number, _ in mine})
-            )
+            numbers = list({number for number, _ in mine})
+            check_versions(self.paths, self._found, self._filesystem, numbers)
             for block, data in fetched.items():
                 self._keep(mine[block], self._place(block)[1], data)
             return fetched, others
@@ -526,7 +495,7 @@ class CachedFiles(Files):
                 part.end_filling(place)
             self._under_way.end(lock)
 
-    def _keep(self, part: Part | None, place: int, data: bytes) -> None:
+    def _keep(self, part: CachePart | None, place: int, data: bytes) -> None:
         if part is None or time.monotonic() < self._keep_again_at:
             return
         try:

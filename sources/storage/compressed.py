@@ -99,7 +99,7 @@ def frames_of(files: Files, number: int) -> Iterator[Frame]:
             else.
         ImportError: it is a zstd file, and zstandard is not installed.
     """
-    reader = _Reader(files, number)
+    reader = _FileReader(files, number)
     while reader.peek(1):
         start, pieces, num_bytes = reader.position, [], 0
         texts = _texts(reader)
@@ -121,7 +121,7 @@ def frames_of(files: Files, number: int) -> Iterator[Frame]:
 
 def streamed(files: Files, number: int, start: int) -> Iterator[bytes]:
     """Yield the texts of the streamed frames with this ``start``. Raises: as ``frames_of``."""
-    return _cut(_texts(_Reader(files, number, start)), itertools.repeat(_STREAMED_BYTES))
+    return _cut(_texts(_FileReader(files, number, start)), itertools.repeat(_STREAMED_BYTES))
 
 
 def decode(path: str, start: int, compressed: bytes) -> bytes:
@@ -255,7 +255,7 @@ def _cut(texts: Iterable[bytes], sizes: Iterable[int]) -> Iterator[bytes]:
         del rest[:size]
 
 
-class _Reader:
+class _FileReader:
     """A file from byte ``start`` to its end."""
 
     def __init__(self, files: Files, number: int, start: int = 0) -> None:
@@ -284,17 +284,17 @@ class _Reader:
         return b"".join(pieces)
 
 
-def _texts(reader: _Reader) -> Iterator[bytes]:
+def _texts(reader: _FileReader) -> Iterator[bytes]:
     """Yield the text of the frame that begins here in pieces, and move the reader behind it."""
     return _texts_of_member(reader) if reader.is_gzip else _texts_of_frame(reader)
 
 
-def _all_texts(reader: _Reader) -> Iterator[bytes]:
+def _all_texts(reader: _FileReader) -> Iterator[bytes]:
     while reader.peek(1):
         yield from _texts(reader)
 
 
-def _texts_of_member(reader: _Reader) -> Iterator[bytes]:
+def _texts_of_member(reader: _FileReader) -> Iterator[bytes]:
     start, path = reader.position, reader.path
     if reader.peek(2) != _GZIP:
         while piece := reader.take(_READ_BYTES):
@@ -317,7 +317,7 @@ def _texts_of_member(reader: _Reader) -> Iterator[bytes]:
         yield text
 
 
-def _texts_of_frame(reader: _Reader) -> Iterator[bytes]:
+def _texts_of_frame(reader: _FileReader) -> Iterator[bytes]:
     start, path = reader.position, reader.path
     head = reader.peek(18)  # the longest header
     if _is_skippable(head) and len(head) >= 8:

@@ -8,8 +8,10 @@ class DamagedFileError(ValueError):
     what to do.
 
     Example:
-        >>> str(damaged("a.jsonl", 120, "the line is not valid JSON", "Repair the line, or leave it out"))
-        'a.jsonl is damaged at byte 120: the line is not valid JSON. Repair the line, or leave it out'
+        >>> print(
+        ...     damaged("a.jsonl", 120, "the line is not valid JSON", "Repair or remove the line")
+        ... )
+        a.jsonl is damaged at byte 120: the line is not valid JSON. Repair or remove the line
     """
 
 

@@ -54,7 +54,7 @@ class _Bounds(NamedTuple):
         return 0 if self.way == STREAMED else self.stop - self.start
 
 
-class _Stream:
+class _FrameDecoder:
     """A decoder of streamed frames that have one ``start``.
 
     Attributes:
@@ -92,7 +92,7 @@ class Frames(PerProcess):
         self._kept: OrderedDict[FrameKey, bytes] = OrderedDict()
         self._num_bytes = 0
         self._lock = Lock()
-        self._streams: OrderedDict[tuple[int, int], _Stream] = OrderedDict()
+        self._streams: OrderedDict[tuple[int, int], _FrameDecoder] = OrderedDict()
         super()._start_closed()
 
     def forget(self) -> None:
@@ -218,13 +218,13 @@ class Frames(PerProcess):
             stream.texts, stream.following = texts, frame + 1
             return decoded
 
-    def _stream(self, number: int, start: int) -> _Stream:
+    def _stream(self, number: int, start: int) -> _FrameDecoder:
         with self._lock:
             stream = self._streams.get((number, start))
         if stream is None:
             sidecar = self._sidecars[number]
             starts = sidecar.read("frames", 0, sidecar.length("frames"))[::2]
-            stream = _Stream(int(np.searchsorted(starts, start)))
+            stream = _FrameDecoder(int(np.searchsorted(starts, start)))
         with self._lock:
             stream = self._streams.setdefault((number, start), stream)
             self._streams.move_to_end((number, start))
@@ -232,7 +232,9 @@ class Frames(PerProcess):
                 self._streams.popitem(last=False)
             return stream
 
-    def _count_passed(self, number: int, start: int, stream: _Stream, num_passed: int) -> None:
+    def _count_passed(
+        self, number: int, start: int, stream: _FrameDecoder, num_passed: int
+    ) -> None:
         before, stream.num_passed = stream.num_passed, stream.num_passed + num_passed
         if before <= _MAX_PASSED < stream.num_passed:
             path, index = self._files.paths[number], self._sidecars[number].path

@@ -41,7 +41,7 @@ _CLOCK_NANOSECONDS = 100_000_000  # two writes within this time may have one tim
 SUFFIX = ".part"
 
 
-class Layout(NamedTuple):
+class PartLayout(NamedTuple):
     """Sizes of parts, of their blocks, which are fetched whole, and of the pages of blocks."""
 
     block_bytes: int
@@ -49,7 +49,7 @@ class Layout(NamedTuple):
     page_bytes: int = _PAGE_BYTES  # for the text alone, which names of parts depend on
 
 
-def layout_for(max_bytes: int | None) -> Layout:
+def layout_for(max_bytes: int | None) -> PartLayout:
     """Blocks of 1 MB and parts of 256, or smaller ones where few of those would have room.
 
     Example:
@@ -61,7 +61,7 @@ def layout_for(max_bytes: int | None) -> Layout:
     part_bytes = _BLOCKS_PER_PART * _BLOCK_BYTES
     if max_bytes is not None:
         part_bytes = min(part_bytes, 1 << ((max_bytes // 8).bit_length() - 1))
-    return Layout(min(_BLOCK_BYTES, part_bytes), part_bytes)
+    return PartLayout(min(_BLOCK_BYTES, part_bytes), part_bytes)
 
 
 def _rounded_up(num_bytes: int, unit: int = _PAGE_BYTES) -> int:
@@ -84,7 +84,7 @@ class Trust(NamedTuple):
     pages: bytearray
 
 
-class Part:
+class CachePart:
     """A part, open until nobody refers to it any more. All its methods may be called by several
     threads at once.
 
@@ -97,7 +97,7 @@ class Part:
         OSError: the file cannot be opened or made.
     """
 
-    def __init__(self, path: str, num_bytes: int, layout: Layout) -> None:
+    def __init__(self, path: str, num_bytes: int, layout: PartLayout) -> None:
         self._descriptor = -1
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         self._num_bytes = num_bytes

@@ -205,10 +205,15 @@ def coalesced(
     ``max_bytes``.
 
     Example:
-        >>> [tuple(request) for request in coalesced([(0, 50, 60), (0, 0, 10), (1, 0, 25)], max_gap=40, max_bytes=20)]
-        [(0, 0, 10, [(1, 0, 10)]), (0, 50, 60, [(0, 50, 60)]), (1, 0, 20, [(2, 0, 20)]), (1, 20, 25, [(2, 20, 25)])]
-        >>> [tuple(request) for request in coalesced([(0, 50, 60), (0, 0, 10)], max_gap=40, max_bytes=60)]
-        [(0, 0, 60, [(1, 0, 10), (0, 50, 60)])]
+        >>> for request in coalesced([(0, 50, 60), (0, 0, 10), (1, 0, 25)], 40, max_bytes=20):
+        ...     print(*request)
+        0 0 10 [(1, 0, 10)]
+        0 50 60 [(0, 50, 60)]
+        1 0 20 [(2, 0, 20)]
+        1 20 25 [(2, 20, 25)]
+        >>> for request in coalesced([(0, 50, 60), (0, 0, 10)], max_gap=40, max_bytes=60):
+        ...     print(*request)
+        0 0 60 [(1, 0, 10), (0, 50, 60)]
     """
     now: Request | None = None
     for place in sorted(range(len(ranges)), key=ranges.__getitem__):
@@ -643,7 +648,11 @@ def has_pattern(path: str) -> bool:
     """True if ``path`` stands for several.
 
     Example:
-        >>> has_pattern("a-*.bin"), has_pattern("https://[::1]/a.bin?key=1"), has_pattern("s3://b/a?")
+        >>> (
+        ...     has_pattern("a-*.bin"),
+        ...     has_pattern("https://[::1]/a.bin?key=1"),
+        ...     has_pattern("s3://b/a?"),
+        ... )
         (True, False, True)
     """
     if _SERVERS.match(path):
@@ -656,7 +665,11 @@ def is_like(names: Sequence[str], patterns: Sequence[str]) -> bool:
     has to be written.
 
     Example:
-        >>> is_like(["a", "b", "c.bin"], ["a", "**", "*.bin"]), is_like(["a", ".bin"], ["a", "*"]), is_like(["a", "b"], ["*"])
+        >>> (
+        ...     is_like(["a", "b", "c.bin"], ["a", "**", "*.bin"]),
+        ...     is_like(["a", ".bin"], ["a", "*"]),
+        ...     is_like(["a", "b"], ["*"]),
+        ... )
         (True, False, False)
     """
     if not patterns:

@@ -41,7 +41,9 @@ REMEDY = "Delete it, so that it is made again"
 """Text of errors about a sidecar whose arrays are damaged."""
 
 Scan = Callable[[Files, int, Callable[[int], None]], Mapping[str, np.ndarray]]
-"""Reads a file once, from front to back: ``scan(files, number, progress)``; ``progress(num_bytes)`` says how far it has come."""
+"""Reads a file once, from front to back: ``scan(files, number, progress)``. It passes the number of
+bytes read so far to ``progress``.
+"""
 
 _MAGIC = b"\x89GMIDX\r\n"
 _VERSION = 1
@@ -267,7 +269,7 @@ def open_sidecars(
     return sidecars
 
 
-class _Place(NamedTuple):
+class _SidecarPath(NamedTuple):
     """The path of a sidecar."""
 
     path: str
@@ -291,7 +293,7 @@ class _Opening:
         self._folder, self._filesystem = folder, filesystem
         self._is_stopped = False
 
-    def all(self) -> list[_Place]:
+    def all(self) -> list[_SidecarPath]:
         found = self._in_threads(self._find, range(len(self._files)))
         missing = [number for number, place in enumerate(found) if place is None]
         if not missing:
@@ -314,8 +316,8 @@ class _Opening:
         return [place for place in found if place is not None]
 
     def _in_threads(
-        self, function: Callable[[int], _Place | None], numbers: Sequence[int]
-    ) -> list[_Place | None]:
+        self, function: Callable[[int], _SidecarPath | None], numbers: Sequence[int]
+    ) -> list[_SidecarPath | None]:
         """The results for all numbers, in their order. Raises the first error in this order, when
         all threads have ended.
         """
@@ -345,7 +347,7 @@ class _Opening:
         digest = hashlib.sha1(text, usedforsecurity=False).hexdigest()[:16]
         return self._folder / name_that_fits(PurePosixPath(path).name[:100], f"-{digest}.gmidx")
 
-    def _find(self, number: int) -> _Place | None:
+    def _find(self, number: int) -> _SidecarPath | None:
         """A sidecar that fits, if there is one."""
         name, query = _without_query(self._files.paths[number])
         candidates = [(f"{_beside(name)}{query}", self._is_remote(number))]
@@ -367,7 +369,7 @@ class _Opening:
             )
         return None
 
-    def _fitting(self, path: str, is_remote: bool, number: int) -> _Place:
+    def _fitting(self, path: str, is_remote: bool, number: int) -> _SidecarPath:
         """The sidecar at ``path``. Raises FileNotFoundError, _Unfit, and DamagedFileError if
         nothing may be written there.
         """
@@ -384,9 +386,9 @@ class _Opening:
             {name: (array.dtype, array.length) for name, array in header.arrays.items()}
         ):
             raise _Unfit("its arrays are not those of this version")
-        return _Place(path, is_remote, header.digest)
+        return _SidecarPath(path, is_remote, header.digest)
 
-    def _make(self, number: int) -> _Place | None:
+    def _make(self, number: int) -> _SidecarPath | None:
         """The sidecar, made by this process or another; ``None`` while another process makes it."""
         path = self._own_place(number)
         with locked(path) as is_mine:
@@ -407,7 +409,7 @@ class _Opening:
             edges = _edges(self._files, number)
             arrays = self._scan(self._files, number, progress)
             progress(self._files.sizes[number])
-            return _Place(str(path), False, _write(path, self._kind, edges, arrays))
+            return _SidecarPath(str(path), False, _write(path, self._kind, edges, arrays))
 
 
 def without_sidecars(paths: Sequence[str]) -> list[str]:

@@ -83,27 +83,20 @@ class MegatronIndex:
         self._check_size()
         self._check_documents()
         self._fits_neighbours = False  # each entry that is read must
-        self._is_long = self.num_sequences > (
-            _MAX_CHECKED if files.is_local(index) else _MAX_CHECKED_AFAR
-        )
+        max_checked = _MAX_CHECKED if files.is_local(index) else _MAX_CHECKED_AFAR
+        self._is_long = self.num_sequences > max_checked
 
     def _read_header(self) -> tuple[np.dtype[Any], int, int]:
         (head,) = self._files.read([(self._index, 0, min(self._size, _HEADER.size))])
         if not head.startswith(_MAGIC[: len(head)]) or not head:
-            raise self._damaged(
-                0,
-                "it does not begin as an index of Megatron's does",
-                "Name the prefix of a pair .bin and .idx",
-            )
+            what = "it does not begin as an index of Megatron's does"
+            raise self._damaged(0, what, "Name the prefix of a pair .bin and .idx")
         if len(head) < _HEADER.size:
             raise self._damaged(len(head), "it ends within its header")
         _, version, code, num_sequences, num_entries = _HEADER.unpack(head)
         if version != 1:
-            raise self._damaged(
-                9,
-                f"it has the version {version}, and 1 is known",
-                "Write the data set by a newer Megatron",
-            )
+            what = f"it has the version {version}, and 1 is known"
+            raise self._damaged(9, what, "Write the data set by a newer Megatron")
         if code in _FLOATS:
             raise ValueError(
                 f"paths: tokens must be integers, got {_FLOATS[code]} in"
@@ -112,9 +105,7 @@ class MegatronIndex:
             )
         if code not in _DTYPES:
             known = ", ".join(f"{code} ({np.dtype(name).name})" for code, name in _DTYPES.items())
-            raise self._damaged(
-                17, f"its tokens have the type {code}, and known are {known}", _WRITE_AGAIN
-            )
+            raise self._damaged(17, f"its tokens have the type {code}, and known are {known}")
         return np.dtype(_DTYPES[code]), num_sequences, num_entries
 
     def _check_size(self) -> None:
@@ -126,10 +117,8 @@ class MegatronIndex:
             )
             raise self._damaged(size, modes, "Take a data set of texts")
         if self._size != size:
-            raise self._damaged(
-                min(size, self._size),
-                f"its header says that it has {size} bytes, but it has {self._size}",
-            )
+            what = f"its header says that it has {size} bytes, but it has {self._size}"
+            raise self._damaged(min(size, self._size), what)
 
     def _check_documents(self) -> None:
         first, last = self._documents, self._documents + 8 * (self._num_entries - 1)
@@ -139,9 +128,8 @@ class MegatronIndex:
             )
             if _PAIR.unpack(begin + end) == (0, self.num_sequences):
                 return
-        raise self._damaged(
-            first, f"its documents are not those of its {self.num_sequences} sequences"
-        )
+        what = f"its documents are not those of its {self.num_sequences} sequences"
+        raise self._damaged(first, what)
 
     def _damaged(self, offset: int, what: str, remedy: str = _WRITE_AGAIN) -> DamagedFileError:
         return damaged(self._path, offset, what, remedy)
@@ -204,10 +192,8 @@ class MegatronIndex:
                 begin = int(stretch.starts[0])
                 size = size_of_tokens(stretch, self.num_bytes, self._itemsize)
                 if size != self._itemsize:
-                    raise self._damaged(
-                        17,
-                        f"its tokens are {self.dtype.name}, but have {size} bytes each in {path}",
-                    )
+                    what = f"its tokens are {self.dtype.name}, but have {size} bytes each in {path}"
+                    raise self._damaged(17, what)
             end = int(stretch.ends[-1])
             is_break = stretch.ends[:-1] != stretch.starts[1:]
             if not number and is_break.any():
@@ -215,9 +201,8 @@ class MegatronIndex:
                 place += 8 * (stretch.first + i + 1)
                 first = (
                     f"sequence {stretch.first + i} ends at byte {stretch.ends[i]} of {path}, and"
-                    " the next begins at"
+                    f" the next begins at {stretch.starts[i + 1]}"
                 )
-                first += f" {stretch.starts[i + 1]}"
             number += int(is_break.sum())
             num_filled += int(np.count_nonzero(stretch.lengths))
             num_seen += len(stretch.lengths)
@@ -254,10 +239,8 @@ class MegatronIndex:
         for first, _ in bounds:
             lengths, starts = np.frombuffer(next(pieces), "<i4"), np.frombuffer(next(pieces), "<i8")
             ends = starts + lengths.astype(np.int64) * self._itemsize
-            is_wrong = (
-                (lengths < 0) | (starts < 0) | (starts > self.num_bytes) | (ends > self.num_bytes)
-            )
-            is_wrong |= starts % self._itemsize != 0
+            is_wrong = (np.minimum(lengths, starts) < 0) | (starts % self._itemsize != 0)
+            is_wrong |= np.maximum(starts, ends) > self.num_bytes
             if is_wrong.any():
                 i = int(np.argmax(is_wrong))
                 raise self._misplaced(first + i, int(lengths[i]), int(starts[i]))
@@ -327,11 +310,8 @@ class MegatronIndex:
         (pair,) = self._files.read([(self._index, place, place + 16)])
         start, stop = _PAIR.unpack(pair)
         if not 0 <= start <= stop <= self.num_sequences:
-            raise self._damaged(
-                place,
-                f"document {document} has the sequences from {start} to {stop} of"
-                f" {self.num_sequences}",
-            )
+            what = f"document {document} has the sequences from {start} to {stop} of"
+            raise self._damaged(place, f"{what} {self.num_sequences}")
         return range(start, stop)
 
     def lengths(self, start: int, stop: int) -> NDArray[np.int32]:

@@ -27,15 +27,34 @@ def test_modules_and_names_are_ours_and_stay_so_in_pickles_and_when_they_are_loa
         from grain import transforms
         from grain.python import experimental
         from grain.python.experimental import index_shuffle
-        assert grain.MapDataset is gristmill.MapDataset and pygrain is gristmill.python and transforms is gristmill.transforms
-        assert experimental is pygrain.experimental and index_shuffle is gristmill.experimental.index_shuffle
-        assert [batch.tolist() for batch in grain.load([1, 2, 3], num_epochs=1, batch_size=2)] == [[1, 2], [3]]
-        assert (grain.__version__, grain.__version_info__) == ("0.2.18", (0, 2, 18)) and gristmill.__version__ != "0.2.18"
+        assert (
+            grain.MapDataset is gristmill.MapDataset
+            and pygrain is gristmill.python
+            and transforms is gristmill.transforms
+        )
+        assert (
+            experimental is pygrain.experimental
+            and index_shuffle is gristmill.experimental.index_shuffle
+        )
+        assert [batch.tolist() for batch in grain.load([1, 2, 3], num_epochs=1, batch_size=2)] == [
+            [1, 2],
+            [3],
+        ]
+        assert (grain.__version__, grain.__version_info__) == (
+            "0.2.18",
+            (0, 2, 18),
+        ) and gristmill.__version__ != "0.2.18"
         flags.FLAGS(["program", "--grain_py_debug_mode", "--grain_tf_lookup_batch_size=3"])
-        found = grain.config.py_debug_mode, grain.config.tf_lookup_batch_size, grain.config.py_traceback_filtering
+        found = (
+            grain.config.py_debug_mode,
+            grain.config.tf_lookup_batch_size,
+            grain.config.py_traceback_filtering,
+        )
         assert found == (True, 3, "auto")
         assert "diagnose" in dir(grain) and not hasattr(grain, "no_such")
-        assert not importlib.util.find_spec("grain.no_such") and not importlib.util.find_spec("grain.core")
+        assert not importlib.util.find_spec("grain.no_such") and not importlib.util.find_spec(
+            "grain.core"
+        )
         grain.monitoring.Counter("name").IncrementBy(3)
         for name in ("grain.core", "grain.no_such_module", "grain.samplers.index", "grainy"):
             try:
@@ -62,9 +81,23 @@ def test_every_public_module_is_the_same_under_both_names(names, tmp_path):
         import gristmill
         gristmill.install_as_grain()
         first, second = sys.argv[1:]
-        for name in (".checkpoint", ".constants", ".experimental", ".monitoring", ".multiprocessing", ".python",
-                     ".python.experimental", ".samplers", ".sharding", ".sources", ".transforms"):
-            one, other = importlib.import_module(first + name), importlib.import_module(second + name)
+        for name in (
+            ".checkpoint",
+            ".constants",
+            ".experimental",
+            ".monitoring",
+            ".multiprocessing",
+            ".python",
+            ".python.experimental",
+            ".samplers",
+            ".sharding",
+            ".sources",
+            ".transforms",
+        ):
+            one, other = (
+                importlib.import_module(first + name),
+                importlib.import_module(second + name),
+            )
             assert one is other, name
             assert one.__name__ == one.__spec__.name == "gristmill" + name, one.__spec__
             assert sys.modules["grain" + name] is sys.modules["gristmill" + name]
@@ -85,7 +118,10 @@ def test_private_names_that_programs_use_are_public_objects_and_warn(tmp_path):
                 importlib.import_module(f"grain._src.{path}")
                 for name, (public, where) in names.items():
                     found = getattr(module, name)
-                    if public == f"{where.removeprefix('gristmill').removeprefix('.')}.{name}".lstrip("."):
+                    if (
+                        public
+                        == f"{where.removeprefix('gristmill').removeprefix('.')}.{name}".lstrip(".")
+                    ):
                         assert found is operator.attrgetter(public)(gristmill), name
             (warning,) = [w for w in caught if "grain._src" in str(w.message)]
             assert warning.category is DeprecationWarning and "use " in str(warning.message)
@@ -94,9 +130,17 @@ def test_private_names_that_programs_use_are_public_objects_and_warn(tmp_path):
             from grain._src.core import tree
             from grain._src.python import data_loader
             from grain._src.python.dataset import dataset, stats
-            from grain._src.python.dataset.transformations.prefetch import MultiprocessPrefetchIterDataset
-        assert dataset.MapDataset is gristmill.MapDataset and data_loader._determine_worker_count(3) == 3
-        assert tree.flatten({"b": 1, "a": [2, None]}) == [2, 1] and tree.flatten_with_path([5])[0][1] == 5
+            from grain._src.python.dataset.transformations.prefetch import (
+                MultiprocessPrefetchIterDataset,
+            )
+        assert (
+            dataset.MapDataset is gristmill.MapDataset
+            and data_loader._determine_worker_count(3) == 3
+        )
+        assert (
+            tree.flatten({"b": 1, "a": [2, None]}) == [2, 1]
+            and tree.flatten_with_path([5])[0][1] == 5
+        )
         assert tree.unflatten_as({"a": [2, None], "b": 1}, [3, 4]) == {"a": [3, None], "b": 4}
         assert tree.map_structure(lambda x, y: x + y, {"a": (1, 2)}, {"a": (3, 4)}) == {"a": (4, 6)}
         assert not isinstance(gristmill.IterDataset.mp_prefetch, type)
@@ -112,7 +156,10 @@ def test_private_names_that_programs_use_are_public_objects_and_warn(tmp_path):
                 with self._stats.record_self_time(num_elements=1):
                     return self._stats.record_output_spec(index)
 
-        assert list(Mine()) == [0, 1] and stats.make_stats(stats.StatsConfig(name="x"), []).report() is None
+        assert (
+            list(Mine()) == [0, 1]
+            and stats.make_stats(stats.StatsConfig(name="x"), []).report() is None
+        )
 
         def check_error(kind, text, call, *args):
             try:
@@ -123,11 +170,18 @@ def test_private_names_that_programs_use_are_public_objects_and_warn(tmp_path):
             raise AssertionError(text)
 
         for name in ("grain._src.nothing", "grain._src.python.dataset.nothing"):
-            error = check_error(ModuleNotFoundError, "What is public: grain.MapDataset", importlib.import_module, name)
+            error = check_error(
+                ModuleNotFoundError,
+                "What is public: grain.MapDataset",
+                importlib.import_module,
+                name,
+            )
             assert error.name == name
         private = "is private in Grain, and gristmill has of it only MapDataset"
         check_error(AttributeError, private, getattr, dataset, "_Nothing")
-        check_error(ValueError, "Structures are not the same:", tree.assert_same_structure, [1], (1,))
+        check_error(
+            ValueError, "Structures are not the same:", tree.assert_same_structure, [1], (1,)
+        )
     """
     check(tmp_path, script)
 
@@ -196,7 +250,10 @@ BLOB_RECORDS = [b"record %d" % i * i for i in range(8)]
 
 BLOB_PIPELINE = """
 import grain.python as grain
-from grain._src.python.dataset.sources.tfrecord_dataset import _TFRecordDatasetIterator, _TFRecordReader
+from grain._src.python.dataset.sources.tfrecord_dataset import (
+    _TFRecordDatasetIterator,
+    _TFRecordReader,
+)
 from grain.experimental import TFRecordIterDataset
 
 opened = []
@@ -224,7 +281,10 @@ warnings.simplefilter("ignore", DeprecationWarning)
 import grain.python as grain
 import pipeline
 
-it, local = iter(pipeline.BlobDataset("gs://bucket/0")), iter(grain.experimental.TFRecordIterDataset("bucket/0"))
+it, local = (
+    iter(pipeline.BlobDataset("gs://bucket/0")),
+    iter(grain.experimental.TFRecordIterDataset("bucket/0")),
+)
 states = [it.get_state()]
 for record in local:
     assert next(it) == record
@@ -257,11 +317,18 @@ print(next(it), it.close(), failure(it.__next__))
 print(failure(lambda: iter(pipeline.BlobDataset("gs://bucket/missing"))))
 
 def dataset(cls, prefix):
-    paths = grain.MapDataset.source([f"{prefix}bucket/{i}" for i in range(3)]).shuffle(seed=1).repeat(2)
+    paths = (
+        grain.MapDataset.source([f"{prefix}bucket/{i}" for i in range(3)]).shuffle(seed=1).repeat(2)
+    )
     ds = grain.experimental.InterleaveIterDataset(paths.map(cls), cycle_length=2)
-    return grain.experimental.WindowShuffleIterDataset(ds, window_size=5, seed=0).batch(4, batch_fn=list)
+    return grain.experimental.WindowShuffleIterDataset(ds, window_size=5, seed=0).batch(
+        4, batch_fn=list
+    )
 
-blobs, files = dataset(pipeline.BlobDataset, "gs://"), dataset(grain.experimental.TFRecordIterDataset, "")
+blobs, files = (
+    dataset(pipeline.BlobDataset, "gs://"),
+    dataset(grain.experimental.TFRecordIterDataset, ""),
+)
 assert list(blobs) == list(files)
 gristmill.testing.assert_equal_output_after_checkpoint(blobs)
 options = grain.MultiprocessingOptions(num_workers=2)

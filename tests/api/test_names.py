@@ -186,7 +186,7 @@ def test_no_public_name_is_forgotten_here_and_modules_and_constants_are_as_they_
     assert type(features) is frozenset and features == set(values.values())
 
 
-def test_classes_keep_the_names_that_states_hold_legacy_operations_are_generic_and_the_version_is_one():
+def test_classes_keep_the_names_in_states_and_legacy_operations_are_generic():
     assert gristmill.python.MapOperation[int, str](str).map_function is str
     assert (
         gristmill.experimental.PackAndBatchOperation[dict].__origin__

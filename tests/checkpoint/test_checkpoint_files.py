@@ -254,7 +254,8 @@ def rest(it):
 SAVER = """
     import errno, os, pathlib, resource, sys, warnings
     warnings.filterwarnings("ignore", ".* use of fork", DeprecationWarning)  # Orbax has threads
-    sys.modules["jax"] = sys.modules["orbax"] = None  # every child would import them, which takes long
+    # every child would import them, which takes long
+    sys.modules["jax"] = sys.modules["orbax"] = None
     sys.path += sys.argv[2:]
     from test_checkpoint_files import HANDLER, PIPELINE, PROCESS, at, rest
 
@@ -277,14 +278,20 @@ SAVER = """
 
     HANDLER.save(directory, at(1))
     before = content()
-    for limit in (0, 10, 60):  # bytes of a file: the state has 23, what describes its pipeline hundreds
-        assert save_in_a_child(lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))) == errno.EFBIG
+    # bytes of a file: the state has 23, what describes its pipeline hundreds
+    for limit in (0, 10, 60):
+        assert (
+            save_in_a_child(lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
+            == errno.EFBIG
+        )
         assert content() == before and rest(HANDLER.restore(directory, at(0))) == rest(at(1))
 
     def die_at(step):
         def die(event, args):
             global steps
-            if event in ("open", "os.rename", "os.remove") and str(args[0]).startswith(str(directory)):
+            if event in ("open", "os.rename", "os.remove") and str(args[0]).startswith(
+                str(directory)
+            ):
                 steps -= 1
                 if steps < 0:
                     os._exit(99)

@@ -24,17 +24,25 @@ PROGRAM = """
     from gristmill.experimental import ElasticIterator, InterleaveIterDataset
     from gristmill.sharding import ShardByJaxProcess
 
-    files = [MapDataset.range(100 * k, 100 * k + n).to_iter_dataset() for k, n in enumerate([5, 1, 7, 0, 4])]
+    files = [
+        MapDataset.range(100 * k, 100 * k + n).to_iter_dataset()
+        for k, n in enumerate([5, 1, 7, 0, 4])
+    ]
     iterators = {
         "files": InterleaveIterDataset(files, cycle_length=2).filter(lambda x: x % 2 == 0),
         "records": MapDataset.range(40).shuffle(seed=1).filter(lambda x: x % 3),
     }
-    iterators = {kind: ElasticIterator(ds, 6, ShardByJaxProcess()) for kind, ds in iterators.items()}
+    iterators = {
+        kind: ElasticIterator(ds, 6, ShardByJaxProcess()) for kind, ds in iterators.items()
+    }
     with ocp.CheckpointManager(root) as manager:
         if restored >= 0:
             args = {kind: CheckpointRestore(it) for kind, it in iterators.items()}
             manager.restore(restored, args=ocp.args.Composite(**args))
-        batches = {kind: [x.tolist() for _, x in zip(range(num_steps), it)] for kind, it in iterators.items()}
+        batches = {
+            kind: [x.tolist() for _, x in zip(range(num_steps), it)]
+            for kind, it in iterators.items()
+        }
         args = {kind: CheckpointSave(it) for kind, it in iterators.items()}
         manager.save(restored + 1, args=ocp.args.Composite(**args))
         manager.wait_until_finished()

@@ -23,17 +23,28 @@ def checked(x):
     return x
 
 def make():
-    ds = gm.MapDataset.range(200).shuffle(seed=3).filter(lambda x: x % 5 != 1).map(checked).tolerate(max_rate=None)
+    ds = (
+        gm.MapDataset.range(200)
+        .shuffle(seed=3)
+        .filter(lambda x: x % 5 != 1)
+        .map(checked)
+        .tolerate(max_rate=None)
+    )
     return ds.to_iter_dataset().batch(3).mp_prefetch(gm.MultiprocessingOptions(num_workers=2))
 
 def loop(folder, kill_at):
     folder = Path(folder)
-    manager = ocp.CheckpointManager(folder / "checkpoints", options=ocp.CheckpointManagerOptions(save_interval_steps=4))
+    manager = ocp.CheckpointManager(
+        folder / "checkpoints", options=ocp.CheckpointManagerOptions(save_interval_steps=4)
+    )
     seen = []
     with gm.Ledger(folder / "ledger") as ledger, manager:
         it = ledger.follow(iter(make()))
         if manager.latest_step() is not None:
-            assert manager.restore(manager.latest_step(), args=gm.checkpoint.CheckpointRestore(it)) is it
+            assert (
+                manager.restore(manager.latest_step(), args=gm.checkpoint.CheckpointRestore(it))
+                is it
+            )
             assert it.step == manager.latest_step()
         with it, gm.observe(it) as view, (folder / "seen").open("a") as file:
             for batch in it:

@@ -351,10 +351,19 @@ WITHOUT_JAX = """
         handler.save(folder, it)
         assert list(handler.restore(folder, other)) == list(it) == [3, 4, 5, 6, 7, 8]
 
-    asyncio.run(run(gristmill.load(gristmill.sources.RangeDataSource(0, 9, 1), num_epochs=1), pathlib.Path(sys.argv[1], "a")))
-    asyncio.run(run(gristmill.MapDataset.range(9).to_iter_dataset(), pathlib.Path(sys.argv[1], "b")))
+    asyncio.run(
+        run(
+            gristmill.load(gristmill.sources.RangeDataSource(0, 9, 1), num_epochs=1),
+            pathlib.Path(sys.argv[1], "a"),
+        )
+    )
+    asyncio.run(
+        run(gristmill.MapDataset.range(9).to_iter_dataset(), pathlib.Path(sys.argv[1], "b"))
+    )
     names = {gristmill.checkpoint: "", gristmill.python: "PyGrain", gristmill: "Grain"}
-    for name, (place, prefix) in [(name, row) for name in ("CheckpointSave", "CheckpointRestore") for row in names.items()]:
+    for name, (place, prefix) in [
+        (name, row) for name in ("CheckpointSave", "CheckpointRestore") for row in names.items()
+    ]:
         try:
             getattr(place, prefix + name)
         except ImportError as error:

@@ -53,11 +53,20 @@ def subclass():
 def in_emergencies(module, name, options):
     import gristmill
     gristmill.install_as_grain()
-    from orbax.checkpoint.experimental.emergency.p2p import args, local, options as kinds, persistent
+    from orbax.checkpoint.experimental.emergency.p2p import (
+        args,
+        local,
+        options as kinds,
+        persistent,
+    )
     mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(1, -1), ("replica", "data"))
-    options = kinds.CheckpointManagerOptions(**{module: getattr(kinds, options)(save_interval_steps=1)})
+    options = kinds.CheckpointManagerOptions(
+        **{module: getattr(kinds, options)(save_interval_steps=1)}
+    )
     extra = {"replica_axis_index": 0} if module == "persistent" else {}
-    made = getattr(dict(local=local, persistent=persistent)[module], name)(folder, mesh, options=options, **extra)
+    made = getattr(dict(local=local, persistent=persistent)[module], name)(
+        folder, mesh, options=options, **extra
+    )
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     shape = jax.ShapeDtypeStruct((4,), np.float32, sharding=sharding)
     g = grain()
@@ -72,20 +81,34 @@ def in_emergencies(module, name, options):
 
 ways = {
     "checkpointer": lambda: checkpointer(ocp.Checkpointer, grain().PyGrainCheckpointHandler()),
-    "checkpointer, arguments first": lambda: grain().PyGrainCheckpointSave and checkpointer(
-        ocp.Checkpointer, grain().PyGrainCheckpointHandler()),
+    "checkpointer, arguments first": lambda: (
+        grain().PyGrainCheckpointSave
+        and checkpointer(ocp.Checkpointer, grain().PyGrainCheckpointHandler())
+    ),
     "asynchronous": lambda: checkpointer(ocp.AsyncCheckpointer, grain().GrainCheckpointHandler()),
     "composite": lambda: checkpointer(
-        ocp.Checkpointer, ocp.CompositeCheckpointHandler(data=grain().PyGrainCheckpointHandler()), composite),
+        ocp.Checkpointer,
+        ocp.CompositeCheckpointHandler(data=grain().PyGrainCheckpointHandler()),
+        composite,
+    ),
     "asynchronous composite": lambda: checkpointer(
-        ocp.AsyncCheckpointer, ocp.CompositeCheckpointHandler(data=grain().PyGrainCheckpointHandler()), composite),
+        ocp.AsyncCheckpointer,
+        ocp.CompositeCheckpointHandler(data=grain().PyGrainCheckpointHandler()),
+        composite,
+    ),
     "manager": manager,
-    "manager, handlers": lambda: manager(item_handlers={
-        "data": grain().PyGrainCheckpointHandler(), "text": ocp.JsonCheckpointHandler()}),
+    "manager, handlers": lambda: manager(
+        item_handlers={
+            "data": grain().PyGrainCheckpointHandler(),
+            "text": ocp.JsonCheckpointHandler(),
+        }
+    ),
     "manager, registry": lambda: manager(handler_registry=registry()),
     "manager, checkpointers": lambda: old_manager(grain().PyGrainCheckpointHandler()),
     "subclass": lambda: old_manager(subclass()),
-    "persistent": lambda: in_emergencies("persistent", "PersistentCheckpointManager", "PersistentCheckpointOptions"),
+    "persistent": lambda: in_emergencies(
+        "persistent", "PersistentCheckpointManager", "PersistentCheckpointOptions"
+    ),
     "local": lambda: in_emergencies("local", "LocalCheckpointManager", "LocalCheckpointOptions"),
 }
 if not (Path(ocp.__file__).parent / "experimental/emergency/p2p").exists():  # in an older Orbax

@@ -87,7 +87,9 @@ def test_training_on_datasets_is_training_on_arrays_and_utilities_give_what_they
 
         batches = grain.MapDataset.source(Pairs()).batch(8)
         sampler = grain.samplers.SequentialSampler(32)
-        loader = grain.DataLoader(data_source=Pairs(), sampler=sampler, operations=[grain.transforms.Batch(8)])
+        loader = grain.DataLoader(
+            data_source=Pairs(), sampler=sampler, operations=[grain.transforms.Batch(8)]
+        )
         datasets = [batches, batches.to_iter_dataset(), loader]
         fits = keras.backend.backend() != "numpy"
 
@@ -110,12 +112,17 @@ def test_training_on_datasets_is_training_on_arrays_and_utilities_give_what_they
 
         def windows(batch_size=None, **kwargs):
             times = np.arange(9.0)
-            return keras.utils.timeseries_dataset_from_array(times, 2 * times, 3, format="grain", batch_size=batch_size, **kwargs)
+            return keras.utils.timeseries_dataset_from_array(
+                times, 2 * times, 3, format="grain", batch_size=batch_size, **kwargs
+            )
 
         assert isinstance(windows(), grain.IterDataset)
         assert [int(x[0]) for x, y in windows(shuffle=True, seed=5)] == [0, 6, 5, 1, 2, 3, 4]
         x, y = next(iter(windows(batch_size=2)))
-        assert type(x) is type(keras.ops.ones(1)) and np.asarray(x).tolist() == [[0, 1, 2], [1, 2, 3]]
+        assert type(x) is type(keras.ops.ones(1)) and np.asarray(x).tolist() == [
+            [0, 1, 2],
+            [1, 2, 3],
+        ]
 
         folder = Path(__file__).parent / "texts"
         for label in "ab":
@@ -123,14 +130,24 @@ def test_training_on_datasets_is_training_on_arrays_and_utilities_give_what_they
             for i in range(4):
                 (folder / label / f"{i}.txt").write_text(f"{label}{i}")
         kwargs = {"validation_split": 0.25, "seed": 3, "verbose": False, "format": "grain"}
-        parts = keras.utils.text_dataset_from_directory(folder, subset="both", batch_size=3, **kwargs)
-        found = [[(np.array(texts).astype("S").tolist(), np.asarray(labels).tolist()) for texts, labels in p] for p in parts]
+        parts = keras.utils.text_dataset_from_directory(
+            folder, subset="both", batch_size=3, **kwargs
+        )
+        found = [
+            [
+                (np.array(texts).astype("S").tolist(), np.asarray(labels).tolist())
+                for texts, labels in p
+            ]
+            for p in parts
+        ]
         training = [([b"a3", b"b2", b"b1"], [0, 1, 1]), ([b"b3", b"b0", b"a1"], [1, 1, 0])]
         assert found == [training, [([b"a0", b"a2"], [0, 0])]], found
 
         if keras.backend.backend() == "torch":
             numbers = grain.MapDataset.range(10)
-            left, right = keras.utils.split_dataset(numbers, left_size=0.8, preferred_backend="torch")
+            left, right = keras.utils.split_dataset(
+                numbers, left_size=0.8, preferred_backend="torch"
+            )
             assert sorted([*left, *right]) == list(range(10)) and (len(left), len(right)) == (8, 2)
     """
     check(tmp_path, backend, program)
@@ -163,7 +180,9 @@ def test_its_layers_compute_on_the_cpu_where_a_pipeline_calls_them(backend, tmp_
                 ds.to_iter_dataset().map(lambda x: where.map(x)),
                 ds.seed(0).random_map(lambda x, rng: where.map(x)),
                 ds.map(where).to_iter_dataset().mp_prefetch(workers),
-                grain.DataLoader(data_source=x, sampler=sampler, operations=[where], worker_count=1),
+                grain.DataLoader(
+                    data_source=x, sampler=sampler, operations=[where], worker_count=1
+                ),
             ):
                 assert list(pipeline) == [0, 0], pipeline
             assert where.map(x[0]) == 1  # and nowhere else

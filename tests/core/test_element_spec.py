@@ -271,7 +271,7 @@ def traverse(tree):
     assert tree.leaf_paths({"b": 1, "a": (2, None)}) == ["['a'][0]", "['b']"]
 
 
-def test_a_value_with_equivalent_dtypes_and_those_of_other_libraries_wrong_values_and_the_protocol():
+def test_a_value_with_equivalent_dtypes_wrong_values_and_the_protocol():
     spec = ShapeDtypeStruct((2, None), np.float32)
     assert repr(spec) == "ShapeDtypeStruct(shape=(2, None), dtype=<class 'numpy.float32'>)"
     assert (

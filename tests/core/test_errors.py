@@ -99,7 +99,7 @@ def test_fields_counts_flags_and_lists_of_states():
         assert plain_counts(wrong) is None
 
 
-def test_text_is_indented_json_or_an_error_and_what_is_shown_is_short_and_never_fails_nor_commands_a_terminal():
+def test_text_is_indented_json_and_shown_values_are_short_and_plain():
     state = {"b": [1, None], "a": {"next_index": 2}}
     assert state_to_text(state) == json.dumps(state, indent=4)
     assert process_file_name() == "process_0-of-1.json"

@@ -334,9 +334,14 @@ FORK = """
 import os, signal, sys, warnings
 from gristmill import MapDataset, ReadOptions
 from gristmill.dataset import IterDataset
-from gristmill.experimental import InterleaveIterDataset, ThreadPrefetchIterDataset, multithread_prefetch
+from gristmill.experimental import (
+    InterleaveIterDataset,
+    ThreadPrefetchIterDataset,
+    multithread_prefetch,
+)
 
-warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of forks of programs with threads
+# newer Pythons warn of forks of programs with threads
+warnings.simplefilter("ignore", DeprecationWarning)
 
 def text(n, *options):
     return MapDataset.range(n).map(str).to_iter_dataset(ReadOptions(*options))
@@ -392,7 +397,10 @@ check(prefetched(2, 8), 1, 700)
 check(prefetched(16, 500), 50)
 for buffer_size, nums in ((0, [1]), (1, [50, 300]), (20, [0, 50])):
     check(multithread_prefetch(text(300, 2, 8), 3, buffer_size), *nums, starts=False)
-names, ahead = MapDataset.range(8), dict(num_make_iter_threads=2, make_iter_buffer_size=2, iter_buffer_size=3)
+names, ahead = (
+    MapDataset.range(8),
+    dict(num_make_iter_threads=2, make_iter_buffer_size=2, iter_buffer_size=3),
+)
 ds = InterleaveIterDataset(names.map(opened), cycle_length=3, **ahead)
 check(ds, 0, 40, starts=False)
 for each in ds, multithread_prefetch(text(300, 2, 8), 3, 20), prefetched(2, 8):

@@ -91,7 +91,7 @@ def test_grains_states_restore_and_those_that_are_refused():
     assert list(it) == [3]
 
 
-def test_elements_are_the_same_objects_unless_copies_are_wanted_and_those_that_were_skipped_are_not_there():
+def test_elements_are_the_same_objects_or_copies_without_skipped_ones():
     ds = MapDataset.range(2).map(lambda i: {"x": np.full(2, i)}).to_iter_dataset(DIRECT)
     first, second, first_again, second_again = ds.cache().repeat(2)
     assert first is first_again and second is second_again

@@ -150,7 +150,11 @@ FOUR_DEVICES = """
         return {"image": np.arange(i, i + 6, dtype=np.float32), "label": i}
 
     source = MapDataset.range(20).map(element).to_iter_dataset().batch(4)
-    for device in (jax.devices()[3], {"image": split, "label": whole}, {"image": split, "label": jax.devices()[1]}):
+    for device in (
+        jax.devices()[3],
+        {"image": split, "label": whole},
+        {"image": split, "label": jax.devices()[1]},
+    ):
         it = iter(device_put(source, device))
         states = [it.get_state()]
         for batch, want in zip(it, source, strict=True):
@@ -175,21 +179,29 @@ FOUR_DEVICES = """
 
     processes = MultiprocessingOptions(2, 2, executor="processes")
     pipelines = {
-        "workers": MapDataset.range(120).map(large).batch(4).to_iter_dataset().mp_prefetch(processes),
+        "workers": MapDataset.range(120)
+        .map(large)
+        .batch(4)
+        .to_iter_dataset()
+        .mp_prefetch(processes),
         "in process": MapDataset.range(120).map(large).to_iter_dataset(ReadOptions(2, 8)).batch(4),
     }
     devices = (jax.devices()[0], NamedSharding(Mesh(np.array(jax.devices()), ("x",)), P("x")))
     for name, pipeline in pipelines.items():
         for device in devices:
             places, shared, kept = [], 0, []
-            it = iter(device_put(pipeline.map(lambda x: (places.append(x.ctypes.data), x)[1]), device))
+            it = iter(
+                device_put(pipeline.map(lambda x: (places.append(x.ctypes.data), x)[1]), device)
+            )
             for number, array in enumerate(it):
                 shared += array.addressable_shards[0].data.unsafe_buffer_pointer() in places
                 kept.append((number, array))
                 if len(kept) > 6:
                     del kept[number % 6]
                 for k, other in kept:
-                    assert np.array_equal(np.asarray(other)[:, 0, 0], np.arange(4 * k, 4 * k + 4)), (name, k)
+                    assert np.array_equal(
+                        np.asarray(other)[:, 0, 0], np.arange(4 * k, 4 * k + 4)
+                    ), (name, k)
                     assert (np.asarray(other) == np.asarray(other)[:, :1, :1]).all(), (name, k)
             assert number == 29
             assert len({*places}) < 30, name  # memory was used again

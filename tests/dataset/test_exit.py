@@ -16,7 +16,10 @@ from gristmill.experimental import InterleaveIterDataset, ThreadPrefetchIterData
 def read(ds, options=None): return ds.to_iter_dataset(options)
 def prefetch(ds, options=None): return read(ds, options).thread_prefetch(3)
 def threads(ds, options=None): return read(ds, options).multithread_prefetch(3, 2)
-def interleave(ds): return InterleaveIterDataset([ds[i::5] for i in range(5)], cycle_length=3, make_iter_buffer_size=3)
+def interleave(ds):
+    return InterleaveIterDataset(
+        [ds[i::5] for i in range(5)], cycle_length=3, make_iter_buffer_size=3
+    )
 
 plain = MapDataset.range(100_000).shuffle(seed=1).map(lambda x: [x])
 """
@@ -32,7 +35,10 @@ def keep(make):
     for x in ds: break
     many = [iter(ds) for _ in range(9)]; [next(it) for it in many]
     sys.modules[f'keeper of {make}'] = iter(ds); next(sys.modules[f'keeper of {make}'])
-    elsewhere = iter(ds); t = threading.Thread(target=lambda: [next(elsewhere) for _ in range(10)]); t.start(); t.join()
+    elsewhere = iter(ds)
+    t = threading.Thread(target=lambda: [next(elsewhere) for _ in range(10)])
+    t.start()
+    t.join()
     sampler = gm.samplers.IndexSampler(1000, seed=1, shuffle=True)
     loader = iter(gm.DataLoader(data_source=range(1000), sampler=sampler)); next(loader)
     failed = iter(make(plain.map(lambda x: 1 / 0)))
@@ -47,7 +53,9 @@ for make in read, prefetch, threads:
     for _ in range(4):
         stuck = threading.Event()
         ds = MapDataset.range(9).map(lambda x, stuck=stuck: stuck.set() or threading.Event().wait())
-        its.append(iter(make(ds, ReadOptions(1, 4) if make is read else ReadOptions(0)))); its[-1].start_prefetch(); stuck.wait()
+        its.append(iter(make(ds, ReadOptions(1, 4) if make is read else ReadOptions(0))))
+        its[-1].start_prefetch()
+        stuck.wait()
     its[0].close()
     atexit.register(its[1].close)
     sys.modules[f'keeper of {make}'] = its[3]
@@ -66,7 +74,9 @@ writer.close()
 ds = MapDataset.source(gm.sources.ArrayRecordDataSource([sys.argv[1]])).shuffle(seed=1)
 dropped = iter(ds.to_iter_dataset()); next(dropped); del dropped
 its = [iter(ds.to_iter_dataset()) for _ in range(9)]
-its.append(iter(ThreadPrefetchIterDataset(ds.to_iter_dataset(ReadOptions(0, 0)), prefetch_buffer_size=500)))
+its.append(
+    iter(ThreadPrefetchIterDataset(ds.to_iter_dataset(ReadOptions(0, 0)), prefetch_buffer_size=500))
+)
 [next(it) for it in its]
 """
 # Extension modules, such as JAX's, may keep this module and its objects until all other modules are

@@ -506,13 +506,14 @@ def test_outputs_are_explained_by_their_place_in_the_stream(folder):
 
 @pytest.mark.parametrize("name", ["async", "by column"])
 def test_a_program_that_ends_with_an_open_iterator_ends_silently(name, tmp_path):
+    mapped = "ds.map(with_z)" if name == "async" else "ds.batch(by_column='x')"
     program = f"""
         import datasets
         from gristmill.experimental import HuggingFaceIterDataset
         async def with_z(row):
             return {{"z": row["x"]}}
         ds = datasets.Dataset.from_dict({{"x": [1, 1, 2, 3]}}).to_iterable_dataset()
-        it = iter(HuggingFaceIterDataset({"ds.map(with_z)" if name == "async" else "ds.batch(by_column='x')"}))
+        it = iter(HuggingFaceIterDataset({mapped}))
         print(next(it)["x"])
     """
     run = subprocess.run(

@@ -26,7 +26,7 @@ def with_workers(num_workers, num_lanes=5, **options):
     )
 
 
-def test_no_lane_holds_others_far_ahead_and_only_those_of_a_worker_that_died_are_computed_by_another():
+def test_lanes_stay_close_and_only_those_of_a_dead_worker_move():
     made = (
         MapDataset.range(3000)
         .map(lambda x: np.full(20_000, x) if x % 3 == 1 else x)

@@ -89,10 +89,8 @@ class TestArguments:
                 (ds.mp_prefetch(*given), "Dataset"),
                 (iter(ds.mp_prefetch(*given)), "ator"),
             ):
-                assert (
-                    str(made)
-                    == f"MultiprocessPrefetchIter{name}(multiprocessing_options=MultiprocessingOptions({shown}))"
-                )
+                options = f"multiprocessing_options=MultiprocessingOptions({shown})"
+                assert str(made) == f"MultiprocessPrefetchIter{name}({options})"
         seeded = ds.seed(5).map(str)
         assert seeded.mp_prefetch(workers(2))._default_seed == seeded._default_seed
 

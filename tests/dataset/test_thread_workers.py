@@ -457,7 +457,9 @@ class TestThreads:
             if process_id:
                 assert os.waitpid(process_id, 0)[1] == 0
                 waits = lambda x: threading.Event().wait() if x > 3 else x
-                stuck = iter(gm.MapDataset.range(100).to_iter_dataset().map(waits).mp_prefetch(options))
+                stuck = iter(
+                    gm.MapDataset.range(100).to_iter_dataset().map(waits).mp_prefetch(options)
+                )
                 assert [next(stuck) for _ in range(4)] == [0, 1, 2, 3]
                 print("ended")
         """

@@ -39,8 +39,11 @@ class Untouchable:  # it must not be read
     __len__ = lambda self: 12
     __getitem__ = lambda self, index: 1 // 0
 class Counting(ClosingDataset):
-    __init__ = lambda self: super(Counting, self).__init__(grain.MapDataset.range(3).to_iter_dataset())
-    __iter__ = lambda self: made.append(super(Counting, self).__iter__()) or made[-1]  # so that only close() closes it
+    __init__ = lambda self: super(Counting, self).__init__(
+        grain.MapDataset.range(3).to_iter_dataset()
+    )
+    # so that only close() closes it
+    __iter__ = lambda self: made.append(super(Counting, self).__iter__()) or made[-1]
 class Shard(grain.IterDataset):
     def __init__(self, index=0, count=1):
         super().__init__()
@@ -53,18 +56,32 @@ make_of = lambda size: make(size)
 broken = lambda: {}["cannot make it"]
 made, seen = [], []
 numbers = grain.MapDataset.range(20).map(lambda x: seen.append(x) or x)
-images = grain.MapDataset.range(20).map(lambda i: {"image": np.full((4, 4), i, np.uint8), "label": i}).to_iter_dataset().batch(8)
+images = (
+    grain.MapDataset.range(20)
+    .map(lambda i: {"image": np.full((4, 4), i, np.uint8), "label": i})
+    .to_iter_dataset()
+    .batch(8)
+)
 odd = grain.MapDataset.range(20).filter(lambda x: x % 2)
 empty = grain.MapDataset.range(0)
 many = grain.MapDataset.range(10**9)
 failing = grain.MapDataset.range(5).map(lambda x: 1 // (x - 2))
 unread = grain.MapDataset.source(Untouchable()).repeat(2).to_iter_dataset()
 counting, generated = Counting(), Plain(5)
-once = type("Once", (Plain,), {"elements": iter(range(3)), "__iter__": lambda self: self.elements})(3)
+once = type("Once", (Plain,), {"elements": iter(range(3)), "__iter__": lambda self: self.elements})(
+    3
+)
 first, second = Shard(0, 2), Shard(1, 2)
-workers = grain.MapDataset.range(20).map(lambda x: 2 * x).to_iter_dataset().mp_prefetch(grain.MultiprocessingOptions(2))
+workers = (
+    grain.MapDataset.range(20)
+    .map(lambda x: 2 * x)
+    .to_iter_dataset()
+    .mp_prefetch(grain.MultiprocessingOptions(2))
+)
 sampler = grain.samplers.IndexSampler(30, shuffle=True, seed=1, num_epochs=2)
-loader = grain.DataLoader(data_source=np.arange(30), sampler=sampler, operations=[grain.transforms.Batch(4)])
+loader = grain.DataLoader(
+    data_source=np.arange(30), sampler=sampler, operations=[grain.transforms.Batch(4)]
+)
 text = "no pipeline"
 class holder:
     ds = numbers

@@ -393,12 +393,20 @@ PROGRAM = """
     import gristmill as grain
     from gristmill.dataset import watching
     list(grain.MapDataset.range(7).to_iter_dataset())
-    own = [thread for thread in threading.enumerate() if not thread.name.startswith(("MainThread", "gristmill-read"))]
+    own = [
+        thread
+        for thread in threading.enumerate()
+        if not thread.name.startswith(("MainThread", "gristmill-read"))
+    ]
     print(bool(own), "prometheus_client" in sys.modules, len(watching.exporters))
     if sys.argv[1] == "off":
         repr(grain.MapDataset.range(3).map(len))
         it = iter(grain.load([1, 2], num_epochs=1))
-        print(list(it), it._iterator._ctx.joined, [name for name in sys.modules if name.startswith("gristmill.diagnostics")])
+        print(
+            list(it),
+            it._iterator._ctx.joined,
+            [name for name in sys.modules if name.startswith("gristmill.diagnostics")],
+        )
         sys.exit()
     from gristmill.diagnostics.metrics import prometheus
     if "missing" in sys.argv:
@@ -408,10 +416,18 @@ PROGRAM = """
             sys.exit(str(error))
     port = int(sys.argv[1])
     text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
-    print(*[line for line in text.splitlines() if line.startswith("grain_python_dataset_next_duration_ns_count")])
+    print(
+        *[
+            line
+            for line in text.splitlines()
+            if line.startswith("grain_python_dataset_next_duration_ns_count")
+        ]
+    )
     with open("/proc/net/tcp") as table:
         sockets = [line.split()[1:4] for line in table]
-    print(*[local for local, _, state in sockets if local.endswith(f":{port:04X}") and state == "0A"])
+    print(
+        *[local for local, _, state in sockets if local.endswith(f":{port:04X}") and state == "0A"]
+    )
     if "children" not in sys.argv:
         sys.exit()
     def state(_):
@@ -419,8 +435,15 @@ PROGRAM = """
         from gristmill.diagnostics.metrics import prometheus
         prometheus.start_telemetry(1)  # does nothing in a worker
         names = [t.name for t in threading.enumerate() if t is not threading.main_thread()]
-        return (prometheus._active, watching.exporters) == (None, []) and all(x.startswith("gristmill") for x in names)
-    ds = grain.MapDataset.range(4).map(state).to_iter_dataset().mp_prefetch(grain.MultiprocessingOptions(2, executor="processes"))
+        return (prometheus._active, watching.exporters) == (None, []) and all(
+            x.startswith("gristmill") for x in names
+        )
+    ds = (
+        grain.MapDataset.range(4)
+        .map(state)
+        .to_iter_dataset()
+        .mp_prefetch(grain.MultiprocessingOptions(2, executor="processes"))
+    )
     print(list(ds))
     if not (child := os.fork()):
         grain.MapDataset.range(4)[0]

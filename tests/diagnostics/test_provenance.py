@@ -678,7 +678,9 @@ def test_a_followed_iterator_is_like_the_iterator_itself(tmp_path, make):
 PIPELINES = """
 import numpy as np
 import gristmill
-ds = gristmill.MapDataset.range(40).map(lambda i: {"image": np.full((4, 4), 6 * i, np.uint8), "n": {"i": i}})
+ds = gristmill.MapDataset.range(40).map(
+    lambda i: {"image": np.full((4, 4), 6 * i, np.uint8), "n": {"i": i}}
+)
 stream = ds.to_iter_dataset().filter(lambda x: x["n"]["i"] % 2).batch(4)
 odd = gristmill.MapDataset.range(40).filter(lambda x: x % 2)
 holes = odd.to_iter_dataset()

@@ -368,14 +368,21 @@ LOAD = WorkerLoad(0, 1, 0, SECOND, SECOND // 2, 0, SECOND, 10**6)
         ),
         # The time of making messages in workers was waiting, too.
         pytest.param(
-            competing(("workers",) * 3, workers=[LOAD]), one_thread(20, 10, 970), 2, 27_000, id="workers"
+            competing(("workers",) * 3, workers=[LOAD]),
+            one_thread(20, 10, 970),
+            2,
+            27_000,
+            id="workers",
         ),
         pytest.param(
-            competing(("workers",) * 3, workers=[LOAD], produced=0), one_thread(20, 10, 970), 2, 27_000,
+            competing(("workers",) * 3, workers=[LOAD], produced=0),
+            one_thread(20, 10, 970),
+            2,
+            27_000,
             id="workers that have reported nothing",
         ),
     ],
-)  # fmt: skip
+)
 def test_stages_that_compete_are_judged_by_what_they_take_alone(
     snapshot, run, cpus, ceiling, monkeypatch
 ):

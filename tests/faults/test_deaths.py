@@ -7,11 +7,13 @@ APIS = ["loader", "dataset", "inside"]
 SITUATIONS = ("idle", "busy", "stuck", "full")
 CHECKS = """
 def check_death(it, expected, how):
-    '''What is delivered, with one death on the way, is what is expected; returns how many elements came before it.'''
+    '''Checks what is delivered, with one death on the way; returns the number before it.'''
     seen = []
     text, state = take_all(it, seen), it.get_state()
     assert how in text, text
-    assert re.match(r"Worker process \\d of \\d was terminated unexpectedly: it .*, at element \\d+ or", text), text
+    assert re.match(
+        r"Worker process \\d of \\d was terminated unexpectedly: it .*, at element \\d+ or", text
+    ), text
     assert seen == expected[:len(seen)]
     for _ in range(2):  # it stays there
         assert str(error_of(next, it)) == text and it.get_state() == state
@@ -25,7 +27,8 @@ def check_deaths(die, how, workers, api, is_small):
     # were begun with it may, too.
     num = check_death(iter(APIS[api](Deadly(die, 5, size=20_000), 12, workers)), [*range(12)], how)
     assert num >= 5, (how, num)
-    if is_small:  # many are sent at a time; it dies once, which is told at the latest behind those that it was at
+    # many are sent at a time; it dies once, which is told at the latest behind those that it was at
+    if is_small:
         num = check_death(iter(APIS[api](Deadly(die, 300), 5000, workers)), [*range(5000)], how)
         assert 0 < num < 5000, (how, num)
 """
@@ -68,20 +71,32 @@ class Crashing:
 
 def crashing_loader(num, bad, workers):
     sampler = gm.samplers.SequentialSampler(num)
-    return gm.DataLoader(data_source=Crashing(num, bad), sampler=sampler, workers=processes(workers))
+    return gm.DataLoader(
+        data_source=Crashing(num, bad), sampler=sampler, workers=processes(workers)
+    )
 
 DIRECT = gm.ReadOptions(num_threads=0)
 PIPELINES = {
     "source": lambda num, bad, w: mp(gm.MapDataset.source(Crashing(num, bad)).to_iter_dataset(), w),
-    "map": lambda num, bad, w: mp(gm.MapDataset.range(num).map(crash(bad)).to_iter_dataset(DIRECT), w),
-    "iter map": lambda num, bad, w: mp(gm.MapDataset.range(num).to_iter_dataset().filter(lambda x: True).map(crash(bad)), w),
+    "map": lambda num, bad, w: mp(
+        gm.MapDataset.range(num).map(crash(bad)).to_iter_dataset(DIRECT), w
+    ),
+    "iter map": lambda num, bad, w: mp(
+        gm.MapDataset.range(num).to_iter_dataset().filter(lambda x: True).map(crash(bad)), w
+    ),
     "loader": crashing_loader,
-    "lanes": lambda num, bad, w: mp(gm.MapDataset.range(num).map(crash(bad)).to_iter_dataset(DIRECT), w, num_lanes=3 * w - 1),
-    "batch": lambda num, bad, w: mp(gm.MapDataset.source(Crashing(num, bad)).to_iter_dataset().batch(4), w),
+    "lanes": lambda num, bad, w: mp(
+        gm.MapDataset.range(num).map(crash(bad)).to_iter_dataset(DIRECT), w, num_lanes=3 * w - 1
+    ),
+    "batch": lambda num, bad, w: mp(
+        gm.MapDataset.source(Crashing(num, bad)).to_iter_dataset().batch(4), w
+    ),
 }
 
 def check_records(name, num, bad, workers):
-    '''What comes before a record that kills its worker is delivered, the error names it, and just that can be skipped.'''
+    '''Elements before a record that kills its worker are delivered; the error names the record, and
+    it alone can be skipped.
+    '''
     it = iter(PIPELINES[name](num, bad, workers))
     model = gm.MapDataset.range(num).to_iter_dataset()
     left = [*bad]
@@ -94,7 +109,11 @@ def check_records(name, num, bad, workers):
         state = it.get_state()
         for is_last in False, True:
             text = str(error_of(next, it))
-            assert "SIGSEGV" in text and f"at element {lost[0]} or in what" in text and it.get_state() == state, (lost, text)
+            assert (
+                "SIGSEGV" in text
+                and f"at element {lost[0]} or in what" in text
+                and it.get_state() == state
+            ), (lost, text)
             if not is_last:
                 it.set_state(state)  # tried once more, it kills again
         it.skip_failed()
@@ -123,7 +142,8 @@ def check_kill(situation, workers, api, number):
     assert len(seen) < 100
     if text:
         assert f"signal {int(number)} ({number.name}" in text, text
-        assert time.monotonic() - killed < 4, time.monotonic() - killed  # one second, where the machine is quiet
+        # one second, where the machine is quiet
+        assert time.monotonic() - killed < 4, time.monotonic() - killed
     assert (text is None) == (situation == "idle"), text  # then all had been sent
     assert seen == list(range(len(seen)))
     if situation == "full":
@@ -190,7 +210,9 @@ def ends(index, count):
         os._exit(0)
 
 sampler = gm.samplers.IndexSampler(9, num_epochs=1)
-loader = gm.DataLoader(data_source=range(9), sampler=sampler, workers=processes(2), worker_init_fn=exits)
+loader = gm.DataLoader(
+    data_source=range(9), sampler=sampler, workers=processes(2), worker_init_fn=exits
+)
 for ds in loader, mp(gm.MapDataset.range(9).to_iter_dataset(), 2, ends):
     it = iter(ds)
     assert next(it) == 0
@@ -200,11 +222,18 @@ MEMORY_LIMIT = """
 def limit(index, count):
     resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
 
-it = iter(mp(gm.MapDataset.range(9).to_iter_dataset().map(lambda x: np.zeros(x << 29, "u1")[:5] + x), 2, limit))
+it = iter(
+    mp(
+        gm.MapDataset.range(9).to_iter_dataset().map(lambda x: np.zeros(x << 29, "u1")[:5] + x),
+        2,
+        limit,
+    )
+)
 seen = []
 error = error_of(lambda: [seen.append(int(x.sum())) for x in it], kind=MemoryError)
 assert "Unable to allocate" in str(error), error
-assert seen == [5 * x for x in range(len(seen))] and len(seen) > 3, seen  # the sum of an empty array is 0 too
+# the sum of an empty array is 0 too
+assert seen == [5 * x for x in range(len(seen))] and len(seen) > 3, seen
 """
 CHILD_THAT_HOLDS_THE_CONNECTION = """
 import warnings
@@ -227,7 +256,13 @@ it.close()
 NO_DEATHS = """
 gc.disable()  # the iterator goes when nobody refers to it, with its error or without
 watch = Watch()
-errors = [ValueError("v"), MemoryError("m"), KeyboardInterrupt("k"), RecursionError("r"), GeneratorExit("g")]
+errors = [
+    ValueError("v"),
+    MemoryError("m"),
+    KeyboardInterrupt("k"),
+    RecursionError("r"),
+    GeneratorExit("g"),
+]
 for number, raised in enumerate(errors):
     def fail(x):
         if x == 3: raise errors[number]

@@ -50,7 +50,9 @@ for interrupts in range(28):
         signal.setitimer(signal.ITIMER_REAL, 0.001 * 1.6 ** (interrupts % 14))
         while True:
             seen.append(int(next(it)[0]))
-    missed = sum([worker["next_index"] for worker in it.get_state()["iterators_in_use_states"]]) - len(seen)
+    missed = sum(
+        [worker["next_index"] for worker in it.get_state()["iterators_in_use_states"]]
+    ) - len(seen)
     assert missed in (0, 1), missed
     if missed:  # interrupted between next() and append()
         seen.append(len(seen))
@@ -169,7 +171,9 @@ def test_interrupt_while_workers_start(tmp_path):
             return time.sleep, (1000,)
 
     slow = Slow()
-    it = iter(gm.MapDataset.range(9).to_iter_dataset().map(lambda x: (x, slow)).mp_prefetch(processes(2)))
+    it = iter(
+        gm.MapDataset.range(9).to_iter_dataset().map(lambda x: (x, slow)).mp_prefetch(processes(2))
+    )
     it.start_prefetch()
     ready()
     next(it)

@@ -10,12 +10,24 @@ ForkServer.idle_seconds = 60.0  # it stays from one part to the next
 def look(x):
     import random
     a = np.random.rand(300, 300)
-    np.testing.assert_allclose((a @ a)[5, 7], sum(a[5] * a[:, 7]))  # threads of libraries do not survive a fork by themselves
+    # threads of libraries do not survive a fork by themselves
+    np.testing.assert_allclose((a @ a)[5, 7], sum(a[5] * a[:, 7]))
     umask = os.umask(0)
     os.umask(umask)
     draws = float(np.random.rand()), random.random(), float(a[0, 0])
-    surroundings = [os.environ.get("CHANGED"), umask, resource.getrlimit(resource.RLIMIT_NPROC)[0], os.getcwd(), sys.argv[-1]]
-    surroundings += [os.path.sameopenfile(1, 2), os.isatty(1), os.getpgrp() == os.getpid(), signal.getsignal(signal.SIGCHLD).name]
+    surroundings = [
+        os.environ.get("CHANGED"),
+        umask,
+        resource.getrlimit(resource.RLIMIT_NPROC)[0],
+        os.getcwd(),
+        sys.argv[-1],
+    ]
+    surroundings += [
+        os.path.sameopenfile(1, 2),
+        os.isatty(1),
+        os.getpgrp() == os.getpid(),
+        signal.getsignal(signal.SIGCHLD).name,
+    ]
     links = [link.partition(":")[0] for fd, link in descriptors().items() if int(fd) > 2]
     open_now = {link for link in links if "libffi" not in link}  # which keeps its own file open
     return os.getppid(), draws, surroundings, open_now, sorted(sys.modules)
@@ -29,7 +41,12 @@ seen = [*looks(2), *looks(3)]
 assert {x[0] for x in seen} == fork_servers() and len(fork_servers()) == 1
 draws = [draw for x in seen for draw in x[1]]
 assert len({*draws}) == len(draws) == 15, draws
-assert all([x[2:4] == seen[0][2:4] for x in seen]) and seen[0][2][5:] == [os.path.sameopenfile(1, 2), False, True, "SIG_DFL"]
+assert all([x[2:4] == seen[0][2:4] for x in seen]) and seen[0][2][5:] == [
+    os.path.sameopenfile(1, 2),
+    False,
+    True,
+    "SIG_DFL",
+]
 assert seen[0][3] <= {"socket", "pipe", "/memfd"}, seen[0][3]
 
 def imports(x):
@@ -60,14 +77,21 @@ soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
 soft = hard if soft == resource.RLIM_INFINITY else soft
 place, ignore = os.getcwd(), signal.getsignal(signal.SIGCHLD)
 before = looks()[0]
-changes = [  # what is changed, which of the surroundings it is, and whether that takes another fork server
+# what is changed, which of the surroundings it is, and whether that takes another fork server
+changes = [
     (lambda: os.environ.update(CHANGED="yes"), lambda: os.environ.pop("CHANGED"), 0, "yes", True),
     (lambda: os.umask(0o027), lambda: os.umask(before[2][1]), 1, 0o027, True),
     (lambda: limit(9999), lambda: limit(before[2][2]), 2, 9999, True),
     (lambda: os.chdir("/"), lambda: os.chdir(place), 3, "/", False),
     (lambda: sys.argv.append("more"), sys.argv.pop, 4, "more", False),
     (stdout_to_stderr, lambda: (os.dup2(old, 1), os.close(old)), 5, True, False),
-    (lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN), lambda: signal.signal(signal.SIGCHLD, ignore), 8, "SIG_IGN", True),
+    (
+        lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN),
+        lambda: signal.signal(signal.SIGCHLD, ignore),
+        8,
+        "SIG_IGN",
+        True,
+    ),
 ]
 for change, back, number, value, is_another in changes:
     (fork_server,) = fork_servers()
@@ -86,7 +110,8 @@ def kill_fork_servers():
     for process_id in fork_servers():
         os.kill(process_id, signal.SIGKILL)
 
-for number in range(5):  # while it starts, or has just done so: others take the place of its workers
+# while it starts, or has just done so: others take the place of its workers
+for number in range(5):
     os.environ["NUMBER"] = str(number)
     it = iter(mp(gm.MapDataset.range(30).to_iter_dataset(), 2))
     it.start_prefetch()
@@ -111,8 +136,11 @@ before = worker_processes()
 wait_for(lambda: [*FOLDER.glob("at_9_*")], "")
 kill_fork_servers()
 assert [*seen, *it] == [*range(30)]
-wait_for(lambda: not any([Path(f"/proc/{process_id}").exists() for process_id in before]), "its workers live on")
-assert looks(2)[0][0] in fork_servers()
+wait_for(
+    lambda: not any([Path(f"/proc/{process_id}").exists() for process_id in before]),
+    "its workers live on",
+)
+assert looks(2)[0][0] in fork servers()
 """
 IN_FORKS = """
 looks()

@@ -37,7 +37,13 @@ def closure(limit):
     return check
 
 offset = 100
-ds = gm.MapDataset.source(Source()).map(lambda box: Box(box.value + offset)).map(Add(1)).to_iter_dataset().map(closure(105))
+ds = (
+    gm.MapDataset.source(Source())
+    .map(lambda box: Box(box.value + offset))
+    .map(Add(1))
+    .to_iter_dataset()
+    .map(closure(105))
+)
 it = iter(ds.mp_prefetch(gm.MultiprocessingOptions(2, executor="processes")))
 seen = []
 try:
@@ -54,7 +60,8 @@ print([box.value for box in loader if type(box) is Box])
 OUT = "True True too large: 105\n[101, 102, 103, 104] True\n[1, 2, 3, 4, 5, 6]\n"
 NOTEBOOK = f"""
 import sys, types
-main = types.ModuleType("__main__")  # cells that are executed there, and of which nobody has the text
+# Cells are executed there, and their text is in no file.
+main = types.ModuleType("__main__")
 sys.modules["__main__"] = main
 for number, cell in enumerate({USES_MAIN!r}.split("\\n\\n")):
     exec(compile(cell, f"<cell {{number}}>", "exec"), vars(main))
@@ -191,7 +198,9 @@ SEVERAL_THREADS = """
 results = {}
 
 def consume(number):
-    results[number] = list(mp(gm.MapDataset.range(50).to_iter_dataset().map(lambda x: x * number), 2))
+    results[number] = list(
+        mp(gm.MapDataset.range(50).to_iter_dataset().map(lambda x: x * number), 2)
+    )
 
 threads = [threading.Thread(target=consume, args=(number,)) for number in range(4)]
 for thread in threads: thread.start()
@@ -241,7 +250,8 @@ def test_a_deleted_directory_a_closed_input_and_a_thread_that_iterates_when_the_
     os.chdir("gone")
     os.rmdir("../gone")
     assert [int(x[0]) for x in loader(Work("idle"), 6, 2)] == list(range(6))
-    os.close(0)  # the descriptors that a worker gets must not be in the place of its standard streams
+    # the descriptors that a worker gets must not be in the place of its standard streams
+    os.close(0)
     assert [int(x[0]) for x in dataset(Work("idle"), 6, 2)] == list(range(6))
     begun = threading.Event()
 
@@ -270,9 +280,22 @@ def test_workers():
 IMPORTS = """
 import jax, absl.flags, sys, gristmill as gm
 print("main is imported")
-names = ["jax", "orbax", "absl", "pandas", "tensorflow", "gristmill.checkpoint", "gristmill.loader.load", "asyncio"]
-seen = list(gm.MapDataset.range(1).map(lambda x: [n for n in names if n in sys.modules] + [sys.modules["__main__"].__file__])
-            .to_iter_dataset().mp_prefetch(gm.MultiprocessingOptions(1, executor="processes")))
+names = [
+    "jax",
+    "orbax",
+    "absl",
+    "pandas",
+    "tensorflow",
+    "gristmill.checkpoint",
+    "gristmill.loader.load",
+    "asyncio",
+]
+seen = list(
+    gm.MapDataset.range(1)
+    .map(lambda x: [n for n in names if n in sys.modules] + [sys.modules["__main__"].__file__])
+    .to_iter_dataset()
+    .mp_prefetch(gm.MultiprocessingOptions(1, executor="processes"))
+)
 print([n.rpartition("/")[2] for n in seen[0]])
 """
 
@@ -342,7 +365,7 @@ def check_fork(api, workers, size):
     expect(iter(kept), 0, 3)
 
 def check_process(child, code):
-    '''What the child does is of no consequence for the parent, which is in the middle of its data meanwhile.'''
+    '''The child changes nothing for the parent, which is in the middle of its data meanwhile.'''
     import multiprocessing
     ds = dataset(Work("full", size=100_000), 40, 2)
     its = [iter(ds)]
@@ -409,7 +432,8 @@ processes = workers()
 assert len(processes) == 2
 
 def outlive():
-    wait_for(lambda: {{run_state(process_id) for process_id in processes}} == {{"Z"}}, "workers live on", GONE_SECONDS)
+    states = lambda: {{run_state(process_id) for process_id in processes}}
+    wait_for(lambda: states() == {{"Z"}}, "workers live on", GONE_SECONDS)
     (FOLDER / "good").touch()
 
 in_child(outlive)

@@ -45,10 +45,14 @@ KINDS = {
     "for_good": lambda: ds.to_iter_dataset(at_once).map(hang_for_good),
     "first": lambda: ds.map(lambda x: hang(5)).to_iter_dataset(),
     "threads": lambda: ds.map(hang).to_iter_dataset(ahead),
-    "thread": lambda: gm.experimental.ThreadPrefetchIterDataset(ds.map(hang).to_iter_dataset(at_once), prefetch_buffer_size=2),
+    "thread": lambda: gm.experimental.ThreadPrefetchIterDataset(
+        ds.map(hang).to_iter_dataset(at_once), prefetch_buffer_size=2
+    ),
     "workers": lambda: ds.map(hang).to_iter_dataset().mp_prefetch(processes(2)),
     "lock": lambda: ds.map(hold_the_lock).to_iter_dataset(ahead),
-    "loader": lambda: gm.DataLoader(data_source=range(20), sampler=sampler, operations=[Hang()], workers=processes(2)),
+    "loader": lambda: gm.DataLoader(
+        data_source=range(20), sampler=sampler, operations=[Hang()], workers=processes(2)
+    ),
 }
 globals().update(KINDS)
 """

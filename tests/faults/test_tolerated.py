@@ -18,18 +18,30 @@ def fail_at(x, passed):
         raise OSError(f"{x} could not be read")
     return x
 def pipeline(kind, num_workers, passed=None):
-    ds = MapDataset.range(N).shuffle(seed=3).map(lambda x: fail_at(x, passed)).tolerate(OSError, max_rate=None)
-    ds, options = ds.to_iter_dataset(), MultiprocessingOptions(num_workers, num_lanes=4, executor="processes")
+    ds = (
+        MapDataset.range(N)
+        .shuffle(seed=3)
+        .map(lambda x: fail_at(x, passed))
+        .tolerate(OSError, max_rate=None)
+    )
+    ds, options = (
+        ds.to_iter_dataset(),
+        MultiprocessingOptions(num_workers, num_lanes=4, executor="processes"),
+    )
     if kind == "packed":
         ds = ds.map(lambda x: {"x": np.full(1 + x % 4, x)})
-        return FirstFitPackIterDataset(ds, length_struct={"x": 10}, num_packing_bins=4).mp_prefetch(options)
+        return FirstFitPackIterDataset(ds, length_struct={"x": 10}, num_packing_bins=4).mp_prefetch(
+            options
+        )
     ds = ds.window_shuffle(8, seed=1).mp_prefetch(options)
     return ds.window_shuffle(16, seed=2) if kind == "behind" else ds
 def plain(x):
     return x["x"][x["x_segment_ids"] > 0].tolist() if isinstance(x, dict) else [int(x)]
 def run(kind, num_steps):
     it = iter(pipeline(kind, 2))
-    state, outputs, passed = json.loads(FILE.read_text()) if FILE.exists() else (it.get_state(), [], [])
+    state, outputs, passed = (
+        json.loads(FILE.read_text()) if FILE.exists() else (it.get_state(), [], [])
+    )
     it.set_state(state)
     is_at_end = False
     for step in range(num_steps):

@@ -22,12 +22,20 @@ def pipeline(kind):
     if kind == "threads":
         return ds.map(user_code).to_iter_dataset(gm.ReadOptions(2, 8))
     if kind == "thread":
-        return gm.experimental.ThreadPrefetchIterDataset(ds.map(user_code).to_iter_dataset(direct), prefetch_buffer_size=2)
+        return gm.experimental.ThreadPrefetchIterDataset(
+            ds.map(user_code).to_iter_dataset(direct), prefetch_buffer_size=2
+        )
     if kind == "workers":
         return ds.map(Transform()).to_iter_dataset().batch(3).mp_prefetch(processes(2))
     sampler = gm.samplers.IndexSampler(20, shuffle=True, seed=1, num_epochs=2)
-    workers = {"loader": None, "loader with workers": processes(2), "loader with threads": threads(2)}[kind]
-    return gm.DataLoader(data_source=range(20), sampler=sampler, operations=[Transform()], workers=workers)
+    workers = {
+        "loader": None,
+        "loader with workers": processes(2),
+        "loader with threads": threads(2),
+    }[kind]
+    return gm.DataLoader(
+        data_source=range(20), sampler=sampler, operations=[Transform()], workers=workers
+    )
 
 def train(kind):
     if kind == "item":
@@ -57,7 +65,8 @@ WAITING = ("wait", "_next_message")
 def user_code(x):
     if x == 7:
         if os.getpid() == MAIN and threading.current_thread() is not threading.main_thread():
-            wait_for(lambda: sys._current_frames()[threading.main_thread().ident].f_code.co_name in WAITING, "no wait")
+            ident = threading.main_thread().ident
+            wait_for(lambda: sys._current_frames()[ident].f_code.co_name in WAITING, "no wait")
         os.kill(MAIN, signal.SIGINT)
         time.sleep(5)
     return x
@@ -156,7 +165,11 @@ def test_what_raises_after_the_interpreter_has_begun_to_end(tmp_path):
     script = """
     class Late:
         def __init__(self):
-            self.ds = gm.MapDataset.range(3).map(lambda x: 1 // 0).to_iter_dataset(gm.ReadOptions(num_threads=0))
+            self.ds = (
+                gm.MapDataset.range(3)
+                .map(lambda x: 1 // 0)
+                .to_iter_dataset(gm.ReadOptions(num_threads=0))
+            )
 
         def __del__(self):  # when other objects of the program may have been finalized
             try:

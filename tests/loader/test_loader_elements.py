@@ -187,7 +187,7 @@ class TestGenerators:
 
 
 class TestDispatch:
-    def test_of_an_object_of_two_classes_and_with_the_global_index_which_after_a_batch_is_that_of_the_last_record(
+    def test_of_two_classes_and_with_the_index_of_the_last_record_of_a_batch(
         self,
     ):
         def refuse(*args):

@@ -52,7 +52,7 @@ def patient(monkeypatch):
     yield from idle_for_long(monkeypatch)
 
 
-def test_outputs_do_not_depend_on_the_number_of_workers_nor_whose_operations_samplers_and_sources_they_are():
+def test_outputs_depend_neither_on_workers_nor_on_whose_operations_they_are():
     def outputs(count, **options):
         sampler = IndexSampler(20, shuffle=True, num_epochs=2, seed=3)
         return list(

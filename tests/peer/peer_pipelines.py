@@ -516,7 +516,10 @@ class Pipelines(random.Random):
             f"x.multithread_prefetch(<0>, num_threads={count}, buffer_size={self.one_of(0, 1, 2)}"
         )
         # "parts_of_what_has_a_length"
-        whole = "slice|repeat|\\[|atch|mix|select|concatenate|Copies|Numbered|Generated|Zip|Window|Interleave"
+        whole = (
+            "slice|repeat|\\[|atch|mix|select|concatenate|Copies|Numbered|Generated|Zip|Window"
+            "|Interleave"
+        )
         sequential = self.chance(0.3) and not re.search(whole, node.code)
         code += ", sequential_slice=True)" if sequential else ")"
         if not count:

@@ -27,7 +27,10 @@ def outcome(fn):
     value = attempt(fn)
     return value["error"][0] if isinstance(value, dict) and "error" in value else value
 def steps(it, n):
-    return [outcome(lambda: (lambda x: x.tolist() if hasattr(x, "tolist") else x)(next(it))) for _ in range(n)]
+    return [
+        outcome(lambda: (lambda x: x.tolist() if hasattr(x, "tolist") else x)(next(it)))
+        for _ in range(n)
+    ]
 def at(it, n):
     "Another iterator, at what was the state after n elements."
     return [next(it) for _ in range(n)] and it.get_state()

@@ -9,7 +9,7 @@ from refusing import assert_raises
 import gristmill as grain
 from gristmill.prepare.files import ElementError, Finished
 from gristmill.prepare.local import LocalFolder
-from gristmill.prepare.manifest import ManifestError, Part, WrittenFile
+from gristmill.prepare.manifest import ManifestError, WrittenFile, WrittenPart
 from gristmill.prepare.report import ProgressBar
 from gristmill.testing.equality import are_equal
 from written import contents, element, packed, sparse, stream
@@ -272,7 +272,7 @@ def test_files_that_were_changed_are_refused(tmp_path, is_complete):
 
 def test_progress_shows_files_in_work_and_a_last_line_says_how_to_read(tmp_path, capsys):
     folder = LocalFolder(str(tmp_path))
-    part = Part({}, {}, 100, 40, 0, 3, {})
+    part = WrittenPart({}, {}, 100, 40, 0, 3, {})
     with ProgressBar(False, folder, part, 3, 0) as bar:
         with folder.workspace("part-000000") as workspace:
             (workspace / "part-000000.bin").write_bytes(bytes(1000))

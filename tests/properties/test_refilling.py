@@ -17,7 +17,7 @@ from interrupting import interrupted
 from gristmill import MapDataset
 from gristmill.dataset.engine.caching import Cache
 from gristmill.dataset.engine.choices import NEW, USUAL
-from gristmill.dataset.engine.elements import Batch, Each
+from gristmill.dataset.engine.elements import BatchStream, Each
 from gristmill.dataset.engine.groups import Spread, Window
 from gristmill.dataset.engine.joining import Repeat
 from gristmill.dataset.engine.rebatching import Rebatch
@@ -209,7 +209,10 @@ REFILLING = {
         lambda p: Spread(
             STAGE,
             Rebatch(
-                STAGE, Batch(STAGE, p, 3, np.array, drop_remainder=False), 5, drop_remainder=False
+                STAGE,
+                BatchStream(STAGE, p, 3, np.array, drop_remainder=False),
+                5,
+                drop_remainder=False,
             ),
             unbatched,
             with_nones=False,

@@ -46,9 +46,20 @@ STAGES = {
     "cut": lambda ds: grain.experimental.ConcatThenSplitIterDataset(ds, length_struct={"x": 8}),
 }
 CHAINS = [
-    ["window"], ["flat"], ["first"], ["best"], ["cut"], ["window", "window"], ["flat", "window"], ["first", "window"],
-    ["window", "first"], ["best", "window"], ["cut", "window"], ["window", "flat", "first"], ["batch", "window"],
-]  # fmt: skip
+    ["window"],
+    ["flat"],
+    ["first"],
+    ["best"],
+    ["cut"],
+    ["window", "window"],
+    ["flat", "window"],
+    ["first", "window"],
+    ["window", "first"],
+    ["best", "window"],
+    ["cut", "window"],
+    ["window", "flat", "first"],
+    ["batch", "window"],
+]
 
 
 def tokens(rows):

@@ -25,7 +25,7 @@ def fill_and_die(name, num_writes, half):
     os.pwrite = dying
     layout = parts.layout_for(1 << 20)
     content = random.Random(0).randbytes(layout.block_bytes)
-    parts.Part(name, layout.block_bytes, layout).fill(0, content)
+    parts.CachePart(name, layout.block_bytes, layout).fill(0, content)
 
 
 for path in sys.argv[1:]:

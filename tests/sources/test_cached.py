@@ -355,7 +355,7 @@ def test_a_killed_writer_leaves_no_wrong_page(tmp_path):
     # checksums.
     assert codes == [-signal.SIGKILL] * 4 + [0] * 2
     for name, code in zip(names, codes, strict=True):
-        part = parts.Part(name, layout.block_bytes, layout)
+        part = parts.CachePart(name, layout.block_bytes, layout)
         pages = [part.read(start, start + 4096) for start in range(0, layout.block_bytes, 4096)]
         assert all(
             page in (None, content[4096 * i : 4096 * i + 4096]) for i, page in enumerate(pages)

@@ -233,7 +233,13 @@ def test_a_process_that_attaches_leaves_everything_as_it_is(tmp_path, make):
     source = pickle.loads(bytes.fromhex(sys.argv[1]))
     source[1] = 7
     print(ascii(source[0]), repr(SharedMemoryDataSource(['é', 1, None])))
-    for elements, name in ((None, None), (None, "gristmill-none"), ([1j], None), (3, None), ([1], 3)):
+    for elements, name in (
+        (None, None),
+        (None, "gristmill-none"),
+        ([1j], None),
+        (3, None),
+        ([1], 3),
+    ):
         try:
             SharedMemoryDataSource(elements, name=name)
         except Exception:

@@ -364,29 +364,71 @@ WRONG = bytearray(A)
 WRONG[3] ^= 1
 REFUSED = {
     "nothing": (b"", "byte 0: it is empty, which is no header"),
-    "text": (b"This is no archive.\n" * 100, "byte 0: it begins with b'This is no archi', which is no header"),
+    "text": (
+        b"This is no archive.\n" * 100,
+        "byte 0: it begins with b'This is no archi', which is no header",
+    ),
     "zeros only": (bytes(1 << 21), "byte 0: it begins with"),
     "a piece of zeros": (bytes(100), "byte 0: it begins with"),
     "another checksum": (WRONG + END, "byte 0: it begins with"),
     "another checksum, later": (A + B + WRONG + END, f"byte {len(A + B)}: there is no header"),
     "cut off in a header": (A + B[:100], f"byte {len(A)}: the header of a file is cut off"),
-    "cut off in data": (A + B[:514], "byte 1024: 'b.jpg', which begins there, would end at byte 2048; the archive has 1538"),
-    "cut off behind data": (A + B[:1000], "byte 1024: 'b.jpg', which begins there, would end at byte 2048; the archive has 2024"),
-    "one after another": (A + END + B + END, "byte 2048: the archive has ended before, but there is something.*--concatenate"),
+    "cut off in data": (
+        A + B[:514],
+        "byte 1024: 'b.jpg', which begins there, would end at byte 2048; the archive has 1538",
+    ),
+    "cut off behind data": (
+        A + B[:1000],
+        "byte 1024: 'b.jpg', which begins there, would end at byte 2048; the archive has 2024",
+    ),
+    "one after another": (
+        A + END + B + END,
+        "byte 2048: the archive has ended before, but there is something.*--concatenate",
+    ),
     "zeros inside": (A + bytes(512) + B + END, "byte 1536: the archive has ended before"),
-    "unknown kind": (A + header("b.jpg", type=b"Z") + END, "byte 1024: 'b.jpg' is of the unknown kind b'Z'"),
-    "no size": (header("a.jpg") [:124] + b"xx" + END, "byte 0: it begins"),
-    "negative size": (A + pax(b"13 size=-500\n") + B + END, "byte 2048: b'-500' is no size of a file"),
-    "size is no number": (A + pax(b"10 size=z\n") + B + END, "byte 2048: b'z' is no size of a file"),
-    "a damaged extended header": (A + pax(b"99 path=b.jpg\n") + B + END, "byte 1536: there is no extended header, but b'99 path"),
-    "a name with a zero": (A + pax(b"14 path=b\0.jpg\n"[:14]) + B + END, "byte 1536: there is no extended header"),
-    "an extended header at the end": (A + pax(b"14 path=b.jpg\n") + END, "byte 2048: .* announces a file"),
-    "the same file again": (A + A + END, "byte 1024: the record 'a' has 'jpg' already, and here again"),
+    "unknown kind": (
+        A + header("b.jpg", type=b"Z") + END,
+        "byte 1024: 'b.jpg' is of the unknown kind b'Z'",
+    ),
+    "no size": (header("a.jpg")[:124] + b"xx" + END, "byte 0: it begins"),
+    "negative size": (
+        A + pax(b"13 size=-500\n") + B + END,
+        "byte 2048: b'-500' is no size of a file",
+    ),
+    "size is no number": (
+        A + pax(b"10 size=z\n") + B + END,
+        "byte 2048: b'z' is no size of a file",
+    ),
+    "a damaged extended header": (
+        A + pax(b"99 path=b.jpg\n") + B + END,
+        "byte 1536: there is no extended header, but b'99 path",
+    ),
+    "a name with a zero": (
+        A + pax(b"14 path=b\0.jpg\n"[:14]) + B + END,
+        "byte 1536: there is no extended header",
+    ),
+    "an extended header at the end": (
+        A + pax(b"14 path=b.jpg\n") + END,
+        "byte 2048: .* announces a file",
+    ),
+    "the same file again": (
+        A + A + END,
+        "byte 1024: the record 'a' has 'jpg' already, and here again",
+    ),
     "small letters": (A + file("a.JPG") + END, "byte 1024: the record 'a' has 'jpg' already"),
-    "a file called key": (A + file("a.__key__") + END, "byte 1024: the record 'a' has '__key__' already"),
-    "apart": (A + B + file("a.cls") + END, "byte 2048: the files of the record 'a' lie apart: before 'a.cls' .*--sort=name"),
-    "no records": (file("README") + file("LICENSE") + END, "none of its 2 files belongs to a record. Name them"),
-}  # fmt: skip
+    "a file called key": (
+        A + file("a.__key__") + END,
+        "byte 1024: the record 'a' has '__key__' already",
+    ),
+    "apart": (
+        A + B + file("a.cls") + END,
+        "byte 2048: the files of the record 'a' lie apart: before 'a.cls' .*--sort=name",
+    ),
+    "no records": (
+        file("README") + file("LICENSE") + END,
+        "none of its 2 files belongs to a record. Name them",
+    ),
+}
 PIPE = header("pipe", type=b"6")
 REFUSED |= {
     "nothing but symbolic links": (

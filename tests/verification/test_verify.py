@@ -22,7 +22,7 @@ from refusing import assert_raises
 
 import gristmill as grain
 from gristmill.diagnostics.verification import Check, Report
-from gristmill.diagnostics.verification.conditions import Fresh, Lanes, StreamOrder
+from gristmill.diagnostics.verification.conditions import Fresh, Lanes, WorkersInStreamOrder
 from gristmill.diagnostics.verification.fresh import ColdCopies
 from gristmill.diagnostics.verification.values import difference, digest_of, leaves_of
 from gristmill.diagnostics.verification.verifier import Verifier
@@ -45,7 +45,11 @@ class InThisProcess(Verifier):
         self._copies = ColdCopies(ds, NotImplementedError())
 
     def _conditions(self):
-        return [x for x in super()._conditions() if not isinstance(x, Fresh | StreamOrder | Lanes)]
+        return [
+            x
+            for x in super()._conditions()
+            if not isinstance(x, Fresh | WorkersInStreamOrder | Lanes)
+        ]
 
 
 def check_planted(name, verify=grain.verify):

@@ -26,10 +26,16 @@ PROGRAM = """
             if hasattr(self, "__dict__"):
                 self.free = [x]
         def names(self):
-            kinds = [(name, type(value).__name__) for cls in type(self).__mro__ for name, value in vars(cls).items()]
+            kinds = [
+                (name, type(value).__name__)
+                for cls in type(self).__mro__
+                for name, value in vars(cls).items()
+            ]
             return [name for name, kind in kinds if kind == "member_descriptor"]
         def parts(self):
-            return {name: getattr(self, name, None) for name in self.names()} | getattr(self, "__dict__", {})
+            return {name: getattr(self, name, None) for name in self.names()} | getattr(
+                self, "__dict__", {}
+            )
         def __eq__(self, other):
             return type(self) is type(other) and self.parts() == other.parts()
     class WithDict(Base): pass
@@ -58,7 +64,9 @@ PROGRAM = """
         def __init__(self, x):
             super().__init__(x)
             self.x = x
-        def __eq__(self, other): return type(self) is type(other) and (self.args, self.x) == (other.args, other.x)
+
+        def __eq__(self, other):
+            return type(self) is type(other) and (self.args, self.x) == (other.args, other.x)
     @dataclass(slots=True)
     class DataSlots:
         x: int
@@ -71,8 +79,30 @@ PROGRAM = """
         def __new__(cls, x): return super().__new__(cls, x, -x)
         def __getnewargs__(self): return self[:1]
     class Color(enum.Enum): RED, GREEN = 0, 1
-    slotted = [Slots, OneSlot, Documented, Private, WithBoth, NothingMore, MoreSlots, DictBelowSlots, SlotsBelowDict]
-    others = [WithDict, Itself, Reduces, Concrete, Box, Error, DataSlots, FrozenSlots, Row, RowWithMethods, Color]
+    slotted = [
+        Slots,
+        OneSlot,
+        Documented,
+        Private,
+        WithBoth,
+        NothingMore,
+        MoreSlots,
+        DictBelowSlots,
+        SlotsBelowDict,
+    ]
+    others = [
+        WithDict,
+        Itself,
+        Reduces,
+        Concrete,
+        Box,
+        Error,
+        DataSlots,
+        FrozenSlots,
+        Row,
+        RowWithMethods,
+        Color,
+    ]
     def layout(value):
         '''What there is room for in an instance.'''
         return hasattr(value, "__dict__"), hasattr(value, "__weakref__")
@@ -83,7 +113,10 @@ PROGRAM = """
     options = gm.MultiprocessingOptions(1, executor="processes")
     ds = gm.MapDataset.range(len(captured)).map(make).to_iter_dataset().mp_prefetch(options)
     for expected, (value, there, (again, inner)) in zip(captured, ds, strict=True):
-        assert type(value) is type(expected) and value == expected == inner["captured"], (value, expected)
+        assert type(value) is type(expected) and value == expected == inner["captured"], (
+            value,
+            expected,
+        )
         assert again is value and there == layout(expected), (expected, there)
     print(Private(7).parts(), DictBelowSlots(8).parts())
 """
@@ -138,8 +171,17 @@ REGISTERED = """
     import numpy as np
     import gristmill as gm
     import nodes
-    from jax.tree_util import GetAttrKey, register_dataclass, register_pytree_node, register_pytree_node_class
-    from jax.tree_util import register_pytree_with_keys, register_pytree_with_keys_class, register_static
+    from jax.tree_util import (
+        GetAttrKey,
+        register_dataclass,
+        register_pytree_node,
+        register_pytree_node_class,
+    )
+    from jax.tree_util import (
+        register_pytree_with_keys,
+        register_pytree_with_keys_class,
+        register_static,
+    )
     @register_dataclass
     @dataclasses.dataclass
     class Data:
@@ -164,21 +206,38 @@ REGISTERED = """
         x: object
         name: str = dataclasses.field(default="same", metadata={"static": True})
     class Meta(type):
-        def __new__(mcs, *args): return register_dataclass(dataclasses.dataclass(super().__new__(mcs, *args)))
+        def __new__(mcs, *args):
+            return register_dataclass(dataclasses.dataclass(super().__new__(mcs, *args)))
     class MadeByMeta(metaclass=Meta): x: object
     class Keyed(Base): pass
     class Plain(Base): pass
-    register_pytree_with_keys(Keyed, Base.tree_flatten_with_keys, lambda aux, children: Keyed(*children))
+    register_pytree_with_keys(
+        Keyed, Base.tree_flatten_with_keys, lambda aux, children: Keyed(*children)
+    )
     register_pytree_node(Plain, Base.tree_flatten, lambda aux, children: Plain(*children))
     register_pytree_node(nodes.Late, Base.tree_flatten, lambda aux, children: nodes.Late(*children))
     register_dataclass(nodes.Fields, ["x"], [], drop_fields=["y"])
-    register_pytree_node(fractions.Fraction, lambda f: ((f.numerator,), f.denominator), lambda aux, c: ("fraction", aux, *c))
+    register_pytree_node(
+        fractions.Fraction,
+        lambda f: ((f.numerator,), f.denominator),
+        lambda aux, c: ("fraction", aux, *c),
+    )
     x = lambda i: np.full(2 + i // 2, i)
     makers = [
-        lambda i: Data(x(i), "a"), lambda i: Node(x(i)), lambda i: KeyedNode(x(i)), lambda i: Keyed(x(i)), lambda i: Plain(x(i)),
-        lambda i: [Static(), x(i)], lambda i: nodes.Early(x(i)), lambda i: nodes.Late(x(i)), lambda i: nodes.Fields(x(i)),
-        lambda i: Child(x(i)), lambda i: MadeByMeta(x(i)),
-        lambda i: fractions.Fraction(i, 7), lambda i: __import__("lazy_nodes").Lazy(x(i)), lambda i: [jax.random.key(i), x(i)],
+        lambda i: Data(x(i), "a"),
+        lambda i: Node(x(i)),
+        lambda i: KeyedNode(x(i)),
+        lambda i: Keyed(x(i)),
+        lambda i: Plain(x(i)),
+        lambda i: [Static(), x(i)],
+        lambda i: nodes.Early(x(i)),
+        lambda i: nodes.Late(x(i)),
+        lambda i: nodes.Fields(x(i)),
+        lambda i: Child(x(i)),
+        lambda i: MadeByMeta(x(i)),
+        lambda i: fractions.Fraction(i, 7),
+        lambda i: __import__("lazy_nodes").Lazy(x(i)),
+        lambda i: [jax.random.key(i), x(i)],
     ]
     def register_again(index, count):
         register_pytree_node(Plain, Base.tree_flatten, lambda aux, children: Plain(*children))
@@ -194,7 +253,9 @@ REGISTERED = """
         return found
     # The last of 3 rows has another shape, so that the error names the leaf.
     for n_rows, init in ((2, []), (3, [register_again])):
-        ds = gm.MapDataset.range(n_rows * len(makers)).map(lambda i: makers[i // n_rows](i % n_rows))
+        ds = gm.MapDataset.range(n_rows * len(makers)).map(
+            lambda i: makers[i // n_rows](i % n_rows)
+        )
         here = outputs(ds, 0)
         assert not [text for text in here if "object" in text], here
         for a, b in zip(here, outputs(ds, 1, *init), strict=True):
@@ -215,7 +276,9 @@ class Early(Base): pass
 class Fields:
     x: object
     y: int = 0
-jax.tree_util.register_pytree_node(Early, lambda early: ((early.x,), None), lambda aux, children: Early(*children))
+jax.tree_util.register_pytree_node(
+    Early, lambda early: ((early.x,), None), lambda aux, children: Early(*children)
+)
 """
 
 

@@ -543,11 +543,20 @@ CONSUMER = """
         except Exception as error:
             return error
     group, made, lost, value = map(in_worker, ["group", "made there", "only there", "value"])
-    assert type(group) is MyGroup and type(group.exceptions[0]) is MyError and group.exceptions[0].args == ("34",), group
+    assert (
+        type(group) is MyGroup
+        and type(group.exceptions[0]) is MyError
+        and group.exceptions[0].args == ("34",)
+    ), group
     assert isinstance(made, MyError) and type(made).__name__ == "MadeThere" and made.args == ("12",)
     assert type(lost) is RemoteError, lost
-    assert str(lost).startswith("only_there.ThereError: fails\\n") and 'only_there.py", line 4, in fail' in str(lost), lost
-    assert [frame.name for frame in traceback.extract_tb(lost.__traceback__)][-2:] == ["fail", "fail"]
+    assert str(lost).startswith(
+        "only_there.ThereError: fails\\n"
+    ) and 'only_there.py", line 4, in fail' in str(lost), lost
+    assert [frame.name for frame in traceback.extract_tb(lost.__traceback__)][-2:] == [
+        "fail",
+        "fail",
+    ]
     assert type(value) is ValueError and value.args[0] == "text"
     assert "No module named 'only_there'" in repr(value.args[1]), value
 """

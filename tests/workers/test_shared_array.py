@@ -382,7 +382,10 @@ def work(given):
     for unlinks in (False, True):
         shm = SharedMemory(create=True, size=100)
         shm.unlink()
-        over, attached = SharedMemoryArray.from_shared_memory(shm, (10,), float), SharedMemoryArray.from_metadata(make().metadata)
+        over, attached = (
+            SharedMemoryArray.from_shared_memory(shm, (10,), float),
+            SharedMemoryArray.from_metadata(make().metadata),
+        )
         for array in (make(), over, attached, make(shape=(0,))):
             keep(array, unlinks)
     for _ in range(20):
@@ -436,7 +439,8 @@ if __name__ == "__main__":
             array.unlink_on_del()
         sys.kept.append(array)
     del sys.kept[1]
-    if os.path.isdir("/dev/shm"):  # elsewhere the tracker frees what nobody takes, and what killed children leave, and says so
+    # elsewhere the tracker frees what nobody takes, and what killed children leave, and says so
+    if os.path.isdir("/dev/shm"):
         process = context.Process(target=produce, args=(queue, "array"))
         process.start()
         process.join()
@@ -446,7 +450,8 @@ if __name__ == "__main__":
         arrays[0].unlink_on_del()
     array = make(7)
     array.unlink_on_del()
-    context.Process(target=show, args=(array,)).start()  # for which this one waits before it frees anything
+    # for which this one waits before it frees anything
+    context.Process(target=show, args=(array,)).start()
 """
 
 
@@ -538,7 +543,9 @@ def test_a_fork_inherits_memory_but_no_duty(tmp_path):
     for how in ("delete", "exit", "own"):
         child = os.fork()
         if child == 0:
-            assert not any(thread.name.startswith("gristmill") for thread in threading.enumerate()), threading.enumerate()
+            assert not any(
+                thread.name.startswith("gristmill") for thread in threading.enumerate()
+            ), threading.enumerate()
             name = array.shm.name
             array[0] += 1
             if how == "own":
@@ -584,7 +591,13 @@ def test_the_background_takes_its_limit_and_is_waited_for(tmp_path):
         return arrays
     SharedMemoryArray.enable_async_del(1, max_outstanding_requests=2)
     SharedMemoryArray.enable_async_del(7)
-    print([(thread.name, thread.daemon) for thread in threading.enumerate() if thread is not threading.main_thread()])
+    print(
+        [
+            (thread.name, thread.daemon)
+            for thread in threading.enumerate()
+            if thread is not threading.main_thread()
+        ]
+    )
     slow, arrays = Slow(), droppable(3)
     names = [array.shm.name for array in arrays]
     shared_array._pool.take(slow)

@@ -60,11 +60,22 @@ FLAGS = """
     FLAGS = flags.FLAGS
     SCALE = flags.DEFINE_integer("scale", 7, "")
     def show(ds):
-        print(list(ds.to_iter_dataset().mp_prefetch(gristmill.MultiprocessingOptions(num_workers=2, executor="processes"))))
+        print(
+            list(
+                ds.to_iter_dataset().mp_prefetch(
+                    gristmill.MultiprocessingOptions(num_workers=2, executor="processes")
+                )
+            )
+        )
     def main(_):
-        for scaled in (lambda x: x * SCALE.value, lambda x: x * FLAGS.scale, lambda x: x * flags.FLAGS.scale):
+        for scaled in (
+            lambda x: x * SCALE.value,
+            lambda x: x * FLAGS.scale,
+            lambda x: x * flags.FLAGS.scale,
+        ):
             show(gristmill.MapDataset.range(4).map(settings.shift).map(scaled))
-    show(gristmill.MapDataset.range(2).map(lambda x: (x, "absl" in sys.modules)))  # flags are not parsed, and not needed
+    # flags are not parsed, and not needed
+    show(gristmill.MapDataset.range(2).map(lambda x: (x, "absl" in sys.modules)))
     app.run(main)
 """
 

@@ -32,9 +32,9 @@ NUM_OF_ENDLESS = 12
 # What is kept of other releases: ``DataLoader`` and ``mp_prefetch``, and what looks like something
 # else today.
 OF_OTHERS = """
-    loader loader_operations loader_shared_memory loader_endless loader_workers_3 loader_dry_worker loader_flat_map_workers
-    workers_3 workers_files workers_repeated workers_noted nested mix interleave interleave_by_name interleave_all
-    window_shuffle threads_2 threads_of_files
+    loader loader_operations loader_shared_memory loader_endless loader_workers_3 loader_dry_worker
+    loader_flat_map_workers workers_3 workers_files workers_repeated workers_noted nested mix
+    interleave interleave_by_name interleave_all window_shuffle threads_2 threads_of_files
 """
 SAVED = {
     "single": {"loader_operations": 2, "loader_workers_2": 3, "interleave": 5, "workers_2": 5},
