@@ -179,25 +179,26 @@ def _first_returns(step: NDArray[Any], length: int) -> NDArray[Any]:
         length: may be more than ``len(step)``.
     """
     # A walk from all ends up everywhere, so it pays to forget the upper half as long as it is
-    # large: few walk far to leave it.
+    # large: few walk far to leave it. ``take`` and ``nonzero`` are quicker than indexing and
+    # ``flatnonzero`` for the short arrays of most turns.
     while len(step) > _SMALL and len(step) >= 2 * length:
         half = len(step) // 2
         lower = step[:half].copy()
-        away = np.flatnonzero(lower >= half)
-        values = lower[away]
+        away = (lower >= half).nonzero()[0]
+        values = lower.take(away)
         while away.size:
-            values = step[values]
+            values = step.take(values)
             lower[away] = values
-            still = np.flatnonzero(values >= half)
-            away, values = away[still], values[still]
+            still = (values >= half).nonzero()[0]
+            away, values = away.take(still), values.take(still)
         step = lower
     # Then take every value home by doubling the steps of those outside.
     block = np.arange(len(step), dtype=step.dtype)
     home = np.where(block < length, block, step)
     values = step[:length]
     while (values >= length).any():
-        values = home[values]
-        home = home[home]
+        values = home.take(values)
+        home = home.take(home)
     return values
 
 

@@ -359,7 +359,7 @@ class ScheduledSelection:
         self._blocks: dict[int, tuple[array[int], array[int]]] = {}
         # a position, after what was served last, and the counts
         self._following: tuple[int, list[int]] = 0, [0] * self._num
-        self._missed = -1
+        self._missed: set[int] = set()  # numbers of blocks
         self._settled: list[int] | None = None
         last = self._segments[-1]
         # those that are never drawn from again
@@ -377,7 +377,7 @@ class ScheduledSelection:
         self.end = end
 
     def __getstate__(self) -> dict[str, Any]:
-        unused = {"_lap": None, "_missed": -1, "_following": (0, [0] * self._num)}
+        unused = {"_lap": None, "_missed": set(), "_following": (0, [0] * self._num)}
         return {**vars(self), "_blocks": {}, **unused}
 
     @property
@@ -411,12 +411,21 @@ class ScheduledSelection:
         number, offset = divmod(position, _BLOCK)
         block = self._blocks.get(number)
         if block is None:
-            # the others of the block may not be needed
-            if self._missed != number:
-                self._missed = number
+            if self._is_first_miss(number):
                 return self._single(position)
             block = self._block(number)
         return block[0][offset], block[1][offset]
+
+    def _is_first_miss(self, number: int) -> bool:
+        """Return true if nothing of block ``number`` was asked for before: the others of it may not
+        be needed. ``-1`` stands for the first period.
+        """
+        if number in self._missed:
+            return False
+        if len(self._missed) >= _MAX_BLOCKS:
+            self._missed = set()
+        self._missed.add(number)
+        return True
 
     def _single(self, position: int) -> tuple[int, int]:
         counts = self.counts(position)
@@ -427,8 +436,7 @@ class ScheduledSelection:
         """The same if windows, and so their components, repeat those of an earlier period."""
         laps, offset = divmod(position - self._unchanging_from, self._period)
         if self._lap is None:
-            if self._missed != -2:  # the first one
-                self._missed = -2
+            if self._is_first_miss(-1):
                 return self._single(position)
             self._lap = self._served(self._unchanging_from, self._period)
         component, inner = self._lap[0][offset], self._lap[1][offset]
@@ -664,9 +672,9 @@ def _lower(lows: list[int], releases: list[int], surplus: Any, start: int) -> No
     kept = np.flatnonzero(surplus < released)
     if not len(kept):
         return
-    late = (np.asarray(releases)[:, None] <= times[kept]).astype(np.int64)  # [unit, time]
-    late = late.sum(0) - np.cumsum(late, 0)  # of the units after each
-    least = (surplus[kept] - late).min(1)
+    is_late = np.asarray(releases)[:, None] <= times[kept]  # [unit, time]
+    late = np.cumsum(is_late, 0, dtype=np.int32)  # of the units up to each
+    least = ((surplus[kept] - late[-1]).astype(np.int32) + late).min(1)
     for j, low in enumerate(least.tolist()):
         lows[j] = min(lows[j], low)
 
