@@ -17,11 +17,13 @@ from gristmill.dataset.bases.context import collected_options
 from gristmill.dataset.bases.iterator import iterate
 from gristmill.dataset.bases.length import Exact, Infinite
 from gristmill.dataset.bases.node import ancestors, tolerances
+from gristmill.dataset.engine.choices import Records
 from gristmill.dataset.engine.iterators import StreamIterator
+from gristmill.dataset.engine.lane_rows import Part
 from gristmill.dataset.engine.round_robin import RoundRobinIterator
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, are_equal, pass_outputs
 from gristmill.dataset.faults.lanes import lane_budgets
-from gristmill.dataset.lane_rows import Part, join_parts, part_of_lanes
+from gristmill.dataset.lane_rows import join_parts, part_of_lanes
 from gristmill.dataset.stages.map import MapMapDataset
 from gristmill.dataset.stages.map_with_index import MapWithIndexMapDataset
 from gristmill.dataset.stages.random_map import RandomMapMapDataset
@@ -42,13 +44,11 @@ _UNKNOWN: Any = object()
 class GlobalBatch(Stream):
     """Steps of lanes, put together. The parent gives a part of every worker for each step.
 
-    The position is ``(the parent's, Position)``; the parent's is ``None`` at the beginning, so that
-    lanes are opened when they are first needed.
+    The position is ``(the parent's, Position)``.
 
     Args:
         stage: the definition.
         parent: the stream of parts.
-        rows: its iterator.
     """
 
     is_restored = False  # a state was loaded
@@ -59,9 +59,9 @@ class GlobalBatch(Stream):
     # answer.
     _extended: tuple[Pos, Position] = _UNKNOWN, Position()
 
-    def __init__(self, stage: GlobalBatchIterDataset[Any], parent: Stream, rows: Any) -> None:
+    def __init__(self, stage: GlobalBatchIterDataset[Any], parent: Stream) -> None:
         super().__init__(stage, parent)
-        self._ds, self._rows = stage, rows
+        self._ds = stage
         given: Any = self.parameters
         self.given: GlobalBatchParameters = given
         self._pads = given.end == "pad"
@@ -78,16 +78,18 @@ class GlobalBatch(Stream):
         self._now: Pos = self.start()  # where the budgets are
 
     def start(self) -> Pos:
-        return None, Position()
+        return self.parent.start(), Position()
+
+    def next_epoch(self, end: Pos, records: Records = ()) -> Pos:
+        return self.parent.next_epoch(end[0], records), Position()
 
     def pos_of_parent(self, pos: Pos, i: int) -> Pos:
-        return self.parent.start() if pos[0] is None else pos[0]
+        return pos[0]
 
     # Running.
 
     def _run(self, cell: Cell) -> Iterator[Any]:
-        at: Position = cell.pos[1]
-        place = self.pos_of_parent(cell.pos, 0)
+        place, at = cell.pos
         if self._budgets is not None and self._now is not cell.pos:
             self._now = cell.pos
             self._budgets.restart()
@@ -243,7 +245,7 @@ class GlobalBatch(Stream):
     # Positions and states.
 
     def save(self, pos: Pos) -> Any:
-        state = self.parent.save(self.pos_of_parent(pos, 0))
+        state = self.parent.save(pos[0])
         parts = state["iterators_in_use_states"] if self._has_workers else [state]
         lanes = {int(number): x for part in parts for number, x in part["lanes"].items()}
         given = self.given
@@ -319,7 +321,7 @@ class GlobalBatch(Stream):
 
     def allocate_with(self, allocate: Allocate) -> None:
         self._allocate = allocate
-        self._rows._allocate_with(allocate)
+        self.parent.allocate_with(allocate)
 
 
 class GlobalBatchIterator(StreamIterator[T]):
@@ -333,7 +335,7 @@ class GlobalBatchIterator(StreamIterator[T]):
     def __init__(self, stage: GlobalBatchIterDataset[T], rows: Any) -> None:
         if isinstance(rows, RoundRobinIterator):
             rows.judge_by([])  # this stage does so
-        super().__init__(stage, [rows], partial(GlobalBatch, rows=rows))
+        super().__init__(stage, [rows], GlobalBatch)
         watch_if_tracked(self, collected_options(stage))
 
     @property
