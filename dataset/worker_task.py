@@ -18,7 +18,7 @@ from gristmill.dataset.ahead.reader import Reader
 from gristmill.dataset.ahead.root_log import RootLog
 from gristmill.dataset.bases.context import IteratorContext, Numbers
 from gristmill.dataset.bases.iter import IterDataset
-from gristmill.dataset.bases.iterator import DatasetIterator, are_taken_again, iterate, snapshot
+from gristmill.dataset.bases.iterator import DatasetIterator, iterate, snapshot
 from gristmill.dataset.bases.observing import running_upstream
 from gristmill.dataset.engine.blocks import Growing, StreamBlocks
 from gristmill.dataset.engine.iterators import StreamIterator
@@ -42,7 +42,6 @@ class PipelineTask:
     init_fn: Callable[[int, int], Any] | None
     sequential_slice: bool
     num_lanes: int
-    is_taken_again: bool = False  # by a step of the consumer's
     key: str = ""  # of the stage of the lanes, if their choices are recorded
     budget: Budget | None = None  # of the consumer, if the worker is a thread of its process
     by_lanes: bool = False
@@ -205,8 +204,6 @@ class PipelineProducer:
         if it is None or state_in(state) is None:
             lane.close()
             share = iterate(lane.ds)
-            if self._task.is_taken_again:
-                are_taken_again([share])
             if self._task.key:
                 number_shard(share, self._task.key, number)
             lane.iterator = it = shard_iterator(share, records=bool(self._task.key))

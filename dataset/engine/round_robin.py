@@ -353,14 +353,6 @@ class RoundRobinIterator(StreamIterator[T]):
         return self._engine.running.lanes()
 
     @property
-    def _is_taken_again(self) -> bool:
-        return self._engine.known.is_replayed
-
-    @_is_taken_again.setter
-    def _is_taken_again(self, is_taken_again: bool) -> None:
-        self._engine.known.is_replayed = is_taken_again
-
-    @property
     def _described_parameters(self) -> dict[str, Any]:
         return {"num_shards": self._engine.count}
 

@@ -33,7 +33,6 @@ class KnownShards:
 
     ctx: IteratorContext
     counts_faults = False  # states have counts of faults
-    is_replayed = False  # by a stage with an iterator of its own
     key = ""  # of the stage of the shards, if their choices are recorded
     _opened: tuple[list[DatasetIterator[Any]], list[Any]] | None = None
     _beginnings: list[Any] | None = None
@@ -50,9 +49,7 @@ class KnownShards:
     @property
     def task(self) -> PipelineTask:
         """The task, with the options of the pipeline that it is part of."""
-        return replace(
-            self._task, options=self.ctx.options, is_taken_again=self.is_replayed, key=self.key
-        )
+        return replace(self._task, options=self.ctx.options, key=self.key)
 
     def new(self) -> list[DatasetIterator[Any]]:
         """Return new iterators of all shards, which nobody observes."""

@@ -24,7 +24,7 @@ from gristmill.dataset.faults.attempts import Event, Outcome, Reports, current, 
 from gristmill.dataset.faults.attempts import Known as KnownAt
 from gristmill.dataset.faults.budget import refuse
 from gristmill.dataset.faults.counts import Choice, Count, Faults, Skipped, skipped_of
-from gristmill.dataset.faults.known import FaultLog, Known, parse_counts, passed_in
+from gristmill.dataset.faults.known import Known, parse_counts, passed_in
 from gristmill.dataset.slicing import PipelineEditor
 from gristmill.dataset.stages.runs import RunsMapDataset
 
@@ -189,7 +189,6 @@ class ReadOutcomes(Read):
                 for num in (1, len(ds))
             ]
         )
-        self._logs = [FaultLog() for _ in self.tolerances]
         self._num_written = 0  # indices of all epochs up to which faults were logged
 
     def _run(self, cell: Cell) -> Iterator[Any]:
@@ -251,7 +250,6 @@ class ReadOutcomes(Read):
         until = 0
         for slot, known in enumerate(at.known):
             if known is not None:
-                self._logs[slot].fill(at.before + at.next_index, known)
                 until = max(until, known.until - at.before)
                 for place, *entry in known.entries(at.before + at.next_index):
                     choice = found.setdefault(place - at.before, Choice({"faults": []}))
@@ -310,21 +308,18 @@ class ReadOutcomes(Read):
     def _choice(self, at: _At, events: list[Event]) -> Choice:
         entries, skipped = [], []
         for event in events:
-            entry = [event.at, event.num]
-            entries.append([self._slots[event.stage], *entry, *([] if event.counts else [0])])
+            slot = self._slots[event.stage]
+            entries.append([slot, event.at, event.num, *([] if event.counts else [0])])
             if event.counts:
-                slot = self._slots[event.stage]
-                skipped += [
-                    Skipped(at.before + at.next_index, entry, fault, slot) for fault in event.faults
-                ]
+                place = at.before + at.next_index
+                skipped += [Skipped(place, fault, slot) for fault in event.faults]
         return Choice({"faults": entries}, tuple(skipped))
 
     def _added(self, at: _At, choice: Mapping[str, Any]) -> tuple[Count, ...]:
         """Return the counts with the faults of the element at ``at``."""
         counts, place = [*at.counts], at.before + at.next_index
         nums = [0] * len(counts)
-        for slot, stage_index, num, *elsewhere in choice["faults"]:
-            self._logs[slot].add(place, [stage_index, num])
+        for slot, _, num, *elsewhere in choice["faults"]:
             nums[slot] += 0 if elsewhere else num
             if elsewhere and counts[slot].row_at(place):
                 counts[slot] = counts[slot]._replace(last=place)
@@ -411,12 +406,10 @@ class ReadOutcomes(Read):
         values = {"total": count.total, **passed_in(known, place)}
         length = max(1, self.length)
         rate = 1 if self._is_even else self._num_tried(slot, length)
-        log = self._logs[slot]
         return Faults(
             values,
             self.tolerances[slot].limits,
             count.recent,
-            log,
             self.key,
             (rate, 1 if self._is_even else length),
         )
