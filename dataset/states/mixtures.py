@@ -6,11 +6,11 @@ A stage that replays elements of a mixture has a record of its draws in its own 
 1. ``"drawn"``, a list of ``[stop, weights]``: the positions up to which elements were drawn, and
    the weights. The mixture draws up to there under those weights, and under its own from there on.
    A state that is saved before that has what is left of the list.
-2. ``"turns"``, if the stage is right downstream of the mixture: the components of these elements, in
-   the order in which they were drawn. When a component is dropped, the mixture draws those of the
-   others again in the same order. Those of the dropped one, which is ``"forgotten"``, are left out.
-   Bins, whose rows are others then, begin a new group: the list says which elements were delivered,
-   and the mixture passes over these.
+2. ``"turns"``, if the stage is right downstream of the mixture: the components of these elements,
+   in the order in which they were drawn. When a component is dropped, the mixture draws those of
+   the others again in the same order. Those of the dropped one, which is ``"forgotten"``, are left
+   out. Bins, whose rows are others then, begin a new group: the list says which elements were
+   delivered, and the mixture passes over these.
 3. Without ``"turns"``, dropping a component is refused if the stage may hold elements of it.
 
 A mixture is found by its entries, as JSON; so states of nested steps, lanes and users' iterators
