@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 
 from gristmill.core import tree
-from gristmill.core.sharding import ShardOptions, even_split
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import Infinite, Length
 from gristmill.dataset.engine.lane_rows import NEVER, LaneRowsDatasetIterator, Part
-from gristmill.dataset.slicing import slice_pipeline
+from gristmill.dataset.slicing import part_of_lanes, slice_pipeline
 from gristmill.transforms.batching import Allocate, concatenate, stack
 
 
@@ -80,11 +79,6 @@ def zero_like(element: Any) -> Any:
         for leaf in leaves
     ]
     return tree.unflatten(structure, zeros)
-
-
-def part_of_lanes(lanes: range, index: int, count: int) -> range:
-    """Those of worker ``index`` of ``count``, which stand side by side in a batch."""
-    return lanes[slice(*even_split(len(lanes), ShardOptions(index, count)))]
 
 
 class LaneRowsIterDataset(IterDataset[Part]):

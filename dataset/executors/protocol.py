@@ -27,7 +27,6 @@ from gristmill.dataset.ahead.waits import BudgetWaits
 from gristmill.dataset.bases.context import IteratorContext
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate
 from gristmill.dataset.bases.observing import WorkAhead
-from gristmill.dataset.engine.recording import number_shard
 from gristmill.dataset.states.values import Fetched
 from gristmill.dataset.worker_task import PipelineTask
 
@@ -166,7 +165,6 @@ def open_shards(task: PipelineTask, ctx: IteratorContext) -> list[DatasetIterato
     own, count = ctx.numbers, task.num_lanes
     iterators = [iterate(share) for share in [task.share(i) for i in range(count)]]
     for i, it in enumerate(iterators):
-        if task.key:
-            number_shard(it, task.key, i)
+        task.number_stages(it, i)
         it._ctx.belong_to(own.index + i * own.count, count * own.count, ctx)
     return iterators

@@ -35,8 +35,8 @@ from gristmill.dataset.bases.parameters import Parameters, aside
 from gristmill.dataset.bases.traced import Traced, Tracing, grouped
 from gristmill.dataset.engine.global_batch import GlobalBatchIterator
 from gristmill.dataset.engine.lane_rows import Part
-from gristmill.dataset.lane_rows import LaneRowsIterDataset, part_of_lanes, zero_like
-from gristmill.dataset.slicing import slice_pipeline
+from gristmill.dataset.lane_rows import LaneRowsIterDataset, zero_like
+from gristmill.dataset.slicing import part_of_lanes, slice_pipeline
 from gristmill.dataset.stages.batch import batch_function
 from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterDataset
 from gristmill.dataset.stages.repeat import RepeatIterDataset
