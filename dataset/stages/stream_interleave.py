@@ -28,6 +28,7 @@ from gristmill.dataset.bases.parameters import Parameters, aside, parameters_of
 from gristmill.dataset.bases.traced import Tracing
 from gristmill.dataset.engine.choices import Records
 from gristmill.dataset.engine.iterators import Given, StreamIterator, stream_of
+from gristmill.dataset.engine.recording import add_choices, key_prefix, state_in, with_known
 from gristmill.dataset.engine.round_robin import RoundRobinIterator
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, are_equal, observed
 from gristmill.dataset.slicing import replaced_in
@@ -252,14 +253,18 @@ class _Members:
     def __init__(self, workers: RoundRobinIterator[Any]) -> None:
         # of the interleave
         self.ctx: IteratorContext = ComponentContext(IteratorContext(joined=None))
+        self.key = ""  # of the interleave, if choices are recorded
         self._workers = workers
         self._lanes: Sequence[WorkerLane] = ()
         self._process_id = 0
         self._users: dict[int, _User] = {}  # whose lanes are computed or are to be
         self._waiting: dict[int, Any] = {}  # states of lanes that were not started
 
-    def iterator(self, index: int, whole: DatasetIterator[Any]) -> MemberDatasetIterator[Any]:
-        """The replacement of ``whole``, an iterator of dataset ``index``."""
+    def iterator(
+        self, index: int, whole: DatasetIterator[Any], key: str
+    ) -> MemberDatasetIterator[Any]:
+        """See ``Elsewhere``."""
+        self.key = key
         return MemberDatasetIterator(self, index, whole)
 
     def close(self) -> None:
@@ -301,6 +306,7 @@ class _Members:
     def _start(self) -> None:
         if self._process_id != os.getpid():
             self._workers._ctx.options = self.ctx.options
+            self._workers._engine.key = self.key
             self._lanes = [lane for lane in self._workers.lanes() if isinstance(lane, WorkerLane)]
             self._process_id = os.getpid()
             users = {i: user() for i, user in self._users.items()}
@@ -350,18 +356,30 @@ class MemberElements(Stream):
         """Return the state that the lane continues from."""
         return _state(self._lane_pos)
 
-    def _use_lane(self, pos: Pos) -> None:
-        """Let the lane continue from ``pos``, unless it is there."""
-        if not (are_equal(self._at, pos) and self._members.is_used(self._index, self._user)):
-            self._at, self._lane_pos = _UNKNOWN, pos
-            self._members.use(self._index, self._user, _state(pos))
+    def _use_lane(self, pos: Pos, known: Records = ()) -> None:
+        """Let the lane continue from ``pos``, unless it is there.
+
+        Args:
+            pos: the position.
+            known: choices that an earlier run made after ``pos``; by default those in ``pos``.
+        """
+        is_there = are_equal(self._at, pos) and self._members.is_used(self._index, self._user)
+        if known or not is_there:
+            state = _state(pos)
+            if known:
+                state = with_known(state, known, (key_prefix(self._members.key, self._index),))
+            self._at, self._lane_pos = _UNKNOWN, ([state], 0)
+            self._members.use(self._index, self._user, state)
             self._at = pos
 
     def _run(self, cell: Cell) -> Iterator[Any]:
         self._pos = None
+        choices = cell.choices if self.chooses else None
+        known = () if choices is None else choices.to_come()
         while True:
             # a state may have been loaded, and then refused by another stage
-            self._use_lane(cell.pos)
+            self._use_lane(cell.pos, known)
+            known = ()
             lane = self._members.lane(self._index)
             try:
                 while not lane.ready and lane.is_running:
@@ -373,12 +391,15 @@ class MemberElements(Stream):
                 break
             self._at = _UNKNOWN
             x, *pos = lane.ready.popleft()
+            add_choices(choices, _state(pos))
             cell.pos = self._at = self._lane_pos = tuple(pos)
             yield (x, x := None)[0]
         if lane.failure is not None:
             cell.past_failed = partial(self._pass, cell)
             raise lane.failure()
-        if lane.final is not None:
+        # otherwise the position is that after the last element, as without workers
+        if lane.final is not None and self.parent.may_have_chosen():
+            add_choices(choices, lane.final)
             cell.pos = self._at = self._lane_pos = [lane.final], 0
 
     def _pass(self, cell: Cell) -> None:
@@ -386,12 +407,13 @@ class MemberElements(Stream):
         self._use_lane(pos)
         lane, self._at = self._members.lane(self._index), _UNKNOWN
         state = lane.skip(_state(pos))
+        add_choices(cell.choices, state)
         cell.pos = self._at = self._lane_pos = pos if state is None else ([state], 0)
 
     # Positions and states.
 
     def save(self, pos: Pos) -> Any:
-        return copied(_state(pos))
+        return copied(state_in(_state(pos)))
 
     def saves_anywhere(self) -> bool:
         return self.parent.saves_anywhere()
@@ -406,7 +428,7 @@ class MemberElements(Stream):
 
     def _loaded(self, pos: Pos) -> Pos:
         """Return the position of the dataset."""
-        return self.parent.load(_state(pos))
+        return self.parent.load(state_in(_state(pos)))
 
     def place(self, pos: Pos) -> None:
         return None

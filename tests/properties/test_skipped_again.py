@@ -2,6 +2,7 @@
 comes twice.
 """
 
+import itertools
 import json
 
 import pytest
@@ -34,6 +35,32 @@ def threads(buffer_size):
     return lambda fails: experimental.multithread_prefetch(tolerant(0, 40, fails), 3, buffer_size)
 
 
+def interleaved(fails):
+    return experimental.InterleaveIterDataset(
+        [tolerant(10 * j, 4, fails) for j in range(5)], cycle_length=2
+    )
+
+
+def interleaved_by_workers(fails):
+    options = MultiprocessingOptions(2, executor="threads")
+    return interleaved(fails).mp_prefetch(options, order="stream")
+
+
+def rows(*nums_workers):
+    """The elements of batches, each iterator with the next number of workers."""
+    numbers = itertools.cycle(nums_workers)
+
+    def chain(fails):
+        number = next(numbers)
+        workers = number and MultiprocessingOptions(number, executor="threads")
+        batches = tolerant(0, 40, fails).global_batch(4, workers=workers, end="pad")
+        return experimental.FlatMapIterDataset(
+            batches, lambda batch: [int(x) for x, is_there in zip(*batch, strict=True) if is_there]
+        )
+
+    return chain
+
+
 def mixed_lanes(fails):
     lane = tolerant(0, 30, fails).window_shuffle(4, seed=1)
     return IterDataset.mix({"a": lane, "b": tolerant(40, 30, fails)}).mp_prefetch(
@@ -44,12 +71,9 @@ def mixed_lanes(fails):
 CHAINS = {
     "list": (1, lambda f: IterDataset.mix([tolerant(0, 30, f), tolerant(40, 30, f)])),
     "names": (1, lambda f: IterDataset.mix({"a": tolerant(0, 30, f), "b": tolerant(40, 30, f)})),
-    "interleave": (
-        1,
-        lambda f: experimental.InterleaveIterDataset(
-            [tolerant(10 * j, 4, f) for j in range(5)], cycle_length=2
-        ),
-    ),
+    "interleave": (1, interleaved),
+    "interleave by workers": (1, interleaved_by_workers),
+    "rows of other workers": (1, rows(2, None)),
     "repeat": (3, lambda f: tolerant(0, 7, f).repeat(3)),
     "lanes": (1, lanes(0)),
     "lanes of a mixture": (1, mixed_lanes),
@@ -71,11 +95,12 @@ def test_what_was_skipped_is_skipped_again(name):
         fails = {*FAILS}
         it = iter(chain(fails).window_shuffle(6, seed=3))
         before = [next(it) for _ in range(k)]
-        state = json.loads(json.dumps(it.get_state()))
+        state, faults = json.loads(json.dumps(it.get_state())), it.faults()
         always = {*before, *it}
         fails.clear()  # nothing fails any more
         it = iter(chain(fails).window_shuffle(6, seed=3))
         it.set_state(state)
+        assert (it.faults().total, it.faults().tried) == (faults.total, faults.tried)
         found = [*before, *it]
         assert max(map(found.count, found)) <= times
         assert min(map(found.count, always)) >= times
