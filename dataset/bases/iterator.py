@@ -154,7 +154,8 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
         """
         from gristmill.dataset.faults.counts import counted
 
-        return counted(self.get_state())
+        # An iterator without a state can skip nothing, unless it has other parents that can.
+        return counted(self.get_state() if self._counts_faults else snapshot(self))
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Returns what the state says of components of the mixture upstream, the nearest one, by
