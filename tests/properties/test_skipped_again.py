@@ -106,25 +106,59 @@ def test_what_was_skipped_is_skipped_again(name):
         assert min(map(found.count, always)) >= times
 
 
-def test_totals_never_go_back_when_components_begin_again():
-    fails = {3}
-    ds = IterDataset.mix({"a": tolerant(0, 5, fails), "b": tolerant(10, 50, set())}, stop="never")
-    it, totals = iter(ds), []
-    for _ in range(60):
-        next(it)
-        totals.append(it.faults().total)
-    assert totals == sorted(totals) and totals[-1] > 1
+def of_kinds(start=0, cycle_length=1):
+    """An interleave of members that do not understand the positions of each other."""
+    members = [
+        tolerant(start, 4, FAILS),
+        tolerant(start + 10, 4, FAILS).map(lambda x: x),
+        MapDataset.range(2),
+        tolerant(start + 20, 3, FAILS),
+    ]
+    return experimental.InterleaveIterDataset(members, cycle_length=cycle_length)
 
 
-def test_totals_continue_where_an_epoch_ends_after_going_back_there():
-    it = iter(tolerant(0, 9, FAILS).limit(4).repeat(3))
-    states, totals = [it.get_state()], [0]
-    for _ in it:
-        states.append(it.get_state())
+def nested():
+    members = [of_kinds(), of_kinds(30, 2).map(lambda x: x), tolerant(6, 1, {6}), of_kinds()]
+    return experimental.InterleaveIterDataset(members, cycle_length=2)
+
+
+BEGINNING_AGAIN = {
+    "components": lambda: IterDataset.mix(
+        {"a": tolerant(0, 5, {3}), "b": tolerant(10, 50, ())}, stop="never"
+    ).limit(60),
+    "limited epochs": lambda: tolerant(0, 9, FAILS).limit(4).repeat(3),
+    "lanes": lambda: lanes(0)(FAILS).repeat(2),
+    "worker threads": lambda: lanes(2)(FAILS).repeat(2),
+    "rows": lambda: rows(2)(FAILS).repeat(2),
+    "members of other kinds": lambda: of_kinds().repeat(2),
+    "nested interleaves": nested,
+    "interleave by workers": lambda: of_kinds(0, 2).mp_prefetch(
+        MultiprocessingOptions(2, executor="threads"), order="stream"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BEGINNING_AGAIN)
+def test_totals_never_go_back(name):
+    ds = BEGINNING_AGAIN[name]()
+    it = iter(ds)
+    elements, states, totals = [], [it.get_state()], [it.faults().total]
+    for x in it:
+        elements.append(x)
+        states.append(json.loads(json.dumps(it.get_state())))
         totals.append(it.faults().total)
-    assert totals[-1] == 6
-    for state, total in zip(states, totals, strict=True):
-        it.set_state(state)
-        assert it.faults().total == total
-        list(it)
-        assert it.faults().total == totals[-1]
+    assert totals == sorted(totals) and totals[-1] > 2
+    for k in range(0, len(states), 3):
+        again = it if k % 2 else iter(ds)
+        again.set_state(states[k])
+        assert again.faults().total == totals[k]
+        assert [*again] == elements[k:]
+        assert again.faults().total == totals[-1]
+
+
+def test_an_iterator_without_a_state_has_no_faults():
+    class Plain(IterDataset):
+        def __iter__(self):
+            return iter("abc")
+
+    assert iter(Plain().map(str)).faults().total == 0
