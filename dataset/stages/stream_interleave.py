@@ -23,14 +23,15 @@ from gristmill.dataset.bases.division import Division
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate, share_context, snapshot
 from gristmill.dataset.bases.length import Length, Unknown, same_number
-from gristmill.dataset.bases.node import is_of_library, spec_of_first_parent
+from gristmill.dataset.bases.node import is_of_library, spec_of_first_parent, tolerances
 from gristmill.dataset.bases.parameters import Parameters, aside, parameters_of
 from gristmill.dataset.bases.traced import Tracing
 from gristmill.dataset.engine.choices import Records
-from gristmill.dataset.engine.iterators import Given, StreamIterator, stream_of
+from gristmill.dataset.engine.iterators import Given, StreamIterator, stream_of, tell_faults_of
 from gristmill.dataset.engine.recording import add_choices, key_prefix, state_in, with_known
 from gristmill.dataset.engine.round_robin import RoundRobinIterator
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, are_equal, observed
+from gristmill.dataset.faults.lanes import lane_budgets
 from gristmill.dataset.slicing import replaced_in
 from gristmill.dataset.stages.interleave import (
     InterleaveDatasetIterator,
@@ -343,6 +344,9 @@ class MemberElements(Stream):
         self._pos: Pos = self._first  # where the first run begins; ``None`` afterwards
         self._lane_pos: Pos = self._first  # where the lane was started, or taken from last
         self._at: Pos = _UNKNOWN  # where the lane is; known after no interrupt
+        found = [] if whole._definition is None else tolerances(whole._definition)
+        self._budgets = lane_budgets(self, found)
+        self._now: Pos = self._first  # the position that the budgets are at
 
     def start(self) -> Pos:
         return self._first
@@ -376,6 +380,9 @@ class MemberElements(Stream):
         self._pos = None
         choices = cell.choices if self.chooses else None
         known = () if choices is None else choices.to_come()
+        if self._budgets is not None:
+            self._now = cell.pos
+            self._budgets.restart()
         while True:
             # a state may have been loaded, and then refused by another stage
             self._use_lane(cell.pos, known)
@@ -389,6 +396,7 @@ class MemberElements(Stream):
                 raise
             if not lane.ready:
                 break
+            self._judge(cell, lane.ready[0][1:])
             self._at = _UNKNOWN
             x, *pos = lane.ready.popleft()
             add_choices(choices, _state(pos))
@@ -399,16 +407,40 @@ class MemberElements(Stream):
             raise lane.failure()
         # otherwise the position is that after the last element, as without workers
         if lane.final is not None and self.parent.may_have_chosen():
+            self._judge(cell, ([lane.final], 0))
             add_choices(choices, lane.final)
             cell.pos = self._at = self._lane_pos = [lane.final], 0
+
+    def _judge(self, cell: Cell, pos: Pos) -> None:
+        """Raise an error if the element before ``pos``, or the end, exceeds an error budget."""
+        budgets, (states, i) = self._budgets, pos
+        if budgets is None or budgets.has_judged(0, states):
+            return
+        self._now = pos
+        excess = budgets.judge(0, states, lambda: state_in(states[i]))
+        if excess is not None:
+            cell.past_failed = partial(self._pass, cell)
+            raise excess
+
+    def states_now(self) -> list[Any]:
+        """Return the state that the budgets are at."""
+        return [state_in(_state(self._now))]
 
     def _pass(self, cell: Cell) -> None:
         pos = cell.pos
         self._use_lane(pos)
         lane, self._at = self._members.lane(self._index), _UNKNOWN
-        state = lane.skip(_state(pos))
-        add_choices(cell.choices, state)
-        cell.pos = self._at = self._lane_pos = pos if state is None else ([state], 0)
+        if lane.ready:  # it is an element with too many faults before it
+            pos = lane.ready.popleft()[1:]
+        elif lane.has_ended:
+            pos = [lane.final], 0
+        elif (state := lane.skip(_state(pos))) is not None:
+            pos = [state], 0
+        if pos is not cell.pos:
+            add_choices(cell.choices, _state(pos))
+        cell.pos = self._at = self._lane_pos = self._now = pos
+        if self._budgets is not None:
+            self._budgets.pass_skipped()
 
     # Positions and states.
 
@@ -474,6 +506,7 @@ class MemberDatasetIterator(StreamIterator[T]):
             stage, [], partial(MemberElements, members=members, index=index, whole=whole)
         )
         self._ctx.options = whole._ctx.options
+        self._engine.tell_faults = tell_faults_of(self)
 
     @property
     def _described_upstream(self) -> Sequence[Any]:
