@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from gristmill.dataset.bases.context import IteratorContext, collected_options
 from gristmill.dataset.bases.iterator import iterate
-from gristmill.dataset.bases.node import ancestors, makes_choices, mixes_in_lanes, tolerances
+from gristmill.dataset.bases.node import ancestors, makes_choices, mixes_in_lanes, tolerances, tolerates
 from gristmill.dataset.engine.choices import Records
 from gristmill.dataset.engine.cycle import ENDED, RUNNING, SAID_TO_HAVE_ENDED, parts, replaced
 from gristmill.dataset.engine.iterators import StreamIterator, tell_faults_of
@@ -324,6 +324,8 @@ class RoundRobinIterator(StreamIterator[T]):
         self._ds = task.dataset
         self._ctx.options = collected_options(self._ds)  # they hold after this stage, too
         self.judge_by(tolerances(self._ds))
+        # those of datasets that shards open are judged there
+        self._counts_faults = self._engine.known.counts_faults = tolerates(self._ds)
         watch_if_tracked(self, self._ctx.options)
 
     @property

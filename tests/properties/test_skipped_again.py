@@ -131,6 +131,9 @@ BEGINNING_AGAIN = {
     "worker threads": lambda: lanes(2)(FAILS).repeat(2),
     "rows": lambda: rows(2)(FAILS).repeat(2),
     "members of other kinds": lambda: of_kinds().repeat(2),
+    "lanes of an interleave": lambda: (
+        of_kinds().mp_prefetch(MultiprocessingOptions(num_lanes=2)).repeat(2)
+    ),
     "nested interleaves": nested,
     "interleave by workers": lambda: of_kinds(0, 2).mp_prefetch(
         MultiprocessingOptions(2, executor="threads"), order="stream"
