@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gristmill.core.state import shown, state_from_text, state_to_text
-from gristmill.dataset.bases.iterator import DatasetIterator, alone
+from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.descriptions.pipeline import describe
 from gristmill.dataset.states.files import read_checkpoint, write_checkpoint
 from gristmill.dataset.states.mixtures import as_names, without_components
@@ -85,7 +85,7 @@ def _position(item: Any, args: Any) -> tuple[str, dict[str, Any] | None]:
     """The text of an iterator's state, and what describes its pipeline."""
     iterator = _iterator(item, args)
     if isinstance(iterator, DatasetIterator):
-        return state_to_text(alone(iterator, iterator.get_state)), _describe(iterator)
+        return state_to_text(iterator._alone(iterator.get_state)), _describe(iterator)
     return iterator.get_state().decode(), _describe(iterator)
 
 

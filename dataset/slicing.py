@@ -42,6 +42,11 @@ def lanes_of_worker(index: int, count: int, num_lanes: int) -> range:
     return range(index, num_lanes, count)
 
 
+def part_of_lanes(lanes: range, index: int, count: int) -> range:
+    """Return the lanes of worker ``index`` of ``count`` whose rows are side by side in a batch."""
+    return lanes[slice(*even_split(len(lanes), ShardOptions(index, count)))]
+
+
 def slice_pipeline(
     ds: IterDataset[T], index: int, count: int, *, sequential: bool = False, by_lanes: bool = False
 ) -> IterDataset[T]:

@@ -9,10 +9,9 @@ from typing import Any
 from gristmill.core.value import Value
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import ancestors
-from gristmill.dataset.lanes.rows import part_of_lanes
 from gristmill.dataset.mixtures.iter_dataset import MixedIterDataset
 from gristmill.dataset.mixtures.shares import counts_of_components
-from gristmill.dataset.slicing import slice_pipeline
+from gristmill.dataset.slicing import part_of_lanes, slice_pipeline
 from gristmill.dataset.stages.batch import BatchIterDataset, BatchMapDataset
 from gristmill.dataset.stages.global_batch import GlobalBatchIterDataset
 from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterDataset

@@ -1,28 +1,19 @@
-"""``DatasetIterator`` and the harness that all our iterators share.
-
-A stage writes ``_take(n)``, ``get_state``, ``_restore`` and ``_skip``; ``__next__``, ``set_state``,
-errors and closing are here, once. The guarantees:
-
-1. ``next`` either delivers an element or leaves the iterator, its parents included, where it was.
-2. ``set_state`` either restores the whole state or leaves the iterator where it was.
-3. Which block sizes are used inside cannot be determined from the outside: a block that fails is
-   taken again one by one, which finds the error that one-by-one evaluation meets first.
+"""``DatasetIterator``, the base of users' iterators and of ours. Ours are
+``engine.iterators.StreamIterator``, but for those of plain Python iterators.
 """
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import islice
-from typing import Any, ClassVar, Literal, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from gristmill.core.cached import cached
 from gristmill.core.claim import Claim
 from gristmill.core.errors import StateMismatchError, as_int
-from gristmill.core.exiting import closing_when_dropped, end_thread_at_exit
-from gristmill.core.instruments import shadow
-from gristmill.core.state import shown, state_from_text, state_to_text
+from gristmill.core.exiting import closing_when_dropped
+from gristmill.core.state import state_from_text, state_to_text
 from gristmill.dataset.bases.context import IteratorContext
 from gristmill.dataset.bases.length import elements_left
 from gristmill.dataset.bases.node import Node, as_parents
@@ -33,11 +24,7 @@ from gristmill.dataset.bases.observing import (
     divert_next,
     running_upstream,
 )
-from gristmill.dataset.errors.context import deliver, instead_of_stop
-from gristmill.dataset.errors.tracebacks import filter_traceback
 from gristmill.dataset.faults.budget import FaultCounts
-from gristmill.dataset.states.mixtures import as_names, without_components
-from gristmill.dataset.states.values import copied
 from gristmill.dataset.watching import watcher
 
 R = TypeVar("R")
@@ -66,7 +53,6 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
 
     _node_family = "DatasetIterator"
     _parents: tuple[DatasetIterator[Any], ...] = ()
-    _is_taken_again = False  # whether a step behind it may
     # A stage here or upstream tolerates faults, so that its counts are in the state.
     _counts_faults = False
     _closed = False
@@ -127,7 +113,7 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
         Raises:
             TypeError: the number does not follow from the stages and the position.
         """
-        return elements_left(self, self._definition, partial(alone, self, self._get_next_index))
+        return elements_left(self, self._definition, partial(self._alone, self._get_next_index))
 
     def __bool__(self) -> bool:
         return True  # also at the end
@@ -172,7 +158,8 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
         """
         from gristmill.dataset.faults.counts import counted
 
-        return counted(self.get_state())
+        # An iterator without a state can skip nothing, unless it has other parents that can.
+        return counted(self.get_state() if self._counts_faults else snapshot(self))
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Returns what the state says of components of the mixture upstream, the nearest one, by
@@ -399,12 +386,6 @@ def share_context(iterators: Iterable[DatasetIterator[Any]], ctx: IteratorContex
         it._share_context(ctx)
 
 
-def are_taken_again(iterators: Iterable[DatasetIterator[Any]]) -> None:
-    for it in iterators:
-        it._is_taken_again = True
-        are_taken_again(it._parents)
-
-
 def iterate(ds: Any) -> DatasetIterator[Any]:
     """An iterator of ``ds``, a plain one wrapped."""
     it = ds.__iter__()
@@ -436,250 +417,3 @@ async def write_when_created(
 
     path = await directory.await_creation()
     await asyncio.to_thread(write_checkpoint, path, state, description)
-
-
-# For the iterators that are of no stream yet.
-class _Engine(Observable):
-    def open_iterators(self) -> Any: ...
-
-
-class BlockIterator(DatasetIterator[T_co]):
-    """The base of our own iterators: whole blocks are taken, ``next`` is a block of one."""
-
-    # What becomes of the parent's elements: needed to share out work among processes.
-    _flow: ClassVar[Literal["one_to_one", "dropping", "stateful"]]
-    # Whether a failing ``_take(1)`` leaves the iterator and its parents where they were.
-    _stays_on_error: ClassVar[bool] = False
-    # Whether ``_restore`` drops what is in memory or at work: going back after an error is left to
-    # ``_return_to`` then.
-    _is_costly_to_restore: ClassVar = False
-
-    def _inner_iterators(self) -> Any:
-        return ()
-
-    def _tell_opened(self, tell: Any) -> None: ...
-
-    # Observers ask the stream of an iterator. This kind has none, so these answers stand in for it.
-    @property
-    def _engine(self) -> Any:  # type: ignore[override]
-        engine: Any = _Engine()
-        engine.open_iterators, engine.tell_opened = self._inner_iterators, self._tell_opened
-        return engine
-
-    # the mark before the last output of ``next``; who stays on an error notes it by itself
-    _last: Any = None
-
-    @abc.abstractmethod
-    def _take(self, n: int) -> list[Any]: ...
-
-    @abc.abstractmethod
-    def _restore(self, state: Any) -> None: ...
-
-    _failed_state: Any = None
-    _is_consistent = True
-
-    def _mark(self) -> Any:
-        return self.get_state()
-
-    def _state_at(self, mark: Any) -> Any:
-        return mark
-
-    def _return_to(self, mark: Any) -> None:
-        go_to(self, mark)
-
-    def skip_failed(self) -> None:
-        self._alone(partial(_skip_failed, self))
-
-    @abc.abstractmethod
-    def _skip(self) -> None: ...
-
-    def _set_instrument(self, wrap: Wrap | None) -> None:
-        shadow(self, "_take", wrap)
-
-    def __next__(self) -> T_co:
-        if self._closed:
-            end_thread_at_exit()
-            raise self._unusable()
-        claim = self._claim
-        try:
-            del claim.is_free
-        except AttributeError:
-            end_thread_at_exit()
-            raise self._unusable() from None
-        try:
-            before = None if self._stays_on_error else marked(self)
-            try:
-                block = self._take(1)
-            except BaseException as error:
-                end_thread_at_exit()
-                note_interrupt(self, error)
-                return_to(self, before)
-                deliver(error)
-                self._failed_state = snapshot(self)
-                if isinstance(error, StopIteration):
-                    raise instead_of_stop(error, str(self)) from error
-                filter_traceback(error)
-                raise
-        finally:
-            claim.is_free = True
-        if block:
-            if before is not None:
-                self._last = before
-            return block[0]
-        raise StopIteration
-
-    def _alone(self, use: Callable[[], R]) -> R:
-        """Return ``use()``, during which other threads get the error of ``_unusable``."""
-        claim = self._claim
-        try:
-            del claim.is_free
-        except AttributeError:
-            raise self._unusable() from None
-        try:
-            return use()
-        finally:
-            claim.is_free = True
-
-    def _unusable(self) -> Exception:
-        if self._closed:
-            return ValueError(f"{self} is closed")
-        return RuntimeError(
-            f"{self} is in next() already, called by another thread or by a function of its own"
-            " pipeline: an iterator is used by one thread at a time. Give each thread an iterator"
-            " of its own (over a shard of the dataset, for other elements), hold a lock around"
-            " next(), or let the pipeline use threads: to_iter_dataset(ReadOptions(...)),"
-            " multithread_prefetch"
-        )
-
-    def set_state(self, state: Any, *, drop: Collection[str] = ()) -> None:
-        """Continues from ``state``, backwards or forwards, also after the end or an error.
-
-        Args:
-            state: from ``get_state`` of an iterator of an equal pipeline; of mixtures with names,
-                weights and components may be other.
-            drop: names of components of mixtures whose positions are to be forgotten, as the
-                mixture does not have them any more.
-        """
-        if drop:
-            state = without_components(state, as_names(drop))
-        self._alone(partial(self._move_to, state))
-
-    def _move_to(self, state: Any) -> None:
-        before = marked(self)
-        try:
-            self._restore(state)
-        except BaseException as error:
-            note_interrupt(self, error)
-            return_to(self, before)
-            if isinstance(error, RecursionError):  # where it is compared, copied or shown
-                raise StateMismatchError(
-                    f"the state of {self} must be nested less deeply than {shown(state)}"
-                ) from error
-            raise
-        self._failed_state, self._is_consistent = None, True
-        self._forget_last()
-
-    def _forget_last(self) -> None:
-        self._last = None
-
-    def _before_last(self) -> Any:
-        return None if self._last is None else copied(self._state_at(self._last))
-
-    def __str__(self) -> str:
-        return self._stage_text()
-
-
-def alone(it: DatasetIterator[Any], use: Callable[[], R]) -> R:
-    """Return ``use()``, during which other threads may not use ``it``."""
-    return it._alone(use) if isinstance(it, BlockIterator) else use()
-
-
-def _skip_failed(it: Any) -> None:
-    if it._failed_state is None or it._failed_state != it.get_state():
-        raise ValueError(f"there is nothing to skip: the last next() of {it} did not fail")
-    before = marked(it)
-    try:
-        it._skip()
-    except BaseException as error:
-        note_interrupt(it, error)
-        return_to(it, before)
-        raise
-    it._failed_state = None
-
-
-def marked(it: Any) -> Any:
-    return it._mark() if hasattr(it, "_mark") else snapshot(it)
-
-
-def state_at(it: Any, mark: Any) -> Any:
-    return it._state_at(mark) if hasattr(it, "_state_at") else mark
-
-
-def return_to(it: Any, mark: Any) -> None:
-    if mark is not None:
-        it._return_to(mark) if hasattr(it, "_return_to") else it.set_state(mark)
-
-
-def state_to_refill(it: DatasetIterator[Any], before: Any, now: Callable[[], Any]) -> Any:
-    """The state to save for a step that takes elements of ``it`` again when it is restored, from
-    ``before`` up to where ``now`` says that it is.
-    """
-    if not it._counts_faults:
-        return copied(before)
-    from gristmill.dataset.faults.known import with_passed
-
-    return with_passed(before, now())
-
-
-def note_interrupt(it: Any, error: BaseException) -> None:
-    """If ``error`` is an interrupt, note in ``it`` and upstream that they may be inconsistent."""
-    if not isinstance(error, Exception):
-        it._is_consistent = False
-        for upstream in running_upstream(it):
-            note_interrupt(upstream, error)
-
-
-def go_to(it: Any, state: Any) -> None:
-    """Takes ``it`` back to ``state``, if that is known. An iterator of ours that is there keeps
-    errors and what is in memory.
-    """
-    if state is None:
-        return
-    if it._is_consistent and state == snapshot(it):
-        return
-    it.set_state(state)
-    it._is_consistent = True
-
-
-def pull(it: DatasetIterator[Any], n: int) -> list[Any]:
-    """The next ``n`` elements of ``it``, fewer only at the end, or the error that taking them one
-    by one meets first.
-
-    If it raises, ``it`` may be anywhere (its outermost user restores it).
-    """
-    elements: list[Any] = []
-    if not it._reads_once:  # else nothing may be taken again
-        before = marked(it) if n > 1 else None
-        if before is None:
-            return it._take(n) if hasattr(it, "_take") else list(islice(it, n))
-        try:
-            return it._take(n) if hasattr(it, "_take") else list(islice(it, n))
-        except Exception:
-            return_to(it, before)
-    while len(elements) < n:
-        element = list(islice(it, 1))
-        if not element:
-            break
-        elements += element
-    return elements
-
-
-def skip_one(it: DatasetIterator[Any]) -> bool:
-    """Advances ``it`` by one output, failing or not; whether there was one."""
-    before = marked(it)
-    try:
-        return bool(list(islice(it, 1)))
-    except Exception:
-        return_to(it, before)
-        it._skip()
-        return True

@@ -75,7 +75,7 @@ def check_no_gaps(stage: Any) -> None:
     """Refuses to count, for ``stage``, elements before it by their indices if there may be none at
     some index.
     """
-    if stage.has_gaps() if hasattr(stage, "has_gaps") else stage._has_gaps():
+    if stage.has_gaps():
         raise NotImplementedError(
             f"{stage} has no index for its elements: a step of the MapDataset before it may leave"
             " out elements, so that how many come before one does not follow from its index. Use"
@@ -90,15 +90,3 @@ def _checked(ds_iter: Any) -> Any:
             f" {type(ds_iter).__name__}; make one with iter(ds)"
         )
     return ds_iter
-
-
-def next_index_of(it: Any) -> Any:
-    return it._get_next_index()
-
-
-def move_to_index(it: Any, index: int) -> None:
-    it._set_next_index(index)
-
-
-def may_have_gaps(it: Any) -> bool:
-    return bool(it._has_gaps())

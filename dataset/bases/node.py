@@ -303,6 +303,17 @@ def tolerances(ds: Any) -> list[Any]:
     return [node._tolerance for node in ancestors(ds) if node._tolerance is not None]
 
 
+def tolerates(ds: Any) -> bool:
+    """Return true if a stage of ``ds`` or upstream tolerates faults, or one of a dataset that it
+    opens.
+    """
+    nodes = [*ancestors(ds)]
+    if any([node._tolerance is not None for node in nodes]):
+        return True
+    opened = [x for node in nodes for x in node._draws_from if not node._parents]
+    return any([tolerates(x) for x in opened])
+
+
 def ancestors(ds: Any) -> Iterator[Any]:
     """``ds`` and everything upstream, each object once."""
     seen: set[int] = set()

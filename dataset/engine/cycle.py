@@ -12,7 +12,8 @@ from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import shown
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.engine.choices import Records
-from gristmill.dataset.engine.members import Members
+from gristmill.dataset.engine.draws import count_in
+from gristmill.dataset.engine.members import Member, Members
 from gristmill.dataset.engine.stream import Cell, Pos, Stream
 from gristmill.dataset.states.values import CycleState, copied
 
@@ -21,7 +22,22 @@ NO_MEMBER: Any = ...
 # of a slot; Grain's states may say so of a member that has elements left
 RUNNING, SAID_TO_HAVE_ENDED, ENDED = range(3)
 _END: Any = object()
+_TOTALS = "faults_of_ended"  # in a state, by slot, of each ``Total``: the member and the state
 _MOST_CHANGES = 64  # of a log, besides one for each slot
+
+
+class Total(NamedTuple):
+    """The faults of a member that has ended, and of earlier ones in its slot.
+
+    Attributes:
+        member: its number.
+        kind: see ``kind_of``.
+        pos: where a member of the kind begins that continues to count.
+    """
+
+    member: int
+    kind: tuple[Any, ...]
+    pos: Pos
 
 
 class Slots(NamedTuple):
@@ -32,8 +48,8 @@ class Slots(NamedTuple):
     ended: tuple[int, ...]  # ``RUNNING``, ``SAID_TO_HAVE_ENDED`` or ``ENDED``
     # of members that will be put into slots; ``None``: it has ended
     future_states: Mapping[int, Any]
-    # by slot, of faults of members that have ended (see ``Members.totals``)
-    totals: Mapping[int, Any]
+    # by slot, of kinds of which no later member has begun
+    totals: Mapping[int, tuple[Total, ...]]
 
     def put(self, slot: int, flag: int) -> Slots:
         """Put the next member into ``slot``."""
@@ -44,8 +60,16 @@ class Slots(NamedTuple):
         indices, ended = replaced(self.indices, slot, index), replaced(self.ended, slot, flag)
         return Slots(index + 1, indices, ended, states, self.totals)
 
-    def with_totals(self, slot: int, totals: Any) -> Slots:
-        return self if totals is None else self._replace(totals={**self.totals, slot: totals})
+    def with_total(self, slot: int, total: Total | None) -> Slots:
+        if total is None:
+            return self
+        found = (*self.without_total(slot, total.kind).totals.get(slot, ()), total)
+        return self._replace(totals={**self.totals, slot: found})
+
+    def without_total(self, slot: int, kind: tuple[Any, ...]) -> Slots:
+        found = tuple([total for total in self.totals.get(slot, ()) if total.kind != kind])
+        totals = {i: both for i, both in {**self.totals, slot: found}.items() if both}
+        return self._replace(totals=totals) if slot in self.totals else self
 
     def flagged(self, slot: int, flag: int) -> Slots:
         return self._replace(ended=replaced(self.ended, slot, flag))
@@ -133,7 +157,7 @@ class Interleave(Stream):
             now[slot] = part = cells[slot].settle() if cells[slot].is_counting else cells[slot].pos
             if x is _END:
                 was_said, index = ended[slot], slots.indices[slot]
-                slots = slots.with_totals(slot, self.members.totals(index, part))
+                slots = slots.with_total(slot, total_of(self.members, index, part))
                 now[slot] = part = self.members.state_at(index, part)
                 slots, runs[slot] = slots.flagged(slot, ENDED), None
                 ended = slots.ended
@@ -184,7 +208,7 @@ class Interleave(Stream):
             except Exception:
                 self.unopenable = index
                 raise
-        return self.members.first(index, slots.totals.get(slot)), slots.put(slot, RUNNING)
+        return begun(self.members[index], slots.put(slot, RUNNING), slot)
 
     def _pass(self, cell: Cell, now: tuple[Pos, ...], slot: int, slots: Slots) -> None:
         """Move past what failed in ``slot``: an element, or a dataset that cannot be opened."""
@@ -235,7 +259,17 @@ class Interleave(Stream):
         cycle = CycleState(
             slot, slots.num_opened, slots.indices, states, flags, slots.future_states
         )
-        return cycle.as_state(owns_states=True)
+        state = cycle.as_state(owns_states=True)
+        ended = {
+            str(slot): [
+                [total.member, self.members.saved(total.member, total.pos)]
+                for total in totals
+                if slots.ended[slot] != ENDED or total.member != slots.indices[slot]
+            ]
+            for slot, totals in slots.totals.items()
+        }
+        ended = {slot: totals for slot, totals in ended.items() if totals}
+        return {**state, _TOTALS: ended} if ended else state
 
     def saves_anywhere(self) -> bool:
         return False  # it opens members
@@ -246,6 +280,7 @@ class Interleave(Stream):
         self.members.join(self.ctx, self.key)
         pairs = [*zip(cycle.indices, cycle.states, strict=True)]
         try:
+            totals = self._load_totals(state)
             now = [
                 NO_MEMBER if value is None else self.members[i].stream.load(value)
                 for i, value in pairs
@@ -255,8 +290,26 @@ class Interleave(Stream):
             raise
         self.members.close_but({i for i, value in pairs if value is not None})
         flags = tuple([SAID_TO_HAVE_ENDED if flag else RUNNING for flag in cycle.exhausted])
-        slots = Slots(cycle.num_opened, tuple(cycle.indices), flags, cycle.future_states, {})
+        slots = Slots(cycle.num_opened, tuple(cycle.indices), flags, cycle.future_states, totals)
         return self._moved_to((tuple(now), (), 0, cycle.slot, slots))
+
+    def _load_totals(self, state: Any) -> dict[int, tuple[Total, ...]]:
+        given = state.get(_TOTALS, {})
+        try:
+            pairs = [(int(slot), *pair) for slot, pairs in given.items() for pair in pairs]
+            found = [(slot, count_in(member), first) for slot, member, first in pairs]
+        except (AttributeError, TypeError, ValueError):
+            found = [(0, self.members.num, None)]
+        slots = Slots(0, (), (), {}, {})
+        for slot, member, first in found:
+            if not (0 <= slot < self.length and member < self.members.num):
+                raise StateMismatchError(
+                    f"{_TOTALS} in the state of {self} must have, by slot, pairs of the number of"
+                    f" a dataset and its state, got {shown(given)}"
+                )
+            stream = self.members[member].stream
+            slots = slots.with_total(slot, Total(member, kind_of(stream), stream.load(first)))
+        return {**slots.totals}
 
     def _moved_to(self, pos: Pos) -> Pos:
         self._cell, self._pos = None, pos
@@ -342,15 +395,69 @@ def totals_after(end: Pos, records: Records, owner: Interleave) -> Mapping[int, 
     members = owner.members
     for slot, (index, part) in enumerate(zip(slots.indices, parts(*found), strict=True)):
         if part is not NO_MEMBER and slots.ended[slot] != ENDED:
-            slots = slots.with_totals(slot, members.totals(index, part, records))
+            slots = slots.with_total(slot, total_of(members, index, part, records))
     numbers = [record.key.removeprefix(f"{owner.key}.").partition("/")[0] for record in records]
     for index in range(slots.num_opened, members.num):
         if str(index) in numbers:  # it began after ``end``
-            first = members.first(index, slots.totals.get(slot := index % owner.length))
-            slots = slots.with_totals(slot, members.totals(index, first, records))
+            first, slots = begun(members[index], slots, slot := index % owner.length)
+            slots = slots.with_total(slot, total_of(members, index, first, records))
     members.close_but(set())
-    totals: Mapping[int, Any] = slots.totals
+    totals: Mapping[int, tuple[Total, ...]] = slots.totals
     return totals
+
+
+def total_of(members: Members, index: int, end: Pos, records: Records = ()) -> Total | None:
+    """Return the faults of a member that is at ``end``.
+
+    ``None`` if it counts none, or not in a position that another stream understands.
+    """
+    stream = members[index].stream
+    if not (_may_count(stream) and _is_understood(stream)):
+        return None
+    pos = stream.next_epoch(end, records)
+    return Total(index, kind_of(stream), pos) if _counts(stream, pos) else None
+
+
+def begun(member: Member, slots: Slots, slot: int) -> tuple[Pos, Slots]:
+    """Return where a member begins that takes a slot, and the slots without the faults that it
+    continues to count.
+    """
+    kind = kind_of(member.stream)
+    for total in slots.totals.get(slot, ()) if member.is_new else ():
+        if total.kind == kind:
+            return total.pos, slots.without_total(slot, kind)
+    return member.first, slots
+
+
+def kind_of(stream: Stream) -> tuple[Any, ...]:
+    """Return what two streams have in common that understand the positions of each other."""
+    if isinstance(stream, Interleave):
+        return Interleave, stream.length
+    return type(stream), *map(kind_of, stream.parents)
+
+
+def _is_understood(stream: Stream) -> bool:
+    """Return true if streams of the same kind understand its positions."""
+    if isinstance(stream, Interleave):
+        return True
+    if type(stream).saves_anywhere is not Stream.saves_anywhere:
+        return stream.saves_anywhere()
+    return all(map(_is_understood, stream.parents))
+
+
+def _may_count(stream: Stream) -> bool:
+    is_one = stream.counts_faults or isinstance(stream, Interleave)
+    return is_one or any(map(_may_count, stream.parents))
+
+
+def _counts(stream: Stream, pos: Pos) -> bool:
+    """Return true if there are counts of faults in a position before the first element."""
+    if isinstance(stream, Interleave):
+        return bool(pos[-1].totals)
+    parents = enumerate(stream.parents)
+    return stream.counts_faults or any(
+        [_counts(parent, stream.pos_of_parent(pos, i)) for i, parent in parents]
+    )
 
 
 def replaced(values: tuple[Any, ...], i: int, value: Any) -> tuple[Any, ...]:

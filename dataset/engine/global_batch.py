@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -17,11 +17,14 @@ from gristmill.dataset.bases.context import collected_options
 from gristmill.dataset.bases.iterator import iterate
 from gristmill.dataset.bases.length import Exact, Infinite
 from gristmill.dataset.bases.node import ancestors, tolerances
+from gristmill.dataset.engine.choices import Choices, Records
 from gristmill.dataset.engine.iterators import StreamIterator
+from gristmill.dataset.engine.lane_rows import Part
 from gristmill.dataset.engine.round_robin import RoundRobinIterator
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, are_equal, pass_outputs
 from gristmill.dataset.faults.lanes import lane_budgets
-from gristmill.dataset.lanes.rows import Part, join_parts, part_of_lanes
+from gristmill.dataset.lanes.rows import join_parts
+from gristmill.dataset.slicing import part_of_lanes
 from gristmill.dataset.stages.map import MapMapDataset
 from gristmill.dataset.stages.map_with_index import MapWithIndexMapDataset
 from gristmill.dataset.stages.random_map import RandomMapMapDataset
@@ -39,29 +42,49 @@ _ENDLESS = 2**63 - 1
 _UNKNOWN: Any = object()
 
 
+class Here(NamedTuple):
+    """A position of the parent, and how many choices each stage upstream has made until there in
+    this run.
+    """
+
+    place: Pos
+    counts: Mapping[str, int] = {}
+
+
+class Step(NamedTuple):
+    """What the parent gives for a step.
+
+    Attributes:
+        parts: of all workers.
+        after: where the parent is afterwards.
+        made: the choices that were made for it.
+    """
+
+    parts: list[Part]
+    after: Here
+    made: Records
+
+
 class GlobalBatch(Stream):
     """Steps of lanes, put together. The parent gives a part of every worker for each step.
 
-    The position is ``(the parent's, Position)``; the parent's is ``None`` at the beginning, so that
-    lanes are opened when they are first needed.
+    The position is ``(the parent's, Position)``.
 
     Args:
         stage: the definition.
         parent: the stream of parts.
-        rows: its iterator.
     """
 
     is_restored = False  # a state was loaded
-    # Steps that were read and not delivered, with the parent's positions after them; and that
-    # before them.
+    # the parent's position before the steps that were read and not delivered
     _ahead_from: Pos = _UNKNOWN
     # The position at which it was last found out how many steps follow, and the one with the
     # answer.
     _extended: tuple[Pos, Position] = _UNKNOWN, Position()
 
-    def __init__(self, stage: GlobalBatchIterDataset[Any], parent: Stream, rows: Any) -> None:
+    def __init__(self, stage: GlobalBatchIterDataset[Any], parent: Stream) -> None:
         super().__init__(stage, parent)
-        self._ds, self._rows = stage, rows
+        self._ds = stage
         given: Any = self.parameters
         self.given: GlobalBatchParameters = given
         self._pads = given.end == "pad"
@@ -69,147 +92,167 @@ class GlobalBatch(Stream):
         num_workers = 0 if given.workers is None else given.workers.num_workers
         self._has_workers, self._num_parts = num_workers > 0, max(1, num_workers)
         self._allocate: Allocate = BufferPool()
-        self._ahead: deque[tuple[list[Part], Pos]] = deque()
+        self._ahead: deque[Step] = deque()
+        # of the steps that were read in this run, if a stage downstream records choices
+        self._choices: Choices | None = None
         found = tolerances(stage)
         self.counts_faults = bool(found)  # type: ignore[misc]
         self._budgets = lane_budgets(self, found)
         self._now: Pos = self.start()  # where the budgets are
 
     def start(self) -> Pos:
-        return None, Position()
+        return self.parent.start(), Position()
+
+    def next_epoch(self, end: Pos, records: Records = ()) -> Pos:
+        return self.parent.next_epoch(end[0], records), Position()
 
     def pos_of_parent(self, pos: Pos, i: int) -> Pos:
-        return self.parent.start() if pos[0] is None else pos[0]
+        return pos[0]
 
     # Running.
 
     def _run(self, cell: Cell) -> Iterator[Any]:
-        at: Position = cell.pos[1]
-        place = self.pos_of_parent(cell.pos, 0)
+        here, at = Here(cell.pos[0]), cell.pos[1]
+        self._choices = choices = None
+        if cell.choices is not None and self.parent.chooses:
+            self._choices, choices = Choices(), cell.choices
+            self._choices.restart(choices.to_come())
+            self._keep([], _UNKNOWN)
+            self.inner.go_to(here.place)  # a live run may have asked before
         if self._budgets is not None and self._now is not cell.pos:
             self._now = cell.pos
             self._budgets.restart()
         while True:
-            cell.past_failed = partial(self._pass, cell, place, at, None)
+            cell.past_failed = partial(self._pass, cell, here, at, None)
             if at.step == at.horizon and not at.is_last:
-                at = self._with_horizon(place, at)
+                at = self._with_horizon(here, at)
             if at.step == at.horizon:
                 break
-            parts, after = self._next_parts(place, at)
-            cell.past_failed = partial(self._pass, cell, place, at, after)
+            step = self._next_step(here, at)
+            cell.past_failed = partial(self._pass, cell, here, at, step._replace(parts=[]))
             try:
-                batch = self._batch(parts)
+                batch = self._batch(step.parts)
             except Exception as error:
                 self.fail(error, self.inner)
                 raise
             next_at = self._after(at)
             if self._budgets is not None:
-                self._now = after, next_at
+                self._now = step.after.place, next_at
                 excess = self._budgets.judge(0, None, partial(self.save, self._now))
                 if excess is not None:
                     raise excess
-            parts = []
             if self._ahead:
                 self._ahead_from = _UNKNOWN
                 self._ahead.popleft()
-                self._ahead_from = after
-            cell.past_failed, place, at = None, after, next_at
-            cell.pos = self._now = place, at
+                self._ahead_from = step.after.place
+            if choices is not None:
+                choices.add(step.made)
+            cell.past_failed, here, at = None, step.after, next_at
+            del step
+            cell.pos = self._now = here.place, at
             yield (batch, batch := None)[0]
         cell.past_failed = None
-        cell.pos = self._now = place, at
+        cell.pos = self._now = here.place, at
 
     def _after(self, at: Position) -> Position:
         return at.replaced(step=at.step + 1, rows=at.rows + self.given.rows_per_lane)
 
-    def _next_parts(self, place: Pos, at: Position) -> tuple[list[Part], Pos]:
-        """Return what the parent gives for the next step, and its position afterwards."""
-        if self._ahead and not are_equal(self._ahead_from, place):
+    def _next_step(self, here: Here, at: Position) -> Step:
+        """Return what the parent gives for the next step."""
+        if self._ahead and not are_equal(self._ahead_from, here.place):
             self._ahead.clear()
         if self._ahead:
             return self._ahead[0]
-        parts, after = self._read(place)
-        check_parts(self, parts, at)
-        return parts, after
+        step = self._read(here)
+        check_parts(self, step.parts, at)
+        return step
 
-    def _read(self, place: Pos) -> tuple[list[Part], Pos]:
-        """Return the parts of all workers after ``place``, and the position afterwards."""
-        cell = self.inner.at(place)
+    def _move_to(self, here: Here) -> Cell:
+        """Return the parent's cell at ``here``."""
+        if self._choices is not None:
+            self._choices.go_back(here.counts)
+        return self.inner.at(here.place, choices=self._choices)
+
+    def _read(self, here: Here) -> Step:
+        cell = self._move_to(here)
         cell.wanted = self._num_parts
-        return list(islice(self.parent.run(cell), self._num_parts)), cell.settle()
+        return self._read_since(here, list(islice(self.parent.run(cell), self._num_parts)))
 
-    def _past_parts(self, place: Pos) -> Pos:
-        """Return the position after the next step of the parent, whether that fails or not."""
-        cell = self.inner.at(place)
-        pass_outputs(self.parent, cell, self._num_parts)
-        return cell.settle()
+    def _pass_parts(self, here: Here) -> Step:
+        """Return the next step of the parent without its parts, whether it fails or not."""
+        pass_outputs(self.parent, self._move_to(here), self._num_parts)
+        return self._read_since(here, [])
 
-    def _pass(self, cell: Cell, place: Pos, at: Position, after: Pos) -> None:
-        """Move past a step that failed, which was read if ``after``, the position after it, is
-        given.
-        """
-        if after is None:
+    def _read_since(self, here: Here, parts: list[Part]) -> Step:
+        place, choices = self.inner.settle(), self._choices
+        if choices is None:
+            return Step(parts, Here(place), ())
+        return Step(parts, Here(place, {**choices.counts}), choices.hand_over(here.counts))
+
+    def _pass(self, cell: Cell, here: Here, at: Position, step: Step | None) -> None:
+        """Move past a step that failed, after it was read if it is given."""
+        if step is None:
             if at.step == at.horizon:
                 if self._is_agreed:
-                    self._with_horizon(place, at)  # raises again: hosts have to agree first
+                    self._with_horizon(here, at)  # raises again: hosts have to agree first
                     return
                 at = at.replaced(horizon=at.step + 1)
-            after = self._past_parts(place)
-        cell.pos = self._now = after, self._after(at)
+            step = self._pass_parts(here)
+        if self._choices is not None and cell.choices is not None:
+            cell.choices.add(step.made)
+        cell.pos = self._now = step.after.place, self._after(at)
         if self._budgets is not None:
             self._budgets.pass_skipped()
 
     # Finding out how many steps follow.
 
-    def _with_horizon(self, place: Pos, at: Position) -> Position:
+    def _with_horizon(self, here: Here, at: Position) -> Position:
         """Return ``at`` with the number of steps that certainly follow."""
-        before = place, at
+        before = here.place, at
         if not are_equal(self._extended[0], before):
-            self._extended = before, self._extend(place, at)
+            self._extended = before, self._extend(here, at)
         return self._extended[1]
 
-    def _extend(self, place: Pos, at: Position) -> Position:
+    def _extend(self, here: Here, at: Position) -> Position:
         if self._ds.is_computed:
             length = self._ds.num_steps_after(at.rows)
             horizon = at.step + length.num if isinstance(length, Exact) else _ENDLESS
             return at.replaced(horizon=horizon, is_last=True)
         if self._is_agreed:
-            return self._agree(place, at)
-        step = self._step(place)
-        self._keep([] if step is None else [step], place)
+            return self._agree(here, at)
+        step = self._step(here)
+        self._keep([] if step is None else [step], here.place)
         return at.replaced(horizon=at.step + (step is not None), is_last=step is None)
 
-    def _keep(self, steps: Sequence[tuple[list[Part], Pos]], place: Pos) -> None:
+    def _keep(self, steps: Sequence[Step], place: Pos) -> None:
         """Keep steps that were read after ``place``."""
         self._ahead_from = _UNKNOWN
         self._ahead = deque(steps)
         self._ahead_from = place
 
-    def _step(self, place: Pos) -> tuple[list[Part], Pos] | None:
-        """Return a step of the parent, with the position after it; ``None`` if its lanes cannot
-        fill one.
-        """
-        parts, after = self._read(place)
-        counts = [num for counts in _counts(parts) for num in counts]
+    def _step(self, here: Here) -> Step | None:
+        """Return a step of the parent; ``None`` if its lanes cannot fill one."""
+        step = self._read(here)
+        counts = [num for counts in _counts(step.parts) for num in counts]
         is_step = max(counts) > 0 if self._pads else min(counts) == self.given.rows_per_lane
-        return (parts, after) if is_step else None
+        return step if is_step else None
 
-    def _agree(self, first: Pos, at: Position) -> Position:
+    def _agree(self, first: Here, at: Position) -> Position:
         """Read steps ahead and ask all hosts how many they have. One that fails counts, and fails
         again in its turn.
         """
         every, agree = self.given.agree_every, self.given.agree
-        ahead: list[tuple[list[Part], Pos]] = []
-        num, place, has_failed = 0, first, False
+        ahead: list[Step] = []
+        num, here, has_failed = 0, first, False
         while num < every:
             try:
-                step = self._step(place)
+                step = self._step(here)
             except Exception:
-                place, has_failed = self._past_parts(place), True
+                here, has_failed = self._pass_parts(here).after, True
             else:
                 if step is None:
                     break
-                place = step[1]
+                here = step.after
                 if not has_failed:
                     ahead.append(step)
             num += 1
@@ -223,7 +266,7 @@ class GlobalBatch(Stream):
                 f"agree must return the {'largest' if self._pads else 'smallest'} of the numbers of"
                 f" all hosts, got {agreed}: this host has {num}, of {every} asked for"
             )
-        self._keep(ahead[:agreed], first)
+        self._keep(ahead[:agreed], first.place)
         return at.replaced(horizon=at.step + agreed, is_last=agreed < every)
 
     def _batch(self, parts: list[Part]) -> Any:
@@ -241,7 +284,7 @@ class GlobalBatch(Stream):
     # Positions and states.
 
     def save(self, pos: Pos) -> Any:
-        state = self.parent.save(self.pos_of_parent(pos, 0))
+        state = self.parent.save(pos[0])
         parts = state["iterators_in_use_states"] if self._has_workers else [state]
         lanes = {int(number): x for part in parts for number, x in part["lanes"].items()}
         num, size, is_mixed = self.given.num_lanes, self.given.batch_size, self._ds.mixes_in_lanes
@@ -310,7 +353,7 @@ class GlobalBatch(Stream):
 
     def allocate_with(self, allocate: Allocate) -> None:
         self._allocate = allocate
-        self._rows._allocate_with(allocate)
+        self.parent.allocate_with(allocate)
 
 
 class GlobalBatchIterator(StreamIterator[T]):
@@ -324,7 +367,7 @@ class GlobalBatchIterator(StreamIterator[T]):
     def __init__(self, stage: GlobalBatchIterDataset[T], rows: Any) -> None:
         if isinstance(rows, RoundRobinIterator):
             rows.judge_by([])  # this stage does so
-        super().__init__(stage, [rows], partial(GlobalBatch, rows=rows))
+        super().__init__(stage, [rows], GlobalBatch)
         watch_if_tracked(self, collected_options(stage))
 
     @property

@@ -20,7 +20,6 @@ from gristmill.dataset.errors.tracebacks import filter_traceback
 from gristmill.dataset.states.mixtures import as_names, without_components
 from gristmill.dataset.states.values import copied
 from gristmill.dataset.watching import tell_of_faults
-from gristmill.transforms.batching import Allocate
 
 R = TypeVar("R")
 T_co = TypeVar("T_co", covariant=True)
@@ -441,10 +440,6 @@ class IteratorStream(Stream):
 
     def merge(self, states: Any) -> Any:
         return self.it._merged_state(states)
-
-    def allocate_with(self, allocate: Allocate) -> None:
-        if hasattr(self.it, "_allocate_with"):  # that of lanes, which is of no stream yet
-            self.it._allocate_with(allocate)
 
     def index_of(self, pos: Pos) -> int:
         return self.it._get_next_index()

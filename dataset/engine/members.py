@@ -10,7 +10,7 @@ from gristmill.dataset.ahead.readahead import ReadAhead
 from gristmill.dataset.ahead.waits import BudgetWaits
 from gristmill.dataset.bases.context import ComponentContext, IteratorContext
 from gristmill.dataset.bases.iterator import DatasetIterator
-from gristmill.dataset.engine.choices import Choices, Records
+from gristmill.dataset.engine.choices import Choices
 from gristmill.dataset.engine.iterators import stream_of
 from gristmill.dataset.engine.stream import Cell, Pos, Stream
 
@@ -119,25 +119,6 @@ class Members:
                 self[i].stream.start_prefetch()
         return member.stream.run(member.cell.at(pos, choices=choices)), member.cell
 
-    def totals(self, index: int, end: Pos, records: Records = ()) -> tuple[Any, Pos] | None:
-        """Return where a member of the same kind begins that continues the totals of one that has
-        ended, with the kind.
-
-        ``None`` if it counts no faults, or not in a position that another stream understands.
-        """
-        stream = self[index].stream
-        return (
-            (_kind(stream), stream.next_epoch(end, records))
-            if _counts_faults(stream) and stream.saves_anywhere()
-            else None
-        )
-
-    def first(self, index: int, totals: tuple[Any, Pos] | None) -> Pos:
-        """Return where a member begins that takes the slot of one with ``totals``."""
-        member = self[index]
-        is_new = totals is not None and member.is_new and _kind(member.stream) == totals[0]
-        return totals[1] if totals is not None and is_new else member.first
-
     def open_next(self, index: int) -> DatasetIterator[Any]:
         """Return a new iterator of the next dataset, by the threads that open ahead."""
         if self.is_closed:
@@ -220,12 +201,3 @@ class Members:
         for stream in streams:
             stream.drop()
         self.close()
-
-
-def _counts_faults(stream: Stream) -> bool:
-    return stream.counts_faults or any(map(_counts_faults, stream.parents))
-
-
-def _kind(stream: Stream) -> tuple[Any, ...]:
-    """Return what two streams have in common that understand the positions of each other."""
-    return type(stream), *map(_kind, stream.parents)

@@ -13,8 +13,8 @@ from typing import Any, ClassVar, NamedTuple
 
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.parameters import NONE
-from gristmill.dataset.engine.choices import Choices, Records, number_choosers
-from gristmill.dataset.engine.iterators import Given, StreamIterator, stream_of
+from gristmill.dataset.engine.choices import Choices, Records
+from gristmill.dataset.engine.iterators import Given, StreamIterator
 from gristmill.dataset.engine.stream import Cell, Layer, Pos, Stream
 
 
@@ -46,15 +46,15 @@ def state_in(state: Any) -> Any:
     return state.state if type(state) is StateWithChoices else state
 
 
-def with_known(state: Any, known: Records, prefix: str) -> Any:
+def with_known(state: Any, known: Records, prefixes: tuple[str, ...]) -> Any:
     """Return the state of a shard that makes choices again.
 
     Args:
         state: of the shard.
         known: the choices, of all shards.
-        prefix: begins the keys of the stages in this shard.
+        prefixes: begin the keys of the stages in this shard.
     """
-    own = tuple([record for record in known if record.key.startswith(prefix)])
+    own = tuple([record for record in known if record.key.startswith(prefixes)])
     return StateWithChoices(state_in(state), ShardChoices(known=own)) if own else state_in(state)
 
 
@@ -63,17 +63,6 @@ def add_choices(choices: Choices | None, state: Any) -> None:
     if choices is not None and type(state) is StateWithChoices:
         choices.add(state.choices.made)
         choices.met_end |= state.choices.met_end
-
-
-def number_shard(it: DatasetIterator[Any], key: str, number: int) -> None:
-    """Give the stages of a shard that choose their keys: the states of some contain these.
-
-    Args:
-        it: the iterator of the shard.
-        key: of the stage of the shards.
-        number: of the shard.
-    """
-    number_choosers(stream_of(it), key_prefix(key, number))
 
 
 def key_prefix(key: str, number: int) -> str:

@@ -8,7 +8,14 @@ from typing import Any, TypeVar
 
 from gristmill.dataset.bases.context import IteratorContext, collected_options
 from gristmill.dataset.bases.iterator import iterate
-from gristmill.dataset.bases.node import ancestors, makes_choices, mixes_in_lanes, tolerances
+from gristmill.dataset.bases.node import (
+    ancestors,
+    makes_choices,
+    mixes_in_lanes,
+    tolerances,
+    tolerates,
+)
+from gristmill.dataset.engine.choices import Records
 from gristmill.dataset.engine.cycle import ENDED, RUNNING, SAID_TO_HAVE_ENDED, parts, replaced
 from gristmill.dataset.engine.iterators import StreamIterator, tell_faults_of
 from gristmill.dataset.engine.recording import add_choices, state_in
@@ -103,6 +110,12 @@ class RoundRobin(Stream):
 
     def start(self) -> Pos:
         return self._first
+
+    def next_epoch(self, end: Pos, records: Records = ()) -> Pos:
+        if not self.known.counts_faults:
+            return self.start()
+        now = self.known.next_epoch(parts(*end[:3]), records)
+        return tuple(now), (), 0, 0, (RUNNING,) * self.count
 
     # Running.
 
@@ -313,6 +326,8 @@ class RoundRobinIterator(StreamIterator[T]):
         self._ds = task.dataset
         self._ctx.options = collected_options(self._ds)  # they hold after this stage, too
         self.judge_by(tolerances(self._ds))
+        # those of datasets that shards open are judged there
+        self._counts_faults = self._engine.known.counts_faults = tolerates(self._ds)
         watch_if_tracked(self, self._ctx.options)
 
     @property
@@ -347,14 +362,6 @@ class RoundRobinIterator(StreamIterator[T]):
     def lanes(self) -> Sequence[Shard]:
         """See ``RunningShards.lanes``."""
         return self._engine.running.lanes()
-
-    @property
-    def _is_taken_again(self) -> bool:
-        return self._engine.known.is_replayed
-
-    @_is_taken_again.setter
-    def _is_taken_again(self, is_taken_again: bool) -> None:
-        self._engine.known.is_replayed = is_taken_again
 
     @property
     def _described_parameters(self) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from gristmill.dataset.bases.iterator import DatasetIterator, iterate, snapshot
 from gristmill.dataset.bases.length import Exact, num_elements
 from gristmill.dataset.bases.node import ancestors, changes_in_lanes
 from gristmill.dataset.bases.observing import opens_pipelines
-from gristmill.dataset.engine.iterators import is_of_streams
+from gristmill.dataset.engine.choices import Records
+from gristmill.dataset.engine.iterators import is_of_streams, stream_of
 from gristmill.dataset.engine.recording import state_in
 from gristmill.dataset.executors.protocol import open_shards
 from gristmill.dataset.states.shards import indices_of_shards, uneven
@@ -33,7 +34,6 @@ class KnownShards:
 
     ctx: IteratorContext
     counts_faults = False  # states have counts of faults
-    is_replayed = False  # by a stage with an iterator of its own
     key = ""  # of the stage of the shards, if their choices are recorded
     _opened: tuple[list[DatasetIterator[Any]], list[Any]] | None = None
     _beginnings: list[Any] | None = None
@@ -50,9 +50,7 @@ class KnownShards:
     @property
     def task(self) -> PipelineTask:
         """The task, with the options of the pipeline that it is part of."""
-        return replace(
-            self._task, options=self.ctx.options, is_taken_again=self.is_replayed, key=self.key
-        )
+        return replace(self._task, options=self.ctx.options, key=self.key)
 
     def new(self) -> list[DatasetIterator[Any]]:
         """Return new iterators of all shards, which nobody observes."""
@@ -132,6 +130,19 @@ class KnownShards:
                 it.set_state(state)
                 if self.counts_faults:
                     found[i] = snapshot(it)
+        return found
+
+    def next_epoch(self, now: Sequence[Any], records: Records) -> list[Any]:
+        """Return the parts before the first elements, with the totals of faults in ``now``; see
+        ``Stream.next_epoch``.
+        """
+        found: list[Any] = []
+        for it, state in zip(self.opened()[0], self.states(now), strict=True):
+            if state is None or not is_of_streams(it):
+                found.append(())
+                continue
+            stream = stream_of(it)
+            found.append(([stream.save(stream.next_epoch(stream.load(state), records))], 0))
         return found
 
     def index_of(self, now: Sequence[Any]) -> int:

@@ -25,9 +25,8 @@ from typing import Any, TypeAlias
 
 from gristmill.dataset.ahead.waits import BudgetWaits
 from gristmill.dataset.bases.context import IteratorContext
-from gristmill.dataset.bases.iterator import DatasetIterator, are_taken_again, iterate
+from gristmill.dataset.bases.iterator import DatasetIterator, iterate
 from gristmill.dataset.bases.observing import WorkAhead
-from gristmill.dataset.engine.recording import number_shard
 from gristmill.dataset.states.values import Fetched
 from gristmill.dataset.workers.task import PipelineTask
 
@@ -165,10 +164,7 @@ def open_shards(task: PipelineTask, ctx: IteratorContext) -> list[DatasetIterato
     """
     own, count = ctx.numbers, task.num_lanes
     iterators = [iterate(share) for share in [task.share(i) for i in range(count)]]
-    if task.is_taken_again:
-        are_taken_again(iterators)
     for i, it in enumerate(iterators):
-        if task.key:
-            number_shard(it, task.key, i)
+        task.number_stages(it, i)
         it._ctx.belong_to(own.index + i * own.count, count * own.count, ctx)
     return iterators

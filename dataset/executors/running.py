@@ -9,7 +9,7 @@ from typing import Any
 from gristmill.core.errors import StateMismatchError
 from gristmill.dataset.engine.choices import Records
 from gristmill.dataset.engine.cycle import ENDED, parts
-from gristmill.dataset.engine.recording import key_prefix, state_in, with_known
+from gristmill.dataset.engine.recording import state_in, with_known
 from gristmill.dataset.engine.stream import Pos, are_equal
 from gristmill.dataset.executors.known import KnownShards
 from gristmill.dataset.executors.protocol import Executor, Shard
@@ -69,8 +69,8 @@ class RunningShards:
         if any([state_in(state) is None and len(now[i]) > 1 for i, state in states.items()]):
             raise stateless(self.executor)
         if known is not None:
-            prefixes = {i: key_prefix(self._known.key, i) for i in states}
-            states = {i: with_known(states[i], known, prefixes[i]) for i in states}
+            task = self._known.task
+            states = {i: with_known(states[i], known, task.key_prefixes(i)) for i in states}
         self.at = UNKNOWN
         if states:
             self.executor.open(self._known.task)

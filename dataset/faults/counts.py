@@ -14,14 +14,11 @@ class Skipped(NamedTuple):
 
     Args:
         place: the number.
-        entry: what is needed to skip it again, for stages that replay elements without a record of
-            choices.
         fault: the fault.
         stage: which of the stages that tolerate faults in a map dataset has skipped it.
     """
 
     place: int
-    entry: list[Any]
     fault: Fault
     stage: int = 0
 
@@ -108,33 +105,31 @@ class Faults(dict[str, Any]):
         counts: ``total``, and ``passed`` if the state has one (see ``known``).
         limits: of the stage.
         recent: see ``Count``.
-        log: see ``FaultLog``.
         key: under which choices of the stage are recorded.
         rate: how many elements of the stage the iterator draws from an epoch, and the length of
             that.
     """
 
-    __slots__ = ("key", "limits", "log", "rate", "recent")
+    __slots__ = ("key", "limits", "rate", "recent")
 
     def __init__(
         self,
         counts: Mapping[str, Any],
         limits: Limits | None = None,
         recent: tuple[Skipped, ...] = (),
-        log: Any = None,
         key: str = "",
         rate: tuple[int, int] = (1, 1),
     ) -> None:
         super().__init__(counts)
-        self.limits, self.recent, self.log, self.key, self.rate = limits, recent, log, key, rate
+        self.limits, self.recent, self.key, self.rate = limits, recent, key, rate
 
     def __deepcopy__(self, memo: Any) -> Faults:
-        return Faults(copied(dict(self)), self.limits, self.recent, self.log, self.key, self.rate)
+        return Faults(copied(dict(self)), self.limits, self.recent, self.key, self.rate)
 
     __copy__ = None
 
     def __reduce__(self) -> Any:
-        return Faults, (dict(self), self.limits, self.recent, None, self.key, self.rate)
+        return Faults, (dict(self), self.limits, self.recent, self.key, self.rate)
 
 
 class Tally(NamedTuple):
@@ -145,7 +140,6 @@ class Tally(NamedTuple):
         path: where in the state they are.
         faults: the counts in the state.
         place: the number of elements that the iterator of the stage is after.
-        until: the same, up to the end of what is known.
         total: the number of faults.
         tried: the number of elements of the stage that were tried.
         recent: the last faults of this run.
@@ -154,7 +148,6 @@ class Tally(NamedTuple):
     path: tuple[Any, ...]
     faults: Faults
     place: int
-    until: int
     total: int
     tried: int
     recent: tuple[Skipped, ...]
@@ -217,18 +210,17 @@ def _tally(
     tried: int,
     records: Sequence[Mapping[str, Any]],
 ) -> Tally:
-    total, until, recent = faults["total"], place, faults.recent
+    total, recent = faults["total"], faults.recent
     tried = faults.get("tried", tried)
     if "passed" in faults:
-        until, tried, total = [faults["passed"][key] for key in ("until", "tried", "total")]
+        tried, total = [faults["passed"][key] for key in ("tried", "total")]
     for record in records:
         num, choices = record.get(faults.key, (0, ()))
-        until += num
         tried += num * faults.rate[0] // faults.rate[1]
         for _, choice in choices:
             total += num_faults(choice, path[-1])
             recent = (*recent, *skipped_of(choice, path[-1]))
-    return Tally(path, faults, place, until, total, tried, recent)
+    return Tally(path, faults, place, total, tried, recent)
 
 
 def counted(state: Any) -> FaultCounts:

@@ -12,10 +12,8 @@ from typing import Any, NamedTuple
 
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import plain_counts, plain_int, shown
-from gristmill.dataset.faults.counts import Faults, place_in, tallies
+from gristmill.dataset.faults.counts import Faults, place_in
 from gristmill.dataset.states.values import copied, given
-
-_MAX_LOGGED = 100_000  # elements, more than any window has
 
 
 class Known(NamedTuple):
@@ -84,66 +82,6 @@ def passed_in(known: Known | None, place: int) -> dict[str, Any]:
     return {
         "passed": {"until": known.until, "tried": known.tried, "total": known.total, "over": over}
     }
-
-
-class FaultLog:
-    """The elements that a stage has skipped in this run, by number, with what is needed to do so
-    again.
-    """
-
-    def __init__(self) -> None:
-        self._places: dict[int, list[list[Any]]] = {}
-
-    def fill(self, place: int, known: Known | None) -> None:
-        """Take over what is known of the elements from ``place`` on."""
-        if known is not None and place < known.until:
-            self.cut(place)
-            self._places.update({i: entries for i, entries in known.skipped.items() if i >= place})
-
-    def add(self, place: int, entry: list[Any]) -> None:
-        """Add an entry for an element, in place of an older one with the same first value."""
-        entries = self._places.get(place, [])
-        self._places[place] = [*[old for old in entries if old[0] != entry[0]], entry]
-        if len(self._places) > _MAX_LOGGED:
-            for old in [*self._places][: _MAX_LOGGED // 2]:
-                del self._places[old]
-
-    def cut(self, place: int) -> None:
-        """Forget the elements from ``place`` on, which are tried again."""
-        for old in [old for old in self._places if old >= place]:
-            del self._places[old]
-
-    def between(self, start: int, stop: int) -> list[list[Any]]:
-        """Return ``[number, *entry]`` of the elements in a range."""
-        return [
-            [place, *entry]
-            for place in sorted(self._places)
-            if start <= place < stop
-            for entry in self._places[place]
-        ]
-
-
-def with_passed(before: Any, now: Any) -> Any:
-    """Return a copy of the state ``before`` with what was skipped between it and ``now``, a later
-    one of the same iterator.
-    """
-    result = copied(before)
-    ends = {id(tally.faults.log): tally for tally in tallies(now)}
-    for tally in tallies(result):
-        faults, log = tally.faults, tally.faults.log
-        end = None if log is None else ends.get(id(log))
-        if end is None:  # it has come to its end
-            continue
-        faults.recent = end.recent
-        if end.until > faults.get("passed", {"until": tally.place})["until"]:
-            over = copied(log.between(tally.place, end.until))
-            faults["passed"] = {
-                "until": end.until,
-                "tried": end.tried,
-                "total": end.total,
-                "over": over,
-            }
-    return result
 
 
 def keep_known(state: Any, now: Any) -> Any:

@@ -10,7 +10,6 @@ from typing import Any
 from gristmill.core.errors import FaultBudgetError
 from gristmill.dataset.faults.budget import Tolerance
 from gristmill.dataset.faults.counts import Skipped, Tally, latest, tallies
-from gristmill.dataset.faults.known import FaultLog
 from gristmill.dataset.states.values import LinearStates
 
 
@@ -41,7 +40,6 @@ class LaneBudgets:
         self._seen: dict[int, Any] = {}
         # stage, total, tried; by lane and path
         self._counts: dict[tuple[Any, ...], tuple[str, int, int]] = {}
-        self._logs: dict[tuple[Any, ...], FaultLog] = {}
         self._written: dict[tuple[Any, ...], int] = {}
 
     def restart(self) -> None:
@@ -49,7 +47,6 @@ class LaneBudgets:
         self._seen, self._counts = {}, {}
         for lane, state in enumerate(self._states()):
             for key, tally in self._of_lane(lane, state):
-                self._logs[key].cut(tally.until)  # elements after that are tried again
                 if tally.total >= self._known(key):
                     self._note(key, tally)
 
@@ -127,13 +124,6 @@ class LaneBudgets:
             limits = tally.faults.limits
             if limits is not None and limits.number in self._tolerances:
                 key = 0 if self._is_common else lane, *tally.path, limits.number
-                log = tally.faults.log = self._logs.setdefault(key, FaultLog())
-                for place, *entry in (
-                    tally.faults["passed"]["over"] if "passed" in tally.faults else ()
-                ):
-                    log.add(place, entry)
-                for skipped in tally.recent:
-                    log.add(skipped.place, skipped.entry)
                 yield key, tally
 
     def _note(self, key: tuple[Any, ...], tally: Tally) -> None:

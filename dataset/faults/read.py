@@ -25,7 +25,7 @@ from gristmill.dataset.faults.attempts import Event, Outcome, Reports, current, 
 from gristmill.dataset.faults.attempts import Known as KnownAt
 from gristmill.dataset.faults.budget import refuse
 from gristmill.dataset.faults.counts import Choice, Count, Faults, Skipped, skipped_of
-from gristmill.dataset.faults.known import FaultLog, Known, parse_counts, passed_in
+from gristmill.dataset.faults.known import Known, parse_counts, passed_in
 from gristmill.dataset.slicing import PipelineEditor
 from gristmill.dataset.stages.runs import RunsMapDataset
 
@@ -188,9 +188,13 @@ class ReadOutcomes(Read):
         self.numbers = ds.numbers if type(ds) is RunsMapDataset else None
         self.tolerances = [tolerance_of(node) for node in self.outcomes.stages]
         self._slots = {tolerance.limits.number: i for i, tolerance in enumerate(self.tolerances)}
-        pairs = [(node, num) for node in self.outcomes.stages for num in (1, len(ds))]
-        self._is_even = all([num_drawn(ds, node, num) == num for node, num in pairs])
-        self._logs = [FaultLog() for _ in self.tolerances]
+        self._is_even = all(
+            [
+                num_drawn(ds, node, num) == num
+                for node in self.outcomes.stages
+                for num in (1, len(ds))
+            ]
+        )
         self._num_written = 0  # indices of all epochs up to which faults were logged
 
     def _run(self, cell: Cell) -> Iterator[Any]:
@@ -249,7 +253,6 @@ class ReadOutcomes(Read):
         until = 0
         for slot, known in enumerate(at.known):
             if known is not None:
-                self._logs[slot].fill(at.place, known)
                 until = max(until, known.until - at.before)
                 for place, *entry in known.entries(at.place):
                     choice = found.setdefault(place - at.before, Choice({"faults": []}))
@@ -303,17 +306,18 @@ class ReadOutcomes(Read):
     def _choice(self, at: _At, events: list[Event]) -> Choice:
         entries, skipped = [], []
         for event in events:
-            slot, entry = self._slots[event.stage], [event.at, event.num]
-            entries.append([slot, *entry, *([] if event.counts else [0])])
+            slot = self._slots[event.stage]
+            entries.append([slot, event.at, event.num, *([] if event.counts else [0])])
             if event.counts:
-                skipped += [Skipped(at.place, entry, fault, slot) for fault in event.faults]
+                place = at.before + at.next_index
+                skipped += [Skipped(place, fault, slot) for fault in event.faults]
         return Choice({"faults": entries}, tuple(skipped))
 
     def _added(self, at: _At, choice: Mapping[str, Any]) -> tuple[Count, ...]:
         """Return the counts with the faults of the element at ``at``."""
-        counts, nums = [*at.counts], [0] * len(at.counts)
-        for slot, stage_index, num, *elsewhere in choice["faults"]:
-            self._logs[slot].add(at.place, [stage_index, num])
+        counts = [*at.counts]
+        nums = [0] * len(counts)
+        for slot, _, num, *elsewhere in choice["faults"]:
             nums[slot] += 0 if elsewhere else num
             if elsewhere and counts[slot].row_at(at.place):
                 counts[slot] = counts[slot]._replace(last=at.place)
@@ -392,10 +396,15 @@ class ReadOutcomes(Read):
 
     def _counts(self, slot: int, place: int, count: Count, known: Known | None) -> Faults:
         values = {"total": count.total, **passed_in(known, place)}
-        length = 1 if self._is_even else max(1, self.length)
-        rate = self._num_tried(slot, length), length
-        limits, log = self.tolerances[slot].limits, self._logs[slot]
-        return Faults(values, limits, count.recent, log, self.key, rate)
+        length = max(1, self.length)
+        rate = 1 if self._is_even else self._num_tried(slot, length)
+        return Faults(
+            values,
+            self.tolerances[slot].limits,
+            count.recent,
+            self.key,
+            (rate, 1 if self._is_even else length),
+        )
 
     def load(self, state: Any) -> Pos:
         found, num = state_field(state, "faults", self), len(self.tolerances)

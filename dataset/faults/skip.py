@@ -16,7 +16,7 @@ from gristmill.dataset.engine.choices import NEW, USUAL, Records
 from gristmill.dataset.engine.stream import Cell, Pos, Stream
 from gristmill.dataset.faults.budget import Fault, Tolerance, failed_again, refuse, refused_by
 from gristmill.dataset.faults.counts import Choice, Count, Faults, Skipped
-from gristmill.dataset.faults.known import FaultLog, Known, keep_known, parse_counts, passed_in
+from gristmill.dataset.faults.known import Known, keep_known, parse_counts, passed_in
 from gristmill.dataset.states.values import copied
 
 _MOST = 64  # elements that are returned one by one before the consumer is asked how many it wants
@@ -44,11 +44,9 @@ class SkipFailed(Stream):
         super().__init__(stage, parent)
         self.tolerance = tolerance
         self.tracing = tracing
-        self.log = FaultLog()
         self._num_written = 0  # outputs up to which faults were logged
 
     def _run(self, cell: Cell) -> Iterator[Any]:
-        self.log.fill(cell.pos[1], cell.pos[3])
         while True:
             pos, tried, count, known = cell.pos
             inner, choices = self.inner.at(pos, choices=cell.choices), cell.choices
@@ -188,7 +186,7 @@ class SkipFailed(Stream):
         self.inner.pass_failed()
         _, tried, count, known = cell.pos
         state = self.parent.save(self.inner.pos)
-        skipped = Skipped(tried, [0, state], fault)
+        skipped = Skipped(tried, fault)
         if cell.choices is not None:
             choice = Choice({"after": state}, (skipped,))
             if counts is not None and (asked := cell.choices.num_since(counts)):
@@ -198,7 +196,6 @@ class SkipFailed(Stream):
             self._num_written = tried + 1
             self.tolerance.write([fault])
             self.tell_faults(self.tolerance.limits.name, 1)
-        self.log.add(tried, skipped.entry)
         cell.pos = self.inner.pos, tried + 1, count.added(tried, 1, [skipped]), known
 
     def _skip_again(self, cell: Cell, choice: Any, counts: Mapping[str, int] | None) -> None:
@@ -217,7 +214,6 @@ class SkipFailed(Stream):
             cell.choices.repeat(choice.get("asked", {}))
             cell.choices.note(self.key, choice)
         self.inner.go_to(after)
-        self.log.add(tried, [0, state])
         cell.pos = after, tried + 1, count.added(tried, 1, getattr(choice, "skipped", ())), known
 
     def _trace(self, cell: Cell, counts: Mapping[str, int] | None) -> None:
@@ -260,7 +256,7 @@ class SkipFailed(Stream):
     def save(self, pos: Pos) -> Any:
         inner, tried, count, known = pos
         counts = {"total": count.total, **passed_in(known, tried)}
-        faults = Faults(counts, self.tolerance.limits, count.recent, self.log, self.key)
+        faults = Faults(counts, self.tolerance.limits, count.recent, self.key)
         return {"parent": self.parent.save(inner), "tried": tried, "faults": [faults]}
 
     def faults_in(self, pos: Pos) -> Any:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -176,6 +176,12 @@ class LanesOnRay:
         self._groups, self._actor_of = {}, {}
         self._divide(states)
 
+    def go_on_with(self, states: dict[int, Any]) -> None:
+        """Compute these lanes, too, from these states on."""
+        for number in states:
+            self.lanes[number].clear()
+        self._divide({**self._states(), **states}, moved=states)
+
     def resize(self, num: int) -> None:
         """Makes this many actors, or all that exist, compute the lanes from now on. May be called
         by another thread.
@@ -242,9 +248,11 @@ class LanesOnRay:
             self._pool.lose(actor)
             self._divide(self._states(), lost=actor)
 
-    def _divide(self, states: dict[int, Any], *, lost: int | None = None) -> None:
+    def _divide(
+        self, states: dict[int, Any], *, lost: int | None = None, moved: Collection[int] = ()
+    ) -> None:
         """Has the actors that are there compute lanes from these states on; those whose lanes are
-        the same continue.
+        the same continue, unless some of them were moved.
         """
         actors = self._pool.available() or self._pool.wait()
         before = {
@@ -258,7 +266,7 @@ class LanesOnRay:
         }
         self._actor_of = {number: index for index, share in shares.items() for number in share}
         for index, share in shares.items():
-            if before.get(index, set()) != set(share):
+            if before.get(index, set()) != {*share} or {*share} & {*moved}:
                 dangerous = next(
                     (number for number in share if self._deaths[number] >= _CAREFUL_DEATHS), None
                 )

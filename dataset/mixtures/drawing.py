@@ -94,9 +94,7 @@ class Drawing:
     def in_blocks(self) -> bool:
         """True if the elements that follow are determined by the index and the own plan."""
         mix = self.mix
-        return self.counts is None and not (
-            mix.by or self.again or self.pieces or mix.is_replayed or self.choices
-        )
+        return self.counts is None and not (mix.by or self.again or self.pieces or self.choices)
 
     def turns(self, num: int) -> Iterable[Any]:
         """Return up to ``num`` components that are next; an empty list if the mixture has ended."""

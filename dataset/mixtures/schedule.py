@@ -377,7 +377,11 @@ class ScheduledSelection:
         self.end = end
 
     def __getstate__(self) -> dict[str, Any]:
-        unused = {"_lap": None, "_missed": set(), "_following": (0, [0] * self._num)}
+        unused: dict[str, Any] = {
+            "_lap": None,
+            "_missed": set(),
+            "_following": (0, [0] * self._num),
+        }
         return {**vars(self), "_blocks": {}, **unused}
 
     @property

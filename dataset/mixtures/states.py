@@ -28,7 +28,7 @@ def saved(mix: Mix, at: Standing) -> Any:
     if mix.names is not None:
         states = dict(zip(mix.names, states, strict=True))
     state = {"parents": states, "index": at.num_asked, "stop": at.has_ended}
-    if mix.names is not None and (mix.key or mix.is_replayed or at.counts is not None):
+    if mix.names is not None and (mix.key or at.counts is not None):
         state[OWN] = mix.own.copy()  # Grain ignores the entry
     pieces = [piece for piece in at.pieces if piece.stop > at.num_asked]
     if pieces:

@@ -11,7 +11,6 @@ from typing import Any
 
 from gristmill.dataset.bases.iterator import (
     DatasetIterator,
-    are_taken_again,
     iterate,
     share_context,
 )
@@ -65,7 +64,6 @@ class Mix(Stream):
         self.nothing = DrawCounts.nothing(
             len(parents), self.plan.whole * _FINE if self.by is not None else 0
         )
-        self.is_replayed = False  # by such a stage
         self.owner: weakref.ref[MixIterator] | None = None
         self.epochs = [0] * len(parents)  # of the streams in ``parents``
         # epochs of components before that, with their streams
@@ -147,10 +145,6 @@ class Mix(Stream):
 
     # Components.
 
-    def replay_by_iterators(self) -> None:
-        """A stage with an iterator of its own may replay elements."""
-        self.is_replayed = True
-
     def parent_in(self, i: int, counts: DrawCounts | None) -> Stream:
         """Return the stream of a component in the epoch in which it is."""
         epoch = 0 if counts is None else counts.epochs[i]
@@ -181,8 +175,6 @@ class Mix(Stream):
         owner = None if self.owner is None else self.owner()
         it = self._iterate(i, epoch)
         share_context([it], self.ctx)
-        if self.is_replayed:
-            are_taken_again([it])
         if owner is not None:
             owner.replace_parent(i, it)
         self.former[i] = self.epochs[i], self.parents[i]
@@ -327,14 +319,6 @@ class MixIterator(StreamIterator[Any]):
     def _mix(self) -> Mix:
         mix: Any = self._engine
         return mix
-
-    @property
-    def _is_taken_again(self) -> bool:
-        return self._mix.is_replayed
-
-    @_is_taken_again.setter
-    def _is_taken_again(self, is_taken_again: bool) -> None:
-        self._mix.replay_by_iterators()
 
     def replace_parent(self, i: int, it: DatasetIterator[Any]) -> None:
         """Take note of the iterator of another epoch of a component."""

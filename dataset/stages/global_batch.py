@@ -33,9 +33,10 @@ from gristmill.dataset.bases.node import ancestors, mixes_in_lanes, spec_of
 from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.dataset.bases.traced import Traced, Tracing, grouped
 from gristmill.dataset.engine.global_batch import GlobalBatchIterator
+from gristmill.dataset.engine.lane_rows import Part
 from gristmill.dataset.executors.auto import most_workers
-from gristmill.dataset.lanes.rows import LaneRowsIterDataset, Part, part_of_lanes, zero_like
-from gristmill.dataset.slicing import slice_pipeline
+from gristmill.dataset.lanes.rows import LaneRowsIterDataset, zero_like
+from gristmill.dataset.slicing import part_of_lanes, slice_pipeline
 from gristmill.dataset.stages.batch import batch_function
 from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterDataset
 from gristmill.dataset.stages.repeat import RepeatIterDataset

@@ -205,9 +205,13 @@ def as_stream(ds: Any) -> IterDataset[Any]:
 class Elsewhere(Protocol):
     """Computes the elements of datasets."""
 
-    def iterator(self, index: int, whole: DatasetIterator[Any]) -> DatasetIterator[Any]:
-        """The iterator that gives the elements of ``whole``, the unused iterator of dataset
-        ``index``.
+    def iterator(self, index: int, whole: DatasetIterator[Any], key: str) -> DatasetIterator[Any]:
+        """Return the iterator that gives the elements of a dataset.
+
+        Args:
+            index: of the dataset.
+            whole: an unused iterator of the dataset.
+            key: of the interleave, if choices are recorded.
         """
 
     def close(self) -> None:
@@ -236,7 +240,7 @@ class IteratorOpener:
         ds = dataset_at(self.datasets, index)
         it = iterate(as_stream(ds))
         if self._elsewhere is not None:
-            it = self._elsewhere.iterator(index, it)
+            it = self._elsewhere.iterator(index, it, self.key)
         elif isinstance(ds, IterDataset):
             it = ThreadPrefetchDatasetIterator(it, self._buffer_size)
         it._share_context(ComponentContext(self.ctx, it._ctx.options))

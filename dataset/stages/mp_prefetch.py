@@ -19,6 +19,7 @@ from gristmill.dataset.executors.auto import FIRST_WORKERS, most_workers
 from gristmill.dataset.executors.inline import InlineExecutor
 from gristmill.dataset.executors.pools import PoolExecutor
 from gristmill.dataset.executors.protocol import Executor
+from gristmill.dataset.lanes.rows import LaneRowsIterDataset
 from gristmill.dataset.slicing import num_elements_of_shares, slice_pipeline
 from gristmill.dataset.workers.task import PipelineTask
 from gristmill.workers.setup import preload
@@ -152,8 +153,15 @@ def lanes_task(
     init_fn: Any = None,
 ) -> PipelineTask:
     """Return what an executor computes of ``ds``, without the options of the pipeline."""
+    rows_of = ds.lanes if isinstance(ds, LaneRowsIterDataset) else None
     return PipelineTask(
-        ds, DatasetOptions(), init_fn, sequential_slice, num_lanes, by_lanes=by_lanes
+        ds,
+        DatasetOptions(),
+        init_fn,
+        sequential_slice,
+        num_lanes,
+        by_lanes=by_lanes,
+        rows_of=rows_of,
     )
 
 

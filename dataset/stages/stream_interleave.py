@@ -23,13 +23,15 @@ from gristmill.dataset.bases.division import Division
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate, share_context, snapshot
 from gristmill.dataset.bases.length import Length, Unknown, same_number
-from gristmill.dataset.bases.node import is_of_library, spec_of_first_parent
+from gristmill.dataset.bases.node import is_of_library, spec_of_first_parent, tolerances
 from gristmill.dataset.bases.parameters import Parameters, field, parameters_of
 from gristmill.dataset.bases.traced import Tracing
 from gristmill.dataset.engine.choices import Records
-from gristmill.dataset.engine.iterators import Given, StreamIterator, stream_of
+from gristmill.dataset.engine.iterators import Given, StreamIterator, stream_of, tell_faults_of
+from gristmill.dataset.engine.recording import add_choices, key_prefix, state_in, with_known
 from gristmill.dataset.engine.round_robin import RoundRobinIterator
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, are_equal, observed
+from gristmill.dataset.faults.lanes import lane_budgets
 from gristmill.dataset.lanes.processes import WorkerLane
 from gristmill.dataset.slicing import replaced_in
 from gristmill.dataset.stages.interleave import (
@@ -252,14 +254,18 @@ class _Members:
     def __init__(self, workers: RoundRobinIterator[Any]) -> None:
         # of the interleave
         self.ctx: IteratorContext = ComponentContext(IteratorContext(joined=None))
+        self.key = ""  # of the interleave, if choices are recorded
         self._workers = workers
         self._lanes: Sequence[WorkerLane] = ()
         self._process_id = 0
         self._users: dict[int, _User] = {}  # whose lanes are computed or are to be
         self._waiting: dict[int, Any] = {}  # states of lanes that were not started
 
-    def iterator(self, index: int, whole: DatasetIterator[Any]) -> MemberDatasetIterator[Any]:
-        """The replacement of ``whole``, an iterator of dataset ``index``."""
+    def iterator(
+        self, index: int, whole: DatasetIterator[Any], key: str
+    ) -> MemberDatasetIterator[Any]:
+        """See ``Elsewhere``."""
+        self.key = key
         return MemberDatasetIterator(self, index, whole)
 
     def close(self) -> None:
@@ -301,6 +307,7 @@ class _Members:
     def _start(self) -> None:
         if self._process_id != os.getpid():
             self._workers._ctx.options = self.ctx.options
+            self._workers._engine.key = self.key
             self._lanes = [lane for lane in self._workers.lanes() if isinstance(lane, WorkerLane)]
             self._process_id = os.getpid()
             users = {i: user() for i, user in self._users.items()}
@@ -337,6 +344,9 @@ class MemberElements(Stream):
         self._pos: Pos = self._first  # where the first run begins; ``None`` afterwards
         self._lane_pos: Pos = self._first  # where the lane was started, or taken from last
         self._at: Pos = _UNKNOWN  # where the lane is; known after no interrupt
+        found = [] if whole._definition is None else tolerances(whole._definition)
+        self._budgets = lane_budgets(self, found)
+        self._now: Pos = self._first  # the position that the budgets are at
 
     def start(self) -> Pos:
         return self._first
@@ -350,18 +360,33 @@ class MemberElements(Stream):
         """Return the state that the lane continues from."""
         return _state(self._lane_pos)
 
-    def _use_lane(self, pos: Pos) -> None:
-        """Let the lane continue from ``pos``, unless it is there."""
-        if not (are_equal(self._at, pos) and self._members.is_used(self._index, self._user)):
-            self._at, self._lane_pos = _UNKNOWN, pos
-            self._members.use(self._index, self._user, _state(pos))
+    def _use_lane(self, pos: Pos, known: Records = ()) -> None:
+        """Let the lane continue from ``pos``, unless it is there.
+
+        Args:
+            pos: the position.
+            known: choices that an earlier run made after ``pos``; by default those in ``pos``.
+        """
+        is_there = are_equal(self._at, pos) and self._members.is_used(self._index, self._user)
+        if known or not is_there:
+            state = _state(pos)
+            if known:
+                state = with_known(state, known, (key_prefix(self._members.key, self._index),))
+            self._at, self._lane_pos = _UNKNOWN, ([state], 0)
+            self._members.use(self._index, self._user, state)
             self._at = pos
 
     def _run(self, cell: Cell) -> Iterator[Any]:
         self._pos = None
+        choices = cell.choices if self.chooses else None
+        known = () if choices is None else choices.to_come()
+        if self._budgets is not None:
+            self._now = cell.pos
+            self._budgets.restart()
         while True:
             # a state may have been loaded, and then refused by another stage
-            self._use_lane(cell.pos)
+            self._use_lane(cell.pos, known)
+            known = ()
             lane = self._members.lane(self._index)
             try:
                 while not lane.ready and lane.is_running:
@@ -371,27 +396,56 @@ class MemberElements(Stream):
                 raise
             if not lane.ready:
                 break
+            self._judge(cell, lane.ready[0][1:])
             self._at = _UNKNOWN
             x, *pos = lane.ready.popleft()
+            add_choices(choices, _state(pos))
             cell.pos = self._at = self._lane_pos = tuple(pos)
             yield (x, x := None)[0]
         if lane.failure is not None:
             cell.past_failed = partial(self._pass, cell)
             raise lane.failure()
-        if lane.final is not None:
+        # otherwise the position is that after the last element, as without workers
+        if lane.final is not None and self.parent.may_have_chosen():
+            self._judge(cell, ([lane.final], 0))
+            add_choices(choices, lane.final)
             cell.pos = self._at = self._lane_pos = [lane.final], 0
+
+    def _judge(self, cell: Cell, pos: Pos) -> None:
+        """Raise an error if the element before ``pos``, or the end, exceeds an error budget."""
+        budgets, (states, i) = self._budgets, pos
+        if budgets is None or budgets.has_judged(0, states):
+            return
+        self._now = pos
+        excess = budgets.judge(0, states, lambda: state_in(states[i]))
+        if excess is not None:
+            cell.past_failed = partial(self._pass, cell)
+            raise excess
+
+    def states_now(self) -> list[Any]:
+        """Return the state that the budgets are at."""
+        return [state_in(_state(self._now))]
 
     def _pass(self, cell: Cell) -> None:
         pos = cell.pos
         self._use_lane(pos)
         lane, self._at = self._members.lane(self._index), _UNKNOWN
-        state = lane.skip(_state(pos))
-        cell.pos = self._at = self._lane_pos = pos if state is None else ([state], 0)
+        if lane.ready:  # it is an element with too many faults before it
+            pos = lane.ready.popleft()[1:]
+        elif lane.has_ended:
+            pos = [lane.final], 0
+        elif (state := lane.skip(_state(pos))) is not None:
+            pos = [state], 0
+        if pos is not cell.pos:
+            add_choices(cell.choices, _state(pos))
+        cell.pos = self._at = self._lane_pos = self._now = pos
+        if self._budgets is not None:
+            self._budgets.pass_skipped()
 
     # Positions and states.
 
     def save(self, pos: Pos) -> Any:
-        return copied(_state(pos))
+        return copied(state_in(_state(pos)))
 
     def saves_anywhere(self) -> bool:
         return self.parent.saves_anywhere()
@@ -406,7 +460,7 @@ class MemberElements(Stream):
 
     def _loaded(self, pos: Pos) -> Pos:
         """Return the position of the dataset."""
-        return self.parent.load(_state(pos))
+        return self.parent.load(state_in(_state(pos)))
 
     def place(self, pos: Pos) -> None:
         return None
@@ -452,6 +506,7 @@ class MemberDatasetIterator(StreamIterator[T]):
             stage, [], partial(MemberElements, members=members, index=index, whole=whole)
         )
         self._ctx.options = whole._ctx.options
+        self._engine.tell_faults = tell_faults_of(self)
 
     @property
     def _described_upstream(self) -> Sequence[Any]:

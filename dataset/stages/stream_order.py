@@ -32,7 +32,6 @@ from gristmill.dataset.bases.division import Division
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import (
     DatasetIterator,
-    are_taken_again,
     iterate,
     share_context,
 )
@@ -591,5 +590,3 @@ def _use(owner: weakref.ref[StreamOrderIterator[Any]], parent: DatasetIterator[A
     if it is not None:
         it._parents = (parent,)
         share_context([parent], it._ctx)
-        if it._is_taken_again:
-            are_taken_again([parent])

@@ -1,24 +1,17 @@
 """Reads the entries of mixtures anywhere in a state: the elements drawn so far and their weights.
 
-Guarantees for a state that is restored into a mixture with other weights or components:
+A stage that replays elements of a mixture has a record of its draws in its own state (see
+``engine.choices``). States of earlier code have these entries in the state of the mixture instead:
 
-1. A step that holds elements of a mixture (a window, bins, a batch that is being cut) saves the
-   mixture's state before these, which records, under ``"drawn"``, up to which position they were
-   drawn and under which weights: ``[[stop, weights], ...]``.
-2. The mixture draws up to there under those weights, for every consumer: a thread that reads ahead,
-   a worker, a step that fills itself again. So what is held comes again as it was, and nothing of
-   it is skipped or comes twice.
-3. From there on the weights are the mixture's own. A state that is saved before that has what is
-   left of the list.
-4. As the list is part of the state, none of this depends on when or where an iterator is restored.
-5. Steps right behind a mixture that hold elements also save, under ``"turns"``, of which components
-   these are, in the order in which they were drawn. When a component is dropped, the mixture gets
-   that list, and draws those of the other components again in the same order; those of the dropped
-   one, which is ``"forgotten"``, are left out, and so is what the step would have made of them.
-   Bins, whose rows are others then, begin a new group: the list says which elements were delivered,
-   and the mixture passes over these.
-6. Where that is not known (steps that hold what other steps hold elements for), dropping is
-   refused: what is held of the dropped component cannot be drawn again.
+1. ``"drawn"``, a list of ``[stop, weights]``: the positions up to which elements were drawn, and
+   the weights. The mixture draws up to there under those weights, and under its own from there on.
+   A state that is saved before that has what is left of the list.
+2. ``"turns"``, if the stage is right downstream of the mixture: the components of these elements,
+   in the order in which they were drawn. When a component is dropped, the mixture draws those of
+   the others again in the same order. Those of the dropped one, which is ``"forgotten"``, are left
+   out. Bins, whose rows are others then, begin a new group: the list says which elements were
+   delivered, and the mixture passes over these.
+3. Without ``"turns"``, dropping a component is refused if the stage may hold elements of it.
 
 A mixture is found by its entries, as JSON; so states of nested steps, lanes and users' iterators
 are looked into as well.
@@ -52,8 +45,6 @@ _NUM_DELIVERED = (
     "next_row",
     "elements_from_buffer_after_checkpoint",
 )  # of groups that are others without some elements
-# what must be the same in two states for what is in them to be the same iterator
-_PLACES = ("epoch", "iterators_in_use_indices")
 
 
 def is_mixture(state: Any) -> bool:
@@ -80,57 +71,6 @@ def mixtures_in(state: Any, *, with_lists: bool = False) -> Iterator[Mapping[str
     elif isinstance(state, list | tuple):
         for value in state:
             yield from mixtures_in(value, with_lists=with_lists)
-
-
-def has_mixtures(state: Any) -> bool:
-    """True if ``state`` contains the state of a mixture with names."""
-    return next(mixtures_in(state), None) is not None
-
-
-def drawn_until(before: Any, after: Any, *, is_last: bool = False) -> Any:
-    """``before``, the state of an iterator, in which every mixture knows that elements were drawn
-    up to where it is in ``after``.
-
-    Args:
-        before: the state.
-        after: that of the same iterator, later on.
-        is_last: whether it was asked for another element then, in vain: so it is to end there
-            again.
-    """
-    if isinstance(before, Mapping):
-        if not isinstance(after, Mapping) or any(
-            [before.get(key) != after.get(key) for key in _PLACES]
-        ):
-            after = {}  # what was opened meanwhile is another one
-        marked = {
-            key: drawn_until(value, after.get(key), is_last=is_last)
-            for key, value in before.items()
-        }
-        if OWN in before and is_mixture(before):
-            marked[DRAWN] = _pieces(before, after, is_last)
-        return marked
-    if isinstance(before, list | tuple):
-        others = (
-            after
-            if isinstance(after, list | tuple) and len(after) == len(before)
-            else [None] * len(before)
-        )
-        return type(before)(
-            [drawn_until(x, y, is_last=is_last) for x, y in zip(before, others, strict=True)]
-        )
-    return before
-
-
-def _pieces(before: Mapping[str, Any], after: Mapping[str, Any], is_last: bool) -> Any:
-    if not is_mixture(after):
-        return None  # it is not known
-    known = before.get(DRAWN, [])
-    further = after.get(DRAWN, [])
-    if known is None or further is None:
-        return None
-    stop = max([after["index"] + is_last, *[piece[0] for piece in further[-1:]]])
-    start = known[-1][0] if known else before["index"]
-    return [*known, [stop, before[OWN]]] if stop > start else [*known]
 
 
 def without_components(state: Any, names: frozenset[str], *, is_held: bool = False) -> Any:

@@ -18,13 +18,14 @@ from gristmill.dataset.ahead.reader import Reader
 from gristmill.dataset.ahead.root_log import RootLog
 from gristmill.dataset.bases.context import IteratorContext, Numbers
 from gristmill.dataset.bases.iter import IterDataset
-from gristmill.dataset.bases.iterator import DatasetIterator, are_taken_again, iterate, snapshot
+from gristmill.dataset.bases.iterator import DatasetIterator, iterate, snapshot
 from gristmill.dataset.bases.observing import running_upstream
 from gristmill.dataset.engine.blocks import Growing, StreamBlocks
-from gristmill.dataset.engine.iterators import StreamIterator
+from gristmill.dataset.engine.choices import number_choosers
+from gristmill.dataset.engine.iterators import StreamIterator, stream_of
 from gristmill.dataset.engine.prefetch import Prefetch
-from gristmill.dataset.engine.recording import number_shard, shard_iterator, state_in
-from gristmill.dataset.slicing import numbers_of, slice_pipeline
+from gristmill.dataset.engine.recording import key_prefix, shard_iterator, state_in
+from gristmill.dataset.slicing import numbers_of, part_of_lanes, slice_pipeline
 from gristmill.transforms.batching import Allocate
 from gristmill.workers.crash_journal import CrashJournal, who_reads
 from gristmill.workers.messages import Quarantine
@@ -42,8 +43,9 @@ class PipelineTask:
     init_fn: Callable[[int, int], Any] | None
     sequential_slice: bool
     num_lanes: int
-    is_taken_again: bool = False  # by a step of the consumer's
     key: str = ""  # of the stage of the lanes, if their choices are recorded
+    # of ``global_batch``, of which each lane here has a part
+    rows_of: range | None = None
     budget: Budget | None = None  # of the consumer, if the worker is a thread of its process
     by_lanes: bool = False
 
@@ -62,6 +64,19 @@ class PipelineTask:
             sequential=self.sequential_slice,
             by_lanes=self.by_lanes,
         )
+
+    def number_stages(self, it: DatasetIterator[Any], lane: int) -> None:
+        """Give the stages of a lane that choose their keys, if choices are recorded."""
+        if self.key and self.rows_of is not None:
+            stream_of(it).key = self.key  # the keys do not depend on the number of workers
+        elif self.key:
+            number_choosers(stream_of(it), key_prefix(self.key, lane))
+
+    def key_prefixes(self, lane: int) -> tuple[str, ...]:
+        """Return what the keys of stages in a lane begin with."""
+        rows = self.rows_of
+        numbers = [lane] if rows is None else part_of_lanes(rows, lane, self.num_lanes)
+        return tuple([key_prefix(self.key, number) for number in numbers])
 
 
 class _LaneIterator:
@@ -205,10 +220,7 @@ class PipelineProducer:
         if it is None or state_in(state) is None:
             lane.close()
             share = iterate(lane.ds)
-            if self._task.is_taken_again:
-                are_taken_again([share])
-            if self._task.key:
-                number_shard(share, self._task.key, number)
+            self._task.number_stages(share, number)
             lane.iterator = it = shard_iterator(share, records=bool(self._task.key))
             it._ctx.joined = None  # it is no pipeline of its own, although it was made like one
             it._ctx.belong_to(number, self._task.num_lanes, self._ctx)

@@ -12,8 +12,9 @@ from map_entries import MAP_ENTRIES
 from gristmill import loader
 from gristmill.core.options import ReadOptions
 from gristmill.dataset import DatasetIterator, IterDataset, stages
-from gristmill.dataset.bases.iterator import BlockIterator, iterate
+from gristmill.dataset.bases.iterator import iterate
 from gristmill.dataset.bases.map import BlockMapDataset
+from gristmill.dataset.engine.iterators import StreamIterator
 
 
 def _streamed(entry: MapEntry) -> IterEntry:
@@ -52,7 +53,7 @@ def stage_classes() -> set[type]:
                 continue  # parts of ``ElasticIterator``
             for value in vars(importlib.import_module(info.name)).values():
                 is_stage = inspect.isclass(value) and issubclass(
-                    value, BlockMapDataset | IterDataset | BlockIterator
+                    value, BlockMapDataset | IterDataset | StreamIterator
                 )
                 is_own = (
                     is_stage and value.__module__ == info.name and not inspect.isabstract(value)

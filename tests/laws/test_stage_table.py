@@ -15,13 +15,11 @@ from refusing import assert_raises
 from stage_table import ITER_ENTRIES, MAP_ENTRIES, WITH_PROCESSES, each_of_all, stage_classes
 
 from gristmill.dataset import IterDataset, MapDataset
-from gristmill.dataset.bases.iterator import BlockIterator
 from gristmill.dataset.bases.length import AtMost, Exact, Infinite, Unknown, num_elements
 from gristmill.dataset.bases.node import ancestors, is_of_library
 from gristmill.dataset.bases.observing import running_upstream
 from gristmill.dataset.bases.parameters import Parameters
 from gristmill.dataset.descriptions.lineage import origin
-from gristmill.dataset.engine.iterators import StreamIterator
 from gristmill.dataset.stages.map import MapMapDataset
 from gristmill.loader.records import LegacyOperationIterDataset
 
@@ -61,12 +59,6 @@ def test_every_stage_answers_for_itself(stage):
         and not stage._passes_on | is_function_of_iterators
     ):
         unanswered.append("_passes_on or _traced(tracing): what its outputs are made of")
-    if (
-        issubclass(stage, BlockIterator)
-        and not issubclass(stage, StreamIterator)
-        and not hasattr(stage, "_flow")
-    ):
-        unanswered.append("_flow: whether it is one-to-one, dropping or stateful")
     assert not unanswered, f"{stage.__qualname__} must answer {unanswered}"
 
 

@@ -2,6 +2,7 @@
 comes twice.
 """
 
+import itertools
 import json
 
 import pytest
@@ -34,6 +35,32 @@ def threads(buffer_size):
     return lambda fails: experimental.multithread_prefetch(tolerant(0, 40, fails), 3, buffer_size)
 
 
+def interleaved(fails):
+    return experimental.InterleaveIterDataset(
+        [tolerant(10 * j, 4, fails) for j in range(5)], cycle_length=2
+    )
+
+
+def interleaved_by_workers(fails):
+    options = MultiprocessingOptions(2, executor="threads")
+    return interleaved(fails).mp_prefetch(options, order="stream")
+
+
+def rows(*nums_workers):
+    """The elements of batches, each iterator with the next number of workers."""
+    numbers = itertools.cycle(nums_workers)
+
+    def chain(fails):
+        number = next(numbers)
+        workers = number and MultiprocessingOptions(number, executor="threads")
+        batches = tolerant(0, 40, fails).global_batch(4, workers=workers, end="pad")
+        return experimental.FlatMapIterDataset(
+            batches, lambda batch: [int(x) for x, is_there in zip(*batch, strict=True) if is_there]
+        )
+
+    return chain
+
+
 def mixed_lanes(fails):
     lane = tolerant(0, 30, fails).window_shuffle(4, seed=1)
     return IterDataset.mix({"a": lane, "b": tolerant(40, 30, fails)}).mp_prefetch(
@@ -44,12 +71,9 @@ def mixed_lanes(fails):
 CHAINS = {
     "list": (1, lambda f: IterDataset.mix([tolerant(0, 30, f), tolerant(40, 30, f)])),
     "names": (1, lambda f: IterDataset.mix({"a": tolerant(0, 30, f), "b": tolerant(40, 30, f)})),
-    "interleave": (
-        1,
-        lambda f: experimental.InterleaveIterDataset(
-            [tolerant(10 * j, 4, f) for j in range(5)], cycle_length=2
-        ),
-    ),
+    "interleave": (1, interleaved),
+    "interleave by workers": (1, interleaved_by_workers),
+    "rows of other workers": (1, rows(2, None)),
     "repeat": (3, lambda f: tolerant(0, 7, f).repeat(3)),
     "lanes": (1, lanes(0)),
     "lanes of a mixture": (1, mixed_lanes),
@@ -71,35 +95,73 @@ def test_what_was_skipped_is_skipped_again(name):
         fails = {*FAILS}
         it = iter(chain(fails).window_shuffle(6, seed=3))
         before = [next(it) for _ in range(k)]
-        state = json.loads(json.dumps(it.get_state()))
+        state, faults = json.loads(json.dumps(it.get_state())), it.faults()
         always = {*before, *it}
         fails.clear()  # nothing fails any more
         it = iter(chain(fails).window_shuffle(6, seed=3))
         it.set_state(state)
+        assert (it.faults().total, it.faults().tried) == (faults.total, faults.tried)
         found = [*before, *it]
         assert max(map(found.count, found)) <= times
         assert min(map(found.count, always)) >= times
 
 
-def test_totals_never_go_back_when_components_begin_again():
-    fails = {3}
-    ds = IterDataset.mix({"a": tolerant(0, 5, fails), "b": tolerant(10, 50, set())}, stop="never")
-    it, totals = iter(ds), []
-    for _ in range(60):
-        next(it)
-        totals.append(it.faults().total)
-    assert totals == sorted(totals) and totals[-1] > 1
+def of_kinds(start=0, cycle_length=1):
+    """An interleave of members that do not understand the positions of each other."""
+    members = [
+        tolerant(start, 4, FAILS),
+        tolerant(start + 10, 4, FAILS).map(lambda x: x),
+        MapDataset.range(2),
+        tolerant(start + 20, 3, FAILS),
+    ]
+    return experimental.InterleaveIterDataset(members, cycle_length=cycle_length)
 
 
-def test_totals_continue_where_an_epoch_ends_after_going_back_there():
-    it = iter(tolerant(0, 9, FAILS).limit(4).repeat(3))
-    states, totals = [it.get_state()], [0]
-    for _ in it:
-        states.append(it.get_state())
+def nested():
+    members = [of_kinds(), of_kinds(30, 2).map(lambda x: x), tolerant(6, 1, {6}), of_kinds()]
+    return experimental.InterleaveIterDataset(members, cycle_length=2)
+
+
+BEGINNING_AGAIN = {
+    "components": lambda: IterDataset.mix(
+        {"a": tolerant(0, 5, {3}), "b": tolerant(10, 50, ())}, stop="never"
+    ).limit(60),
+    "limited epochs": lambda: tolerant(0, 9, FAILS).limit(4).repeat(3),
+    "lanes": lambda: lanes(0)(FAILS).repeat(2),
+    "worker threads": lambda: lanes(2)(FAILS).repeat(2),
+    "rows": lambda: rows(2)(FAILS).repeat(2),
+    "members of other kinds": lambda: of_kinds().repeat(2),
+    "lanes of an interleave": lambda: (
+        of_kinds().mp_prefetch(MultiprocessingOptions(num_lanes=2)).repeat(2)
+    ),
+    "nested interleaves": nested,
+    "interleave by workers": lambda: of_kinds(0, 2).mp_prefetch(
+        MultiprocessingOptions(2, executor="threads"), order="stream"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BEGINNING_AGAIN)
+def test_totals_never_go_back(name):
+    ds = BEGINNING_AGAIN[name]()
+    it = iter(ds)
+    elements, states, totals = [], [it.get_state()], [it.faults().total]
+    for x in it:
+        elements.append(x)
+        states.append(json.loads(json.dumps(it.get_state())))
         totals.append(it.faults().total)
-    assert totals[-1] == 6
-    for state, total in zip(states, totals, strict=True):
-        it.set_state(state)
-        assert it.faults().total == total
-        list(it)
-        assert it.faults().total == totals[-1]
+    assert totals == sorted(totals) and totals[-1] > 2
+    for k in range(0, len(states), 3):
+        again = it if k % 2 else iter(ds)
+        again.set_state(states[k])
+        assert again.faults().total == totals[k]
+        assert [*again] == elements[k:]
+        assert again.faults().total == totals[-1]
+
+
+def test_an_iterator_without_a_state_has_no_faults():
+    class Plain(IterDataset):
+        def __iter__(self):
+            return iter("abc")
+
+    assert iter(Plain().map(str)).faults().total == 0

@@ -42,6 +42,7 @@ from gristmill import (
 )
 from gristmill.diagnostics.report import report_html
 from gristmill.diagnostics.stalls import waiting_text
+from gristmill.experimental import InterleaveIterDataset
 from gristmill.samplers import IndexSampler
 from gristmill.transforms import Batch
 
@@ -152,6 +153,12 @@ def test_loaders_batches_for_hosts_and_streams():
     assert plain(stream.global_batch(4, workers=two)) == plain(stream.global_batch(4))
     assert plain(loader().global_batch(4, workers=two)) == plain(loader().global_batch(4))
     assert plain(stream.batch(3).mp_prefetch(two, order="stream")) == plain(stream.batch(3))
+    datasets = InterleaveIterDataset([stream.limit(5 + i) for i in range(5)], cycle_length=2)
+    it = iter(datasets.mp_prefetch(two, order="stream"))
+    expected, state = [*datasets], it.get_state()
+    for _ in range(2):  # the second time from a state, by actors that compute other datasets
+        assert [*it] == expected
+        it.set_state(state)
     assert_raises(
         ValueError,
         "worker_count must not be given beside workers",
