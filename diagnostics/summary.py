@@ -482,8 +482,13 @@ def take_snapshot(observer: Any) -> Snapshot:
         )
         for lane, offset in timelines
     ]
-    decisions = tuple(
-        [decision for group in [*observer.groups.values()] for decision in group.decisions]
+    decisions = (
+        *[decision for group in [*observer.groups.values()] for decision in group.decisions],
+        *[
+            decision if budget.process == "main" else f"{budget.process}: {decision}"
+            for budget in budgets
+            for decision in budget.decisions
+        ],
     )
     summary = _summary(observer, records, order, places, transport)
     summary = replace(

@@ -21,6 +21,8 @@ from gristmill.dataset.lanes_here import LanesHere
 from gristmill.dataset.local_lanes import LocalLanes
 from gristmill.dataset.ray_lanes import LanesOnRay
 from gristmill.dataset.slicing import numbers_of
+from gristmill.dataset.thread_payload import ThreadPayload
+from gristmill.dataset.thread_workers import hire_threads
 from gristmill.dataset.worker_lanes import WorkerLane
 from gristmill.dataset.worker_set import crew_of, join_workers
 from gristmill.dataset.worker_task import PipelineTask
@@ -176,18 +178,18 @@ class PoolExecutor(Executor):
             park(pool)
 
     def _hire(self) -> Any:
-        options, task = self._options, self._task
+        options = self._options
         if chosen_executor(options) == "threads":
-            from gristmill.dataset.thread_payload import ThreadPayload
-            from gristmill.dataset.thread_workers import hire_threads
-
-            payload = ThreadPayload(replace(task, budget=self.ctx.budget))
-            return hire_threads(payload, self._num_workers, options.per_worker_buffer_size)
+            return self._hire_threads()
         luggage = self._pack(
             {"buffer_size": options.per_worker_buffer_size}, options.worker_env or {}
         )
         crew = crew_of(self, self.ctx) if self._may_share else None
         return (hire if crew is None else crew.hire)(luggage, self._num_workers, self._owner)
+
+    def _hire_threads(self) -> Any:
+        payload = ThreadPayload(replace(self._task, budget=self.ctx.budget))
+        return hire_threads(payload, self._num_workers, self._options.per_worker_buffer_size)
 
     def _pack(self, settings: Mapping[str, Any], environment: Mapping[str, str | None]) -> Luggage:
         """Return what workers load."""
@@ -230,6 +232,20 @@ class PoolExecutor(Executor):
         self._held.clear()
         for shard in self.shards:
             shard.clear()
+
+
+class SharingExecutor(PoolExecutor):
+    """Computes lanes with threads that share all functions and sources."""
+
+    def __str__(self) -> str:
+        return (
+            "MultithreadPrefetchIterator(num_threads=auto,"
+            f" buffer_size={self._options.per_worker_buffer_size})"
+        )
+
+    def _hire_threads(self) -> Any:
+        task = replace(self._task, budget=self.ctx.budget)
+        return hire_threads(lambda: task, self._num_workers, self._options.per_worker_buffer_size)
 
 
 def _park_all(held: list[Any]) -> None:

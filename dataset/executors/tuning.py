@@ -7,12 +7,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from gristmill.dataset.auto import WINDOW_SECONDS, Controller, Decision, Measured
+from gristmill.dataset.auto import Controller, Decision, Measured, is_window, kept
 
 _LOOK_SECONDS = 0.01  # between two looks at the workers
-_ENOUGH = 30  # elements in a window
-_LONGEST_SECONDS = 3.0  # of a window with fewer elements
-_MOST_DECISIONS = 1000  # that are kept
 
 
 class Tuning:
@@ -59,7 +56,7 @@ class Tuning:
             self._begin(ended, lanes.num_received)
             return None
         seconds, num_received = ended - self._began, lanes.num_received - self._num_before
-        if seconds < (WINDOW_SECONDS if num_received >= _ENOUGH else _LONGEST_SECONDS):
+        if not is_window(seconds, num_received):
             return None
         busy = self._busy / self._num_looks if self._num_looks else 1.0
         decision = self._controller.decide(
@@ -68,5 +65,5 @@ class Tuning:
         self._begin(ended, lanes.num_received)
         if decision is None:
             return None
-        self.decisions = [*self.decisions[-_MOST_DECISIONS + 1 :], decision]
+        self.decisions = kept(self.decisions, decision)
         return decision.after

@@ -160,7 +160,7 @@ def lanes_task(
 def executor_for(options: WorkerOptions, init_fn: Any = None) -> Executor:
     """Return a new executor of lanes."""
     if options.num_workers == "auto":
-        return _tuned_executor(options, init_fn)
+        return tuned_executor(options, init_fn)
     if not options.num_workers:
         return InlineExecutor(lanes_of(options))
     if options.executor != "ray":
@@ -170,7 +170,10 @@ def executor_for(options: WorkerOptions, init_fn: Any = None) -> Executor:
     return RayExecutor(options, init_fn)
 
 
-def _tuned_executor(options: WorkerOptions, init_fn: Any) -> Executor:
+def tuned_executor(
+    options: WorkerOptions, init_fn: Any, make: Callable[[Any, Any], Executor] | None = None
+) -> Executor:
+    """Return a new executor that finds its number of workers, made by ``make`` if that is given."""
     num_lanes, is_on_ray = lanes_of(options), isinstance(options, RayOptions)
     most = (
         min(num_lanes, options.max_workers or num_lanes)
@@ -180,7 +183,7 @@ def _tuned_executor(options: WorkerOptions, init_fn: Any) -> Executor:
     if not most:
         return InlineExecutor(num_lanes)
     fixed = dataclasses.replace(with_number(options, min(FIRST_WORKERS, most)), num_lanes=num_lanes)
-    executor = executor_for(fixed, init_fn)
+    executor = (make or executor_for)(fixed, init_fn)
     assert isinstance(executor, PoolExecutor)
     # What an init function or variables do to a worker is not to be done to this process.
     may_be_here = (
