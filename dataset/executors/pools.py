@@ -12,6 +12,7 @@ from typing import Any
 from gristmill.core.errors import add_note
 from gristmill.core.naming import transform_name
 from gristmill.core.options import chosen_executor
+from gristmill.dataset.auto import Kind
 from gristmill.dataset.bases.context import IteratorContext
 from gristmill.dataset.bases.node import ancestors
 from gristmill.dataset.bases.parameters import parameters_of
@@ -64,7 +65,7 @@ class PoolExecutor(Executor):
     @property
     def pool(self) -> Any:
         """The pool that is in use, or ``None``."""
-        return next(iter(self._held), None)
+        return self._held[-1] if self._held else None
 
     @property
     def workers(self) -> Sequence[Any]:  # type: ignore[override]
@@ -75,24 +76,48 @@ class PoolExecutor(Executor):
         if self._may_share:
             join_workers(self, ctx)
 
-    def tune(self, given: Any, most: int, *, may_be_here: bool) -> None:
+    def tune(self, given: Any, most: int, *, may_be_here: bool, most_threads: int = 0) -> None:
         """Find the number of workers while they run.
 
         Args:
             given: the options that the user gave.
             most: the largest number.
             may_be_here: true if this process may compute lanes, so that there need be no worker.
+            most_threads: the largest number of threads in place of processes.
         """
         self._may_be_here, self.options = may_be_here, [given]
-        self.tuning = Tuning(0 if may_be_here else 1, most, self._num_workers)
+        self.tuning = Tuning(int(not may_be_here), most, self._num_workers, most_threads)
 
     def receive(self, number: int, num: int) -> None:
         if self.tuning is None or self._lanes is None or not self.tuning.is_on:
             super().receive(number, num)
             return
-        num_workers = self.tuning.receive(self._lanes, number, num)
-        if num_workers is not None:
-            self._use(num_workers)
+        decision = self.tuning.receive(self._lanes, number, num)
+        if decision is None:
+            return
+        if decision.kind is None:
+            self._use(decision.after)
+        else:
+            self.change_kind(decision.kind, decision.after)
+
+    def change_kind(self, kind: Kind, num_workers: int) -> None:
+        """Let workers of another kind compute the lanes, from the next output of each on. The
+        others are parked when they have left all lanes.
+        """
+        former, lanes = self.pool, self._lanes
+        assert isinstance(lanes, LocalLanes)
+        self._options = replace(self._options, executor=kind)
+        self._num_workers = num_workers
+        former.on_start = None  # an observer learns of the new pool
+        pool = self._hired()
+        pool.resize(num_workers)
+        lanes.move_to(pool, self._park_former)
+        self._tell_of(pool)
+
+    def _park_former(self) -> None:
+        """Park the pools that were in use before the current one."""
+        while len(self._held) > 1:
+            park(self._held.pop(0))
 
     def tell_hired(self, tell: Tell | None) -> None:
         super().tell_hired(tell)
@@ -105,10 +130,13 @@ class PoolExecutor(Executor):
     def start(self, states: Mapping[int, Any]) -> None:
         pool = self._use_pool()
         pool.resize(self._num_workers)
+        self._tell_of(pool)
+        self._start_in(pool, states)
+
+    def _tell_of(self, pool: Any) -> None:
         pool.tuning = self.tuning  # for observers
         if self._tell_hired is not None:
             self._tell_hired(pool)
-        self._start_in(pool, states)
 
     def _start_in(self, pool: Any, states: Mapping[int, Any]) -> None:
         here = None
@@ -148,10 +176,18 @@ class PoolExecutor(Executor):
         if self._finalizer is None:
             self._finalizer = weakref.finalize(self, _park_all, self._held)
             self._finalizer.atexit = False
+        self._park_former()
         pool = self.pool
-        while pool is None or pool.is_closed:
-            self._check_open()
+        if pool is None or pool.is_closed:
             self._held.clear()
+            pool = self._hired()
+        return pool
+
+    def _hired(self) -> Any:
+        """Return the pool that was used last, or another one, which is held now."""
+        pool = None
+        while pool is None:
+            self._check_open()
             pool, self._resting = self._resting, None
             if pool is None:
                 pool = self._hire()
@@ -212,6 +248,7 @@ class PoolExecutor(Executor):
     def rest(self) -> None:
         super().rest()
         self._lanes = None
+        self._park_former()
         pool = self.pool
         if pool is not None:
             try:
@@ -224,6 +261,7 @@ class PoolExecutor(Executor):
 
     def close(self) -> None:
         super().close()
+        self._park_former()
         pool = self.pool
         if pool is None and self._resting is not None and unpark(self._resting):
             pool = self._resting

@@ -6,9 +6,15 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from gristmill.core.options import AUTO_LANES, DatasetOptions, MultiprocessingOptions, ReadOptions
+from gristmill.core.options import (
+    AUTO_LANES,
+    DatasetOptions,
+    MultiprocessingOptions,
+    ReadOptions,
+    chosen_executor,
+)
 from gristmill.core.ray_options import RayOptions, WorkerOptions, with_number
-from gristmill.dataset.auto import FIRST_WORKERS, most_workers
+from gristmill.dataset.auto import FIRST_WORKERS, most_threads, most_workers
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import Length
@@ -189,7 +195,10 @@ def tuned_executor(
     may_be_here = (
         isinstance(options, MultiprocessingOptions) and init_fn is None and not options.worker_env
     )
-    executor.tune(options, most, may_be_here=may_be_here)
+    num_threads = 0
+    if may_be_here and options.executor is None and chosen_executor(options) == "processes":
+        num_threads = most_threads(options.max_workers, num_lanes)
+    executor.tune(options, most, may_be_here=may_be_here, most_threads=num_threads)
     return executor
 
 

@@ -79,6 +79,29 @@ def test_threads_that_keep_each_other_waiting_are_few():
     assert controller.jump(5.0, "as before") is None
 
 
+@pytest.mark.parametrize(
+    ("rates", "last", "num"),
+    [
+        pytest.param((10, 10, 999), "4 processes → 16 threads", 16, id="reads"),
+        pytest.param((20, 9, 15), "16 threads → 4 processes", 4, id="python"),
+    ],
+)
+def test_threads_in_place_of_processes(rates, last, num):
+    controller, decisions = Controller(0, 4, 2, 0.0, most_threads=16), []
+    kinds = ["processes"]
+    for t in range(1, SECONDS):
+        by_process, by_thread, by_all_threads = rates
+        rate = by_process * controller.num
+        if kinds[-1] == "threads":
+            rate = min(by_thread * controller.num, by_all_threads)
+        decision = controller.decide(Measured(float(t), rate, 0.9, 1.0))
+        if decision is not None:
+            decisions.append(decision)
+            kinds.append(decision.kind or kinds[-1])
+    assert last in str(decisions[-1])
+    assert controller.num == num and decisions[-1].now <= 20
+
+
 def test_a_load_that_changes_is_followed():
     def load(num, t):
         return (100 * max(num, 0.5), 10_000) if t > 60 else (1000 * num or 300, 500)
