@@ -145,7 +145,7 @@ class Controller:
         if self._has_other and measured.waited >= _WAITS and measured.now < self._search_until:
             self._has_other, self._is_other, self._before = False, True, (self.num, measured)
             # Where there may be no more processes, there may be more threads.
-            after = self.num if self.num < self._most else max(self.num, self._other_most)
+            after = self.num if self.num < self._most else 2 * self.num
             return self._change_kind(measured.now, min(after, self._other_most), shares)
         self._settled = measured
         return None

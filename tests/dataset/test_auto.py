@@ -82,8 +82,8 @@ def test_threads_that_keep_each_other_waiting_are_few():
 @pytest.mark.parametrize(
     ("rates", "last", "num"),
     [
-        pytest.param((10, 10, 999), "4 processes → 16 threads", 16, id="reads"),
-        pytest.param((20, 9, 15), "16 threads → 4 processes", 4, id="python"),
+        pytest.param((10, 10, 999), "8 → 16 workers", 16, id="reads"),
+        pytest.param((20, 9, 15), "8 threads → 4 processes", 4, id="python"),
     ],
 )
 def test_threads_in_place_of_processes(rates, last, num):
