@@ -50,6 +50,7 @@ from gristmill.core.pacing import BlockSize
 from gristmill.workers.arena import Arena, Slot
 from gristmill.workers.codec import Encoded, Encoder
 from gristmill.workers.flags import set_flags
+from gristmill.workers.imports import timed_imports
 from gristmill.workers.logbook import LOG_BYTES, Logbook
 from gristmill.workers.logs import log_like
 from gristmill.workers.messages import (
@@ -852,10 +853,11 @@ def _load(luggage: int, preamble: dict[str, Any]) -> Any:
 
 def load_task(setup: Any, task: Any, *buffers: Any) -> Any:
     """The task in the parts of a ``Luggage``, in the surroundings that it is to have."""
-    calls, values, own = pickle.loads(setup)
-    for function, args in calls:
-        function(*args)
-    loaded = pickle.loads(task, buffers=buffers)
+    with timed_imports():
+        calls, values, own = pickle.loads(setup)
+        for function, args in calls:
+            function(*args)
+        loaded = pickle.loads(task, buffers=buffers)
     set_flags(values, own)
     remember_received_classes()
     return loaded
