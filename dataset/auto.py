@@ -142,7 +142,8 @@ class Controller:
         if after != self.num:
             self._before = self.num, measured
             return self._change(measured.now, after, shares)
-        if self._has_other and measured.waited >= _WAITS and measured.now < self._search_until:
+        is_searching = self.num > 0 and measured.now < self._search_until
+        if self._has_other and measured.waited >= _WAITS and is_searching:
             self._has_other, self._is_other, self._before = False, True, (self.num, measured)
             # Where there may be no more processes, there may be more threads.
             after = self.num if self.num < self._most else 2 * self.num
