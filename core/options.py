@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias
 
@@ -15,24 +15,26 @@ _log = logging.getLogger("gristmill")
 
 MAX_LANES = 1 << 16  # as many as a message between processes can tell apart
 AUTO_LANES = 16  # with ``"auto"``, where no number is given: the same on every machine
-AUTO_THREADS = 64  # the most that read with ``"auto"``: they start as long as the consumer waits
+AUTO_THREADS = 64  # the most that read with ``"auto"``
 
 NumberOrAuto: TypeAlias = Any  # int | Literal["auto"], as a field whose number is used as an int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class ReadOptions:
     """Options of threads that read records ahead.
 
     Args:
-        num_threads: threads that read and transform; 0 reads in the calling thread. ``"auto"``: up
-            to 64, each started when the consumer waits; the attribute is this number.
+        num_threads: threads that read and transform; 0 reads in the calling thread. ``"auto"``: the
+            number is found while they run, from one for each CPU to 64, or 1 where threads keep
+            each other waiting. It changes nothing else.
         prefetch_buffer_size: elements that may be in flight or ready ahead of the consumer; 0 reads
             on demand.
+        max_workers: the largest number for ``"auto"``; 0 reads in the calling thread.
 
     Raises:
         TypeError: a value is not an integer.
-        ValueError: a value is negative.
+        ValueError: a value is negative, or ``max_workers`` is given beside a number.
 
     Example:
         >>> ReadOptions(num_threads=4)
@@ -41,15 +43,15 @@ class ReadOptions:
 
     num_threads: NumberOrAuto = 16
     prefetch_buffer_size: int = 500
+    max_workers: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         self.prefetch_buffer_size = as_int(
             "prefetch_buffer_size", self.prefetch_buffer_size, minimum=0
         )
         self.num_threads = number_or_auto("num_threads", self.num_threads, 0)
-        if self.num_threads == "auto":
-            self.num_threads = min(AUTO_THREADS, self.prefetch_buffer_size)
-        if 0 < self.prefetch_buffer_size < self.num_threads:
+        self.max_workers = check_max_workers(self.max_workers, self.num_threads, 0, "num_threads")
+        if self.num_threads != "auto" and 0 < self.prefetch_buffer_size < self.num_threads:
             _log.warning(
                 "prefetch_buffer_size=%d is smaller than num_threads=%d: only %d threads can be"
                 " busy",
@@ -57,6 +59,17 @@ class ReadOptions:
                 self.num_threads,
                 self.prefetch_buffer_size,
             )
+
+    def __repr__(self) -> str:
+        return _shown(self, [f.name for f in fields(self) if f.name != "max_workers"])
+
+    @property
+    def most_threads(self) -> int:
+        """Returns the largest number of threads that may read at once."""
+        most: int = self.num_threads
+        if self.num_threads == "auto":
+            most = AUTO_THREADS if self.max_workers is None else min(AUTO_THREADS, self.max_workers)
+        return min(most, self.prefetch_buffer_size)
 
 
 @dataclass(slots=True, repr=False)
@@ -68,6 +81,8 @@ class MultiprocessingOptions:
             found while they run, and may be 0. The stream is that of ``num_lanes``, by default 16,
             on every machine, or that of ``order="stream"``. Until workers are up, this process
             computes the first elements, unless there are a ``worker_init_fn`` or ``worker_env``.
+            Then, unless ``executor`` is given, threads take the place of processes where they are
+            quicker.
         per_worker_buffer_size: outputs that each worker may keep ready, at least 1 with workers; of
             small outputs, as many as fit in 1 MB.
         enable_profiling: accepted for compatibility, without effect.
@@ -131,13 +146,7 @@ class MultiprocessingOptions:
             _check_no_environment(self)
 
     def __repr__(self) -> str:
-        shown = [
-            f.name
-            for f in fields(self)
-            if f.repr or (f.name != "worker_env" and getattr(self, f.name) is not None)
-        ]
-        values = ", ".join([f"{name}={getattr(self, name)!r}" for name in shown])
-        return f"{type(self).__qualname__}({values})"
+        return _shown(self, [f.name for f in fields(self) if f.repr])
 
     def _check_lanes(self) -> None:
         if self.num_lanes is not None:
@@ -154,6 +163,17 @@ class MultiprocessingOptions:
                 )
 
 
+def _shown(options: Any, always: Sequence[str]) -> str:
+    """Return the text of options: the fields ``always``, and others that were given."""
+    names = [
+        f.name
+        for f in fields(options)
+        if f.name in always or (f.name != "worker_env" and getattr(options, f.name) is not None)
+    ]
+    values = ", ".join([f"{name}={getattr(options, name)!r}" for name in names])
+    return f"{type(options).__qualname__}({values})"
+
+
 def number_or_auto(name: str, value: Any, minimum: int) -> Any:
     """Return ``value``, which is ``"auto"`` or an integer of at least ``minimum``."""
     if isinstance(value, str) and value != "auto":
@@ -161,12 +181,21 @@ def number_or_auto(name: str, value: Any, minimum: int) -> Any:
     return value if isinstance(value, str) else as_int(name, value, minimum=minimum)
 
 
-def check_max_workers(max_workers: Any, num_workers: Any, minimum: int) -> int | None:
-    """Return ``max_workers``, which bounds ``"auto"`` alone."""
-    if max_workers is not None and num_workers != "auto":
+def check_max_workers(
+    max_workers: Any, number: Any, minimum: int, name: str = "num_workers"
+) -> int | None:
+    """Return ``max_workers``, which bounds ``"auto"`` alone.
+
+    Args:
+        max_workers: the largest number, or ``None``.
+        number: the number that was given, or ``"auto"``.
+        minimum: the smallest number that may be the largest.
+        name: of the parameter ``number``.
+    """
+    if max_workers is not None and number != "auto":
         raise ValueError(
-            f"max_workers must be None unless num_workers is 'auto', got {max_workers!r:.100}"
-            f" beside {num_workers!r}"
+            f"max_workers must be None unless {name} is 'auto', got {max_workers!r:.100}"
+            f" beside {number!r}"
         )
     return None if max_workers is None else as_int("max_workers", max_workers, minimum=minimum)
 

@@ -1616,7 +1616,12 @@ class IterAheadMethods(Generic[T_co]):
         )
 
     def multithread_prefetch(
-        self, num_threads: NumberOrAuto, buffer_size: int, *, sequential_slice: bool = False
+        self,
+        num_threads: NumberOrAuto,
+        buffer_size: int,
+        *,
+        sequential_slice: bool = False,
+        max_workers: int | None = None,
     ) -> IterDataset[T_co]:
         """Returns a dataset of the same elements, computed by threads: what ``mp_prefetch`` does
         with processes.
@@ -1626,16 +1631,17 @@ class IterAheadMethods(Generic[T_co]):
 
         Args:
             num_threads: number of threads; 0 returns this dataset itself. ``"auto"``: the stream is
-                that of 16, and the threads of the pipeline compute it (see
-                ``DatasetOptions.max_threads``).
+                that of 16, and the number of threads that compute it is found while they run.
             buffer_size: the most outputs for each thread to be ahead; 0 computes in the calling
                 thread.
             sequential_slice: give each thread a contiguous part of the source instead of every
                 ``num_threads``-th element.
+            max_workers: the largest number for ``"auto"``; 0 computes in the calling thread.
 
         Raises:
             TypeError: an argument has the wrong type.
-            ValueError: a number is negative, or the pipeline cannot be shared out.
+            ValueError: a number is negative, ``max_workers`` is given beside a number, or the
+                pipeline cannot be shared out.
 
         Example:
             >>> ds = MapDataset.range(4).map(lambda x: x * x).to_iter_dataset()
@@ -1645,7 +1651,7 @@ class IterAheadMethods(Generic[T_co]):
         from gristmill.dataset.stages.multithread_prefetch import multithread_prefetch
 
         return multithread_prefetch(
-            cast("IterDataset[T_co]", self), num_threads, buffer_size, sequential_slice
+            cast("IterDataset[T_co]", self), num_threads, buffer_size, sequential_slice, max_workers
         )
 
     def prefetch(self, multiprocessing_options: MultiprocessingOptions) -> IterDataset[T_co]:

@@ -40,7 +40,7 @@ class Settings:
         """The number of threads that may do the work of a stage that reads ahead."""
         if prefetch.num_threads is not None:
             return max(1, prefetch.num_threads)
-        return max(1, self.read_options.num_threads) if self.read_options is not None else 1
+        return max(1, self.read_options.most_threads) if self.read_options is not None else 1
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ class Advisor:
                 continue
             if self._is_of_threads(key) and self._capacity_is_read(key) and machine.waits:
                 threads, text = _more_threads(reads, self._largest(key), machine)
-                if threads > reads.num_threads:
+                if threads > reads.most_threads:
                     changed = {
                         key: station.times(station.width / threads),
                         **self._budget.with_threads(threads),
@@ -205,7 +205,7 @@ class Advisor:
 
     def _threads_of_options(self) -> int:
         reads = self._reads
-        return min(reads.num_threads, reads.prefetch_buffer_size) if reads is not None else 0
+        return reads.most_threads if reads is not None else 0
 
     def _largest(self, key: int) -> StageSummary:
         """The stage of a station whose elements are the largest."""
@@ -219,7 +219,7 @@ class Advisor:
         iterator.
         """
         own, machine = self._capacity.stations[None], self._machine
-        if reads.num_threads and reads.prefetch_buffer_size:
+        if reads.most_threads:
             return
         values = self._summary.values()
         behind = self._behind([x for x in values if x.is_prefetch and x.place == "consumer"])
@@ -274,7 +274,7 @@ class Advisor:
             return _MORE_THREADS
         return (
             _more_threads(self._reads, max(self._summary.values(), key=_size), self._machine)[0]
-            / self._reads.num_threads
+            / self._reads.most_threads
         )
 
     def _more_in_workers(self, stage: StageSummary) -> Iterator[Change]:
@@ -284,9 +284,10 @@ class Advisor:
         station = self._capacity.stations.get(key, Station({}))
         if busy < _WAITS and self._reads is not None:
             threads, text = _more_threads(self._reads, stage, self._cluster)
-            reading = station.parts.get(stage.id, 0.0) * self._reads.num_threads / threads
-            changed = Station({**station.parts, stage.id: reading})
-            left = self._capacity.with_stations({key: changed})
+            reading = station.parts.get(stage.id, 0.0) * self._reads.most_threads / threads
+            left = self._capacity.with_stations(
+                {key: Station({**station.parts, stage.id: reading})}
+            )
             text += (
                 f"{self._budget.allowing(threads, self._num_workers)} In the workers it waits more"
                 " than it computes."
@@ -365,18 +366,18 @@ def _kind_of_worker(options: WorkerOptions | None) -> str:
 
 
 def _more_threads(reads: ReadOptions, stage: StageSummary, machine: Machine) -> tuple[int, str]:
-    threads = min(_MAX_THREADS, max(_NUM_THREADS, _MORE_THREADS * reads.num_threads))
+    threads = min(_MAX_THREADS, max(_NUM_THREADS, _MORE_THREADS * reads.most_threads))
     buffer = max(reads.prefetch_buffer_size, 2 * threads)
     size = _size(stage)
     if size and buffer * size > _MEMORY_SHARE * machine.memory:
         buffer = max(1, int(_MEMORY_SHARE * machine.memory / size))
         threads = min(threads, buffer)
-    if threads <= reads.num_threads:
+    if threads <= reads.most_threads:
         text = (
             f"Reads ahead are limited by memory: a buffer of {buffer} elements of {size_text(size)}"
             " is what fits."
         )
-        return reads.num_threads, text
+        return reads.most_threads, text
     return (
         threads,
         (

@@ -28,6 +28,8 @@ class BudgetUse:
         max_bytes: the most that they may take.
         is_fixed: whether the options of the pipeline say how many threads; else a step that may use
             more gets them.
+        decisions: the changes of the number of threads, where that is ``"auto"``, with their
+            reasons.
     """
 
     process: str
@@ -36,6 +38,7 @@ class BudgetUse:
     num_bytes: int
     max_bytes: int
     is_fixed: bool
+    decisions: tuple[str, ...] = ()
 
 
 def budgets_of(observer: Any, process: str) -> list[BudgetUse]:
@@ -53,6 +56,7 @@ def budgets_of(observer: Any, process: str) -> list[BudgetUse]:
             x.memory.num_bytes,
             x.memory.max_bytes,
             not x.is_flexible,
+            () if x.tuning is None else tuple([str(decision) for decision in x.tuning.decisions]),
         )
         for x in budgets.values()
     ]

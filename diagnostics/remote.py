@@ -26,6 +26,7 @@ from gristmill.diagnostics.load import cpu_demand_ns
 from gristmill.diagnostics.probe import Probe, StageCounts, clock
 from gristmill.diagnostics.stacks import show_stacks_when_asked
 from gristmill.diagnostics.worker_profiles import ProfiledWorkers, serve_profiles
+from gristmill.workers.imports import slow_imports
 from gristmill.workers.setup import is_worker
 
 _SHARE = 50  # a report may take this fraction of the time between two of them
@@ -82,6 +83,7 @@ class WorkerReport:
     profiler_port: int | None = None  # where it serves profiles
     storing: int = 0  # how long it took to put messages into an object store
     budgets: list[BudgetUse] = field(default_factory=list)
+    imports: dict[str, float] = field(default_factory=dict)  # slow ones, in seconds
     wall: int = 0  # what the clock of its machine is behind the time of day
     node: str = ""  # where it is, if that may be another machine; is set by the consumer, as is
     is_there: bool = True  # rather than gone from there
@@ -489,6 +491,7 @@ class _Reporter:
             self.profiler_port,
             self._storing,
             budgets_of(observer, f"worker {index}"),
+            slow_imports(),
             _wall(),
         )
         data = pickle.dumps(report)

@@ -143,6 +143,8 @@ class ExecutionSummary(Mapping[int, StageSummary]):
             process that does so.
         faults: how many elements each step that tolerates them has passed over since it is
             observed, by its name; only those that have.
+        imports: the modules that workers import with their task for more than half a second, and
+            the seconds of the slowest worker.
         decisions: the changes of the number of workers, where that is ``"auto"``, with their
             reasons.
     """
@@ -153,6 +155,7 @@ class ExecutionSummary(Mapping[int, StageSummary]):
     budgets: tuple[BudgetUse, ...] = ()
     faults: dict[str, int] = field(default_factory=dict)
     decisions: tuple[str, ...] = ()
+    imports: Mapping[str, float] = field(default_factory=dict)
 
     def __getitem__(self, key: int) -> StageSummary:
         return self.nodes[key]
@@ -233,6 +236,7 @@ class ExecutionSummary(Mapping[int, StageSummary]):
             "budgets": budgets,
             "faults": self.faults,
             "decisions": [*self.decisions],
+            "imports": {**self.imports},
         }
 
     def to_json(self) -> str:
@@ -445,9 +449,12 @@ def take_snapshot(observer: Any) -> Snapshot:
     transport: dict[int, int] = {}
     timelines = [(lane, 0) for lane in lanes_of(observer, "main")]
     loads: list[WorkerLoad] = []
-    budgets = budgets_of(observer, "main")
+    budgets, imports = budgets_of(observer, "main"), dict[str, float]()
     for number, group in [*observer.groups.items()]:
         reports = group.reports()
+        for report in reports:
+            for module, seconds in report.imports.items():
+                imports[module] = max(seconds, imports.get(module, 0.0))
         offset = len(records)
         root = _add_workers(records, reports, places)
         if root is not None:
@@ -482,16 +489,28 @@ def take_snapshot(observer: Any) -> Snapshot:
         )
         for lane, offset in timelines
     ]
-    decisions = tuple(
-        [decision for group in [*observer.groups.values()] for decision in group.decisions]
-    )
     summary = _summary(observer, records, order, places, transport)
     summary = replace(
-        summary, budgets=tuple(budgets), faults={**observer.faults}, decisions=decisions
+        summary,
+        budgets=tuple(budgets),
+        faults={**observer.faults},
+        decisions=_decisions(observer, budgets),
+        imports=imports,
     )
     loads = [replace(load, stage=order[load.stage]) for load in loads if load.stage in order]
     marks = [(output.first or 0, 0), *output.marks]
     return Snapshot(summary, output.elements, delays, threads, loads, marks)
+
+
+def _decisions(observer: Any, budgets: list[BudgetUse]) -> tuple[str, ...]:
+    """Return the changes that ``"auto"`` has made, of workers and of threads."""
+    of_workers = [text for group in [*observer.groups.values()] for text in group.decisions]
+    of_threads = [
+        text if budget.process == "main" else f"{budget.process}: {text}"
+        for budget in budgets
+        for text in budget.decisions
+    ]
+    return (*of_workers, *of_threads)
 
 
 def _load_of(stage: int, node: str, reports: list[WorkerReport], group: WorkerGroup) -> WorkerLoad:

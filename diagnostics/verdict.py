@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,7 +27,7 @@ IN_TIME = 0.2  # the share of waiting below which the stages need not be disting
 _MAX_RANGE = 2.25  # the largest ratio of two ceilings that is reported as one number
 _KINDS = {"read": "source", "preprocessing": "transform", "prefetch": "transport"}
 _MAX_REPR = 300  # characters
-_MAX_DECISIONS = 5
+_MAX_DECISIONS = _MAX_IMPORTS = 5
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ class Diagnosis:
                 f" {self.starved_ratio:.0%} of the time (each: {delays})"
             ),
             *[f"- {text}" for text in self.recommendations],
+            *_import_texts(self.snapshot.summary.imports),
             *[_load_text(load) for load in self.snapshot.workers if load.node],
             *[
                 f"auto: {decision}"
@@ -105,6 +107,23 @@ class Diagnosis:
         from gristmill.diagnostics.notebook import diagnosis_html
 
         return diagnosis_html(self)
+
+
+def _import_texts(imports: Mapping[str, float]) -> list[str]:
+    """Return one line about the imports of workers that take long."""
+    if not imports:
+        return []
+    named = ", ".join(
+        [
+            f"{name} ({seconds:.1f} s)"
+            for name, seconds in sorted(imports.items(), key=lambda pair: -pair[1])[:_MAX_IMPORTS]
+        ]
+    )
+    return [
+        f"- Each worker process imports {named} before its first output, because functions of the"
+        " pipeline use it or are in a module that does. Import what they do not need inside of the"
+        " functions that need it, or move them to a module of their own."
+    ]
 
 
 def _load_text(load: WorkerLoad) -> str:

@@ -17,9 +17,10 @@ from new_seed import SEED
 
 from gristmill.core.options import MultiprocessingOptions
 from gristmill.dataset import IterDataset
+from gristmill.dataset.bases.traced import Tracing
 from gristmill.dataset.engine.round_robin import RoundRobinIterator
 from gristmill.dataset.executors.pools import PoolExecutor
-from gristmill.dataset.stages.mp_prefetch import lanes_of, lanes_task
+from gristmill.dataset.stages.mp_prefetch import TracedLanesIterDataset, lanes_of, lanes_task
 from gristmill.dataset.workers.task import PipelineProducer
 from gristmill.workers.crash_journal import LOG_BYTES, CrashJournal
 from gristmill.workers.messages import END, ERROR, OUTPUTS, SKIPPED, Quarantine
@@ -90,6 +91,11 @@ class LocalWorkersExecutor(PoolExecutor):
 
 class ResizedIterDataset(LocalWorkersIterDataset):
     """``parent`` in lanes that threads compute, whose number changes at random steps."""
+
+    def _traced(self, tracing: Tracing) -> Any:
+        return TracedLanesIterDataset(
+            tracing.of(self._parent), lanes_of(self._options), False, by_lanes=True
+        )
 
     def __iter__(self) -> RoundRobinIterator[Any]:
         task = lanes_task(self._parent, lanes_of(self._options), False, True)

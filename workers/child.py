@@ -51,6 +51,7 @@ from gristmill.workers.arena import Arena, Slot
 from gristmill.workers.codec import Encoded, Encoder
 from gristmill.workers.crash_journal import LOG_BYTES, CrashJournal
 from gristmill.workers.flags import set_flags
+from gristmill.workers.imports import timed_imports
 from gristmill.workers.logs import log_like
 from gristmill.workers.messages import (
     CALL,
@@ -843,11 +844,12 @@ def _load(payload: int, preamble: dict[str, Any]) -> Any:
 
 
 def load_task(setup: Any, task: Any, *buffers: Any) -> Any:
-    """The task in the parts of a ``Payload``, in the environment that it needs."""
-    calls, values, own = pickle.loads(setup)
-    for function, args in calls:
-        function(*args)
-    loaded = pickle.loads(task, buffers=buffers)
+    """The task in the parts of a ``Payload``, in the surroundings that it is to have."""
+    with timed_imports():
+        calls, values, own = pickle.loads(setup)
+        for function, args in calls:
+            function(*args)
+        loaded = pickle.loads(task, buffers=buffers)
     set_flags(values, own)
     remember_received_classes()
     return loaded

@@ -105,6 +105,11 @@ class RayWorker:
         self._tell(START, (self.budget, dumps((states, skip, quarantine, self.is_for_another))))
         self.is_for_another = False
 
+    def has_sent(self) -> bool:
+        """Return true if there is a message that was not received."""
+        stream = self._stream
+        return stream is not None and bool(ray.wait([stream], timeout=0, fetch_local=False)[0])
+
     def call(self, function: bytes) -> None:
         """See ``WorkerProcess.call``."""
         self._tell(CALL, function)

@@ -16,6 +16,9 @@ Guarantees:
 5. ``dismiss`` may be called anywhere, also by the garbage collector in the middle of any line here:
    it appends to a list.
 6. In a forked process ``is_here`` is false, and nothing of this may be used.
+7. With ``"auto"`` one controller bounds the number of threads that read. What is measured in
+   milliseconds (a consumer that waits) starts threads up to this bound, and never moves it but
+   once, to the largest number, where elements take long without a CPU.
 
 Source: to keep what is needed soonest is the optimal rule for caches (Belady, 1966).
 """
@@ -38,6 +41,7 @@ from gristmill.core.uninterrupted import uninterrupted
 from gristmill.dataset.ahead.draws import Drawn, Draws
 from gristmill.dataset.ahead.memory import Holding, Memory
 from gristmill.dataset.ahead.threads import start_thread
+from gristmill.dataset.ahead.tuning import ThreadTuning
 
 _NUM_CPUS = (
     len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -57,6 +61,7 @@ class ReadingClient(Drawn):
     """
 
     element_bytes = 0.0  # about; 0 is unknown
+    auto = 0  # the most threads of the budget, where their number is found; else 0
 
     def __init__(self, num_threads: int, rate: float) -> None:
         self.num_threads = num_threads
@@ -130,6 +135,9 @@ class Budget:
         self.lock = Lock()
         self.num_waits = 0  # elements in a row for which threads waited, other than for a CPU
         self.waited_seconds = 0.0  # by consumers
+        self.cpu_seconds = 0.0  # of threads that read
+        self.num_drawn = 0  # elements
+        self.tuning: ThreadTuning | None = None  # finds the number of threads that read
         self._process_id = os.getpid()
         self.is_flexible = max_threads is None  # there are more where somebody may use more
         self.max_threads, num_bytes = _part_of(max_threads, max_bytes, num_processes)
@@ -139,7 +147,7 @@ class Budget:
         self._dismissed: deque[Holding] = deque()
         self._numbers: list[int] = []  # of threads that have ended, a heap
         self._num_numbers = 0
-        self._num_reading = 0  # threads
+        self.num_reading = 0  # threads that read
         self._idle = Idle()  # of them
         self._num_pulling = 0  # threads
         self._num_leaving = 0  # threads that read, for others to pull
@@ -152,11 +160,12 @@ class Budget:
 
     @property
     def num_threads(self) -> int:
-        return self._num_reading + self._num_pulling
+        return self.num_reading + self._num_pulling
 
     @property
-    def num_reading(self) -> int:
-        return self._num_reading
+    def busy(self) -> float:
+        """Returns the share of the threads that read that have something to do."""
+        return 1 - self._idle.num / (self.num_reading or 1)
 
     @property
     def is_full(self) -> bool:
@@ -179,6 +188,7 @@ class Budget:
         """Records that elements of this many bytes were drawn."""
         self.settle()
         self.memory.hold(reader.holding, -num_bytes)
+        self.num_drawn += num
         self.draws.count(reader, num)
         self.offer(reader)
 
@@ -201,8 +211,9 @@ class Budget:
             with self.lock:
                 self.settle()
                 self._readers[reader.holding] = reader
-                if self.is_flexible:
-                    self.max_threads = max(self.max_threads, reader.num_threads)
+                self._allow(reader.num_threads)
+                if reader.auto and self.tuning is None:
+                    self.tuning = ThreadTuning(min(reader.auto, self.max_threads), self)
                 self.draws.add(reader)
                 self.offer(reader)
         except BaseException:
@@ -222,8 +233,11 @@ class Budget:
     def allow(self, num_threads: int) -> None:
         """Raises the limit to a number promised to a reader; no effect if a number was given."""
         with self.lock:
-            if self.is_flexible:
-                self.max_threads = max(self.max_threads, num_threads)
+            self._allow(num_threads)
+
+    def _allow(self, num_threads: int) -> None:
+        if self.is_flexible:
+            self.max_threads = max(self.max_threads, num_threads)
 
     def start(self, num: int | None = None) -> None:
         """Starts threads that read, until there are ``num`` (by default, one for every CPU) or as
@@ -239,7 +253,7 @@ class Budget:
         with self.lock:
             missing = self._num_missing(num)
             numbers = [self._new_number() for _ in range(missing)]
-            self._num_reading += missing
+            self.num_reading += missing
         # Not under the lock: a new thread may collect garbage, and close a reader, before it
         # notifies the old one.
         for i, number in enumerate(numbers):
@@ -250,18 +264,24 @@ class Budget:
                 )
             except BaseException as error:
                 with self.lock:
-                    self._num_reading -= missing - i
+                    self.num_reading -= missing - i
                     for unused in numbers[i:]:
                         heapq.heappush(self._numbers, unused)
-                    if self._num_reading and isinstance(error, RuntimeError):
+                    if self.num_reading and isinstance(error, RuntimeError):
                         # the system gives no more, or the interpreter is about to exit: one is
                         # enough
                         return
                 raise
 
+    def bound(self) -> None:
+        """Let threads end that ``tuning`` does not allow."""
+        assert self.tuning is not None
+        self._num_leaving = max(0, self.num_reading - self.tuning.most(self._readers.values()))
+        self._idle.wake(self._num_leaving)
+
     def start_more(self) -> None:
         """Starts as many threads that read as there are CPUs."""
-        self.start(self._num_reading + _NUM_CPUS)
+        self.start(self.num_reading + _NUM_CPUS)
 
     def start_pulling(self, work: Callable[[], None], end: Callable[[], None]) -> bool:
         """Starts a thread that does ``work``, if there may be one more; see ``start_thread``."""
@@ -305,8 +325,8 @@ class Budget:
         if self._resting:
             _, client = self._resting.popitem()
             client.leave()
-        elif self._num_reading > 1:
-            self._num_leaving = min(self._num_leaving + 1, self._num_reading - 1)
+        elif self.num_reading > 1:
+            self._num_leaving = min(self._num_leaving + 1, self.num_reading - 1)
             self._idle.wake(1)
 
     def _num_pulling_less(self) -> None:
@@ -315,15 +335,15 @@ class Budget:
             self.settle()
 
     def _num_missing(self, num: int) -> int:
-        missing = min(num, self.max_threads - self._num_pulling) - self._num_reading
-        if missing > 0:
-            self.settle()
-            readers = self._readers.values()
-            missing = min(
-                missing, sum([reader.num_threads for reader in readers]) - self._num_reading
-            )
-            missing = min(missing, sum([reader.num_left for reader in readers]))
-        return max(0, missing)
+        most = min(num, self.max_threads - self._num_pulling)
+        if self.tuning is not None:
+            most = min(most, self.tuning.most(self._readers.values()))
+        if most <= self.num_reading:
+            return 0
+        self.settle()
+        readers = self._readers.values()
+        most = min(most, sum([reader.num_threads for reader in readers]))
+        return max(0, min(most - self.num_reading, sum([reader.num_left for reader in readers])))
 
     def _new_number(self) -> int:
         if self._numbers:
@@ -343,7 +363,7 @@ class Budget:
                 del work  # not to be kept alive by a thread that waits
         finally:
             with self.lock:
-                self._num_reading -= 1
+                self.num_reading -= 1
                 heapq.heappush(self._numbers, number)
                 self.settle()
 

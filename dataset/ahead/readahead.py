@@ -128,11 +128,9 @@ class ReadAhead(ReadingClient):
 
     @property
     def num_left(self) -> int:
-        return (
-            0
-            if self._closed
-            else self._stop - self._claimed + sum([stop - start for start, stop in self._returned])
-        )
+        if self._closed:
+            return 0
+        return self._stop - self._claimed + sum([stop - start for start, stop in self._returned])
 
     def take(self, n: int) -> list[Any]:
         """The next elements, at least one and at most ``n``; waits for them. Not to be called at
@@ -180,8 +178,10 @@ class ReadAhead(ReadingClient):
             if self._shorten_late_blocks() or waited > _LONG_SECONDS - _LATE_SECONDS:
                 waited = 0.0
                 budget.start_more()
-        seconds = time.perf_counter() - began
+        seconds = (ended := time.perf_counter()) - began
         budget.waited_seconds += seconds
+        if budget.tuning is not None:
+            budget.tuning.look(ended)
         if missing is not None:
             with budget.lock:
                 self._waits.add(missing, seconds)
@@ -198,11 +198,8 @@ class ReadAhead(ReadingClient):
             num = self.room()
             if num and (budget.is_held_up or not budget.memory.affords(num, self.element_bytes)):
                 return "memory"
-            return (
-                "threads"
-                if num and budget.is_full and 2 * len(self._running) <= self.num_threads
-                else None
-            )
+            is_short = num and budget.is_full and 2 * len(self._running) <= self.num_threads
+            return "threads" if is_short else None
 
     def _wait(self, seconds: float) -> bool:
         """Takes the next block, if it comes within this time, or what is finished of it then."""
@@ -310,8 +307,11 @@ class ReadAhead(ReadingClient):
                 seconds > QUICK_SECONDS and seconds > 2 * (budget.num_threads + 1) * cpu_seconds
             )
             budget.num_waits = budget.num_waits + 1 if size == 1 and waited else 0
+            budget.cpu_seconds += cpu_seconds
             more = budget.num_waits == _NUM_WAITS
         if more:
+            if budget.tuning is not None:
+                budget.tuning.jump(seconds)
             budget.start(budget.max_threads)
 
     def _put(self, block: _Block, error: BaseException | None, element_bytes: float) -> None:

@@ -48,7 +48,9 @@ class Read(Stream):
     @cached
     def reader(self) -> Reader:
         options = self.stage._parameters.read_options
-        return Reader(self.ds, options.num_threads, options.prefetch_buffer_size, self.ctx)
+        most = options.most_threads
+        auto = most if options.num_threads == "auto" else 0
+        return Reader(self.ds, most, options.prefetch_buffer_size, self.ctx, auto)
 
     @cached
     def budget_waits(self) -> BudgetWaits:

@@ -1,22 +1,31 @@
-"""The number of workers that ``"auto"`` stands for, decided while they run.
+"""The number of workers or threads that ``"auto"`` stands for, decided while they run.
 
 Guarantees:
 
 1. The controller is a function of what it is told: times, rates and shares. It reads no clock.
-2. It grows while the consumer waits, and takes back a change that gained less than ``_GAIN``.
-3. On a steady load it changes nothing after the first ``_SEARCH_SECONDS``. If three measurements in
+2. It grows while the consumer waits, and takes back a change that gained less than ``_GAIN``. When
+   no number gains more, it tries threads in place of processes, or processes again.
+3. Where workers have used CPUs and the consumer waits, it also tries fewer: threads that need the
+   same interpreter lock keep each other waiting.
+4. On a steady load it changes nothing after the first ``_SEARCH_SECONDS``. If three measurements in
    a row say that the load has changed, the search begins again.
 """
 
 from __future__ import annotations
 
+import math
 import os
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, TypeAlias
 
 from gristmill.core.cgroup import available_memory, usable_cpus
 
 FIRST_WORKERS = 2  # at the beginning
-WINDOW_SECONDS = 1.0  # of one measurement
+_WINDOW_SECONDS = 1.0  # of one measurement
+_ENOUGH = 30  # elements in a window
+_LONGEST_SECONDS = 3.0  # of a window with fewer elements
+_MOST_DECISIONS = 1000  # that are kept
+_COMPUTES = 0.5  # CPUs, above which workers compute more than they wait
 _GAIN = 0.03  # a change that gains less is taken back
 _WAITS = 0.05  # from this share of its time on, the consumer waits
 _BUSY = 0.5  # below this share of looks at which a worker had nothing ready, there are too many
@@ -33,6 +42,9 @@ _LOCAL_SIZES = (
 )
 
 
+Kind: TypeAlias = Literal["processes", "threads"]
+
+
 class Measured(NamedTuple):
     """One measurement.
 
@@ -41,30 +53,38 @@ class Measured(NamedTuple):
         rate: elements per second that the consumer took.
         waited: the share of its time for which the consumer waited for workers.
         busy: the share of looks at workers at which they had nothing ready.
+        cpus: how many CPUs the workers used, on average; 0 if that is not known.
     """
 
     now: float
     rate: float
     waited: float
     busy: float
+    cpus: float = 0.0
 
 
 class Decision(NamedTuple):
-    """A change of the number of workers.
+    """A change of the number of workers, or of their kind.
 
     Args:
         now: when, in seconds of ``time.monotonic``.
         before, after: the numbers.
         reason: why, in words.
+        unit: of the numbers.
+        kind: the other kind, if that changes.
     """
 
     now: float
     before: int
     after: int
     reason: str
+    unit: str = "workers"
+    kind: Kind | None = None
 
     def __str__(self) -> str:
-        return f"{self.before} → {self.after} workers: {self.reason}"
+        if self.kind is None:
+            return f"{self.before} → {self.after} {self.unit}: {self.reason}"
+        return f"{self.before} {self.unit} → {self.after} {self.kind}: {self.reason}"
 
 
 class Controller:
@@ -75,14 +95,33 @@ class Controller:
         most: the largest number.
         num: the number at the beginning.
         now: when that is.
+        unit: of the number.
+        most_threads: the largest number of threads, if workers may be threads in place of
+            processes; else 0.
     """
 
-    def __init__(self, least: int, most: int, num: int, now: float) -> None:
+    _is_enough: bool  # more of them have not been worth it
+    _is_least: bool  # fewer have been slower
+    _has_other: bool  # there is another kind that was not tried yet
+
+    def __init__(
+        self,
+        least: int,
+        most: int,
+        num: int,
+        now: float,
+        unit: str = "workers",
+        most_threads: int = 0,
+    ) -> None:
         self.num = num
+        self._unit = unit
         self._least, self._most = least, most
-        self._search_until = now + _SEARCH_SECONDS
+        self._other_most = most_threads
+        self._begin_search(now)
         # of an attempt: the number, and what was measured
         self._before: tuple[int, Measured] | None = None
+        self._kind: Kind = "processes"
+        self._is_other = False  # the attempt is one of the other kind
         self._settled: Measured | None = None  # with this number, there is nothing to gain
         self._num_changed = 0
 
@@ -96,40 +135,78 @@ class Controller:
 
     def _attempt(self, measured: Measured) -> Decision | None:
         """Try another number, if there may be something to gain."""
-        if measured.now >= self._search_until:
-            after = self.num
-        elif measured.waited >= _WAITS:
-            after = min(max(2, 2 * self.num), self._most)
-        elif measured.busy < _BUSY and self.num > self._least:
-            after = max(self._least, self.num // 2)
-        else:
-            after = self.num
-        if after == self.num:
-            self._settled = measured
-            return None
-        self._before = self.num, measured
+        after = self._next(measured)
         shares = (
-            f"the consumer waited {measured.waited:.0%}, {measured.busy:.0%} of the workers had"
-            " nothing ready"
+            f"the consumer waited {measured.waited:.0%}, {self._unit} were busy {measured.busy:.0%}"
         )
-        return self._change(measured.now, after, shares)
+        if after != self.num:
+            self._before = self.num, measured
+            return self._change(measured.now, after, shares)
+        is_searching = self.num > 0 and measured.now < self._search_until
+        if self._has_other and measured.waited >= _WAITS and is_searching:
+            self._has_other, self._is_other, self._before = False, True, (self.num, measured)
+            # Where there may be no more processes, there may be more threads.
+            after = self.num if self.num < self._most else 2 * self.num
+            return self._change_kind(measured.now, min(after, self._other_most), shares)
+        self._settled = measured
+        return None
+
+    def _next(self, measured: Measured) -> int:
+        """Return the next number to try, or the current one."""
+        if measured.now >= self._search_until:
+            return self.num
+        if measured.waited >= _WAITS and not self._is_enough and self.num < self._most:
+            return min(max(2, 2 * self.num), self._most)
+        if self._is_least:
+            return self.num
+        if measured.waited >= _WAITS:
+            if measured.cpus < _COMPUTES:
+                return self.num
+            after = min(self.num // 2, math.ceil(measured.cpus))  # may do as much
+        else:
+            after = self.num // 2 if measured.busy < _BUSY else self.num
+        return max(after, min(self._least, self.num))
+
+    def jump(self, now: float, reason: str) -> Decision | None:
+        """Return the change to the largest number, unless more have already been tried."""
+        if self._is_enough or self.num == self._most or now >= self._search_until:
+            return None
+        self._before, self._settled, self._is_enough = None, None, True
+        return self._change(now, self._most, reason)
 
     def _judge(self, num: int, before: Measured, measured: Measured) -> Decision | None:
         """Keep the last attempt, or take it back."""
         self._before = None
+        is_other, self._is_other = self._is_other, False
         gain = measured.rate / before.rate - 1 if before.rate else 1.0
-        if gain >= _GAIN or (self.num < num and gain > -_GAIN):
+        if gain >= _GAIN or (not is_other and self.num < num and gain > -_GAIN):
+            if is_other:
+                self._is_enough = self._is_least = False
             return self._attempt(measured)
-        self._settled = before
-        return self._change(
-            measured.now,
-            num,
-            f"{self.num} workers changed the speed by {gain:+.0%}, which is not worth it",
-        )
+        unit = self._kind if is_other else self._unit
+        reason = f"{self.num} {unit} changed the speed by {gain:+.0%}, which is not worth it"
+        if is_other:
+            return self._change_kind(measured.now, num, reason)
+        if self.num > num:
+            self._is_enough = True
+        else:
+            self._is_least = True
+        return self._change(measured.now, num, reason)
 
     def _change(self, now: float, after: int, reason: str) -> Decision:
         before, self.num = self.num, after
-        return Decision(now, before, after, reason)
+        return Decision(now, before, after, reason, self._unit)
+
+    def _change_kind(self, now: float, after: int, reason: str) -> Decision:
+        before, self.num = self.num, after
+        self._most, self._other_most = self._other_most, self._most
+        unit, self._kind = self._kind, "processes" if self._kind == "threads" else "threads"
+        return Decision(now, before, after, reason, unit, self._kind)
+
+    def _begin_search(self, now: float) -> None:
+        self._search_until = now + _SEARCH_SECONDS
+        self._is_enough = self._is_least = False
+        self._has_other = self._other_most > 0
 
     def _look_for_change(self, settled: Measured, measured: Measured) -> None:
         """Search again if the load is another one."""
@@ -140,7 +217,24 @@ class Controller:
         self._num_changed = self._num_changed + 1 if differs else 0
         if self._num_changed >= _NUM_CHANGED:
             self._num_changed, self._settled = 0, None
-            self._search_until = measured.now + _SEARCH_SECONDS
+            self._begin_search(measured.now)
+
+
+def is_window(seconds: float, num: int) -> bool:
+    """Return true if ``num`` elements in this time are a measurement."""
+    return seconds >= (_WINDOW_SECONDS if num >= _ENOUGH else _LONGEST_SECONDS)
+
+
+def kept(decisions: Sequence[Decision], decision: Decision) -> list[Decision]:
+    """Return the decisions to keep after another one."""
+    return [*decisions[-_MOST_DECISIONS + 1 :], decision]
+
+
+def most_threads(max_workers: int | None, num_lanes: int) -> int:
+    """Return the largest number of threads in place of processes. They take next to no memory, so
+    that only waiting for storage bounds it.
+    """
+    return num_lanes if max_workers is None else min(num_lanes, max_workers)
 
 
 def most_workers(max_workers: int | None, num_lanes: int) -> int:

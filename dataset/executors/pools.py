@@ -15,6 +15,7 @@ from gristmill.core.options import chosen_executor
 from gristmill.dataset.bases.context import IteratorContext
 from gristmill.dataset.bases.node import ancestors
 from gristmill.dataset.bases.parameters import parameters_of
+from gristmill.dataset.executors.auto import Kind
 from gristmill.dataset.executors.protocol import Executor, Tell
 from gristmill.dataset.executors.tuning import Tuning
 from gristmill.dataset.lanes.consumer import LanesHere
@@ -23,6 +24,8 @@ from gristmill.dataset.lanes.processes import WorkerLane
 from gristmill.dataset.lanes.ray import LanesOnRay
 from gristmill.dataset.slicing import numbers_of
 from gristmill.dataset.workers.task import PipelineTask
+from gristmill.dataset.workers.thread_payload import ThreadPayload
+from gristmill.dataset.workers.threads import acquire_threads
 from gristmill.dataset.workers.worker_set import join_workers, shared_processes_of
 from gristmill.workers.payload import Payload
 from gristmill.workers.pickling import dumps
@@ -64,7 +67,7 @@ class PoolExecutor(Executor):
     @property
     def pool(self) -> Any:
         """The pool that is in use, or ``None``."""
-        return next(iter(self._held), None)
+        return self._held[-1] if self._held else None
 
     @property
     def workers(self) -> Sequence[Any]:  # type: ignore[override]
@@ -75,24 +78,48 @@ class PoolExecutor(Executor):
         if self._may_share:
             join_workers(self, ctx)
 
-    def tune(self, given: Any, most: int, *, may_be_here: bool) -> None:
+    def tune(self, given: Any, most: int, *, may_be_here: bool, most_threads: int = 0) -> None:
         """Find the number of workers while they run.
 
         Args:
             given: the options that the user gave.
             most: the largest number.
             may_be_here: true if this process may compute lanes, so that there need be no worker.
+            most_threads: the largest number of threads in place of processes.
         """
         self._may_be_here, self.options = may_be_here, [given]
-        self.tuning = Tuning(0 if may_be_here else 1, most, self._num_workers)
+        self.tuning = Tuning(int(not may_be_here), most, self._num_workers, most_threads)
 
     def receive(self, number: int, num: int) -> None:
         if self.tuning is None or self._lanes is None or not self.tuning.is_on:
             super().receive(number, num)
             return
-        num_workers = self.tuning.receive(self._lanes, number, num)
-        if num_workers is not None:
-            self._use(num_workers)
+        decision = self.tuning.receive(self._lanes, number, num)
+        if decision is None:
+            return
+        if decision.kind is None:
+            self._use(decision.after)
+        else:
+            self.change_kind(decision.kind, decision.after)
+
+    def change_kind(self, kind: Kind, num_workers: int) -> None:
+        """Let workers of another kind compute the lanes, from the next output of each on. The
+        others are idle when they have left all lanes.
+        """
+        former, lanes = self.pool, self._lanes
+        assert isinstance(lanes, LocalLanes)
+        self._options = replace(self._options, executor=kind)
+        self._num_workers = num_workers
+        former.on_start = None  # an observer learns of the new pool
+        pool = self._acquired()
+        pool.resize(num_workers)
+        lanes.move_to(pool, self._release_former)
+        self._tell_of(pool)
+
+    def _release_former(self) -> None:
+        """Park the pools that were in use before the current one."""
+        while len(self._held) > 1:
+            registry.release(self._held.pop(0))
 
     def tell_hired(self, tell: Tell | None) -> None:
         super().tell_hired(tell)
@@ -105,10 +132,13 @@ class PoolExecutor(Executor):
     def start(self, states: Mapping[int, Any]) -> None:
         pool = self._use_pool()
         pool.resize(self._num_workers)
+        self._tell_of(pool)
+        self._start_in(pool, states)
+
+    def _tell_of(self, pool: Any) -> None:
         pool.tuning = self.tuning  # for observers
         if self._tell_hired is not None:
             self._tell_hired(pool)
-        self._start_in(pool, states)
 
     def _start_in(self, pool: Any, states: Mapping[int, Any]) -> None:
         here = None
@@ -148,10 +178,18 @@ class PoolExecutor(Executor):
         if self._finalizer is None:
             self._finalizer = weakref.finalize(self, _release_all, self._held)
             self._finalizer.atexit = False
+        self._release_former()
         pool = self.pool
-        while pool is None or pool.is_closed:
-            self._check_open()
+        if pool is None or pool.is_closed:
             self._held.clear()
+            pool = self._acquired()
+        return pool
+
+    def _acquired(self) -> Any:
+        """Return the pool that was used last, or another one, which is held now."""
+        pool = None
+        while pool is None:
+            self._check_open()
             pool, self._released = self._released, None
             if pool is None:
                 pool = self._acquire()
@@ -178,13 +216,9 @@ class PoolExecutor(Executor):
             registry.release(pool)
 
     def _acquire(self) -> Any:
-        options, task = self._options, self._task
+        options = self._options
         if chosen_executor(options) == "threads":
-            from gristmill.dataset.workers.thread_payload import ThreadPayload
-            from gristmill.dataset.workers.threads import acquire_threads
-
-            copies = ThreadPayload(replace(task, budget=self.ctx.budget))
-            return acquire_threads(copies, self._num_workers, options.per_worker_buffer_size)
+            return self._acquire_threads()
         payload = self._pack(
             {"buffer_size": options.per_worker_buffer_size}, options.worker_env or {}
         )
@@ -192,6 +226,10 @@ class PoolExecutor(Executor):
         return (acquire if processes is None else processes.acquire)(
             payload, self._num_workers, self._owner
         )
+
+    def _acquire_threads(self) -> Any:
+        payload = ThreadPayload(replace(self._task, budget=self.ctx.budget))
+        return acquire_threads(payload, self._num_workers, self._options.per_worker_buffer_size)
 
     def _pack(self, settings: Mapping[str, Any], environment: Mapping[str, str | None]) -> Payload:
         """Return what workers load."""
@@ -214,6 +252,7 @@ class PoolExecutor(Executor):
     def rest(self) -> None:
         super().rest()
         self._lanes = None
+        self._release_former()
         pool = self.pool
         if pool is not None:
             try:
@@ -226,6 +265,7 @@ class PoolExecutor(Executor):
 
     def close(self) -> None:
         super().close()
+        self._release_former()
         pool = self.pool
         if pool is None and self._released is not None and registry.use(self._released):
             pool = self._released
@@ -234,6 +274,22 @@ class PoolExecutor(Executor):
         self._held.clear()
         for shard in self.shards:
             shard.clear()
+
+
+class SharingExecutor(PoolExecutor):
+    """Computes lanes with threads that share all functions and sources."""
+
+    def __str__(self) -> str:
+        return (
+            "MultithreadPrefetchIterator(num_threads=auto,"
+            f" buffer_size={self._options.per_worker_buffer_size})"
+        )
+
+    def _acquire_threads(self) -> Any:
+        task = replace(self._task, budget=self.ctx.budget)
+        return acquire_threads(
+            lambda: task, self._num_workers, self._options.per_worker_buffer_size
+        )
 
 
 def _release_all(held: list[Any]) -> None:

@@ -1,5 +1,5 @@
 """Measures what a running pool does, and asks the controller of ``"auto"`` how many workers there
-are to be.
+are to be, and of which kind.
 """
 
 from __future__ import annotations
@@ -7,12 +7,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from gristmill.dataset.executors.auto import WINDOW_SECONDS, Controller, Decision, Measured
+from gristmill.dataset.executors.auto import Controller, Decision, Measured, is_window, kept
 
 _LOOK_SECONDS = 0.01  # between two looks at the workers
-_ENOUGH = 30  # elements in a window
-_LONGEST_SECONDS = 3.0  # of a window with fewer elements
-_MOST_DECISIONS = 1000  # that are kept
 
 
 class Tuning:
@@ -21,13 +18,14 @@ class Tuning:
     Args:
         least, most: the bounds of the number of workers.
         num: the number at the beginning.
+        most_threads: see ``Controller``.
     """
 
-    def __init__(self, least: int, most: int, num: int) -> None:
+    def __init__(self, least: int, most: int, num: int, most_threads: int = 0) -> None:
         now = time.monotonic()
         self.decisions: list[Decision] = []
         self.is_on = True
-        self._controller = Controller(least, most, num, now)
+        self._controller = Controller(least, most, num, now, most_threads=most_threads)
         self._begin(now, 0)
 
     def _begin(self, now: float, num_received: int) -> None:
@@ -40,10 +38,8 @@ class Tuning:
         """Measure from now on, after another start."""
         self._begin(time.monotonic(), 0)
 
-    def receive(self, lanes: Any, number: int, num: int) -> int | None:
-        """Wait until a lane has something; return the number of workers to use from now on, if it
-        changes.
-        """
+    def receive(self, lanes: Any, number: int, num: int) -> Decision | None:
+        """Wait until a lane has something; return the change to make now, if there is one."""
         lane = lanes.lanes[number]
         began = time.monotonic()
         if began >= self._look_at:
@@ -59,14 +55,13 @@ class Tuning:
             self._begin(ended, lanes.num_received)
             return None
         seconds, num_received = ended - self._began, lanes.num_received - self._num_before
-        if seconds < (WINDOW_SECONDS if num_received >= _ENOUGH else _LONGEST_SECONDS):
+        if not is_window(seconds, num_received):
             return None
         busy = self._busy / self._num_looks if self._num_looks else 1.0
         decision = self._controller.decide(
             Measured(ended, num_received / seconds, self._waited / seconds, busy)
         )
         self._begin(ended, lanes.num_received)
-        if decision is None:
-            return None
-        self.decisions = [*self.decisions[-_MOST_DECISIONS + 1 :], decision]
-        return decision.after
+        if decision is not None:
+            self.decisions = kept(self.decisions, decision)
+        return decision

@@ -15,7 +15,7 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gristmill.dataset.bases.context import Numbers
@@ -47,6 +47,9 @@ class LocalLanes:
         self.is_settled = here is None  # no lane has to move
         self._was_resized = here is not None
         self._groups: list[LanesOfWorker] = []  # by worker
+        self._num_before = 0  # elements received from workers that are gone
+        self._former: list[LanesOfWorker] = []  # of workers of another kind, which leave
+        self._release_former: Callable[[], None] = _nothing
         self._add_groups(count)
         if here is not None:
             here.add(self.lanes, {})
@@ -58,12 +61,12 @@ class LocalLanes:
 
     @property
     def _owners(self) -> list[LanesOfWorker | LanesHere]:
-        return [*self._groups, *([] if self._here is None else [self._here])]
+        return [*self._groups, *self._former, *([] if self._here is None else [self._here])]
 
     @property
     def num_received(self) -> int:
         """Returns the number of elements that were received."""
-        return sum([owner.num_received for owner in self._owners])
+        return self._num_before + sum([owner.num_received for owner in self._owners])
 
     def has_sent(self, lane: WorkerLane) -> bool:
         """Return true if who computes a lane has sent something, so that nobody waits for it."""
@@ -118,6 +121,17 @@ class LocalLanes:
         """Let ``num`` workers compute the lanes from now on. Another thread may call this."""
         self._num_wanted, self._was_resized, self.is_settled = num, True, False
 
+    def move_to(self, pool: Any, park_former: Callable[[], None]) -> None:
+        """Let the workers of another pool compute the lanes from now on.
+
+        Args:
+            pool: the other one.
+            park_former: is called when no lane is left with the former workers.
+        """
+        self._pool, self._release_former = pool, park_former
+        self._former, self._groups = [*self._former, *self._groups], []
+        self.resize(len(pool.workers))
+
     # Moving lanes.
 
     def _balance(self) -> None:
@@ -153,10 +167,14 @@ class LocalLanes:
 
     def _dismiss(self, wanted: int) -> None:
         """End the workers beyond ``wanted``, which have no lanes that run."""
-        for group in self._groups[wanted:]:
+        for group in [*self._groups[wanted:], *self._former]:
+            self._num_before += group.num_received
             for number in [*group.lanes]:
                 lane = group.lanes[number]
                 self._least_busy().add([lane], group.pop(number))
+        if self._former:
+            self._former = []
+            self._release_former()
         if len(self._groups) > wanted:
             del self._groups[wanted:]
             self._pool.resize(wanted)
@@ -187,7 +205,7 @@ class LocalLanes:
 
     def _least_busy(self) -> Any:
         up: list[Any] = [group for group in self._groups[: self._num_wanted] if group.is_up]
-        up = up or ([] if self._here is None else [self._here]) or self._groups
+        up = up or ([] if self._here is None else [self._here]) or self._groups or self._former
         return min(
             up, key=lambda group: len([lane for lane in group.lanes.values() if lane.is_running])
         )
@@ -201,3 +219,7 @@ class LocalLanes:
                 owner.leave([number])
                 owner.pop(number)
                 target.add([lane], {})
+
+
+def _nothing() -> None:
+    pass

@@ -30,6 +30,7 @@ from gristmill.workers.process import WorkerBusy, WorkerDied, WorkerSilent
 _log = logging.getLogger("gristmill")
 
 _LOOK_SECONDS = 0.5  # between two looks at which actors are there
+_ROOM_SECONDS = 10.0  # for which actors that were asked for are waited for, before they count
 _MAX_DEATHS = 5  # in a row, of actors that were at the lane that was waited for
 _CAREFUL_DEATHS = 2  # from then on that lane is computed first, and nothing ahead
 
@@ -146,17 +147,19 @@ class LanesOnRay:
         self._deaths: Counter[int] = Counter()  # since the last element of a lane
         self._num_wanted = num_workers
         self._look_at = 0.0
-
-    is_settled = True
+        self._num_before = 0  # elements received from actors that are gone
+        self.is_settled = False  # the actors that were asked for are there, or have no room
+        self._settled_by = time.monotonic() + _ROOM_SECONDS
 
     @property
     def num_received(self) -> int:
-        """Returns the number of elements that were received from the present actors."""
-        return sum([group.num_received for group in self._groups.values()])
+        """Returns the number of elements that were received."""
+        return self._num_before + sum([group.num_received for group in self._groups.values()])
 
     def busy(self) -> float:
-        """Return 1: nobody knows without asking each actor."""
-        return 1.0
+        """Return the share of the actors that have sent nothing that was not received."""
+        workers = self._pool.workers
+        return sum([not worker.has_sent() for worker in workers]) / (len(workers) or 1)
 
     def has_sent(self, lane: WorkerLane) -> bool:
         """Return false: nobody knows without asking the actor."""
@@ -186,7 +189,8 @@ class LanesOnRay:
         """Makes this many actors, or all that exist, compute the lanes from now on. May be called
         by another thread.
         """
-        self._num_wanted, self._look_at = num, 0.0
+        self._settled_by = time.monotonic() + _ROOM_SECONDS
+        self._num_wanted, self.is_settled, self._look_at = num, False, 0.0
 
     def fetch(self, lane: WorkerLane) -> None:
         """Waits until ``lane`` has something."""
@@ -227,8 +231,11 @@ class LanesOnRay:
         """Divides the lanes again if there are other actors."""
         self._look_at = time.monotonic() + _LOOK_SECONDS
         self._pool.resize(self._num_wanted)
-        if self._pool.available() != sorted(self._groups):
+        wanted, available = self._num_wanted, self._pool.available()
+        if available != sorted(self._groups):
             self._divide(self._states())
+        if len(available) == wanted or self._look_at > self._settled_by:
+            self.is_settled = wanted == self._num_wanted
 
     def _lose(self, actor: int, lane: WorkerLane, how: str) -> None:
         """The actor has died while ``lane`` was waited for."""
@@ -261,6 +268,9 @@ class LanesOnRay:
             if index != lost
         }
         shares = divided([*states], before, actors)
+        self._num_before += sum(
+            [group.num_received for index, group in self._groups.items() if index not in actors]
+        )
         self._groups = {
             index: self._groups.get(index) or self._make(index=index) for index in actors
         }

@@ -68,7 +68,8 @@ class DiskCacheIterDataset(IterDataset[T]):
 
     def _over(self, replaced: Any) -> Any:
         new = super()._over(replaced)
-        new._cache = DiskCache(new._parent, self._parameters)
+        if self._cache is not None:  # else elements know their records, and are not to be kept
+            new._cache = DiskCache(new._parent, self._parameters)
         return new
 
     def _traced(self, tracing: Tracing) -> Any:

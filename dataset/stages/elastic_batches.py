@@ -238,7 +238,7 @@ class SparseBatches(Batches):
             assert isinstance(running, RoundRobinIterator)
             running.judge_by(tolerances(self.ds), is_common=True)
             return running
-        num_ahead = self.read_options.prefetch_buffer_size if self.read_options.num_threads else 0
+        num_ahead = self.read_options.prefetch_buffer_size if self.read_options.most_threads else 0
         return ThreadPrefetchDatasetIterator(iterate(batches), num_ahead)
 
     def _start_of(self, index: int) -> Pos:

@@ -6,7 +6,13 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from gristmill.core.options import AUTO_LANES, DatasetOptions, MultiprocessingOptions, ReadOptions
+from gristmill.core.options import (
+    AUTO_LANES,
+    DatasetOptions,
+    MultiprocessingOptions,
+    ReadOptions,
+    chosen_executor,
+)
 from gristmill.core.ray_options import RayOptions, WorkerOptions, with_number
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator
@@ -15,7 +21,7 @@ from gristmill.dataset.bases.node import ancestors, spec_of_first_parent
 from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.dataset.bases.traced import Tracing
 from gristmill.dataset.engine.round_robin import RoundRobinIterator
-from gristmill.dataset.executors.auto import FIRST_WORKERS, most_workers
+from gristmill.dataset.executors.auto import FIRST_WORKERS, most_threads, most_workers
 from gristmill.dataset.executors.inline import InlineExecutor
 from gristmill.dataset.executors.pools import PoolExecutor
 from gristmill.dataset.executors.protocol import Executor
@@ -168,7 +174,7 @@ def lanes_task(
 def executor_for(options: WorkerOptions, init_fn: Any = None) -> Executor:
     """Return a new executor of lanes."""
     if options.num_workers == "auto":
-        return _tuned_executor(options, init_fn)
+        return tuned_executor(options, init_fn)
     if not options.num_workers:
         return InlineExecutor(lanes_of(options))
     if options.executor != "ray":
@@ -178,7 +184,10 @@ def executor_for(options: WorkerOptions, init_fn: Any = None) -> Executor:
     return RayExecutor(options, init_fn)
 
 
-def _tuned_executor(options: WorkerOptions, init_fn: Any) -> Executor:
+def tuned_executor(
+    options: WorkerOptions, init_fn: Any, make: Callable[[Any, Any], Executor] | None = None
+) -> Executor:
+    """Return a new executor that finds its number of workers, made by ``make`` if that is given."""
     num_lanes, is_on_ray = lanes_of(options), isinstance(options, RayOptions)
     most = (
         min(num_lanes, options.max_workers or num_lanes)
@@ -188,13 +197,16 @@ def _tuned_executor(options: WorkerOptions, init_fn: Any) -> Executor:
     if not most:
         return InlineExecutor(num_lanes)
     fixed = dataclasses.replace(with_number(options, min(FIRST_WORKERS, most)), num_lanes=num_lanes)
-    executor = executor_for(fixed, init_fn)
+    executor = (make or executor_for)(fixed, init_fn)
     assert isinstance(executor, PoolExecutor)
     # What an init function or variables do to a worker is not to be done to this process.
     may_be_here = (
         isinstance(options, MultiprocessingOptions) and init_fn is None and not options.worker_env
     )
-    executor.tune(options, most, may_be_here=may_be_here)
+    num_threads = 0
+    if may_be_here and options.executor is None and chosen_executor(options) == "processes":
+        num_threads = most_threads(options.max_workers, num_lanes)
+    executor.tune(options, most, may_be_here=may_be_here, most_threads=num_threads)
     return executor
 
 

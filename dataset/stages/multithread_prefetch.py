@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from gristmill.core.errors import as_int
-from gristmill.core.options import AUTO_LANES, NumberOrAuto, number_or_auto
+from gristmill.core.options import (
+    AUTO_LANES,
+    MultiprocessingOptions,
+    NumberOrAuto,
+    check_max_workers,
+    number_or_auto,
+)
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import Length
@@ -13,16 +19,22 @@ from gristmill.dataset.bases.node import spec_of_first_parent
 from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.dataset.bases.traced import Tracing
 from gristmill.dataset.engine.round_robin import RoundRobinIterator
+from gristmill.dataset.executors.pools import SharingExecutor
+from gristmill.dataset.executors.protocol import Executor
 from gristmill.dataset.executors.threads import ThreadExecutor
 from gristmill.dataset.mixtures.shares import warn_if_one_sided
 from gristmill.dataset.slicing import num_elements_of_shares, slice_pipeline
-from gristmill.dataset.stages.mp_prefetch import TracedLanesIterDataset, lanes_task
+from gristmill.dataset.stages.mp_prefetch import TracedLanesIterDataset, lanes_task, tuned_executor
 
 T = TypeVar("T")
 
 
 def multithread_prefetch(
-    ds: IterDataset[T], num_threads: NumberOrAuto, buffer_size: int, sequential_slice: bool = False
+    ds: IterDataset[T],
+    num_threads: NumberOrAuto,
+    buffer_size: int,
+    sequential_slice: bool = False,
+    max_workers: int | None = None,
 ) -> IterDataset[T]:
     """Returns a dataset of the same elements, computed by threads.
 
@@ -35,14 +47,17 @@ def multithread_prefetch(
     Args:
         ds: the dataset.
         num_threads: number of threads; 0 returns ``ds`` itself. ``"auto"``: the stream is that of
-            16, and the threads of the pipeline compute it (see ``DatasetOptions.max_threads``).
+            16, and the number of threads that compute it is found while they run, as that of
+            ``MultiprocessingOptions("auto")``.
         buffer_size: the most outputs for each thread to be ahead; 0 computes in the calling thread.
         sequential_slice: give each thread a contiguous part of the source instead of every
             ``num_threads``-th element.
+        max_workers: the largest number for ``"auto"``; 0 computes in the calling thread.
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: a number is negative, or the pipeline cannot be shared out.
+        ValueError: a number is negative, ``max_workers`` is given beside a number, or the pipeline
+            cannot be shared out.
 
     Example:
         >>> from gristmill.dataset import MapDataset
@@ -51,22 +66,29 @@ def multithread_prefetch(
         [array([0, 3]), array([1, 4]), array([2, 5]), array([6])]
     """
     num_threads = number_or_auto("num_threads", num_threads, 0)
-    num_threads = AUTO_LANES if num_threads == "auto" else num_threads
+    max_workers = check_max_workers(max_workers, num_threads, 0, "num_threads")
     buffer_size = as_int("buffer_size", buffer_size, minimum=0)
     if not num_threads:
         return ds
     computed: IterDataset[T] = MultithreadPrefetchIterDataset(
-        ds, num_threads, buffer_size, sequential_slice
+        ds, num_threads, buffer_size, sequential_slice, max_workers
     )
     if not sequential_slice:
-        warn_if_one_sided(ds, num_threads, "multithread_prefetch", "thread")
+        warn_if_one_sided(ds, lanes_of_threads(num_threads), "multithread_prefetch", "thread")
     return computed
 
 
 class MultithreadPrefetchParameters(Parameters):
-    num_threads: int = field(in_checkpoint=False)
+    num_threads: NumberOrAuto = field(in_checkpoint=False)
     buffer_size: int = field(in_checkpoint=False)
     sequential_slice: bool = field(in_checkpoint=False, in_repr=False)
+    max_workers: int | None = field(in_checkpoint=False, in_repr=False)
+
+
+def lanes_of_threads(num_threads: NumberOrAuto) -> int:
+    """Return the number of shares of the stream."""
+    num: int = AUTO_LANES if num_threads == "auto" else num_threads
+    return num
 
 
 class MultithreadPrefetchIterDataset(IterDataset[T]):
@@ -82,17 +104,23 @@ class MultithreadPrefetchIterDataset(IterDataset[T]):
     _element_spec = spec_of_first_parent
 
     def __init__(
-        self, parent: Any, num_threads: int, buffer_size: int, sequential_slice: bool = False
+        self,
+        parent: Any,
+        num_threads: NumberOrAuto,
+        buffer_size: int,
+        sequential_slice: bool = False,
+        max_workers: int | None = None,
     ) -> None:
         super().__init__(parent)
-        self._num_threads = num_threads
+        self._num_threads = lanes_of_threads(num_threads)
         self._buffer_size = buffer_size
         self._sequential_slice = bool(sequential_slice)
-        self._parameters = MultithreadPrefetchParameters(
-            num_threads, buffer_size, self._sequential_slice
+        self._given = MultithreadPrefetchParameters(
+            num_threads, buffer_size, self._sequential_slice, max_workers
         )
+        self._parameters = self._given
         # raises if that is impossible
-        slice_pipeline(parent, 0, num_threads, sequential=self._sequential_slice)
+        slice_pipeline(parent, 0, self._num_threads, sequential=self._sequential_slice)
 
     def _num_elements(self) -> Length:
         return num_elements_of_shares(self._parent, self._num_threads, self._sequential_slice)
@@ -104,4 +132,17 @@ class MultithreadPrefetchIterDataset(IterDataset[T]):
 
     def __iter__(self) -> DatasetIterator[T]:
         task = lanes_task(self._parent, self._num_threads, self._sequential_slice)
-        return RoundRobinIterator(self, task, ThreadExecutor(self._num_threads, self._buffer_size))
+        return RoundRobinIterator(self, task, self._executor())
+
+    def _executor(self) -> Executor:
+        given = self._given
+        if given.num_threads != "auto" or not self._buffer_size:
+            return ThreadExecutor(self._num_threads, self._buffer_size)
+        options = MultiprocessingOptions(
+            "auto",
+            self._buffer_size,
+            num_lanes=self._num_threads,
+            executor="threads",
+            max_workers=given.max_workers,
+        )
+        return tuned_executor(options, None, SharingExecutor)

@@ -1,6 +1,7 @@
 """``"auto"``: its stream is that of a fixed number, and the controller with models of loads."""
 
 import itertools
+import time
 
 import pytest
 from refusing import assert_raises
@@ -20,18 +21,18 @@ from gristmill.experimental import multithread_prefetch
 SECONDS = 200
 
 
-def simulated(load, most=8, seconds=SECONDS, noise=0.01):
+def simulated(load, most=8, seconds=SECONDS, noise=0.01, least=0, cpus=0.0):
     """The number of workers in each second, and the decisions; ``load(num, t)`` is the rate of
     workers, and the consumer's.
     """
-    controller, numbers, decisions = Controller(0, most, min(2, most), 0.0), [], []
+    controller, numbers, decisions = Controller(least, most, min(2, most), 0.0), [], []
     for t in range(1, seconds):
         by_workers, by_consumer = load(controller.num, t)
         rate = 1 / max(1 / by_workers, 1 / by_consumer)
         rate *= 1 + noise * ((t * 7919) % 5 - 2) / 2
         waited = max(0.0, 1 - by_workers / by_consumer) if by_workers < by_consumer else 0.0
         busy = min(1.0, rate / by_workers)
-        decision = controller.decide(Measured(float(t), rate, waited, busy))
+        decision = controller.decide(Measured(float(t), rate, waited, busy, cpus))
         numbers.append(controller.num)
         if decision is not None:
             decisions.append(decision)
@@ -60,6 +61,45 @@ def test_it_finds_the_number_and_keeps_it(name):
     assert set(numbers[10:20]) <= expected | {8}
     assert numbers[-1] in expected
     assert [decision for decision in decisions if decision.now > 20] == []
+
+
+def test_threads_that_keep_each_other_waiting_are_few():
+    def with_the_lock(num, t):
+        return 100 / (0.9 + 0.1 * num), 10_000
+
+    for most in (2, 64):
+        numbers, decisions = simulated(with_the_lock, most, least=1, cpus=1.0)
+        assert numbers[-1] == 1
+        assert [decision for decision in decisions if decision.now > 20] == []
+    controller = Controller(1, 64, 2, 0.0, "threads")
+    jump = controller.jump(0.5, "an element took 9 ms")
+    assert str(jump) == "2 → 64 threads: an element took 9 ms"
+    assert controller.decide(Measured(2.0, 50.0, 1.0, 1.0, 1.0)).after == 1
+    assert controller.decide(Measured(4.0, 100.0, 1.0, 1.0, 1.0)) is None
+    assert controller.jump(5.0, "as before") is None
+
+
+@pytest.mark.parametrize(
+    ("rates", "last", "num"),
+    [
+        pytest.param((10, 10, 999), "8 → 16 workers", 16, id="reads"),
+        pytest.param((20, 9, 15), "8 threads → 4 processes", 4, id="python"),
+    ],
+)
+def test_threads_in_place_of_processes(rates, last, num):
+    controller, decisions = Controller(0, 4, 2, 0.0, most_threads=16), []
+    kinds = ["processes"]
+    for t in range(1, SECONDS):
+        by_process, by_thread, by_all_threads = rates
+        rate = by_process * controller.num
+        if kinds[-1] == "threads":
+            rate = min(by_thread * controller.num, by_all_threads)
+        decision = controller.decide(Measured(float(t), rate, 0.9, 1.0))
+        if decision is not None:
+            decisions.append(decision)
+            kinds.append(decision.kind or kinds[-1])
+    assert last in str(decisions[-1])
+    assert controller.num == num and decisions[-1].now <= 20
 
 
 def test_a_load_that_changes_is_followed():
@@ -144,6 +184,38 @@ def test_decisions_are_seen():
         assert [*it] == [*range(10, 100)]
 
 
+def test_threads_are_found_and_seen():
+    def slow(x):
+        time.sleep(0.01)
+        return x
+
+    ds = MapDataset.range(400).map(slow)
+    for most in (64, 3):
+        options = ReadOptions("auto", max_workers=most)
+        with iter(ds.to_iter_dataset(options)) as it, diagnostics.observe(it) as view:
+            assert [*it] == [*range(400)]
+            (budget,) = view.summary().budgets
+            assert budget.num_threads <= most
+            (decision, *_) = view.summary().decisions
+            assert f" → {most} threads: an element took " in decision
+            assert f"auto: {decision}" in str(view.diagnosis())
+
+
+def test_threads_that_compute_lanes_are_found():
+    ds = MapDataset.range(300).map(lambda x: x + 1).to_iter_dataset().batch(2)
+    expected = states_and_elements(iter(ds.multithread_prefetch(16, 2)))
+    auto, sizes = ds.multithread_prefetch("auto", 2), itertools.cycle([1, 5, 3, 16, 2])
+    with iter(auto) as it:
+        found = [(str(next(it)), it.get_state())]
+        for (x, state), num in zip(expected[1:], sizes, strict=False):
+            it.resize(num)
+            assert (str(next(it)), it.get_state()) == (x, state), num
+        assert found == expected[:1] and [*it] == []
+    for most in (0, 1):
+        assert len([*ds.multithread_prefetch("auto", 2, max_workers=most)]) == len(expected)
+    assert "num_threads=auto" in str(auto) and "num_threads=auto" in str(iter(auto))
+
+
 def test_what_is_refused():
     assert_raises(
         TypeError,
@@ -166,3 +238,7 @@ def test_what_is_refused():
         max_workers=0,
     )
     assert_raises(TypeError, "num_threads must be an integer or 'auto'", ReadOptions, "some")
+    of_threads = "max_workers must be None unless num_threads is 'auto', got 2 beside 4"
+    assert_raises(ValueError, of_threads, ReadOptions, 4, max_workers=2)
+    ds = MapDataset.range(4).to_iter_dataset()
+    assert_raises(ValueError, of_threads, ds.multithread_prefetch, 4, 1, max_workers=2)

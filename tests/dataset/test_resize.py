@@ -2,6 +2,8 @@
 workers meanwhile.
 """
 
+import contextlib
+import itertools
 import os
 import random
 import signal
@@ -92,12 +94,16 @@ def test_every_element_is_computed_once(name, executor, tmp_path):
 def test_no_kill_and_no_resize_is_observable(tmp_path):
     draw = random.Random(SEED)
     change = resized(draw, 0.05)
+    kinds = itertools.cycle(["threads", "processes"])
 
     def disturb(it):
         change(it)
-        workers = it._engine.worker_processes()
-        if draw.random() < 0.02 and workers:
-            os.kill(draw.choice(workers).process_id, signal.SIGKILL)
+        pids = {worker.process_id for worker in it.executor.workers} - {os.getpid()}
+        if draw.random() < 0.02 and pids:
+            with contextlib.suppress(ProcessLookupError):  # it was killed before
+                os.kill(draw.choice([*pids]), signal.SIGKILL)
+        if draw.random() < 0.04 and it.executor._lanes is not None:
+            it.executor.change_kind(next(kinds), draw.randint(1, NUM_LANES))
 
     ds = sparse_batches(tmp_path / "calls", 400)
     expected = outcome(iter(by_workers(ds, "processes")), lambda it: None)

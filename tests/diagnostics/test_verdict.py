@@ -546,6 +546,23 @@ def test_more_workers_are_of_the_same_kind(judged):
         assert ("of shared memory" in text) == (executor == "processes")
 
 
+def test_imports_of_workers_that_take_long_are_named(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    modules = {"slow_library": "time.sleep(0.6)", "own_steps": "import slow_library, quick"}
+    for name, text in {**modules, "quick": ""}.items():
+        (tmp_path / f"{name}.py").write_text(
+            f"import time\n{text}\ndef double(x):\n    return 2 * x\n"
+        )
+    import own_steps
+
+    with iter(with_workers(MapDataset.range(64).map(own_steps.double))) as it, observe(it) as view:
+        assert len([*it]) == 64
+        imports, text = view.summary().imports, str(view.diagnosis())
+    assert imports.keys() == modules.keys() and min(imports.values()) >= 0.6
+    assert re.search(r"worker process imports own_steps \(\d+\.\d s\), slow_library \(", text)
+    assert "inside of the functions that need it" in text
+
+
 def test_workers_tell_of_their_budgets():
     ds = IterDataset.mix([SLOW.to_iter_dataset() for _ in range(4)])
     it = iter(WithOptionsIterDataset(ds, DatasetOptions(max_threads=4)).mp_prefetch(processes(2)))

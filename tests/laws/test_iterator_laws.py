@@ -18,7 +18,7 @@ from new_seed import SEED
 from refusing import assert_raises
 from stage_table import ITER_ENTRIES, LOCAL_WORKERS, STREAMS, WITH_PROCESSES
 
-from gristmill import MultiprocessingOptions
+from gristmill import MultiprocessingOptions, explain
 from gristmill.core.errors import StateIndexError, StateKeyError, StateMismatchError
 from gristmill.dataset.bases.node import ancestors
 from gristmill.experimental import DatasetOptions, WithOptionsIterDataset
@@ -338,11 +338,17 @@ def test_who_computes_the_lanes_is_not_observable(entry):
             if state is not None:
                 it.set_state(state)
             for x in it:
-                elements.append(plain(x))
+                elements.append((plain(x), it.faults().total, it.faults().tried))
                 states.append(None if entry.states_vary else it.get_state())
         except ValueError as error:
             return elements, states, str(error)
         return elements, states, None
+
+    def lineage(lanes):
+        with contextlib.suppress(ValueError, NotImplementedError):
+            it = iter(lanes(entry.make()))
+            run(it, 3)
+            return str(explain(it))
 
     # Workers without lanes compute the same, unless mixtures have lanes of their own.
     is_mixed = any(
@@ -352,6 +358,7 @@ def test_who_computes_the_lanes_is_not_observable(entry):
     elements, states, error = by_three
     for lanes in LANES.values():
         assert trace(lanes) == by_three
+    assert lineage(LANES["resized"]) == lineage(LANES["none"])
     for position, state in enumerate(states):
         if state is not None:
             lanes = [*LANES.values()][position % len(LANES)]

@@ -333,6 +333,18 @@ def test_random_pipelines():
     check()
 
 
+def test_the_number_of_actors_is_found():
+    ds = MapDataset.range(10**6).map(slow).to_iter_dataset(ReadOptions(0))
+    auto = RayOptions("auto", num_lanes=5, num_cpus=0.5, max_workers=3)
+    lanes = iter(MapDataset.range(10**6).to_iter_dataset().mp_prefetch(LANES))
+    with iter(ds.mp_prefetch(auto)) as it, observe(it) as view:
+        while not (decisions := view.summary().decisions):
+            assert int(next(it)[0]) == next(lanes)
+        assert "2 → 3 workers: the consumer waited " in decisions[0]
+        while len(actors(it)) < 3:
+            assert int(next(it)[0]) == next(lanes)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_many_kills_resizes_and_a_node_that_goes(cluster):
