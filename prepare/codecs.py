@@ -347,6 +347,6 @@ def _remedy(value: Any) -> str:
     if isinstance(value, tuple):
         return "make a dict or a plain tuple of it, by a map before"
     return (
-        "make arrays, numbers, texts, lists or dicts of it, by a map before, or pass "
-        "codec=(encode, decode)"
+        "make arrays, numbers, texts, lists or dicts of it, by a map before, or write "
+        "array_record with codec=(encode, decode)"
     )
