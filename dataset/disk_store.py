@@ -48,7 +48,7 @@ _SEGMENT = struct.Struct("<16s36sxxxxQ")
 # of a record: magic, key, length of the pickle, number of buffers, checksum of the rest
 _HEAD = struct.Struct("<QQQII")
 _MAGIC = b"gristmill cache1"
-_RECORD_MAGIC = 0x4B41484344524352
+_RECORD_MAGIC = 0x4B41484344524353
 _ALIGNMENT = 64
 _BUFFER_BYTES = 1 << 16  # the smallest array that is stored beside its pickle: less is copied twice
 _SYNC_BYTES = 64 << 20
