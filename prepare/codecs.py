@@ -249,8 +249,6 @@ def json_text(element: Any) -> str:
     try:
         text = json.dumps(element, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"a text in it is not valid Unicode: {error}") from error
     except ValueError as error:
         if "JSON compliant" in str(error):
             raise ValueError(
@@ -343,12 +341,12 @@ def _remedy(value: Any) -> str:
     if isinstance(value, np.ma.MaskedArray):
         return "write its data and its mask as two arrays, by a map before"
     if isinstance(value, np.ndarray | np.generic):
-        return "write array_record, or call .tolist() in a map before"
+        return "write array_record with the codec msgpack, or call .tolist() in a map before"
     if hasattr(value, "numpy"):
         return "call .numpy() in a map before"
     if isinstance(value, tuple):
         return "make a dict or a plain tuple of it, by a map before"
     return (
-        "make arrays, numbers, texts, lists or dicts of it, by a map before, or pass "
-        "codec=(encode, decode)"
+        "make arrays, numbers, texts, lists or dicts of it, by a map before, or write "
+        "array_record with codec=(encode, decode)"
     )

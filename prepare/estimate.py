@@ -10,7 +10,7 @@ from gristmill.core.value import Value
 from gristmill.dataset.bases.length import AtMost, Exact, dataset_length
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.prepare.planning import file_records
-from gristmill.prepare.report import WriteReport, size_text
+from gristmill.prepare.report import WriteReport, counts_text, size_text
 from gristmill.prepare.writing import write
 
 _FIRST_SAMPLE = 64
@@ -43,9 +43,9 @@ class Estimate(Value):
         num = max(self.sample_records, 1)
         size, milliseconds = size_text(self.sample_bytes / num), 1e3 * self.sample_seconds / num
         sample = f"{self.sample_records:,} records, {size} and {milliseconds:.3g} ms each"
-        if self.records is None or self.bytes is None or self.seconds is None:
+        if self.records is None or self.bytes is None or self.files is None or self.seconds is None:
             return f"sample: {sample}; the number of elements is not known before the end"
-        whole = f"{self.records:,} records, {size_text(self.bytes)} in {self.files:,} files"
+        whole = counts_text(self.records, self.bytes, self.files)
         return f"sample: {sample}; all: about {whole}, {_time_text(self.seconds)} in one process"
 
 

@@ -213,8 +213,11 @@ def number_of(name: str) -> int:
 
 def unwritable(name: str, format: Format, error: Exception) -> ElementError:
     """Returns the error for an element that a format or codec refuses."""
-    is_deep = isinstance(error, RecursionError)
-    reason = "it is nested too deeply: change it by a map before" if is_deep else error
+    reason: object = error
+    if isinstance(error, RecursionError):
+        reason = "it is nested too deeply: change it by a map before"
+    if isinstance(error, UnicodeEncodeError):
+        reason = f"a text in it is not valid Unicode: repair it by a map before ({error})"
     return ElementError(f"{name} cannot be written as {format.name}: {reason}")
 
 

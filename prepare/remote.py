@@ -18,7 +18,7 @@ from typing import Any
 from gristmill.core.errors import missing_package
 from gristmill.prepare.formats.base import as_checksum
 from gristmill.prepare.local import UNFINISHED
-from gristmill.sources.storage.remote import root_of
+from gristmill.sources.storage.remote import STORES, root_of
 
 _PIECE_BYTES = 8 << 20
 _WHOLE_BYTES = 64 << 20  # larger objects are uploaded in parts, for which stores know no condition
@@ -37,7 +37,7 @@ class RemoteFolder:
 
     def __init__(self, url: str) -> None:
         self.path = url.rstrip("/")
-        if url.startswith(("http://", "https://")):
+        if not STORES.match(url):
             raise ValueError(
                 "path must be a local folder or the URL of an object store (s3://, gs://, "
                 f"az://), got {url!r}"

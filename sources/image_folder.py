@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import posixpath
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, SupportsIndex
 
@@ -18,7 +19,7 @@ from gristmill.core.state import shown
 from gristmill.sources.sharded import checked_key
 from gristmill.sources.storage import forks
 from gristmill.sources.storage.errors import DamagedFileError, damaged
-from gristmill.sources.storage.files import Files
+from gristmill.sources.storage.files import Files, is_url
 from gristmill.sources.storage.per_process import PerProcess
 
 EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
@@ -32,8 +33,9 @@ class ImageFolderSource(PerProcess):
     ``label``, the number of the class; ``path``, the name of the file below the folder, with
     slashes. Classes are sorted by name and numbered from 0, files are sorted by name within a
     class, also those in folders of a class. Hidden files and folders are left out, and so are files
-    with other extensions. If an archive has one folder that has all others, its folders are the
-    classes.
+    with other extensions. If an archive has one folder that has all others, and no picture there,
+    its folders are the classes. Links are followed, but not to a folder that they are in; in a tar
+    archive only those to files.
 
     Args:
         path: the folder or archive.
@@ -73,12 +75,18 @@ class ImageFolderSource(PerProcess):
     ) -> None:
         if decode is not None and not callable(decode):
             raise TypeError(f"decode must be a function of bytes, got {shown(decode)}")
-        if isinstance(extensions, str) or not all(
-            [isinstance(text, str) and text for text in extensions]
+        if (
+            isinstance(extensions, str)
+            or not extensions
+            or not all([isinstance(text, str) and text for text in extensions])
         ):
             raise TypeError(
                 "extensions must be a sequence of texts, such as ['jpg', 'png'], got"
                 f" {shown(extensions)}"
+            )
+        if is_url(os.fspath(path)):
+            raise ValueError(
+                f"path must be a folder or archive of this machine, got {shown(path)}: download it"
             )
         self._path = os.path.abspath(path)  # noqa: PTH100
         self._decode = decode
@@ -87,7 +95,7 @@ class ImageFolderSource(PerProcess):
             classes, names = _in_folder(Path(self._path))
             self._archive: str | None = None
         else:
-            self._archive, classes, names, self._members = _in_archive(self._path)
+            self._archive, classes, names, self._members = _in_archive(self._path, endings)
         found = [name for name in names if name.lower().endswith(endings)]
         self.classes = sorted(classes)
         self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
@@ -208,7 +216,13 @@ def _in_folder(top: Path) -> tuple[list[str], list[str]]:
     names = []
     for name in classes:
         for folder, folders, files in os.walk(top / name, followlinks=True):
-            folders[:] = [inner for inner in folders if not inner.startswith(".")]
+            real = Path(folder).resolve()
+            around = {real, *real.parents}  # a link to one of them would have no end
+            folders[:] = [
+                inner
+                for inner in folders
+                if not inner.startswith(".") and Path(folder, inner).resolve() not in around
+            ]
             names += [
                 Path(folder, file).relative_to(top).as_posix()
                 for file in files
@@ -217,42 +231,72 @@ def _in_folder(top: Path) -> tuple[list[str], list[str]]:
     return classes, names
 
 
-def _in_archive(path: str) -> tuple[str, list[str], list[str], dict[str, Any]]:
+def _in_archive(
+    path: str, endings: tuple[str, ...]
+) -> tuple[str, list[str], list[str], dict[str, Any]]:
     """The kind of the archive, classes, files, and where each of them is."""
     if not Path(path).exists():
         raise FileNotFoundError(
             f"path must be a folder or an archive of pictures, and there is no {path}"
         )
-    members: dict[str, Any] = {}
     kind = "zip" if zipfile.is_zipfile(path) else "tar"
-    members.update(_in_zip(path) if kind == "zip" else _in_tar(path))
     visible = {
         name: place
-        for name, place in members.items()
+        for name, place in (_in_zip(path) if kind == "zip" else _in_tar(path))
         if not name.startswith(".") and "/." not in name
     }
-    top = {name.split("/")[0] for name in visible}
-    if len(top) == 1 and all([name.count("/") > 1 for name in visible]):
-        visible = {name.partition("/")[2]: place for name, place in visible.items()}
-    inner = {name: place for name, place in visible.items() if "/" in name}
-    return kind, [*dict.fromkeys([name.split("/")[0] for name in inner])], list(inner), inner
+    inner = _below_top(visible)
+    classes = dict.fromkeys([name.split("/")[0] for name in inner])
+    if len(classes) == 1:
+        below = _below_top({name.partition("/")[2]: place for name, place in inner.items()})
+        if below and not any([_is_picture_in_top(name, endings) for name in inner]):
+            inner, classes = below, dict.fromkeys([name.split("/")[0] for name in below])
+    files = {name: place for name, place in inner.items() if place is not None}
+    return kind, [*classes], list(files), files
 
 
-def _in_zip(path: str) -> Iterator[tuple[str, str]]:
+def _below_top(members: Mapping[str, Any]) -> dict[str, Any]:
+    """The members but the files of the top folder."""
+    return {
+        name: place for name, place in members.items() if name and ("/" in name or place is None)
+    }
+
+
+def _is_picture_in_top(name: str, endings: tuple[str, ...]) -> bool:
+    return name.count("/") == 1 and name.lower().endswith(endings)
+
+
+def _in_zip(path: str) -> Iterator[tuple[str, str | None]]:
+    """The names of members, with those that zipfile knows; of folders, with ``None``."""
     with zipfile.ZipFile(path) as archive:
         for member in archive.infolist():
-            if not member.is_dir():
-                yield str(PurePosixPath(member.filename)), member.filename
+            is_folder = member.is_dir()
+            yield str(PurePosixPath(member.filename)), None if is_folder else member.filename
 
 
-def _in_tar(path: str) -> Iterator[tuple[str, tuple[int, int]]]:
+def _in_tar(path: str) -> Iterator[tuple[str, tuple[int, int] | None]]:
+    """The names of members, with where they begin and their sizes; of folders, with ``None``."""
+    found: dict[str, tuple[int, int] | None] = {}
+    links = {}
     try:
         with tarfile.open(path, "r:") as archive:
             for member in archive:
+                name = str(PurePosixPath(member.name))
                 if member.isreg():
-                    yield str(PurePosixPath(member.name)), (member.offset_data, member.size)
+                    found[name] = (member.offset_data, member.size)
+                elif member.isdir():
+                    found[name] = None
+                elif member.islnk() or member.issym():
+                    folder = posixpath.dirname(name) if member.issym() else ""
+                    links[name] = posixpath.normpath(posixpath.join(folder, member.linkname))
     except tarfile.ReadError as error:
         raise DamagedFileError(
             f"{path} must be a folder, a zip archive, or a tar archive without compression:"
             f" {error}. Decompress it first"
         ) from error
+    for name, target in links.items():
+        for _ in links:  # of a link to a link
+            target = links.get(target, target)
+        if found.get(target) is not None:
+            found[name] = found[target]
+    yield from found.items()

@@ -38,7 +38,7 @@ class _Shard:
     """
 
     def __init__(self, values: dict[str, Any], is_raw: bool) -> None:
-        self.num_samples = int(values["samples"])
+        self.num_samples = as_int("samples", values["samples"], minimum=0)
         self.columns = [
             *zip(
                 values["column_names"],
@@ -111,7 +111,12 @@ class MDSSource(ShardedSource[dict[str, Any]]):
         self._decode_images = bool(decode_images)
         self._max_bytes = as_int("max_bytes", max_bytes, minimum=0)
         entries = _entries(self._folder)
-        self._entries = [_Shard(entry, self._is_raw(entry)) for entry in entries]
+        try:
+            self._entries = [_Shard(entry, self._is_raw(entry)) for entry in entries]
+        except (LookupError, TypeError, ValueError) as error:
+            raise damaged(
+                f"{self._folder}/{_INDEX}", 0, f"an entry is no shard: {error!r}", "Copy it again"
+            ) from error
         for shard in self._entries:
             for name, encoding, _ in shard.columns:
                 decoder_of(encoding, self._decode_images)
@@ -257,7 +262,7 @@ def _entries(folder: str) -> list[dict[str, Any]]:
     files = Files([path])
     try:
         index = json.loads(files.read_one(0, 0, files.sizes[0]))
-        found = index["shards"] if index["version"] == 2 else None
+        found = [dict(entry) for entry in index["shards"]] if index["version"] == 2 else None
     except (ValueError, LookupError, TypeError) as error:
         raise damaged(path, 0, f"it is no index of MDS: {error}", "Copy it again") from error
     if found is None:
@@ -266,12 +271,15 @@ def _entries(folder: str) -> list[dict[str, Any]]:
             " a newer library"
         )
     for entry in found:
-        if entry.get("format") != "mds":
+        format, version = entry.get("format"), entry.get("version", 2)
+        if format != "mds":
             raise ValueError(
-                f"{path} has shards of format {shown(entry.get('format'))}: read them by"
-                " JsonlSource, or write MDS"
+                f"{path} has shards of format {shown(format)}: read them by JsonlSource, or write"
+                " MDS"
             )
-    return list(found)
+        if version != 2:
+            raise ValueError(f"{path} must have shards of version 2, got {shown(version)}")
+    return found
 
 
 def _decompressed(compression: str, data: bytes) -> bytes:

@@ -84,8 +84,10 @@ def pipeline_difference(saved: Mapping[str, Any], own: Mapping[str, Any]) -> str
         return None
     for then, now in zip(saved.get("code", ()), own["code"], strict=False):
         if then != now:
-            names = f"{shown(then.get('name'))} then, {shown(now['name'])} now"
-            return f"the code or the data of {now['stage']} differ, {names}"
+            text = f"the code or the data of {now['stage']} differ"
+            if then.get("name") != now["name"]:
+                return f"{text}, {shown(then.get('name'))} then, {shown(now['name'])} now"
+            return f"{text}: {now['name']}" if now["name"] else text
     return None
 
 

@@ -18,6 +18,7 @@ import atexit
 import contextlib
 import copyreg
 import ctypes
+import errno
 import functools
 import io
 import logging
@@ -31,7 +32,7 @@ import zlib
 from collections import ChainMap
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -47,9 +48,9 @@ _SEGMENT = struct.Struct("<16s36sxxxxQ")
 # of a record: magic, key, length of the pickle, number of buffers, checksum of the rest
 _HEAD = struct.Struct("<QQQII")
 _MAGIC = b"gristmill cache1"
-_RECORD_MAGIC = 0x4B41484344524352
+_RECORD_MAGIC = 0x4B41484344524353
 _ALIGNMENT = 64
-_BUFFER_BYTES = 4096  # the smallest array that is stored beside its pickle
+_BUFFER_BYTES = 1 << 16  # the smallest array that is stored beside its pickle: less is copied twice
 _SYNC_BYTES = 64 << 20
 _SYNC_SECONDS = 5.0
 _SEGMENT_BYTES = 1 << 28
@@ -139,15 +140,22 @@ class DiskStore:
         with self._lock, contextlib.suppress(OSError):
             self._sync()
 
-    def value(self, key: int) -> Any:
-        """Returns the value at ``key``; ``MISSING`` if there is none."""
+    def value(self, key: int, *, leaves_arrays: bool = False) -> Any:
+        """Returns the value at ``key``; ``MISSING`` if there is none.
+
+        Args:
+            key: of the value.
+            leaves_arrays: in place of each ``pickle.PickleBuffer`` of at least 64 KiB, return its
+                ``Place`` on disk.
+        """
         entry = os.pread(self._table, _ENTRY.size, key * _ENTRY.size)
         number, offset, length = _ENTRY.unpack(entry) if len(entry) == _ENTRY.size else (0, 0, 0)
         if not number:
             return MISSING
         try:
             descriptor, synced = self._segments.get(number - 1) or self._opened(number - 1)
-            return _value_in(descriptor, key, offset, length, offset + length <= synced)
+            value_in = _value_with_places if leaves_arrays else _value_in
+            return value_in(descriptor, key, offset, length, offset + length <= synced)
         except OSError:
             return MISSING
 
@@ -251,28 +259,91 @@ class DiskStore:
         return self._folder / f"{number:08d}.data"
 
 
+class Place(NamedTuple):
+    """Bytes of a segment, which stays open as long as the process.
+
+    Args:
+        descriptor: of the segment.
+        offset: of the first byte.
+        length: the number of bytes.
+    """
+
+    descriptor: int
+    offset: int
+    length: int
+
+    def read(self) -> memoryview:
+        """Returns the bytes, in memory of their own.
+
+        Raises:
+            OSError: the disk fails, or the segment was cut off.
+        """
+        view = _read(self.descriptor, self.offset, self.length)
+        if len(view) != self.length:
+            raise OSError(errno.EIO, "a file of cache(path) was cut off: remove the cache")
+        return view
+
+
 def _value_in(descriptor: int, key: int, offset: int, length: int, is_safe: bool) -> Any:
     """Returns a value whose arrays are views of memory of its own; ``MISSING`` if the record is not
     whole.
     """
     view = _read(descriptor, offset, length)
-    if length < _HEAD.size or len(view) != length:
+    if len(view) != length or not (is_safe or _is_whole(view)):
         return MISSING
-    magic, found, text_length, num_buffers, checksum = _HEAD.unpack_from(view)
-    if (
-        magic != _RECORD_MAGIC
-        or found != key
-        or not (is_safe or zlib.crc32(view[_HEAD.size :]) == checksum)
-    ):
+    parts = _parts_in(view, key, length)
+    if not parts:
         return MISSING
-    lengths = _lengths_of(num_buffers).unpack_from(view, _HEAD.size)
+    text, *buffers = [view[start:end] for start, end in parts]
+    return pickle.loads(text, buffers=buffers)
+
+
+def _value_with_places(descriptor: int, key: int, offset: int, length: int, is_safe: bool) -> Any:
+    """Returns a value with the places of its buffers; ``MISSING`` if the record is not whole."""
+    if not is_safe and not _is_whole(_read(descriptor, offset, length)):
+        return MISSING
+    head = os.pread(descriptor, _HEAD.size, offset)
+    if len(head) != _HEAD.size or offset + length > os.fstat(descriptor).st_size:
+        return MISSING
+    _, _, text_length, num_buffers, _ = _HEAD.unpack(head)
+    view = memoryview(os.pread(descriptor, _HEAD.size + 8 * num_buffers + text_length, offset))
+    parts = _parts_in(view, key, length)
+    if not parts:
+        return MISSING
+    (start, end), *others = parts
+    places = [Place(descriptor, offset + start, end - start) for start, end in others]
+    return pickle.loads(view[start:end], buffers=places)
+
+
+def _parts_in(view: memoryview, key: int, length: int) -> list[tuple[int, int]]:
+    """Returns where the pickle and the buffers of a record begin and end.
+
+    Args:
+        view: the record, or its beginning.
+        key: the key that it must have. If it has another one, there are no parts.
+        length: of the whole record.
+    """
+    if length < _HEAD.size:
+        return []
+    magic, found, text_length, num_buffers, _ = _HEAD.unpack_from(view)
+    if magic != _RECORD_MAGIC or found != key:
+        return []
     start = _HEAD.size + 8 * num_buffers
-    text, start, buffers = view[start : start + text_length], start + text_length, []
-    for size in lengths:
-        start += -start % _ALIGNMENT
-        buffers.append(view[start : start + size])
-        start += size
-    return pickle.loads(text, buffers=buffers) if start == length else MISSING
+    end = start + text_length
+    parts = [(start, end)]
+    for size in _lengths_of(num_buffers).unpack_from(view, _HEAD.size):
+        start = end + -end % _ALIGNMENT
+        end = start + size
+        parts.append((start, end))
+    return parts if end == length else []
+
+
+def _is_whole(view: memoryview) -> bool:
+    """Returns True if a record has its checksum."""
+    if len(view) < _HEAD.size:
+        return False
+    checksum: int = _HEAD.unpack_from(view)[-1]
+    return zlib.crc32(view[_HEAD.size :]) == checksum
 
 
 @functools.cache
@@ -291,10 +362,11 @@ def _read(descriptor: int, offset: int, length: int) -> memoryview:
     """
     if length < _BUFFER_BYTES:
         return memoryview(os.pread(descriptor, length, offset))
-    memory = np.empty(length + _ALIGNMENT, np.uint8)
-    start = -ctypes.addressof(ctypes.c_char.from_buffer(memory.data)) % _ALIGNMENT
-    view = memory.data[start : start + length]
-    return view[: os.preadv(descriptor, [view], offset)]
+    memory = np.empty(length + _ALIGNMENT, np.uint8).data
+    start = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % _ALIGNMENT
+    view = memory[start : start + length]
+    found = os.preadv(descriptor, [view], offset)
+    return view if found == length else view[:found]
 
 
 def pickled(value: Any) -> tuple[bytes, list[memoryview]]:

@@ -97,8 +97,10 @@ class DiskCache:
             beside.replace(path)
 
     def _say_what_differs(self) -> None:
-        root = Path(self._folder).parent
+        root, own = Path(self._folder).parent, Path(self._folder, _DESCRIPTION)
         others = sorted(root.glob(f"*/{_DESCRIPTION}"), key=lambda path: path.stat().st_mtime)
+        if own in others:  # another process has just written it
+            return
         for other in others[-1:]:
             try:
                 difference = pipeline_difference(json.loads(other.read_bytes()), self._description)

@@ -25,7 +25,7 @@ from gristmill.dataset.bases.length import same_number
 from gristmill.dataset.bases.node import spec_of_first_parent
 from gristmill.dataset.bases.traced import Tracing
 from gristmill.dataset.engine.choices import ChoiceRecord, Records, Refilling
-from gristmill.dataset.engine.disk_store import MISSING, pickled
+from gristmill.dataset.engine.disk_store import MISSING, Place, pickled
 from gristmill.dataset.engine.iterators import open_stage
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, are_equal
 from gristmill.dataset.faults.known import with_counts_since
@@ -241,7 +241,7 @@ class DiskBlocks(Refilling):
         block = self._block = _CachedBlock(before, start, has_skipped)
         if self._cache is None or has_skipped:
             return block
-        found = self._cache.store().value(start)
+        found = self._cache.store().value(start, leaves_arrays=True)
         if found is not MISSING and (self.choices is None or len(found) > _NUM_PARTS):
             elements, text, is_last, *choices = found
             state = state_from_text(text, self.parent)
@@ -288,7 +288,7 @@ class DiskBlocks(Refilling):
             record, buffers = pickled(x)
             block.num_bytes += len(record) + sum(map(len, buffers))
             if buffers:  # copied, since the consumer may change the arrays
-                record = record, *[pickle.PickleBuffer(bytes(buffer)) for buffer in buffers]
+                record = record, *[pickle.PickleBuffer(bytearray(buffer)) for buffer in buffers]
         if self.choices is not None:
             block.counts.append({**self.choices.counts})
         block.elements.append(record)
@@ -319,7 +319,10 @@ class DiskBlocks(Refilling):
         if isinstance(record, bytes):
             return pickle.loads(record)
         text, *buffers = record
-        return pickle.loads(text, buffers=[bytearray(buffer) for buffer in buffers])
+        memories = [
+            buffer.read() if isinstance(buffer, Place) else bytearray(buffer) for buffer in buffers
+        ]
+        return pickle.loads(text, buffers=memories)
 
     def _pass(self, cell: Cell, block: _CachedBlock) -> None:
         self.inner.pass_failed()

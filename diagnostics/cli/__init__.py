@@ -534,8 +534,8 @@ def _add_write(commands: Commands) -> None:
         "Writes the elements of a pipeline to files in OUT, a folder or its URL. The files do not"
         " depend on the\nnumber of workers or hosts. If it is interrupted, the same command"
         " continues. INPUT is a pipeline, or files\n(*.parquet, *.jsonl, *.jsonl.gz, *.jsonl.zst,"
-        " *.tar, *.array_record, *.bagz, *.tfrecord), a folder with\npictures in a folder for each"
-        " class, a folder that was written before, or hf://NAME:SPLIT.",
+        " *.tar, *.array_record, *.bagz, *.tfrecord), a folder or\n.zip with pictures in a folder"
+        " for each class, a folder that was written before, or hf://NAME:SPLIT.",
         [
             "write 'train-*.parquet' prepared",
             "write 'docs/*.jsonl' tokens --map tokenize.py:encode --format megatron",

@@ -15,6 +15,7 @@ from gristmill.diagnostics.cli.run import Lines
 from gristmill.diagnostics.cli.target import CommandError, load_object, load_pipeline
 from gristmill.diagnostics.cli.words import in_options
 from gristmill.loader import DataLoader
+from gristmill.prepare.files import ElementError
 
 _SOURCES = {
     ".parquet": "ParquetSource",
@@ -90,6 +91,8 @@ def _is_of_arguments(error: Exception) -> bool:
     """Returns True for what is wrong with the arguments, the folder or an element, not in the code
     of the user.
     """
+    if isinstance(error, ElementError):  # which workers raise, too
+        return True
     traceback = error.__traceback__
     while traceback is not None and traceback.tb_next is not None:
         traceback = traceback.tb_next
@@ -113,7 +116,7 @@ def _pipeline(name: str, format: str | None) -> Any:
         from gristmill.dataset.stages.tfrecord import TFRecordIterDataset
 
         return TFRecordIterDataset(name)
-    if Path(name).is_dir():
+    if Path(name).is_dir() or name.endswith(".zip"):
         from gristmill.prepare.manifest import NAME
         from gristmill.prepare.reading import read
 

@@ -14,7 +14,7 @@ import numpy as np
 from gristmill.core.state import shown
 from gristmill.prepare.codecs import is_array
 
-_KINDS = "?iuf"  # of dtypes: truth values, integers, floats
+_KINDS = "biuf"  # of dtypes: truth values, integers, floats
 _PLAIN = (bool, int, float, str, bytes)
 
 
@@ -79,8 +79,8 @@ class Columns:
             if found != self.types.get(name):
                 raise TypeError(
                     f"column {name!r} has {_text(found)}, and {_text(self.types.get(name))} in "
-                    "the first elements: a column "
-                    "must have one type. Convert it by a map before, or write array_record"
+                    "the first elements: a column must have one type. Convert it by a map before, "
+                    "or write array_record with the codec msgpack"
                 )
             return value.tolist()
         return value
@@ -91,7 +91,7 @@ def _type_of(name: str, value: Any) -> Mapping[str, Any]:
         if value.dtype.kind not in _KINDS:
             raise TypeError(
                 f"column {name!r} has dtype {value.dtype}, which this format cannot hold: write "
-                "array_record"
+                "array_record with the codec msgpack"
             )
         if isinstance(value, np.generic):
             return {"kind": "scalar", "dtype": value.dtype.str}
@@ -117,8 +117,8 @@ def _check_plain(name: str, value: Any) -> None:
         inner = "within a list or dict " if is_array(value) else ""
         raise TypeError(
             f"column {name!r} has a value of type {type(value).__name__} {inner}that this format "
-            "cannot hold: convert it by a "
-            "map before (tuples to lists, tensors to arrays), or write array_record"
+            "cannot hold: convert it by a map before (tuples to lists, tensors to arrays), or "
+            "write array_record with the codec msgpack"
         )
 
 

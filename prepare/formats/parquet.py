@@ -87,6 +87,8 @@ class ParquetFormat(Format):
         columns = Columns.of(elements)
         rows = [columns.plain(element) for element in elements]
         fields = []
+        if elements and not columns.types:
+            raise TypeError("it must have a column: Parquet does not keep rows without one")
         for name, column in columns.types.items():
             values = [row[name] for row in rows if row.get(name) is not None]
             if column["kind"] == "plain":

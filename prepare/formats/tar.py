@@ -111,7 +111,10 @@ class _ArchiveWriter:
     def write(self, record: Mapping[str, Any]) -> None:
         key = record.get(_KEY, f"{self._number:06d}-{self._num_records:06d}")
         if key in self._keys:
-            raise ValueError(f"another record of the file has the key {key!r}, too")
+            raise ValueError(
+                f"another record of the file has the key {key!r}, too: give each its own by a map"
+                " before"
+            )
         self._keys.add(key)
         self._num_records += 1
         for extension, data in record.items():

@@ -44,22 +44,16 @@ class _TokenFormat(Format):
         return type(self)(self.options, saved["fit"])
 
     def fitted(self, elements: Sequence[Any]) -> Self:
-        first: Any = elements[0] if elements else []
-        dtype = self.options["dtype"] or (
-            first.dtype.name if isinstance(first, np.ndarray) else "int32"
-        )
+        first = self._tokens(elements[0] if elements else [])
+        is_array = bool(elements) and isinstance(elements[0], np.ndarray)
+        dtype = self.options["dtype"] or (first.dtype.name if is_array else "int32")
         if dtype not in _CODES:
             raise TypeError(f"tokens must be of one of {', '.join(_CODES)}, got {dtype}")
         return type(self)(self.options, {"dtype": dtype, "length": len(first)})
 
     def encode(self, element: Any) -> np.ndarray[Any, Any]:
         dtype = np.dtype(self._fit["dtype"])
-        tokens = element if isinstance(element, np.ndarray) else self._as_array(element)
-        if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
-            raise TypeError(
-                "it must be a list or a one-dimensional array of integers, got an array of dtype "
-                f"{tokens.dtype} and shape {tokens.shape}"
-            )
+        tokens = self._tokens(element)
         if tokens.dtype != dtype:
             limits = np.iinfo(dtype)
             if len(tokens) and not (limits.min <= tokens.min() and tokens.max() <= limits.max):
@@ -73,14 +67,23 @@ class _TokenFormat(Format):
         return record.nbytes
 
     @staticmethod
-    def _as_array(element: Any) -> np.ndarray[Any, Any]:
-        if not isinstance(element, list):
+    def _tokens(element: Any) -> np.ndarray[Any, Any]:
+        """Return the array of an element, of any dtype of integers."""
+        tokens = element
+        if isinstance(element, list):
+            is_plain = element and all([type(token) is int for token in element])
+            tokens = np.array(element, np.int64 if is_plain else None if element else np.int32)
+        if not isinstance(tokens, np.ndarray):
             raise TypeError(
                 "it must be a list or a one-dimensional array of integers, got "
                 f"{shown(element)} of type {type(element).__name__}: select it by a map before"
             )
-        is_plain = element and all([type(token) is int for token in element])
-        return np.array(element, np.int64 if is_plain else None if element else np.int32)
+        if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+            raise TypeError(
+                "it must be a list or a one-dimensional array of integers, got an array of dtype "
+                f"{tokens.dtype} and shape {tokens.shape}"
+            )
+        return tokens
 
 
 class MegatronFormat(_TokenFormat):

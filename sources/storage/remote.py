@@ -61,7 +61,7 @@ _ANSWER_SECONDS = 30  # obstore's own setting for buckets, AWS_TIMEOUT or the li
 _PAUSES = (0.1, 0.4, 1.6)
 _PATIENCE_SECONDS = 10  # after which there is none: the library has retried
 
-_STORES = re.compile(r"(s3a?|gs|az|azure|abfss?|adl)://")
+STORES = re.compile(r"(s3a?|gs|az|azure|abfss?|adl)://")
 _SERVERS = re.compile(r"https?://")
 _FINAL = ("FileNotFoundError", "NotFoundError", "PermissionDeniedError", "UnauthenticatedError")
 _HAS_TRIED = re.compile(r"after [1-9]\d* retries")  # in the text of the library's errors
@@ -282,7 +282,7 @@ def root_of(path: str) -> str:
         >>> root_of("s3://bucket/folder/a.jsonl"), root_of("https://host:80/folder/a.jsonl?key=1")
         ('s3://bucket', 'https://host:80/?key=1')
     """
-    if _STORES.match(path):
+    if STORES.match(path):
         return "/".join(path.split("/", 3)[:3])
     if not _SERVERS.match(path):
         raise ValueError(
@@ -369,7 +369,7 @@ class UrlStore:
             OSError: it is not there, or may not be read.
         """
         key = self._key(path)
-        if _STORES.match(path):
+        if STORES.match(path):
             _check_key(path, key)
 
         def ask() -> Found:

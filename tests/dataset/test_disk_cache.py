@@ -24,7 +24,7 @@ def counted(factor=1):
 
     def decoded(x):
         calls.append(x)
-        image = np.full((70, 80), x * factor, np.uint8)
+        image = np.full((300, 250), x * factor, np.uint8)
         objects = np.array([f"{x}", None], object)
         return {"image": image, "name": f"{x}", "deep": [x, None], "objects": objects}
 

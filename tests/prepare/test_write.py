@@ -24,6 +24,7 @@ def row(i):
         "tokens": np.arange(i % 5, dtype=np.uint16),
         "image": np.full((2, 3), i, np.float32),
         "label": np.int8(i % 7),
+        "flags": np.arange(i % 3) > 0,
         "parts": [{"name": "a", "sizes": [i, 1]}],
     }
 
@@ -221,7 +222,7 @@ def test_another_pipeline_or_other_arguments_are_refused_with_what_differs(tmp_p
     grain.write(scaled(7), tmp_path, records_per_file=10)
     before = contents(tmp_path)
     for ds, arguments, text in [
-        (scaled(8), {}, "code or the data of MapMapDataset differ, '.*<lambda>'"),
+        (scaled(8), {}, "code or the data of MapMapDataset differ: .*<lambda>"),
         (
             grain.MapDataset.source(np.arange(1, 31)).map(bytes),
             {},
@@ -359,7 +360,9 @@ MASKED = np.ma.masked_array([1.0, 2.0], [False, True])
         pytest.param(
             "parquet", {"a": np.ones((2, 3))}, {"a": np.ones((2, 4))}, "any, 4", id="other shape"
         ),
-        pytest.param("parquet", {"a": "a"}, {"a": "\ud800"}, "surrogates", id="no Unicode"),
+        pytest.param(
+            "parquet", {"a": "a"}, {"a": "\ud800"}, "not valid Unicode: repair", id="no Unicode"
+        ),
         pytest.param("array_record", {"a": 1}, {"a": MASKED}, "mask as two arrays", id="mask"),
         pytest.param("parquet", {"a": np.ones(2)}, {"a": MASKED}, "MaskedArray", id="mask, table"),
         pytest.param("tar", {"a": np.ones(2)}, {"a": MASKED}, "MaskedArray", id="mask in tar"),
@@ -458,7 +461,10 @@ def test_an_element_of_a_stream_is_named_with_its_records(tmp_path, wrong):
         pytest.param({"workers": -1}, ValueError, "workers", id="workers"),
         pytest.param({"shard": 3}, TypeError, "ShardByJaxProcess", id="shard"),
         pytest.param({"path": 3}, TypeError, "path must be a folder", id="path"),
-        pytest.param({"path": "https://example.org/x"}, ValueError, "object store", id="server"),
+        *[
+            pytest.param({"path": f"{scheme}://a/x"}, ValueError, "object store", id=scheme)
+            for scheme in ("https", "other")
+        ],
         pytest.param({"path": ""}, ValueError, "path must be a folder", id="no path"),
         pytest.param({"path": __file__}, ValueError, "got the file", id="file"),
         pytest.param({"path": f"{__file__}/x"}, OSError, "can be written to, got", id="in a file"),
@@ -490,6 +496,19 @@ def test_an_element_of_a_stream_is_named_with_its_records(tmp_path, wrong):
             r"element 4 \(record 4\) .* type set",
             id="one of the first elements",
         ),
+        *[
+            pytest.param(
+                {"ds": grain.MapDataset.source([first] * 3), "format": format},
+                ElementError,
+                f"element 0 .*{text}",
+                id=f"{format} of {first!r}",
+            )
+            for format, first, text in [
+                ("megatron", 3, "must be a list or a one-dimensional array"),
+                ("npy", np.array(3), r"an array of dtype int64 and shape \(\)"),
+                ("parquet", {}, "must have a column"),
+            ]
+        ],
     ],
 )
 def test_arguments_that_are_wrong(tmp_path, arguments, error, text):

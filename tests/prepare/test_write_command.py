@@ -1,6 +1,7 @@
 """``python -m gristmill write``."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -67,6 +68,9 @@ def test_common_conversions(call, tmp_path):
         (tmp_path / "pictures" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "pictures" / name).write_bytes(name.encode())
     assert call("pictures", "shards", "--format", "tar", "--workers", "0")[0] == 0
+    pictures = shutil.make_archive("pictures", "zip", "pictures")
+    assert call(pictures, "pictures", "--workers", "0")[0] == 0
+    assert [x["label"] for x in grain.read("pictures")] == [0, 0, 1]
     expected = {"__key__": "cat/b_v1", "jpg": b"cat/b.v1.JPG", "cls": b"0"}
     assert grain.TarSource("shards/*.tar")[1] == expected
     assert grain.read("shards")[2] == {"__key__": "dog/c", "png": b"dog/c.png", "cls": 1}
@@ -92,9 +96,10 @@ def test_what_is_wrong_is_one_line_and_errors_of_users_code_are_as_they_are(call
         (("prepare_it.py:ds", "out", "--shard", "2/2"), "--shard must be INDEX/COUNT"),
         (("prepare_it.py:ds", "out", "--map", "prepare_it.py:none"), "has no none"),
         (("prepare_it.py:odd", "out"), "cannot be written as array_record"),
+        (("prepare_it.py:odd", "out", "--workers", "1"), "cannot be written as array_record"),
         (("none.parquet", "out"), "none.parquet"),
     ]:
-        code, out, err = call(*arguments, "--workers", "0")
+        code, out, err = call(*("--workers", "0"), *arguments)
         assert (code, out) == (2, "") and text in err and err.count("\n") == 1
     code, _, err = call("prepare_it.py:failing", "other", "--workers", "0")
     assert code == 1 and "KeyError: 'of the user'" in err and "in broken" in err

@@ -100,6 +100,24 @@ def test_a_full_disk_is_a_clear_error_and_the_same_call_continues(tmp_path, form
     assert [x["id"] for x in grain.read(tmp_path)] == [*range(60)]
 
 
+def test_twenty_full_disks_leave_the_same_bytes(tmp_path):
+    ds = grain.MapDataset.range(60).map(lambda i: {"id": i, "text": "a" * 10_000 * (1 + i // 3)})
+    arguments = {"format": "jsonl", "records_per_file": 3}
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        for k in range(20):  # file k has a little more
+            resource.setrlimit(resource.RLIMIT_FSIZE, (30_000 * (k + 1), before[1]))
+            assert_raises(
+                OSError, "cannot take another", grain.write, ds, tmp_path / "a", **arguments
+            )
+            assert len([*tmp_path.glob("a/part*")]) == k
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert grain.write(ds, tmp_path / "a", **arguments).new_files == 1
+    grain.write(ds, tmp_path / "b", **arguments)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
 def _write(make, folder, queue):
     report = grain.write(make(200), folder, format="tfrecord", records_per_file=5)
     queue.put((report.complete, report.new_files))

@@ -37,7 +37,6 @@ def in_a_zip(tmp_path):
 def in_a_tar(tmp_path):
     in_a_folder(tmp_path, "photos/train")
     shutil.rmtree(tmp_path / "data" / "photos" / "train" / ".git")
-    (tmp_path / "data" / "photos" / "train" / "readme.md").unlink()
     with tarfile.open(tmp_path / "x.tar", "w") as archive:
         archive.add(tmp_path / "data" / "photos" / "train", "train")
     return tmp_path / "x.tar"
@@ -65,6 +64,25 @@ def test_pictures_labels_and_classes(tmp_path, make):
     source.close()
     assert source[4] == elements[4]
     assert_raises(IndexError, r"key must be in \[0, 5\)", source.__getitem__, -1)
+
+
+@pytest.mark.parametrize("kind", ["folder", "tar", "zip"])
+def test_links_are_followed_and_an_empty_class_is_an_error(tmp_path, kind):
+    data = in_a_folder(tmp_path)
+    (data / "ant" / "loop").symlink_to(data)
+    (data / "bee" / "hard.png").hardlink_to(data / "zebra" / "b.png")
+    (data / "bee" / "soft.png").symlink_to("../bee/hard.png")
+
+    def made():
+        return data if kind == "folder" else shutil.make_archive(str(tmp_path / "x"), kind, data)
+
+    if kind != "zip":  # shutil would go around the loop
+        source = grain.ImageFolderSource(made())
+        assert source.paths == sorted([*SORTED, "bee/hard.png", "bee/soft.png"])
+        assert [source[i]["image"] for i in (2, 3)] == [b"zebra/b.png"] * 2
+    (data / "ant" / "loop").unlink()
+    (data / "none").mkdir()
+    assert_raises(ValueError, "class 'none' .* has no file", grain.ImageFolderSource, made())
 
 
 def test_extensions_and_decoding(tmp_path):
@@ -99,6 +117,8 @@ def test_what_is_wrong_is_named(tmp_path):
         ValueError, "the class 'empty' .* has no file that ends with .bmp, ", source, tmp_path
     )
     assert_raises(TypeError, "extensions must be a sequence", source, tmp_path, extensions="png")
+    assert_raises(TypeError, "extensions must be a sequence", source, tmp_path, extensions=[])
+    assert_raises(ValueError, "of this machine, got 's3:.*download it", source, "s3://bucket/x")
     assert_raises(TypeError, "decode must be a function", source, tmp_path, decode="PIL")
     (tmp_path / "x.tar").write_bytes(b"no archive")
     assert_raises(DamagedFileError, "a zip archive, or a tar archive", source, tmp_path / "x.tar")

@@ -88,12 +88,16 @@ def test_damage_and_what_cannot_be_read_are_named(tmp_path):
     for name, content, text in [
         ("index.json", b"{", "no index of MDS"),
         ("index.json", b'{"version": 1, "shards": []}', "must be of version 2"),
+        ("index.json", b'{"version": 2, "shards": [3]}', "no index of MDS"),
         ("shard.00000.mds", b"abc", "has 3 bytes, index.json says"),
     ]:
         (copy("plain") / name).write_bytes(content)
         assert_raises(ValueError, text, grain.MDSSource, tmp_path / "x")
     for changes, text in [
         ({"format": "json"}, "shards of format 'json'"),
+        ({"version": 3}, "must have shards of version 2, got 3"),
+        ({"samples": -1}, "index.json is damaged.*an entry is no shard.*samples"),
+        ({"raw_data": None}, "index.json is damaged.*an entry is no shard"),
         ({"column_encodings": ["pkl"] * 15}, "pass allow_pickle=True"),
         ({"column_encodings": ["yaml"] * 15}, "the encoding 'yaml' is not known"),
     ]:
