@@ -52,7 +52,7 @@ class Here(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What the parent gives for a step.
+    """A step of the parent.
 
     Attributes:
         parts: of all workers.

@@ -8,7 +8,13 @@ from typing import Any, TypeVar
 
 from gristmill.dataset.bases.context import IteratorContext, collected_options
 from gristmill.dataset.bases.iterator import iterate
-from gristmill.dataset.bases.node import ancestors, makes_choices, mixes_in_lanes, tolerances, tolerates
+from gristmill.dataset.bases.node import (
+    ancestors,
+    makes_choices,
+    mixes_in_lanes,
+    tolerances,
+    tolerates,
+)
 from gristmill.dataset.engine.choices import Records
 from gristmill.dataset.engine.cycle import ENDED, RUNNING, SAID_TO_HAVE_ENDED, parts, replaced
 from gristmill.dataset.engine.iterators import StreamIterator, tell_faults_of
@@ -389,8 +395,12 @@ class RoundRobinIterator(StreamIterator[T]):
 
 
 def _begin_again(stream: RoundRobin, cell: Cell) -> None:
-    """Try again what failed, which was no element: it cannot be passed."""
+    """Try again what failed, which was no element: it cannot be passed.
+
+    Stages downstream see that by a position that is equal, and not the same object.
+    """
     stream._begin(cell)
+    cell.pos = (*cell.pos,)
 
 
 def _receive(
