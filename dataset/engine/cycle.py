@@ -260,15 +260,7 @@ class Interleave(Stream):
             slot, slots.num_opened, slots.indices, states, flags, slots.future_states
         )
         state = cycle.as_state(owns_states=True)
-        ended = {
-            str(slot): [
-                [total.member, self.members.saved(total.member, total.pos)]
-                for total in totals
-                if slots.ended[slot] != ENDED or total.member != slots.indices[slot]
-            ]
-            for slot, totals in slots.totals.items()
-        }
-        ended = {slot: totals for slot, totals in ended.items() if totals}
+        ended = saved_totals(slots, self.members)
         return {**state, _TOTALS: ended} if ended else state
 
     def saves_anywhere(self) -> bool:
@@ -280,7 +272,7 @@ class Interleave(Stream):
         self.members.join(self.ctx, self.key)
         pairs = [*zip(cycle.indices, cycle.states, strict=True)]
         try:
-            totals = self._load_totals(state)
+            totals = loaded_totals(state, self)
             now = [
                 NO_MEMBER if value is None else self.members[i].stream.load(value)
                 for i, value in pairs
@@ -292,24 +284,6 @@ class Interleave(Stream):
         flags = tuple([SAID_TO_HAVE_ENDED if flag else RUNNING for flag in cycle.exhausted])
         slots = Slots(cycle.num_opened, tuple(cycle.indices), flags, cycle.future_states, totals)
         return self._moved_to((tuple(now), (), 0, cycle.slot, slots))
-
-    def _load_totals(self, state: Any) -> dict[int, tuple[Total, ...]]:
-        given = state.get(_TOTALS, {})
-        try:
-            pairs = [(int(slot), *pair) for slot, pairs in given.items() for pair in pairs]
-            found = [(slot, count_in(member), first) for slot, member, first in pairs]
-        except (AttributeError, TypeError, ValueError):
-            found = [(0, self.members.num, None)]
-        slots = Slots(0, (), (), {}, {})
-        for slot, member, first in found:
-            if not (0 <= slot < self.length and member < self.members.num):
-                raise StateMismatchError(
-                    f"{_TOTALS} in the state of {self} must have, by slot, pairs of the number of"
-                    f" a dataset and its state, got {shown(given)}"
-                )
-            stream = self.members[member].stream
-            slots = slots.with_total(slot, Total(member, kind_of(stream), stream.load(first)))
-        return {**slots.totals}
 
     def _moved_to(self, pos: Pos) -> Pos:
         self._cell, self._pos = None, pos
@@ -416,6 +390,39 @@ def total_of(members: Members, index: int, end: Pos, records: Records = ()) -> T
         return None
     pos = stream.next_epoch(end, records)
     return Total(index, kind_of(stream), pos) if _counts(stream, pos) else None
+
+
+def saved_totals(slots: Slots, members: Members) -> dict[str, list[Any]]:
+    """Return what a state has of faults that are not in the states of the members in slots."""
+    found = {
+        str(slot): [
+            [total.member, members.saved(total.member, total.pos)]
+            for total in totals
+            if slots.ended[slot] != ENDED or total.member != slots.indices[slot]
+        ]
+        for slot, totals in slots.totals.items()
+    }
+    return {slot: totals for slot, totals in found.items() if totals}
+
+
+def loaded_totals(state: Any, owner: Interleave) -> Mapping[int, tuple[Total, ...]]:
+    """Return the totals that ``saved_totals`` has made a form of."""
+    given, members = state.get(_TOTALS, {}), owner.members
+    try:
+        pairs = [(int(slot), *pair) for slot, pairs in given.items() for pair in pairs]
+        found = [(slot, count_in(member), first) for slot, member, first in pairs]
+    except (AttributeError, TypeError, ValueError):
+        found = [(0, members.num, None)]
+    slots = Slots(0, (), (), {}, {})
+    for slot, member, first in found:
+        if not (0 <= slot < owner.length and member < members.num):
+            raise StateMismatchError(
+                f"{_TOTALS} in the state of {owner} must have, by slot, pairs of the number of a"
+                f" dataset and its state, got {shown(given)}"
+            )
+        stream = members[member].stream
+        slots = slots.with_total(slot, Total(member, kind_of(stream), stream.load(first)))
+    return slots.totals
 
 
 def begun(member: Member, slots: Slots, slot: int) -> tuple[Pos, Slots]:

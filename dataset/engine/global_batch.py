@@ -52,7 +52,7 @@ class Here(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What the parent gives for a step.
+    """A step of the parent.
 
     Attributes:
         parts: of all workers.
@@ -63,6 +63,44 @@ class Step(NamedTuple):
     parts: list[Part]
     after: Here
     made: Records
+
+
+class StepReader:
+    """Reads the steps of the parent.
+
+    Args:
+        parent: the stream of parts.
+        cell: where it is.
+        num_parts: how many there are in a step.
+    """
+
+    # of the steps that were read in this run, if a stage downstream records choices
+    choices: Choices | None = None
+
+    def __init__(self, parent: Stream, cell: Cell, num_parts: int) -> None:
+        self._parent, self._cell, self._num_parts = parent, cell, num_parts
+
+    def read(self, here: Here) -> Step:
+        """Return the step after ``here``."""
+        cell = self._move_to(here)
+        cell.wanted = self._num_parts
+        return self._since(here, list(islice(self._parent.run(cell), self._num_parts)))
+
+    def pass_parts(self, here: Here) -> Step:
+        """Return the next step without its parts, whether it fails or not."""
+        pass_outputs(self._parent, self._move_to(here), self._num_parts)
+        return self._since(here, [])
+
+    def _move_to(self, here: Here) -> Cell:
+        if self.choices is not None:
+            self.choices.go_back(here.counts)
+        return self._cell.at(here.place, choices=self.choices)
+
+    def _since(self, here: Here, parts: list[Part]) -> Step:
+        place, choices = self._cell.settle(), self.choices
+        if choices is None:
+            return Step(parts, Here(place), ())
+        return Step(parts, Here(place, {**choices.counts}), choices.hand_over(here.counts))
 
 
 class GlobalBatch(Stream):
@@ -93,8 +131,7 @@ class GlobalBatch(Stream):
         self._has_workers, self._num_parts = num_workers > 0, max(1, num_workers)
         self._allocate: Allocate = BufferPool()
         self._ahead: deque[Step] = deque()
-        # of the steps that were read in this run, if a stage downstream records choices
-        self._choices: Choices | None = None
+        self._reader = StepReader(parent, self.inner, self._num_parts)
         found = tolerances(stage)
         self.counts_faults = bool(found)  # type: ignore[misc]
         self._budgets = lane_budgets(self, found)
@@ -113,10 +150,10 @@ class GlobalBatch(Stream):
 
     def _run(self, cell: Cell) -> Iterator[Any]:
         here, at = Here(cell.pos[0]), cell.pos[1]
-        self._choices = choices = None
+        self._reader.choices = choices = None
         if cell.choices is not None and self.parent.chooses:
-            self._choices, choices = Choices(), cell.choices
-            self._choices.restart(choices.to_come())
+            self._reader.choices, choices = Choices(), cell.choices
+            self._reader.choices.restart(choices.to_come())
             self._keep([], _UNKNOWN)
             self.inner.go_to(here.place)  # a live run may have asked before
         if self._budgets is not None and self._now is not cell.pos:
@@ -163,31 +200,9 @@ class GlobalBatch(Stream):
             self._ahead.clear()
         if self._ahead:
             return self._ahead[0]
-        step = self._read(here)
+        step = self._reader.read(here)
         check_parts(self, step.parts, at)
         return step
-
-    def _move_to(self, here: Here) -> Cell:
-        """Return the parent's cell at ``here``."""
-        if self._choices is not None:
-            self._choices.go_back(here.counts)
-        return self.inner.at(here.place, choices=self._choices)
-
-    def _read(self, here: Here) -> Step:
-        cell = self._move_to(here)
-        cell.wanted = self._num_parts
-        return self._read_since(here, list(islice(self.parent.run(cell), self._num_parts)))
-
-    def _pass_parts(self, here: Here) -> Step:
-        """Return the next step of the parent without its parts, whether it fails or not."""
-        pass_outputs(self.parent, self._move_to(here), self._num_parts)
-        return self._read_since(here, [])
-
-    def _read_since(self, here: Here, parts: list[Part]) -> Step:
-        place, choices = self.inner.settle(), self._choices
-        if choices is None:
-            return Step(parts, Here(place), ())
-        return Step(parts, Here(place, {**choices.counts}), choices.hand_over(here.counts))
 
     def _pass(self, cell: Cell, here: Here, at: Position, step: Step | None) -> None:
         """Move past a step that failed, after it was read if it is given."""
@@ -197,8 +212,8 @@ class GlobalBatch(Stream):
                     self._with_horizon(here, at)  # raises again: hosts have to agree first
                     return
                 at = at.replaced(horizon=at.step + 1)
-            step = self._pass_parts(here)
-        if self._choices is not None and cell.choices is not None:
+            step = self._reader.pass_parts(here)
+        if cell.choices is not None:
             cell.choices.add(step.made)
         cell.pos = self._now = step.after.place, self._after(at)
         if self._budgets is not None:
@@ -232,7 +247,7 @@ class GlobalBatch(Stream):
 
     def _step(self, here: Here) -> Step | None:
         """Return a step of the parent; ``None`` if its lanes cannot fill one."""
-        step = self._read(here)
+        step = self._reader.read(here)
         counts = [num for counts in _counts(step.parts) for num in counts]
         is_step = max(counts) > 0 if self._pads else min(counts) == self.given.rows_per_lane
         return step if is_step else None
@@ -248,7 +263,7 @@ class GlobalBatch(Stream):
             try:
                 step = self._step(here)
             except Exception:
-                here, has_failed = self._pass_parts(here).after, True
+                here, has_failed = self._reader.pass_parts(here).after, True
             else:
                 if step is None:
                     break

@@ -13,7 +13,7 @@ from gristmill.core.state import state_list
 from gristmill.dataset.bases.next_index import check_no_gaps
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.engine.choices import Records
-from gristmill.dataset.engine.stream import Cell, Layer, Pos, Stream, pass_outputs
+from gristmill.dataset.engine.stream import Cell, Layer, Pos, Stream, are_equal, pass_outputs
 from gristmill.dataset.errors.context import tell_epoch, told
 
 _END: Any = object()
@@ -186,7 +186,19 @@ class Zip(Stream):
         cell.past_failed = None
 
     def _pass(self, cell: Cell, failed: int) -> None:
-        self.cells[failed].pass_failed()
+        c = self.cells[failed]
+        before = c.settle()
+        c.pass_failed()
+        after = c.settle()
+        if after is not before and are_equal(after, before):  # there was no element
+            if failed:
+                raise ValueError(
+                    f"{self} cannot skip what failed in argument {failed + 1}: it was no element,"
+                    " and the arguments before it have drawn theirs. Call next() again, which tries"
+                    " the same tuple"
+                )
+            cell.pos = (*cell.pos,)
+            return
         for parent, c in zip(self.parents[failed + 1 :], self.cells[failed + 1 :], strict=True):
             pass_outputs(parent, c, 1)
         cell.pos = tuple([c.settle() for c in self.cells]), False

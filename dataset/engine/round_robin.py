@@ -391,8 +391,12 @@ class RoundRobinIterator(StreamIterator[T]):
 
 
 def _begin_again(stream: RoundRobin, cell: Cell) -> None:
-    """Try again what failed, which was no element: it cannot be passed."""
+    """Try again what failed, which was no element: it cannot be passed.
+
+    Stages downstream see that by a position that is equal, and not the same object.
+    """
     stream._begin(cell)
+    cell.pos = (*cell.pos,)
 
 
 def _receive(

@@ -12,7 +12,7 @@ from operations import plain
 from refusing import assert_raises, assert_refused, assert_stays
 from users_datasets import Plain
 
-from gristmill import MapDataset
+from gristmill import IterDataset, MapDataset, MultiprocessingOptions
 from gristmill.core.errors import StateIndexError, StateMismatchError
 from gristmill.experimental import (
     RebatchIterDataset,
@@ -314,3 +314,46 @@ def test_arguments_texts_and_specs():
         get_element_spec(ds) == get_element_spec(ds.rebatch(3)) == ShapeDtypeStruct((3,), np.int64)
     )
     assert_raises(NotImplementedError, None, iter(ds)._get_next_index)
+
+
+class NotReady:
+    """A source that cannot be sent to workers yet."""
+
+    is_ready = False
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return index
+
+    def __getstate__(self):
+        if not NotReady.is_ready:
+            raise OSError("not ready")
+        return {}
+
+
+def with_a_worker(*datasets):
+    return [
+        MapDataset.source(NotReady()).to_iter_dataset().mp_prefetch(MultiprocessingOptions(1)),
+        *datasets,
+    ]
+
+
+@pytest.mark.parametrize("kind", ["zip", "zip of others first", "mix"])
+def test_a_failure_of_no_element_takes_none_along(kind):
+    parents = with_a_worker(numbers(4) if kind != "mix" else numbers(4).map(lambda x: x + 100))
+    ds = {
+        "zip": lambda: ZipIterDataset(parents),
+        "zip of others first": lambda: ZipIterDataset(parents[::-1]),
+        "mix": lambda: IterDataset.mix(parents).map(lambda x: (x, x)),
+    }[kind]()
+    NotReady.is_ready = False
+    with iter(ds) as it:
+        assert_raises(OSError, "not ready", next, it)
+        NotReady.is_ready = True
+        if kind == "zip of others first":
+            assert_raises(ValueError, "argument 2: it was no element", it.skip_failed)
+        else:
+            it.skip_failed()
+        assert next(it) == (0, 0)
