@@ -14,6 +14,8 @@ TORCH := 2.13.0
 ORBAX_OLDEST := 0.11.17
 # Libraries that prepare data sets.
 WRITERS := litdata==0.2.76 mosaicml-streaming==0.13.0 datasets==5.0.1
+# What decodes images, and a loader of images.
+IMAGES := jax==0.10.2 pillow==13.0.0 simplejpeg==1.9.0 spdl==0.8.0
 # Libraries that use Grain and come with their tests, which tests/clients runs; flax has them in its source archive only.
 CLIENTS := flax==0.12.8 keras==3.15.1
 CLIENTS_NEED := clu==0.0.12 jax==0.10.2 jaxtyping==0.3.11 pytest==9.2.0 sentencepiece==0.2.0 tensorboard==2.21.0 \
@@ -116,7 +118,7 @@ lint: $(VENV)/.installed-dev  ## ruff and mypy --strict
 
 .PHONY: peers
 peers: .peers/grain/.installed-$(GRAIN) .peers/torch/.installed-$(TORCH) .peers/orbax-oldest/.installed-$(ORBAX_OLDEST)
-peers: .peers/writers/.installed
+peers: .peers/writers/.installed .peers/images/.installed
 peers:  ## install what we compare with and the oldest Orbax, each in its own environment
 
 .peers/grain/.installed-$(GRAIN):
@@ -135,6 +137,13 @@ peers:  ## install what we compare with and the oldest Orbax, each in its own en
 	$(call ensure_venv,.peers/writers)
 	.peers/writers/bin/python -m pip install --quiet --no-compile torch==$(TORCH)
 	$(call install,.peers/writers) $(WRITERS) pillow
+	@touch $@
+
+# Decoders and loaders of images, and this package.
+.peers/images/.installed: Makefile setup.cfg pyproject.toml
+	$(call ensure_venv,.peers/images)
+	.peers/images/bin/python -m pip install --quiet --no-compile torch==$(TORCH)
+	$(call install,.peers/images) $(IMAGES) --editable .
 	@touch $@
 
 # This package with the oldest Orbax that setup.cfg admits: tests/checkpoint/test_oldest_orbax.py runs in it.

@@ -7,6 +7,9 @@ questions, the paragraph after ``<!-- machine -->`` says where, when and how ste
 measured, and the list after ``<!-- missed -->`` which goals were missed. The sentence after ``<!--
 headline -->`` and the rows after ``<!-- claims -->`` in the README are some of the same figures.
 What is after ``<!-- pythons -->`` stays as ``interpreters.py`` has published it.
+
+``python benchmarks/publish.py QUESTION`` puts the figures of ``python benchmarks/run.py QUESTION``
+after ``<!-- alone: QUESTION -->``: of questions that take long and are measured by themselves.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import json
 import re
 import statistics
+import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -214,7 +218,29 @@ def publish_pythons(measured: dict[str, Any]) -> None:
     PAGE.write_text(with_figures(PAGE.read_text(), report))
 
 
+def publish_alone(question: str) -> None:
+    """Puts the table of a question that is measured by itself into the page."""
+    report = json.loads(MEASURED.read_text())
+    when = (
+        f"Measured on {report['date']}, {report['rounds']} rounds at most, load"
+        f" {report['machine']['load']:.2f} before it began."
+    )
+    content = f"\n{question_table(report, [question])}\n\n{when}\n\n"
+    page, num = re.subn(
+        rf"(<!-- alone: {question} -->\n).*?(<!-- end of table -->)",
+        lambda part: f"{part[1]}{content}{part[2]}",
+        PAGE.read_text(),
+        flags=re.DOTALL,
+    )
+    if not num:
+        raise ValueError(f"QUESTION must be one with a section of its own, got {question!r}")
+    PAGE.write_text(page)
+
+
 def main() -> None:
+    if len(sys.argv) > 1:
+        publish_alone(sys.argv[1])
+        return
     report = json.loads(MEASURED.read_text())
     report["pythons"] = json.loads(PUBLISHED.read_text())["pythons"]
     for page in (PAGE, README):

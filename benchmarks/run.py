@@ -62,6 +62,7 @@ class Candidate:
         environment: variables to set.
         command: what starts Python; by default that of the environment where the candidate is
             installed.
+        peers: the environment below ``.peers`` in place of that.
     """
 
     def __init__(
@@ -72,8 +73,11 @@ class Candidate:
         errors: IO[str],
         environment: Mapping[str, str],
         command: Sequence[str] | None = None,
+        peers: str | None = None,
     ):
         python = PYTHONS.get(name, Path(sys.executable))
+        if peers is not None:
+            python = HERE.parent / ".peers" / peers / "bin/python"
         if command is None and not python.exists():
             raise RuntimeError(NOT_INSTALLED.format("clients" if name == "tf.data" else "peers"))
         self._errors = errors
@@ -200,14 +204,19 @@ def measure(
             try:
                 errors = stack.enter_context(tempfile.TemporaryFile("w+"))
                 running[name] = Candidate(
-                    f"questions.{question}", workload.name, name, errors, environment
+                    f"questions.{question}",
+                    workload.name,
+                    name,
+                    errors,
+                    environment,
+                    peers=workload.environment,
                 )
             except RuntimeError as error:
                 failures[name] = str(error)
             else:
                 stack.callback(running[name].close)
         digests = {name: candidate.digest for name, candidate in running.items()}
-        for _ in range(rounds):
+        for _ in range(min(rounds, workload.max_rounds)):
             for name, candidate in list(running.items()):
                 try:
                     measured = candidate.figure()

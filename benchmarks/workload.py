@@ -40,6 +40,9 @@ class Workload:
         goals: from a text for the table to a test of the medians (by candidate, in units).
         compare: whether the results show that all did the same work: equal number and sum of
             elements, and for gristmill and Grain the same elements in the same order.
+        max_rounds: the most runs of each candidate, of a workload that takes long.
+        environment: the environment below ``.peers`` in which all candidates run; by default each
+            has its own.
     """
 
     name: str
@@ -49,6 +52,8 @@ class Workload:
     candidates: Mapping[str, Callable[[Any], Run]]
     goals: Mapping[str, Callable[[Mapping[str, float]], bool]]
     compare: bool = True
+    max_rounds: int = 1_000
+    environment: str | None = None
 
 
 def double(x: Any) -> Any:

@@ -48,6 +48,7 @@ examples:
   {_PROG} head train.py:make_dataset -n 2
   {_PROG} diagnose train.py:make_dataset --consumer-ms 50 --html report.html
   {_PROG} bench train.py:make_dataset --seconds 3
+  {_PROG} tune train.py:make_dataset
   {_PROG} verify train.py:make_dataset
   {_PROG} state checkpoints/1000 --pipeline train.py:make_dataset
   {_PROG} show train.py:make_dataset --step 12345
@@ -133,6 +134,7 @@ def _parser() -> argparse.ArgumentParser:
         _add_head,
         _add_diagnose,
         _add_bench,
+        _add_tune,
         _add_shuffle,
         _add_verify,
         _add_state,
@@ -320,6 +322,45 @@ def _add_bench(commands: Commands) -> None:
     )
     _add_stall_seconds(command)
     command.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_tune(commands: Commands) -> None:
+    command = _command(
+        commands,
+        "tune",
+        "find the best numbers of workers and threads",
+        "Measures a pipeline with fixed numbers of workers (processes and threads) and of reading"
+        " threads, in\nturn, and prints a table and the best setting as Python code. CPUs is the"
+        " CPU time per second, and memory\nthat of all processes. No setting changes the stream of"
+        ' num_lanes, or of order="stream".',
+        [
+            "tune train.py:make_dataset",
+            "tune train.py:loader --seconds 5 --max-workers 8 --json",
+        ],
+    )
+    command.set_defaults(command=_tune)
+    _add_pipeline(command)
+    command.add_argument(
+        "--seconds",
+        metavar="S",
+        type=_positive,
+        default=2.0,
+        help="how long each setting is measured, after half of it to warm up (default: 2)",
+    )
+    command.add_argument(
+        "--max-workers",
+        metavar="N",
+        type=_count,
+        help="the largest number of workers (default: 2 for each CPU)",
+    )
+    _add_stall_seconds(command)
+    command.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _tune(args: argparse.Namespace) -> run.Lines:
+    from gristmill.diagnostics.cli.tune import tune
+
+    return tune(args)
 
 
 def _add_verify(commands: Commands) -> None:

@@ -156,7 +156,7 @@ def bench(args: Namespace) -> Lines:
     rates: list[float] = []
     sizes: list[int] = []
     delays = array("q")
-    elements = _Endless(pipeline)
+    elements = Endless(pipeline)
     with attended(lambda: elements.it, elements.close, args.stall_seconds) as thread:
         with observe(elements.it):  # for what there is to say if it is stuck; only until it is warm
             thread.call(
@@ -207,7 +207,7 @@ def bench(args: Namespace) -> Lines:
     return 0
 
 
-class _Endless:
+class Endless:
     """The elements of a pipeline, which starts again whenever it has ended."""
 
     def __init__(self, pipeline: Any) -> None:
@@ -253,7 +253,9 @@ class _Endless:
             except StopIteration:
                 if num_at_end == len(delays):
                     raise CommandError(
-                        "the pipeline has elements only once: it gives none when it starts again",
+                        "the pipeline has elements only once: it gives none when it starts again"
+                        if delays
+                        else "the pipeline has no elements",
                         code=1,
                     ) from None
                 num_at_end = len(delays)

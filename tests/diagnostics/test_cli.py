@@ -23,6 +23,7 @@ from gristmill.diagnostics.cli import _parser, main
 from gristmill.diagnostics.cli.elements import element_lines
 from gristmill.diagnostics.cli.position import position_lines
 from gristmill.diagnostics.cli.target import load_pipeline
+from gristmill.diagnostics.cli.tune import Sweep
 
 sys.path.append(str(Path(__file__).parents[1] / "checkpoint"))
 
@@ -82,6 +83,12 @@ sampler = grain.samplers.IndexSampler(30, shuffle=True, seed=1, num_epochs=2)
 loader = grain.DataLoader(
     data_source=np.arange(30), sampler=sampler, operations=[grain.transforms.Batch(4)]
 )
+endless = grain.MapDataset.range(10**6).map(lambda x: 2 * x)
+squares = grain.MapDataset.range(60).map(lambda x: x * x).to_iter_dataset()
+in_lanes = squares.batch(2).mp_prefetch(grain.MultiprocessingOptions(2, num_lanes=3))
+in_order = squares.batch(2).mp_prefetch(grain.MultiprocessingOptions(2), order="stream")
+shared_out = squares.global_batch(4)
+on_ray = squares.mp_prefetch(grain.RayOptions(1))
 text = "no pipeline"
 class holder:
     ds = numbers
@@ -127,7 +134,17 @@ def test_help_and_wrong_arguments(capsys):
         and "examples:" in text
         and "exit codes:" in text
     )
-    for command in ("inspect", "head", "diagnose", "bench", "state", "show", "trace", "write"):
+    for command in (
+        "inspect",
+        "head",
+        "diagnose",
+        "bench",
+        "tune",
+        "state",
+        "show",
+        "trace",
+        "write",
+    ):
         assert f"\n    {command} " in text
         lines = [line.split() for line in ends(f"{command} --help").splitlines()]
         examples = [
@@ -334,6 +351,50 @@ def test_diagnose_and_bench(folder, call):
     )
     assert "only once" in call("bench @once --seconds 0.01 --warmup 0", 1)
     assert call("bench @empty", 1) == "python -m gristmill: the pipeline has no elements\n"
+
+
+def test_tune_measures_settings_and_prints_the_best_as_code(folder, call):
+    found = json.loads(call("tune @endless --seconds 0.02 --max-workers 1 --json"))
+    settings = [(x["num_workers"], x["executor"], x["num_threads"]) for x in found["settings"]]
+    alone = [(0, "processes", n) for n in (0, 1, 4, 16, 64)]
+    assert settings == [*alone, *[(1, x, n) for x in ("threads", "processes") for n in (1, 16)]]
+    assert all(
+        [x["elements_per_second"] > 0 < x["first_output_seconds"] for x in found["settings"]]
+    )
+    fastest = max([x["elements_per_second"] for x in found["settings"]])
+    assert found["best"] in found["settings"] and not found["not_measured"]
+    assert found["best"]["elements_per_second"] >= 0.97 * fastest
+    for name, ends in (("endless", "mp_prefetch(workers)"), ("loader", "workers=workers)")):
+        sweep = Sweep(load_pipeline(f"cli_pipelines:{name}"), 2)
+        *_, setting = sweep.settings()
+        code = list(sweep.code(setting))
+        assert (setting.num_workers, setting.executor) == (2, "processes")
+        assert code[-1].endswith(ends)
+        scope = {"grain": gristmill}
+        exec("\n".join(line for line in code if line.startswith(("read_", "workers"))), scope)
+        assert scope["workers"].num_workers == 2 and scope["read_options"].num_threads == 16
+
+
+def test_tune_gives_the_elements_of_the_pipeline(folder):
+    """Settings change no element and keep the lanes and the order that the pipeline has."""
+    for name in ("in_lanes", "in_order"):
+        pipeline = load_pipeline(f"cli_pipelines:{name}")
+        sweep = Sweep(pipeline, 2)
+        expected = [*map(str, pipeline)]
+        for setting in sweep.settings():
+            # without workers there are no lanes
+            is_same = name == "in_order" or setting.num_workers
+            if is_same and setting.num_workers != 1 and setting.num_threads < 4:
+                assert [*map(str, sweep.applied(setting))] == expected, setting
+
+
+def test_what_tune_cannot_measure(folder, call):
+    text = call("tune @shared_out --seconds 0.01 --max-workers 1")
+    assert "\nnot measured: 1 thread, 1 process: ValueError: GlobalBatch" in text
+    assert re.search(r"Best: no workers, \d+ threads that read\n", text)
+    assert call("tune @empty", 1).endswith("python -m gristmill: the pipeline has no elements\n")
+    assert "ZeroDivisionError" in call("tune @failing --seconds 0.01", 1)
+    assert "MultiprocessingOptions in place of RayOptions" in call("tune @on_ray", 2)
 
 
 @pytest.fixture

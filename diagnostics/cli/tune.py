@@ -1,0 +1,353 @@
+"""The command ``tune``: the speed of a pipeline with several fixed settings."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import time
+from argparse import Namespace
+from array import array
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from gristmill.core.options import AUTO_LANES, MAX_LANES, MultiprocessingOptions, ReadOptions
+from gristmill.core.ray_options import WorkerOptions
+from gristmill.core.value import Value
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.map import MapDataset
+from gristmill.dataset.bases.node import ancestors, computed_by, parents_of
+from gristmill.dataset.bases.parameters import parameters_of
+from gristmill.dataset.executors.auto import most_workers
+from gristmill.dataset.slicing import PipelineEditor
+from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterDataset
+from gristmill.dataset.stages.prefetch import PrefetchIterDataset
+from gristmill.dataset.stages.stream_interleave import StreamInterleaveIterDataset
+from gristmill.dataset.stages.stream_order import StreamOrderIterDataset
+from gristmill.diagnostics.cli.reader import attended
+from gristmill.diagnostics.cli.run import Endless, Lines
+from gristmill.diagnostics.cli.target import CommandError, load_pipeline
+from gristmill.diagnostics.process_tree import cpu_seconds, memory_bytes
+from gristmill.diagnostics.units import digits_text, size_text, time_text
+from gristmill.diagnostics.verification.subject import Subject
+from gristmill.loader import DataLoader
+from gristmill.workers.process import missing_calls
+
+_NUM_THREADS = (0, 1, 4, 16, 64)
+_SAME = 0.03  # of two speeds that differ by less, the one that takes less CPU time is better
+_PAUSE_SECONDS = 1.2  # idle workers end in this time, so the next setting starts its own
+_ONE = {"processes": "process", "threads": "thread"}
+_SETTING_FIELDS = ("num_workers", "executor", "num_threads")
+_FIELDS = ("elements_per_second", "cpus", "first_output_seconds", "memory_bytes")
+_HEAD = ("workers", "read threads", "elements/s", "CPUs", "first output", "memory")
+_WIDTHS = (12, 12, 10, 5, 12, 9)
+
+
+class Setting(Value):
+    """Numbers of workers and threads.
+
+    Args:
+        num_workers: 0 computes in the process of the consumer.
+        executor: ``"processes"`` or ``"threads"``.
+        num_threads: threads that read, in each process.
+    """
+
+    num_workers: int
+    executor: str
+    num_threads: int
+
+    @property
+    def has_processes(self) -> bool:
+        return self.num_workers > 0 and self.executor == "processes"
+
+    def __str__(self) -> str:
+        if not self.num_workers:
+            return "0"
+        return (
+            "1 " + _ONE[self.executor]
+            if self.num_workers == 1
+            else f"{self.num_workers} {self.executor}"
+        )
+
+
+class Speed(Value):
+    """The measurement of one setting.
+
+    Args:
+        setting: which.
+        elements_per_second: the throughput after the first output and a warm-up.
+        cpus: CPU seconds per second of this process and its workers; ``None`` if unknown.
+        first_output_seconds: time from the start of the iterator to the first output.
+        memory_bytes: memory of this process and its workers at the end; ``None`` if unknown.
+    """
+
+    setting: Setting
+    elements_per_second: float
+    cpus: float | None
+    first_output_seconds: float
+    memory_bytes: int | None
+
+
+def tune(args: Namespace) -> Lines:
+    """Prints a table of settings, and the best one as code."""
+    pipeline = load_pipeline(args.pipeline)
+    sweep = Sweep(pipeline, args.max_workers)
+    speeds: list[Speed] = []
+    failures: dict[str, str] = {}
+    if not args.json:
+        yield _row(_HEAD)
+    for setting in sweep.settings():
+        if speeds and speeds[-1].setting.has_processes:
+            time.sleep(_PAUSE_SECONDS)
+        try:
+            speed = _measured(sweep.applied(setting), setting, args.seconds, args.stall_seconds)
+        except CommandError:
+            raise
+        except Exception as error:
+            if not setting.num_workers:  # it fails without workers, too
+                raise
+            failures[str(setting)] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            continue
+        speeds.append(speed)
+        if not args.json:
+            yield _row(_cells(speed))
+    best = _best(speeds)
+    code = sweep.code(best.setting)
+    if args.json:
+        yield json.dumps(_as_data(speeds, best, code, failures), indent=2)
+        return 0
+    for reason in dict.fromkeys(failures.values()):
+        texts = [text for text, other in failures.items() if other == reason]
+        yield f"not measured: {', '.join(texts)}: {reason}"
+    workers = best.setting if best.setting.num_workers else "no workers"
+    yield f"\nBest: {workers}, {best.setting.num_threads} threads that read"
+    yield from code
+    return 0
+
+
+class Sweep:
+    """The settings of a pipeline.
+
+    Args:
+        pipeline: a dataset or a ``DataLoader``.
+        max_workers: the largest number of workers; ``None``: that of ``"auto"``.
+
+    Raises:
+        CommandError: the pipeline has workers on Ray.
+    """
+
+    def __init__(self, pipeline: Any, max_workers: int | None) -> None:
+        self._pipeline = pipeline
+        self._stream = Subject(pipeline).stream
+        if isinstance(pipeline, MapDataset):
+            self._stream = pipeline.to_iter_dataset()
+        nodes = list(ancestors(self._stream))
+        all_given = [options for node in nodes for options in _workers_of(node)]
+        given = [options for options in all_given if isinstance(options, MultiprocessingOptions)]
+        if len(given) < len(all_given):
+            raise CommandError(
+                "tune measures workers of this machine, and the pipeline has workers on Ray: give"
+                " it MultiprocessingOptions in place of RayOptions"
+            )
+        self._options: MultiprocessingOptions | None = given[0] if given else None
+        self._reads = [
+            parameters_of(node).read_options
+            for node in nodes
+            if isinstance(node, PrefetchIterDataset)
+        ]
+        self._order = "stream" if any(map(_is_in_stream_order, nodes)) else "workers"
+        own = self._options.num_lanes if self._options else None
+        self._num_lanes = own if self._order == "stream" else own or AUTO_LANES
+        self._most = most_workers(max_workers, self._num_lanes or MAX_LANES)
+
+    def settings(self) -> Iterator[Setting]:
+        """Yield the settings to measure."""
+        own = self._reads[0].num_threads if self._reads else 0
+        for num_threads in sorted({own, *_NUM_THREADS}) if self._reads else (0,):
+            yield Setting(0, "processes", num_threads)
+        executors = ("threads",) if missing_calls() else ("threads", "processes")
+        numbers = [n for n in _numbers_up_to(self._most) if n]
+        threads = sorted({own, 1}) if self._reads else [0]
+        for executor, num_workers, num_threads in itertools.product(executors, numbers, threads):
+            yield Setting(num_workers, executor, num_threads)
+
+    def applied(self, setting: Setting) -> IterDataset[Any]:
+        """Return the pipeline with a setting."""
+        options = self._with_number(setting)
+        tuned = _Tuned(options, setting.num_threads)
+        stream: IterDataset[Any] = tuned.replaced(self._stream)
+        if tuned.has_workers or not options.num_workers:
+            return stream
+        return stream.mp_prefetch(options)
+
+    def _with_number(self, setting: Setting) -> MultiprocessingOptions:
+        given = self._options or MultiprocessingOptions()
+        executor: Any = setting.executor
+        return dataclasses.replace(
+            given,
+            num_workers=setting.num_workers,
+            per_worker_buffer_size=max(1, given.per_worker_buffer_size),
+            num_lanes=self._num_lanes,
+            executor=executor,
+            worker_env=given.worker_env if executor == "processes" else None,
+            max_workers=None,
+        )
+
+    def code(self, setting: Setting) -> Iterator[str]:
+        """Yield lines of Python that make the pipeline with a setting."""
+        if self._reads:
+            reads = dataclasses.replace(self._reads[0], num_threads=setting.num_threads)
+            yield f"read_options = grain.{_fitting(reads)}"
+        if setting.num_workers:
+            yield f"workers = grain.{self._with_number(setting)}"
+        if isinstance(self._pipeline, DataLoader):
+            names = ["read_options=read_options"]
+            names += ["workers=workers"] if setting.num_workers else ["worker_count=0"]
+            yield f"loader = grain.DataLoader(..., {', '.join(names)})"
+            return
+        if self._reads:
+            yield "ds = ds.to_iter_dataset(read_options)"
+        if setting.num_workers:
+            order = ', order="stream"' if self._order == "stream" else ""
+            yield "# then the other stages, and last"
+            yield f"ds = ds.mp_prefetch(workers{order})"
+
+
+class _Tuned(PipelineEditor):
+    """Replaces workers and reading threads.
+
+    Args:
+        options: of the workers in place of those that the pipeline has.
+        num_threads: threads that read.
+    """
+
+    def __init__(self, options: MultiprocessingOptions, num_threads: int) -> None:
+        super().__init__()
+        self._options, self._num_threads = options, num_threads
+        self.has_workers = False
+
+    def _replace(self, ds: Any) -> Any:
+        if not isinstance(ds, IterDataset):
+            return ds
+        same = self._over_replaced(ds) if parents_of(ds) else ds
+        if isinstance(same, PrefetchIterDataset):
+            reads = dataclasses.replace(
+                parameters_of(same).read_options, num_threads=self._num_threads
+            )
+            return computed_by(same, threads=_fitting(reads))
+        if not same._starts_workers:
+            return same
+        self.has_workers = True
+        if not self._options.num_workers:
+            return same.parents[0]
+        return _with_workers(same, self._options)
+
+
+def _workers_of(stage: Any) -> list[WorkerOptions]:
+    """Return the options of the workers of a stage, if it has any."""
+    if isinstance(stage, MultiprocessPrefetchIterDataset):
+        return [parameters_of(stage).multiprocessing_options]
+    return [parameters_of(stage).workers.keywords["options"]] if _is_in_stream_order(stage) else []
+
+
+def _is_in_stream_order(stage: Any) -> bool:
+    return isinstance(stage, StreamOrderIterDataset | StreamInterleaveIterDataset)
+
+
+def _with_workers(stage: Any, options: MultiprocessingOptions) -> Any:
+    """Return a stage with other workers."""
+    if _is_in_stream_order(stage):
+        return type(stage)(stage.parents[0], partial(parameters_of(stage).workers, options=options))
+    given = parameters_of(stage)
+    return stage.parents[0].mp_prefetch(
+        options, worker_init_fn=given.worker_init_fn, sequential_slice=given.sequential_slice
+    )
+
+
+def _fitting(reads: ReadOptions) -> ReadOptions:
+    """Return options with a buffer in which each thread has an element."""
+    if not 0 < reads.prefetch_buffer_size < reads.num_threads:
+        return reads
+    return dataclasses.replace(reads, prefetch_buffer_size=reads.num_threads)
+
+
+def _numbers_up_to(most: int) -> list[int]:
+    """Return the numbers of workers to measure: all up to 4, then about twice the one before.
+
+    Example:
+        >>> _numbers_up_to(12)
+        [1, 2, 3, 4, 8, 12]
+    """
+    doubled = itertools.takewhile(lambda n: n < most, (1 << i for i in range(20)))
+    return sorted({*range(1, min(most, 4) + 1), *doubled, most} - {0})
+
+
+def _measured(
+    stream: IterDataset[Any], setting: Setting, seconds: float, stall_seconds: float | None
+) -> Speed:
+    start = time.perf_counter()
+    elements = Endless(stream)
+    num = array("q")
+    with attended(lambda: elements.it, elements.close, stall_seconds) as thread:
+
+        def run(length: float) -> float:
+            return thread.call(lambda: elements.time(length, num), progress=lambda: len(num))
+
+        run(0.0)
+        first = time.perf_counter() - start
+        run(seconds / 2)
+        before, busy = len(num), cpu_seconds()
+        elapsed = run(seconds)
+        spent = [total - busy.get(pid, 0.0) for pid, total in cpu_seconds().items()]
+        return Speed(
+            setting,
+            (len(num) - before) / elapsed,
+            sum(spent) / elapsed if spent else None,
+            first,
+            memory_bytes(),
+        )
+
+
+def _best(speeds: list[Speed]) -> Speed:
+    """Return the fastest; of those that are as fast, the one with the least CPU time."""
+    fastest = max([speed.elements_per_second for speed in speeds])
+    return min(
+        [speed for speed in speeds if speed.elements_per_second >= (1 - _SAME) * fastest],
+        key=lambda speed: speed.cpus or 0.0,
+    )
+
+
+def _cells(speed: Speed) -> tuple[str, ...]:
+    return (
+        str(speed.setting),
+        str(speed.setting.num_threads),
+        digits_text(speed.elements_per_second),
+        "-" if speed.cpus is None else digits_text(speed.cpus),
+        time_text(speed.first_output_seconds * 1e9),
+        "-" if speed.memory_bytes is None else size_text(speed.memory_bytes),
+    )
+
+
+def _row(cells: tuple[str, ...]) -> str:
+    return "  ".join(
+        [cells[0].ljust(_WIDTHS[0])]
+        + [cell.rjust(width) for cell, width in zip(cells[1:], _WIDTHS[1:], strict=True)]
+    )
+
+
+def _as_data(
+    speeds: list[Speed], best: Speed, code: Iterator[str], failures: dict[str, str]
+) -> dict[str, Any]:
+    return {
+        "settings": [_speed_data(speed) for speed in speeds],
+        "best": _speed_data(best),
+        "code": list(code),
+        "not_measured": failures,
+    }
+
+
+def _speed_data(speed: Speed) -> dict[str, Any]:
+    numbers = {name: getattr(speed, name) for name in _FIELDS}
+    setting = {name: getattr(speed.setting, name) for name in _SETTING_FIELDS}
+    return setting | numbers
