@@ -45,7 +45,7 @@ class CheckpointHandler:
         """
         iterator = _iterator(item, args)
         if isinstance(iterator, DatasetIterator):
-            text = read_checkpoint(directory, _describe(iterator), iterator._merged_state)
+            text = read_checkpoint(directory, _describe(iterator), iterator._gm_merged_state)
             state, drop = state_from_text(text, iterator), as_names(getattr(args, "drop", ()))
             iterator.set_state(without_components(state, drop) if drop else state)
         else:
@@ -85,7 +85,7 @@ def _position(item: Any, args: Any) -> tuple[str, dict[str, Any] | None]:
     """The text of an iterator's state, and what describes its pipeline."""
     iterator = _iterator(item, args)
     if isinstance(iterator, DatasetIterator):
-        return state_to_text(iterator._alone(iterator.get_state)), _describe(iterator)
+        return state_to_text(iterator._gm_alone(iterator.get_state)), _describe(iterator)
     return iterator.get_state().decode(), _describe(iterator)
 
 
@@ -108,5 +108,5 @@ def _describe(iterator: Any) -> Any:
     if isinstance(iterator, DatasetIterator):
         return describe(iterator)
     # a DataLoader's iterator; others have the same three methods only
-    describe_itself = getattr(iterator, "_describe", None)
+    describe_itself = getattr(iterator, "_gm_describe", None)
     return None if describe_itself is None else describe_itself()

@@ -43,17 +43,19 @@ class EpochMapDataset(ReindexMapDataset[T]):
     Order: the parent's in that epoch. Cost: none to speak of.
     """
 
-    _adds_step = False
-    _stage_name: ClassVar = None  # states say the epoch, and are restored where it is another one
-    _parameters: EpochParameters
+    _gm_adds_step = False
+    _gm_stage_name: ClassVar = (
+        None  # states say the epoch, and are restored where it is another one
+    )
+    _gm_parameters: EpochParameters
 
     def __init__(self, parent: MapDataset[T], epoch: int) -> None:
         super().__init__(parent)
-        self._parameters = EpochParameters(epoch)
+        self._gm_parameters = EpochParameters(epoch)
         self._offset = epoch * len(parent)
 
     def __len__(self) -> int:
-        return len(self._parents[0])
+        return len(self._gm_parents[0])
 
     def _reindex(self, index: Any) -> Any:
         return index + self._offset

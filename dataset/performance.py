@@ -195,10 +195,10 @@ class _Unbuffered(PipelineEditor):
     def _replace(self, ds: Any) -> Any:
         if isinstance(ds, PrefetchIterDataset):
             return PrefetchIterDataset(
-                ds._parent, _DIRECT, allow_nones=parameters_of(ds).allow_nones
+                ds._gm_parent, _DIRECT, allow_nones=parameters_of(ds).allow_nones
             )
         if isinstance(ds, InterleaveIterDataset):
-            parts = ds._datasets
+            parts = ds._gm_datasets
             parts = (
                 parts.map(_unbuffered_part)
                 if isinstance(parts, MapDataset)
@@ -210,7 +210,7 @@ class _Unbuffered(PipelineEditor):
             )
         if isinstance(ds, _COMPUTED_ELSEWHERE):
             return self.replaced(ds.parents[0])
-        return self._over_replaced(ds) if isinstance(ds, IterDataset) and ds._parents else ds
+        return self._over_replaced(ds) if isinstance(ds, IterDataset) and ds._gm_parents else ds
 
 
 def _unbuffered_part(ds: Any) -> Any:

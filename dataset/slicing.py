@@ -118,7 +118,7 @@ class PipelineEditor(abc.ABC):
 
     def _over_replaced(self, ds: Any) -> Any:
         """``ds`` over what takes the place of its parents."""
-        parents = set(map(id, ds._parents))
+        parents = set(map(id, ds._gm_parents))
 
         def is_made_of_parents(value: Any) -> bool:
             if not isinstance(value, DatasetNode):
@@ -140,7 +140,7 @@ class PipelineEditor(abc.ABC):
         return self._copied(ds, replaced)
 
     def _copied(self, ds: Any, replaced: Callable[[Any], Any]) -> Any:
-        return ds._over(replaced)
+        return ds._gm_over(replaced)
 
 
 def replaced_in(ds: IterDataset[T], old: Any, new: Any) -> IterDataset[T]:
@@ -166,7 +166,7 @@ class _Slicer(PipelineEditor, Division):
         self._slice = worker_slice(shard.shard_index, shard.shard_count)
 
     def _replace(self, ds: Any) -> Any:
-        return ds._divided(self)
+        return ds._gm_divided(self)
 
     def every_nth(self, ds: MapDataset[Any]) -> MapDataset[Any]:
         share = partial(_inserted_slice, sl=self._slice)
@@ -184,7 +184,7 @@ class _Slicer(PipelineEditor, Division):
         return self._over_replaced(ds)
 
     def sliced_by_itself(self, ds: Any) -> Any:
-        new = ds._over(_own_container)
+        new = ds._gm_over(_own_container)
         new.set_slice(self._slice, self.is_sequential)
         return new
 
@@ -196,5 +196,5 @@ def _own_container(value: Any) -> Any:
 
 def _inserted_slice(ds: MapDataset[Any], sl: slice) -> MapDataset[Any]:
     part: SliceMapDataset[Any] = SliceMapDataset(ds, sl)
-    part._adds_step, part._is_share = False, True  # default seeds are those of the whole
+    part._gm_adds_step, part._gm_is_share = False, True  # default seeds are those of the whole
     return part

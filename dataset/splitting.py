@@ -122,7 +122,7 @@ class _Splitter:
             return self._split_here(ds, behind)
         steps = self._steps_from_parents(ds, behind)
         if steps is not None and _can_be_over_parts(ds):
-            below = [self._parts_of(parent, steps) for parent in ds._parents]
+            below = [self._parts_of(parent, steps) for parent in ds._gm_parents]
             return {name: _over(ds, [parts[name] for parts in below]) for name in self._shares}
         if not can_straddle and len(ds) <= _MAX_KEYS:
             return self._split_here(RepeatMapDataset(ds, 1, reseed_each_epoch=False), behind)
@@ -139,10 +139,10 @@ class _Splitter:
         """The steps by which elements of each parent become those that have keys; nothing if there
         is no such way.
         """
-        if self._by is None or ds._moves_records or isinstance(ds, ReindexMapDataset):
+        if self._by is None or ds._gm_moves_records or isinstance(ds, ReindexMapDataset):
             return behind  # elements pass as they are
         is_one_of_one = (
-            len(ds._parents) == 1 and len(ds) == len(ds._parent) and not ds._shares_records
+            len(ds._gm_parents) == 1 and len(ds) == len(ds._gm_parent) and not ds._gm_shares_records
         )
         return (ds, *behind) if is_one_of_one else None
 
@@ -170,10 +170,10 @@ _OR_BY = f"{_REMEDY}, or pass by=, a function of an element that returns which r
 
 
 def _can_be_over_parts(ds: Any) -> bool:
-    if not ds._parents:
+    if not ds._gm_parents:
         return False
     try:
-        ds._over_parts(lambda value: value)
+        ds._gm_over_parts(lambda value: value)
     except NotOverAPartError:
         return False
     return True
@@ -181,7 +181,7 @@ def _can_be_over_parts(ds: Any) -> bool:
 
 def _over(ds: Any, parents: list[Any]) -> Any:
     """``ds`` over other parents."""
-    return _OverParts(ds._parents, parents).over_replaced(ds)
+    return _OverParts(ds._gm_parents, parents).over_replaced(ds)
 
 
 class _OverParts(PipelineEditor):
@@ -196,4 +196,4 @@ class _OverParts(PipelineEditor):
         return self._over_replaced(ds)
 
     def _copied(self, ds: Any, replaced: Callable[[Any], Any]) -> Any:
-        return ds._over_parts(replaced)
+        return ds._gm_over_parts(replaced)

@@ -65,7 +65,7 @@ def watcher() -> Callable[[Any], None] | None:
 
 def watch_if_tracked(it: Any, options: DatasetOptions) -> None:
     """Lets the pipeline that ends in ``it`` be observed if its options say so."""
-    ctx = it._ctx
+    ctx = it._gm_ctx
     if (
         options.execution_tracking_mode is ExecutionTrackingMode.STAGE_TIMING
         and ctx.joined is None
@@ -84,21 +84,21 @@ def tell_of_joining(it: Any, tell: Callable[[Any], None]) -> bool:
     """Has ``tell`` be called with every iterator that joins the pipeline of ``it`` from now on;
     false if it was so before.
     """
-    ctx = it._ctx
+    ctx = it._gm_ctx
     before, ctx.joined = ctx.joined, tell
     return bool(before != tell)
 
 
 def observe_as(it: Any, observer: Any, part: Any) -> None:
     """Notes who observes an iterator, and as which part of its pipeline."""
-    it._observed = observer, part
+    it._gm_observed = observer, part
 
 
 def observed_as(it: Any) -> tuple[Any, Any]:
     """The observer of an iterator and the part of its pipeline that the iterator is; ``None`` for
     both if it is not observed.
     """
-    return getattr(it, "_observed", None) or (None, None)
+    return getattr(it, "_gm_observed", None) or (None, None)
 
 
 def observed_by(it: Any) -> Any:
@@ -117,6 +117,6 @@ def tell_of_faults(it: Any, step: str, num: int) -> None:
 
 def unobserve(it: Any) -> None:
     """Ends the observation of an iterator and of its pipeline."""
-    del it._observed
-    if it._own_ctx is not None:
-        it._own_ctx.joined = None
+    del it._gm_observed
+    if it._gm_own_ctx is not None:
+        it._gm_own_ctx.joined = None

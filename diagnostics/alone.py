@@ -91,7 +91,7 @@ class _WithoutWorkers(PipelineEditor):
         if not isinstance(ds, IterDataset):
             return ds
         parents = parents_of(ds)
-        if ds._starts_workers and len(parents) == 1:
+        if ds._gm_starts_workers and len(parents) == 1:
             return self.replaced(parents[0])
         return self._over_replaced(ds) if parents else ds
 

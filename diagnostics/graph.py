@@ -129,7 +129,7 @@ def _made_by_running(nodes: list[Any], inputs: list[tuple[int, ...]]) -> set[int
     would have to be made.
     """
     found = {
-        i for i, node in enumerate(nodes) if isinstance(vars(node).get("_datasets"), MapDataset)
+        i for i, node in enumerate(nodes) if isinstance(vars(node).get("_gm_datasets"), MapDataset)
     }
     is_growing = bool(found)
     while is_growing:

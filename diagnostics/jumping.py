@@ -12,7 +12,7 @@ def jumped(it: Any, index: int) -> bool:
     """True if ``it`` could continue at an index without the elements before it; where elements are
     left out, one has to count.
     """
-    if dataset_iterator(it)._has_gaps():
+    if dataset_iterator(it)._gm_has_gaps():
         return False
     try:
         set_next_index(it, index)

@@ -86,7 +86,7 @@ def mixture_shares(ds: Any, batch_size: int | None = None) -> list[MixtureShares
             groups[f"{len(lanes)} {_name_of_lanes(divided)}"] = counts
         if (
             isinstance(divided, GlobalBatchIterDataset)
-            and (num_hosts := divided._parameters.shard_options.shard_count) > 1
+            and (num_hosts := divided._gm_parameters.shard_options.shard_count) > 1
         ):
             of_hosts = [
                 part_of_lanes(range(len(lanes)), host, num_hosts) for host in range(num_hosts)
@@ -109,7 +109,7 @@ _DIVIDERS = (
 def _lanes(divided: Any) -> list[Any]:
     parent = divided.parents[0]
     if isinstance(divided, GlobalBatchIterDataset):
-        num, by_lanes = divided._parameters.num_lanes, True
+        num, by_lanes = divided._gm_parameters.num_lanes, True
     elif isinstance(divided, MultiprocessPrefetchIterDataset):
         num, by_lanes = divided._num_lanes, divided._by_lanes
     else:
@@ -133,7 +133,7 @@ def _name_of_lanes(divided: Any) -> str:
 def _batch_size(ds: Any) -> int:
     for node in ancestors(ds):
         if isinstance(node, GlobalBatchIterDataset | BatchIterDataset | BatchMapDataset):
-            return int(node._parameters.batch_size)
+            return int(node._gm_parameters.batch_size)
     return 0
 
 

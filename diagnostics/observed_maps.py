@@ -56,13 +56,13 @@ class ObservedMaps(PipelineEditor):
 
     def _copied(self, ds: Any, replaced: Callable[[Any], Any]) -> Any:
         # over parents of the same lengths, so a copy will do for all
-        return DatasetNode._over(ds, replaced)
+        return DatasetNode._gm_over(ds, replaced)
 
     def _replace(self, ds: Any) -> Any:
         if id(ds) not in self._probes:
             return ds
         new = self._over_replaced(ds)
-        new._set_instrument(lambda original: self._instrument_of(ds, new, original))
+        new._gm_set_instrument(lambda original: self._instrument_of(ds, new, original))
         return new
 
     def _instrument_of(self, ds: Any, new: Any, original: Method) -> Instrument:
@@ -72,7 +72,9 @@ class ObservedMaps(PipelineEditor):
             original = annotated(original, probe, "__getitem__", is_read_ahead=ds is self._read)
         timed = self._timed(original, probe)
         owner = itertools.repeat(new).__next__  # threads that read ahead know nothing else of it
-        unobserved = (lambda indices: Computed.of(ds._items(indices))) if ds is self._read else None
+        unobserved = (
+            (lambda indices: Computed.of(ds._gm_items(indices))) if ds is self._read else None
+        )
         is_sparse = id(ds) in self._sparse
         return counting(
             original,

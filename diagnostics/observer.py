@@ -154,7 +154,7 @@ class Observer:
             self.prepare()
             return take_anew(owner(), argument, original)
 
-        it._set_instrument(lambda original: partial(first_call, original))
+        it._gm_set_instrument(lambda original: partial(first_call, original))
 
     def _last_opener(self) -> Probe:
         openers = [it for it in self.alive() if opens_pipelines(it)]
@@ -180,7 +180,7 @@ class Observer:
         found: dict[int, dict[str, dict[str, int]]] = {}
         for it in self.alive():
             probe = self.probe_of(it)
-            drawn = it._engine.drawn(it.pos) if isinstance(it, StreamIterator) else None
+            drawn = it._gm_engine.drawn(it.pos) if isinstance(it, StreamIterator) else None
             if probe is not None and drawn is not None:
                 found[probe.number] = sum_of_counts(found.get(probe.number, {}), drawn)
         return found
@@ -241,7 +241,7 @@ class Observer:
 
     def _change(self, it: DatasetIterator[Any], probe: Probe) -> None:
         probe.name = name_of(it)
-        work = it._engine.work_ahead()
+        work = it._gm_engine.work_ahead()
         if work is not None:
             probe.depth = partial(_num_ready, weakref.ref(it))
             probe.waits, probe.num_threads = work.waits, work.num_threads
@@ -256,7 +256,7 @@ class Observer:
             hired=partial(self._attach, probe),
             waits=probe.budget_waits,
         )
-        for inner in it._engine.open_iterators():
+        for inner in it._gm_engine.open_iterators():
             self._adopt_component(probe, inner)
         if self._waiting:
             self.prepare()
@@ -330,7 +330,7 @@ def _try(callback: Callable[..., None], *args: Any) -> None:
 
 
 def _category(stage: Any) -> str:
-    stream = getattr(stage, "_engine", None)
+    stream = getattr(stage, "_gm_engine", None)
     category: str | None = stream and stream.work_category
     return category or ("preprocessing" if upstream_for_observers(stage) else "read")
 
@@ -348,5 +348,5 @@ def _fits(probe: Probe, stage: Any) -> bool:
 def _num_ready(owner: Callable[[], Any]) -> int | None:
     """The number of elements that a prefetching stage could deliver at once."""
     it = owner()
-    work = None if it is None else it._engine.work_ahead()
+    work = None if it is None else it._gm_engine.work_ahead()
     return None if work is None else work.num_ready

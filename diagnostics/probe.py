@@ -1,6 +1,6 @@
 """The counts taken while an observed pipeline runs, and the functions that take them.
 
-A stage's method (``_take`` of an iterator, ``_items`` of a map dataset) is shadowed, on the one
+A stage's method (``_gm_take`` of an iterator, ``_gm_items`` of a map dataset) is shadowed, on the one
 object that is observed, by a function that calls it and adds up. Nothing here grows with the length
 of a run:
 
@@ -221,7 +221,7 @@ class Probe:
         self.number = number
         self.name = name_of(stage)
         self.input_names = component_names(stage)
-        self.kind = stage._class_name
+        self.kind = stage._gm_class_name
         # the class of what is read
         self.source = _source_name(stage) if category == "read" else None
         self.category = category  # "read", "preprocessing" or "prefetch"
@@ -232,8 +232,8 @@ class Probe:
         self.reads_ahead = False  # by threads, a dataset by index
         self.takes_indices = not hasattr(stage, "__next__")
         self.drops = category != "prefetch" and (
-            getattr(stage, "_drops", False)
-            or getattr(getattr(stage, "_engine", None), "flow", "") == "dropping"
+            getattr(stage, "_gm_drops", False)
+            or getattr(getattr(stage, "_gm_engine", None), "flow", "") == "dropping"
         )
         self.depth: Callable[[], int | None] = _unknown  # how many elements are ready
         self.num_threads: int | None = None  # that may compute its elements ahead
@@ -246,14 +246,18 @@ class Probe:
             self.spec = spec_text(element)
 
     def has_shape_of(self, stage: Any, category: str) -> bool:
-        return self.kind == stage._class_name and self.category == category
+        return self.kind == stage._gm_class_name and self.category == category
 
 
 def _source_name(stage: Any) -> str | None:
-    source = getattr(stage, "_source", None)
+    source = getattr(stage, "_gm_source", None)
     while isinstance(source, DatasetNode):  # in place of a source
         source = next(
-            (getattr(node, "_source", None) for node in ancestors(source) if not parents_of(node)),
+            (
+                getattr(node, "_gm_source", None)
+                for node in ancestors(source)
+                if not parents_of(node)
+            ),
             None,
         )
     return None if source is None else type(source).__name__
@@ -515,7 +519,7 @@ def take_anew(it: Any, n: int, original: Method) -> list[Any]:
         original: the method that the instrument is of.
     """
     if isinstance(it, StreamIterator):
-        wrap = it._engine.wrap
+        wrap = it._gm_engine.wrap
         return original(it, n) if wrap is None else wrap(original)(n)
     return [next(it)]
 

@@ -197,7 +197,7 @@ def _batches(
             indices = range(
                 i * num // min(num, most) * size, (i * num // min(num, most) + 1) * size
             )
-            elements = list(ds._items(indices)) if needs_elements else list(indices)
+            elements = list(ds._gm_items(indices)) if needs_elements else list(indices)
             yield [x for x in elements if x is not None], _record_keys(ds, indices)
         return
     with iter(ds) as it:

@@ -146,7 +146,7 @@ def _waiting(name: str, seconds: float, num: int) -> str:
 
 
 def _workers_of(it: DatasetIterator[Any]) -> Iterator[Any]:
-    yield from it._engine.worker_processes()
+    yield from it._gm_engine.worker_processes()
     for upstream in running_upstream(it):
         yield from _workers_of(upstream)
 

@@ -611,7 +611,7 @@ def _num_long(observer: Any) -> dict[int, int]:
     for it in observer.alive():
         probe, num = (
             observer.probe_of(it),
-            it._engine.num_long(it.pos) if isinstance(it, StreamIterator) else None,
+            it._gm_engine.num_long(it.pos) if isinstance(it, StreamIterator) else None,
         )
         if probe is not None and num is not None:
             found[probe.number] = found.get(probe.number, 0) + num

@@ -142,7 +142,7 @@ def settings_of(it: Any) -> Settings:
     todo = [it]
     while todo:
         node = todo.pop(0)
-        for options in node._work_options:
+        for options in node._gm_work_options:
             if isinstance(options, WorkerOptions):
                 workers = workers or options
             elif isinstance(options, ReadOptions):

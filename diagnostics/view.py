@@ -289,7 +289,7 @@ class View:
     def __repr__(self) -> str:
         elements = self._observer.output.elements
         return (
-            f"View({self._it._class_name}, {elements} elements,"
+            f"View({self._it._gm_class_name}, {elements} elements,"
             f" {', '.join([f'{k} {v}' for k, v in self.postfix.items()])})"
         )
 

@@ -286,8 +286,8 @@ class DataLoaderIterator(Iterator[Any]):
         """Takes the state now; awaiting the result writes it (the protocol of Orbax's
         ``StatefulCheckpointable``).
         """
-        state = self._iterator._alone(self.get_state)
-        return write_when_created(directory, state.decode(), self._describe())
+        state = self._iterator._gm_alone(self.get_state)
+        return write_when_created(directory, state.decode(), self._gm_describe())
 
     async def load(self, directory: Any) -> Awaitable[None]:
         """Awaiting the result reads this process's file in ``directory`` and continues from the
@@ -298,11 +298,11 @@ class DataLoaderIterator(Iterator[Any]):
         from gristmill.dataset.states.files import read_checkpoint
 
         async def restore() -> None:
-            self.set_state(await asyncio.to_thread(read_checkpoint, directory, self._describe()))
+            self.set_state(await asyncio.to_thread(read_checkpoint, directory, self._gm_describe()))
 
         return restore()
 
-    def _describe(self) -> dict[str, Any] | None:
+    def _gm_describe(self) -> dict[str, Any] | None:
         return self._loader._description if self._validate else None
 
     def _text_around_position(self) -> tuple[str, str]:

@@ -65,52 +65,52 @@ class SampledMapDataset(BlockMapDataset[Any]):
     Order: the sampler's. Cost: that of the source's reads; about 0.5 µs more for a ``Record``.
     """
 
-    _shared_by_threads = ("_source",)
+    _gm_shared_by_threads = ("_gm_source",)
 
     def __init__(
         self, source: Any, sampler: Any, shard: Any, length: int, *, as_records: bool
     ) -> None:
         super().__init__()
-        self._source = source
+        self._gm_source = source
         self._sampler = sampler
         self._shard = shard
         self._length = length
         self._as_records = as_records
-        self._parameters = SampledParameters(source, sampler, shard, length, as_records)
+        self._gm_parameters = SampledParameters(source, sampler, shard, length, as_records)
 
     @property
-    def _draws_from(self) -> Sequence[Any]:
-        return [self._source] if isinstance(self._source, DatasetNode) else []
+    def _gm_draws_from(self) -> Sequence[Any]:
+        return [self._gm_source] if isinstance(self._gm_source, DatasetNode) else []
 
     @property
-    def _described_parameters(self) -> dict[str, Any]:
+    def _gm_described_parameters(self) -> dict[str, Any]:
         return {
             "sampler": without_addresses(stable_repr(self._sampler)),
             # not part of every sampler's repr
             "sampler_seed": as_json(getattr(self._sampler, "_seed", None)),
-            "source": source_text(self._source),
+            "source": source_text(self._gm_source),
         }
 
     @cached
-    def _record_source(self) -> str:
-        return short_source_text(self._source)
+    def _gm_record_source(self) -> str:
+        return short_source_text(self._gm_source)
 
     @property
-    def _source_files(self) -> list[str] | None:
-        return source_files(self._source)
+    def _gm_source_files(self) -> list[str] | None:
+        return source_files(self._gm_source)
 
     @property
-    def _reads_once(self) -> bool:
-        return source_reads_once(self._source)
+    def _gm_reads_once(self) -> bool:
+        return source_reads_once(self._gm_source)
 
     @property
-    def _reads_many(self) -> bool:
-        return is_read_in_blocks(self._source)
+    def _gm_reads_many(self) -> bool:
+        return is_read_in_blocks(self._gm_source)
 
     def __len__(self) -> int:
         return self._length
 
-    def _items(self, indices: Indices) -> Iterator[Any]:
+    def _gm_items(self, indices: Indices) -> Iterator[Any]:
         try:
             keys, metadata = self._sampled(indices)
         except Exception as error:
@@ -118,10 +118,10 @@ class SampledMapDataset(BlockMapDataset[Any]):
                 return each_alone(self, indices)
             failed_at(error, self, indices[0])
             raise
-        data = read_items(self, self._source, indices, keys)
+        data = read_items(self, self._gm_source, indices, keys)
         return data if metadata is None else map(Record, metadata, data)
 
-    def _origins(self, index: int) -> Iterable[RecordKey]:
+    def _gm_origins(self, index: int) -> Iterable[RecordKey]:
         sampled = self._shard.shard_index + index * self._shard.shard_count
         key, is_ours = self._sampler[sampled].record_key, answers_blocks(self._sampler)
         seed = seed_of(self._sampler) if is_ours and self._as_records else None
@@ -148,7 +148,7 @@ class SampledMapDataset(BlockMapDataset[Any]):
             if metadata is None
             else [m.record_key for m in metadata]
         )
-        return wrap_keys(self._source, keys), metadata if self._as_records else None
+        return wrap_keys(self._gm_source, keys), metadata if self._as_records else None
 
 
 def _check_metadata(metadata: Any, index: int) -> Any:
@@ -181,9 +181,9 @@ class LegacyOperationIterDataset(IterDataset[Any]):
     def __init__(self, parent: Any, operation: Callable[[Iterator[Any]], Iterator[Any]]) -> None:
         super().__init__(parent)
         self._operation = operation
-        self._parameters = OperationParameters(operation)
+        self._gm_parameters = OperationParameters(operation)
 
-    def _num_elements(self) -> Length:
+    def _gm_num_elements(self) -> Length:
         return Unknown()  # the operation decides it
 
     def __iter__(self) -> DatasetIterator[Any]:
@@ -322,14 +322,14 @@ class DataIterDataset(IterDataset[Any]):
     State: the parent's.
     """
 
-    _num_elements = same_number
-    _works_on = "elements"
+    _gm_num_elements = same_number
+    _gm_works_on = "elements"
 
     def __str__(self) -> str:
         return "DataIterDataset"
 
-    def _traced(self, tracing: Tracing) -> Any:
-        return tracing.of(self._parent).map(_data_of)
+    def _gm_traced(self, tracing: Tracing) -> Any:
+        return tracing.of(self._gm_parent).map(_data_of)
 
     def __iter__(self) -> DatasetIterator[Any]:
         return open_stage(self, Data)

@@ -210,9 +210,9 @@ class WrittenMapDataset(SourceMapDataset[Any]):
     def __init__(self, source: WrittenSource) -> None:
         super().__init__(source)
 
-    def _origins(self, index: int) -> Iterable[UpstreamElement | RecordKey]:
+    def _gm_origins(self, index: int) -> Iterable[UpstreamElement | RecordKey]:
         epoch, key = divmod(index, len(self))
-        source = self._source
+        source = self._gm_source
         number = bisect_right(source.ends, key)
         start = source.ends[number - 1] if number else 0
         return [

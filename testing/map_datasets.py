@@ -76,7 +76,7 @@ def assert_map_dataset_conforms(
         BLOCKS.equal(
             what,
             [ds[int(i)] for i in block],
-            BLOCKS.run(what, lambda indices: [*ds._items(indices)], block),
+            BLOCKS.run(what, lambda indices: [*ds._gm_items(indices)], block),
         )
     for sl in (slice(None), slice(1, None, 2), slice(None, None, -1)):
         _check_slice(ds, sl, max_elements)
@@ -85,7 +85,7 @@ def assert_map_dataset_conforms(
 
 
 def _elements(ds: MapDataset[Any], indices: list[int]) -> list[Any]:
-    return [ds[indices[0]]] if len(indices) == 1 else [*ds._items(indices)]
+    return [ds[indices[0]]] if len(indices) == 1 else [*ds._gm_items(indices)]
 
 
 def _check_slice(ds: MapDataset[Any], sl: slice, max_elements: int) -> None:

@@ -45,7 +45,7 @@ class LocalWorkersIterDataset(IterDataset[Any]):
     ``through(task)``, such as a copy.
     """
 
-    _adds_step = False
+    _gm_adds_step = False
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class LocalWorkersExecutor(PoolExecutor):
 class ResizedIterDataset(LocalWorkersIterDataset):
     """``parent`` in lanes that threads compute, whose number changes at random steps."""
 
-    def _traced(self, tracing: Tracing) -> Any:
+    def _gm_traced(self, tracing: Tracing) -> Any:
         return TracedLanesIterDataset(
             tracing.of(self._parent), lanes_of(self._options), False, by_lanes=True
         )

@@ -50,7 +50,7 @@ def rows(format_type):
 
 def shuffled(source):
     ds = gristmill().MapDataset.source(source).shuffle(seed=42)
-    return [list(ds._items(range(start, start + BLOCK))) for start in range(0, ROWS, BLOCK)]
+    return [list(ds._gm_items(range(start, start + BLOCK))) for start in range(0, ROWS, BLOCK)]
 
 
 def numbers(blocks):
@@ -156,7 +156,7 @@ def records(suffix):
 def record_blocks(source):
     ds = gristmill().MapDataset.source(source).shuffle(seed=42)
     return (
-        list(ds._items(range(start, start + BLOCK)))
+        list(ds._gm_items(range(start, start + BLOCK)))
         for start in range(0, RECORDS - BLOCK + 1, BLOCK)
     )
 

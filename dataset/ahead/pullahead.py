@@ -376,7 +376,7 @@ class PullAhead(PullingClient):
 
 def end_waits(it: DatasetIterator[Any]) -> None:
     """Closes the iterators upstream that another thread may wait in."""
-    if it._closes_anytime:
+    if it._gm_closes_anytime:
         it.close()
     else:
         for parent in parents_of(it):

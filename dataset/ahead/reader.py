@@ -41,20 +41,20 @@ class _Items:
 
     def __init__(self, ds: MapDataset[Any], ctx: IteratorContext) -> None:
         self.ctx = ctx
-        self.reads_once = ds._draws_once
+        self.reads_once = ds._gm_draws_once
         self._ds = ds
         self._read_from: Any = ds  # or what an observer has made of it
-        self._keeps_blocks = ds._draws_blocks and not self.reads_once
+        self._keeps_blocks = ds._gm_draws_blocks and not self.reads_once
         self._blocks: dict[str, KeptBlocks] = {}  # one: several threads may make it
 
     @property
     def _items(self) -> Items:
         """Computes the elements at a range of indices."""
-        return self._items_from_kept if self._keeps_blocks else self._read_from._items
+        return self._items_from_kept if self._keeps_blocks else self._read_from._gm_items
 
     def _items_from_kept(self, indices: range) -> Iterator[Any]:
         return Call(self._kept_blocks(), indices[0]).elements(
-            partial(self._read_from._items, indices)
+            partial(self._read_from._gm_items, indices)
         )
 
     def _kept_blocks(self) -> KeptBlocks:
@@ -93,7 +93,7 @@ class Reader(_Items):
         self.num_threads = min(num_threads, buffer_size)
         self._given_limits = self.num_threads, buffer_size
         self._auto = auto
-        self._reads_many = ds._draws_many
+        self._reads_many = ds._gm_draws_many
         self._length = len(ds)
         self._buffer_size = buffer_size
         self._finalizer: Any = None

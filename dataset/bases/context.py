@@ -133,6 +133,6 @@ def collected_options(ds: Any) -> DatasetOptions:
     then first parent first.
     """
     options = DatasetOptions()
-    for parent in ds._parents:
+    for parent in ds._gm_parents:
         options = options.merge(collected_options(parent))
-    return options if ds._own_options is None else ds._own_options.merge(options)
+    return options if ds._gm_own_options is None else ds._gm_own_options.merge(options)

@@ -1,4 +1,4 @@
-"""The division of datasets among workers: the question that each is asked (``_divided``), and the
+"""The division of datasets among workers: the question that each is asked (``_gm_divided``), and the
 possible answers.
 """
 
@@ -49,4 +49,4 @@ def _cut(ds: Any, division: Division) -> Any:
     return division.part(ds) if division.is_sequential else division.every_nth(ds)
 
 
-cut_into_parts = _cut  # ``_divided`` of sources of ours
+cut_into_parts = _cut  # ``_gm_divided`` of sources of ours

@@ -55,7 +55,7 @@ def _transformed_spec(stage: Any) -> Any:
             " of a class derived from Map, with a method output_spec(self, input_spec) that"
             " returns a pytree of ShapeDtypeStruct"
         )
-    return transform.output_spec(spec_of(stage._parents[0]))
+    return transform.output_spec(spec_of(stage._gm_parents[0]))
 
 
 # ``_element_spec`` of stages that apply ``_transform`` to every element

@@ -1,8 +1,8 @@
 """The records at the positions of a map dataset over its epochs, and the records that datasets
 share, as stages declare them.
 
-A stage with ``_moves_records`` may hold other records at a position in another epoch. One with
-``_shares_records`` may hold a record at several positions of an epoch. One with ``_has_one_epoch``
+A stage with ``_gm_moves_records`` may hold other records at a position in another epoch. One with
+``_gm_shares_records`` may hold a record at several positions of an epoch. One with ``_gm_has_one_epoch``
 asks its parents for nothing but their first epoch.
 """
 
@@ -25,18 +25,18 @@ def upstream(ds: Any, *, of_later_epochs: bool = False) -> Iterator[Any]:
         if id(node) not in seen:
             seen.add(id(node))
             yield node
-            if not (of_later_epochs and node._has_one_epoch):
-                todo += node._draws_from
+            if not (of_later_epochs and node._gm_has_one_epoch):
+                todo += node._gm_draws_from
 
 
 def keeps_records(ds: Any) -> bool:
     """True if every position has the same records in all epochs."""
-    return not any([node._moves_records for node in upstream(ds, of_later_epochs=True)])
+    return not any([node._gm_moves_records for node in upstream(ds, of_later_epochs=True)])
 
 
 def may_hold_twice(ds: Any) -> bool:
     """True if a record may be at several positions of an epoch."""
-    return any([node._shares_records for node in upstream(ds)])
+    return any([node._gm_shares_records for node in upstream(ds)])
 
 
 def part_that_changes(ds: Any) -> Any | None:
@@ -44,8 +44,8 @@ def part_that_changes(ds: Any) -> Any | None:
     records in later epochs.
     """
     for node in upstream(ds, of_later_epochs=True):
-        if node._takes_a_part and any(
-            [above._is_reshuffled for above in upstream(node, of_later_epochs=True)]
+        if node._gm_takes_a_part and any(
+            [above._gm_is_reshuffled for above in upstream(node, of_later_epochs=True)]
         ):
             return node
     return None
@@ -80,16 +80,16 @@ def any_pair(datasets: Sequence[Any], *, parallel_ones: bool) -> tuple[Any, Any]
 
 
 def _data(ds: Any) -> list[Any]:
-    return [node._data for node in upstream(ds) if not node._draws_from]
+    return [node._gm_data for node in upstream(ds) if not node._gm_draws_from]
 
 
 def _positions(ds: Any) -> tuple[Any, range]:
     """The dataset or data whose records ``ds`` passes on one by one, and the positions there that
     these have.
     """
-    step = ds._passed_on
+    step = ds._gm_passed_on
     if step is None:
-        return ds._data, range(len(ds))
+        return ds._gm_data, range(len(ds))
     parent, sl = step
     root, positions = _positions(parent)
     return root, positions[sl]

@@ -1,13 +1,13 @@
-"""The iterators that ``_items`` of map datasets is made of.
+"""The iterators that ``_gm_items`` of map datasets is made of.
 
 ``ds._items(indices)`` returns an iterator over the elements at ``indices``: as many, in the same
 order, ``None`` where there is none. It guarantees:
 
 1. Each element is computed when it is requested, through all upstream stages, before the next one.
-   Only sources that read many records in one call read them when ``_items`` is called.
+   Only sources that read many records in one call read them when ``_gm_items`` is called.
 2. The iterator raises what computing the next element alone raises, with a note that says where,
    after the elements before it. ``StopIteration`` of a user's function becomes ``RuntimeError``.
-3. What ``_items`` itself raises is about the first element.
+3. What ``_gm_items`` itself raises is about the first element.
 4. The iterator refers to no element that it has returned: an error would keep that alive. That of
    ``map`` refers to the last element of its parent.
 """
@@ -33,7 +33,7 @@ def item(ds: Any, index: int) -> Any:
     """Returns the element of ``ds`` at ``index``; at the end of its source raises
     ``SourceEnded``.
     """
-    [element] = ds._items([index])
+    [element] = ds._gm_items([index])
     return element
 
 
@@ -56,12 +56,12 @@ def given_out(elements: list[Any]) -> Iterator[Any]:
 
 def begun_when_needed(ds: Any, indices: Indices) -> Iterator[Any]:
     """Returns ``ds._items(indices)``, which is called when the first element is requested."""
-    return chain.from_iterable(map(ds._items, (indices,)))
+    return chain.from_iterable(map(ds._gm_items, (indices,)))
 
 
 def each_alone(ds: Any, indices: Indices) -> Iterator[Any]:
     """Returns the elements at ``indices``, each of them requested alone."""
-    return chain.from_iterable(map(ds._items, [[i] for i in as_ints(indices)]))
+    return chain.from_iterable(map(ds._gm_items, [[i] for i in as_ints(indices)]))
 
 
 def read_items(stage: Any, source: Any, indices: Indices, keys: list[Any]) -> Iterator[Any]:

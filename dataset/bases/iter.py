@@ -58,14 +58,14 @@ class IterDataset(
         3
     """
 
-    _node_family = "IterDataset"
-    _migration_hints = OF_STREAMS
-    _passes_on: ClassVar = False  # all it does with elements is to pass them on, each as it is
+    _gm_node_family = "IterDataset"
+    _gm_migration_hints = OF_STREAMS
+    _gm_passes_on: ClassVar = False  # all it does with elements is to pass them on, each as it is
     # its state and those upstream say which element each of them gives next
-    _tells_place: ClassVar = False
+    _gm_tells_place: ClassVar = False
     # What the step does, if several workers can do it, each to some of the elements: it changes
     # them one by one, with their number or without, it chooses which are kept, or it makes batches.
-    _works_on: ClassVar[
+    _gm_works_on: ClassVar[
         Literal["nothing", "elements", "numbered elements", "choice", "batches"] | None
     ] = None
 
@@ -77,7 +77,7 @@ class IterDataset(
             cls.__iter__ = _noting_dataset(cls.__iter__)  # type: ignore[method-assign]
 
     def __init__(self, parents: Any | Iterable[Any] = ()) -> None:
-        self._parents = as_parents(parents, MapDataset, IterDataset)
+        self._gm_parents = as_parents(parents, MapDataset, IterDataset)
 
     @abc.abstractmethod
     def __iter__(self) -> DatasetIterator[T_co]:
@@ -89,21 +89,21 @@ class IterDataset(
     def __bool__(self) -> bool:
         return True  # whatever its length
 
-    def _num_elements(self) -> Length:
+    def _gm_num_elements(self) -> Length:
         """The number of elements that it delivers, if it is known; unknown for users' datasets."""
         return Unknown()
 
-    def _traced(self, tracing: Tracing) -> Any:
+    def _gm_traced(self, tracing: Tracing) -> Any:
         """The twin of the stream: it gives ``Traced`` elements, and has the same states."""
-        if not (self._passes_on and is_of_library(self)):
+        if not (self._gm_passes_on and is_of_library(self)):
             raise refuse_to_trace(self)
         return tracing.over(self)
 
-    def _divided(self, division: Division) -> Any:
+    def _gm_divided(self, division: Division) -> Any:
         """The dataset that a worker has in place of this one."""
         if hasattr(self, "set_slice"):
             return division.sliced_by_itself(self)
-        if not self._parents:
+        if not self._gm_parents:
             raise ValueError(
                 f"an IterDataset source of class {type(self).__name__} cannot be sliced among"
                 f" {division.num_workers} workers: start from a MapDataset (to_iter_dataset()),"
@@ -119,10 +119,10 @@ class IterDataset(
         return chain_text(self)
 
     def __str__(self) -> str:
-        return self._stage_text() if self._shows_chain else repr(self)
+        return self._gm_stage_text() if self._gm_shows_chain else repr(self)
 
     @property
-    def _shows_chain(self) -> bool:
+    def _gm_shows_chain(self) -> bool:
         return type(self).__repr__ is IterDataset.__repr__
 
 
@@ -132,8 +132,8 @@ def _noting_dataset(iterate: Callable[[Any], Any]) -> Any:
     @functools.wraps(iterate)
     def noting(self: Any) -> Any:
         it = iterate(self)
-        if hasattr(it, "_definition"):  # as a DatasetIterator has: quicker to ask
-            it._definition = self
+        if hasattr(it, "_gm_definition"):  # as a DatasetIterator has: quicker to ask
+            it._gm_definition = self
         return it
 
     return noting

@@ -51,50 +51,50 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
         parents: the iterator or iterators that this one draws from.
     """
 
-    _node_family = "DatasetIterator"
-    _parents: tuple[DatasetIterator[Any], ...] = ()
+    _gm_node_family = "DatasetIterator"
+    _gm_parents: tuple[DatasetIterator[Any], ...] = ()
     # A stage here or upstream tolerates faults, so that its counts are in the state.
-    _counts_faults = False
-    _closed = False
+    _gm_counts_faults = False
+    _gm_closed = False
     # ``close`` may be called while another thread is in ``next``, which it ends if that waits
-    _closes_anytime = False
-    _own_ctx: IteratorContext | None = None
-    _definition: Any = None  # the dataset that it is of
-    _engine: Observable = Observable()  # its stream, if it is of one
-    _observed: Any = None  # who observes it, and as what (see ``gristmill.dataset.watching``)
-    _current_instrument: Instrument | None = None  # of an object of a user's class
+    _gm_closes_anytime = False
+    _gm_own_ctx: IteratorContext | None = None
+    _gm_definition: Any = None  # the dataset that it is of
+    _gm_engine: Observable = Observable()  # its stream, if it is of one
+    _gm_observed: Any = None  # who observes it, and as what (see ``gristmill.dataset.watching``)
+    _gm_current_instrument: Instrument | None = None  # of an object of a user's class
 
     def __init__(self, parents: DatasetIterator[Any] | Iterable[DatasetIterator[Any]] = ()) -> None:
-        self._claim = Claim()
+        self._gm_claim = Claim()
         if parents != ():  # as quick as can be for the components of mixtures
-            self._parents = as_parents(parents, DatasetIterator)
-            if any([parent._counts_faults for parent in self._parents]):
-                self._counts_faults = True
-        if self._parents:
-            self._share_context(merged_contexts(self._parents))
+            self._gm_parents = as_parents(parents, DatasetIterator)
+            if any([parent._gm_counts_faults for parent in self._gm_parents]):
+                self._gm_counts_faults = True
+        if self._gm_parents:
+            self._gm_share_context(merged_contexts(self._gm_parents))
         elif (joined := watcher()) is not None:
-            self._share_context(IteratorContext(joined=joined))
+            self._gm_share_context(IteratorContext(joined=joined))
 
     @cached
-    def _reads_once(self) -> bool:
+    def _gm_reads_once(self) -> bool:
         """True if a source may not give the same record again."""
-        return any([parent._reads_once for parent in self._parents])
+        return any([parent._gm_reads_once for parent in self._gm_parents])
 
     @property
-    def _ctx(self) -> IteratorContext:
-        if self._own_ctx is None:
-            self._share_context(IteratorContext())
-        assert self._own_ctx is not None
-        return self._own_ctx
+    def _gm_ctx(self) -> IteratorContext:
+        if self._gm_own_ctx is None:
+            self._gm_share_context(IteratorContext())
+        assert self._gm_own_ctx is not None
+        return self._gm_own_ctx
 
-    def _share_context(self, ctx: IteratorContext) -> None:
-        if self._own_ctx is not ctx:
-            self._own_ctx = ctx
+    def _gm_share_context(self, ctx: IteratorContext) -> None:
+        if self._gm_own_ctx is not ctx:
+            self._gm_own_ctx = ctx
             if ctx.joined is not None:
                 ctx.joined(self)
-            share_context(self._parents, ctx)
+            share_context(self._gm_parents, ctx)
 
-    def _set_instrument(self, wrap: Wrap | None) -> None:
+    def _gm_set_instrument(self, wrap: Wrap | None) -> None:
         """Let elements be taken through what ``wrap`` makes of the method that takes them;
         ``None``: as without it.
         """
@@ -113,7 +113,9 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
         Raises:
             TypeError: the number does not follow from the stages and the position.
         """
-        return elements_left(self, self._definition, partial(self._alone, self._get_next_index))
+        return elements_left(
+            self, self._gm_definition, partial(self._gm_alone, self._get_next_index)
+        )
 
     def __bool__(self) -> bool:
         return True  # also at the end
@@ -134,7 +136,7 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
         """Begins work in the background, where the pipeline has any, without waiting for it. May be
         called again.
         """
-        for parent in self._parents:
+        for parent in self._gm_parents:
             parent.start_prefetch()
 
     def faults(self) -> FaultCounts:
@@ -159,7 +161,7 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
         from gristmill.dataset.faults.counts import counted
 
         # An iterator without a state can skip nothing, unless it has other parents that can.
-        return counted(self.get_state() if self._counts_faults else snapshot(self))
+        return counted(self.get_state() if self._gm_counts_faults else snapshot(self))
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Returns what the state says of components of the mixture upstream, the nearest one, by
@@ -171,13 +173,13 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
 
         return counts_of(self)
 
-    def _expect(self, rate: float, due: float | None) -> None:
+    def _gm_expect(self, rate: float, due: float | None) -> None:
         """Notes the share ``rate`` of all draws; starts reading ahead unless ``due`` is ``None``.
 
         The first draw is expected after ``due`` draws.
         """
-        for parent in self._parents:
-            parent._expect(rate, due)
+        for parent in self._gm_parents:
+            parent._gm_expect(rate, due)
 
     def resize(self, num_workers: int) -> None:
         """Let another number of workers compute the elements from now on: processes, threads or Ray
@@ -195,23 +197,23 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
             ValueError: there are fewer lanes, or no workers.
             TypeError: ``num_workers`` is no integer.
         """
-        if not self._resize(as_int("num_workers", num_workers, minimum=1)):
+        if not self._gm_resize(as_int("num_workers", num_workers, minimum=1)):
             raise ValueError(
                 f"{self} has no workers that can be resized. Make the pipeline with mp_prefetch and"
                 " options of at least one worker, and with num_lanes if you need more workers"
                 " later"
             )
 
-    def _resize(self, num_workers: int) -> bool:
+    def _gm_resize(self, num_workers: int) -> bool:
         """Resizes what upstream can be resized; false if there is nothing."""
-        return any([it._resize(num_workers) for it in running_upstream(self)])
+        return any([it._gm_resize(num_workers) for it in running_upstream(self)])
 
     def close(self) -> None:
         """Releases threads and other resources, of the parents too. May be called again; ``next``
         raises from then on.
         """
-        self._closed = True
-        for parent in self._parents:
+        self._gm_closed = True
+        for parent in self._gm_parents:
             parent.close()
 
     def __enter__(self) -> Self:
@@ -226,10 +228,10 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
         return chain_text(self)
 
     def __str__(self) -> str:
-        return self._stage_text() if self._shows_chain else repr(self)
+        return self._gm_stage_text() if self._gm_shows_chain else repr(self)
 
     @property
-    def _shows_chain(self) -> bool:
+    def _gm_shows_chain(self) -> bool:
         return type(self).__repr__ is DatasetIterator.__repr__
 
     def __reduce__(self) -> Any:
@@ -260,7 +262,7 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
         """
         from gristmill.dataset.descriptions.pipeline import describe
 
-        state = self._alone(self.get_state)
+        state = self._gm_alone(self.get_state)
         return write_when_created(directory, state_to_text(state), describe(self))
 
     async def load(self, directory: Any) -> Awaitable[None]:
@@ -278,19 +280,19 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
 
         async def restore() -> None:
             text = await asyncio.to_thread(
-                read_checkpoint, directory, describe(self), self._merged_state
+                read_checkpoint, directory, describe(self), self._gm_merged_state
             )
             self.set_state(state_from_text(text, self))
 
         return restore()
 
-    def _alone(self, use: Callable[[], R]) -> R:
+    def _gm_alone(self, use: Callable[[], R]) -> R:
         """Return ``use()``, during which other threads may not use this. Users' iterators look
         after that themselves.
         """
         return use()
 
-    def _before_last(self) -> Any:
+    def _gm_before_last(self) -> Any:
         """A state from which the next output is the one that ``next`` gave last; ``None`` if there
         was none. Optional.
         """
@@ -298,7 +300,7 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
             f"{self} does not know where it was before its last output: save the state before it"
         )
 
-    def _merged_state(self, states: Any) -> Any:
+    def _gm_merged_state(self, states: Any) -> Any:
         """The state that continues where all of several shards stopped, whose number was another
         one. Optional.
 
@@ -325,11 +327,11 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
             f"{self} cannot jump to an index: it would have to compute all elements before it"
         )
 
-    def _has_gaps(self) -> bool:
+    def _gm_has_gaps(self) -> bool:
         """True if there may be no element at some of the indices of ``_get_next_index``."""
-        return any([parent._has_gaps() for parent in self._parents])
+        return any([parent._gm_has_gaps() for parent in self._gm_parents])
 
-    def _skip(self) -> None:
+    def _gm_skip(self) -> None:
         """Advances past the next output, although computing it fails."""
         raise NotImplementedError(
             f"{self} cannot move past a failed element: it does not define _skip"
@@ -371,8 +373,8 @@ class PlainIterator(DatasetIterator[T_co]):
 
 def merged_contexts(iterators: Sequence[DatasetIterator[Any]]) -> IteratorContext:
     """The context that several iterators share from now on."""
-    shared = iterators[0]._ctx
-    contexts = {id(ctx): ctx for ctx in [it._own_ctx or _UNUSED for it in iterators]}.values()
+    shared = iterators[0]._gm_ctx
+    contexts = {id(ctx): ctx for ctx in [it._gm_own_ctx or _UNUSED for it in iterators]}.values()
     if len({ctx.numbers for ctx in contexts}) > 1:
         raise ValueError("the parents of an iterator must belong to the same worker")
     for ctx in contexts:
@@ -383,7 +385,7 @@ def merged_contexts(iterators: Sequence[DatasetIterator[Any]]) -> IteratorContex
 def share_context(iterators: Iterable[DatasetIterator[Any]], ctx: IteratorContext) -> None:
     """Lets ``iterators``, and those upstream, be of the pipeline that has ``ctx``."""
     for it in iterators:
-        it._share_context(ctx)
+        it._gm_share_context(ctx)
 
 
 def iterate(ds: Any) -> DatasetIterator[Any]:

@@ -47,7 +47,7 @@ def num_elements(ds: Any) -> Length:
         >>> num_elements(ds.batch(3)), num_elements(ds.filter(bool)), num_elements(ds.repeat())
         (Exact(num=4), AtMost(num=10), Infinite())
     """
-    length: Length = ds._num_elements()
+    length: Length = ds._gm_num_elements()
     return length
 
 
@@ -75,7 +75,7 @@ def dataset_length(ds: Any) -> Length:
         ... )
         (Exact(num=4), AtMost(num=10), Infinite())
     """
-    if not hasattr(ds, "_num_elements"):
+    if not hasattr(ds, "_gm_num_elements"):
         raise TypeError(
             f"ds must be a MapDataset, IterDataset or DataLoader, got {ds!r:.200} of type"
             f" {type(ds).__name__}"
@@ -138,13 +138,13 @@ def longest(lengths: Iterable[Length]) -> Length:
 
 
 def same_number(stage: Any) -> Length:
-    """``_num_elements`` of stages that make one element of one."""
-    return num_elements(stage._parents[0])
+    """``_gm_num_elements`` of stages that make one element of one."""
+    return num_elements(stage._gm_parents[0])
 
 
 def some_of_them(stage: Any) -> Length:
-    """``_num_elements`` of stages that may leave out elements."""
-    return at_most(num_elements(stage._parents[0]))
+    """``_gm_num_elements`` of stages that may leave out elements."""
+    return at_most(num_elements(stage._gm_parents[0]))
 
 
 def exact_length(stream: Any) -> int:

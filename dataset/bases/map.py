@@ -78,23 +78,25 @@ class MapDataset(
         (2, array([30, 40]))
     """
 
-    _node_family = "MapDataset"
-    _migration_hints = OF_MAP_DATASETS
-    _parents: tuple[MapDataset[Any], ...] = ()
-    _current_instrument: Instrument | None = None  # of an object of a user's class
-    _reads_blocks = False  # whether it asks who reads for blocks that are kept (see ``kept``)
+    _gm_node_family = "MapDataset"
+    _gm_migration_hints = OF_MAP_DATASETS
+    _gm_parents: tuple[MapDataset[Any], ...] = ()
+    _gm_current_instrument: Instrument | None = None  # of an object of a user's class
+    _gm_reads_blocks = False  # whether it asks who reads for blocks that are kept (see ``kept``)
     # True if each element is made of the parent's element at the same index, and of nothing else.
-    _keeps_indices: ClassVar[bool] = False
+    _gm_keeps_indices: ClassVar[bool] = False
     # true if its function gets the index of each element, or random numbers for it
-    _gets_index: ClassVar[bool] = False
+    _gm_gets_index: ClassVar[bool] = False
     # What its positions hold over the epochs (see ``epochs``).
-    _moves_records = False
-    _has_one_epoch = False
-    _is_reshuffled = False  # whether every epoch has an order of its own
-    _takes_a_part = False  # whether positions are left out that no other part of the same kind has
+    _gm_moves_records = False
+    _gm_has_one_epoch = False
+    _gm_is_reshuffled = False  # whether every epoch has an order of its own
+    _gm_takes_a_part = (
+        False  # whether positions are left out that no other part of the same kind has
+    )
 
     def __init__(self, parents: MapDataset[Any] | Iterable[MapDataset[Any]] = ()) -> None:
-        self._parents = as_parents(parents, MapDataset)
+        self._gm_parents = as_parents(parents, MapDataset)
 
     @abc.abstractmethod
     def __len__(self) -> int:
@@ -119,101 +121,101 @@ class MapDataset(
         return chain_text(self)
 
     def __str__(self) -> str:
-        return self._stage_text() if self._shows_chain else repr(self)
+        return self._gm_stage_text() if self._gm_shows_chain else repr(self)
 
     @property
-    def _shows_chain(self) -> bool:
+    def _gm_shows_chain(self) -> bool:
         return type(self).__repr__ is MapDataset.__repr__
 
-    def _items(self, indices: Indices) -> Iterator[Any]:
+    def _gm_items(self, indices: Indices) -> Iterator[Any]:
         """Returns an iterator over the elements at ``indices`` (see ``items``)."""
-        return map(self._item, as_ints(indices))
+        return map(self._gm_item, as_ints(indices))
 
-    def _item(self, index: int) -> Any:
+    def _gm_item(self, index: int) -> Any:
         try:
             return self[index]
         except Exception as error:
             if isinstance(error, StopIteration) and (
-                not self._parents or isinstance(error.__cause__, SourceEnded)
+                not self._gm_parents or isinstance(error.__cause__, SourceEnded)
             ):
                 raise SourceEnded from error
             failed_at(error, self, index)
             raise
 
     @cached
-    def _draws_once(self) -> bool:
+    def _gm_draws_once(self) -> bool:
         """True if something upstream may not give the same element when it is asked again."""
         return reads_once(self)
 
     @cached
-    def _draws_many(self) -> bool:
+    def _gm_draws_many(self) -> bool:
         """True if a source upstream reads several records in one call."""
-        return any([getattr(node, "_reads_many", False) for node in ancestors(self)])
+        return any([getattr(node, "_gm_reads_many", False) for node in ancestors(self)])
 
     @cached
-    def _draws_blocks(self) -> bool:
+    def _gm_draws_blocks(self) -> bool:
         """True if something upstream reads blocks, of which more elements will come."""
-        return any([getattr(node, "_reads_blocks", False) for node in ancestors(self)])
+        return any([getattr(node, "_gm_reads_blocks", False) for node in ancestors(self)])
 
     @property
-    def _reads_once(self) -> bool:
+    def _gm_reads_once(self) -> bool:
         """True if this step itself may not give the same element when it is asked again."""
-        return not self._parents and type(self)._items is MapDataset._items
+        return not self._gm_parents and type(self)._gm_items is MapDataset._gm_items
 
-    def _set_instrument(self, wrap: Wrap | None) -> None:
+    def _gm_set_instrument(self, wrap: Wrap | None) -> None:
         """Lets elements be computed through what ``wrap`` makes of the method that computes them
         (see ``observing``).
         """
         divert_items(self, wrap)
 
     @property
-    def _is_mixed_in_lanes(self) -> bool:
+    def _gm_is_mixed_in_lanes(self) -> bool:
         # Stages that look at elements one by one, and those that group or repeat them, are applied
         # to a lane.
-        can_be_over_lane = self._keeps_indices or getattr(self, "_is_made_anew", False)
-        is_one_of_ours = can_be_over_lane and len(self._parents) == 1 and is_of_library(self)
-        return is_one_of_ours and self._parents[0]._is_mixed_in_lanes
+        can_be_over_lane = self._gm_keeps_indices or getattr(self, "_gm_is_made_anew", False)
+        is_one_of_ours = can_be_over_lane and len(self._gm_parents) == 1 and is_of_library(self)
+        return is_one_of_ours and self._gm_parents[0]._gm_is_mixed_in_lanes
 
-    def _num_elements(self) -> Length:
+    def _gm_num_elements(self) -> Length:
         """The number of elements of an epoch that exist."""
         length = of_number(len(self))
         return AtMost(length.num) if isinstance(length, Exact) and dropping_steps(self) else length
 
-    def _origins(self, index: int) -> Iterable[UpstreamElement | RecordKey]:
+    def _gm_origins(self, index: int) -> Iterable[UpstreamElement | RecordKey]:
         """The lineage of the element at ``index``; empty if it is unknown, as of users'
         datasets.
         """
-        return [UpstreamElement(self._parents[0], index)] if self._keeps_indices else ()
+        return [UpstreamElement(self._gm_parents[0], index)] if self._gm_keeps_indices else ()
 
-    def _behind(self, indices: Indices) -> tuple[MapDataset[Any], Indices] | None:
+    def _gm_behind(self, indices: Indices) -> tuple[MapDataset[Any], Indices] | None:
         """Of which dataset, and where, each element at ``indices`` is one, changed or not; ``None``
         if there is none such.
         """
-        return (self._parents[0], indices) if self._keeps_indices else None
+        return (self._gm_parents[0], indices) if self._gm_keeps_indices else None
 
-    def _made_of(self, index: int) -> Iterable[UpstreamElement | RecordKey]:
-        """As ``_origins``, for ``explain``, where functions may be run that decide it."""
-        return self._origins(index)
+    def _gm_made_of(self, index: int) -> Iterable[UpstreamElement | RecordKey]:
+        """As ``_gm_origins``, for ``explain``, where functions may be run that decide it."""
+        return self._gm_origins(index)
 
-    def _num_drawn(self, num: int, parent: int) -> int:
+    def _gm_num_drawn(self, num: int, parent: int) -> int:
         """The number of elements of a parent, by its number, from which the first ``num`` elements
         are made.
         """
         return num
 
-    def _counts_before(self, num: int) -> dict[str, dict[str, int]] | None:
+    def _gm_counts_before(self, num: int) -> dict[str, dict[str, int]] | None:
         """The draw counts of the first ``num`` elements, by component of the nearest mixture
         upstream (see ``counts``).
 
         ``None``: there is none, or they are not its first ones.
         """
-        return self._parents[0]._counts_before(num) if self._keeps_indices else None
+        return self._gm_parents[0]._gm_counts_before(num) if self._gm_keeps_indices else None
 
-    def _divided(self, division: Division) -> Any:
+    def _gm_divided(self, division: Division) -> Any:
         """The dataset that a worker has in place of this one, from which a stream is made."""
         if not division.is_sequential:
             return division.every_nth(self)
-        if not self._parents:
+        if not self._gm_parents:
             raise ValueError(
                 "sequential_slice=True can cut only MapDataset.source and MapDataset.range into"
                 f" parts, not {self!s:.200}: use sequential_slice=False"
@@ -221,30 +223,30 @@ class MapDataset(
         return division.over_shares(self)
 
     @property
-    def _shares_records(self) -> bool:
+    def _gm_shares_records(self) -> bool:
         return False
 
     @property
-    def _data(self) -> Any:
+    def _gm_data(self) -> Any:
         """The object that distinguishes its records from others, if it has no parents."""
         return self
 
     @property
-    def _passed_on(self) -> tuple[MapDataset[Any], slice] | None:
+    def _gm_passed_on(self) -> tuple[MapDataset[Any], slice] | None:
         """The dataset, and the slice of its positions, whose elements those of an epoch are made
         of, one of one.
         """
-        return (self._parents[0], _ALL) if self._keeps_indices else None
+        return (self._gm_parents[0], _ALL) if self._gm_keeps_indices else None
 
-    def _over_parts(self, replaced: Callable[[Any], Any]) -> MapDataset[T_co]:
+    def _gm_over_parts(self, replaced: Callable[[Any], Any]) -> MapDataset[T_co]:
         """This step over parts of its parents that stay the same in all epochs, for ``split``.
 
         Raises:
             NotOverAPartError: that would not be a part of this dataset.
         """
-        return self._over(replaced)
+        return self._gm_over(replaced)
 
-    def _over(self, replaced: Callable[[Any], Any]) -> MapDataset[T_co]:
+    def _gm_over(self, replaced: Callable[[Any], Any]) -> MapDataset[T_co]:
         """This step over a part of its parent, for ``sequential_slice``.
 
         A copy will do if element ``i`` is made of the parent's at ``i``. That cannot be proved of
@@ -255,11 +257,11 @@ class MapDataset(
         Raises:
             ValueError: this step may be of such a kind.
         """
-        if len(self._parents) != 1:
+        if len(self._gm_parents) != 1:
             raise not_over_a_part(self, "combines several datasets")
-        new = super()._over(replaced)
+        new = super()._gm_over(replaced)
         length = len(self)
-        if len(self._parent) != length or len(new) != len(new._parent):
+        if len(self._gm_parent) != length or len(new) != len(new._gm_parent):
             raise not_over_a_part(self, "has a length of its own")
         for name, value in vars(self).items():
             if _is_per_element(value, length) and replaced(value) is value:
@@ -270,35 +272,37 @@ class MapDataset(
 
 
 class BlockMapDataset(MapDataset[T]):
-    """The base of our own stages, which define ``_items``."""
+    """The base of our own stages, which define ``_gm_items``."""
 
     # over other parents, since it keeps something that follows from them
-    _is_made_anew: ClassVar = False
+    _gm_is_made_anew: ClassVar = False
     _reports: Reports | None = None  # takes faults that are tolerated, of a copy for one reader
 
     @abc.abstractmethod
-    def _items(self, indices: Indices) -> Iterator[Any]: ...
+    def _gm_items(self, indices: Indices) -> Iterator[Any]: ...
 
     @property
-    def _reads_once(self) -> bool:
+    def _gm_reads_once(self) -> bool:
         return False
 
-    def _set_instrument(self, wrap: Wrap | None) -> None:
+    def _gm_set_instrument(self, wrap: Wrap | None) -> None:
         shadow(
             self,
-            "_items",
-            None if wrap is None else partial(observed_items, wrap, is_read_once=self._draws_once),
+            "_gm_items",
+            None
+            if wrap is None
+            else partial(observed_items, wrap, is_read_once=self._gm_draws_once),
         )
 
-    def _over(self, replaced: Callable[[Any], Any]) -> MapDataset[T]:
-        if self._is_made_anew:
+    def _gm_over(self, replaced: Callable[[Any], Any]) -> MapDataset[T]:
+        if self._gm_is_made_anew:
             remake: Any = type(self)
-            new: MapDataset[T] = remake(replaced(self._parent), **self._parameters.as_dict())
+            new: MapDataset[T] = remake(replaced(self._gm_parent), **self._gm_parameters.as_dict())
             return new
-        return super()._over(replaced)
+        return super()._gm_over(replaced)
 
     def __len__(self) -> int:
-        return len(self._parents[0])
+        return len(self._gm_parents[0])
 
     def __getitem__(self, index: Any) -> Any:
         if type(index) is not int:
@@ -306,7 +310,7 @@ class BlockMapDataset(MapDataset[T]):
                 return self.slice(index)
             index = _as_index(index)
         try:
-            return next(self._items([index]))
+            return next(self._gm_items([index]))
         except BaseException as error:
             end_thread_at_exit()
             if isinstance(error, SourceEnded):
@@ -315,7 +319,7 @@ class BlockMapDataset(MapDataset[T]):
             raise
 
     def __str__(self) -> str:
-        return self._stage_text()
+        return self._gm_stage_text()
 
     def _check_not_empty(self, length: int, indices: Iterable[Any] = ()) -> None:
         if not length:
@@ -346,7 +350,7 @@ class ReindexMapDataset(BlockMapDataset[T]):
     def _limit(self) -> int:
         """Up to this magnitude of an index all arithmetic of ``_reindex`` stays within int64."""
 
-    def _items(self, indices: Indices) -> Iterator[Any]:
+    def _gm_items(self, indices: Indices) -> Iterator[Any]:
         try:
             moved = self._moved(indices)
         except Exception as error:
@@ -354,13 +358,13 @@ class ReindexMapDataset(BlockMapDataset[T]):
                 return each_alone(self, indices)
             failed_at(error, self, indices[0])
             raise
-        return self._parents[0]._items(moved)
+        return self._gm_parents[0]._gm_items(moved)
 
-    def _origins(self, index: int) -> Iterable[UpstreamElement]:
-        return [UpstreamElement(self._parent, self._reindex(index))]
+    def _gm_origins(self, index: int) -> Iterable[UpstreamElement]:
+        return [UpstreamElement(self._gm_parent, self._reindex(index))]
 
-    def _behind(self, indices: Indices) -> tuple[MapDataset[Any], Indices] | None:
-        return self._parents[0], self._moved(indices)
+    def _gm_behind(self, indices: Indices) -> tuple[MapDataset[Any], Indices] | None:
+        return self._gm_parents[0], self._moved(indices)
 
     def _moved(self, indices: Indices) -> Indices:
         if len(indices) == 1:
@@ -409,6 +413,6 @@ def farthest_behind(ds: MapDataset[Any], indices: Indices) -> tuple[MapDataset[A
     """The farthest dataset upstream of which every element of ``ds`` is one, and where those at
     ``indices`` are in it.
     """
-    while (found := ds._behind(indices)) is not None:
+    while (found := ds._gm_behind(indices)) is not None:
         ds, indices = found
     return ds, indices

@@ -125,13 +125,13 @@ def lookup_with_hint(lookup: Callable[[Any, str], Any], obj: Any, name: str) -> 
 
     Args:
         lookup: ``object.__getattribute__``, or ``type.__getattribute__`` for a class.
-        obj: a dataset or a class of datasets, with hints by attribute name in ``_migration_hints``.
+        obj: a dataset or a class of datasets, with hints by attribute name in ``_gm_migration_hints``.
         name: the missing attribute.
     """
     try:
         return lookup(obj, name)
     except AttributeError as error:
         classes = (obj if isinstance(obj, type) else type(obj)).__mro__
-        if name in obj._migration_hints and not any([name in vars(cls) for cls in classes]):
-            error.args = (f"{error}: {obj._migration_hints[name]}",)
+        if name in obj._gm_migration_hints and not any([name in vars(cls) for cls in classes]):
+            error.args = (f"{error}: {obj._gm_migration_hints[name]}",)
         raise

@@ -25,60 +25,62 @@ class Node:
     themselves.
     """
 
-    _node_family: ClassVar[str]  # the class that users know it by
+    _gm_node_family: ClassVar[str]  # the class that users know it by
     # On the class, so that a user's subclass that does not call ``super().__init__`` has it too.
-    _parents: tuple[Any, ...] = ()
-    _parameters: Parameters = NONE  # what it was made with, but its parents
+    _gm_parents: tuple[Any, ...] = ()
+    _gm_parameters: Parameters = NONE  # what it was made with, but its parents
     _stats = STATS  # for users' datasets that report to it, as they may in Grain
-    _own_options: DatasetOptions | None = None  # those that are given at this point of the pipeline
+    _gm_own_options: DatasetOptions | None = (
+        None  # those that are given at this point of the pipeline
+    )
 
     @property
-    def _parent(self) -> Any:
+    def _gm_parent(self) -> Any:
         return only_parent(self)
 
     @property
-    def _draws_from(self) -> Sequence[Any]:
+    def _gm_draws_from(self) -> Sequence[Any]:
         """The existing inputs, datasets or iterators: the call makes none."""
-        return self._parents
+        return self._gm_parents
 
     @property
-    def _described_upstream(self) -> Sequence[Any]:
+    def _gm_described_upstream(self) -> Sequence[Any]:
         """The same for descriptions, where streams are described by their iterators."""
-        return self._draws_from
+        return self._gm_draws_from
 
     @property
-    def _observed_upstream(self) -> Sequence[Any]:
+    def _gm_observed_upstream(self) -> Sequence[Any]:
         """The same for observers: without pipelines that it opens by itself, which they meet when
         they are opened.
         """
-        return self._parents
+        return self._gm_parents
 
     @property
-    def _work_options(self) -> Sequence[Any]:
+    def _gm_work_options(self) -> Sequence[Any]:
         """Options that users gave, of how much of it runs at once and how far ahead."""
         return ()
 
     @property
-    def _shows_chain(self) -> bool:
+    def _gm_shows_chain(self) -> bool:
         """True if its ``repr`` is the text of the whole chain."""
         return False
 
     @property
-    def _described_parameters(self) -> dict[str, Any]:
+    def _gm_described_parameters(self) -> dict[str, Any]:
         """The parameters that determine the elements."""
         return parameters_of(self).described()
 
     @property
-    def _class_name(self) -> str:
+    def _gm_class_name(self) -> str:
         """The name of its class, as users know it."""
         return type(self).__name__
 
-    def _stage_text(self) -> str:
+    def _gm_stage_text(self) -> str:
         """Its class and parameters."""
-        name, text = self._class_name, parameters_of(self).text()
+        name, text = self._gm_class_name, parameters_of(self).text()
         return f"{name}({text})" if text else name
 
-    def _chain_text(self) -> str:
+    def _gm_chain_text(self) -> str:
         """Its name in the text of a chain, below its inputs."""
         return str(self)
 
@@ -86,37 +88,41 @@ class Node:
 class DatasetNode(Node):
     """Base of ``MapDataset`` and ``IterDataset``."""
 
-    _migration_hints: ClassVar[Mapping[str, str]] = {}  # by name, for attributes of other libraries
-    _seed_point: int | None = None  # the seed given at this point of the pipeline
-    _drops = False  # whether this step may leave out elements of its parent
-    _adds_step = True  # whether it counts in the distance of a seed (what does not has one parent)
-    _is_share = False  # whether it is a worker's part of its parent
-    _mixes_over: int | None = None  # elements among which it mixes, where these are not all
-    _starts_workers = False  # whether its iterators start processes
+    _gm_migration_hints: ClassVar[
+        Mapping[str, str]
+    ] = {}  # by name, for attributes of other libraries
+    _gm_seed_point: int | None = None  # the seed given at this point of the pipeline
+    _gm_drops = False  # whether this step may leave out elements of its parent
+    _gm_adds_step = (
+        True  # whether it counts in the distance of a seed (what does not has one parent)
+    )
+    _gm_is_share = False  # whether it is a worker's part of its parent
+    _gm_mixes_over: int | None = None  # elements among which it mixes, where these are not all
+    _gm_starts_workers = False  # whether its iterators start processes
     # attributes that worker threads do not copy (see ``thread_payload``)
-    _shared_by_threads: ClassVar[tuple[str, ...]] = ()
-    _makes_batches = False  # whether an element has a row for each of those that it is made of
-    _takes_apart = False  # an element of its parent may become several
+    _gm_shared_by_threads: ClassVar[tuple[str, ...]] = ()
+    _gm_makes_batches = False  # whether an element has a row for each of those that it is made of
+    _gm_takes_apart = False  # an element of its parent may become several
     # whether a function decides, of which nobody knows it without calling it
-    _may_leave_out = False
+    _gm_may_leave_out = False
     # which faults of the steps before it are passed over (see ``gristmill.dataset.faults``)
-    _tolerance: Any = None
+    _gm_tolerance: Any = None
 
     @property
-    def _described_upstream(self) -> Sequence[Any]:
-        return self._parents
+    def _gm_described_upstream(self) -> Sequence[Any]:
+        return self._gm_parents
 
     @property
     def parents(self) -> tuple[Any, ...]:
         """The datasets that this one is made of."""
-        return self._parents
+        return self._gm_parents
 
     @cached
-    def _default_seed(self) -> np.uint32 | None:
+    def _gm_default_seed(self) -> np.uint32 | None:
         return default_seed(self)
 
     @cached
-    def _record_source(self) -> str:
+    def _gm_record_source(self) -> str:
         """The name of the source of the records that it reads."""
         return str(self)
 
@@ -139,28 +145,28 @@ class DatasetNode(Node):
             )
 
     @property
-    def _is_mixed_in_lanes(self) -> bool:
+    def _gm_is_mixed_in_lanes(self) -> bool:
         """True if its lanes are other shares than every n-th element: mixtures of lanes of the
         components of a mixture.
         """
         return False
 
     @property
-    def _makes_choices(self) -> bool:
+    def _gm_makes_choices(self) -> bool:
         """True if its stream makes choices (see ``engine.choices``), besides those of
-        ``_tolerance``.
+        ``_gm_tolerance``.
         """
         return False
 
     @property
-    def _changes_in_lanes(self) -> bool:
+    def _gm_changes_in_lanes(self) -> bool:
         """True if a lane of it is another stage over the lanes of its parents."""
         return False
 
     def _repr_html_(self) -> str:
         return hooks.pipeline_html(self)
 
-    def _over(self, replaced: Callable[[Any], Any]) -> Any:
+    def _gm_over(self, replaced: Callable[[Any], Any]) -> Any:
         """This step over other parents: a copy that shares whatever it has with this one, and has
         the same default seed.
 
@@ -173,10 +179,10 @@ class DatasetNode(Node):
         new = copy.copy(self)
         attributes = vars(new)
         attributes.update({name: replaced(value) for name, value in attributes.items()})
-        attributes.setdefault("_default_seed", default_seed(self))
+        attributes.setdefault("_gm_default_seed", default_seed(self))
         return new
 
-    def _computed_by(self, threads: ReadOptions | None, num_workers: int | None) -> Any:
+    def _gm_computed_by(self, threads: ReadOptions | None, num_workers: int | None) -> Any:
         """This step, computed by others, if it says by whom: by such threads, or so many worker
         processes. The elements, their order and the states are the same; itself if that cannot be.
         """
@@ -200,7 +206,7 @@ def computed_by(
     """``ds``, computed by other threads or by another number of worker processes; itself if that
     cannot be.
     """
-    return ds._computed_by(threads, num_workers)
+    return ds._gm_computed_by(threads, num_workers)
 
 
 def spec_of(ds: Any) -> Any:
@@ -209,7 +215,7 @@ def spec_of(ds: Any) -> Any:
 
 
 def _spec_of_first_parent(stage: DatasetNode) -> Any:
-    return spec_of(stage._parents[0])
+    return spec_of(stage._gm_parents[0])
 
 
 # ``_element_spec`` of stages that pass elements on as they are
@@ -232,13 +238,13 @@ def as_parents(parents: Any, *kinds: type) -> tuple[Any, ...]:
 
 
 def parents_of(node: Any) -> tuple[Any, ...]:
-    found: tuple[Any, ...] = node._parents
+    found: tuple[Any, ...] = node._gm_parents
     return found
 
 
 def upstream_for_observers(node: Any) -> Sequence[Any]:
     """The inputs that an observer counts together with a dataset or iterator."""
-    found: Sequence[Any] = node._observed_upstream
+    found: Sequence[Any] = node._gm_observed_upstream
     return found
 
 
@@ -249,11 +255,11 @@ class NoSingleParentError(ValueError, AttributeError):
 
 
 def only_parent(node: Any) -> Any:
-    if len(node._parents) != 1:
+    if len(node._gm_parents) != 1:
         raise NoSingleParentError(
-            f"{node._class_name} must have exactly one parent here, it has {len(node._parents)}"
+            f"{node._gm_class_name} must have exactly one parent here, it has {len(node._gm_parents)}"
         )
-    return node._parents[0]
+    return node._gm_parents[0]
 
 
 def default_seed(dataset: Any) -> np.uint32 | None:
@@ -273,12 +279,12 @@ def seed_entropy(dataset: Any) -> list[int]:
     while level:
         above = []
         for node in level:
-            while not node._adds_step:
+            while not node._gm_adds_step:
                 node = only_parent(node)
-            if node._seed_point is None:
-                above.extend(node._parents)
+            if node._gm_seed_point is None:
+                above.extend(node._gm_parents)
             else:
-                entropy += [node._seed_point, steps]
+                entropy += [node._gm_seed_point, steps]
         level, steps = above, steps + 1
     return entropy
 
@@ -287,7 +293,7 @@ def random_seed(stage: Any, seed: int | None, name: str, *, bits: int | None = N
     """The seed of a random stage: the one given, below ``2**bits``, or the default seed."""
     if seed is not None:
         return check_seed(seed, bits=bits)
-    default = stage._default_seed
+    default = stage._gm_default_seed
     if default is None:
         raise ValueError(f"{name} needs a seed: pass seed=..., or call ds.seed(seed) before it")
     return int(default)
@@ -295,12 +301,12 @@ def random_seed(stage: Any, seed: int | None, name: str, *, bits: int | None = N
 
 def tolerance_of(ds: Any) -> Any:
     """Which faults of the steps before it ``ds`` passes over; ``None``: none."""
-    return ds._tolerance
+    return ds._gm_tolerance
 
 
 def tolerances(ds: Any) -> list[Any]:
     """Those of ``ds`` and everything upstream."""
-    return [node._tolerance for node in ancestors(ds) if node._tolerance is not None]
+    return [node._gm_tolerance for node in ancestors(ds) if node._gm_tolerance is not None]
 
 
 def tolerates(ds: Any) -> bool:
@@ -308,9 +314,9 @@ def tolerates(ds: Any) -> bool:
     opens.
     """
     nodes = [*ancestors(ds)]
-    if any([node._tolerance is not None for node in nodes]):
+    if any([node._gm_tolerance is not None for node in nodes]):
         return True
-    opened = [x for node in nodes for x in node._draws_from if not node._parents]
+    opened = [x for node in nodes for x in node._gm_draws_from if not node._gm_parents]
     return any([tolerates(x) for x in opened])
 
 
@@ -323,41 +329,41 @@ def ancestors(ds: Any) -> Iterator[Any]:
         if id(node) not in seen:
             seen.add(id(node))
             yield node
-            todo.extend(node._parents)
+            todo.extend(node._gm_parents)
 
 
 def reads_once(ds: Any) -> bool:
     """True if a source of ``ds`` may not give the same record again."""
-    return any([node._reads_once for node in ancestors(ds)])
+    return any([node._gm_reads_once for node in ancestors(ds)])
 
 
 def mixes_in_lanes(ds: Any) -> bool:
     """Return true if the lanes of a pipeline are other shares than every n-th element of its map
     datasets.
     """
-    return any([node._is_mixed_in_lanes for node in ancestors(ds)])
+    return any([node._gm_is_mixed_in_lanes for node in ancestors(ds)])
 
 
 def makes_choices(ds: Any) -> bool:
     """Return true if a stage of a pipeline makes choices, which stages that replay elements
     record.
     """
-    return any([node._tolerance is not None or node._makes_choices for node in ancestors(ds)])
+    return any([node._gm_tolerance is not None or node._gm_makes_choices for node in ancestors(ds)])
 
 
 def changes_in_lanes(ds: Any) -> bool:
     """Return true if a stage of a pipeline is another one in lanes."""
-    return any([node._changes_in_lanes for node in ancestors(ds)])
+    return any([node._gm_changes_in_lanes for node in ancestors(ds)])
 
 
 def dropping_steps(ds: Any) -> list[Any]:
     """Those that may leave out elements, of ``ds`` and everything upstream."""
-    return [node for node in ancestors(ds) if node._drops]
+    return [node for node in ancestors(ds) if node._gm_drops]
 
 
 def may_leave_out(ds: Any) -> bool:
     """Returns true if code of users in ``ds`` or upstream may leave out elements by ``None``."""
-    return any([node._may_leave_out or not is_of_library(node) for node in ancestors(ds)])
+    return any([node._gm_may_leave_out or not is_of_library(node) for node in ancestors(ds)])
 
 
 def is_of_library(stage: Any) -> bool:

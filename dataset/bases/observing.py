@@ -4,7 +4,7 @@ reports.
 Nothing of this is called as long as nobody observes, and nothing is asked for each element. An
 observer
 
-1. gives an object an instrument (``_set_instrument``): a function that is called in place of the
+1. gives an object an instrument (``_gm_set_instrument``): a function that is called in place of the
    method that takes elements. No other object has it. Python looks up methods of users' classes in
    the class alone: so the class has another one as long as some of its objects have instruments,
    which does for all others what the class's own does;
@@ -66,7 +66,7 @@ class Computed(list[Any]):
 def observed_items(
     wrap: Wrap, items: Callable[[Any, Indices], Iterator[Any]], *, is_read_once: bool
 ) -> Callable[[Indices], Iterator[Any]]:
-    """Returns what takes the place of a method ``_items`` while it is observed.
+    """Returns what takes the place of a method ``_gm_items`` while it is observed.
 
     It computes the elements of a call at once, so that few looks at the clock are enough; one after
     another where something upstream cannot be read again.
@@ -158,7 +158,7 @@ class Observable:
 
 def opens_pipelines(it: Any) -> bool:
     """Return true if an iterator may run others besides its parents."""
-    return type(it._engine).open_iterators is not Observable.open_iterators
+    return type(it._gm_engine).open_iterators is not Observable.open_iterators
 
 
 def let_observe(
@@ -173,8 +173,8 @@ def let_observe(
     """Lets somebody observe an iterator that has been made; with ``None`` alone it is as it was
     before.
     """
-    it._set_instrument(wrap)
-    stream: Observable = it._engine
+    it._gm_set_instrument(wrap)
+    stream: Observable = it._gm_engine
     stream.observe_reads(reads)
     stream.tell_opened(opened)
     stream.tell_hired(hired)
@@ -186,13 +186,13 @@ def shared_budget(it: Any) -> Budget | None:
     """The threads and the memory with which elements are computed ahead, if any were asked for
     yet.
     """
-    budget: Budget | None = it._ctx.known_budget
+    budget: Budget | None = it._gm_ctx.known_budget
     return budget
 
 
 def running_upstream(it: Any) -> list[Any]:
     """The iterators that one runs: its parents, and those that it has opened."""
-    return [*it._parents, *it._engine.open_iterators()]
+    return [*it._gm_parents, *it._gm_engine.open_iterators()]
 
 
 def divert_next(it: Any, wrap: Wrap | None) -> None:
@@ -212,7 +212,7 @@ def _next_through(cls: type, original: Any) -> tuple[Method, Callable[..., Any]]
         return [original(it)]
 
     def next_element(it: Any) -> Any:
-        instrument = it._current_instrument
+        instrument = it._gm_current_instrument
         # a class made of this one calls the method that it has from it
         if instrument is None or type(it) is not cls:
             return original(it)
@@ -226,7 +226,7 @@ def _items_through(cls: type, original: Any) -> tuple[Method, Callable[..., Any]
         return [original(ds, i) for i in indices]
 
     def item(ds: Any, index: Any) -> Any:
-        instrument = ds._current_instrument
+        instrument = ds._gm_current_instrument
         if instrument is None or type(ds) is not cls or isinstance(index, slice):
             return original(ds, index)
         return instrument([index])[0]
@@ -279,7 +279,7 @@ def _divert(
     cls, key = type(stage), id(stage)
     if wrap is None:
         with contextlib.suppress(AttributeError):
-            del stage._current_instrument
+            del stage._gm_current_instrument
         _leave(cls, key)
         return
     with _lock:
@@ -290,7 +290,7 @@ def _divert(
         diversion.stages.add(key)
         _diversions[cls] = diversion
         diversion.begin()
-    stage._current_instrument = wrap(diversion.method)
+    stage._gm_current_instrument = wrap(diversion.method)
 
 
 def _leave(cls: type, key: int) -> None:

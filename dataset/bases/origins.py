@@ -1,6 +1,6 @@
 """The lineage of elements, as stages declare it: one stage upstream at a time.
 
-A stage of map datasets answers ``_origins(index)``, a stream ``place(pos)``. What they cannot know
+A stage of map datasets answers ``_gm_origins(index)``, a stream ``place(pos)``. What they cannot know
 they leave out.
 """
 

@@ -3,7 +3,7 @@
 A *twin* of a pipeline is the same pipeline over ``Traced`` elements. Stages that pass elements on
 are its own, with their own code and states; those with a function have one that makes a ``Traced``
 of a ``Traced``, and calls the user's function only if somebody asks for the element. A stage tells
-its twin by ``_traced(tracing)``.
+its twin by ``_gm_traced(tracing)``.
 """
 
 from __future__ import annotations
@@ -181,9 +181,9 @@ class Tracing:
     def noting_faults(self, ds: Any) -> Iterator[None]:
         """Note the elements that stages up to ``ds`` skip or replace in this context."""
         steps = {
-            node._tolerance.limits.number: node
+            node._gm_tolerance.limits.number: node
             for node in ancestors(ds)
-            if node._tolerance is not None
+            if node._gm_tolerance is not None
         }
         reports = next((step._reports for step in steps.values()), None)
         before = 0 if reports is None else len(reports.here())
@@ -199,19 +199,19 @@ class Tracing:
         Raises:
             NotImplementedError: one of its stages has none; it is named.
         """
-        stream = ds if hasattr(ds, "_traced") else ds.to_iter_dataset()
-        return stream._traced(self)
+        stream = ds if hasattr(ds, "_gm_traced") else ds.to_iter_dataset()
+        return stream._gm_traced(self)
 
     def over(self, ds: Any, **changed: Any) -> Any:
-        """A copy of the step ``ds`` over the twins of its parents, or over ``_parents``, with other
+        """A copy of the step ``ds`` over the twins of its parents, or over ``_gm_parents``, with other
         attributes.
         """
         new = copy.copy(ds)
-        if "_parents" not in changed:
-            changed["_parents"] = tuple([self.of(parent) for parent in parents_of(ds)])
+        if "_gm_parents" not in changed:
+            changed["_gm_parents"] = tuple([self.of(parent) for parent in parents_of(ds)])
         if self.computes and "_fn" in changed:
             changed["_fn"] = _computing(changed["_fn"])
-        vars(new).update({"_default_seed": default_seed(ds), **changed})
+        vars(new).update({"_gm_default_seed": default_seed(ds), **changed})
         return new
 
 
@@ -255,10 +255,10 @@ def _rows(ds: Any, index: int, piece: LineageRecord) -> tuple[Rows, bool]:
     """``piece`` has what is known of the element at ``index`` so far."""
     if not is_of_library(ds):
         return [(_own_record(ds, index, piece),)], False
-    origins: list[UpstreamElement | RecordKey] = list(ds._made_of(index))
+    origins: list[UpstreamElement | RecordKey] = list(ds._gm_made_of(index))
     if not origins:
         raise refuse_to_trace(ds)
-    makes_batches = ds._makes_batches
+    makes_batches = ds._gm_makes_batches
     found = [_rows_of(ds, one, piece, makes_batches) for one in origins]
     if makes_batches:
         return [tuple([x for row in rows for x in row]) for rows, _ in found], True
@@ -266,7 +266,7 @@ def _rows(ds: Any, index: int, piece: LineageRecord) -> tuple[Rows, bool]:
         rows, is_batch = found[0]
         return (
             (cut_by(rows, str(ds)), is_batch)
-            if ds._takes_apart and is_batch and are_several(rows)
+            if ds._gm_takes_apart and is_batch and are_several(rows)
             else found[0]
         )
     return joined_rows([rows for rows, _ in found], any([is_batch for _, is_batch in found]))
@@ -279,7 +279,7 @@ def _rows_of(
         epoch = None if one.epoch is None or piece.epoch is None else piece.epoch + one.epoch
         index = piece.index if one.sampled is None else one.sampled
         found = piece.replaced(
-            source=ds._record_source,
+            source=ds._gm_record_source,
             key=one.key,
             epoch=epoch,
             index=index,
@@ -305,7 +305,7 @@ def _own_record(ds: Any, index: Any, piece: LineageRecord) -> LineageRecord:
         raise refuse_to_trace(ds)
     epoch, key = divmod(index, max(1, len(ds)))
     return piece.replaced(
-        source=ds._record_source,
+        source=ds._gm_record_source,
         key=key,
         epoch=None if piece.epoch is None else piece.epoch + epoch,
     )

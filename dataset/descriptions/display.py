@@ -62,7 +62,7 @@ def chain_text(pipeline: Any) -> str:
 
 
 def _chain_text(pipeline: Any) -> str:
-    kind = pipeline._node_family
+    kind = pipeline._gm_node_family
     length = length_text(stage_length(pipeline))
     head = (
         f"{kind} of {length}:"
@@ -77,8 +77,8 @@ def stage_name(stage: Any) -> str:
     """The text of a stage in a chain: on one line, without memory addresses, whatever a user's
     class makes of it.
     """
-    text = without_addresses(one_line(_answer(stage._chain_text, ""), _MAX_LINE))
-    return text if text.strip("…") else stage._class_name
+    text = without_addresses(one_line(_answer(stage._gm_chain_text, ""), _MAX_LINE))
+    return text if text.strip("…") else stage._gm_class_name
 
 
 def stage_length(stage: Any) -> int | None:
@@ -95,13 +95,13 @@ def length_text(length: int | None) -> str:
 
 def stage_inputs(stage: Any) -> Sequence[Any]:
     """The existing inputs of a dataset or iterator: the call makes no iterator."""
-    return list(stage._draws_from)
+    return list(stage._gm_draws_from)
 
 
 def component_names(stage: Any) -> list[str] | None:
     """The names of the inputs of a mixture, dataset or iterator, if its components have names."""
-    names = getattr(stage, "_component_names", None) or getattr(
-        getattr(stage, "_stage", None), "_component_names", None
+    names = getattr(stage, "_gm_component_names", None) or getattr(
+        getattr(stage, "_stage", None), "_gm_component_names", None
     )
     return None if not names else [one_line(str(name), _MAX_NAME) for name in names]
 
@@ -174,13 +174,13 @@ def _stage_text(stage: Any) -> str:
     """The name of a stage and its parameters."""
     kind = type(stage)
     if (
-        not stage._shows_chain
+        not stage._gm_shows_chain
         and not _inputs(stage)
-        and not file_paths(getattr(stage, "_source", None))
+        and not file_paths(getattr(stage, "_gm_source", None))
     ):
         return without_addresses(one_line(_answer(lambda: repr(stage), kind.__name__), _MAX_LINE))
     text = stage_name(stage)
-    found: dict[str, Any] = _answer(lambda: stage._described_parameters, {})
+    found: dict[str, Any] = _answer(lambda: stage._gm_described_parameters, {})
     missing = [
         f"{name}={_answer(partial(as_json, value), '?')}"
         for name, value in found.items()

@@ -28,7 +28,7 @@ def counts_of(it: Any) -> dict[str, dict[str, int]]:
         >>> it.counts()["a"]
         {'elements': 2, 'lengths': 2, 'epochs': 0}
     """
-    mixture = _nearest(it, lambda node: hasattr(node, "_counts_in"))
+    mixture = _nearest(it, lambda node: hasattr(node, "_gm_counts_in"))
     if mixture is None:
         counts = _counts_of_map_datasets(it)
         if counts is None:
@@ -39,7 +39,7 @@ def counts_of(it: Any) -> dict[str, dict[str, int]]:
         return counts
     total: dict[str, dict[str, int]] = {}
     for state in mixtures_in(it.get_state(), with_lists=True):  # one for each lane
-        total = sum_of_counts(total, mixture._counts_in(state))
+        total = sum_of_counts(total, mixture._gm_counts_in(state))
     return total
 
 
@@ -53,7 +53,7 @@ def _counts_of_map_datasets(it: Any) -> dict[str, dict[str, int]] | None:
 
 
 def _counts_at(it: Any) -> Any:
-    return getattr(getattr(it, "_engine", None), "counts_at", None)
+    return getattr(getattr(it, "_gm_engine", None), "counts_at", None)
 
 
 def _places_in(state: Any) -> Iterator[int]:
@@ -76,5 +76,5 @@ def _nearest(it: Any, is_one: Callable[[Any], bool]) -> Any:
         found = next(filter(is_one, level), None)
         if found is not None:
             return found
-        level = [upstream for node in level for upstream in node._described_upstream]
+        level = [upstream for node in level for upstream in node._gm_described_upstream]
     return None

@@ -64,7 +64,7 @@ class _Search:
         if self.num_left < 0 or not is_of_library(ds):
             return
         with contextlib.suppress(Exception):
-            for one in ds._origins(index):
+            for one in ds._gm_origins(index):
                 if self.num_left < 0:
                     return
                 if isinstance(one, UpstreamElement):

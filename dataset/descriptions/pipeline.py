@@ -42,8 +42,8 @@ def describe(node: Any) -> dict[str, Any]:
     """The stage of a dataset or iterator, its parameters, and the same of everything upstream;
     JSON-able.
     """
-    name = getattr(node, "_stage_name", type(node).__name__)
-    upstream = node._described_upstream
+    name = getattr(node, "_gm_stage_name", type(node).__name__)
+    upstream = node._gm_described_upstream
     if name is None:  # the same elements and states as without this stage
         return describe(upstream[0])
     description: dict[str, Any] = {"stage": name}
@@ -52,11 +52,13 @@ def describe(node: Any) -> dict[str, Any]:
             description["length"] = len(node)
         except TypeError:  # of a source without a length
             description["length"] = None
-    description.update({name: as_json(value) for name, value in node._described_parameters.items()})
-    files = getattr(node, "_source_files", None)
+    description.update(
+        {name: as_json(value) for name, value in node._gm_described_parameters.items()}
+    )
+    files = getattr(node, "_gm_source_files", None)
     if files is not None:
         description["source_files"] = few_files(files, MAX_FILES)
-    components = getattr(node, "_components", None)
+    components = getattr(node, "_gm_components", None)
     if components is not None:
         return {
             **description,
@@ -128,7 +130,7 @@ def source_files(source: Any) -> list[str] | None:
     ``None`` if there is nothing of the kind: then the text of a source identifies it.
     """
     if isinstance(source, DatasetNode):
-        found = [getattr(node, "_source_files", None) for node in source_first(source)]
+        found = [getattr(node, "_gm_source_files", None) for node in source_first(source)]
         return [text for files in found if files is not None for text in files] or None
     files = getattr(source, "described_files", None)
     return files() if callable(files) else None
@@ -138,7 +140,7 @@ def source_first(node: Any) -> Iterator[Any]:
     """All datasets upstream of ``node``, and that itself, in the order in which its text names
     them.
     """
-    for parent in node._parents:
+    for parent in node._gm_parents:
         yield from source_first(parent)
     yield node
 
@@ -205,7 +207,7 @@ def complete_repr(value: Any) -> str:
 
     States and checkpoints have it, for other processes and later versions to compare.
     """
-    is_chain = isinstance(value, DatasetNode) and value._shows_chain
+    is_chain = isinstance(value, DatasetNode) and value._gm_shows_chain
     return description_text(describe(value)) if is_chain else stable_repr(value)
 
 

@@ -86,7 +86,7 @@ class StreamBlocks:
 
     def __init__(self, it: StreamIterator[Any]) -> None:
         self._it = it
-        self._stream, self._cell = it._engine, it._own_cell
+        self._stream, self._cell = it._gm_engine, it._own_cell
         self._saves_anywhere = self._stream.saves_anywhere()
         self.growing = Growing()
         self.stopped: BaseException | None = None
@@ -122,7 +122,7 @@ class StreamBlocks:
         return self._end() if is_at_end[0] and not block.elements else None
 
     def _end(self) -> StopIteration:
-        return StopIteration(snapshot(self._it)) if self._it._counts_faults else StopIteration()
+        return StopIteration(snapshot(self._it)) if self._it._gm_counts_faults else StopIteration()
 
     def _until_late(self, after: list[Any], n: int, is_at_end: list[bool]) -> Iterator[Any]:
         it, deadline = self._it, time.perf_counter() + _BLOCK_SECONDS
@@ -150,7 +150,7 @@ class StreamBlocks:
         try:
             after: list[Any] = []  # positions, or states where these cannot be had later
             states: Sequence[Any] = after
-            faults_in = self._stream.faults_in if it._counts_faults else None
+            faults_in = self._stream.faults_in if it._gm_counts_faults else None
             faults: Any = None
             run, pos = it.run(), it.pos
             for x in run:

@@ -386,7 +386,7 @@ class GlobalBatchIterator(StreamIterator[T]):
         watch_if_tracked(self, collected_options(stage))
 
     @property
-    def _described_upstream(self) -> Sequence[Any]:
+    def _gm_described_upstream(self) -> Sequence[Any]:
         return [iterate(parent) for parent in self._stage.parents]
 
 

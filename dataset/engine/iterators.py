@@ -35,16 +35,16 @@ def open_stage(
         make: called with ``stage`` and the streams.
         kind: the class of the iterator, if it has methods of its own.
     """
-    return (kind or StreamIterator)(stage, [iterate(parent) for parent in stage._parents], make)
+    return (kind or StreamIterator)(stage, [iterate(parent) for parent in stage._gm_parents], make)
 
 
 class Given:
     """The definition of an iterator that is of no dataset."""
 
-    _work_options: Sequence[Any] = ()
+    _gm_work_options: Sequence[Any] = ()
 
     def __init__(self, parameters: Parameters) -> None:
-        self._parameters = parameters
+        self._gm_parameters = parameters
 
 
 class StreamIterator(DatasetIterator[T_co]):
@@ -54,7 +54,7 @@ class StreamIterator(DatasetIterator[T_co]):
     that the same element comes again.
     """
 
-    _engine: Stream
+    _gm_engine: Stream
     _last: Pos = None  # the position before the output that was delivered last
     _is_shared: ClassVar = False  # several may draw from it, and each of them continues where it is
     # its consumer, as which parent
@@ -65,30 +65,30 @@ class StreamIterator(DatasetIterator[T_co]):
     ) -> None:
         # First, since observers that run look at it from the base class on.
         self._stage = stage
-        self._engine = engine = make(stage, *[stream_of(parent) for parent in parents])
-        self._parameters = engine.parameters
-        self._closes_anytime = engine.closes_anytime
+        self._gm_engine = engine = make(stage, *[stream_of(parent) for parent in parents])
+        self._gm_parameters = engine.parameters
+        self._gm_closes_anytime = engine.closes_anytime
         self._own_cell = Cell(engine.start())
         self._base = self._own_cell.pos  # the position after the output that was delivered last
         super().__init__(parents)
-        engine.ctx = self._ctx
+        engine.ctx = self._gm_ctx
         if engine.numbers is not None:
-            self._ctx.numbers = engine.numbers
-        self._counts_faults = self._counts_faults or engine.counts_faults
+            self._gm_ctx.numbers = engine.numbers
+        self._gm_counts_faults = self._gm_counts_faults or engine.counts_faults
         adopt(self, parents)
         if engine.counts_faults:
             engine.tell_faults = tell_faults_of(self)
         self._has_failed = False  # ``next`` has, with an error: its output can be skipped
         self._advance: Callable[[], Any] | None = None  # of a run that is at ``_base``
 
-    def _share_context(self, ctx: IteratorContext) -> None:
-        self._engine.ctx = ctx
-        super()._share_context(ctx)
+    def _gm_share_context(self, ctx: IteratorContext) -> None:
+        self._gm_engine.ctx = ctx
+        super()._gm_share_context(ctx)
 
     # Delivering.
 
     def __next__(self) -> T_co:
-        claim = self._claim
+        claim = self._gm_claim
         try:
             del claim.is_free
         except AttributeError:
@@ -110,7 +110,7 @@ class StreamIterator(DatasetIterator[T_co]):
 
     def _begin(self) -> Any:
         """Return the next element after a move, or the first one."""
-        if self._closed:
+        if self._gm_closed:
             raise unusable(self)
         self._advance = self.run().__next__
         return self._advance()
@@ -131,9 +131,9 @@ class StreamIterator(DatasetIterator[T_co]):
         if cell.past_failed is not None or cell.settle() is not pos:
             cell.go_to(pos)
 
-    def _alone(self, use: Callable[[], R]) -> R:
+    def _gm_alone(self, use: Callable[[], R]) -> R:
         """Return ``use()``, during which other threads get an error."""
-        claim = self._claim
+        claim = self._gm_claim
         try:
             del claim.is_free
         except AttributeError:
@@ -144,7 +144,7 @@ class StreamIterator(DatasetIterator[T_co]):
             claim.is_free = True
 
     def skip_failed(self) -> None:
-        self._alone(self._skip_failed)
+        self._gm_alone(self._skip_failed)
 
     def _skip_failed(self) -> None:
         if not self._has_failed:
@@ -158,7 +158,7 @@ class StreamIterator(DatasetIterator[T_co]):
         self._base, self._has_failed = self._own_cell.pos, False
 
     def get_state(self) -> Any:
-        return self._engine.save(self.pos)
+        return self._gm_engine.save(self.pos)
 
     def set_state(self, state: Any, *, drop: Collection[str] = ()) -> None:
         """Continues from ``state``, backwards or forwards, also after the end or an error.
@@ -171,7 +171,7 @@ class StreamIterator(DatasetIterator[T_co]):
         """
         if drop:
             state = without_components(state, as_names(drop))
-        self._alone(lambda: self.jump(self._engine.load(state)))
+        self._gm_alone(lambda: self.jump(self._gm_engine.load(state)))
 
     def jump(self, pos: Pos) -> None:
         """Continue from ``pos``, with no last output."""
@@ -181,28 +181,28 @@ class StreamIterator(DatasetIterator[T_co]):
     def close(self) -> None:
         super().close()
         self._advance = None
-        self._engine.close()
+        self._gm_engine.close()
 
     # Parents are not closed: they may have other users.
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not is_finalizing() and "_engine" in vars(self):
+        if not is_finalizing() and "_gm_engine" in vars(self):
             self._own_cell.past_failed = None  # it refers to the cell, and to the stream
-            self._engine.drop()
+            self._gm_engine.drop()
 
     def start_prefetch(self) -> None:
-        if not self._closed:
-            self._engine.start_prefetch()
+        if not self._gm_closed:
+            self._gm_engine.start_prefetch()
 
-    def _expect(self, rate: float, due: float | None) -> None:
-        if not self._closed:
-            self._engine.expect(rate, due)
+    def _gm_expect(self, rate: float, due: float | None) -> None:
+        if not self._gm_closed:
+            self._gm_engine.expect(rate, due)
 
     # For what runs the stream in this place.
 
     def run(self) -> Iterator[Any]:
         """Return the elements after the last one that was committed."""
         self._go_to(self._base)
-        return self._engine.run(self._own_cell)
+        return self._gm_engine.run(self._own_cell)
 
     def commit(self) -> Pos:
         """Take the element that a run has just yielded for delivered; return the position after
@@ -212,8 +212,8 @@ class StreamIterator(DatasetIterator[T_co]):
         self._base = pos = cell.settle() if cell.is_counting else cell.pos
         return pos
 
-    def _take(self, n: int) -> list[Any]:
-        if self._closed:
+    def _gm_take(self, n: int) -> list[Any]:
+        if self._gm_closed:
             raise unusable(self)
         before = self._base
         try:
@@ -232,64 +232,64 @@ class StreamIterator(DatasetIterator[T_co]):
         if self._part_of is not None:
             consumer, i = self._part_of[0](), self._part_of[1]
             if consumer is not None:
-                return consumer._engine.pos_of_parent(consumer.pos, i)
+                return consumer._gm_engine.pos_of_parent(consumer.pos, i)
         return self._base
 
-    def _skip(self) -> None:
+    def _gm_skip(self) -> None:
         self._go_to(self._base)
-        pass_outputs(self._engine, self._own_cell, 1)
+        pass_outputs(self._gm_engine, self._own_cell, 1)
         self._base = self._own_cell.settle()
 
-    def _before_last(self) -> Any:
-        return None if self._last is None else copied(self._engine.save(self._last))
+    def _gm_before_last(self) -> Any:
+        return None if self._last is None else copied(self._gm_engine.save(self._last))
 
-    def _has_gaps(self) -> bool:
-        return self._engine.has_gaps()
+    def _gm_has_gaps(self) -> bool:
+        return self._gm_engine.has_gaps()
 
-    def _merged_state(self, states: Any) -> Any:
-        return self._engine.merge(states)
+    def _gm_merged_state(self, states: Any) -> Any:
+        return self._gm_engine.merge(states)
 
     def _get_next_index(self) -> int:
-        return self._alone(lambda: self._engine.index_of(self.pos))
+        return self._gm_alone(lambda: self._gm_engine.index_of(self.pos))
 
     def _set_next_index(self, index: int) -> None:
-        self._alone(lambda: self.jump(self._engine.at_index(index)))
+        self._gm_alone(lambda: self.jump(self._gm_engine.at_index(index)))
 
     # What the engine says of itself.
 
     @property
-    def _draws_from(self) -> Sequence[Any]:
-        return self._engine.draws_from or self._parents
+    def _gm_draws_from(self) -> Sequence[Any]:
+        return self._gm_engine.draws_from or self._gm_parents
 
-    _observed_upstream = _draws_from
-
-    @property
-    def _work_options(self) -> Sequence[Any]:
-        return [*self._stage._work_options]
+    _gm_observed_upstream = _gm_draws_from
 
     @property
-    def _reads_once(self) -> bool:
-        return self._engine.reads_once()
+    def _gm_work_options(self) -> Sequence[Any]:
+        return [*self._stage._gm_work_options]
 
-    def _set_instrument(self, wrap: Wrap | None) -> None:
-        self._engine.observe(wrap)
+    @property
+    def _gm_reads_once(self) -> bool:
+        return self._gm_engine.reads_once()
+
+    def _gm_set_instrument(self, wrap: Wrap | None) -> None:
+        self._gm_engine.observe(wrap)
         self._advance = None
 
     @property
-    def _stage_name(self) -> str:
-        return self._engine.name
+    def _gm_stage_name(self) -> str:
+        return self._gm_engine.name
 
-    _class_name = _stage_name
+    _gm_class_name = _gm_stage_name
 
     def __str__(self) -> str:
-        return str(self._engine)
+        return str(self._gm_engine)
 
-    _stage_text = __str__
+    _gm_stage_text = __str__
 
 
 def unusable(it: StreamIterator[Any]) -> Exception:
     """Return the error of ``next`` of an iterator that is closed or in use."""
-    if it._closed:
+    if it._gm_closed:
         return ValueError(f"{it} is closed")
     return RuntimeError(
         f"{it} is in next() already, called by another thread or by a function of its own pipeline:"
@@ -319,19 +319,21 @@ def _tell_faults(it: weakref.ref[StreamIterator[Any]], stage: str, num: int) -> 
 
 def adds_no_state(it: Any) -> bool:
     """Return true if the position of ``it`` is its only parent's."""
-    return isinstance(it, StreamIterator) and type(it._engine).save is Stream.save
+    return isinstance(it, StreamIterator) and type(it._gm_engine).save is Stream.save
 
 
 def stream_of(it: DatasetIterator[Any]) -> Stream:
     """Return the stream of an iterator, or one over it."""
     if not isinstance(it, StreamIterator):
         return IteratorStream(it)
-    return SharedStream(it) if it._is_shared else it._engine
+    return SharedStream(it) if it._is_shared else it._gm_engine
 
 
 def is_of_streams(it: DatasetIterator[Any]) -> bool:
     """Return true if no user's iterator is among ``it`` and those upstream."""
-    return isinstance(it, StreamIterator) and all([is_of_streams(parent) for parent in it._parents])
+    return isinstance(it, StreamIterator) and all(
+        [is_of_streams(parent) for parent in it._gm_parents]
+    )
 
 
 def marked(it: DatasetIterator[Any]) -> Any:
@@ -419,27 +421,27 @@ class IteratorStream(Stream):
             next(self.it, None)
         except Exception:
             self._move(start)
-            self.it._skip()
+            self.it._gm_skip()
         cell.pos = self._at = self._here()
 
     def start_prefetch(self) -> None:
         self.it.start_prefetch()
 
     def expect(self, rate: float, due: float | None) -> None:
-        self.it._expect(rate, due)
+        self.it._gm_expect(rate, due)
 
     def forget(self) -> None:
         super().forget()
         self._at = _UNKNOWN
 
     def reads_once(self) -> bool:
-        return self.it._reads_once
+        return self.it._gm_reads_once
 
     def has_gaps(self) -> bool:
-        return self.it._has_gaps()
+        return self.it._gm_has_gaps()
 
     def merge(self, states: Any) -> Any:
-        return self.it._merged_state(states)
+        return self.it._gm_merged_state(states)
 
     def index_of(self, pos: Pos) -> int:
         return self.it._get_next_index()
@@ -464,7 +466,7 @@ class SharedStream(Stream):
     """
 
     def __init__(self, it: StreamIterator[Any]) -> None:
-        super().__init__(it, it._engine)
+        super().__init__(it, it._gm_engine)
         self.it = it
         self.chooses = False
         self._first = it.pos

@@ -199,10 +199,10 @@ class LaneRows(Stream):
     def _open(self, number: int) -> Lane:
         ds = self._ds
         it = iterate(ds.share(number))
-        it._ctx.belong_to(number, ds.num_lanes, self.ctx)
+        it._gm_ctx.belong_to(number, ds.num_lanes, self.ctx)
         share_threads(it, len(ds.lanes))
         if self._tell is not None:
-            it._ctx.joined = None  # it is no pipeline of its own, although it was made like one
+            it._gm_ctx.joined = None  # it is no pipeline of its own, although it was made like one
             self._tell(it)
         inner = stream_of(it)
         rows = (
@@ -366,17 +366,17 @@ class LaneRowsDatasetIterator(StreamIterator[Part]):
 
     def __init__(self, stage: LaneRowsIterDataset) -> None:
         super().__init__(stage, [], LaneRows)
-        self._ctx.options = collected_options(stage)
+        self._gm_ctx.options = collected_options(stage)
 
     @property
-    def _draws_from(self) -> Sequence[Any]:
+    def _gm_draws_from(self) -> Sequence[Any]:
         parents: Sequence[Any] = self._stage.parents
         return parents
 
     @property
-    def _observed_upstream(self) -> Sequence[Any]:
+    def _gm_observed_upstream(self) -> Sequence[Any]:
         return ()
 
     @property
-    def _work_options(self) -> Sequence[Any]:
-        return [options for node in ancestors(self._stage) for options in node._work_options]
+    def _gm_work_options(self) -> Sequence[Any]:
+        return [options for node in ancestors(self._stage) for options in node._gm_work_options]

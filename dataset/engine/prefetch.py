@@ -355,7 +355,7 @@ class Prefetch(Stream):
         return WorkAhead(num_threads > 0, num_threads, 0 if ahead is None else ahead.num_ready)
 
     def __str__(self) -> str:
-        return f"ThreadPrefetchDatasetIterator({self.stage._parameters.text()})"
+        return f"ThreadPrefetchDatasetIterator({self.stage._gm_parameters.text()})"
 
 
 def saved(stream: Stream, pos: Pos) -> Saved:

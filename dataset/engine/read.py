@@ -42,12 +42,12 @@ class Read(Stream):
         self.draws_from = (ds,)
         self.length = self._end = len(ds)  # the end, or where the source has ended
         self.numbers = ds.numbers if type(ds) is RunsMapDataset else None
-        self.with_nones: bool = stage._parameters.allow_nones
+        self.with_nones: bool = stage._gm_parameters.allow_nones
         self._decisions: list[bool] = []  # which of the last elements there were
 
     @cached
     def reader(self) -> Reader:
-        options = self.stage._parameters.read_options
+        options = self.stage._gm_parameters.read_options
         most = options.most_threads
         auto = most if options.num_threads == "auto" else 0
         return Reader(self.ds, most, options.prefetch_buffer_size, self.ctx, auto)
@@ -188,13 +188,13 @@ class Read(Stream):
     @cached
     def _reads_many(self) -> bool:
         """True if elements that are asked for together are read before they are requested."""
-        return self.ds._draws_blocks or self.ds._draws_many
+        return self.ds._gm_draws_blocks or self.ds._gm_draws_many
 
     def has_gaps(self) -> bool:
         return self._is_sparse and not self.with_nones
 
     def reads_once(self) -> bool:
-        return self.ds._draws_once
+        return self.ds._gm_draws_once
 
     def start_prefetch(self) -> None:
         self.reader.start()
@@ -214,4 +214,4 @@ class Read(Stream):
         self.reader.observe(None if replace is None else replace(self.ds))
 
     def counts_at(self, num: int) -> dict[str, dict[str, int]] | None:
-        return self.ds._counts_before(num)
+        return self.ds._gm_counts_before(num)

@@ -134,7 +134,7 @@ class ShardIterator(StreamIterator[Any]):
         make: makes the stream over that of ``it``; by default, it is that.
     """
 
-    _stage_name: ClassVar = None  # type: ignore[assignment]  # it does nothing to elements
+    _gm_stage_name: ClassVar = None  # type: ignore[assignment]  # it does nothing to elements
 
     def __init__(
         self,
@@ -154,5 +154,5 @@ def shard_iterator(it: DatasetIterator[Any], *, records: bool) -> StreamIterator
     if not records:
         return it if isinstance(it, StreamIterator) else ShardIterator(it)
     recording = ShardIterator(it, RecordChoices)
-    recording._counts_faults = True
+    recording._gm_counts_faults = True
     return recording

@@ -318,25 +318,25 @@ class RoundRobinIterator(StreamIterator[T]):
         executor: which no other iterator uses.
     """
 
-    _engine: RoundRobin
-    _stage_name = "RoundRobinIterator"  # all executors read each other's checkpoints
+    _gm_engine: RoundRobin
+    _gm_stage_name = "RoundRobinIterator"  # all executors read each other's checkpoints
 
     def __init__(self, stage: Any, task: PipelineTask, executor: Executor) -> None:
         super().__init__(stage, [], partial(RoundRobin, task=task, executor=executor))
         self._ds = task.dataset
-        self._ctx.options = collected_options(self._ds)  # they hold after this stage, too
+        self._gm_ctx.options = collected_options(self._ds)  # they hold after this stage, too
         self.judge_by(tolerances(self._ds))
         # those of datasets that shards open are judged there
-        self._counts_faults = self._engine.known.counts_faults = tolerates(self._ds)
-        watch_if_tracked(self, self._ctx.options)
+        self._gm_counts_faults = self._gm_engine.known.counts_faults = tolerates(self._ds)
+        watch_if_tracked(self, self._gm_ctx.options)
 
     @property
-    def _class_name(self) -> str:
+    def _gm_class_name(self) -> str:
         return str(self.executor).partition("(")[0]
 
     @property
     def executor(self) -> Executor:
-        return self._engine.executor
+        return self._gm_engine.executor
 
     @property
     def pool(self) -> Any:
@@ -346,47 +346,47 @@ class RoundRobinIterator(StreamIterator[T]):
     @property
     def is_one_stream(self) -> bool:
         """True if the first end of a shard is that of all."""
-        return self._engine.is_one_stream
+        return self._gm_engine.is_one_stream
 
     @is_one_stream.setter
     def is_one_stream(self, is_one_stream: bool) -> None:
-        self._engine.is_one_stream = is_one_stream
+        self._gm_engine.is_one_stream = is_one_stream
 
     def judge_by(self, found: Sequence[Any], *, is_common: bool = False) -> None:
         """See ``RoundRobin.judge_by``."""
-        self._engine.judge_by(found, is_common=is_common)
+        self._gm_engine.judge_by(found, is_common=is_common)
         if found:
-            self._counts_faults = True
-            self._engine.tell_faults = tell_faults_of(self)
+            self._gm_counts_faults = True
+            self._gm_engine.tell_faults = tell_faults_of(self)
 
     def lanes(self) -> Sequence[Shard]:
         """See ``RunningShards.lanes``."""
-        return self._engine.running.lanes()
+        return self._gm_engine.running.lanes()
 
     @property
-    def _described_parameters(self) -> dict[str, Any]:
-        return {"num_shards": self._engine.count}
+    def _gm_described_parameters(self) -> dict[str, Any]:
+        return {"num_shards": self._gm_engine.count}
 
     @property
-    def _draws_from(self) -> Sequence[Any]:
+    def _gm_draws_from(self) -> Sequence[Any]:
         return (self._ds,)
 
     @property
-    def _described_upstream(self) -> Sequence[Any]:
+    def _gm_described_upstream(self) -> Sequence[Any]:
         return (iterate(self._ds),)
 
     @property
-    def _observed_upstream(self) -> Sequence[Any]:
+    def _gm_observed_upstream(self) -> Sequence[Any]:
         return ()
 
     @property
-    def _work_options(self) -> Sequence[Any]:
+    def _gm_work_options(self) -> Sequence[Any]:
         return [
             *self.executor.options,
-            *[options for node in ancestors(self._ds) for options in node._work_options],
+            *[options for node in ancestors(self._ds) for options in node._gm_work_options],
         ]
 
-    def _resize(self, num_workers: int) -> bool:
+    def _gm_resize(self, num_workers: int) -> bool:
         return self.executor.resize(num_workers)
 
 

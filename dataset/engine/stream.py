@@ -187,7 +187,7 @@ class Stream(Observable):
     @property
     def parameters(self) -> Parameters:
         """The parameters of its iterator in errors and descriptions."""
-        return self.stage._parameters
+        return self.stage._gm_parameters
 
     @property
     def parent(self) -> Stream:

@@ -299,10 +299,10 @@ def _in_whole(place: Place, indices: range) -> tuple[Any, range]:
     this may be one.
     """
     ds = place.ds
-    if ds._is_share:
+    if ds._gm_is_share:
         step = ds._reindex(1) - ds._reindex(0) if len(ds) > 1 else 1
         start = ds._reindex(indices[0])
-        return ds._parent, range(start, start + step * len(indices), step)
+        return ds._gm_parent, range(start, start + step * len(indices), step)
     return ds, indices
 
 
@@ -310,7 +310,7 @@ def _share(ds: Any) -> str:
     """The text after an element index of ``ds`` if that index counts the elements of one worker
     only.
     """
-    return " of its share" if any([node._is_share for node in ancestors(ds)]) else ""
+    return " of its share" if any([node._gm_is_share for node in ancestors(ds)]) else ""
 
 
 def _record_keys(found: Sequence[SourceRecords]) -> tuple[int | str, ...]:

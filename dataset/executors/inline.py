@@ -28,7 +28,9 @@ class InProcessExecutor(Executor):
         iterators = [shard_iterator(it, records=bool(self._task.key)) for it in opened]
         if tell is not None:
             for it in iterators:
-                it._ctx.joined = None  # it is no pipeline of its own, although it was made like one
+                it._gm_ctx.joined = (
+                    None  # it is no pipeline of its own, although it was made like one
+                )
                 tell(it)
         return iterators
 
@@ -114,7 +116,7 @@ class LocalShard(Shard):
             raise stop
 
     def skip(self, state: Any) -> Any:
-        self._iterator._skip()
+        self._iterator._gm_skip()
         self._begin()
         return copied(snapshot(self._iterator))
 

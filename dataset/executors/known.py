@@ -56,7 +56,7 @@ class KnownShards:
         """Return new iterators of all shards, which nobody observes."""
         iterators = open_shards(self.task, self.ctx)
         for it in iterators:
-            it._ctx.joined = None
+            it._gm_ctx.joined = None
         return iterators
 
     def opened(self) -> tuple[list[DatasetIterator[Any]], list[Any]]:
@@ -154,7 +154,8 @@ class KnownShards:
         indices = [it._get_next_index() for it in iterators]
         index = sum(indices)
         if count > 1 and (
-            indices != indices_of_shards(index, count) or any([it._has_gaps() for it in iterators])
+            indices != indices_of_shards(index, count)
+            or any([it._gm_has_gaps() for it in iterators])
         ):
             raise uneven(self._owner, count)
         return index
@@ -162,7 +163,7 @@ class KnownShards:
     def states_at(self, index: int) -> list[Any]:
         """Return the states after the first ``index`` elements, if they follow from that."""
         iterators, count = self.new(), self._task.num_lanes
-        if count > 1 and any([it._has_gaps() for it in iterators]):
+        if count > 1 and any([it._gm_has_gaps() for it in iterators]):
             raise uneven(self._owner, count)
         try:
             for it, own_index in zip(iterators, indices_of_shards(index, count), strict=True):
@@ -177,4 +178,4 @@ class KnownShards:
 
     def have_gaps(self) -> bool:
         """Return true if there may be no element at some index."""
-        return any([it._has_gaps() for it in self.new()])
+        return any([it._gm_has_gaps() for it in self.new()])

@@ -305,7 +305,7 @@ def _explain_unpicklable(error: Exception, task: PipelineTask) -> None:
         parts += [
             (node, name, value)
             for name, value in held.items()
-            if name not in ("_parents", "_parameters")
+            if name not in ("_gm_parents", "_gm_parameters")
         ]
     for node, name, value in [*parts, (None, "worker_init_fn", task.init_fn)]:
         try:

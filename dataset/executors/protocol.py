@@ -166,5 +166,5 @@ def open_shards(task: PipelineTask, ctx: IteratorContext) -> list[DatasetIterato
     iterators = [iterate(share) for share in [task.share(i) for i in range(count)]]
     for i, it in enumerate(iterators):
         task.number_stages(it, i)
-        it._ctx.belong_to(own.index + i * own.count, count * own.count, ctx)
+        it._gm_ctx.belong_to(own.index + i * own.count, count * own.count, ctx)
     return iterators

@@ -82,7 +82,7 @@ class ThreadShard(Shard):
         self._iterator: ThreadPrefetchDatasetIterator[Any] = ThreadPrefetchDatasetIterator(
             it, buffer_size
         )
-        self._iterator._engine.budget_waits = waits
+        self._iterator._gm_engine.budget_waits = waits
 
     def start(self, state: Any) -> None:
         if state is not None:
@@ -92,10 +92,10 @@ class ThreadShard(Shard):
     def receive(self, num: int) -> None:
         it = self._iterator
         try:
-            elements = it._take(1)
+            elements = it._gm_take(1)
         except BaseException as error:
             # an interrupt of this thread
-            if not isinstance(error, Exception) and it._engine.raised != id(error):
+            if not isinstance(error, Exception) and it._gm_engine.raised != id(error):
                 raise
             traceback = error.__traceback__
             # which refers to the iterator
@@ -104,13 +104,13 @@ class ThreadShard(Shard):
             self.failure = partial(raised_again, error.with_traceback(traceback), traceback)
             return
         if elements:
-            self.ready.append((elements.pop(), SavedPositions(it._engine, None, [it.pos]), 0))
+            self.ready.append((elements.pop(), SavedPositions(it._gm_engine, None, [it.pos]), 0))
         else:
             self.has_ended = True
-            self.final = snapshot(it) if it._counts_faults else None
+            self.final = snapshot(it) if it._gm_counts_faults else None
 
     def skip(self, state: Any) -> Any:
-        self._iterator._skip()
+        self._iterator._gm_skip()
         state = self._iterator.get_state()
         self._iterator.start_prefetch()
         return state
@@ -127,5 +127,5 @@ class ThreadShard(Shard):
 
 _OWN_CODE = {
     function.__code__
-    for function in (ThreadShard.receive, StreamIterator._take, Prefetch._threaded, reraise)
+    for function in (ThreadShard.receive, StreamIterator._gm_take, Prefetch._threaded, reraise)
 }

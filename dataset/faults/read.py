@@ -46,7 +46,7 @@ class _Copier(PipelineEditor):
         return new
 
     def _copied(self, ds: Any, replaced: Callable[[Any], Any]) -> Any:
-        return DatasetNode._over(ds, replaced)  # a copy is enough, since no length changes
+        return DatasetNode._gm_over(ds, replaced)  # a copy is enough, since no length changes
 
 
 class OutcomesMapDataset(BlockMapDataset[Any]):
@@ -55,9 +55,9 @@ class OutcomesMapDataset(BlockMapDataset[Any]):
     """
 
     _element_spec = spec_of_first_parent
-    _keeps_indices = True
-    _adds_step = False
-    _stage_name = None  # in descriptions: the same elements
+    _gm_keeps_indices = True
+    _gm_adds_step = False
+    _gm_stage_name = None  # in descriptions: the same elements
     _is_observed = False
 
     def __init__(self, parent: MapDataset[Any]) -> None:
@@ -67,18 +67,18 @@ class OutcomesMapDataset(BlockMapDataset[Any]):
         self.reports = Reports()
         self._numbers = {tolerance_of(stage).limits.number for stage in self.stages}
 
-    def _over(self, replaced: Callable[[Any], Any]) -> OutcomesMapDataset:
-        new = OutcomesMapDataset(replaced(self._parent))
+    def _gm_over(self, replaced: Callable[[Any], Any]) -> OutcomesMapDataset:
+        new = OutcomesMapDataset(replaced(self._gm_parent))
         new.known = self.known  # an observer's copy, for the same stream
         return new
 
-    def _set_instrument(self, wrap: Wrap | None) -> None:
-        super()._set_instrument(wrap)
+    def _gm_set_instrument(self, wrap: Wrap | None) -> None:
+        super()._gm_set_instrument(wrap)
         self._is_observed = wrap is not None  # and every stage, which a copy would not be
 
     @cached
     def _has_outcomes(self) -> bool:
-        return any([node._gives_outcomes for node in tolerating(self._copy)])
+        return any([node._gm_gives_outcomes for node in tolerating(self._copy)])
 
     @cached
     def _copy(self) -> MapDataset[Any]:
@@ -87,18 +87,18 @@ class OutcomesMapDataset(BlockMapDataset[Any]):
         If only stages that return elements at other indices are downstream of the only one that
         tolerates faults, it returns each ``Outcome`` itself.
         """
-        copy = _Copier(self.reports).replaced(self._parent)
+        copy = _Copier(self.reports).replaced(self._gm_parent)
         last = copy
-        while isinstance(last, ReindexMapDataset) and not last._reads_blocks:
-            last = last._parent
+        while isinstance(last, ReindexMapDataset) and not last._gm_reads_blocks:
+            last = last._gm_parent
         if [last] == tolerating(copy):
-            last._gives_outcomes = True
+            last._gm_gives_outcomes = True
         return copy
 
-    def _items(self, indices: Indices) -> Iterator[Any]:
+    def _gm_items(self, indices: Indices) -> Iterator[Any]:
         if self._is_observed or (self.known.until and indices[0] < self.known.until):
             return map(self.outcome, as_ints(indices))
-        elements = self._copy._items(indices)
+        elements = self._copy._gm_items(indices)
         return elements if self._has_outcomes else self._outcomes(elements)
 
     def _outcomes(self, elements: Iterator[Any]) -> Iterator[Any]:
@@ -117,7 +117,7 @@ class OutcomesMapDataset(BlockMapDataset[Any]):
         outer, current.known = current.known, self.known.at(index)
         try:
             with noted_events() as events, without_blocks():
-                element = item(self._parent, index)
+                element = item(self._gm_parent, index)
         finally:
             current.known = outer
         # else of a pipeline that a function uses
@@ -475,4 +475,4 @@ def num_drawn(ds: Any, stage: Any, num: int) -> int:
     if ds is stage:
         return num
     parents = [(i, parent) for i, parent in enumerate(ds.parents) if stage in tolerating(parent)]
-    return sum([num_drawn(parent, stage, ds._num_drawn(num, i)) for i, parent in parents])
+    return sum([num_drawn(parent, stage, ds._gm_num_drawn(num, i)) for i, parent in parents])

@@ -105,9 +105,9 @@ class TolerateMapDataset(BlockMapDataset[T]):
     """
 
     _element_spec = spec_of_first_parent
-    _keeps_indices = True
-    _parameters: TolerateParameters
-    _gives_outcomes = False  # a copy returns an ``Outcome`` where something failed
+    _gm_keeps_indices = True
+    _gm_parameters: TolerateParameters
+    _gm_gives_outcomes = False  # a copy returns an ``Outcome`` where something failed
 
     def __init__(
         self,
@@ -123,20 +123,20 @@ class TolerateMapDataset(BlockMapDataset[T]):
     ) -> None:
         super().__init__(parent)
         given = (errors, max_rate, max_total, max_consecutive, retries, backoff_seconds, then, log)
-        self._parameters = TolerateParameters(*given)
-        self._drops = self._parameters.then == "skip"
-        self._tolerance = self._parameters.tolerance_of(self)
-        default = self._default_seed
+        self._gm_parameters = TolerateParameters(*given)
+        self._gm_drops = self._gm_parameters.then == "skip"
+        self._gm_tolerance = self._gm_parameters.tolerance_of(self)
+        default = self._gm_default_seed
         self._rng_pool = RngPool(0 if default is None else int(default))
 
-    def _items(self, indices: Indices) -> Iterator[Any]:
+    def _gm_items(self, indices: Indices) -> Iterator[Any]:
         num, first = 0, 0
         while num < len(indices):
             error: Exception | None = None
             if current.known is None:
                 steps = repeat(True, len(indices) - num)
                 try:
-                    elements = compress(self._parents[0]._items(indices[num:]), steps)
+                    elements = compress(self._gm_parents[0]._gm_items(indices[num:]), steps)
                     if not self._keeps_attempts:
                         yield from elements
                     else:
@@ -149,7 +149,7 @@ class TolerateMapDataset(BlockMapDataset[T]):
                     num, error = len(indices) - length_hint(steps), failed
             x = self.one(as_ints(indices)[num], error, first)
             num, error = num + 1, None
-            if self._gives_outcomes and self._reports:
+            if self._gm_gives_outcomes and self._reports:
                 x = Outcome(x, self._reports.take())
             yield (x, x := None)[0]
 
@@ -158,8 +158,8 @@ class TolerateMapDataset(BlockMapDataset[T]):
         """True if events of a failed attempt are dropped before the next one: the parent has such,
         too.
         """
-        return self._tolerance.retries > 0 and any(
-            [node._tolerance is not None for node in ancestors(self._parent)]
+        return self._gm_tolerance.retries > 0 and any(
+            [node._gm_tolerance is not None for node in ancestors(self._gm_parent)]
         )
 
     def _num_events(self) -> int:
@@ -174,7 +174,7 @@ class TolerateMapDataset(BlockMapDataset[T]):
             error: the error of the first attempt, if it was made already.
             first: how many events there were before that attempt.
         """
-        tolerance, known, events = self._tolerance, current.known, events_here(self._reports)
+        tolerance, known, events = self._gm_tolerance, current.known, events_here(self._reports)
         key = tolerance.limits.number, index
         num_known = 0 if known is None else known.get(key, 0)
         num_failed, faults, element = 0, [], None
@@ -207,18 +207,18 @@ class TolerateMapDataset(BlockMapDataset[T]):
         events = events_here(self._reports)
         if events is not None:
             del events[num_events:]
-        return item(self._parents[0], index)
+        return item(self._gm_parents[0], index)
 
-    def _made_of(self, index: int) -> Iterable[UpstreamElement | RecordKey]:
-        if not self._tolerance.replaces:
-            return self._origins(index)
+    def _gm_made_of(self, index: int) -> Iterable[UpstreamElement | RecordKey]:
+        if not self._gm_tolerance.replaces:
+            return self._gm_origins(index)
         with noted_events() as events:
             self.one(index)
-        key = self._tolerance.limits.number, index
+        key = self._gm_tolerance.limits.number, index
         num = sum([event.num for event in events if event[:2] == key])
         return [
             UpstreamElement(
-                self._parent, next(itertools.islice(self._candidates(index), num, None))
+                self._gm_parent, next(itertools.islice(self._candidates(index), num, None))
             )
         ]
 
@@ -229,7 +229,7 @@ class TolerateMapDataset(BlockMapDataset[T]):
         return itertools.islice(self._candidates(index), num)
 
     def _check_replacements(self, num_failed: int, faults: list[Fault]) -> None:
-        limits = self._tolerance.limits
+        limits = self._gm_tolerance.limits
         if limits.max_consecutive is None:
             limits = limits.replaced(max_consecutive=_MAX_REPLACEMENTS)
         error = limits.replaced(max_rate=None, max_total=None).excess(
@@ -247,20 +247,20 @@ class TolerateMapDataset(BlockMapDataset[T]):
         if length < 2:
             return
         start = index // length * length
-        component, tried = _component(self._parents[0], index), {index}
+        component, tried = _component(self._gm_parents[0], index), {index}
         rng = self._rng_pool.acquire_rng(index)
         num_draws = 0
         while len(tried) < length and num_draws < _MAX_DRAWS:
             num_draws += 1
             other = start + int(rng.integers(length))
-            if other not in tried and _component(self._parents[0], other) == component:
+            if other not in tried and _component(self._gm_parents[0], other) == component:
                 tried.add(other)
                 num_draws = 0
                 yield other
         yield from (
             i
             for i in range(start, start + length)
-            if i not in tried and _component(self._parents[0], i) == component
+            if i not in tried and _component(self._gm_parents[0], i) == component
         )
 
 
@@ -269,7 +269,7 @@ def _component(ds: Any, index: int) -> tuple[int, ...]:
     path = []
     try:
         while is_of_library(ds):
-            origins = [one for one in ds._origins(index) if isinstance(one, UpstreamElement)][:2]
+            origins = [one for one in ds._gm_origins(index) if isinstance(one, UpstreamElement)][:2]
             if len(origins) != 1:
                 break
             if len(ds.parents) > 1:
@@ -289,11 +289,11 @@ class TolerateIterDataset(IterDataset[T]):
     failed. Cost: 0.2 µs per element.
     """
 
-    _drops = True
+    _gm_drops = True
     _element_spec = spec_of_first_parent
-    _num_elements = some_of_them
+    _gm_num_elements = some_of_them
     _tracing: Tracing | None = None  # of a pipeline that is explained
-    _parameters: TolerateParameters
+    _gm_parameters: TolerateParameters
 
     def __init__(
         self,
@@ -309,21 +309,23 @@ class TolerateIterDataset(IterDataset[T]):
     ) -> None:
         super().__init__(parent)
         given = (errors, max_rate, max_total, max_consecutive, retries, backoff_seconds, then, log)
-        self._parameters = TolerateParameters(*given)
-        if self._parameters.then == "replace":
+        self._gm_parameters = TolerateParameters(*given)
+        if self._gm_parameters.then == "replace":
             raise ValueError(
                 "then='replace' needs a MapDataset, which has elements at other indices: call"
                 " tolerate before to_iter_dataset(), or use then='skip'"
             )
-        self._tolerance = self._parameters.tolerance_of(self)
+        self._gm_tolerance = self._gm_parameters.tolerance_of(self)
 
-    def _traced(self, tracing: Tracing) -> Any:
+    def _gm_traced(self, tracing: Tracing) -> Any:
         outer, tracing.computes = tracing.computes, True
-        elements = tracing.of(self._parent).map(computed)
+        elements = tracing.of(self._gm_parent).map(computed)
         tracing.computes = outer
-        return TracedStepwiseIterDataset(tracing.over(self, _parents=(elements,), _tracing=tracing))
+        return TracedStepwiseIterDataset(
+            tracing.over(self, _gm_parents=(elements,), _tracing=tracing)
+        )
 
     def __iter__(self) -> DatasetIterator[T]:
         return open_stage(
-            self, partial(SkipFailed, tolerance=self._tolerance, tracing=self._tracing)
+            self, partial(SkipFailed, tolerance=self._gm_tolerance, tracing=self._tracing)
         )

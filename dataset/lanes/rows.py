@@ -96,7 +96,7 @@ class LaneRowsIterDataset(IterDataset[Part]):
         pads: whether a lane that has ended gives copies of its last element.
     """
 
-    _adds_step = False
+    _gm_adds_step = False
 
     def __init__(
         self, parent: Any, lanes: range, num_lanes: int, size: int, *, stacks: bool, pads: bool
@@ -118,12 +118,12 @@ class LaneRowsIterDataset(IterDataset[Part]):
         del sequential_slice
         self.lanes = part_of_lanes(self.lanes, sl.start, sl.step)
 
-    def _num_elements(self) -> Length:
+    def _gm_num_elements(self) -> Length:
         return Infinite()
 
     def share(self, lane: int) -> IterDataset[Any]:
         """The pipeline of a lane."""
-        return slice_pipeline(self._parents[0], lane, self.num_lanes, by_lanes=True)
+        return slice_pipeline(self._gm_parents[0], lane, self.num_lanes, by_lanes=True)
 
     def __iter__(self) -> DatasetIterator[Part]:
         return LaneRowsDatasetIterator(self)

@@ -49,7 +49,7 @@ class MixedIterDataset(IterDataset[T]):
     ) -> None:
         names, datasets, weights = named(datasets, weights)
         super().__init__(as_datasets(datasets, MapDataset, IterDataset))
-        if not self._parents:
+        if not self._gm_parents:
             raise ValueError("datasets must not be empty: there is nothing to mix")
         check_stop(stop)
         if not callable(by) and (not isinstance(by, str) or by != "elements"):
@@ -57,13 +57,13 @@ class MixedIterDataset(IterDataset[T]):
                 "by must be 'elements' or a function that gives the length of an element, got"
                 f" {shown(by)}"
             )
-        self._parameters = MixParameters(by, stop)
-        self._component_names = names
+        self._gm_parameters = MixParameters(by, stop)
+        self._gm_component_names = names
         self._names, self._by, self._stop = names, None if by == "elements" else by, stop
-        self._plan = plan_for(names, weights, len(self._parents), exactly=self._by is not None)
+        self._plan = plan_for(names, weights, len(self._gm_parents), exactly=self._by is not None)
 
     @property
-    def _described_parameters(self) -> dict[str, Any]:
+    def _gm_described_parameters(self) -> dict[str, Any]:
         return {_weights_name(self._plan): _weights_of(self._plan)}
 
     def __str__(self) -> str:
@@ -79,14 +79,14 @@ class MixedIterDataset(IterDataset[T]):
             else _weights_of(self._plan)
         )
         parts = [
-            f"[{len(self._parents)} parents]",
+            f"[{len(self._gm_parents)} parents]",
             f"{_weights_name(self._plan)}={weights}",
             *_manner(self._by, self._stop),
         ]
         return ", ".join(parts)
 
-    def _num_elements(self) -> Length:
-        lengths = [num_elements(parent) for parent in self._parents]
+    def _gm_num_elements(self) -> Length:
+        lengths = [num_elements(parent) for parent in self._gm_parents]
         if self._stop != "first":
             return (
                 Infinite()
@@ -98,12 +98,12 @@ class MixedIterDataset(IterDataset[T]):
         is_endless = lengths == [Infinite()] * len(lengths)
         return total if is_endless or not isinstance(total, Infinite) else Unknown()
 
-    def _traced(self, tracing: Tracing) -> Any:
-        names: Sequence[Any] = range(len(self._parents)) if self._names is None else self._names
-        twins = zip(names, self._parents, strict=True)
+    def _gm_traced(self, tracing: Tracing) -> Any:
+        names: Sequence[Any] = range(len(self._gm_parents)) if self._names is None else self._names
+        twins = zip(names, self._gm_parents, strict=True)
         parents = tuple([tracing.of(parent).map(with_component(name)) for name, parent in twins])
         by = self._by
-        return tracing.over(self, _parents=parents, _by=by and (lambda x: by(x.value)))
+        return tracing.over(self, _gm_parents=parents, _by=by and (lambda x: by(x.value)))
 
     @property
     def counts_elements(self) -> bool:
@@ -111,15 +111,15 @@ class MixedIterDataset(IterDataset[T]):
         return self._by is None
 
     @property
-    def _makes_choices(self) -> bool:
+    def _gm_makes_choices(self) -> bool:
         return self._names is not None
 
     @property
-    def _changes_in_lanes(self) -> bool:
+    def _gm_changes_in_lanes(self) -> bool:
         return self._plan.in_lane(2) is not self._plan
 
-    def _divided(self, division: Division) -> Any:
-        new: Any = super()._divided(division)
+    def _gm_divided(self, division: Division) -> Any:
+        new: Any = super()._gm_divided(division)
         if division.by_lanes:
             new._plan = self._plan.in_lane(division.num_workers)
         return new

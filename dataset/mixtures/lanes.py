@@ -34,7 +34,7 @@ def lane_of(ds: MapDataset[Any], index: int, num_lanes: int, share: Share) -> Ma
         share: returns every ``num_lanes``-th element of a dataset, which is its lane if it has no
             mixture that can be divided.
     """
-    if not ds._is_mixed_in_lanes:
+    if not ds._gm_is_mixed_in_lanes:
         return share(ds)
     if isinstance(ds, MixedMapDataset):
         return ds.over_lanes(
@@ -44,7 +44,7 @@ def lane_of(ds: MapDataset[Any], index: int, num_lanes: int, share: Share) -> Ma
     if not stages:
         return _over(ds, lane_of(ds.parents[0], index, num_lanes, share))
     lane = lane_of(below, index, num_lanes, share)
-    if not any([stage._gets_index for stage in stages]):
+    if not any([stage._gm_gets_index for stage in stages]):
         return _all_over(stages, lane)
     return share(_all_over(stages, NumberedLaneMapDataset(lane, index, num_lanes)))
 
@@ -54,7 +54,7 @@ def _stages_of_elements(ds: MapDataset[Any]) -> tuple[list[MapDataset[Any]], Map
     upstream of them.
     """
     stages = []
-    while not isinstance(ds, MixedMapDataset) and ds._keeps_indices:
+    while not isinstance(ds, MixedMapDataset) and ds._gm_keeps_indices:
         stages.append(ds)
         ds = ds.parents[0]
     return stages, ds
@@ -80,7 +80,9 @@ def _over(stage: MapDataset[Any], parent: MapDataset[Any]) -> MapDataset[Any]:
 
     # A stage that keeps indices keeps nothing that depends on the length of its parent.
     new: MapDataset[Any] = (
-        DatasetNode._over(stage, replaced) if stage._keeps_indices else stage._over(replaced)
+        DatasetNode._gm_over(stage, replaced)
+        if stage._gm_keeps_indices
+        else stage._gm_over(replaced)
     )
     return new
 
@@ -101,12 +103,12 @@ class NumberedLaneMapDataset(ReindexMapDataset[T]):
         num_lanes: how many lanes there are.
     """
 
-    _adds_step = False  # seeds are those of the whole
-    _is_share = True
+    _gm_adds_step = False  # seeds are those of the whole
+    _gm_is_share = True
 
     def __init__(self, parent: MapDataset[T], index: int, num_lanes: int) -> None:
         super().__init__(parent)
-        self._parameters = LaneParameters(index, num_lanes)
+        self._gm_parameters = LaneParameters(index, num_lanes)
         self._index, self._num_lanes = index, num_lanes
         self._length = min(len(parent), 2**62 // num_lanes) * num_lanes
 
@@ -126,8 +128,8 @@ class NumberedLaneMapDataset(ReindexMapDataset[T]):
         first: int = self._reindex(indices[0])
         return range(first, first + len(indices))
 
-    def _counts_before(self, num: int) -> dict[str, dict[str, int]] | None:
-        return self._parents[0]._counts_before(-((self._index - num) // self._num_lanes))
+    def _gm_counts_before(self, num: int) -> dict[str, dict[str, int]] | None:
+        return self._gm_parents[0]._gm_counts_before(-((self._index - num) // self._num_lanes))
 
-    def _origins(self, index: int) -> Iterable[UpstreamElement]:
-        return [UpstreamElement(self._parent, self._reindex(index))]
+    def _gm_origins(self, index: int) -> Iterable[UpstreamElement]:
+        return [UpstreamElement(self._gm_parent, self._reindex(index))]

@@ -42,7 +42,7 @@ class MixedMapDataset(BlockMapDataset[T]):
     """
 
     _element_spec = spec_of_first_parent
-    _moves_records = True  # every component starts again by itself
+    _gm_moves_records = True  # every component starts again by itself
     _names: Mapping[int, str] = {}  # of the components, where they have any
 
     def __init__(self, datasets: Sequence[MapDataset[T]], selection_map: Any) -> None:
@@ -59,14 +59,14 @@ class MixedMapDataset(BlockMapDataset[T]):
         return self._length
 
     @property
-    def _shares_records(self) -> bool:
+    def _gm_shares_records(self) -> bool:
         has_pattern = isinstance(self._selection_map, BlockSelectionMap)
-        return not has_pattern or any_pair(self._parents, parallel_ones=True) is not None
+        return not has_pattern or any_pair(self._gm_parents, parallel_ones=True) is not None
 
-    def _over_parts(self, replaced: Callable[[Any], Any]) -> MixedMapDataset[T]:
+    def _gm_over_parts(self, replaced: Callable[[Any], Any]) -> MixedMapDataset[T]:
         if not isinstance(self._selection_map, BlockSelectionMap):
             raise not_over_a_part(self, "selects elements by their position")
-        parts = [replaced(parent) for parent in self._parents]
+        parts = [replaced(parent) for parent in self._gm_parents]
         kept, selection_map = self._selection_map.over_lengths([len(part) for part in parts])
         new = MixedMapDataset([parts[component] for component in kept], selection_map)
         return new._with_names(
@@ -83,7 +83,7 @@ class MixedMapDataset(BlockMapDataset[T]):
         return self._names.get(component, f"component {component}")
 
     @property
-    def _is_mixed_in_lanes(self) -> bool:
+    def _gm_is_mixed_in_lanes(self) -> bool:
         selection_map = self._selection_map
         return isinstance(selection_map, BlockSelectionMap) and not isinstance(
             selection_map, ConcatenationMap
@@ -103,8 +103,8 @@ class MixedMapDataset(BlockMapDataset[T]):
         return new
 
     @property
-    def _component_names(self) -> list[str] | None:
-        return [self._names[i] for i in range(len(self._parents))] if self._names else None
+    def _gm_component_names(self) -> list[str] | None:
+        return [self._names[i] for i in range(len(self._gm_parents))] if self._names else None
 
     def _with_names(self, names: Sequence[str] | None) -> MixedMapDataset[T]:
         """This dataset, not in use yet, for which ``explain`` calls the components by these
@@ -114,18 +114,18 @@ class MixedMapDataset(BlockMapDataset[T]):
         return self
 
     def __str__(self) -> str:
-        return f"MixedMapDataset[{len(self._parents)} parents]"
+        return f"MixedMapDataset[{len(self._gm_parents)} parents]"
 
     @property
-    def _described_parameters(self) -> dict[str, Any]:
+    def _gm_described_parameters(self) -> dict[str, Any]:
         return {"selection_map": self._selection_map}
 
     def __repr__(self) -> str:
-        lengths = [len(parent) for parent in self._parents]
+        lengths = [len(parent) for parent in self._gm_parents]
         text = without_addresses(repr(self._selection_map))  # a user's may have none of its own
         return f"MixedMapDataset(parent_lengths={lengths}, selection_map={text})"
 
-    def _items(self, indices: Indices) -> Iterator[Any]:
+    def _gm_items(self, indices: Indices) -> Iterator[Any]:
         self._check_not_empty(self._length, indices[:1])
         if len(indices) == 1:
             return map(self._drawn_alone, as_ints(indices))
@@ -150,7 +150,7 @@ class MixedMapDataset(BlockMapDataset[T]):
     def _drawn_alone(self, index: int) -> Any:
         component, [inner_index] = self._selected(index)
         try:
-            return item(self._parents[component], inner_index)
+            return item(self._gm_parents[component], inner_index)
         except Exception as error:
             self._note_component(error, component)
             raise
@@ -175,19 +175,19 @@ class MixedMapDataset(BlockMapDataset[T]):
             raise
         return component, [inner]
 
-    def _num_drawn(self, num: int, parent: int) -> int:
+    def _gm_num_drawn(self, num: int, parent: int) -> int:
         for index in range(num, num + _LOOKS):  # the next of its elements says how many were before
             component, (inner,) = self._selected(index)
             if component == parent:
                 return inner
-        return num * len(self._parents[parent]) // max(1, self._length)
+        return num * len(self._gm_parents[parent]) // max(1, self._length)
 
-    def _counts_before(self, num: int) -> dict[str, dict[str, int]] | None:
+    def _gm_counts_before(self, num: int) -> dict[str, dict[str, int]] | None:
         if not isinstance(self._selection_map, SelectionWithProportionsMap | PlannedSelectionMap):
             return None
         nums = self._selection_map.nums_before(num)
         counts = {}
-        for i, (count, parent) in enumerate(zip(nums, self._parents, strict=True)):
+        for i, (count, parent) in enumerate(zip(nums, self._gm_parents, strict=True)):
             counts[self._names.get(i, str(i))] = {
                 "elements": count,
                 "lengths": count,
@@ -195,11 +195,13 @@ class MixedMapDataset(BlockMapDataset[T]):
             }
         return counts
 
-    def _origins(self, index: int) -> Iterable[UpstreamElement]:
+    def _gm_origins(self, index: int) -> Iterable[UpstreamElement]:
         component, (inner,) = self._selected(index)
         return [
             UpstreamElement(
-                self._parents[component], inner, components=(self._names.get(component, component),)
+                self._gm_parents[component],
+                inner,
+                components=(self._names.get(component, component),),
             )
         ]
 
@@ -211,10 +213,10 @@ class MixedMapDataset(BlockMapDataset[T]):
 
     def _component(self, component: int) -> MapDataset[T]:
         try:
-            return self._parents[component]
+            return self._gm_parents[component]
         except IndexError:
             raise IndexError(
-                f"selection_map gave the dataset index {component}, of {len(self._parents)}"
+                f"selection_map gave the dataset index {component}, of {len(self._gm_parents)}"
                 " datasets: it must be below that"
             ) from None
 

@@ -150,15 +150,15 @@ def _drawn(
         for component, inner in shares:
             yield from _drawn(ds.parents[component], inner)
     elif isinstance(ds, BatchMapDataset):
-        nums = [ds._num_drawn(i, 0) for i in islice(as_ints(indices), _NUM_LOOKED_AT)]
-        ends = [ds._num_drawn(i + 1, 0) for i in islice(as_ints(indices), _NUM_LOOKED_AT)]
+        nums = [ds._gm_num_drawn(i, 0) for i in islice(as_ints(indices), _NUM_LOOKED_AT)]
+        ends = [ds._gm_num_drawn(i + 1, 0) for i in islice(as_ints(indices), _NUM_LOOKED_AT)]
         yield from _drawn(
             ds.parents[0],
             [i for start, stop in zip(nums, ends, strict=True) for i in range(start, stop)],
         )
     elif isinstance(ds, SliceMapDataset | RepeatMapDataset):
         yield from _drawn(ds.parents[0], ds._moved(indices))
-    elif ds._keeps_indices:
+    elif ds._gm_keeps_indices:
         yield from _drawn(ds.parents[0], indices)
 
 

@@ -165,7 +165,7 @@ class Mix(Stream):
         return stream_of(self._iterate(i, epoch))
 
     def _iterate(self, i: int, epoch: int) -> DatasetIterator[Any]:
-        it = iterate(in_epoch(self.stage._parents[i], epoch))
+        it = iterate(in_epoch(self.stage._gm_parents[i], epoch))
         for stream, former in zip(choosers(stream_of(it)), choosers(self.parents[i]), strict=True):
             stream.key = former.key
         return it
@@ -317,25 +317,25 @@ class MixIterator(StreamIterator[Any]):
 
     @property
     def _mix(self) -> Mix:
-        mix: Any = self._engine
+        mix: Any = self._gm_engine
         return mix
 
     def replace_parent(self, i: int, it: DatasetIterator[Any]) -> None:
         """Take note of the iterator of another epoch of a component."""
-        self._parents[i].close()
-        self._parents = (*self._parents[:i], it, *self._parents[i + 1 :])
+        self._gm_parents[i].close()
+        self._gm_parents = (*self._gm_parents[:i], it, *self._gm_parents[i + 1 :])
 
     @property
-    def _described_parameters(self) -> dict[str, Any]:
+    def _gm_described_parameters(self) -> dict[str, Any]:
         described: dict[str, Any] = self._stage._described_in_checkpoints
         return described
 
     @property
-    def _components(self) -> dict[str, DatasetIterator[Any]] | None:
+    def _gm_components(self) -> dict[str, DatasetIterator[Any]] | None:
         names = self._mix.names
-        return None if names is None else dict(zip(names, self._parents, strict=True))
+        return None if names is None else dict(zip(names, self._gm_parents, strict=True))
 
-    def _counts_in(self, state: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+    def _gm_counts_in(self, state: Mapping[str, Any]) -> dict[str, dict[str, int]]:
         """Return what was drawn of each component up to a state of this iterator, or of one like
         it.
         """

@@ -49,9 +49,9 @@ class BatchMapDataset(BlockMapDataset[T]):
     Order: the parent's. Cost: one allocation and one copy per leaf.
     """
 
-    _is_made_anew = True
-    _makes_batches = True
-    _parameters: BatchParameters
+    _gm_is_made_anew = True
+    _gm_makes_batches = True
+    _gm_parameters: BatchParameters
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class BatchMapDataset(BlockMapDataset[T]):
         batch_fn: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         super().__init__(parent)
-        self._parameters = BatchParameters(batch_size, drop_remainder, batch_fn)
+        self._gm_parameters = BatchParameters(batch_size, drop_remainder, batch_fn)
         sparse = dropping_steps(parent)
         if sparse:
             raise ValueError(
@@ -70,9 +70,9 @@ class BatchMapDataset(BlockMapDataset[T]):
                 " would have holes. Call to_iter_dataset() before batch()."
             )
         self._parent_length = len(parent)
-        whole, rest = divmod(self._parent_length, self._parameters.batch_size)
-        self._length = whole if self._parameters.drop_remainder or not rest else whole + 1
-        self._batch_size = self._parameters.batch_size
+        whole, rest = divmod(self._parent_length, self._gm_parameters.batch_size)
+        self._length = whole if self._gm_parameters.drop_remainder or not rest else whole + 1
+        self._batch_size = self._gm_parameters.batch_size
         self._batch_fn = batch_function(batch_fn)
 
     def __len__(self) -> int:
@@ -80,9 +80,9 @@ class BatchMapDataset(BlockMapDataset[T]):
 
     @property
     def _element_spec(self) -> Any:
-        return _spec_of(self._parent, self._parameters, self._batch_fn)
+        return _spec_of(self._gm_parent, self._gm_parameters, self._batch_fn)
 
-    def _items(self, indices: Indices) -> Iterator[Any]:
+    def _gm_items(self, indices: Indices) -> Iterator[Any]:
         self._check_not_empty(self._length, indices[:1])
         return map(self._batch, as_ints(indices))
 
@@ -91,7 +91,7 @@ class BatchMapDataset(BlockMapDataset[T]):
         start = position * self._batch_size
         stop = min(start + self._batch_size, self._parent_length)
         offset = epoch * self._parent_length
-        elements = list(self._parents[0]._items(range(offset + start, offset + stop)))
+        elements = list(self._gm_parents[0]._gm_items(range(offset + start, offset + stop)))
         try:
             return self._batch_fn(elements)
         except Exception as error:
@@ -100,26 +100,26 @@ class BatchMapDataset(BlockMapDataset[T]):
                 add_before(error, _SPARSE_NOTE)
             raise
 
-    def _num_drawn(self, num: int, parent: int) -> int:
+    def _gm_num_drawn(self, num: int, parent: int) -> int:
         epochs, position = divmod(num, self._length)
         of_epoch = (
             self._length * self._batch_size
-            if self._parameters.drop_remainder
+            if self._gm_parameters.drop_remainder
             else self._parent_length
         )
         return epochs * of_epoch + min(position * self._batch_size, self._parent_length)
 
-    def _counts_before(self, num: int) -> dict[str, dict[str, int]] | None:
-        found: dict[str, dict[str, int]] | None = self._parent._counts_before(
-            self._num_drawn(num, 0)
+    def _gm_counts_before(self, num: int) -> dict[str, dict[str, int]] | None:
+        found: dict[str, dict[str, int]] | None = self._gm_parent._gm_counts_before(
+            self._gm_num_drawn(num, 0)
         )
         return found
 
-    def _origins(self, index: int) -> Iterable[UpstreamElement]:
+    def _gm_origins(self, index: int) -> Iterable[UpstreamElement]:
         epoch, position = divmod(index, len(self))
         first, offset = position * self._batch_size, epoch * self._parent_length
         stop = min(first + self._batch_size, self._parent_length)
-        return (UpstreamElement(self._parent, offset + i) for i in range(first, stop))
+        return (UpstreamElement(self._gm_parent, offset + i) for i in range(first, stop))
 
 
 class BatchIterDataset(IterDataset[T]):
@@ -128,8 +128,8 @@ class BatchIterDataset(IterDataset[T]):
     Order: the parent's. State: the parent's. Cost: one allocation and one copy per leaf.
     """
 
-    _works_on = "batches"
-    _parameters: BatchParameters
+    _gm_works_on = "batches"
+    _gm_parameters: BatchParameters
 
     def __init__(
         self,
@@ -140,25 +140,27 @@ class BatchIterDataset(IterDataset[T]):
         batch_fn: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         super().__init__(parent)
-        self._parameters = BatchParameters(batch_size, drop_remainder, batch_fn)
+        self._gm_parameters = BatchParameters(batch_size, drop_remainder, batch_fn)
 
     @property
     def _element_spec(self) -> Any:
-        return _spec_of(self._parent, self._parameters, batch_function(self._parameters.batch_fn))
-
-    def _num_elements(self) -> Length:
-        size, rest = (
-            self._parameters.batch_size,
-            (0 if self._parameters.drop_remainder else self._parameters.batch_size - 1),
+        return _spec_of(
+            self._gm_parent, self._gm_parameters, batch_function(self._gm_parameters.batch_fn)
         )
-        return scaled(num_elements(self._parent), lambda num: (num + rest) // size)
 
-    def _traced(self, tracing: Tracing) -> Any:
-        batch_fn = partial(grouped, batch_function(self._parameters.batch_fn))
-        return tracing.over(self, _parameters=self._parameters.replaced(batch_fn=batch_fn))
+    def _gm_num_elements(self) -> Length:
+        size, rest = (
+            self._gm_parameters.batch_size,
+            (0 if self._gm_parameters.drop_remainder else self._gm_parameters.batch_size - 1),
+        )
+        return scaled(num_elements(self._gm_parent), lambda num: (num + rest) // size)
+
+    def _gm_traced(self, tracing: Tracing) -> Any:
+        batch_fn = partial(grouped, batch_function(self._gm_parameters.batch_fn))
+        return tracing.over(self, _gm_parameters=self._gm_parameters.replaced(batch_fn=batch_fn))
 
     def __iter__(self) -> DatasetIterator[T]:
-        given = self._parameters
+        given = self._gm_parameters
         make = batch_function(given.batch_fn)
         return open_stage(
             self,

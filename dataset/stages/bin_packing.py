@@ -61,23 +61,23 @@ class _PackIterDataset(IterDataset[dict[str, Any]]):
         """A factory of the algorithm that chooses the bins."""
 
     @property
-    def _described_parameters(self) -> dict[str, Any]:
+    def _gm_described_parameters(self) -> dict[str, Any]:
         return self._packing.described()
 
-    def _num_elements(self) -> Length:
-        return at_most(num_elements(self._parent))  # a row holds one of them at least
+    def _gm_num_elements(self) -> Length:
+        return at_most(num_elements(self._gm_parent))  # a row holds one of them at least
 
     @property
     def _element_spec(self) -> Any:
-        return self._packing.layout.spec(spec_of(self._parent))
+        return self._packing.layout.spec(spec_of(self._gm_parent))
 
-    def _traced(self, tracing: Tracing) -> Any:
+    def _gm_traced(self, tracing: Tracing) -> Any:
         packing = replace(
             self._packing, meta_features=[*_as_names(self._packing.meta_features), RECORD]
         )
         layout = self._packing.layout
-        elements = tracing.of(self._parent).map(noting_failed(partial(_with_record, layout)))
-        return tracing.over(self, _parents=(elements,), _packing=packing).map(
+        elements = tracing.of(self._gm_parent).map(noting_failed(partial(_with_record, layout)))
+        return tracing.over(self, _gm_parents=(elements,), _packing=packing).map(
             partial(_traced_row, layout)
         )
 
@@ -259,7 +259,7 @@ class Packing:
 class BinPackDatasetIterator(StreamIterator[dict[str, Any]]):
     """The iterator of the two packings."""
 
-    _engine: BinPack
+    _gm_engine: BinPack
 
     def get_packed_batch_size_bytes(self) -> int:
         """Returns how many bytes the arrays of all bins take, and the numbers that say how full
@@ -268,6 +268,6 @@ class BinPackDatasetIterator(StreamIterator[dict[str, Any]]):
         Raises:
             ValueError: no element has been packed yet, so that dtypes are not known.
         """
-        if self._engine.num_bytes is None:
+        if self._gm_engine.num_bytes is None:
             raise ValueError("the size is known when an element has been packed: call next() first")
-        return self._engine.num_bytes
+        return self._gm_engine.num_bytes

@@ -44,17 +44,17 @@ class BlockShuffleMapDataset(ReindexMapDataset[T]):
     per element in blocks, 5 µs for a single one.
     """
 
-    _parameters: BlockShuffleParameters
-    _moves_records = _is_reshuffled = _reads_blocks = True
+    _gm_parameters: BlockShuffleParameters
+    _gm_moves_records = _gm_is_reshuffled = _gm_reads_blocks = True
 
     def __init__(
         self, parent: Any, block_size: int = 256, *, group_size: int = 512, seed: int | None = None
     ) -> None:
         super().__init__(parent)
         seed = random_seed(self, seed, "block_shuffle", bits=32)
-        self._parameters = BlockShuffleParameters(block_size, group_size, seed)
-        self._order = _Order(0, self._parameters)
-        self._mixes_over = self._parameters.block_size * self._parameters.group_size
+        self._gm_parameters = BlockShuffleParameters(block_size, group_size, seed)
+        self._order = _Order(0, self._gm_parameters)
+        self._gm_mixes_over = self._gm_parameters.block_size * self._gm_parameters.group_size
 
     @property
     def _limit(self) -> int:
@@ -62,16 +62,16 @@ class BlockShuffleMapDataset(ReindexMapDataset[T]):
         return max(2**62 - length, length - 1)
 
     def _current_order(self) -> _Order:
-        length = len(self._parents[0])
+        length = len(self._gm_parents[0])
         if self._order.length != length:  # it may change as long as nothing downstream has fixed it
-            self._order = _Order(length, self._parameters)
+            self._order = _Order(length, self._gm_parameters)
         self._check_not_empty(length)
         return self._order
 
-    def _items(self, indices: Indices) -> Iterator[Any]:
+    def _gm_items(self, indices: Indices) -> Iterator[Any]:
         blocks = current()
         if blocks is None or not (isinstance(indices, range) or len(indices) == 1):
-            return super()._items(indices)
+            return super()._gm_items(indices)
         step = indices.step if isinstance(indices, range) else None
         elements = (blocks.one(self, i, step) for i in as_ints(indices))
         return elements if self._reports is None else map(self._without_outcome, elements)
@@ -103,7 +103,7 @@ class BlockShuffleMapDataset(ReindexMapDataset[T]):
         return range(start, min(start + order.block_size, (epoch + 1) * order.length))
 
     def read(self, keys: Indices) -> list[Any]:
-        elements, reports = self._parents[0]._items(keys), self._reports
+        elements, reports = self._gm_parents[0]._gm_items(keys), self._reports
         if reports is None:
             return list(elements)
         return [Outcome(x, reports.take()) if reports else x for x in elements]

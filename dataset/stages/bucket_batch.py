@@ -74,9 +74,9 @@ class BucketBatchMapDataset(BlockMapDataset[T]):
             truncated or dropped.
     """
 
-    _parameters: MapBucketParameters
-    _makes_batches = True
-    _shared_by_threads = ("_lengths", "_plan")
+    _gm_parameters: MapBucketParameters
+    _gm_makes_batches = True
+    _gm_shared_by_threads = ("_lengths", "_plan")
 
     def __init__(
         self,
@@ -113,11 +113,11 @@ class BucketBatchMapDataset(BlockMapDataset[T]):
         self._lengths = found = _lengths_of(base_of(parent), lengths)
         limits = _boundaries(found, boundaries, max_tokens, on_long, shard.shard_count)
         sizes = check_batch_sizes(limits, max_tokens, batch_sizes, num_shards=shard.shard_count)
-        has_seed = seed is not None or self._default_seed is not None
+        has_seed = seed is not None or self._gm_default_seed is not None
         seed = random_seed(self, seed, "bucket_batch", bits=32) if has_seed else 0
         common = limits, max_tokens, sizes, pad_to, pad_value, drop_remainder, on_long, with_lengths
-        self._parameters = given = MapBucketParameters(*common, found, window, seed, shard)
-        self._padding = self._parameters.padding()
+        self._gm_parameters = given = MapBucketParameters(*common, found, window, seed, shard)
+        self._padding = self._gm_parameters.padding()
         self._plan = BucketPlan(
             parent,
             found,
@@ -132,11 +132,11 @@ class BucketBatchMapDataset(BlockMapDataset[T]):
         self._tell_long()
 
     def _tell_long(self) -> None:
-        given, num = self._parameters, self.num_long
+        given, num = self._gm_parameters, self.num_long
         if not num:
             return
         text = (
-            f"{num} of {len(self._parent)} elements are longer than the last boundary,"
+            f"{num} of {len(self._gm_parent)} elements are longer than the last boundary,"
             f" {given.boundaries[-1]}"
         )
         if given.on_long == "raise":
@@ -157,29 +157,32 @@ class BucketBatchMapDataset(BlockMapDataset[T]):
     @property
     def boundaries(self) -> tuple[int, ...]:
         """The greatest length of each bucket."""
-        return self._parameters.boundaries
+        return self._gm_parameters.boundaries
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
         """Rows of the batches of each bucket, of all shards together."""
-        return self._parameters.batch_sizes
+        return self._gm_parameters.batch_sizes
 
     def __len__(self) -> int:
         return self._plan.num_batches
 
     @property
-    def _described_parameters(self) -> dict[str, Any]:
-        return {**super()._described_parameters, "elements_per_bucket": self._plan.counts.tolist()}
+    def _gm_described_parameters(self) -> dict[str, Any]:
+        return {
+            **super()._gm_described_parameters,
+            "elements_per_bucket": self._plan.counts.tolist(),
+        }
 
     @property
     def _element_spec(self) -> Any:
-        given = self._parameters
-        return given.spec(self._padding, spec_of(self._parent), given.shard_options.shard_count)
+        given = self._gm_parameters
+        return given.spec(self._padding, spec_of(self._gm_parent), given.shard_options.shard_count)
 
-    def _over(self, replaced: Callable[[Any], Any]) -> BucketBatchMapDataset[T]:
+    def _gm_over(self, replaced: Callable[[Any], Any]) -> BucketBatchMapDataset[T]:
         raise not_over_a_part(self, "knows the lengths of all elements")
 
-    def _items(self, indices: Indices) -> Iterator[Any]:
+    def _gm_items(self, indices: Indices) -> Iterator[Any]:
         self._check_not_empty(len(self), indices[:1])
         return map(self._batch, as_ints(indices))
 
@@ -187,8 +190,8 @@ class BucketBatchMapDataset(BlockMapDataset[T]):
         """The elements of a batch, which of them are this shard's, and how many rows that has if
         none is missing.
         """
-        members, shard = self._plan.members(index), self._parameters.shard_options
-        size = self._parameters.batch_sizes[members.bucket] // shard.shard_count
+        members, shard = self._plan.members(index), self._gm_parameters.shard_options
+        size = self._gm_parameters.batch_sizes[members.bucket] // shard.shard_count
         return members, slice(shard.shard_index * size, (shard.shard_index + 1) * size), size
 
     def _batch(self, index: int) -> Any:
@@ -199,8 +202,8 @@ class BucketBatchMapDataset(BlockMapDataset[T]):
             raise
         num_real = len(members.indices[own])
         here = own if num_real else slice(1)  # what rows look like is known by an element alone
-        elements = list(self._parents[0]._items(members.indices[here]))
-        rows = self._parameters.rows(
+        elements = list(self._gm_parents[0]._gm_items(members.indices[here]))
+        rows = self._gm_parameters.rows(
             members.bucket, size, num_real, members.lengths[here], max(members.lengths)
         )
         try:
@@ -214,10 +217,10 @@ class BucketBatchMapDataset(BlockMapDataset[T]):
             tell(error, self, [index])
             raise
 
-    def _origins(self, index: int) -> Iterable[UpstreamElement]:
+    def _gm_origins(self, index: int) -> Iterable[UpstreamElement]:
         members, own, _ = self._members(index)
         return [
-            UpstreamElement(self._parent, i) for i in members.indices[own] or members.indices[:1]
+            UpstreamElement(self._gm_parent, i) for i in members.indices[own] or members.indices[:1]
         ]
 
 
@@ -268,7 +271,7 @@ class BucketBatchIterDataset(IterDataset[T]):
     and one copy per leaf.
     """
 
-    _parameters: StreamBucketParameters
+    _gm_parameters: StreamBucketParameters
 
     def __init__(
         self,
@@ -298,29 +301,32 @@ class BucketBatchIterDataset(IterDataset[T]):
         limits = check_boundaries(boundaries)
         sizes = check_batch_sizes(limits, max_tokens, batch_sizes)
         common = limits, max_tokens, sizes, pad_to, pad_value, drop_remainder, on_long, with_lengths
-        self._parameters = StreamBucketParameters(*common, length_fn)
-        self._padding = self._parameters.padding()
+        self._gm_parameters = StreamBucketParameters(*common, length_fn)
+        self._padding = self._gm_parameters.padding()
 
-    def _num_elements(self) -> Length:
-        return at_most(num_elements(self._parent))  # a batch has one of them at least
+    def _gm_num_elements(self) -> Length:
+        return at_most(num_elements(self._gm_parent))  # a batch has one of them at least
 
     @property
     def _element_spec(self) -> Any:
-        return self._parameters.spec(self._padding, spec_of(self._parent), 1)
+        return self._gm_parameters.spec(self._padding, spec_of(self._gm_parent), 1)
 
-    def _traced(self, tracing: Tracing) -> Any:
-        length_of = self._parameters.length_fn
-        given = self._parameters.replaced(length_fn=noting_failed(lambda x: length_of(x.value)))
+    def _gm_traced(self, tracing: Tracing) -> Any:
+        length_of = self._gm_parameters.length_fn
+        given = self._gm_parameters.replaced(length_fn=noting_failed(lambda x: length_of(x.value)))
         # which is passed over
-        parent = tracing.of(self._parent).map(lambda x: None if x.value is None else x)
+        parent = tracing.of(self._gm_parent).map(lambda x: None if x.value is None else x)
         return tracing.over(
-            self, _parents=(parent,), _parameters=given, _padding=_TracedPadding(self._padding)
+            self,
+            _gm_parents=(parent,),
+            _gm_parameters=given,
+            _padding=_TracedPadding(self._padding),
         )
 
     def __iter__(self) -> DatasetIterator[T]:
         return open_stage(
             self,
-            partial(BucketBatch, given=self._parameters, padding=self._padding),
+            partial(BucketBatch, given=self._gm_parameters, padding=self._padding),
             BucketBatchDatasetIterator,
         )
 
@@ -328,14 +334,14 @@ class BucketBatchIterDataset(IterDataset[T]):
 class BucketBatchDatasetIterator(StreamIterator[T]):
     """The iterator of ``bucket_batch`` of streams."""
 
-    _engine: BucketBatch
+    _gm_engine: BucketBatch
 
     @property
     def num_long(self) -> int:
         """The number of elements so far that are longer than the last boundary, and were truncated
         or dropped.
         """
-        return self._engine.num_long(self.pos)
+        return self._gm_engine.num_long(self.pos)
 
 
 class _TracedPadding:

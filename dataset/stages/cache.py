@@ -51,18 +51,18 @@ class CacheIterDataset(IterDataset[T]):
     """
 
     _element_spec = spec_of_first_parent
-    _num_elements = same_number
-    _parameters: CacheParameters
+    _gm_num_elements = same_number
+    _gm_parameters: CacheParameters
 
     def __init__(self, parent: Any, *, copy_elements: bool = False) -> None:
         super().__init__(parent)
-        self._parameters = CacheParameters(bool(copy_elements))
+        self._gm_parameters = CacheParameters(bool(copy_elements))
 
     def __str__(self) -> str:
-        return f"CacheIterDataset(parent={self._parent})"
+        return f"CacheIterDataset(parent={self._gm_parent})"
 
-    def _traced(self, tracing: Tracing) -> Any:
-        return tracing.over(self, _parameters=self._parameters.replaced(copy_elements=False))
+    def _gm_traced(self, tracing: Tracing) -> Any:
+        return tracing.over(self, _gm_parameters=self._gm_parameters.replaced(copy_elements=False))
 
     def __iter__(self) -> DatasetIterator[T]:
-        return open_stage(self, partial(Cache, copy_elements=self._parameters.copy_elements))
+        return open_stage(self, partial(Cache, copy_elements=self._gm_parameters.copy_elements))

@@ -146,7 +146,7 @@ class ConcatThenSplitIterDataset(IterDataset[dict[str, Any]]):
                 f" {list(lengths)}"
             )
         self._splits_full_length = bool(split_full_length_features)
-        self._parameters = ConcatThenSplitParameters(
+        self._gm_parameters = ConcatThenSplitParameters(
             lengths,
             meta_features,
             self._splits_full_length,
@@ -155,12 +155,12 @@ class ConcatThenSplitIterDataset(IterDataset[dict[str, Any]]):
             bos_token_id,
         )
 
-    def _num_elements(self) -> Length:
+    def _gm_num_elements(self) -> Length:
         return Unknown()  # the lengths of the sequences decide it
 
     @property
     def _element_spec(self) -> Any:
-        spec = spec_of(self._parent)
+        spec = spec_of(self._gm_parent)
         lengths = {target.name: target.length for target in self._targets}
         if not isinstance(spec, Mapping) or spec.keys() != lengths.keys():
             raise _other_features(spec, lengths)
@@ -172,10 +172,10 @@ class ConcatThenSplitIterDataset(IterDataset[dict[str, Any]]):
             row.update({name: ShapeDtypeStruct((target.length,), np.int32) for name in numbers})
         return row
 
-    def _traced(self, tracing: Tracing) -> Any:
+    def _gm_traced(self, tracing: Tracing) -> Any:
         targets = [Target(target.name, target.length, target.is_meta) for target in self._targets]
-        cells = tracing.of(self._parent).map(noting_failed(partial(_as_cells, targets)))
-        return tracing.over(self, _parents=(cells,), _targets=targets).map(
+        cells = tracing.of(self._gm_parent).map(noting_failed(partial(_as_cells, targets)))
+        return tracing.over(self, _gm_parents=(cells,), _targets=targets).map(
             partial(_traced_row, self._targets)
         )
 

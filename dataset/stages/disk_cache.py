@@ -156,19 +156,19 @@ class DiskCacheMapDataset(BlockMapDataset[T]):
     """
 
     _element_spec = spec_of_first_parent
-    _keeps_indices = True
-    _is_made_anew = True
+    _gm_keeps_indices = True
+    _gm_is_made_anew = True
 
     def __init__(
         self, parent: Any, path: Any, max_bytes: int | None = None, freeze: bool = False
     ) -> None:
         super().__init__(parent)
-        self._parameters: DiskCacheParameters = DiskCacheParameters(path, max_bytes, freeze)
-        check_no_draws(parent, self._parameters, is_stream=False)
-        self._cache = DiskCache(parent, self._parameters)
+        self._gm_parameters: DiskCacheParameters = DiskCacheParameters(path, max_bytes, freeze)
+        check_no_draws(parent, self._gm_parameters, is_stream=False)
+        self._cache = DiskCache(parent, self._gm_parameters)
         self._keeps_nones = not tolerances(parent)  # else faults would be counted once only
 
-    def _items(self, indices: Indices) -> Iterator[Any]:
+    def _gm_items(self, indices: Indices) -> Iterator[Any]:
         length = len(self)
         self._check_not_empty(length, indices)
         return self._found_or_computed([i % length for i in as_ints(indices)])
@@ -200,7 +200,7 @@ class DiskCacheMapDataset(BlockMapDataset[T]):
     def _stored(self, store: DiskStore, key: int) -> Any:
         element = store.value(key)  # another thread may have stored it since the last look
         if element is MISSING:
-            element = item(self._parents[0], key)
+            element = item(self._gm_parents[0], key)
             if element is not None or self._keeps_nones:
                 self._keep(store, key, element)
         return element

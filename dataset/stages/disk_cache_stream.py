@@ -56,23 +56,23 @@ class DiskCacheIterDataset(IterDataset[T]):
     """
 
     _element_spec = spec_of_first_parent
-    _num_elements = same_number
+    _gm_num_elements = same_number
 
     def __init__(
         self, parent: Any, path: Any, max_bytes: int | None = None, freeze: bool = False
     ) -> None:
         super().__init__(parent)
-        self._parameters: DiskCacheParameters = DiskCacheParameters(path, max_bytes, freeze)
-        check_no_draws(parent, self._parameters, is_stream=True)
-        self._cache: DiskCache | None = DiskCache(parent, self._parameters)
+        self._gm_parameters: DiskCacheParameters = DiskCacheParameters(path, max_bytes, freeze)
+        check_no_draws(parent, self._gm_parameters, is_stream=True)
+        self._cache: DiskCache | None = DiskCache(parent, self._gm_parameters)
 
-    def _over(self, replaced: Any) -> Any:
-        new = super()._over(replaced)
+    def _gm_over(self, replaced: Any) -> Any:
+        new = super()._gm_over(replaced)
         if self._cache is not None:  # else elements know their records, and are not to be kept
-            new._cache = DiskCache(new._parent, self._parameters)
+            new._cache = DiskCache(new._gm_parent, self._gm_parameters)
         return new
 
-    def _traced(self, tracing: Tracing) -> Any:
+    def _gm_traced(self, tracing: Tracing) -> Any:
         return tracing.over(self, _cache=None)
 
     def __iter__(self) -> DatasetIterator[T]:

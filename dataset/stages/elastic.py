@@ -110,7 +110,7 @@ class ElasticIterator(StreamIterator[T], IterDataset[T]):
     """
 
     _is_shared = True
-    _engine: Batches | ElasticFiles
+    _gm_engine: Batches | ElasticFiles
 
     def __init__(
         self,
@@ -171,12 +171,12 @@ class ElasticIterator(StreamIterator[T], IterDataset[T]):
         else:
             make = open_files(ds, self._batch_size, shard, batch_fn)
         super().__init__(Given(given), [], make)
-        if (running := self._engine.running) is not None:
-            self._ctx.options = running._ctx.options
+        if (running := self._gm_engine.running) is not None:
+            self._gm_ctx.options = running._gm_ctx.options
             adopt(self, [running])
-        share_context(self._engine.open_iterators(), self._ctx)
+        share_context(self._gm_engine.open_iterators(), self._gm_ctx)
 
-    def _traced(self, tracing: Tracing) -> Any:
+    def _gm_traced(self, tracing: Tracing) -> Any:
         ds: Any = self._ds
         is_map = isinstance(ds, MapDataset)
         twin = TracedMapDataset(ds, tracing, False) if is_map else tracing.of(ds)
@@ -195,7 +195,7 @@ class ElasticIterator(StreamIterator[T], IterDataset[T]):
         """The iterator of this shard alone, which is this one."""
         return self
 
-    def _num_elements(self) -> Length:
+    def _gm_num_elements(self) -> Length:
         length = num_elements(self._ds)
         if isinstance(self._ds, MapDataset) and isinstance(length, Exact | AtMost | Infinite):
             return scaled(length, lambda num: num // self._global_batch_size)
@@ -211,11 +211,11 @@ class ElasticIterator(StreamIterator[T], IterDataset[T]):
         )
 
     @property
-    def _draws_from(self) -> Sequence[Any]:
+    def _gm_draws_from(self) -> Sequence[Any]:
         return (self._ds,)
 
     @property
-    def _described_upstream(self) -> Sequence[Any]:
+    def _gm_described_upstream(self) -> Sequence[Any]:
         return (self._ds if isinstance(self._ds, MapDataset) else iterate(self._ds),)
 
     def get_shard_states(self) -> dict[int, dict[str, Any]]:
@@ -270,13 +270,13 @@ class ElasticIterator(StreamIterator[T], IterDataset[T]):
 
     @property
     def _files(self) -> ElasticFiles:
-        if not isinstance(self._engine, ElasticFiles):
+        if not isinstance(self._gm_engine, ElasticFiles):
             raise NotImplementedError(
                 "the shards of a MapDataset have no states of their own: get_state() of any shard"
                 " restores in all"
             )
-        return self._engine
+        return self._gm_engine
 
-    def _share_context(self, ctx: IteratorContext) -> None:
-        super()._share_context(ctx)
-        share_context(self._engine.open_iterators(), ctx)
+    def _gm_share_context(self, ctx: IteratorContext) -> None:
+        super()._gm_share_context(ctx)
+        share_context(self._gm_engine.open_iterators(), ctx)

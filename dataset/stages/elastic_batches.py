@@ -113,7 +113,7 @@ class Batches(Stream):
             self._stop()
         if self.running is None:
             self._at, running = None, self._opened(pos[0])
-            running._share_context(self.ctx)
+            running._gm_share_context(self.ctx)
             self._stream, self.running = stream_of(running), running
         if self._is_closed:  # perhaps in the meantime
             self.running.close()
@@ -254,7 +254,7 @@ class SparseBatches(Batches):
     def _pass(self, cell: Cell) -> None:
         index, faults = cell.pos
         it = self._steps(index).__iter__()
-        steps = it._engine
+        steps = it._gm_engine
         assert isinstance(steps, StepsOfWorker)
         here = Cell(steps.start())
         if self.faults:
@@ -295,7 +295,7 @@ class StepsIterDataset(IterDataset[tuple[int, list[int]]]):
         self._start = start
         self._slice = slice(0, None, 1)
 
-    def _num_elements(self) -> Length:
+    def _gm_num_elements(self) -> Length:
         return Unknown()  # which elements there are is looked up
 
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
@@ -426,10 +426,10 @@ def _presence(ds: MapDataset[Any]) -> MapDataset[bool]:
 class _PresenceMapDataset(BlockMapDataset[bool]):
     """True at each index at which the parent has an element, else false."""
 
-    _keeps_indices = True
+    _gm_keeps_indices = True
 
-    def _items(self, indices: Indices) -> Iterator[Any]:
-        return map(operator.is_not, self._parents[0]._items(indices), itertools.repeat(None))
+    def _gm_items(self, indices: Indices) -> Iterator[Any]:
+        return map(operator.is_not, self._gm_parents[0]._gm_items(indices), itertools.repeat(None))
 
 
 class _Batch:
@@ -441,7 +441,7 @@ class _Batch:
 
     def __call__(self, step: tuple[int, list[int]]) -> tuple[int, Any]:
         position, indices = step
-        elements = list(self._ds._items(indices))
+        elements = list(self._ds._gm_items(indices))
         if any([x is None for x in elements]):
             raise _missing_error(self._ds)
         return position, self._batch_fn(elements)

@@ -43,10 +43,10 @@ class ReadingIterDataset(IterDataset[T]):
         """Return the key in the whole of the element that has ``key`` in this part of it."""
         return key
 
-    def _num_elements(self) -> Length:
+    def _gm_num_elements(self) -> Length:
         return Unknown()  # the files tell, when they are read
 
-    def _traced(self, tracing: Tracing) -> Any:
+    def _gm_traced(self, tracing: Tracing) -> Any:
         if not is_of_library(self):
             raise refuse_to_trace(self)
         return _TracedReadingIterDataset(self)
@@ -59,7 +59,7 @@ class _TracedReadingIterDataset(IterDataset[Traced]):
         super().__init__()
         self._ds = ds
 
-    def _num_elements(self) -> Length:
+    def _gm_num_elements(self) -> Length:
         return Unknown()
 
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
@@ -97,14 +97,14 @@ class FilesIterDataset(ReadingIterDataset[T]):
         self._starting_folder = starting_folder(
             [str(path) for path in self._paths if not is_url(str(path))]
         )
-        self._parameters = FilesParameters(path)
+        self._gm_parameters = FilesParameters(path)
 
     def __str__(self) -> str:
         files = str(self._paths[0]) if len(self._paths) == 1 else f"[{len(self._paths)} files]"
         return f"{type(self).__name__}({files})"
 
     @property
-    def _data(self) -> Any:
+    def _gm_data(self) -> Any:
         """The files, for the digest of a pipeline."""
         return [str(path) for path in self._paths], self._starting_folder
 

@@ -32,17 +32,17 @@ class FilterMapDataset(BlockMapDataset[T]):
     Order: the parent's. Cost: one call per element.
     """
 
-    _drops = True
+    _gm_drops = True
     _element_spec = spec_of_first_parent
-    _keeps_indices = True
+    _gm_keeps_indices = True
 
     def __init__(self, parent: Any, transform: Any) -> None:
         super().__init__(parent)
-        self._parameters = FilterParameters(transform)
+        self._gm_parameters = FilterParameters(transform)
         self._fn = transform_function(transform, Filter, "filter")
 
-    def _items(self, indices: Indices) -> Iterator[Any]:
-        return map(self._chosen, self._parents[0]._items(indices), as_ints(indices))
+    def _gm_items(self, indices: Indices) -> Iterator[Any]:
+        return map(self._chosen, self._gm_parents[0]._gm_items(indices), as_ints(indices))
 
     def _chosen(self, x: Any, index: int) -> Any:
         try:
@@ -58,17 +58,17 @@ class FilterIterDataset(IterDataset[T]):
     Order: the parent's. State: the parent's. Cost: one call per element of the parent.
     """
 
-    _drops = True
+    _gm_drops = True
     _element_spec = spec_of_first_parent
-    _num_elements = some_of_them
-    _works_on = "choice"
+    _gm_num_elements = some_of_them
+    _gm_works_on = "choice"
 
     def __init__(self, parent: Any, transform: Any) -> None:
         super().__init__(parent)
-        self._parameters = FilterParameters(transform)
+        self._gm_parameters = FilterParameters(transform)
         self._fn = transform_function(transform, Filter, "filter")
 
-    def _traced(self, tracing: Tracing) -> Any:
+    def _gm_traced(self, tracing: Tracing) -> Any:
         fn = self._fn
         return tracing.over(self, _fn=noting_failed(lambda x: fn(x.value)))
 

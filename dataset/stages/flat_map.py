@@ -70,9 +70,9 @@ class FlatMapMapDataset(BlockMapDataset[T]):
         (9, 'b', None, ['a', 'b', 'c', 'd', 'e'])
     """
 
-    _is_made_anew = True
-    _drops = True
-    _takes_apart = True
+    _gm_is_made_anew = True
+    _gm_drops = True
+    _gm_takes_apart = True
     # The index of the parent's element that was split last, its items, and what has failed on the
     # way. A thread that uses it takes it away from the others.
     _memo: tuple[int, _Items] | None
@@ -86,23 +86,23 @@ class FlatMapMapDataset(BlockMapDataset[T]):
             )
         self._transform = transform
         self._max_fan_out = check_max_fan_out(transform)
-        self._parameters = FlatMapParameters(transform)
+        self._gm_parameters = FlatMapParameters(transform)
 
     def __len__(self) -> int:
-        return min(len(self._parent) * self._max_fan_out, sys.maxsize)
+        return min(len(self._gm_parent) * self._max_fan_out, sys.maxsize)
 
     @property
-    def _shares_records(self) -> bool:
+    def _gm_shares_records(self) -> bool:
         return True  # items of one element are of one record
 
     @property
-    def _described_parameters(self) -> dict[str, Any]:
+    def _gm_described_parameters(self) -> dict[str, Any]:
         return {"max_fan_out": self._max_fan_out}
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_memo"}
 
-    def _items(self, indices: Indices) -> Iterator[Any]:
+    def _gm_items(self, indices: Indices) -> Iterator[Any]:
         size, numbers = self._max_fan_out, as_ints(indices)
         if isinstance(indices, range) and indices.step == 1:
             wanted: Any = range(indices.start // size, (indices.stop - 1) // size + 1)
@@ -170,10 +170,10 @@ class FlatMapMapDataset(BlockMapDataset[T]):
                 failed_at(error, self, number * most)
                 raise
 
-        return map(split, self._parents[0]._items(numbers), numbers)
+        return map(split, self._gm_parents[0]._gm_items(numbers), numbers)
 
-    def _origins(self, index: int) -> Iterable[UpstreamElement]:
-        return [UpstreamElement(self._parent, index // self._max_fan_out)]
+    def _gm_origins(self, index: int) -> Iterable[UpstreamElement]:
+        return [UpstreamElement(self._gm_parent, index // self._max_fan_out)]
 
 
 class FlatMapIterDataset(IterDataset[T]):
@@ -198,18 +198,18 @@ class FlatMapIterDataset(IterDataset[T]):
         ['a', 'b', 'c']
     """
 
-    _parameters: StreamFlatMapParameters
+    _gm_parameters: StreamFlatMapParameters
 
     def __init__(self, parent: Any, transform: Any, *, with_nones: bool = False) -> None:
         super().__init__(parent)
-        self._parameters = StreamFlatMapParameters(transform, with_nones)
+        self._gm_parameters = StreamFlatMapParameters(transform, with_nones)
         transform_function(transform, FlatMap, "flat_map")
 
-    def _num_elements(self) -> Length:
+    def _gm_num_elements(self) -> Length:
         return Unknown()  # the transformation decides it
 
-    def _traced(self, tracing: Tracing) -> Any:
-        given = self._parameters
+    def _gm_traced(self, tracing: Tracing) -> Any:
+        given = self._gm_parameters
         fn = transform_function(given.transform, FlatMap, "flat_map")
 
         def split(x: Traced) -> list[Traced]:
@@ -217,10 +217,10 @@ class FlatMapIterDataset(IterDataset[T]):
                 return []
             return [x.part(item, self) for item in as_list(fn(x.value), given.transform)]
 
-        return tracing.over(self, _parameters=given.replaced(transform=noting_failed(split)))
+        return tracing.over(self, _gm_parameters=given.replaced(transform=noting_failed(split)))
 
     def __iter__(self) -> DatasetIterator[T]:
-        given = self._parameters
+        given = self._gm_parameters
         fn = transform_function(given.transform, FlatMap, "flat_map")
         split = partial(_split, fn, given.transform)
         return open_stage(self, partial(Spread, split=split, with_nones=given.with_nones))

@@ -216,7 +216,7 @@ class GlobalBatchIterDataset(IterDataset[T]):
     the host. Cost: that of the lanes, and one copy of the rows; a second one with several workers.
     """
 
-    _parameters: GlobalBatchParameters
+    _gm_parameters: GlobalBatchParameters
 
     def __init__(
         self,
@@ -244,7 +244,7 @@ class GlobalBatchIterDataset(IterDataset[T]):
             batch_fn,
             worker_init_fn,
         )
-        self._parameters = parameters = GlobalBatchParameters(*given)
+        self._gm_parameters = parameters = GlobalBatchParameters(*given)
         for node in ancestors(parent):
             if isinstance(node, MultiprocessPrefetchIterDataset):
                 raise ValueError(
@@ -279,18 +279,20 @@ class GlobalBatchIterDataset(IterDataset[T]):
     @cached
     def lane_lengths(self) -> list[Length]:
         """The number of elements of each lane, for the lanes of all hosts."""
-        parameters = self._parameters
+        parameters = self._gm_parameters
         if parameters.end == "repeat":
             return [Infinite()] * parameters.num_lanes
         return [num_elements(self._lane(lane)) for lane in range(parameters.num_lanes)]
 
     def _lane(self, lane: int) -> Any:
-        return slice_pipeline(self._parents[0], lane, self._parameters.num_lanes, by_lanes=True)
+        return slice_pipeline(
+            self._gm_parents[0], lane, self._gm_parameters.num_lanes, by_lanes=True
+        )
 
     @cached
     def mixes_in_lanes(self) -> bool:
         """True if lanes are mixtures of the lanes of components."""
-        return self._parameters.num_lanes > 1 and mixes_in_lanes(self._parents[0])
+        return self._gm_parameters.num_lanes > 1 and mixes_in_lanes(self._gm_parents[0])
 
     @cached
     def is_computed(self) -> bool:
@@ -312,55 +314,57 @@ class GlobalBatchIterDataset(IterDataset[T]):
         """The number of steps that follow when every lane has given ``rows`` rows, if it is
         known.
         """
-        size = self._parameters.rows_per_lane
+        size = self._gm_parameters.rows_per_lane
         left = [scaled(length, lambda num: max(0, num - rows)) for length in self.lane_lengths]
-        if self._parameters.end == "pad":
+        if self._gm_parameters.end == "pad":
             return scaled(longest(left), lambda num: -(-num // size))
         return scaled(shortest(left), lambda num: num // size)
 
-    def _num_elements(self) -> Length:
+    def _gm_num_elements(self) -> Length:
         return self.num_steps_after(0)
 
     @property
     def _element_spec(self) -> Any:
-        num, batch_fn = self._parameters.num_rows, batch_function(self._parameters.batch_fn)
-        batch = batched_spec(batch_fn, spec_of(self._parent), num, True)
+        num, batch_fn = self._gm_parameters.num_rows, batch_function(self._gm_parameters.batch_fn)
+        batch = batched_spec(batch_fn, spec_of(self._gm_parent), num, True)
         return (
-            (batch, ShapeDtypeStruct((num,), np.bool_)) if self._parameters.end == "pad" else batch
+            (batch, ShapeDtypeStruct((num,), np.bool_))
+            if self._gm_parameters.end == "pad"
+            else batch
         )
 
     def zero_row(self) -> Any:
         """An element of zeros if the element spec is known without reading."""
         try:
             return map_spec(
-                lambda leaf: np.zeros(leaf.shape, leaf.dtype)[()], spec_of(self._parent)
+                lambda leaf: np.zeros(leaf.shape, leaf.dtype)[()], spec_of(self._gm_parent)
             )
         except (NotImplementedError, ValueError, TypeError) as error:
             # a stage, perhaps a user's, does not say it
             raise ValueError(
-                f"no lane of shard {self._parameters.shard_options.shard_index} has had an element,"
+                f"no lane of shard {self._gm_parameters.shard_options.shard_index} has had an element,"
                 f" so that the padding is unknown there: {error}. Say what elements look like (see"
                 " get_element_spec), or use fewer lanes"
             ) from error
 
-    def _over(self, replaced: Callable[[Any], Any]) -> Any:
-        new: Any = super()._over(replaced)
+    def _gm_over(self, replaced: Callable[[Any], Any]) -> Any:
+        new: Any = super()._gm_over(replaced)
         # the replacement of the parent may have no shards
-        _check_roots(new._parent, self._parameters.num_lanes)
+        _check_roots(new._gm_parent, self._gm_parameters.num_lanes)
         return new
 
-    def _divided(self, division: Division) -> Any:
+    def _gm_divided(self, division: Division) -> Any:
         raise ValueError(
             f"{self} cannot be shared out among {division.num_workers} workers, since its lanes"
             " are: give workers=MultiprocessingOptions(...) to global_batch"
         )
 
-    def _traced(self, tracing: Tracing) -> Any:
-        given = self._parameters
+    def _gm_traced(self, tracing: Tracing) -> Any:
+        given = self._gm_parameters
         batch_fn = partial(_grouped, batch_function(given.batch_fn))
         agree = None if given.agree is None else _own_number
         steps: IterDataset[Any] = GlobalBatchIterDataset(
-            tracing.of(self._parent),
+            tracing.of(self._gm_parent),
             given.batch_size,
             given.num_lanes,
             given.shard_options,
@@ -402,12 +406,12 @@ def _check_roots(parent: Any, num_lanes: int) -> None:
     """
     for node in ancestors(slice_pipeline(parent, num_lanes - 1, num_lanes, by_lanes=True)):
         is_share = (
-            node._is_share
+            node._gm_is_share
             or (num_lanes == 1 and isinstance(node, MapDataset))
             or hasattr(node, "set_slice")
         )
         if is_share and num_elements(node) in (Exact(0), AtMost(0)):
-            root = node.parents[0] if node._is_share else node
+            root = node.parents[0] if node._gm_is_share else node
             length = f" of {len(root)} elements" if isinstance(root, MapDataset) else ""
             raise ValueError(
                 f"num_lanes must be at most the length of every root, got {num_lanes}:"

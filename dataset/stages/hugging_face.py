@@ -305,13 +305,13 @@ class HuggingFaceIterDataset(ReadingIterDataset[Any]):
     def __init__(self, dataset: Any) -> None:
         super().__init__()
         _check(dataset)
-        self._parameters = HuggingFaceParameters(dataset)
-        self._data = fresh(dataset)
-        self._facts = examined(self._data)
+        self._gm_parameters = HuggingFaceParameters(dataset)
+        self._gm_data = fresh(dataset)
+        self._facts = examined(self._gm_data)
         self._kept = _ALL  # which examples of the stream are delivered
 
     @property
-    def _described_parameters(self) -> dict[str, Any]:
+    def _gm_described_parameters(self) -> dict[str, Any]:
         return self._facts.described
 
     def __str__(self) -> str:
@@ -338,13 +338,13 @@ class HuggingFaceIterDataset(ReadingIterDataset[Any]):
             and self._facts.can_share_shards
             and num_workers <= self._facts.num_shards
         ):
-            self._data = sharded(self._data, num_workers, worker)
-            self._facts = examined(self._data)
+            self._gm_data = sharded(self._gm_data, num_workers, worker)
+            self._facts = examined(self._gm_data)
         else:
             self._kept = self._kept[sl]
 
     def __iter__(self) -> DatasetIterator[Any]:
-        make = partial(Examples, data=self._data, facts=self._facts, kept=self._kept)
+        make = partial(Examples, data=self._gm_data, facts=self._facts, kept=self._kept)
         return StreamIterator(self, [], make)
 
 

@@ -80,7 +80,7 @@ class InterleaveIterDataset(IterDataset[T]):
         ['a', 'x', 'b', 'c', '1', '2']
     """
 
-    _parameters: InterleaveParameters
+    _gm_parameters: InterleaveParameters
 
     def __init__(
         self,
@@ -101,42 +101,44 @@ class InterleaveIterDataset(IterDataset[T]):
                     f" datasets, got {shown(datasets)} of type {type(datasets).__name__}"
                 )
             datasets = [_check_dataset(ds, i) for i, ds in enumerate(datasets)]
-        self._datasets = datasets
-        self._parameters = InterleaveParameters(
+        self._gm_datasets = datasets
+        self._gm_parameters = InterleaveParameters(
             cycle_length, num_make_iter_threads, make_iter_buffer_size, iter_buffer_size
         )
 
     @property
     def datasets(self) -> Sequence[Any] | MapDataset[Any]:
         """The datasets of the interleave."""
-        return self._datasets
+        return self._gm_datasets
 
     @property
-    def _makes_choices(self) -> bool:
+    def _gm_makes_choices(self) -> bool:
         return True  # its members may
 
     @property
-    def _draws_from(self) -> Sequence[Any]:
-        return [self._datasets] if isinstance(self._datasets, MapDataset) else self._datasets
+    def _gm_draws_from(self) -> Sequence[Any]:
+        return (
+            [self._gm_datasets] if isinstance(self._gm_datasets, MapDataset) else self._gm_datasets
+        )
 
-    def _num_elements(self) -> Length:
-        if isinstance(self._datasets, MapDataset):
+    def _gm_num_elements(self) -> Length:
+        if isinstance(self._gm_datasets, MapDataset):
             return Unknown()  # its elements would have to be computed
-        return added([num_elements(ds) for ds in self._datasets])
+        return added([num_elements(ds) for ds in self._gm_datasets])
 
     @property
     def _cycle_length(self) -> int:
-        return min(self._parameters.cycle_length, len(self._datasets))
+        return min(self._gm_parameters.cycle_length, len(self._gm_datasets))
 
     @property
     def _element_spec(self) -> Any:
-        if not len(self._datasets):
+        if not len(self._gm_datasets):
             raise NotImplementedError(f"{self} has no elements to describe")
-        return spec_of(_check_dataset(self._datasets[0], 0))
+        return spec_of(_check_dataset(self._gm_datasets[0], 0))
 
     def __str__(self) -> str:
         return (
-            f"InterleaveIterDataset([{len(self._datasets)} datasets],"
+            f"InterleaveIterDataset([{len(self._gm_datasets)} datasets],"
             f" cycle_length={self._cycle_length})"
         )
 
@@ -145,23 +147,23 @@ class InterleaveIterDataset(IterDataset[T]):
         its own.
         """
         del sequential_slice  # every dataset is whole in any case
-        self._datasets = (
-            self._datasets.slice(sl)
-            if isinstance(self._datasets, MapDataset)
-            else self._datasets[sl]
+        self._gm_datasets = (
+            self._gm_datasets.slice(sl)
+            if isinstance(self._gm_datasets, MapDataset)
+            else self._gm_datasets[sl]
         )
 
-    def _traced(self, tracing: Tracing) -> Any:
-        here = self._parameters.replaced(
+    def _gm_traced(self, tracing: Tracing) -> Any:
+        here = self._gm_parameters.replaced(
             num_make_iter_threads=0, make_iter_buffer_size=0, iter_buffer_size=0
         )
         return tracing.over(
-            self, _datasets=_TracedDatasets(self._datasets, tracing), _parameters=here
+            self, _gm_datasets=_TracedDatasets(self._gm_datasets, tracing), _gm_parameters=here
         )
 
     def __iter__(self) -> DatasetIterator[T]:
-        given = self._parameters
-        opener = IteratorOpener(self._datasets, given.iter_buffer_size)
+        given = self._gm_parameters
+        opener = IteratorOpener(self._gm_datasets, given.iter_buffer_size)
         num_threads, num_ahead = given.num_make_iter_threads, given.make_iter_buffer_size
         return InterleaveDatasetIterator(self, opener, self._cycle_length, num_threads, num_ahead)
 
@@ -243,7 +245,7 @@ class IteratorOpener:
             it = self._elsewhere.iterator(index, it, self.key)
         elif isinstance(ds, IterDataset):
             it = ThreadPrefetchDatasetIterator(it, self._buffer_size)
-        it._share_context(ComponentContext(self.ctx, it._ctx.options))
+        it._gm_share_context(ComponentContext(self.ctx, it._gm_ctx.options))
         # before threads ask for choices by these keys
         number_choosers(stream_of(it), f"{self.key}.{index}/")
         return it
@@ -270,7 +272,7 @@ class InterleaveDatasetIterator(StreamIterator[T]):
         num_ahead: the most datasets that are open ahead of their turn.
     """
 
-    _engine: Interleave
+    _gm_engine: Interleave
 
     def __init__(
         self,
@@ -285,21 +287,21 @@ class InterleaveDatasetIterator(StreamIterator[T]):
         super().__init__(stage, [], partial(Interleave, members=members, length=cycle_length))
 
     @property
-    def _described_parameters(self) -> dict[str, Any]:
-        return {"num_datasets": self._engine.members.num, "cycle_length": self._engine.length}
+    def _gm_described_parameters(self) -> dict[str, Any]:
+        return {"num_datasets": self._gm_engine.members.num, "cycle_length": self._gm_engine.length}
 
     @property
-    def _draws_from(self) -> Sequence[Any]:
-        found: Sequence[Any] = self._engine.open_iterators()
+    def _gm_draws_from(self) -> Sequence[Any]:
+        found: Sequence[Any] = self._gm_engine.open_iterators()
         datasets = self._opener.datasets
         return found or ([datasets] if isinstance(datasets, MapDataset) else datasets)
 
     @property
-    def _observed_upstream(self) -> Sequence[Any]:
-        return self._engine.open_iterators()
+    def _gm_observed_upstream(self) -> Sequence[Any]:
+        return self._gm_engine.open_iterators()
 
     @property
-    def _described_upstream(self) -> Sequence[Any]:
+    def _gm_described_upstream(self) -> Sequence[Any]:
         datasets = self._opener.datasets
         return (
             [datasets]
@@ -310,4 +312,4 @@ class InterleaveDatasetIterator(StreamIterator[T]):
     @property
     def could_not_open(self) -> bool:
         """True if a dataset of the cycle failed to open, so that states lack it."""
-        return self._engine.unopenable == self.pos[-1].num_opened
+        return self._gm_engine.unopenable == self.pos[-1].num_opened

@@ -44,17 +44,17 @@ class LimitIterDataset(IterDataset[T]):
         [0, 1, 2]
     """
 
-    _passes_on = True
-    _tells_place = True
+    _gm_passes_on = True
+    _gm_tells_place = True
     _element_spec = spec_of_first_parent
-    _parameters: LimitParameters
+    _gm_parameters: LimitParameters
 
     def __init__(self, parent: Any, count: int) -> None:
         super().__init__(parent)
-        self._parameters = LimitParameters(count)
+        self._gm_parameters = LimitParameters(count)
 
-    def _num_elements(self) -> Length:
-        return shortest([num_elements(self._parent), Exact(self._parameters.count)])
+    def _gm_num_elements(self) -> Length:
+        return shortest([num_elements(self._gm_parent), Exact(self._gm_parameters.count)])
 
     def __iter__(self) -> DatasetIterator[T]:
-        return open_stage(self, partial(Limit, most=self._parameters.count))
+        return open_stage(self, partial(Limit, most=self._gm_parameters.count))

@@ -40,17 +40,17 @@ class MapMapDataset(BlockMapDataset[T]):
     """
 
     _element_spec = transformed_spec
-    _keeps_indices = True
-    _may_leave_out = True
+    _gm_keeps_indices = True
+    _gm_may_leave_out = True
 
     def __init__(self, parent: Any, transform: Any) -> None:
         super().__init__(parent)
-        self._parameters = MapParameters(transform)
+        self._gm_parameters = MapParameters(transform)
         self._fn = transform_function(transform, Map, "map")
 
-    def _items(self, indices: Indices) -> Iterator[Any]:
+    def _gm_items(self, indices: Indices) -> Iterator[Any]:
         fn, steps = self._fn, repeat(True, len(indices))
-        for x in compress(self._parents[0]._items(indices), steps):
+        for x in compress(self._gm_parents[0]._gm_items(indices), steps):
             try:
                 # The last element of the parent is kept until the next one is requested: a batch of
                 # elements costs a third less than if each was dropped at once.
@@ -67,18 +67,20 @@ class MapIterDataset(IterDataset[T]):
     """
 
     _element_spec = transformed_spec
-    _num_elements = same_number
-    _works_on = "elements"
-    _parameters: StreamMapParameters
+    _gm_num_elements = same_number
+    _gm_works_on = "elements"
+    _gm_parameters: StreamMapParameters
 
     def __init__(self, parent: Any, transform: Any, *, with_nones: bool = False) -> None:
         super().__init__(parent)
-        self._parameters = StreamMapParameters(transform, with_nones)
+        self._gm_parameters = StreamMapParameters(transform, with_nones)
         self._fn = transform_function(transform, Map, "map")
 
-    def _traced(self, tracing: Tracing) -> Any:
-        fn = self._fn if self._parameters.with_nones else partial(unless_none, self._fn)
+    def _gm_traced(self, tracing: Tracing) -> Any:
+        fn = self._fn if self._gm_parameters.with_nones else partial(unless_none, self._fn)
         return tracing.over(self, _fn=lambda x: x.then(fn, self))
 
     def __iter__(self) -> DatasetIterator[T]:
-        return open_stage(self, partial(Each, fn=self._fn, with_nones=self._parameters.with_nones))
+        return open_stage(
+            self, partial(Each, fn=self._fn, with_nones=self._gm_parameters.with_nones)
+        )

@@ -34,17 +34,17 @@ class MapWithIndexMapDataset(BlockMapDataset[T]):
     """
 
     _element_spec = transformed_spec
-    _keeps_indices = True
-    _gets_index = True
-    _may_leave_out = True
+    _gm_keeps_indices = True
+    _gm_gets_index = True
+    _gm_may_leave_out = True
 
     def __init__(self, parent: Any, transform: Any) -> None:
         super().__init__(parent)
-        self._parameters = MapWithIndexParameters(transform)
+        self._gm_parameters = MapWithIndexParameters(transform)
         self._fn = transform_function(transform, MapWithIndex, "map_with_index")
 
-    def _items(self, indices: Indices) -> Iterator[Any]:
-        return map(self._mapped, self._parents[0]._items(indices), as_ints(indices))
+    def _gm_items(self, indices: Indices) -> Iterator[Any]:
+        return map(self._mapped, self._gm_parents[0]._gm_items(indices), as_ints(indices))
 
     def _mapped(self, x: Any, index: int) -> Any:
         try:
@@ -62,15 +62,15 @@ class MapWithIndexIterDataset(IterDataset[T]):
     """
 
     _element_spec = transformed_spec
-    _num_elements = same_number
-    _works_on = "numbered elements"
+    _gm_num_elements = same_number
+    _gm_works_on = "numbered elements"
 
     def __init__(self, parent: Any, transform: Any) -> None:
         super().__init__(parent)
-        self._parameters = MapWithIndexParameters(transform)
+        self._gm_parameters = MapWithIndexParameters(transform)
         self._fn = transform_function(transform, MapWithIndex, "map_with_index")
 
-    def _traced(self, tracing: Tracing) -> Any:
+    def _gm_traced(self, tracing: Tracing) -> Any:
         fn = self._fn
         return tracing.over(
             self,

@@ -57,9 +57,9 @@ class MultiprocessPrefetchIterDataset(IterDataset[T]):
     themselves. Without workers the lanes are computed by the caller.
     """
 
-    _adds_step = False  # seeds are those of the same pipeline without workers
-    _starts_workers = True
-    _tells_place = True
+    _gm_adds_step = False  # seeds are those of the same pipeline without workers
+    _gm_starts_workers = True
+    _gm_tells_place = True
     _element_spec = spec_of_first_parent
 
     def __init__(
@@ -78,7 +78,7 @@ class MultiprocessPrefetchIterDataset(IterDataset[T]):
         self._options = options
         self._worker_init_fn = worker_init_fn
         self._sequential_slice = bool(sequential_slice)
-        self._parameters = MultiprocessPrefetchParameters(
+        self._gm_parameters = MultiprocessPrefetchParameters(
             options, worker_init_fn, self._sequential_slice
         )
         check_no_workers(str(self), parent)
@@ -88,12 +88,12 @@ class MultiprocessPrefetchIterDataset(IterDataset[T]):
         # raises if that is impossible
         slice_pipeline(parent, 0, self._num_lanes, sequential=self._sequential_slice)
 
-    def _num_elements(self) -> Length:
+    def _gm_num_elements(self) -> Length:
         return num_elements_of_shares(
-            self._parent, self._num_lanes, self._sequential_slice, self._by_lanes
+            self._gm_parent, self._num_lanes, self._sequential_slice, self._by_lanes
         )
 
-    def _computed_by(self, threads: ReadOptions | None, num_workers: int | None) -> Any:
+    def _gm_computed_by(self, threads: ReadOptions | None, num_workers: int | None) -> Any:
         options = self._options
         if (
             num_workers in (None, options.num_workers)
@@ -103,7 +103,7 @@ class MultiprocessPrefetchIterDataset(IterDataset[T]):
             return self
         workers = dataclasses.replace(with_number(options, num_workers), num_lanes=self._num_lanes)
         new: MultiprocessPrefetchIterDataset[T] = MultiprocessPrefetchIterDataset(
-            self._parent, workers, self._worker_init_fn, self._sequential_slice
+            self._gm_parent, workers, self._worker_init_fn, self._sequential_slice
         )
         return new.divided_by_lanes(self._by_lanes)
 
@@ -114,15 +114,15 @@ class MultiprocessPrefetchIterDataset(IterDataset[T]):
         self._by_lanes = by_lanes
         return self
 
-    def _traced(self, tracing: Tracing) -> Any:
+    def _gm_traced(self, tracing: Tracing) -> Any:
         return TracedLanesIterDataset(
-            tracing.of(self._parent), self._num_lanes, self._sequential_slice, self._by_lanes
+            tracing.of(self._gm_parent), self._num_lanes, self._sequential_slice, self._by_lanes
         )
 
     def __iter__(self) -> DatasetIterator[T]:
         init_fn = self._worker_init_fn
         task = lanes_task(
-            self._parent, self._num_lanes, self._sequential_slice, self._by_lanes, init_fn
+            self._gm_parent, self._num_lanes, self._sequential_slice, self._by_lanes, init_fn
         )
         return RoundRobinIterator(self, task, executor_for(self._options, init_fn))
 
@@ -130,7 +130,7 @@ class MultiprocessPrefetchIterDataset(IterDataset[T]):
 class TracedLanesIterDataset(IterDataset[T]):
     """The parent in lanes that the caller computes, whatever else there is in the pipeline."""
 
-    _adds_step = False
+    _gm_adds_step = False
     _element_spec = spec_of_first_parent
 
     def __init__(
@@ -141,13 +141,13 @@ class TracedLanesIterDataset(IterDataset[T]):
         self._sequential_slice = sequential_slice
         self._by_lanes = by_lanes
 
-    def _num_elements(self) -> Length:
+    def _gm_num_elements(self) -> Length:
         return num_elements_of_shares(
-            self._parent, self._num_lanes, self._sequential_slice, self._by_lanes
+            self._gm_parent, self._num_lanes, self._sequential_slice, self._by_lanes
         )
 
     def __iter__(self) -> DatasetIterator[T]:
-        task = lanes_task(self._parent, self._num_lanes, self._sequential_slice, self._by_lanes)
+        task = lanes_task(self._gm_parent, self._num_lanes, self._sequential_slice, self._by_lanes)
         return RoundRobinIterator(self, task, InlineExecutor(self._num_lanes))
 
 
@@ -213,7 +213,7 @@ def tuned_executor(
 def check_no_workers(stage: str, ds: Any) -> None:
     """Refuses to apply ``stage`` to a pipeline that starts workers."""
     for node in ancestors(ds):
-        if node._starts_workers:
+        if node._gm_starts_workers:
             raise ValueError(
                 f"{stage} cannot be applied to a pipeline that already has {node}: workers do not"
                 " start workers. Keep one of them, the last one, and add up their numbers of"

@@ -99,8 +99,8 @@ class MultithreadPrefetchIterDataset(IterDataset[T]):
     delivered output. Cost: handing over outputs from thread to thread.
     """
 
-    _adds_step = False  # seeds are those of the same pipeline without threads
-    _tells_place = True
+    _gm_adds_step = False  # seeds are those of the same pipeline without threads
+    _gm_tells_place = True
     _element_spec = spec_of_first_parent
 
     def __init__(
@@ -118,20 +118,20 @@ class MultithreadPrefetchIterDataset(IterDataset[T]):
         self._given = MultithreadPrefetchParameters(
             num_threads, buffer_size, self._sequential_slice, max_workers
         )
-        self._parameters = self._given
+        self._gm_parameters = self._given
         # raises if that is impossible
         slice_pipeline(parent, 0, self._num_threads, sequential=self._sequential_slice)
 
-    def _num_elements(self) -> Length:
-        return num_elements_of_shares(self._parent, self._num_threads, self._sequential_slice)
+    def _gm_num_elements(self) -> Length:
+        return num_elements_of_shares(self._gm_parent, self._num_threads, self._sequential_slice)
 
-    def _traced(self, tracing: Tracing) -> Any:
+    def _gm_traced(self, tracing: Tracing) -> Any:
         return TracedLanesIterDataset(
-            tracing.of(self._parent), self._num_threads, self._sequential_slice
+            tracing.of(self._gm_parent), self._num_threads, self._sequential_slice
         )
 
     def __iter__(self) -> DatasetIterator[T]:
-        task = lanes_task(self._parent, self._num_threads, self._sequential_slice)
+        task = lanes_task(self._gm_parent, self._num_threads, self._sequential_slice)
         return RoundRobinIterator(self, task, self._executor())
 
     def _executor(self) -> Executor:

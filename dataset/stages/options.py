@@ -39,21 +39,21 @@ class WithOptionsIterDataset(IterDataset[T]):
         [0, 1, 2]
     """
 
-    _passes_on = True
+    _gm_passes_on = True
     _element_spec = spec_of_first_parent
-    _num_elements = same_number
-    _works_on = "nothing"
+    _gm_num_elements = same_number
+    _gm_works_on = "nothing"
 
     def __init__(self, parent: Any, options: DatasetOptions) -> None:
         super().__init__(parent)
         if not isinstance(options, DatasetOptions):
             raise TypeError(f"options must be a DatasetOptions, got {options!r:.200}")
-        self.options = self._own_options = options
-        self._parameters = OptionsParameters(options)
+        self.options = self._gm_own_options = options
+        self._gm_parameters = OptionsParameters(options)
 
     def __iter__(self) -> DatasetIterator[T]:
-        it = iterate(self._parent)
-        ctx = it._ctx
+        it = iterate(self._gm_parent)
+        ctx = it._gm_ctx
         ctx.options = self.options.merge(ctx.options)
         watch_if_tracked(it, ctx.options)
         return it

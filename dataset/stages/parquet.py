@@ -176,13 +176,13 @@ class ParquetIterDataset(FilesIterDataset[dict[str, Any]]):
     ) -> None:
         super().__init__(path)
         columns = checked_columns(columns)
-        self._parameters = ParquetParameters(path, columns, read_kwargs)
+        self._gm_parameters = ParquetParameters(path, columns, read_kwargs)
         self._columns, self._read_kwargs = columns, read_kwargs
         self._slices: tuple[slice, ...] = ()  # of the row groups of a single file
 
     @property
-    def _data(self) -> Any:
-        return super()._data, self._slices, self._columns, self._read_kwargs
+    def _gm_data(self) -> Any:
+        return super()._gm_data, self._slices, self._columns, self._read_kwargs
 
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
         """Keeps some of the files, or of the row groups of a single one: those of one of several

@@ -44,9 +44,9 @@ class PrefetchIterDataset(IterDataset[T]):
     ahead.
     """
 
-    _tells_place = True
+    _gm_tells_place = True
     _element_spec = spec_of_first_parent
-    _parameters: PrefetchParameters
+    _gm_parameters: PrefetchParameters
 
     def __init__(
         self, parent: Any, read_options: ReadOptions | None = None, *, allow_nones: bool = False
@@ -62,38 +62,40 @@ class PrefetchIterDataset(IterDataset[T]):
             )
         if not isinstance(read_options, ReadOptions):
             raise TypeError(f"read_options must be a ReadOptions, got {read_options!r:.200}")
-        self._parameters = PrefetchParameters(read_options, bool(allow_nones))
-        self._drops = not allow_nones
+        self._gm_parameters = PrefetchParameters(read_options, bool(allow_nones))
+        self._gm_drops = not allow_nones
         self._tolerates = bool(tolerances(parent))
 
-    def _num_elements(self) -> Length:
-        length = num_elements(self._parent)
+    def _gm_num_elements(self) -> Length:
+        length = num_elements(self._gm_parent)
         return (
-            length if self._drops or isinstance(length, Infinite) else of_number(len(self._parent))
+            length
+            if self._gm_drops or isinstance(length, Infinite)
+            else of_number(len(self._gm_parent))
         )
 
     @property
-    def _work_options(self) -> Sequence[Any]:
-        return (self._parameters.read_options,)
+    def _gm_work_options(self) -> Sequence[Any]:
+        return (self._gm_parameters.read_options,)
 
-    def _computed_by(self, threads: ReadOptions | None, num_workers: int | None) -> Any:
+    def _gm_computed_by(self, threads: ReadOptions | None, num_workers: int | None) -> Any:
         if threads is None:
             return self
         new = copy.copy(self)
-        new._parameters = self._parameters.replaced(read_options=threads)
+        new._gm_parameters = self._gm_parameters.replaced(read_options=threads)
         return new
 
-    def _traced(self, tracing: Tracing) -> Any:
-        given = self._parameters
+    def _gm_traced(self, tracing: Tracing) -> Any:
+        given = self._gm_parameters
         twin: PrefetchIterDataset[Any] = PrefetchIterDataset(
-            TracedMapDataset(self._parent, tracing, given.allow_nones),
+            TracedMapDataset(self._gm_parent, tracing, given.allow_nones),
             ReadOptions(0),
             allow_nones=given.allow_nones,
         )
         return TracedStepwiseIterDataset(twin) if self._tolerates else twin
 
     def __iter__(self) -> DatasetIterator[T]:
-        parent = self._parents[0]
+        parent = self._gm_parents[0]
         if self._tolerates:
             from gristmill.dataset.faults.read import ReadOutcomes
 
@@ -111,9 +113,9 @@ class TracedStepwiseIterDataset(IterDataset[Any]):
     Order, state: the parent's.
     """
 
-    _adds_step = False
+    _gm_adds_step = False
     _element_spec = spec_of_first_parent
-    _num_elements = same_number
+    _gm_num_elements = same_number
 
     def __iter__(self) -> DatasetIterator[Any]:
         return open_stage(self, TracedStepwise)
@@ -136,8 +138,8 @@ class TracedMapDataset(BlockMapDataset[Any]):
     is an element.
     """
 
-    _keeps_indices = True
-    _is_made_anew = True
+    _gm_keeps_indices = True
+    _gm_is_made_anew = True
 
     def __init__(self, parent: Any, tracing: Tracing, with_nones: bool) -> None:
         super().__init__(parent)
@@ -155,19 +157,19 @@ class TracedMapDataset(BlockMapDataset[Any]):
 
     @property
     def _element_spec(self) -> Any:
-        return spec_of(self._parent)
+        return spec_of(self._gm_parent)
 
-    def _num_elements(self) -> Length:
-        return num_elements(self._parent)
+    def _gm_num_elements(self) -> Length:
+        return num_elements(self._gm_parent)
 
-    def _over(self, replaced: Callable[[Any], Any]) -> TracedMapDataset:
-        return TracedMapDataset(replaced(self._parent), self._tracing, self._with_nones)
+    def _gm_over(self, replaced: Callable[[Any], Any]) -> TracedMapDataset:
+        return TracedMapDataset(replaced(self._gm_parent), self._tracing, self._with_nones)
 
-    def _items(self, indices: Indices) -> Iterator[Any]:
+    def _gm_items(self, indices: Indices) -> Iterator[Any]:
         return map(self._traced_at, as_ints(indices))
 
     def _traced_at(self, index: int) -> Traced | None:
-        ds, deciding = self._parent, self._deciding
+        ds, deciding = self._gm_parent, self._deciding
         if deciding is None:
             return Traced(lambda: ds[index], *rows_at(ds, index))
         try:
@@ -186,6 +188,6 @@ def deciding_part(ds: MapDataset[Any]) -> MapDataset[Any]:
     """Of ``ds`` what says at which indices there are elements, if the functions behind it leave out
     none.
     """
-    while ds._may_leave_out and ds.parents:
+    while ds._gm_may_leave_out and ds.parents:
         ds = ds.parents[0]
     return ds

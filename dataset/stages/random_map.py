@@ -39,20 +39,20 @@ class RandomMapMapDataset(BlockMapDataset[T]):
     """
 
     _element_spec = transformed_spec
-    _may_leave_out = True
-    _keeps_indices = True
-    _gets_index = True
-    _parameters: RandomMapParameters
+    _gm_may_leave_out = True
+    _gm_keeps_indices = True
+    _gm_gets_index = True
+    _gm_parameters: RandomMapParameters
 
     def __init__(self, parent: Any, transform: Any, *, seed: int | None = None) -> None:
         super().__init__(parent)
         self._fn = transform_function(transform, RandomMap, "random_map")
-        self._parameters = RandomMapParameters(transform, random_seed(self, seed, "random_map"))
-        self._rng_pool = RngPool(self._parameters.seed)
+        self._gm_parameters = RandomMapParameters(transform, random_seed(self, seed, "random_map"))
+        self._rng_pool = RngPool(self._gm_parameters.seed)
 
-    def _items(self, indices: Indices) -> Iterator[Any]:
+    def _gm_items(self, indices: Indices) -> Iterator[Any]:
         mapped = partial(self._mapped, _drawing(self._fn, self._rng_pool))
-        return map(mapped, self._parents[0]._items(indices), as_ints(indices))
+        return map(mapped, self._gm_parents[0]._gm_items(indices), as_ints(indices))
 
     def _mapped(self, draw: Draw, x: Any, index: int) -> Any:
         try:
@@ -61,8 +61,10 @@ class RandomMapMapDataset(BlockMapDataset[T]):
             failed_at(error, self, index)
             raise
 
-    def _origins(self, index: int) -> Iterable[UpstreamElement]:
-        return [UpstreamElement(self._parents[0], index, seeds=((self._parameters.seed, index),))]
+    def _gm_origins(self, index: int) -> Iterable[UpstreamElement]:
+        return [
+            UpstreamElement(self._gm_parents[0], index, seeds=((self._gm_parameters.seed, index),))
+        ]
 
 
 class RandomMapIterDataset(IterDataset[T]):
@@ -73,18 +75,18 @@ class RandomMapIterDataset(IterDataset[T]):
     """
 
     _element_spec = transformed_spec
-    _num_elements = same_number
-    _works_on = "numbered elements"
-    _parameters: RandomMapParameters
+    _gm_num_elements = same_number
+    _gm_works_on = "numbered elements"
+    _gm_parameters: RandomMapParameters
 
     def __init__(self, parent: Any, transform: Any, *, seed: int | None = None) -> None:
         super().__init__(parent)
         self._fn = transform_function(transform, RandomMap, "random_map")
-        self._parameters = RandomMapParameters(transform, random_seed(self, seed, "random_map"))
-        self._rng_pool = RngPool(self._parameters.seed)
+        self._gm_parameters = RandomMapParameters(transform, random_seed(self, seed, "random_map"))
+        self._rng_pool = RngPool(self._gm_parameters.seed)
 
-    def _traced(self, tracing: Tracing) -> Any:
-        draw, seed = _drawing(self._fn, self._rng_pool), self._parameters.seed
+    def _gm_traced(self, tracing: Tracing) -> Any:
+        draw, seed = _drawing(self._fn, self._rng_pool), self._gm_parameters.seed
 
         def drawn(x: Traced, stream: int) -> Traced:
             known = x.with_pieces(

@@ -26,7 +26,7 @@ class RangeParameters(Parameters):
 class RangeMapDataset(BlockMapDataset[int]):
     """The integers of the builtin ``range``; element ``i`` is ``start + (i % len) * step``."""
 
-    _divided = cut_into_parts
+    _gm_divided = cut_into_parts
 
     def __init__(self, start: int, stop: int | None = None, step: int = 1) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class RangeMapDataset(BlockMapDataset[int]):
         self.step = as_int("step", step)
         if not self.step:
             raise ValueError("step must not be zero, got 0")
-        self._parameters = RangeParameters(self.start, self.stop, self.step)
+        self._gm_parameters = RangeParameters(self.start, self.stop, self.step)
         self._range = range(self.start, self.stop, self.step)
         # exact, unlike len() also beyond sys.maxsize
         self._length = max(0, -((self.start - self.stop) // self.step))
@@ -50,7 +50,7 @@ class RangeMapDataset(BlockMapDataset[int]):
     def _element_spec(self) -> Any:
         return ShapeDtypeStruct((), np.int64)
 
-    def _items(self, indices: Indices) -> Iterator[Any]:
+    def _gm_items(self, indices: Indices) -> Iterator[Any]:
         values, length = self._range, self._length
         self._check_not_empty(length, indices[:1])
         if len(indices) == 1:
@@ -72,6 +72,6 @@ class RangeMapDataset(BlockMapDataset[int]):
             positions += self.start
         return iter(positions.tolist())
 
-    def _origins(self, index: int) -> Iterable[RecordKey]:
+    def _gm_origins(self, index: int) -> Iterable[RecordKey]:
         epoch, key = divmod(index, len(self))
         return [RecordKey(key, epoch)]

@@ -62,30 +62,30 @@ class RebatchIterDataset(IterDataset[T]):
         [array([0, 1, 2, 3]), array([4, 5, 6, 7])]
     """
 
-    _parameters: RebatchParameters
+    _gm_parameters: RebatchParameters
 
     def __init__(self, parent: Any, batch_size: int, drop_remainder: bool = False) -> None:
         super().__init__(parent)
-        self._parameters = RebatchParameters(batch_size, drop_remainder)
+        self._gm_parameters = RebatchParameters(batch_size, drop_remainder)
 
-    def _num_elements(self) -> Length:
+    def _gm_num_elements(self) -> Length:
         return Unknown()  # how many rows there are is seen in the batches
 
     @property
     def _element_spec(self) -> Any:
-        size = self._parameters.batch_size
+        size = self._gm_parameters.batch_size
         return map_spec(
             lambda leaf: ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype),
-            spec_of(self._parent),
+            spec_of(self._gm_parent),
         )
 
-    def _traced(self, tracing: Tracing) -> Any:
-        return tracing.over(self, _parents=(tracing.of(self._parent).map(_traced_rows),)).map(
+    def _gm_traced(self, tracing: Tracing) -> Any:
+        return tracing.over(self, _gm_parents=(tracing.of(self._gm_parent).map(_traced_rows),)).map(
             _joined
         )
 
     def __iter__(self) -> DatasetIterator[T]:
-        given = self._parameters
+        given = self._gm_parameters
         return open_stage(
             self, partial(Rebatch, size=given.batch_size, drop_remainder=given.drop_remainder)
         )

@@ -47,36 +47,36 @@ class RepeatMapDataset(ReindexMapDataset[T]):
     Order: the parent's. Cost: none to speak of.
     """
 
-    _is_made_anew = True
-    _parameters: RepeatParameters
+    _gm_is_made_anew = True
+    _gm_parameters: RepeatParameters
 
     def __init__(
         self, parent: Any, num_epochs: int | None = None, *, reseed_each_epoch: bool = True
     ) -> None:
         super().__init__(parent)
-        self._parameters = RepeatParameters(num_epochs, bool(reseed_each_epoch))
-        self._reseed = self._parameters.reseed_each_epoch
+        self._gm_parameters = RepeatParameters(num_epochs, bool(reseed_each_epoch))
+        self._reseed = self._gm_parameters.reseed_each_epoch
         self._parent_length = len(parent)
         if self._parent_length >= sys.maxsize:
             raise ValueError(f"cannot repeat {parent}: it is endless already")
-        times = self._parameters.num_epochs
+        times = self._gm_parameters.num_epochs
         self._length = min(
             self._parent_length * (sys.maxsize if times is None else times), sys.maxsize
         )
-        self._has_one_epoch = not self._reseed
+        self._gm_has_one_epoch = not self._reseed
         # a split is one of what is repeated
-        self._moves_records = self._length != self._parent_length
+        self._gm_moves_records = self._length != self._parent_length
 
     def __len__(self) -> int:
         return self._length
 
     @property
-    def _shares_records(self) -> bool:
+    def _gm_shares_records(self) -> bool:
         return self._length != self._parent_length
 
     @property
-    def _passed_on(self) -> tuple[Any, slice] | None:
-        return (self._parent, slice(None)) if self._length == self._parent_length else None
+    def _gm_passed_on(self) -> tuple[Any, slice] | None:
+        return (self._gm_parent, slice(None)) if self._length == self._parent_length else None
 
     def _reindex_range(self, indices: range) -> Indices | None:
         return indices if self._reseed else None
@@ -91,16 +91,16 @@ class RepeatMapDataset(ReindexMapDataset[T]):
         self._check_not_empty(self._parent_length)
         return index % self._parent_length
 
-    def _counts_before(self, num: int) -> dict[str, dict[str, int]] | None:
+    def _gm_counts_before(self, num: int) -> dict[str, dict[str, int]] | None:
         found: dict[str, dict[str, int]] | None = (
-            self._parent._counts_before(num) if self._reseed else None
+            self._gm_parent._gm_counts_before(num) if self._reseed else None
         )
         return found
 
-    def _origins(self, index: int) -> Iterable[UpstreamElement]:
+    def _gm_origins(self, index: int) -> Iterable[UpstreamElement]:
         return [
             UpstreamElement(
-                self._parent,
+                self._gm_parent,
                 self._reindex(index),
                 0 if self._reseed else index // self._parent_length,
             )
@@ -130,26 +130,26 @@ class RepeatIterDataset(IterDataset[T]):
     """
 
     _element_spec = spec_of_first_parent
-    _parameters: RepeatIterParameters
+    _gm_parameters: RepeatIterParameters
     _note_epoch: Callable[[int, list[Any]], list[Any]] | None = None  # gets the epoch of elements
 
     def __init__(self, parent: Any, num_epochs: int | None = None) -> None:
         super().__init__(parent)
-        self._parameters = RepeatIterParameters(num_epochs)
+        self._gm_parameters = RepeatIterParameters(num_epochs)
 
-    def _num_elements(self) -> Length:
-        times = self._parameters.num_epochs
+    def _gm_num_elements(self) -> Length:
+        times = self._gm_parameters.num_epochs
         return (
             Infinite()
             if times is None
-            else scaled(num_elements(self._parent), lambda num: num * times)
+            else scaled(num_elements(self._gm_parent), lambda num: num * times)
         )
 
-    def _traced(self, tracing: Tracing) -> Any:
+    def _gm_traced(self, tracing: Tracing) -> Any:
         return tracing.over(self, _note_epoch=with_epochs)
 
     def __iter__(self) -> DatasetIterator[T]:
         return open_stage(
             self,
-            partial(Repeat, num_epochs=self._parameters.num_epochs, note_epoch=self._note_epoch),
+            partial(Repeat, num_epochs=self._gm_parameters.num_epochs, note_epoch=self._note_epoch),
         )

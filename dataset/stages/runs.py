@@ -25,25 +25,25 @@ class RunsMapDataset(ReindexMapDataset[T]):
     Order: the parent's. Cost: a few array operations per block.
     """
 
-    _adds_step = False  # seeds are those of the parent
+    _gm_adds_step = False  # seeds are those of the parent
 
     def __init__(self, parent: Any, numbers: Numbers) -> None:
         super().__init__(parent)
-        self._parameters = RunsParameters(numbers)
+        self._gm_parameters = RunsParameters(numbers)
         self.numbers = numbers
         self._length = numbers.num_before(len(parent))
-        self._is_share = numbers.count > 1
+        self._gm_is_share = numbers.count > 1
 
     def __len__(self) -> int:
         return self._length
 
-    def _over(self, replaced: Callable[[Any], Any]) -> RunsMapDataset[T]:
+    def _gm_over(self, replaced: Callable[[Any], Any]) -> RunsMapDataset[T]:
         raise not_over_a_part(self, "selects elements by their position")
 
-    def _divided(self, division: Division) -> RunsMapDataset[T]:
+    def _gm_divided(self, division: Division) -> RunsMapDataset[T]:
         numbers = self.numbers
         return RunsMapDataset(
-            self._parent, numbers.replaced(index=division.index, count=division.num_workers)
+            self._gm_parent, numbers.replaced(index=division.index, count=division.num_workers)
         )
 
     @property

@@ -25,29 +25,29 @@ class SeedMapDataset(BlockMapDataset[T]):
     """The parent, with a seed for the random steps that follow."""
 
     _element_spec = spec_of_first_parent
-    _keeps_indices = True
+    _gm_keeps_indices = True
 
     def __init__(self, parent: Any, seed: int | None) -> None:
         super().__init__(parent)
-        self._seed_point = None if seed is None else check_seed(seed)
-        self._parameters = SeedParameters(self._seed_point)
+        self._gm_seed_point = None if seed is None else check_seed(seed)
+        self._gm_parameters = SeedParameters(self._gm_seed_point)
 
-    def _items(self, indices: Indices) -> Iterator[Any]:
-        return self._parents[0]._items(indices)
+    def _gm_items(self, indices: Indices) -> Iterator[Any]:
+        return self._gm_parents[0]._gm_items(indices)
 
 
 class SeedIterDataset(IterDataset[T]):
     """The parent, with a seed for the random steps that follow; its iterator is the parent's."""
 
-    _passes_on = True
+    _gm_passes_on = True
     _element_spec = spec_of_first_parent
-    _num_elements = same_number
-    _works_on = "nothing"
+    _gm_num_elements = same_number
+    _gm_works_on = "nothing"
 
     def __init__(self, parent: Any, seed: int | None) -> None:
         super().__init__(parent)
-        self._seed_point = None if seed is None else check_seed(seed)
-        self._parameters = SeedParameters(self._seed_point)
+        self._gm_seed_point = None if seed is None else check_seed(seed)
+        self._gm_parameters = SeedParameters(self._gm_seed_point)
 
     def __iter__(self) -> DatasetIterator[T]:
-        return iterate(self._parent)
+        return iterate(self._gm_parent)

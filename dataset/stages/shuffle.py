@@ -24,13 +24,13 @@ class ShuffleMapDataset(ReindexMapDataset[T]):
     per element in blocks, 1 µs for a single one.
     """
 
-    _parameters: ShuffleParameters
-    _moves_records = _is_reshuffled = True
+    _gm_parameters: ShuffleParameters
+    _gm_moves_records = _gm_is_reshuffled = True
 
     def __init__(self, parent: Any, *, seed: int | None = None) -> None:
         super().__init__(parent)
-        self._parameters = ShuffleParameters(random_seed(self, seed, "shuffle", bits=32))
-        self._permutation = Permutation(0, self._parameters.seed)
+        self._gm_parameters = ShuffleParameters(random_seed(self, seed, "shuffle", bits=32))
+        self._permutation = Permutation(0, self._gm_parameters.seed)
 
     @property
     def _limit(self) -> int:
@@ -38,10 +38,10 @@ class ShuffleMapDataset(ReindexMapDataset[T]):
         return max(2**62 - length, length - 1)
 
     def _current_permutation(self) -> Permutation:
-        length = len(self._parents[0])
+        length = len(self._gm_parents[0])
         # it may change as long as nothing downstream has fixed it
         if self._permutation.length != length:
-            self._permutation = Permutation(length, self._parameters.seed)
+            self._permutation = Permutation(length, self._gm_parameters.seed)
         self._check_not_empty(length)
         return self._permutation
 

@@ -34,20 +34,20 @@ class SliceMapDataset(ReindexMapDataset[T]):
         self._parent_length = len(parent)
         self._slice = sl
         self._start, self._stop, self._step = sl.indices(self._parent_length)
-        self._parameters = SliceParameters(self._start, self._stop, self._step)
+        self._gm_parameters = SliceParameters(self._start, self._stop, self._step)
         self._length = len(range(self._start, self._stop, self._step))
-        self._takes_a_part = not self._is_share_or_all()
+        self._gm_takes_a_part = not self._is_share_or_all()
         # of one element any step is, even one beyond int64
         self._stride = self._step if self._length > 1 else 0
 
     def __len__(self) -> int:
         return self._length
 
-    def _num_elements(self) -> Length:
-        whole = num_elements(self._parent)
+    def _gm_num_elements(self) -> Length:
+        whole = num_elements(self._gm_parent)
         # as a share of it does
         goes_on = isinstance(whole, Infinite) and self._stop == self._parent_length
-        return whole if goes_on else super()._num_elements()
+        return whole if goes_on else super()._gm_num_elements()
 
     def _is_share_or_all(self) -> bool:
         if not self._length or self._length == self._parent_length:
@@ -58,17 +58,17 @@ class SliceMapDataset(ReindexMapDataset[T]):
         return first < step and len(range(first, self._parent_length, step)) == self._length
 
     @property
-    def _passed_on(self) -> tuple[Any, slice]:
-        return self._parent, self._slice
+    def _gm_passed_on(self) -> tuple[Any, slice]:
+        return self._gm_parent, self._slice
 
     def __str__(self) -> str:
         return f"SliceMapDataset[{self._start}:{self._stop}:{self._step}]"
 
-    def _over(self, replaced: Callable[[Any], Any]) -> SliceMapDataset[T]:
+    def _gm_over(self, replaced: Callable[[Any], Any]) -> SliceMapDataset[T]:
         if self._length != self._parent_length:
             raise not_over_a_part(self, "selects elements by their position")
         # all of them, perhaps backwards
-        return SliceMapDataset(replaced(self._parent), slice(None, None, self._step))
+        return SliceMapDataset(replaced(self._gm_parent), slice(None, None, self._step))
 
     @property
     def _limit(self) -> int:
@@ -96,22 +96,22 @@ class ReindexedMapDataset(ReindexMapDataset[T]):
     Order: that of ``indices``. Cost: one look-up per element.
     """
 
-    _shared_by_threads = ("_indices",)
+    _gm_shared_by_threads = ("_indices",)
 
     def __init__(self, parent: Any, indices: Any) -> None:
         super().__init__(parent)
         self._indices = indices
         self._parent_length = len(parent)
-        self._takes_a_part = 0 < len(indices) != self._parent_length
+        self._gm_takes_a_part = 0 < len(indices) != self._parent_length
 
     def __len__(self) -> int:
         return len(self._indices)
 
     @property
-    def _shares_records(self) -> bool:
+    def _gm_shares_records(self) -> bool:
         entries = [as_int(f"indices[{i}]", self._indices[i]) for i in range(len(self._indices))]
         is_of_first_epoch = all([0 <= entry < self._parent_length for entry in entries])
-        if not is_of_first_epoch and not keeps_records(self._parent):
+        if not is_of_first_epoch and not keeps_records(self._gm_parent):
             return True
         return len({entry % self._parent_length for entry in entries}) < len(entries)
 
@@ -125,11 +125,11 @@ class ReindexedMapDataset(ReindexMapDataset[T]):
             shown.insert(2, "...")
         return f"ReindexMapDataset(indices=[{', '.join(shown)}], len={length})"
 
-    def _over(self, replaced: Callable[[Any], Any]) -> ReindexedMapDataset[T]:
+    def _gm_over(self, replaced: Callable[[Any], Any]) -> ReindexedMapDataset[T]:
         raise not_over_a_part(self, "selects elements by their position")
 
     @property
-    def _described_parameters(self) -> dict[str, Any]:
+    def _gm_described_parameters(self) -> dict[str, Any]:
         # More than fits a description, but not millions of them as text.
         return {
             "indices": (
@@ -160,7 +160,7 @@ def slice_dataset(parent: Any, sl: Any) -> Any:
         from gristmill.dataset.mixtures.shares import warn_if_slice_is_one_sided
 
         part: Any = SliceMapDataset(parent, sl)
-        if not part._takes_a_part:  # it is a share, such as ds[i::n]
+        if not part._gm_takes_a_part:  # it is a share, such as ds[i::n]
             warn_if_slice_is_one_sided(parent, sl)
         return part
     is_sequence = (

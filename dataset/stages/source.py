@@ -42,73 +42,73 @@ class SourceMapDataset(BlockMapDataset[T]):
     source has one.
     """
 
-    _divided = cut_into_parts
-    _shared_by_threads = ("_source",)
+    _gm_divided = cut_into_parts
+    _gm_shared_by_threads = ("_gm_source",)
 
     def __init__(self, source: Any) -> None:
         super().__init__()
         if is_columns(source):
-            self._source: Any = ColumnsDataSource(source)
+            self._gm_source: Any = ColumnsDataSource(source)
         else:
             check_source("source", source)
-            self._source = by_position(source)
-        self._has_one_epoch = isinstance(source, DatasetNode)  # of another dataset
-        self._drops = isinstance(source, DatasetNode) and bool(dropping_steps(source))
+            self._gm_source = by_position(source)
+        self._gm_has_one_epoch = isinstance(source, DatasetNode)  # of another dataset
+        self._gm_drops = isinstance(source, DatasetNode) and bool(dropping_steps(source))
 
     def __len__(self) -> int:
-        return len(self._source)
+        return len(self._gm_source)
 
     def __str__(self) -> str:
-        return f"SourceMapDataset(source={source_name(self._source)})"
+        return f"SourceMapDataset(source={source_name(self._gm_source)})"
 
     def __repr__(self) -> str:
         return f"SourceMapDataset(source={self._source_text})"
 
     @cached
-    def _may_leave_out(self) -> bool:
+    def _gm_may_leave_out(self) -> bool:
         """True if records may be ``None``, which cannot be known without reading them."""
-        if isinstance(self._source, DatasetNode):
-            return may_leave_out(self._source)
+        if isinstance(self._gm_source, DatasetNode):
+            return may_leave_out(self._gm_source)
         return not (
-            is_of_library(self._source)
-            or isinstance(self._source, range | np.ndarray | str | bytes)
+            is_of_library(self._gm_source)
+            or isinstance(self._gm_source, range | np.ndarray | str | bytes)
         )
 
     @property
-    def _draws_from(self) -> Sequence[Any]:
-        return [self._source] if isinstance(self._source, DatasetNode) else []
+    def _gm_draws_from(self) -> Sequence[Any]:
+        return [self._gm_source] if isinstance(self._gm_source, DatasetNode) else []
 
     @property
-    def _data(self) -> Any:
-        return self._source
+    def _gm_data(self) -> Any:
+        return self._gm_source
 
     @property
-    def _reads_once(self) -> bool:
-        return source_reads_once(self._source)
+    def _gm_reads_once(self) -> bool:
+        return source_reads_once(self._gm_source)
 
     @property
-    def _reads_many(self) -> bool:
-        return is_read_in_blocks(self._source)
+    def _gm_reads_many(self) -> bool:
+        return is_read_in_blocks(self._gm_source)
 
     @property
-    def _described_parameters(self) -> dict[str, Any]:
+    def _gm_described_parameters(self) -> dict[str, Any]:
         return {"source": self._source_text}
 
     @property
     def _source_text(self) -> str:
-        return source_text(self._source)
+        return source_text(self._gm_source)
 
     @cached
-    def _record_source(self) -> str:
-        return short_source_text(self._source)
+    def _gm_record_source(self) -> str:
+        return short_source_text(self._gm_source)
 
     @property
-    def _source_files(self) -> list[str] | None:
-        return source_files(self._source)
+    def _gm_source_files(self) -> list[str] | None:
+        return source_files(self._gm_source)
 
     @property
     def _element_spec(self) -> Any:
-        source = self._source
+        source = self._gm_source
         if isinstance(source, DatasetNode):
             return spec_of(source)
         if isinstance(source, np.ndarray):
@@ -123,15 +123,15 @@ class SourceMapDataset(BlockMapDataset[T]):
     @property
     def paths(self) -> Any:
         """The source's ``paths``, if it has any."""
-        return getattr(self._source, "paths", [])
+        return getattr(self._gm_source, "paths", [])
 
     @property
     def lengths(self) -> Any:
         """The source's ``lengths``, one for each record, if it has any."""
-        return getattr(self._source, "lengths", None)
+        return getattr(self._gm_source, "lengths", None)
 
-    def _items(self, indices: Indices) -> Iterator[Any]:
-        source = self._source
+    def _gm_items(self, indices: Indices) -> Iterator[Any]:
+        source = self._gm_source
         try:
             keys = wrap_keys(source, indices)
         except Exception as error:
@@ -139,8 +139,8 @@ class SourceMapDataset(BlockMapDataset[T]):
             raise
         return read_items(self, source, indices, keys)
 
-    def _origins(self, index: int) -> Iterable[UpstreamElement | RecordKey]:
+    def _gm_origins(self, index: int) -> Iterable[UpstreamElement | RecordKey]:
         epoch, key = divmod(index, len(self))
-        if isinstance(self._source, MapDataset):
-            return [UpstreamElement(self._source, key, epoch)]
+        if isinstance(self._gm_source, MapDataset):
+            return [UpstreamElement(self._gm_source, key, epoch)]
         return [RecordKey(key, epoch)]

@@ -166,8 +166,8 @@ class SplitMapDataset(ReindexMapDataset[T]):
     look-up, once they are known.
     """
 
-    _parameters: SplitParameters
-    _shared_by_threads = ("_assignment",)
+    _gm_parameters: SplitParameters
+    _gm_shared_by_threads = ("_assignment",)
 
     def __init__(
         self,
@@ -180,7 +180,7 @@ class SplitMapDataset(ReindexMapDataset[T]):
         assignment: Assignment,
     ) -> None:
         super().__init__(parent)
-        self._parameters = SplitParameters(part, weights, seed, by, assignment)
+        self._gm_parameters = SplitParameters(part, weights, seed, by, assignment)
         self._assignment = assignment
         self._number = list(weights).index(part)
         self._parent_length = len(parent)
@@ -189,10 +189,10 @@ class SplitMapDataset(ReindexMapDataset[T]):
         return self._assignment.size(self._number)
 
     @property
-    def _described_parameters(self) -> dict[str, Any]:
-        return {**super()._described_parameters, "has_keys": self._parameters.by is not None}
+    def _gm_described_parameters(self) -> dict[str, Any]:
+        return {**super()._gm_described_parameters, "has_keys": self._gm_parameters.by is not None}
 
-    def _over(self, replaced: Callable[[Any], Any]) -> SplitMapDataset[T]:
+    def _gm_over(self, replaced: Callable[[Any], Any]) -> SplitMapDataset[T]:
         raise not_over_a_part(self, "selects elements by their position")
 
     @property

@@ -52,7 +52,7 @@ def needs_of(step: Any) -> str | None:
     """The property of elements that a stage needs to be applied to each alone; ``None`` if that is
     not enough or unknown.
     """
-    needs: str | None = step._works_on
+    needs: str | None = step._gm_works_on
     return needs if is_of_library(step) else None
 
 
@@ -89,30 +89,30 @@ class MemberIterDataset(IterDataset[Any]):
 
     def __init__(self, datasets: Any, steps: Sequence[IterDataset[Any]], index: int = 0) -> None:
         super().__init__()
-        self._datasets = datasets
+        self._gm_datasets = datasets
         self._steps = steps
         self._index = index
-        self._parameters = MemberParameters(datasets, steps, index)
+        self._gm_parameters = MemberParameters(datasets, steps, index)
 
     def __str__(self) -> str:
-        return f"MemberIterDataset(index={self._index}, [{len(self._datasets)} datasets])"
+        return f"MemberIterDataset(index={self._index}, [{len(self._gm_datasets)} datasets])"
 
-    def _num_elements(self) -> Length:
+    def _gm_num_elements(self) -> Length:
         return Unknown()
 
-    def _divided(self, division: Division) -> MemberIterDataset:
-        if division.num_workers != len(self._datasets):
+    def _gm_divided(self, division: Division) -> MemberIterDataset:
+        if division.num_workers != len(self._gm_datasets):
             raise ValueError(
                 f"{self} cannot be sliced among {division.num_workers} workers: each is to have a"
                 " dataset"
             )
-        return MemberIterDataset(self._datasets, self._steps, division.index)
+        return MemberIterDataset(self._gm_datasets, self._steps, division.index)
 
-    def _traced(self, tracing: Tracing) -> Any:
+    def _gm_traced(self, tracing: Tracing) -> Any:
         return tracing.of(self._whole())
 
     def _whole(self) -> IterDataset[Any]:
-        ds = as_stream(dataset_at(self._datasets, self._index))
+        ds = as_stream(dataset_at(self._gm_datasets, self._index))
         for step in self._steps:
             ds = replaced_in(step, step.parents[0], ds)
         return ds
@@ -145,49 +145,49 @@ class StreamInterleaveIterDataset(IterDataset[T]):
     to what has arrived.
     """
 
-    _adds_step = False
-    _starts_workers = True
+    _gm_adds_step = False
+    _gm_starts_workers = True
     _element_spec = spec_of_first_parent
-    _num_elements = same_number
+    _gm_num_elements = same_number
 
     def __init__(self, parent: IterDataset[T], workers: Workers) -> None:
         super().__init__(parent)
-        self._parameters = StreamInterleaveParameters(workers)
+        self._gm_parameters = StreamInterleaveParameters(workers)
         self._workers = workers
         interleave, *steps = _chain(parent)
         assert isinstance(interleave, InterleaveIterDataset)
-        self._datasets = interleave.datasets
-        if len(self._datasets) > MAX_LANES:
+        self._gm_datasets = interleave.datasets
+        if len(self._gm_datasets) > MAX_LANES:
             raise ValueError(
                 f"order='stream' cannot divide {interleave} among workers: it has more than"
                 f" {MAX_LANES} datasets. Use order='workers', where each worker has an interleave"
                 " of its own"
             )
-        self._cycle_length = min(parameters_of(interleave).cycle_length, len(self._datasets))
+        self._cycle_length = min(parameters_of(interleave).cycle_length, len(self._gm_datasets))
         self._by_workers = (
-            workers(MemberIterDataset(self._datasets, steps), len(self._datasets))
+            workers(MemberIterDataset(self._gm_datasets, steps), len(self._gm_datasets))
             if self._cycle_length
             else None
         )
 
     def __str__(self) -> str:
-        return f"StreamInterleaveIterDataset([{len(self._datasets)} datasets])"
+        return f"StreamInterleaveIterDataset([{len(self._gm_datasets)} datasets])"
 
-    def _over(self, replaced: Callable[[Any], Any]) -> StreamInterleaveIterDataset[T]:
-        return StreamInterleaveIterDataset(replaced(self._parent), self._workers)
+    def _gm_over(self, replaced: Callable[[Any], Any]) -> StreamInterleaveIterDataset[T]:
+        return StreamInterleaveIterDataset(replaced(self._gm_parent), self._workers)
 
-    def _traced(self, tracing: Tracing) -> Any:
-        return tracing.of(self._parent)  # which has the same states
+    def _gm_traced(self, tracing: Tracing) -> Any:
+        return tracing.of(self._gm_parent)  # which has the same states
 
     def __iter__(self) -> DatasetIterator[T]:
         workers = None if self._by_workers is None else iterate(self._by_workers)
         if not isinstance(workers, RoundRobinIterator):
-            return iterate(self._parent)  # there are no datasets
+            return iterate(self._gm_parent)  # there are no datasets
         members = _Members(workers)
-        opener = IteratorOpener(self._datasets, 0, members)
+        opener = IteratorOpener(self._gm_datasets, 0, members)
         members.ctx = opener.ctx
         interleave: InterleaveDatasetIterator[T] = InterleaveDatasetIterator(
-            _chain(self._parent)[0], opener, self._cycle_length
+            _chain(self._gm_parent)[0], opener, self._cycle_length
         )
         return StreamInterleaveIterator(self, interleave, members)
 
@@ -224,7 +224,7 @@ class StreamInterleave(Stream):
 class StreamInterleaveIterator(StreamIterator[T]):
     """The iterator of such elements, which is described as that of the pipeline without workers."""
 
-    _stage_name: ClassVar = None  # type: ignore[assignment]  # the same elements and states
+    _gm_stage_name: ClassVar = None  # type: ignore[assignment]  # the same elements and states
 
     def __init__(
         self,
@@ -234,10 +234,10 @@ class StreamInterleaveIterator(StreamIterator[T]):
     ) -> None:
         super().__init__(stage, [interleave], partial(StreamInterleave, members=members))
         self._ds = stage.parents[0]
-        self._ctx.options = collected_options(self._ds).merge(self._ctx.options)
+        self._gm_ctx.options = collected_options(self._ds).merge(self._gm_ctx.options)
 
     @property
-    def _described_upstream(self) -> Sequence[Any]:
+    def _gm_described_upstream(self) -> Sequence[Any]:
         return (iterate(self._ds),)
 
 
@@ -306,8 +306,8 @@ class _Members:
 
     def _start(self) -> None:
         if self._process_id != os.getpid():
-            self._workers._ctx.options = self.ctx.options
-            self._workers._engine.key = self.key
+            self._workers._gm_ctx.options = self.ctx.options
+            self._workers._gm_engine.key = self.key
             self._lanes = [lane for lane in self._workers.lanes() if isinstance(lane, WorkerLane)]
             self._process_id = os.getpid()
             users = {i: user() for i, user in self._users.items()}
@@ -344,7 +344,7 @@ class MemberElements(Stream):
         self._pos: Pos = self._first  # where the first run begins; ``None`` afterwards
         self._lane_pos: Pos = self._first  # where the lane was started, or taken from last
         self._at: Pos = _UNKNOWN  # where the lane is; known after no interrupt
-        found = [] if whole._definition is None else tolerances(whole._definition)
+        found = [] if whole._gm_definition is None else tolerances(whole._gm_definition)
         self._budgets = lane_budgets(self, found)
         self._now: Pos = self._first  # the position that the budgets are at
 
@@ -497,7 +497,7 @@ def _state(pos: Pos) -> Any:
 class MemberDatasetIterator(StreamIterator[T]):
     """The iterator of such elements, which stands for ``whole``."""
 
-    _stage_name: ClassVar = None  # type: ignore[assignment]  # the same elements and states
+    _gm_stage_name: ClassVar = None  # type: ignore[assignment]  # the same elements and states
 
     def __init__(self, members: _Members, index: int, whole: DatasetIterator[T]) -> None:
         self._whole = whole
@@ -505,9 +505,9 @@ class MemberDatasetIterator(StreamIterator[T]):
         super().__init__(
             stage, [], partial(MemberElements, members=members, index=index, whole=whole)
         )
-        self._ctx.options = whole._ctx.options
-        self._engine.tell_faults = tell_faults_of(self)
+        self._gm_ctx.options = whole._gm_ctx.options
+        self._gm_engine.tell_faults = tell_faults_of(self)
 
     @property
-    def _described_upstream(self) -> Sequence[Any]:
+    def _gm_described_upstream(self) -> Sequence[Any]:
         return (self._whole,)

@@ -187,7 +187,7 @@ class DividedPart:
         for step in self._steps[self._first_marked :]:
             if needs_of(step) != "nothing":
                 it: Any = iterate(step)
-                steps.append(_Step(it._engine.function, needs_of(step) == "choice", str(it)))
+                steps.append(_Step(it._gm_engine.function, needs_of(step) == "choice", str(it)))
         return steps
 
     def guards(self, whole: Stream) -> list[tuple[Stream, FilterGuard]]:
@@ -242,16 +242,16 @@ class MarkingIterDataset(IterDataset[Any]):
     State: the parent's. Cost: that of the steps.
     """
 
-    _num_elements = same_number
-    _parameters: MarkingParameters
+    _gm_num_elements = same_number
+    _gm_parameters: MarkingParameters
 
     def __init__(self, parent: Any, steps: Sequence[_Step]) -> None:
         super().__init__(parent)
-        self._parameters = MarkingParameters(steps)
+        self._gm_parameters = MarkingParameters(steps)
 
-    def _traced(self, tracing: Tracing) -> Any:
-        steps = self._parameters.steps
-        return tracing.of(self._parent).map(lambda x: x.then(partial(_marked, steps), self))
+    def _gm_traced(self, tracing: Tracing) -> Any:
+        steps = self._gm_parameters.steps
+        return tracing.of(self._gm_parent).map(lambda x: x.then(partial(_marked, steps), self))
 
     def __iter__(self) -> DatasetIterator[Any]:
         return open_stage(self, Marking)
@@ -278,7 +278,7 @@ class Marking(Stream):
         super().__init__(stage, parent)
         self._steps: list[tuple[_Step, Callable[[Any], Any], LeftOut | None]] = []
         num_leaving_out = 0
-        for step in stage._parameters.steps:
+        for step in stage._gm_parameters.steps:
             self._steps.append(
                 (step, step.function, LeftOut(num_leaving_out) if step.leaves_out else None)
             )
@@ -316,40 +316,40 @@ class StreamOrderIterDataset(IterDataset[T]):
     process.
     """
 
-    _adds_step = False  # seeds are those of the same pipeline without workers
-    _starts_workers = True
-    _tells_place = True
+    _gm_adds_step = False  # seeds are those of the same pipeline without workers
+    _gm_starts_workers = True
+    _gm_tells_place = True
     _element_spec = spec_of_first_parent
-    _num_elements = same_number
+    _gm_num_elements = same_number
 
     def __init__(self, parent: Any, workers: Workers) -> None:
         super().__init__(parent)
-        self._parameters = StreamOrderParameters(workers)
+        self._gm_parameters = StreamOrderParameters(workers)
         self._workers = workers
         self._divided_part = DividedPart(parent)
         self._by_workers = workers(self._divided_part.by_workers(0))
 
     @property
-    def _draws_from(self) -> Sequence[Any]:
+    def _gm_draws_from(self) -> Sequence[Any]:
         return (self._by_workers,)
 
     def __str__(self) -> str:
         return f"StreamOrderIterDataset(run={self._divided_part.run})"
 
-    def _over(self, replaced: Callable[[Any], Any]) -> StreamOrderIterDataset[T]:
-        return StreamOrderIterDataset(replaced(self._parent), self._workers)
+    def _gm_over(self, replaced: Callable[[Any], Any]) -> StreamOrderIterDataset[T]:
+        return StreamOrderIterDataset(replaced(self._gm_parent), self._workers)
 
-    def _computed_by(self, threads: ReadOptions | None, num_workers: int | None) -> Any:
-        return self._parent if num_workers == 0 else self
+    def _gm_computed_by(self, threads: ReadOptions | None, num_workers: int | None) -> Any:
+        return self._gm_parent if num_workers == 0 else self
 
-    def _divided(self, division: Division) -> Any:
+    def _gm_divided(self, division: Division) -> Any:
         raise ValueError(
             f"{self} cannot be shared out among {division.num_workers} workers: its elements are"
             " those of one stream. Apply mp_prefetch once, as the last step"
         )
 
-    def _traced(self, tracing: Tracing) -> Any:
-        return tracing.of(self._parent)  # which has the same states
+    def _gm_traced(self, tracing: Tracing) -> Any:
+        return tracing.of(self._gm_parent)  # which has the same states
 
     def __iter__(self) -> DatasetIterator[T]:
         return StreamOrderIterator(self, self._divided_part, self._opened)
@@ -560,8 +560,8 @@ class StreamOrder(Stream):
 class StreamOrderIterator(StreamIterator[T]):
     """The iterator of outputs of workers, which is described as that of the divided part."""
 
-    _stage_name: ClassVar = None  # type: ignore[assignment]  # the same elements and states as without workers
-    _engine: StreamOrder
+    _gm_stage_name: ClassVar = None  # type: ignore[assignment]  # the same elements and states as without workers
+    _gm_engine: StreamOrder
 
     def __init__(
         self,
@@ -569,18 +569,18 @@ class StreamOrderIterator(StreamIterator[T]):
         divided: DividedPart,
         opened: Callable[[int], _Opened],
     ) -> None:
-        self._whole = whole = iterate(stage._parent)
-        whole._ctx.joined = None  # it is no pipeline of its own
+        self._whole = whole = iterate(stage._gm_parent)
+        whole._gm_ctx.joined = None  # it is no pipeline of its own
         workers = opened(0)
         make = partial(
             StreamOrder, workers=workers, whole=stream_of(whole), divided=divided, opened=opened
         )
         super().__init__(stage, [workers.iterator], make)
-        self._engine.use = partial(_use, weakref.ref(self))
-        self._ctx.options = collected_options(stage._parent).merge(self._ctx.options)
+        self._gm_engine.use = partial(_use, weakref.ref(self))
+        self._gm_ctx.options = collected_options(stage._gm_parent).merge(self._gm_ctx.options)
 
     @property
-    def _described_upstream(self) -> Sequence[Any]:
+    def _gm_described_upstream(self) -> Sequence[Any]:
         return (self._whole,)
 
 
@@ -588,5 +588,5 @@ def _use(owner: weakref.ref[StreamOrderIterator[Any]], parent: DatasetIterator[A
     """Let ``parent`` be the only parent of an iterator."""
     it = owner()
     if it is not None:
-        it._parents = (parent,)
-        share_context([parent], it._ctx)
+        it._gm_parents = (parent,)
+        share_context([parent], it._gm_ctx)

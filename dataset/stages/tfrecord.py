@@ -39,7 +39,7 @@ class TFRecordStream(FileStream):
         return "TFRecordDatasetIterator"
 
     def open_file(self) -> TFRecordFile:
-        given = self.stage._parameters
+        given = self.stage._gm_parameters
         path = self.absolute_path() if given.open is None else self.path
         return TFRecordFile(
             path, check_crc=given.check_crc, compression=given.compression, open=given.open
@@ -131,7 +131,7 @@ class TFRecordIterDataset(FilesIterDataset[bytes]):
         [b'x', b'yz']
     """
 
-    _parameters: TFRecordParameters
+    _gm_parameters: TFRecordParameters
 
     def __init__(
         self,
@@ -143,10 +143,10 @@ class TFRecordIterDataset(FilesIterDataset[bytes]):
     ) -> None:
         super().__init__(path)
         self._is_one_file = isinstance(path, str | os.PathLike)
-        self._parameters = TFRecordParameters(path, bool(check_crc), compression, open)
+        self._gm_parameters = TFRecordParameters(path, bool(check_crc), compression, open)
 
     def __str__(self) -> str:
-        text, opener = super().__str__(), self._parameters.open
+        text, opener = super().__str__(), self._gm_parameters.open
         return text if opener is None else f"{text[:-1]}, open={transform_name(opener)})"
 
     @property

@@ -72,23 +72,23 @@ class ThreadPrefetchIterDataset(IterDataset[T]):
         [0, 1, 4, 9, 16]
     """
 
-    _tells_place = True
+    _gm_tells_place = True
     _element_spec = spec_of_first_parent
-    _num_elements = same_number
-    _parameters: ThreadPrefetchParameters
+    _gm_num_elements = same_number
+    _gm_parameters: ThreadPrefetchParameters
 
     def __init__(
         self, parent: IterDataset[T] | MapDataset[T], *, prefetch_buffer_size: int
     ) -> None:
         super().__init__(parent)
-        self._parameters = ThreadPrefetchParameters(prefetch_buffer_size)
+        self._gm_parameters = ThreadPrefetchParameters(prefetch_buffer_size)
 
-    def _traced(self, tracing: Tracing) -> Any:
-        return tracing.of(self._parent)  # which has the same states
+    def _gm_traced(self, tracing: Tracing) -> Any:
+        return tracing.of(self._gm_parent)  # which has the same states
 
     def __iter__(self) -> DatasetIterator[T]:
         return ThreadPrefetchDatasetIterator(
-            iterate(self._parent), self._parameters.prefetch_buffer_size
+            iterate(self._gm_parent), self._gm_parameters.prefetch_buffer_size
         )
 
 
@@ -114,8 +114,8 @@ class ThreadPrefetchDatasetIterator(StreamIterator[T]):
         (0, 1, {'next_index': 2})
     """
 
-    _stage_name: ClassVar = None  # type: ignore[assignment]  # it does nothing to elements or states
-    _engine: Prefetch
+    _gm_stage_name: ClassVar = None  # type: ignore[assignment]  # it does nothing to elements or states
+    _gm_engine: Prefetch
 
     def __init__(self, parent: CheckpointableIterator[T], prefetch_buffer_size: int) -> None:
         it = parent if isinstance(parent, DatasetIterator) else ForeignIterator(parent)
@@ -126,10 +126,10 @@ class ThreadPrefetchDatasetIterator(StreamIterator[T]):
 
     @property
     def _ahead(self) -> PullAhead | None:
-        return self._engine.ahead
+        return self._gm_engine.ahead
 
     def start_prefetch(self) -> None:
-        if self._closed and self._engine.size:
+        if self._gm_closed and self._gm_engine.size:
             raise unusable(self)
         super().start_prefetch()
 
@@ -138,9 +138,9 @@ class ThreadPrefetchDatasetIterator(StreamIterator[T]):
 
     def close_within(self, seconds: float) -> None:
         """Close, and wait for the thread for so long at most."""
-        self._closed, self._advance = True, None
-        if "_engine" in vars(self):
-            self._engine.close_within(seconds)
+        self._gm_closed, self._advance = True, None
+        if "_gm_engine" in vars(self):
+            self._gm_engine.close_within(seconds)
 
 
 class ForeignIterator(DatasetIterator[T]):

@@ -53,17 +53,17 @@ class WindowShuffleMapDataset(ReindexMapDataset[T]):
         [2, 3, 0, 1, 5, 4, 6, 7, 9, 8]
     """
 
-    _parameters: WindowParameters
+    _gm_parameters: WindowParameters
     _element_spec = spec_of_first_parent
     # but parts that end with a window keep theirs: it is no shuffle of the whole
-    _moves_records = True
+    _gm_moves_records = True
 
     def __init__(self, parent: Any, *, window_size: int, seed: int | None = None) -> None:
         super().__init__(parent)
-        self._parameters = WindowParameters(
+        self._gm_parameters = WindowParameters(
             window_size, random_seed(self, seed, "window_shuffle", bits=32)
         )
-        self._window_size, self._seed = self._parameters.window_size, self._parameters.seed
+        self._window_size, self._seed = self._gm_parameters.window_size, self._gm_parameters.seed
         # The windows of one length are the "epochs" of a permutation. Only the last window of an
         # epoch may be shorter.
         self._whole = Permutation(self._window_size, self._seed)
@@ -76,7 +76,7 @@ class WindowShuffleMapDataset(ReindexMapDataset[T]):
 
     def _current_layout(self) -> tuple[int, int]:
         """The length of an epoch and the number of its whole windows."""
-        length = len(self._parents[0])
+        length = len(self._gm_parents[0])
         self._check_not_empty(length)
         num_whole, rest = divmod(length, self._window_size)
         if self._last.length != rest:  # it may change as long as nothing downstream has fixed it
@@ -145,17 +145,17 @@ class WindowShuffleIterDataset(IterDataset[T]):
         [1, 0, 3, 2, 7, 6, 4, 5, 8, 9]
     """
 
-    _passes_on = True
+    _gm_passes_on = True
     _element_spec = spec_of_first_parent
-    _num_elements = same_number
-    _parameters: WindowParameters
+    _gm_num_elements = same_number
+    _gm_parameters: WindowParameters
 
     def __init__(self, parent: Any, *, window_size: int, seed: int | None = None) -> None:
         super().__init__(parent)
-        self._parameters = WindowParameters(
+        self._gm_parameters = WindowParameters(
             window_size, random_seed(self, seed, "window_shuffle", bits=32)
         )
 
     def __iter__(self) -> DatasetIterator[T]:
-        given = self._parameters
+        given = self._gm_parameters
         return open_stage(self, partial(Window, size=given.window_size, seed=given.seed))

@@ -55,40 +55,40 @@ class ZipMapDataset(BlockMapDataset[T]):
 
     def __init__(self, parents: Any, *, drop_missing: bool = False) -> None:
         super().__init__(parents)
-        lengths = [len(parent) for parent in _at_least_one(self._parents)]
+        lengths = [len(parent) for parent in _at_least_one(self._gm_parents)]
         if len(set(lengths)) > 1:
             raise ValueError(
                 f"all parents of a zip must have the same length, got the lengths {lengths}"
             )
-        self._drops = bool(drop_missing)
-        self._parameters = MapZipParameters(self._drops)
+        self._gm_drops = bool(drop_missing)
+        self._gm_parameters = MapZipParameters(self._gm_drops)
 
     def __len__(self) -> int:
-        return len(self._parents[0])
+        return len(self._gm_parents[0])
 
     @property
-    def _shares_records(self) -> bool:
-        return any_pair(self._parents, parallel_ones=False) is not None
+    def _gm_shares_records(self) -> bool:
+        return any_pair(self._gm_parents, parallel_ones=False) is not None
 
-    def _over_parts(self, replaced: Callable[[Any], Any]) -> ZipMapDataset[T]:
-        return ZipMapDataset([*map(replaced, self._parents)], drop_missing=self._drops)
+    def _gm_over_parts(self, replaced: Callable[[Any], Any]) -> ZipMapDataset[T]:
+        return ZipMapDataset([*map(replaced, self._gm_parents)], drop_missing=self._gm_drops)
 
     def __str__(self) -> str:
-        return f"ZipMapDataset(parents={_names(self._parents)}, {self._parameters.text()})"
+        return f"ZipMapDataset(parents={_names(self._gm_parents)}, {self._gm_parameters.text()})"
 
-    def _chain_text(self) -> str:
-        return f"ZipMapDataset([{len(self._parents)} parents], {self._parameters.text()})"
+    def _gm_chain_text(self) -> str:
+        return f"ZipMapDataset([{len(self._gm_parents)} parents], {self._gm_parameters.text()})"
 
     @property
     def _element_spec(self) -> Any:
-        return tuple([spec_of(parent) for parent in self._parents])
+        return tuple([spec_of(parent) for parent in self._gm_parents])
 
-    def _items(self, indices: Indices) -> Iterator[Any]:
-        columns = [parent._items(indices) for parent in self._parents]
-        return map(_complete_row if self._drops else _row, *columns)
+    def _gm_items(self, indices: Indices) -> Iterator[Any]:
+        columns = [parent._gm_items(indices) for parent in self._gm_parents]
+        return map(_complete_row if self._gm_drops else _row, *columns)
 
-    def _origins(self, index: int) -> Iterable[UpstreamElement]:
-        return [UpstreamElement(parent, index) for parent in self._parents]
+    def _gm_origins(self, index: int) -> Iterable[UpstreamElement]:
+        return [UpstreamElement(parent, index) for parent in self._gm_parents]
 
 
 def _row(*elements: Any) -> tuple[Any, ...]:
@@ -121,31 +121,31 @@ class ZipIterDataset(IterDataset[T]):
         [(0, 10), (1, 11)]
     """
 
-    _parameters: ZipParameters
+    _gm_parameters: ZipParameters
 
     def __init__(self, parents: Any, *, strict: bool = True) -> None:
         super().__init__(parents)
-        _at_least_one(self._parents)
-        self._parameters = ZipParameters(bool(strict))
+        _at_least_one(self._gm_parents)
+        self._gm_parameters = ZipParameters(bool(strict))
 
     def __str__(self) -> str:
-        return f"ZipIterDataset(parents={_names(self._parents)}, {self._parameters.text()})"
+        return f"ZipIterDataset(parents={_names(self._gm_parents)}, {self._gm_parameters.text()})"
 
-    def _chain_text(self) -> str:
-        return f"ZipIterDataset([{len(self._parents)} parents], {self._parameters.text()})"
+    def _gm_chain_text(self) -> str:
+        return f"ZipIterDataset([{len(self._gm_parents)} parents], {self._gm_parameters.text()})"
 
     @property
     def _element_spec(self) -> Any:
-        return tuple([spec_of(parent) for parent in self._parents])
+        return tuple([spec_of(parent) for parent in self._gm_parents])
 
-    def _num_elements(self) -> Length:
-        return shortest([num_elements(parent) for parent in self._parents])
+    def _gm_num_elements(self) -> Length:
+        return shortest([num_elements(parent) for parent in self._gm_parents])
 
-    def _traced(self, tracing: Tracing) -> Any:
+    def _gm_traced(self, tracing: Tracing) -> Any:
         return tracing.over(self).map(side_by_side)
 
     def __iter__(self) -> DatasetIterator[T]:
-        return open_stage(self, partial(Zip, strict=self._parameters.strict))
+        return open_stage(self, partial(Zip, strict=self._gm_parameters.strict))
 
 
 def _at_least_one(parents: tuple[Any, ...]) -> tuple[Any, ...]:

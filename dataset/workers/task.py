@@ -222,11 +222,11 @@ class PipelineProducer:
             share = iterate(lane.ds)
             self._task.number_stages(share, number)
             lane.iterator = it = shard_iterator(share, records=bool(self._task.key))
-            it._ctx.joined = None  # it is no pipeline of its own, although it was made like one
-            it._ctx.belong_to(number, self._task.num_lanes, self._ctx)
+            it._gm_ctx.joined = None  # it is no pipeline of its own, although it was made like one
+            it._gm_ctx.belong_to(number, self._task.num_lanes, self._ctx)
             share_threads(it, num_lanes if self._task.budget is None else self._task.num_lanes)
             if self._allocate is not None:
-                it._engine.allocate_with(self._allocate)
+                it._gm_engine.allocate_with(self._allocate)
         if self.log is not None:
             lane.logs = []
             for root, reader in enumerate(readers(it)):
@@ -235,7 +235,7 @@ class PipelineProducer:
         if state is not None:
             it.set_state(state)
         if skip:
-            it._skip()
+            it._gm_skip()
         lane.blocks = StreamBlocks(it)
         return snapshot(it)
 
@@ -321,7 +321,7 @@ def ahead_of(it: Any) -> list[Any]:
     upstream = {id(inner): inner for inner in running_upstream(it)}
     found = [part for inner in upstream.values() for part in ahead_of(inner)]
     if isinstance(it, StreamIterator):
-        stream = it._engine
+        stream = it._gm_engine
         if stream.draws_from:
             return [stream.reader]
         if isinstance(stream, Prefetch) and stream.ahead is not None:
@@ -339,7 +339,7 @@ def roots(it: Any) -> list[StreamIterator[Any]]:
     """The iterators at the beginning of everything upstream that read map datasets, always in the
     same order.
     """
-    if isinstance(it, StreamIterator) and it._engine.draws_from:
+    if isinstance(it, StreamIterator) and it._gm_engine.draws_from:
         return [it]
     upstream = {id(inner): inner for inner in running_upstream(it)}
     return [root for inner in upstream.values() for root in roots(inner)]
@@ -347,7 +347,7 @@ def roots(it: Any) -> list[StreamIterator[Any]]:
 
 def readers(it: Any) -> list[Reader]:
     """Return the readers of ``roots(it)``."""
-    return [root._engine.reader for root in roots(it)]
+    return [root._gm_engine.reader for root in roots(it)]
 
 
 def place(state: Any, numbers: Numbers | None, *, exact: bool = False) -> str:

@@ -88,7 +88,7 @@ class _Pickler(CloudPickler):
 
     def _enter(self, part: Any) -> None:
         """Called for a part of the pipeline before what it holds."""
-        for name in getattr(type(part), "_shared_by_threads", ()):
+        for name in getattr(type(part), "_gm_shared_by_threads", ()):
             if not isinstance(value := getattr(part, name), DatasetNode):
                 self._share(value)
 

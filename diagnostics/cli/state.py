@@ -194,7 +194,7 @@ def _difference(pipeline: Any, restore: Callable[[Any], None]) -> str | None:
 
 
 def _restore(saved: _Saved, it: Any) -> None:
-    own = describe(it) if isinstance(it, DatasetIterator) else it._describe()
+    own = describe(it) if isinstance(it, DatasetIterator) else it._gm_describe()
     if saved.description is not None and own is not None:
         check_description(saved.description, own)
     if saved.problem is not None:
@@ -207,7 +207,7 @@ def _merge(item: list[_Saved], it: Any) -> None:
     states = [state_from_text(saved.text, it) for saved in item]
     numbers = [_DATASET_FILE.fullmatch(saved.path.name) for saved in item]
     it.set_state(
-        it._merged_state(
+        it._gm_merged_state(
             {found[1]: value for found, value in zip(numbers, states, strict=True) if found}
             or states
         )

@@ -236,7 +236,7 @@ class _Tuned(PipelineEditor):
                 parameters_of(same).read_options, num_threads=self._num_threads
             )
             return computed_by(same, threads=_fitting(reads))
-        if not same._starts_workers:
+        if not same._gm_starts_workers:
             return same
         self.has_workers = True
         if not self._options.num_workers:

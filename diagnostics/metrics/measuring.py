@@ -59,7 +59,7 @@ def _taking(original: Method, number: int, lanes: CountersOfThreads) -> Method:
 
 
 def _num_ready(it: Any) -> int:
-    work = it._engine.work_ahead()
+    work = it._gm_engine.work_ahead()
     return 0 if work is None else work.num_ready
 
 

@@ -138,7 +138,7 @@ class _Subject:
                 " iterator has"
             )
         it = dataset_iterator(self.iterator)
-        state = it._before_last()
+        state = it._gm_before_last()
         if state is None:
             # Raises an error that names the stage if that has no states.
             Tracing(False).of(definition_of(it))
@@ -167,7 +167,7 @@ class _Subject:
         stream, tracing = _stream_of(ds), Tracing(False)
         with _twin(stream, tracing) as it:
             try:
-                if it._has_gaps():
+                if it._gm_has_gaps():
                     raise NotImplementedError(
                         f"{_holes_of(stream)} leaves out elements, so that steps are no indices"
                     )
@@ -243,7 +243,7 @@ def _holes_of(ds: Any) -> str:
 
 def definition_of(it: Any) -> Any:
     """Returns the dataset that ``it`` iterates over; ``None`` if that is not known."""
-    return it if isinstance(it, IterDataset) else it._definition
+    return it if isinstance(it, IterDataset) else it._gm_definition
 
 
 def _stream_of(ds: Any) -> Any:
@@ -291,7 +291,7 @@ def _tells_place(ds: Any) -> bool:
     """True if a state says which elements have been read for the outputs before it."""
     return all(
         [
-            node._tells_place or node._works_on is not None
+            node._gm_tells_place or node._gm_works_on is not None
             for node in ancestors(ds)
             if isinstance(node, IterDataset)
         ]

@@ -140,35 +140,35 @@ class Followed(abc.ABC):
 class FollowedIterator(Followed, DatasetIterator[Any]):
     """The elements and states of an iterator of a dataset, recorded in a ledger."""
 
-    _stage_name: ClassVar = None  # in checkpoints: the same elements and states as without it
+    _gm_stage_name: ClassVar = None  # in checkpoints: the same elements and states as without it
 
     def __init__(self, ledger: Ledger, iterator: DatasetIterator[Any], step: int | None) -> None:
         super().__init__(iterator)
         self.followed_iterator = iterator
-        self._definition = iterator._definition
+        self._gm_definition = iterator._gm_definition
         self._begin(ledger, step)
 
     @property
     def _dataset_iterator(self) -> DatasetIterator[Any]:
-        return self._parents[0]
+        return self._gm_parents[0]
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._parents[0], name)
+        return getattr(self._gm_parents[0], name)
 
-    def _stage_text(self) -> str:
+    def _gm_stage_text(self) -> str:
         return str(self._ledger)
 
-    def _before_last(self) -> Any:
-        return self._parents[0]._before_last()
+    def _gm_before_last(self) -> Any:
+        return self._gm_parents[0]._gm_before_last()
 
-    def _merged_state(self, states: Any) -> Any:
-        return self._parents[0]._merged_state(states)
+    def _gm_merged_state(self, states: Any) -> Any:
+        return self._gm_parents[0]._gm_merged_state(states)
 
     def _get_next_index(self) -> int:
-        return get_next_index(self._parents[0])
+        return get_next_index(self._gm_parents[0])
 
-    def _skip(self) -> None:
-        self._parents[0]._skip()
+    def _gm_skip(self) -> None:
+        self._gm_parents[0]._gm_skip()
 
 
 class FollowedLoaderIterator(Followed, DataLoaderIterator):
@@ -212,7 +212,7 @@ def _num_outputs(it: Any) -> int | None:
     # known: then the caller asks the user for the step.
     with contextlib.suppress(NotImplementedError, ValueError):
         tracing.of(ds)
-        if not tracing.assumes and not inner._has_gaps():  # else elements may have been left out
+        if not tracing.assumes and not inner._gm_has_gaps():  # else elements may have been left out
             return get_next_index(inner)
     return 0 if it.get_state() == _first_state(it, ds) else None
 

@@ -30,12 +30,12 @@ def _sources_of(ds: Any) -> dict[str, Any]:
     """The sources of files upstream that can locate a record, by the texts that records have."""
     found: dict[str, Any] = {}
     for node in ancestors(ds):
-        source = getattr(node, "_source", None)
+        source = getattr(node, "_gm_source", None)
         if (
             isinstance(source, ShardedSource)
             and len(file_paths(source) or ()) == len(source.shards.bounds) - 1
         ):
-            found[node._record_source] = source
+            found[node._gm_record_source] = source
     return found
 
 

@@ -168,7 +168,7 @@ class RandomBlocks(RandomOrder):
             indices = range(start, min(total, start + rng.randint(2, _MAX_BLOCK)))
             start = indices.stop
             try:
-                block = list(subject.map._items(list(indices)))
+                block = list(subject.map._gm_items(list(indices)))
             except Exception:  # as the elements alone say
                 continue
             for i, element in zip(indices, block, strict=True):
@@ -387,9 +387,9 @@ def _block(it: Any, size: int) -> tuple[list[Any], StepOutcome | None]:
     anything did.
     """
     block: list[Any] = []
-    if isinstance(it, StreamIterator) and not it._reads_once:
+    if isinstance(it, StreamIterator) and not it._gm_reads_once:
         with contextlib.suppress(Exception):  # which the elements before it come before
-            block = it._take(size)
+            block = it._gm_take(size)
             return block, None if len(block) == size else end_outcome()
     while len(block) < size:
         try:

@@ -228,7 +228,7 @@ class WitnessedPipeline(PipelineEditor):
         self.stages: dict[Address, Any] = {}  # what takes the places of the stages
 
     def _copied(self, ds: Any, replaced: Callable[[Any], Any]) -> Any:
-        return DatasetNode._over(ds, replaced)  # over parents of the same lengths
+        return DatasetNode._gm_over(ds, replaced)  # over parents of the same lengths
 
     def _replace(self, ds: Any) -> Any:
         address = self._addresses.get(id(ds))
@@ -241,18 +241,18 @@ class WitnessedPipeline(PipelineEditor):
 
 
 class _WatchedMap(BlockMapDataset[Any]):
-    _adds_step = False
+    _gm_adds_step = False
 
     def __init__(self, parent: Any, witness: Witness, address: Address) -> None:
         super().__init__(parent)
         self._witness, self._address = witness, address
 
     def __len__(self) -> int:
-        return len(self._parents[0])
+        return len(self._gm_parents[0])
 
-    def _items(self, indices: Indices) -> Iterator[Any]:
+    def _gm_items(self, indices: Indices) -> Iterator[Any]:
         witness, address = self._witness, self._address
-        items = begun_when_needed(self._parents[0], indices)
+        items = begun_when_needed(self._gm_parents[0], indices)
         for index in as_ints(indices):
             witness.begins(address)
             try:
@@ -265,7 +265,7 @@ class _WatchedMap(BlockMapDataset[Any]):
 
 
 class _WatchedStream(IterDataset[Any]):
-    _adds_step = False
+    _gm_adds_step = False
 
     def __init__(self, parent: Any, witness: Witness, address: Address) -> None:
         super().__init__(parent)

@@ -107,7 +107,7 @@ class Subject:
 
     @property
     def has_workers(self) -> bool:
-        return any([node._starts_workers for node in ancestors(self.stream)])
+        return any([node._gm_starts_workers for node in ancestors(self.stream)])
 
     @property
     def has_own_workers(self) -> bool:

@@ -183,7 +183,7 @@ def _is_of_batches(step: Any) -> bool:
     """True if elements of a map dataset are made of batches."""
     while len(parents_of(step)) == 1:
         step = parents_of(step)[0]
-        if is_of_library(step) and step._makes_batches:
+        if is_of_library(step) and step._gm_makes_batches:
             return True
     return False
 
@@ -225,7 +225,7 @@ def _upstream(
     ds: Any, index: int, row: int | None, num_rows: int | None, branch: str
 ) -> Iterator[StageResult]:
     """The element at an index of a map dataset and what it is made of, the output first."""
-    is_cut = row is not None and is_of_library(ds) and ds._makes_batches
+    is_cut = row is not None and is_of_library(ds) and ds._gm_makes_batches
     origins = _origins(ds, index, row if is_cut else None)
     parts = [one for one in origins if isinstance(one, UpstreamElement)]
     if is_cut:
@@ -257,7 +257,9 @@ def _origins(ds: Any, index: int, row: int | None) -> list[Any]:
     """The lineage of an element, or of a row of it; at most some hundreds of records."""
     try:
         return list(
-            itertools.islice(ds._origins(index), row or 0, _MAX_PARTS if row is None else row + 1)
+            itertools.islice(
+                ds._gm_origins(index), row or 0, _MAX_PARTS if row is None else row + 1
+            )
         )
     except Exception:  # of a user's source, sampler or function: what it raises, the element shows
         return []
@@ -267,7 +269,7 @@ def _stage(
     ds: Any, index: int, parts: list[UpstreamElement], keys: list[Any], branch: str
 ) -> StageResult:
     name, note = stage_name(ds), f"record {shown(keys[0])}" if keys else ""
-    source, key = (ds._record_source, keys[0]) if keys else ("", None)
+    source, key = (ds._gm_record_source, keys[0]) if keys else ("", None)
     if len(parts) == 1 and _passes_on(ds):
         moved = "" if parts[0].index == index else f"which is {parts[0].index:,} before"
         return StageResult(name, index, is_same=True, note=moved, branch=branch)
@@ -285,12 +287,12 @@ def _downstream(steps: list[Any], stages: list[StageResult], branch: str) -> Sto
     """Adds the stages of the stream, up to where elements are put together."""
     element = next((stage.element for stage in reversed(stages) if not stage.is_same), None)
     for step in steps[1:]:  # the first one makes a stream of it
-        name, works_on = stage_name(step), step._works_on if is_of_library(step) else None
+        name, works_on = stage_name(step), step._gm_works_on if is_of_library(step) else None
         if makes_batches(step) or len(stages) >= _MAX_STAGES:
             return Story(stages)
         if works_on == "elements":
             try:
-                element = iterate(step)._engine.function(element)  # type: ignore[attr-defined]
+                element = iterate(step)._gm_engine.function(element)  # type: ignore[attr-defined]
             except Exception as error:
                 filter_traceback(error)
                 return Story([*stages, StageResult(name, error=error, branch=branch)])

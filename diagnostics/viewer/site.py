@@ -238,7 +238,9 @@ class Site:
 
     def _view(self) -> PageFrame:
         pipeline, length = self.outputs.pipeline, self.outputs.length
-        kind = "DataLoader" if not hasattr(pipeline, "_node_family") else pipeline._node_family
+        kind = (
+            "DataLoader" if not hasattr(pipeline, "_gm_node_family") else pipeline._gm_node_family
+        )
         about = ", ".join([text for text in (kind, length_text(length)) if text])
         return PageFrame(
             f"/{self.token}",

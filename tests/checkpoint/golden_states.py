@@ -30,7 +30,7 @@ def made(name):
     with contextlib.chdir(GOLDEN):
         built = PIPELINES[name]()
         yield built
-    source = getattr(built, "_source", None)
+    source = getattr(built, "_gm_source", None)
     if isinstance(source, gristmill.sources.SharedMemoryDataSource):
         source.unlink()
         source.close()

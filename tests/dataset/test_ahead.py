@@ -118,8 +118,8 @@ class TestBuffers:
         while num_asked < 1000:
             n = min(rng.choice([1] * 12 + [2, 5, 7, 128]), 1000 - num_asked)
             first, num_asked = num_asked, num_asked + n
-            assert ([next(it)] if n == 1 else it._take(n)) == list(range(first, first + n))
-        assert it._take(1) == too_far == []
+            assert ([next(it)] if n == 1 else it._gm_take(n)) == list(range(first, first + n))
+        assert it._gm_take(1) == too_far == []
         assert sorted(seen) == list(range(1000))  # and each is computed once
 
     @each_size(
@@ -172,7 +172,7 @@ class TestEnds:
         it = iter(make(50, gate, 4))
         it.set_state(it.get_state())
         assert (gate.seen, working()) == ([], [])
-        assert it._take(49) == list(range(49))
+        assert it._gm_take(49) == list(range(49))
         state = it.get_state()
         assert list(it) == [49]
         wait_for_no_threads()
@@ -236,14 +236,14 @@ class TestEnds:
         for i in range(6):
             it = iter(make(10_000, collect, 4))
             it.circle = it
-            assert it._take(i) == list(range(i))
+            assert it._gm_take(i) == list(range(i))
             del it
             assert list(make(10, collect, 3)) == list(range(10))
         gc.set_threshold(1)
         for i in range(20):
             it = iter(make(100, lambda x: [x], 6))
             it.circle = it
-            assert it._take(i) == [[k] for k in range(i)]
+            assert it._gm_take(i) == [[k] for k in range(i)]
             del it
 
     @each_kind
@@ -303,7 +303,7 @@ class TestInterrupts:
             while len(got) > num:
                 # ``extend`` stores the element in the same moment in which it is delivered.
                 num = len(got)
-                got.extend(it._take(1))
+                got.extend(it._gm_take(1))
 
         before = signal.signal(signal.SIGALRM, interrupt)
         rng = random.Random(size)
@@ -384,7 +384,7 @@ def check(ds, *nums, starts=True, leave=os._exit):
     whole = list(ds)
     for num in nums:
         it = iter(ds)
-        assert it._take(num) == whole[:num]
+        assert it._gm_take(num) == whole[:num]
         state = it.get_state()
         run_in_fork(leave, go_on, it, state, whole[num:])
         if starts:

@@ -73,7 +73,7 @@ def test_it_is_a_permutation_at_every_length(monkeypatch):
         ):
             ds = _range(length).block_shuffle(block_size, group_size=group_size, seed=7)
             for epoch in (0, -3) if length % 10 == 1 else (1,):
-                found = np.array(list(ds._items(range(epoch * length, (epoch + 1) * length))))
+                found = np.array(list(ds._gm_items(range(epoch * length, (epoch + 1) * length))))
                 assert found.min() == 0 and (np.bincount(found, minlength=length) == 1).all(), (
                     length,
                     block_size,
@@ -86,16 +86,16 @@ def test_any_element_of_a_long_dataset(length):
     starts = [0, 131_072 * 12_345, length - 131_072 * 3, length - 5, length * 7 - 3]
     for start in starts:
         block = range(start, start + 300)
-        assert list(ds._items(block)) == [ds[i] for i in block]
+        assert list(ds._gm_items(block)) == [ds[i] for i in block]
     group = 131_072 * 12_345
-    found = np.array(list(ds._items(range(group, group + 131_072))))
+    found = np.array(list(ds._gm_items(range(group, group + 131_072))))
     whole = np.unique(found // 256, return_counts=True)[1]
     assert (
         len(np.unique(found)) == 131_072
         and len(whole) in (512, 513)
         and (whole == 256).sum() >= 511
     )
-    assert len(np.unique(list(ds._items([*range(0, length, length // 999)])))) == len(
+    assert len(np.unique(list(ds._gm_items([*range(0, length, length // 999)])))) == len(
         range(0, length, length // 999)
     )
     assert ds[5] != ds[5 + length]
@@ -175,7 +175,9 @@ def test_groups_that_are_small_beside_what_is_read_ahead(options, seconds):
     ]:
         source = Counted(1_003)
         ds = make(grain.MapDataset.source(source).block_shuffle(8, group_size=8, seed=5))
-        expected = [x for element in list(ds._items(range(start, len(ds)))) for x in flat(element)]
+        expected = [
+            x for element in list(ds._gm_items(range(start, len(ds)))) for x in flat(element)
+        ]
         source.asked, source.starts = [], []
         source.seconds = seconds
         it = iter(ds.to_iter_dataset(options))

@@ -65,11 +65,11 @@ class Threads:
 def test_a_pipeline_has_no_more_threads_than_its_budget(make, num_threads):
     threads = Threads()
     with iter(make(lambda x: x)) as it:
-        expected = it._take(300)
+        expected = it._gm_take(300)
     wait_for_no_threads()
     with within(make(threads), max_threads=num_threads) as it:
         it.start_prefetch()
-        assert it._take(300) == expected
+        assert it._gm_take(300) == expected
     limit = Budget().max_threads if num_threads is None else num_threads
     # 20 were asked for by number
     assert threads.most <= max(limit, 20 if num_threads is None else 0)
@@ -80,7 +80,7 @@ def test_whoever_waits_while_all_threads_are_stuck_helps_himself():
     with within(mixed([gate, lambda x: ~x], [1, 300]), max_threads=1) as it:
         num_before = len(list(iter(it.__next__, 0)))  # of the other component
         wait_until(lambda: gate.num_busy)
-        assert it._take(300) == [~x for x in range(num_before, num_before + 300)]
+        assert it._gm_take(300) == [~x for x in range(num_before, num_before + 300)]
         gate.open.set()
         assert next(it) == 1
     wait_for_no_threads()
@@ -173,7 +173,7 @@ def test_what_is_rare_is_read_as_far_ahead_as_it_is_needed():
     read = [[], []]
     ds = mixed([lambda x: read[0].append(x) or x, lambda x: read[1].append(x) or x], [99, 1])
     with within(ds) as it:
-        it._take(50)
+        it._gm_take(50)
         it.start_prefetch()
         wait_until(lambda: len(read[0]) >= 400)
         assert len(read[1]) < 20

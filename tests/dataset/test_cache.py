@@ -168,7 +168,7 @@ def test_the_first_error_is_that_of_the_first_element_limits_ask_for_no_more_arg
     for n in (1, 2, 5, 100):
         seen = []
         it = iter(numbers(10).map(lambda x, seen=seen: seen.append(x) or x).limit(3))
-        assert list(itertools.chain(*[it._take(n) for _ in range(5)])) == seen == [0, 1, 2]
+        assert list(itertools.chain(*[it._gm_take(n) for _ in range(5)])) == seen == [0, 1, 2]
     for kind, name in ((RepeatIterDataset, "num_epochs"), (LimitIterDataset, "count")):
         for wrong in (0, -1, -(10**20)):
             assert_raises(

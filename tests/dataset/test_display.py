@@ -38,7 +38,7 @@ def lines(*expected):
 
 def test_datasets_and_iterators_are_read_from_the_source_down():
     ds = MapDataset.source([1, 2, 3, 4]).seed(1).shuffle().map(len).batch(3)
-    seed = ds._parent._parent._parameters.seed
+    seed = ds._parent._parent._gm_parameters.seed
     assert repr(ds) == lines(
         "MapDataset of 2 elements:",
         "  SourceMapDataset(source=<class 'list'>)  4 elements",
@@ -140,7 +140,7 @@ class Silent(MapDataset):
     """Nothing that it is asked has an answer."""
 
     __len__ = __getitem__ = __str__ = refuse
-    _described_parameters = property(refuse)
+    _gm_described_parameters = property(refuse)
 
 
 # no iterator is made

@@ -294,7 +294,7 @@ def test_errors_do_not_move_it_and_options_reach_it(mode):
     e = make(mode=mode)
     it = iter(gx.WithOptionsIterDataset(e, gx.DatasetOptions(min_shm_size=9)).map(lambda x: x))
     assert plain([next(it)]) == [[0, 2]]
-    assert mode != "workers" or e._engine.running._ctx.options.min_shm_size == 9
+    assert mode != "workers" or e._gm_engine.running._ctx.options.min_shm_size == 9
     it.close()
     # Skipping keeps shards together, no matter which of them met the error.
     before = MapDataset.range(24).map(failing(7)).filter(lambda x: x % 2)

@@ -446,21 +446,21 @@ def test_modes_of_filtering(monkeypatch):
 
     with gm.config.override(py_traceback_filtering="off"):
         error = error_of(BEFORE[0]())
-    assert {"_items", "__next__"} <= {*frames(error)} and len(error.__notes__) == 1
+    assert {"_gm_items", "__next__"} <= {*frames(error)} and len(error.__notes__) == 1
     it = iter(BASE.map(fail).to_iter_dataset(DIRECT))
     with gm.config.override(py_traceback_filtering="remove_frames"):
         for _ in range(2):
             error = error_of(it)
             whole = error.__cause__
             assert frames(error) == ["error_of", "fail"] and error.args == ("text",)
-            assert "_items" in frames(whole) and isinstance(whole.__cause__, KeyError)
+            assert "_gm_items" in frames(whole) and isinstance(whole.__cause__, KeyError)
             assert "Boom: text" in str(whole) and "left out" in str(whole)
     with gm.config.override(py_traceback_filtering="tracebackhide"):
         error = error_of(BEFORE[0]())
     walked = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     hidden = {frame.f_code.co_name: frame.f_locals.get("__tracebackhide__") for frame in walked}
     assert hidden["error_of"] is hidden["__call__"] is None
-    assert hidden["_items"] is hidden["__next__"] is True
+    assert hidden["_gm_items"] is hidden["__next__"] is True
     error = error_of(MapDataset.source([np.zeros(2), np.zeros(3)]).batch(2).to_iter_dataset(DIRECT))
     # what raised stays
     assert (
@@ -488,7 +488,7 @@ def test_only_the_outermost_filters():
         operations=[operation(gm.transforms.Map, "map", inner)],
     )
     assert frames(error_of(loader)) == ["error_of", "inner", "__call__"]
-    assert "_items" in seen[0]
+    assert "_gm_items" in seen[0]
     assert_raises(Boom, None, inner, 17)
     assert "mapped" not in seen[-1]
 

@@ -158,11 +158,11 @@ def test_one_call_per_element_within_a_block_and_for_consecutive_accesses():
     transform = Fan()
     ds = FlatMapMapDataset(MapDataset.range(8), transform)
     for access, calls in (
-        (lambda: list(ds._items(range(24))), [0, 1, 2, 3, 4, 5, 6, 7]),
-        (lambda: [list(ds._items([i])) for i in range(24)], None),
+        (lambda: list(ds._gm_items(range(24))), [0, 1, 2, 3, 4, 5, 6, 7]),
+        (lambda: [list(ds._gm_items([i])) for i in range(24)], None),
         (lambda: [ds[i] for i in range(24)], [0, 1, 2, 3, 4, 5, 6, 7]),
         # the second item 6 is a fresh one
-        (lambda: list(ds._items([6, 20, 7, 6, 23])), [2, 2, 6, 7]),
+        (lambda: list(ds._gm_items([6, 20, 7, 6, 23])), [2, 2, 6, 7]),
     ):
         transform.calls.clear()
         access()
@@ -181,7 +181,7 @@ def test_what_a_user_changed_is_not_handed_out_again():
     )
     for _ in range(3):
         assert ds[2] == {"x": 2}
-    assert list(ds._items([2, 2, 3, 2])) == [{"x": 2}] * 4
+    assert list(ds._gm_items([2, 2, 3, 2])) == [{"x": 2}] * 4
     # A block that fails is computed again, element by element: it finds the items as they were.
     fours = [[{"x": 1}, {"x": 1}, {"x": 2}, {"x": 2}], [{"x": 3}, {"x": 3}, {"x": 4}, {"x": 4}]]
     changing = (
@@ -213,7 +213,7 @@ def test_items_are_kept_no_longer_than_needed():
     ds = MapDataset.range(100).flat_map(make, max_fan_out=2)
     for i in range(200):
         ds[i]
-    list(ds._items(range(150)))
+    list(ds._gm_items(range(150)))
     gc.collect()
     assert [ref() for ref in made] == [None] * 350
     ds[0]
@@ -226,7 +226,7 @@ def test_what_is_read():
     it = iter(
         FlatMapIterDataset(MapDataset.range(1000).map(lambda x: x % 4).to_iter_dataset(), transform)
     )
-    total = [x for _ in range(10) for x in it._take(128)]
+    total = [x for _ in range(10) for x in it._gm_take(128)]
     assert total == [item for x in range(1000) for item in fan(x % 4)][:1280]
     # Each element once, but for those that were read while the number of items was unknown.
     assert 853 <= len(transform.calls) < 1100

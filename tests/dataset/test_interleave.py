@@ -79,7 +79,7 @@ class Reader(BareIterator):
             self.file.log.reads.append(self.file.check((self.file.name, self.position)))
         return self.file.name, super().__next__()
 
-    def _skip(self):
+    def _gm_skip(self):
         self.position += 1
 
     def close(self):
@@ -155,12 +155,12 @@ class TestOrderAndArguments:
         )
         it, again = iter(ds), iter(ds)
         order = [names[i] for i in range(12)]
-        assert it._take(18) == interleaved([[10 * x, 10 * x + 1] for x in order], 2)[:18]
+        assert it._gm_take(18) == interleaved([[10 * x, 10 * x + 1] for x in order], 2)[:18]
         assert len(opened) <= 10 + 1 and opened == order[: len(opened)]
         state = through_json(it.get_state())
         assert state["next_index_in_datasets"] <= 11
         again.set_state(state)
-        assert again._take(20) == it._take(20)
+        assert again._gm_take(20) == it._gm_take(20)
 
     def test_arguments_and_texts(self):
         given = files([1, 2, 3])
@@ -235,8 +235,8 @@ class TestStates:
         it = iter(interleave([MapDataset.range(0, 3), failing], 2, iter_buffer_size=0))
         it.set_state(stored(0, 2, [0, 1], [1, 1], [1, 0]))
         for _ in range(2):
-            assert_raises(Boom, None, it._take, 20)
-        assert it._take(20) == [1, 11, 2, 12, 13, 14]
+            assert_raises(Boom, None, it._gm_take, 20)
+        assert it._gm_take(20) == [1, 11, 2, 12, 13, 14]
 
     def test_future_states(self):
         """States of datasets that are still to be opened, as elastic iterators write them."""
@@ -254,7 +254,7 @@ class TestStates:
                 }
             )
             assert it.get_state()["future_states"] == {2: {"next_index": 2}, 3: {"next_index": 4}}
-            assert it._take(3) == expected[:3]
+            assert it._gm_take(3) == expected[:3]
             later = it.get_state()
             assert later["future_states"] == {3: {"next_index": 4}}
             it.set_state(through_json(later))
@@ -266,7 +266,7 @@ class TestStates:
 
     def test_wrong_states_change_nothing(self):
         it = iter(interleave(files([3, 3, 3]), 2))
-        it._take(3)
+        it._gm_take(3)
         before, rest = it.get_state(), of_files([3, 3, 3], 2)[3:]
         wrong = {
             "next_index_in_cycle": (2, -1),
@@ -301,7 +301,7 @@ class TestStates:
         assert log.opened == []
         assert it.get_state() == stored(0, 2, [0, 1], 2 * [{"position": 0}], [0, 0])
         assert log.opened == [0, 1] and log.reads == []
-        assert it._take(3) == of_files([3, 3, 3, 3], 2)[:3]
+        assert it._gm_take(3) == of_files([3, 3, 3, 3], 2)[:3]
         state = it.get_state()
         it.close()
         wait_for_no_threads()
@@ -545,7 +545,7 @@ class TestResources:
         for size in (1, 4, 100):
             log, got = Log(), []
             it = iter(interleave(files(lengths, log), 3, **way))
-            while block := it._take(size):
+            while block := it._gm_take(size):
                 got += block
             assert got == of_files(lengths, 3)
             # Threads that open at the same time may do so in any order.
@@ -578,7 +578,7 @@ class TestResources:
         assert next(it) == (2, 0) and log.num_open == 2
         assert list(it) == [(1, 2)] and log.closed == [0, 2, 1]
         it = iter(ds)
-        it._take(2)
+        it._gm_take(2)
         it.close()
         assert {*log.closed[3:]} == {0, 1}
 
@@ -588,7 +588,7 @@ class TestResources:
             log = Log()
             it = iter(interleave(MapDataset.source(files([3] * 30, log)), 3, **way))
             it.start_prefetch()
-            it._take(num)
+            it._gm_take(num)
             if ending == "close":
                 it.close()
             elif ending == "circle":

@@ -408,7 +408,7 @@ def test_sources_of_any_kind_of_which_a_batch_is_one_vectored_read():
         ds, n = MapDataset.source(source), len(records)
         assert (
             [ds[i] for i in range(-n, 2 * n)]
-            == list(ds._items(range(-n, 2 * n)))
+            == list(ds._gm_items(range(-n, 2 * n)))
             == 3 * list(ds)
             == 3 * records
         )
@@ -418,7 +418,7 @@ def test_sources_of_any_kind_of_which_a_batch_is_one_vectored_read():
     array = np.arange(12).reshape(4, 3)
     ds = MapDataset.source(array)
     assert len(ds) == 4
-    assert np.array_equal(np.stack([*list(ds._items([3, 0, 7])), ds[-1]]), array[[3, 0, 3, 3]])
+    assert np.array_equal(np.stack([*list(ds._gm_items([3, 0, 7])), ds[-1]]), array[[3, 0, 3, 3]])
     assert [batch.tolist() for batch in ds.batch(3)] == [array[:3].tolist(), array[3:].tolist()]
 
 

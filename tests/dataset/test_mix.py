@@ -126,7 +126,7 @@ WRONG = [
         r"selection_map\[0\]",
     ),
     (
-        lambda x: list(select([THREE] * 2, [x, x])._items(range(2))),
+        lambda x: list(select([THREE] * 2, [x, x])._gm_items(range(2))),
         (5, (1, 2, 3), (0, None)),
         TypeError,
         r"selection_map\[0\]",
@@ -138,7 +138,7 @@ WRONG = [
         "dataset index -?[0-9]+, of 2 datasets",
     ),
     (
-        lambda j: [*select([THREE] * 2, [(j, 0)] * 2)._items(range(2))],
+        lambda j: [*select([THREE] * 2, [(j, 0)] * 2)._gm_items(range(2))],
         (2, -3),
         IndexError,
         "dataset index (2|-3), of 2 datasets",
@@ -195,7 +195,7 @@ def test_texts_seeds_mixtures_and_concatenations_of_one_dataset_and_of_empty_and
     )
     assert len(ds) == sys.maxsize
     assert ds[sys.maxsize - 1] in range(15)
-    assert [ds[i] for i in range(6)] == list(ds._items(range(6)))
+    assert [ds[i] for i in range(6)] == list(ds._gm_items(range(6)))
     assert len(MapDataset.mix([THREE.repeat(), MapDataset.range(5)])) == 10
     # Uniform and tiny weights of endless ones do not overflow either.
     assert len(MapDataset.mix([THREE.repeat()] * 2, [1e-250, 1.0])) == sys.maxsize
@@ -211,8 +211,8 @@ def test_texts_seeds_mixtures_and_concatenations_of_one_dataset_and_of_empty_and
     assert len(ds) == sys.maxsize
     indices = [0, half - 1, half, whole - 1, whole, whole + 3, -1, -4]
     expected = [0, half - 1, half, whole - 1, -3, 0, -1, whole - 1]
-    assert [ds[i] for i in indices] == list(ds._items(indices)) == expected
-    assert list(ds._items(np.array([half, 5]))) == [half, 5]
+    assert [ds[i] for i in indices] == list(ds._gm_items(indices)) == expected
+    assert list(ds._gm_items(np.array([half, 5]))) == [half, 5]
 
 
 def test_selections_of_users():
@@ -221,7 +221,7 @@ def test_selections_of_users():
     assert len(ds) == 5
     assert [ds[i] for i in (0, 3, 9, -5, 2**70)] == [(i % 2, 3 * i) for i in (0, 3, 9, -5, 2**70)]
     assert selection_map.asked == [0, 3, 9, -5, 2**70]  # raw indices
-    assert list(ds._items(np.array([4, -1, 4]))) == [(0, 12), (1, -3), (0, 12)]
+    assert list(ds._gm_items(np.array([4, -1, 4]))) == [(0, 12), (1, -3), (0, 12)]
     it = iter(ds)
     assert [next(it), next(it)] == [(0, 0), (1, 3)]
     assert_raises(RuntimeError, "StopIteration", next, it)
@@ -246,7 +246,7 @@ def test_the_component_that_fails_is_named_once(make):
     ds = make([MapDataset.range(6), MapDataset.range(10, 16).map(Failing(12))])
     expected = list(make([MapDataset.range(6), MapDataset.range(10, 16)]))
     position = expected.index(12)
-    for block in (lambda: ds[position], lambda: list(ds._items(range(12)))):
+    for block in (lambda: ds[position], lambda: list(ds._gm_items(range(12)))):
         with pytest.raises(Boom) as caught:
             block()
         assert caught.value.__notes__.count(NOTE) == 1
@@ -292,7 +292,7 @@ def test_nested_mixtures_name_every_level_and_a_stream_ends_with_the_component_w
     assert list(mixture(numbers(3), numbers(0), weights=[2.5, 1])) == [0, 1, 2]
     assert list(mixture(STREAM, STREAM)) == [0, 0, 1, 1, 2, 2]  # the same twice
     it = iter(mixture(numbers(2)))
-    assert it._take(0) == [] and list(it) == [0, 1] and it._take(0) == []
+    assert it._gm_take(0) == [] and list(it) == [0, 1] and it._gm_take(0) == []
     assert it.get_state() == {"parents": [{"next_index": 2}], "index": 3, "stop": True}
 
 
@@ -309,7 +309,7 @@ def test_iterators_of_users_and_the_error_of_a_block_which_is_the_first_in_order
     assert_raises(NotImplementedError, "range_iterator", it.get_state)
     assert list(it) == [10, 1, 11, 2, 12]
     it = iter(mixture(BareStream(5), BareStream(5)))
-    assert it._take(3) == [0, 0, 1]
+    assert it._gm_take(3) == [0, 0, 1]
     closed = []
     for parent in it._parents:
         parent.close = lambda parent=parent: closed.append(parent)
@@ -363,7 +363,7 @@ def test_names_of_components():
 
 def test_checkpoints(tmp_path):
     it = iter(IterDataset.mix(named(a=9, b=9), {"a": 1, "b": 2}))
-    it._take(5)
+    it._gm_take(5)
     HANDLER.save(tmp_path, it)
     again = iter(IterDataset.mix(named(b=9, a=9), {"a": 1, "b": 2}))
     assert list(HANDLER.restore(tmp_path, again)) == list(it)

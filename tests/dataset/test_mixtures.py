@@ -237,7 +237,9 @@ def test_until_all_have_ended_and_never(tmp_path):
             MapDataset.mix(parts, weights, stop="all"),
             IterDataset.mix(parts, weights, stop="all"),
         )
-        assert list(ds) == list(stream) == [ds[i] for i in range(18)] == list(ds._items(range(18)))
+        assert (
+            list(ds) == list(stream) == [ds[i] for i in range(18)] == list(ds._gm_items(range(18)))
+        )
         assert (
             sorted(ds)
             == sorted(itertools.chain(*parts.values()))

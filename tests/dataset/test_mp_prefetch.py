@@ -482,7 +482,7 @@ class TestProcesses:
         held = Closes()
         Closes.it = it = iter(numbers(6).map(lambda x: (x, held)).mp_prefetch(workers(1)))
         fails(it, ValueError, match="is closed")
-        assert not [worker for worker in it._engine.worker_processes() if worker.is_alive()]
+        assert not [worker for worker in it._gm_engine.worker_processes() if worker.is_alive()]
 
     def test_a_stuck_worker_is_replaced_when_nobody_wants_its_element_any_more(self, tmp_path):
         pid_file = tmp_path / "pid"

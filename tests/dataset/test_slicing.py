@@ -243,8 +243,10 @@ def test_nothing_of_the_users_is_changed_or_copied(sequential):
     in_turn = [x for turn in itertools.zip_longest(*results) for x in turn if x is not None]
     assert list(ds.multithread_prefetch(2, 1, sequential_slice=sequential)) == in_turn
     made = list(ancestors(slice_pipeline(ds, 0, 2, sequential=sequential)))
-    assert len([node for node in made if getattr(node._parameters, "transform", None) is fn]) == 2
-    assert [node._source is source for node in made if hasattr(node, "_source")] == [True]
+    assert (
+        len([node for node in made if getattr(node._gm_parameters, "transform", None) is fn]) == 2
+    )
+    assert [node._gm_source is source for node in made if hasattr(node, "_gm_source")] == [True]
     if not sequential:
         map_datasets = [node for node in made if isinstance(node, MapDataset)]
         assert (

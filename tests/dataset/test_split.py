@@ -101,7 +101,7 @@ def test_parts_of_random_chains_are_disjoint_over_twenty_epochs(monkeypatch):
             chain = random_chain(part, rng, rng.randint(0, 3)) if len(part) else part
             length = len(chain)
             indices = [i + epoch * length for epoch in range(20) for i in range(min(length, 24))]
-            found.append(leaves(list(chain._items(indices))) if length else set())
+            found.append(leaves(list(chain._gm_items(indices))) if length else set())
         if by is None or not any([isinstance(ds[i], list | tuple) for i in range(min(len(ds), 9))]):
             assert found[0].isdisjoint(found[1]), (seed, ds)
         made += 1
@@ -180,7 +180,7 @@ def test_sizes_seeds_and_elements():
     test = _range(10**12).split({"train": 0.98, "test": 0.02})["test"]
     assert (
         len(test) == 2 * 10**10
-        and test[10**10 + 7] == list(test._items(range(10**10 + 5, 10**10 + 9)))[2] >= 10**11
+        and test[10**10 + 7] == list(test._gm_items(range(10**10 + 5, 10**10 + 9)))[2] >= 10**11
     )
     assert list(_range(50).split(TWO, seed=1)["test"]) != list(
         _range(50).split(TWO, seed=2)["test"]

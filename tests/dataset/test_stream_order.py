@@ -498,7 +498,7 @@ def test_loaders(name):
     for x, state in zip(expected, states[1:], strict=True):
         assert plain(next(other)) == x and other.get_state() == state
     assert next(other, None) is None
-    assert other._describe() == it._describe()
+    assert other._gm_describe() == it._gm_describe()
     for position in (3, len(expected) // 2):
         for restored in (iter(alone), other):
             restored.set_state(states[position])

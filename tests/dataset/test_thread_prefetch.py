@@ -194,7 +194,7 @@ class TestClose:
             gate = Gate(is_open=True)
             ds = computing_ahead.ClosingDataset(numbers(100), gate)
             it = ahead(ds, size)
-            assert it._take(num) == list(range(num))
+            assert it._gm_take(num) == list(range(num))
             if num == 1:
                 wait_until(lambda gate=gate, size=size: len(gate.seen) >= 1 + size // 2)
             for num_closed in (1, 2):
@@ -334,7 +334,7 @@ class TestErrorsOfSeveral:
             return x
 
         it = iter(shared(numbers(9, fn=fail)))
-        assert it._take(2) == [0, 1]
+        assert it._gm_take(2) == [0, 1]
         for _ in range(2):
             with pytest.raises(FileNotFoundError) as caught:
                 next(it)

@@ -56,7 +56,7 @@ def test_parents_of_map_datasets_and_steps_behind_them():
             lambda ds: ds.slice(slice(1, None, 2)).repeat(2),
             lambda ds: ds.seed(3).shuffle().batch(2, batch_fn=list),
         ):
-            assert list(step(own)) == list(step(same)) and list(step(own)._items([3, 0])) == [
+            assert list(step(own)) == list(step(same)) and list(step(own)._gm_items([3, 0])) == [
                 step(own)[3],
                 step(own)[0],
             ]
@@ -152,7 +152,7 @@ def test_contexts_are_merged():
     assert one._ctx is other._ctx is pair._ctx
     assert next(pair) == ("a", "a")
     foreign = stream()
-    foreign._share_context(IteratorContext(numbers=Numbers(1, 2)))
+    foreign._gm_share_context(IteratorContext(numbers=Numbers(1, 2)))
     assert_raises(ValueError, "worker", Pair, [stream(), foreign])
     assert_raises(TypeError, "parents", Pair, [iter([1])])
 

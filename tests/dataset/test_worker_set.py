@@ -35,8 +35,8 @@ def parts_of(num, size, *options, **keywords):
 
 def processes(it):
     """The processes that compute for ``it``, and how many workers are in each."""
-    wait_until(lambda: all([worker.process_id for worker in it._engine.worker_processes()]))
-    found = Counter([worker.process_id for worker in it._engine.worker_processes()])
+    wait_until(lambda: all([worker.process_id for worker in it._gm_engine.worker_processes()]))
+    found = Counter([worker.process_id for worker in it._gm_engine.worker_processes()])
     return found + sum(map(processes, running_upstream(it)), Counter())
 
 

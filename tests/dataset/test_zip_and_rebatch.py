@@ -107,7 +107,7 @@ def test_without_strict_the_parents_before_the_first_that_ends_are_one_further(b
         iter(ZipIterDataset([numbers(9), dropping, numbers(3), numbers(7)], strict=False)),
         [],
     )
-    while taken := it._take(block):
+    while taken := it._gm_take(block):
         rows += taken
     assert rows == [(i,) * 4 for i in range(3)]
     for _ in range(3):  # the end is the end: no parent is read any more

@@ -647,7 +647,7 @@ def test_words_of_positions():
     with iter(gristmill.DataLoader(data_source=range(14), sampler=sampler, operations=[])) as it:
         for num, epoch in ((1, 1), (5, 2), (9, 3)):
             it._set_next_index(num)
-            for description in (it._describe(), None):
+            for description in (it._gm_describe(), None):
                 expected = f"read: {num} of 12 records ({100 * num // 12}%), in epoch {epoch} of 3"
                 assert position_lines(json.loads(it.get_state()), description) == [expected]
 

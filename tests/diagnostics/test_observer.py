@@ -382,12 +382,12 @@ def test_other_objects_of_a_users_class_are_not_counted_and_the_class_is_as_befo
         assert [next(read), ds[5], next(read), [*ds[2:4]]] == [0, 25, 1, [4, 9]]
         assert (
             BareIterator.__next__.__name__ == "__next__"
-            and "_items" not in vars(ds)
+            and "_gm_items" not in vars(ds)
             and type(ds) is Squares
         )
     gc.collect()
     assert (vars(BareIterator)["__next__"], vars(Squares)["__getitem__"]) == own
-    assert not read._engine.reader.is_observed
+    assert not read._gm_engine.reader.is_observed
     assert [next(observed), next(other), next(read)] == [2, 3, 4]
     assert produced(view.summary()) == [2] and produced(read_view.summary()) == [2, 2, 2]
     its = [BareIterator(3), BareIterator(3)]
@@ -562,7 +562,7 @@ def test_workers_in_a_profile_of_jax(tmp_path):
         iter(ds.mp_prefetch(WORKERS)) as it,
     ):
         deadline = time.monotonic() + 60
-        while not (it._observed[0].groups and len(it._observed[0].groups[0]._profiled) == 2):
+        while not (it._gm_observed[0].groups and len(it._gm_observed[0].groups[0]._profiled) == 2):
             next(it)
             assert time.monotonic() < deadline
         for attempt in range(4):  # it takes a moment until their threads read ahead again

@@ -49,7 +49,7 @@ class Streaming:
         for _ in range(num):
             length = len(self.got)
             # ``extend`` stores the element in the same moment in which it is delivered.
-            self.got.extend(self.it._take(1))
+            self.got.extend(self.it._gm_take(1))
             if len(self.got) == length:
                 assert self.got == self.expected
                 before = self.it

@@ -137,7 +137,7 @@ def test_only_the_users_own_lines_and_all_when_asked_for(tmp_path):
         assert settings == settings_notes(kind)
         assert functions[:2] == ["<module>", "train"] and functions[-1] == "user_code", text
         own = (
-            {"__getitem__", "_items"}
+            {"__getitem__", "_gm_items"}
             if kind == "item"
             else {"__next__", "call" if "call" in functions else "_run"}
         )

@@ -151,8 +151,8 @@ class Elastic(IterDataset[Any]):
     def __str__(self) -> str:
         return "Elastic"
 
-    def _traced(self, tracing: Any) -> Any:
-        return self.__iter__()._traced(tracing)
+    def _gm_traced(self, tracing: Any) -> Any:
+        return self.__iter__()._gm_traced(tracing)
 
     def __iter__(self) -> Any:
         ds = MapDataset.range(23).map(add_ten)

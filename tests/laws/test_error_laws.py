@@ -544,7 +544,7 @@ def test_an_iterator_of_a_map_dataset_raises_what_an_element_alone_raises_after_
             got = []
             with pytest.raises((Boom, RuntimeError, SourceEnded)) as caught:
                 for block in blocks:
-                    for x in ds._items(block):
+                    for x in ds._gm_items(block):
                         got.append(x.tolist() if isinstance(x, np.ndarray) else x)
             found.append((got, type(caught.value), getattr(caught.value, "__notes__", [])))
         assert found[0] == found[1]

@@ -132,13 +132,13 @@ def test_block_size_is_not_observable(entry):
         it, position = iter(ds), 0
         while position < len(elements):
             n = min(trial + 1 if trial < 6 else rng.randint(1, 5), len(elements) - position)
-            assert [plain(x) for x in it._take(n)] == elements[position : position + n]
+            assert [plain(x) for x in it._gm_take(n)] == elements[position : position + n]
             position += n
             assert it.get_state() == states[position]
-        assert it._take(trial + 1) == []
+        assert it._gm_take(trial + 1) == []
         assert it.get_state() == end
     it = iter(ds)
-    assert [plain(x) for x in it._take(len(elements) + 5)] == elements
+    assert [plain(x) for x in it._gm_take(len(elements) + 5)] == elements
     assert it.get_state() == end
 
 
@@ -294,7 +294,7 @@ def has_workers(entry):
     except ModuleNotFoundError:  # its tests report it
         return False
     return any(
-        ds._starts_workers or isinstance(ds, LocalWorkersIterDataset) for ds in ancestors(ds)
+        ds._gm_starts_workers or isinstance(ds, LocalWorkersIterDataset) for ds in ancestors(ds)
     )
 
 
@@ -352,7 +352,7 @@ def test_who_computes_the_lanes_is_not_observable(entry):
 
     # Workers without lanes compute the same, unless mixtures have lanes of their own.
     is_mixed = any(
-        node._is_mixed_in_lanes or node._changes_in_lanes for node in ancestors(entry.make())
+        node._gm_is_mixed_in_lanes or node._gm_changes_in_lanes for node in ancestors(entry.make())
     )
     by_three = trace(lambda ds: LocalWorkersIterDataset(ds, 3, num_lanes=3 if is_mixed else None))
     elements, states, error = by_three
@@ -379,7 +379,7 @@ def test_what_is_skipped_does_not_depend_on_how_an_iterator_came_there(entry):
                 it.set_state(through_pickle(state))
             else:
                 run(it, position)
-            it._skip()
+            it._gm_skip()
             after = it.get_state()
             elements, later = run(it)
             outcomes.append((elements, None if entry.states_vary else [after, *later]))

@@ -45,7 +45,7 @@ def test_block_equals_single_accesses_and_the_model(entry):
     for indices in index_blocks(entry.length):
         numbers = [int(i) for i in indices]
         expected = [plain(entry.model(i)) for i in numbers]
-        assert [plain(x) for x in ds._items(indices)] == expected, indices
+        assert [plain(x) for x in ds._gm_items(indices)] == expected, indices
         assert [plain(ds[i]) for i in numbers] == expected, indices
         assert [int(i) for i in indices] == numbers  # arrays are left alone
 
@@ -65,7 +65,7 @@ def test_elements_come_one_after_the_other_as_long_as_there_is_something_to_do(e
         expected = [plain(entry.model(int(i))) for i in indices]
         for num_taken in {0, 1, len(expected) // 2, len(expected)}:
             todo = [*range(len(expected))]
-            pairs = zip(todo, ds._items(indices), strict=False)
+            pairs = zip(todo, ds._gm_items(indices), strict=False)
             got = [plain(next(pairs)[1]) for _ in range(num_taken)]
             del todo[num_taken + 1 :]
             assert got + [plain(x) for _, x in pairs] == expected[: num_taken + 1]
@@ -78,12 +78,14 @@ def test_one_epoch_in_blocks_of_any_kind(entry):
     expected = [plain(entry.model(i)) for i in range(n)]
     for size in range(1, n + 1) if n < 100 else (1, 7, n - 1, n):
         got = [
-            x for start in range(0, n, size) for x in ds._items(range(start, min(start + size, n)))
+            x
+            for start in range(0, n, size)
+            for x in ds._gm_items(range(start, min(start + size, n)))
         ]
         assert [plain(x) for x in got] == expected
     order = random.Random(n).choices(range(n), k=3 * n)
     for block in (order, np.array(order)):
-        assert [plain(x) for x in ds._items(block)] == [expected[i] for i in order]
+        assert [plain(x) for x in ds._gm_items(block)] == [expected[i] for i in order]
     for index in (np.int64(2), np.int8(2), np.uint64(2), True):
         assert plain(ds[index]) == plain(ds[int(index)])
     with pytest.raises(TypeError):  # NumPy's own booleans are no integers
@@ -100,7 +102,7 @@ def test_long_shuffles(length):
             [start + 5, start + length - 1, start + length // 2, start - 1],
         ):
             expected = [shuffled(i, length, 2**32 - 2) % length for i in block]
-            assert list(ds._items(block)) == [ds[i] for i in block] == expected
+            assert list(ds._gm_items(block)) == [ds[i] for i in block] == expected
 
 
 @pytest.mark.filterwarnings("ignore:.*takes every n-th element")

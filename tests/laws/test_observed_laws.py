@@ -55,7 +55,7 @@ def test_nothing_is_left_of_it(entry):
     methods = {**vars(cls)}
     with observe(it):
         next(it, None)
-    assert not {"_take", "_current_instrument", "_observed"} & (set(vars(it)) - before)
+    assert not {"_gm_take", "_gm_current_instrument", "_gm_observed"} & (set(vars(it)) - before)
     assert getattr(it, "_tell", None) is None
     assert not hasattr(it, "_read_from") or it._read_from is it._ds
     assert {**vars(cls)} == methods
@@ -103,7 +103,7 @@ def test_what_is_seen_at_a_stage_is_what_it_gives(entry):
         with contextlib.closing(iterate(stages[number])) as it:
             specs = {spec_text(x) for x in itertools.islice(without_faults(it), 200)}
         assert not specs or spec in specs, (number, stages[number], spec, specs)
-    makes_datasets = any([isinstance(getattr(x, "_datasets", None), MapDataset) for x in stages])
+    makes_datasets = any([isinstance(getattr(x, "_gm_datasets", None), MapDataset) for x in stages])
     is_chain = all([len(x.inputs) < 2 for x in graph.stages])
     if is_chain and not is_empty and not makes_datasets:
         assert len(found) == len(stages), [

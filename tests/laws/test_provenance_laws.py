@@ -47,7 +47,7 @@ def perturbed(x):
 
 def perturb(monkeypatch, key):
     """Lets record ``key`` of all sources be another one."""
-    items = RangeMapDataset._items
+    items = RangeMapDataset._gm_items
 
     def other_items(self, indices):
         chosen = [int(i) % self._length == key for i in indices]
@@ -58,7 +58,7 @@ def perturb(monkeypatch, key):
             ]
         )
 
-    monkeypatch.setattr(RangeMapDataset, "_items", other_items)
+    monkeypatch.setattr(RangeMapDataset, "_gm_items", other_items)
     for module in ("gristmill.dataset.stages.source", "gristmill.loader.records"):
         read = __import__(module, fromlist=["read_items"]).read_items
 
@@ -131,7 +131,7 @@ def test_outputs_of_streams(entry, monkeypatch, tmp_path):
     if told:
         assert_raises(ValueError, "no output after", explain, ds, state=states[-1])
     functions = [
-        node for node in ancestors(ds) if isinstance(node, MapDataset) and node._may_leave_out
+        node for node in ancestors(ds) if isinstance(node, MapDataset) and node._gm_may_leave_out
     ]
     is_arithmetic = not functions  # else steps count indices
     for k, one in enumerate(told):

@@ -46,17 +46,17 @@ def test_every_stage_answers_for_itself(stage):
     unanswered = []
     if (
         issubclass(stage, MapDataset)
-        and stage._origins is MapDataset._origins
-        and not stage._keeps_indices
+        and stage._gm_origins is MapDataset._gm_origins
+        and not stage._gm_keeps_indices
     ):
         unanswered.append("_keeps_indices or _origins(index): what an element is made of")
-    if issubclass(stage, IterDataset) and stage._num_elements is IterDataset._num_elements:
+    if issubclass(stage, IterDataset) and stage._gm_num_elements is IterDataset._gm_num_elements:
         unanswered.append("_num_elements(): how many elements it delivers")
     is_function_of_iterators = stage is LegacyOperationIterDataset  # which cannot be inspected
     if (
         issubclass(stage, IterDataset)
-        and stage._traced is IterDataset._traced
-        and not stage._passes_on | is_function_of_iterators
+        and stage._gm_traced is IterDataset._gm_traced
+        and not stage._gm_passes_on | is_function_of_iterators
     ):
         unanswered.append("_passes_on or _traced(tracing): what its outputs are made of")
     assert not unanswered, f"{stage.__qualname__} must answer {unanswered}"
@@ -73,7 +73,7 @@ def test_a_stage_tells_what_it_was_made_with_and_its_length(entry):
         "parents",
         "datasets",
     }
-    declared = {*ds._parameters.as_dict(), *ds._described_parameters}
+    declared = {*ds._gm_parameters.as_dict(), *ds._gm_described_parameters}
     if "proportions" in declared:  # given as weights
         made_with -= {"weights"}
     if {"start", "stop", "step"} <= declared:

@@ -183,7 +183,7 @@ def test_counts_depend_on_no_threads_or_blocks(pipeline):
     expected = run(iter(build(of_map, of_stream, 0, [])), 60)
     assert run(iter(build(of_map, of_stream, 3, [])), 60) == expected
     it, found = iter(build(of_map, of_stream, 0, [])), []
-    while len(found) < 60 and (block := it._take(min(7, 60 - len(found)))):
+    while len(found) < 60 and (block := it._gm_take(min(7, 60 - len(found)))):
         found += [int(x) for x in block]
     if all(isinstance(x, int) for x in expected[0]):
         assert found == expected[0] and it.faults().total == expected[1][-1][0]

@@ -89,16 +89,18 @@ def test_map_pipelines(length, steps, data):
         return
     n = min(model.length, LIMIT)
     expected = [model[i] for i in range(n)]
-    assert list(ds._items(range(n))) == expected
+    assert list(ds._gm_items(range(n))) == expected
     assert [ds[i] for i in range(n)] == expected
     near = st.integers(-3 * n, 4 * n)
     far = st.integers(-(2**66), 2**66)
     indices = data.draw(st.lists(near | far, min_size=1, max_size=8))
-    assert list(ds._items(indices)) == [ds[i] for i in indices] == [model[i] for i in indices]
-    assert list(ds._items(np.array(indices, dtype=object))) == [model[i] for i in indices]
+    assert list(ds._gm_items(indices)) == [ds[i] for i in indices] == [model[i] for i in indices]
+    assert list(ds._gm_items(np.array(indices, dtype=object))) == [model[i] for i in indices]
     start, stop = data.draw(near), data.draw(near)
     if start != stop:
         block = range(start, stop, 1 if start < stop else -1)
         assert (
-            list(ds._items(block)) == list(ds._items(np.array(block))) == [model[i] for i in block]
+            list(ds._gm_items(block))
+            == list(ds._gm_items(np.array(block)))
+            == [model[i] for i in block]
         )

@@ -122,7 +122,7 @@ class Run:
         before = self.it.get_state()
         is_ours = isinstance(self.it, StreamIterator)
         try:
-            elements = self.it._take(n) if is_ours else list(islice(self.it, n))
+            elements = self.it._gm_take(n) if is_ours else list(islice(self.it, n))
         except (Boom, ValueError, Transient, Interrupt):
             if not is_ours:
                 twice_if_transient(partial(self.it.set_state, before))
@@ -192,7 +192,7 @@ class Run:
         before = self.state()
         try:
             position = gx.get_next_index(self.it)
-            if self.it._has_gaps() or self.has_gaps:
+            if self.it._gm_has_gaps() or self.has_gaps:
                 return
             assert position == self.position
             gx.set_next_index(self.it, index)

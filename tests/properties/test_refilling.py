@@ -106,7 +106,7 @@ def test_after_a_restore_anywhere_the_same_elements_follow(seed):
     size = rng.choice([1, 7])
     for i in range(0, len(states), 3):
         it.set_state(json.loads(states[i]))
-        found = list(itertools.islice(it, size)) if size == 1 else it._take(size)
+        found = list(itertools.islice(it, size)) if size == 1 else it._gm_take(size)
         assert found == expected[i : i + size], names
         it.set_state(json.loads(json.dumps(it.get_state())))
         assert [*it] == expected[i + size :], names
@@ -145,7 +145,7 @@ def test_an_interrupt_at_any_line_loses_no_element(names):
 
 # What positions do not determine: streams that drop elements as they like, and note that.
 END = object()
-STAGE = SimpleNamespace(_parameters=SimpleNamespace(text=str))
+STAGE = SimpleNamespace(_gm_parameters=SimpleNamespace(text=str))
 
 
 class Numbers(Stream):

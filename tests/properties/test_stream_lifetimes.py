@@ -84,7 +84,7 @@ def test_what_was_delivered_is_the_consumers_alone(stage):
         options = READING[(number + [*STAGES].index(stage)) % 2]
         it = iter(STAGES[after](STAGES[stage](source(options=options))))
         num, left = 0, []
-        for take in itertools.cycle([lambda it: [next(it)], lambda it: it._take(7)]):
+        for take in itertools.cycle([lambda it: [next(it)], lambda it: it._gm_take(7)]):
             try:
                 found = refs(take(it))
             except StopIteration:
@@ -179,7 +179,7 @@ SAME = {
     ids=["map", "source"],
 )
 def test_an_iterator_of_a_map_dataset_keeps_no_element(without_collector, ds, stage):  # noqa: F811
-    items = stage(ds)._items(range(20))
+    items = stage(ds)._gm_items(range(20))
     for _ in range(20):
         element = weakref.ref(next(items))
         assert element() is None
@@ -187,7 +187,7 @@ def test_an_iterator_of_a_map_dataset_keeps_no_element(without_collector, ds, st
 
 def test_map_keeps_no_element_of_its_parent_but_the_last(without_collector):  # noqa: F811
     parent = MapDataset.range(LENGTH).map(Element)
-    items, elements = parent.map(lambda x: x).map(lambda x: x)._items(range(20)), []
+    items, elements = parent.map(lambda x: x).map(lambda x: x)._gm_items(range(20)), []
     for _ in range(20):
         elements.append(weakref.ref(next(items)))
         assert all(element() is None for element in elements[:-1])

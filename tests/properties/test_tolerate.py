@@ -80,7 +80,7 @@ def test_random_streams_are_those_of_what_does_not_fail(tree, position, n):
         first.faults().total,
         first.faults().tried,
     ]
-    taken = [frozen(x) for x in again._take(n)]  # of an endless stream, more than is expected
+    taken = [frozen(x) for x in again._gm_take(n)]  # of an endless stream, more than is expected
     assert taken[: len(expected) - start] == expected[start : start + n]
     assert first.faults().total + start == first.faults().tried
 
@@ -95,7 +95,7 @@ def test_random_map_datasets(length, steps, indices):
     ds = build_map(model.steps)
     skipping = ds.tolerate(**ALL)
     expected = [None if model[i] is FAILED else model[i] for i in indices]
-    assert [skipping[i] for i in indices] == list(skipping._items(indices)) == expected
+    assert [skipping[i] for i in indices] == list(skipping._gm_items(indices)) == expected
     size = len(ds)
     replacing = ds.tolerate(max_rate=None, then="replace")
     for i in indices:
@@ -107,7 +107,7 @@ def test_random_map_datasets(length, steps, indices):
         if model[i] is not FAILED:
             assert replacing[i] == model[i]
         elif others:
-            assert replacing[i] in others and replacing[i] == list(replacing._items([i, i]))[1]
+            assert replacing[i] in others and replacing[i] == list(replacing._gm_items([i, i]))[1]
 
 
 def streams():
@@ -203,7 +203,7 @@ def test_shards_go_on_with_their_counts(then):
             next(it)
         assert [it.faults().total for it in of_num] == (totals if then == "replace" else [2] * num)
         (again,) = shards(ds, 1)
-        again.set_state(again._merged_state([through_json(it.get_state()) for it in of_num]))
+        again.set_state(again._gm_merged_state([through_json(it.get_state()) for it in of_num]))
         next(again)
         assert again.faults().total == (sum(totals) if then == "replace" else 2)
     assert delivered(alone)[0] == 5 - (then == "skip") and alone.faults().total == 2

@@ -102,7 +102,7 @@ class Right(BareIterator):
         self.restored = self.position
 
     def close(self):
-        Right.num_open -= not self._closed
+        Right.num_open -= not self._gm_closed
         super().close()
 
 

@@ -464,11 +464,11 @@ WRONG = [
     ),
     dataset(
         "vectored...ds._items(array... must be",
-        _items=lambda self, x: (self[i if isinstance(x, list) else 0] for i in x),
+        _gm_items=lambda self, x: (self[i if isinstance(x, list) else 0] for i in x),
     ),
     dataset(
         "vectored...at once gave 10 instead of 26",
-        _items=lambda self, indices: map(self.__getitem__, indices[:10]),
+        _gm_items=lambda self, indices: map(self.__getitem__, indices[:10]),
     ),
     dataset("the repr is the same...has a memory address", __repr__=object.__repr__),
     dataset(

@@ -47,13 +47,13 @@ class Stream(IterDataset):  # a dataset of the iterators of a class
         return self.kind(self)
 
 
-class WithBlocks(Right):  # has a ``_take`` of its own, and refuses after ``close``
+class WithBlocks(Right):  # has a ``_gm_take`` of its own, and refuses after ``close``
     def __next__(self):
-        if self._closed:
+        if self._gm_closed:
             raise ValueError("closed")
         return super().__next__()
 
-    def _take(self, n):
+    def _gm_take(self, n):
         positions = range(self.position, min(self.position + n, self.n))
         self.position = positions.stop
         return [self.element(i) for i in positions]
@@ -260,16 +260,16 @@ WRONG = [
     ),
     wrong(
         "called twice...ZeroDivisionError",
-        close=lambda it: vars(it).update(_closed=1 // (not it._closed)),
+        close=lambda it: vars(it).update(_gm_closed=1 // (not it._gm_closed)),
         __del__=lambda it: it,
     ),
     wrong(
         "lost unnoticed...raised StopIteration, although element 5 was not there yet",
-        __next__=lambda it: next(iter(())) if it._closed else Right.__next__(it),
+        __next__=lambda it: next(iter(())) if it._gm_closed else Right.__next__(it),
     ),
     wrong(
         "lost unnoticed...must be array([5, 5]), got array([6, 6])",
-        lambda it, i: np.full(2, i + it._closed),
+        lambda it, i: np.full(2, i + it._gm_closed),
     ),
     wrong(
         "lost unnoticed...get_state() after close() must be",

@@ -48,8 +48,8 @@ def check_values(ds, start, expected):
     """One at a time, with any integers, in a block, and in a block backwards."""
     indices = range(start, start + len(expected))
     assert [plain(ds[i]) for i in indices] == [plain(ds[np.int64(i)]) for i in indices] == expected
-    assert plain(list(ds._items(indices))) == expected
-    assert plain(list(ds._items(np.array(indices[::-1])))) == expected[::-1]
+    assert plain(list(ds._gm_items(indices))) == expected
+    assert plain(list(ds._gm_items(np.array(indices[::-1])))) == expected[::-1]
 
 
 def test_shuffled_orders_and_samples():
@@ -149,7 +149,7 @@ def test_mixes_and_others():
         assert list(integer_weights(row["weights"], len(row["lengths"]))) == row["int_weights"]
         assert (len(ds), len(row["selection"])) == (row["len"], 60)
         check_values(ds, 0, row["selection"])
-        blocks = [list(ds._items(range(start, min(60, start + 7)))) for start in range(0, 60, 7)]
+        blocks = [list(ds._gm_items(range(start, min(60, start + 7)))) for start in range(0, 60, 7)]
         assert [x for block in blocks for x in plain(block)] == row["selection"]
     for row in MIX["map_mix_infinite"]:
         ds = MapDataset.mix([MapDataset.range(n).repeat() for n in row["repeated"]], row["weights"])
