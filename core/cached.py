@@ -1,4 +1,4 @@
-"""A property that is computed once."""
+"""Properties that an attribute of the object or of a subclass may replace."""
 
 from __future__ import annotations
 
@@ -6,6 +6,32 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar, overload
 
 T = TypeVar("T")
+
+
+class replaceable(Generic[T]):
+    """``property`` that an object may hide by an attribute of the same name, as it may a method.
+
+    Example:
+        >>> class Circle:
+        ...     @replaceable
+        ...     def color(self):
+        ...         return "none"
+        >>> circle = Circle()
+        >>> before, circle.color = circle.color, "red"
+        >>> before, circle.color
+        ('none', 'red')
+    """
+
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        self._compute = compute
+        self.__doc__ = compute.__doc__
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> replaceable[T]: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> T: ...
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else self._compute(instance)
 
 
 class cached(Generic[T]):

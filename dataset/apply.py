@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from gristmill.core.state import shown
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.map import MapDataset
 from gristmill.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Tolerate
 from gristmill.transforms.base import for_a_class
 
@@ -20,28 +22,31 @@ def apply_transformations(ds: Any, transformations: Any) -> Any:
     Raises:
         NotImplementedError: an object is of no transformation class.
     """
+    # A user's class may have methods of these names that do something else.
+    kind: Any = MapDataset if isinstance(ds, MapDataset) else IterDataset
     for transform in (
         transformations if isinstance(transformations, Sequence) else (transformations,)
     ):
         match transform:
             case Batch():
-                ds = ds.batch(
+                ds = kind.batch(
+                    ds,
                     transform.batch_size,
                     drop_remainder=transform.drop_remainder,
                     batch_fn=transform.batch_fn,
                 )
             case Map():
-                ds = ds.map(transform)
+                ds = kind.map(ds, transform)
             case RandomMap():
-                ds = ds.random_map(transform)
+                ds = kind.random_map(ds, transform)
             case MapWithIndex():
-                ds = ds.map_with_index(transform)
+                ds = kind.map_with_index(ds, transform)
             case FlatMap():
-                ds = ds.flat_map(transform)
+                ds = kind.flat_map(ds, transform)
             case Filter():
-                ds = ds.filter(transform)
+                ds = kind.filter(ds, transform)
             case Tolerate():
-                ds = transform.apply(ds)
+                ds = kind.tolerate(ds, **vars(transform))
             case _:
                 advice = (
                     for_a_class(transform) or "; use ds.map(...) and the like for plain functions"

@@ -30,7 +30,7 @@ class _InEpoch(PipelineEditor):
     def _replace(self, ds: Any) -> Any:
         if isinstance(ds, MapDataset):
             return ds if len(ds) in (0, sys.maxsize) else EpochMapDataset(ds, self._epoch)
-        return self._over_replaced(ds) if ds.parents else ds
+        return self._over_replaced(ds) if ds._gm_parents else ds
 
 
 class EpochParameters(Parameters):

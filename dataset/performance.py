@@ -200,7 +200,7 @@ class _Unbuffered(PipelineEditor):
         if isinstance(ds, InterleaveIterDataset):
             parts = ds._gm_datasets
             parts = (
-                parts.map(_unbuffered_part)
+                MapDataset.map(parts, _unbuffered_part)
                 if isinstance(parts, MapDataset)
                 else [_unbuffered_part(part) for part in parts]
             )
@@ -209,7 +209,7 @@ class _Unbuffered(PipelineEditor):
                 parts, cycle_length=cycle_length, make_iter_buffer_size=0, iter_buffer_size=0
             )
         if isinstance(ds, _COMPUTED_ELSEWHERE):
-            return self.replaced(ds.parents[0])
+            return self.replaced(ds._gm_parents[0])
         return self._over_replaced(ds) if isinstance(ds, IterDataset) and ds._gm_parents else ds
 
 

@@ -107,7 +107,7 @@ _DIVIDERS = (
 
 
 def _lanes(divided: Any) -> list[Any]:
-    parent = divided.parents[0]
+    parent = divided._gm_parents[0]
     if isinstance(divided, GlobalBatchIterDataset):
         num, by_lanes = divided._gm_parameters.num_lanes, True
     elif isinstance(divided, MultiprocessPrefetchIterDataset):
@@ -144,7 +144,7 @@ def _is_in_lanes(ds: Any, divided: Any) -> bool:
     return any(
         [
             isinstance(node, BatchIterDataset | BatchMapDataset)
-            for node in ancestors(divided.parents[0])
+            for node in ancestors(divided._gm_parents[0])
         ]
     )
 
@@ -156,7 +156,7 @@ def _mixtures(ds: Any) -> Iterator[Any]:
     if isinstance(ds, MapDataset) or (isinstance(ds, MixedIterDataset) and ds.counts_elements):
         yield ds
     if not isinstance(ds, MapDataset):
-        for parent in ds.parents:
+        for parent in ds._gm_parents:
             yield from _mixtures(parent)
 
 

@@ -269,7 +269,7 @@ def apply_operation(
     if kind is None:
         return LegacyOperationIterDataset(ds, operation)
     if kind is Tolerate:
-        tolerant: IterDataset[Any] = operation.apply(ds)
+        tolerant: IterDataset[Any] = IterDataset.tolerate(ds, **vars(operation))
         return tolerant
     if kind is Batch:
         size, drop, batch_fn = operation.batch_size, operation.drop_remainder, operation.batch_fn

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gristmill.core.value import Value
+from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.length import AtMost, Exact, dataset_length
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.prepare.planning import file_records
@@ -77,7 +78,8 @@ def estimate(ds: Any, **arguments: Any) -> Estimate:
 
 def _written_sample(ds: Any, num: int, arguments: Mapping[str, Any]) -> WriteReport:
     """Writes the first ``num`` positions or elements to one file."""
-    sample = ds[:num] if isinstance(ds, MapDataset) else ds.limit(max(num, 1))
+    is_map = isinstance(ds, MapDataset)
+    sample = MapDataset.slice(ds, slice(num)) if is_map else IterDataset.limit(ds, max(num, 1))
     given = {**arguments, "records_per_file": max(num, 1), "bytes_per_file": None}
     with tempfile.TemporaryDirectory(prefix="gristmill-sample-") as folder:
         return write(sample, folder, progress=False, **given)

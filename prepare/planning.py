@@ -107,7 +107,7 @@ def _sample(ds: Any, num: int, is_measured: bool) -> list[tuple[int, Any]]:
         spread = range(0, len(ds), len(ds) // num) if is_measured and len(ds) > num else ()
         places = [*range(min(num, len(ds))), *spread[:num]]
         options = ReadOptions(num_threads=0, prefetch_buffer_size=0)  # nothing is computed ahead
-        stream = ds.slice(places).to_iter_dataset(options, allow_nones=True)
+        stream = MapDataset.slice(ds, places).to_iter_dataset(options, allow_nones=True)
     try:
         with contextlib.closing(iter(stream)) as it:
             for place, element in zip(places, it, strict=False):

@@ -40,7 +40,7 @@ class Ranges:
         self._steps: list[Any] = []  # from the source on
         while not isinstance(self._root, MapDataset):
             self._steps.insert(0, self._root)
-            self._root = self._root.parents[0]
+            self._root = self._root._gm_parents[0]
         self._counts_faults = bool(tolerances(ds))
 
     @staticmethod
@@ -49,9 +49,9 @@ class Ranges:
         while isinstance(ds, IterDataset):
             if type(ds) is PrefetchIterDataset:
                 return not parameters_of(ds).allow_nones
-            if needs_of(ds) not in ("elements", "choice", "nothing") or len(ds.parents) != 1:
+            if needs_of(ds) not in ("elements", "choice", "nothing") or len(ds._gm_parents) != 1:
                 return False
-            ds = ds.parents[0]
+            ds = ds._gm_parents[0]
         return isinstance(ds, MapDataset)
 
     def __len__(self) -> int:
@@ -63,7 +63,7 @@ class Ranges:
             return part.to_iter_dataset(allow_nones=True)
         ds = part
         for step in self._steps:
-            ds = replaced_in(step, step.parents[0], ds)
+            ds = replaced_in(step, step._gm_parents[0], ds)
         return ds
 
     def write(
@@ -88,7 +88,9 @@ class Ranges:
 
         # Small elements are taken together: one by one they take three times as long.
         together = max(1, min(_TOGETHER, _TOGETHER_BYTES // max(1, record_bytes)))
-        stream = self.over(self._root[start:stop]).batch(together, batch_fn=list)
+        stream = self.over(MapDataset.slice(self._root, slice(start, stop))).batch(
+            together, batch_fn=list
+        )
         with closing(iter(stream)) as it:
             return writer.write(number, elements(), lambda: self._faults(it), where)
 

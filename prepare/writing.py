@@ -371,7 +371,7 @@ def _in_stream_order(ds: Any, options: Any) -> Any:
     if not options.num_workers:
         return ds
     try:
-        return ds.mp_prefetch(options, order="stream")
+        return IterDataset.mp_prefetch(ds, options, order="stream")
     except ValueError as error:
         _log.info("write: this process computes all of the stream: %s", error)
         return ds

@@ -153,9 +153,13 @@ def assert_iter_dataset_conforms(
         for how, ahead in (
             (
                 "worker processes",
-                partial(ds.mp_prefetch, MultiprocessingOptions(num_workers, executor="processes")),
+                partial(
+                    IterDataset.mp_prefetch,
+                    ds,
+                    MultiprocessingOptions(num_workers, executor="processes"),
+                ),
             ),
-            ("threads", partial(ds.multithread_prefetch, num_workers, 2)),
+            ("threads", partial(IterDataset.multithread_prefetch, ds, num_workers, 2)),
         ):
             what = f"the elements by {num_workers} {how}"
             _SHARED_OUT.equal(
@@ -228,7 +232,7 @@ def _check_iterators(
     with it:
         _ITERATORS.check(iter(it) is it, "iter(it) is another object")
         elements, ends = _check_elements(it, max_elements)
-    bounded = ds if ends else ds.limit(max_elements)
+    bounded = ds if ends else IterDataset.limit(ds, max_elements)
     for law, check in (
         (_INDEPENDENT, _check_independence),
         (_JSON, _check_states),

@@ -137,10 +137,6 @@ class Tolerate:
     backoff_seconds: float = 0.1
     log: Any = None
 
-    def apply(self, ds: Any) -> Any:
-        """``ds`` with it."""
-        return ds.tolerate(**vars(self))
-
 
 class DatasetSelectionMap(abc.ABC):
     """Maps an index to an element of a data set; stateless, picklable and deterministic."""

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Self, TypeVar
 
-from gristmill.core.cached import cached
+from gristmill.core.cached import cached, replaceable
 from gristmill.core.claim import Claim
 from gristmill.core.errors import StateMismatchError, as_int
 from gristmill.core.exiting import closing_when_dropped
@@ -79,6 +79,10 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
     def _gm_reads_once(self) -> bool:
         """True if a source may not give the same record again."""
         return any([parent._gm_reads_once for parent in self._gm_parents])
+
+    @replaceable
+    def _ctx(self) -> IteratorContext:
+        return self._gm_ctx
 
     @property
     def _gm_ctx(self) -> IteratorContext:

@@ -113,7 +113,7 @@ class MapDataset(
         """
 
     def __iter__(self: MapDataset[T | None]) -> DatasetIterator[T]:
-        return self.to_iter_dataset().__iter__()
+        return MapDataset.to_iter_dataset(self).__iter__()
 
     def __repr__(self) -> str:
         from gristmill.dataset.descriptions.display import chain_text
@@ -307,7 +307,7 @@ class BlockMapDataset(MapDataset[T]):
     def __getitem__(self, index: Any) -> Any:
         if type(index) is not int:
             if isinstance(index, slice):
-                return self.slice(index)
+                return MapDataset.slice(self, index)
             index = _as_index(index)
         try:
             return next(self._gm_items([index]))

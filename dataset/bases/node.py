@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import numpy as np
 
 from gristmill.core import hooks
-from gristmill.core.cached import cached
+from gristmill.core.cached import cached, replaceable
 from gristmill.core.inert import STATS
 from gristmill.core.options import DatasetOptions, ReadOptions
 from gristmill.core.seeds import check_seed, derive_seed
@@ -29,11 +29,21 @@ class Node:
     # On the class, so that a user's subclass that does not call ``super().__init__`` has it too.
     _gm_parents: tuple[Any, ...] = ()
     _gm_parameters: Parameters = NONE  # what it was made with, but its parents
-    _stats = STATS  # for users' datasets that report to it, as they may in Grain
-    _gm_own_options: DatasetOptions | None = (
-        None  # those that are given at this point of the pipeline
-    )
+    # Those that are given at this point of the pipeline.
+    _gm_own_options: DatasetOptions | None = None
 
+    # Users' classes may read these, as in Grain, and may use the names for something else.
+    _stats = STATS  # to report to
+
+    @replaceable
+    def _parents(self) -> tuple[Any, ...]:
+        return self._gm_parents
+
+    @replaceable
+    def _parent(self) -> Any:
+        return self._gm_parent
+
+    # What the engine reads has names that are reserved for it.
     @property
     def _gm_parent(self) -> Any:
         return only_parent(self)
@@ -112,10 +122,14 @@ class DatasetNode(Node):
     def _gm_described_upstream(self) -> Sequence[Any]:
         return self._gm_parents
 
-    @property
+    @replaceable
     def parents(self) -> tuple[Any, ...]:
         """The datasets that this one is made of."""
         return self._gm_parents
+
+    @replaceable
+    def _default_seed(self) -> np.uint32 | None:
+        return self._gm_default_seed
 
     @cached
     def _gm_default_seed(self) -> np.uint32 | None:
@@ -126,7 +140,7 @@ class DatasetNode(Node):
         """The name of the source of the records that it reads."""
         return str(self)
 
-    @property
+    @replaceable
     def _element_spec(self) -> Any:
         """The spec of an element, for ``get_element_spec``. Optional for users' datasets."""
         raise NotImplementedError(

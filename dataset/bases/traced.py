@@ -21,6 +21,7 @@ from gristmill.dataset.bases.cells import (
     kept_rows,
     parted_rows,
 )
+from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import (
     DatasetNode,
     ancestors,
@@ -199,7 +200,7 @@ class Tracing:
         Raises:
             NotImplementedError: one of its stages has none; it is named.
         """
-        stream = ds if hasattr(ds, "_gm_traced") else ds.to_iter_dataset()
+        stream: Any = MapDataset.to_iter_dataset(ds) if isinstance(ds, MapDataset) else ds
         return stream._gm_traced(self)
 
     def over(self, ds: Any, **changed: Any) -> Any:
@@ -301,7 +302,7 @@ def _rows_of(
 
 def _own_record(ds: Any, index: Any, piece: LineageRecord) -> LineageRecord:
     """The record that a user's map dataset reads."""
-    if ds.parents:
+    if ds._gm_parents:
         raise refuse_to_trace(ds)
     epoch, key = divmod(index, max(1, len(ds)))
     return piece.replaced(

@@ -99,7 +99,7 @@ def _nodes(ds: Any, *, is_described: bool = True) -> Iterator[tuple[Any, bool]]:
     """
     for node in source_first(ds):
         for inner in node._gm_draws_from:
-            if not node.parents:
+            if not node._gm_parents:
                 yield from _nodes(inner, is_described=False)
         yield node, is_described
 
@@ -117,7 +117,7 @@ def _code_of(node: Any, is_described: bool) -> dict[str, str]:
             if name not in described and (callable(values[name]) or _is_object(values[name])):
                 names.append(transform_name(values[name]).partition(" @ ")[0])
                 digest.add(values[name])
-        if not node.parents and not node._gm_draws_from:
+        if not node._gm_parents and not node._gm_draws_from:
             data = node._gm_data
             is_in_memory = type(data).__module__ == ColumnsDataSource.__module__
             digest.add(vars(data) if is_in_memory else data)

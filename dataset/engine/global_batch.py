@@ -387,7 +387,7 @@ class GlobalBatchIterator(StreamIterator[T]):
 
     @property
     def _gm_described_upstream(self) -> Sequence[Any]:
-        return [iterate(parent) for parent in self._stage.parents]
+        return [iterate(parent) for parent in self._stage._gm_parents]
 
 
 def check_parts(stream: GlobalBatch, parts: list[Part], at: Position) -> None:
@@ -428,6 +428,6 @@ def _leaving_out(ds: GlobalBatchIterDataset[Any]) -> str:
     """Return the stages that may leave out elements although lengths count them, in words."""
     functions = (MapMapDataset, RandomMapMapDataset, MapWithIndexMapDataset)
     found = [node for node in ancestors(ds) if isinstance(node, functions)] or [
-        x for x in ancestors(ds) if not x.parents
+        x for x in ancestors(ds) if not x._gm_parents
     ]
     return " or ".join(map(str, found[:3]))

@@ -474,5 +474,7 @@ def num_drawn(ds: Any, stage: Any, num: int) -> int:
     """
     if ds is stage:
         return num
-    parents = [(i, parent) for i, parent in enumerate(ds.parents) if stage in tolerating(parent)]
+    parents = [
+        (i, parent) for i, parent in enumerate(ds._gm_parents) if stage in tolerating(parent)
+    ]
     return sum([num_drawn(parent, stage, ds._gm_num_drawn(num, i)) for i, parent in parents])

@@ -272,9 +272,9 @@ def _component(ds: Any, index: int) -> tuple[int, ...]:
             origins = [one for one in ds._gm_origins(index) if isinstance(one, UpstreamElement)][:2]
             if len(origins) != 1:
                 break
-            if len(ds.parents) > 1:
+            if len(ds._gm_parents) > 1:
                 path.append(
-                    next(i for i, parent in enumerate(ds.parents) if parent is origins[0].ds)
+                    next(i for i, parent in enumerate(ds._gm_parents) if parent is origins[0].ds)
                 )
             ds, index = origins[0].ds, origins[0].index
     except Exception:

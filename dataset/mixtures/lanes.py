@@ -38,11 +38,11 @@ def lane_of(ds: MapDataset[Any], index: int, num_lanes: int, share: Share) -> Ma
         return share(ds)
     if isinstance(ds, MixedMapDataset):
         return ds.over_lanes(
-            [lane_of(parent, index, num_lanes, share) for parent in ds.parents], num_lanes
+            [lane_of(parent, index, num_lanes, share) for parent in ds._gm_parents], num_lanes
         )
     stages, below = _stages_of_elements(ds)
     if not stages:
-        return _over(ds, lane_of(ds.parents[0], index, num_lanes, share))
+        return _over(ds, lane_of(ds._gm_parents[0], index, num_lanes, share))
     lane = lane_of(below, index, num_lanes, share)
     if not any([stage._gm_gets_index for stage in stages]):
         return _all_over(stages, lane)
@@ -56,7 +56,7 @@ def _stages_of_elements(ds: MapDataset[Any]) -> tuple[list[MapDataset[Any]], Map
     stages = []
     while not isinstance(ds, MixedMapDataset) and ds._gm_keeps_indices:
         stages.append(ds)
-        ds = ds.parents[0]
+        ds = ds._gm_parents[0]
     return stages, ds
 
 
@@ -67,7 +67,7 @@ def _all_over(stages: Iterable[MapDataset[Any]], ds: MapDataset[Any]) -> MapData
 
 
 def _over(stage: MapDataset[Any], parent: MapDataset[Any]) -> MapDataset[Any]:
-    old = stage.parents[0]
+    old = stage._gm_parents[0]
 
     def replaced(value: Any) -> Any:
         return (

@@ -121,7 +121,7 @@ def _roots(ds: Any) -> Iterator[MapDataset[Any]]:
     if isinstance(ds, MapDataset):
         yield ds
     elif not hasattr(ds, "set_slice"):  # which divides what is upstream itself
-        for parent in ds.parents:
+        for parent in ds._gm_parents:
             yield from _roots(parent)
 
 
@@ -130,7 +130,7 @@ def counts_of_components(ds: MapDataset[Any], indices: Indices) -> Counter[str]:
     by name.
     """
     for mixture, counts in _drawn(ds, indices):
-        return Counter({mixture.name_of(i): counts[i] for i in range(len(mixture.parents))})
+        return Counter({mixture.name_of(i): counts[i] for i in range(len(mixture._gm_parents))})
     return Counter()
 
 
@@ -148,18 +148,18 @@ def _drawn(
         shares, _ = ds._select(indices)
         yield ds, Counter({component: len(inner) for component, inner in shares})
         for component, inner in shares:
-            yield from _drawn(ds.parents[component], inner)
+            yield from _drawn(ds._gm_parents[component], inner)
     elif isinstance(ds, BatchMapDataset):
         nums = [ds._gm_num_drawn(i, 0) for i in islice(as_ints(indices), _NUM_LOOKED_AT)]
         ends = [ds._gm_num_drawn(i + 1, 0) for i in islice(as_ints(indices), _NUM_LOOKED_AT)]
         yield from _drawn(
-            ds.parents[0],
+            ds._gm_parents[0],
             [i for start, stop in zip(nums, ends, strict=True) for i in range(start, stop)],
         )
     elif isinstance(ds, SliceMapDataset | RepeatMapDataset):
-        yield from _drawn(ds.parents[0], ds._moved(indices))
+        yield from _drawn(ds._gm_parents[0], ds._moved(indices))
     elif ds._gm_keeps_indices:
-        yield from _drawn(ds.parents[0], indices)
+        yield from _drawn(ds._gm_parents[0], indices)
 
 
 def _is_off(share: Counter[int], whole: Counter[int]) -> bool:

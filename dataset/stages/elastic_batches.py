@@ -129,7 +129,8 @@ class Batches(Stream):
         """Return a pipeline for the outputs from ``index`` on."""
         first = index % self.size
         stop = index + self._num_left((index,)) * self.size
-        shard = self.ds[first + self.shard.shard_index : stop : self.shard.shard_count]
+        share = slice(first + self.shard.shard_index, stop, self.shard.shard_count)
+        shard = MapDataset.slice(self.ds, share)
         # A batch of nothing but missing elements is missing itself, and must not be passed over.
         batches = shard.batch(self.size // self.shard.shard_count, batch_fn=self.batch_fn)
         return iterate(

@@ -155,7 +155,7 @@ def open_files(
     """Return what makes the stream of the share of one shard."""
     interleave = _interleave_of(ds)
     share = slice_pipeline(ds, shard.shard_index, shard.shard_count)
-    it = iterate(share.batch(batch_size, batch_fn=batch_fn) if batch_size else share)
+    it = iterate(IterDataset.batch(share, batch_size, batch_fn=batch_fn) if batch_size else share)
     length = parameters_of(interleave).cycle_length
     return partial(
         ElasticFiles,

@@ -305,7 +305,7 @@ class GlobalBatchIterDataset(IterDataset[T]):
         lane = [isinstance(length, Exact | Infinite) for length in self.lane_lengths].index(False)
         stage = self._lane(lane)
         while above := [
-            x for x in stage.parents if not isinstance(num_elements(x), Exact | Infinite)
+            x for x in stage._gm_parents if not isinstance(num_elements(x), Exact | Infinite)
         ]:
             stage = above[0]
         return stage, lane
@@ -411,7 +411,7 @@ def _check_roots(parent: Any, num_lanes: int) -> None:
             or hasattr(node, "set_slice")
         )
         if is_share and num_elements(node) in (Exact(0), AtMost(0)):
-            root = node.parents[0] if node._gm_is_share else node
+            root = node._gm_parents[0] if node._gm_is_share else node
             length = f" of {len(root)} elements" if isinstance(root, MapDataset) else ""
             raise ValueError(
                 f"num_lanes must be at most the length of every root, got {num_lanes}:"

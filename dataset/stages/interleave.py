@@ -148,7 +148,7 @@ class InterleaveIterDataset(IterDataset[T]):
         """
         del sequential_slice  # every dataset is whole in any case
         self._gm_datasets = (
-            self._gm_datasets.slice(sl)
+            MapDataset.slice(self._gm_datasets, sl)
             if isinstance(self._gm_datasets, MapDataset)
             else self._gm_datasets[sl]
         )
@@ -200,8 +200,7 @@ def dataset_at(datasets: Any, index: int) -> Any:
 
 
 def as_stream(ds: Any) -> IterDataset[Any]:
-    stream: IterDataset[Any] = ds.to_iter_dataset() if isinstance(ds, MapDataset) else ds
-    return stream
+    return MapDataset.to_iter_dataset(ds) if isinstance(ds, MapDataset) else ds
 
 
 class Elsewhere(Protocol):

@@ -188,6 +188,6 @@ def deciding_part(ds: MapDataset[Any]) -> MapDataset[Any]:
     """Of ``ds`` what says at which indices there are elements, if the functions behind it leave out
     none.
     """
-    while ds._gm_may_leave_out and ds.parents:
-        ds = ds.parents[0]
+    while ds._gm_may_leave_out and ds._gm_parents:
+        ds = ds._gm_parents[0]
     return ds

@@ -70,8 +70,8 @@ def interleaved_part(ds: IterDataset[Any]) -> IterDataset[Any] | None:
 def _chain(ds: IterDataset[Any]) -> list[IterDataset[Any]]:
     """The streams that lead to ``ds``, as long as each has one parent."""
     chain = [ds]
-    while len(chain[0].parents) == 1 and isinstance(chain[0].parents[0], IterDataset):
-        chain.insert(0, chain[0].parents[0])
+    while len(chain[0]._gm_parents) == 1 and isinstance(chain[0]._gm_parents[0], IterDataset):
+        chain.insert(0, chain[0]._gm_parents[0])
     return chain
 
 
@@ -114,7 +114,7 @@ class MemberIterDataset(IterDataset[Any]):
     def _whole(self) -> IterDataset[Any]:
         ds = as_stream(dataset_at(self._gm_datasets, self._index))
         for step in self._steps:
-            ds = replaced_in(step, step.parents[0], ds)
+            ds = replaced_in(step, step._gm_parents[0], ds)
         return ds
 
     def __iter__(self) -> DatasetIterator[Any]:
@@ -233,7 +233,7 @@ class StreamInterleaveIterator(StreamIterator[T]):
         members: _Members,
     ) -> None:
         super().__init__(stage, [interleave], partial(StreamInterleave, members=members))
-        self._ds = stage.parents[0]
+        self._ds = stage._gm_parents[0]
         self._gm_ctx.options = collected_options(self._ds).merge(self._gm_ctx.options)
 
     @property

@@ -101,18 +101,18 @@ def _chain(ds: IterDataset[Any]) -> list[IterDataset[Any]]:
                 f"{stage} divides it among threads. Leave that out: threads of"
                 " to_iter_dataset(ReadOptions(...)) keep the order"
             )
-        elif len(stage.parents) > 1:
+        elif len(stage._gm_parents) > 1:
             reason = (
-                f"{stage} draws from {len(stage.parents)} datasets. Apply mp_prefetch(...,"
+                f"{stage} draws from {len(stage._gm_parents)} datasets. Apply mp_prefetch(...,"
                 " order='stream') to each of them"
             )
-        elif not stage.parents or not isinstance(stage.parents[0], IterDataset):
+        elif not stage._gm_parents or not isinstance(stage._gm_parents[0], IterDataset):
             reason = (
                 f"{stage} does not find its elements by index. Begin with a MapDataset"
                 " (to_iter_dataset())"
             )
         else:
-            chain.insert(0, stage.parents[0])
+            chain.insert(0, stage._gm_parents[0])
             continue
         raise ValueError(
             f"order='stream' cannot divide this pipeline among workers: {reason}, or use"
@@ -124,7 +124,7 @@ def _chain(ds: IterDataset[Any]) -> list[IterDataset[Any]]:
 def _divided_part(ds: IterDataset[Any]) -> IterDataset[Any]:
     """The part of ``ds``, up to one of its steps, in which every element follows from its index."""
     root, *steps = _chain(ds)
-    if tolerances(root.parents[0]):
+    if tolerances(root._gm_parents[0]):
         raise ValueError(
             "order='stream' finds elements by their index, and cannot count what tolerate of a"
             " MapDataset passes over: call tolerate behind to_iter_dataset(), or use"
@@ -132,7 +132,7 @@ def _divided_part(ds: IterDataset[Any]) -> IterDataset[Any]:
         )
     part, leaves_out, in_batches = (
         root,
-        not parameters_of(root).allow_nones and bool(dropping_steps(root.parents[0])),
+        not parameters_of(root).allow_nones and bool(dropping_steps(root._gm_parents[0])),
         False,
     )
     for step in steps:
@@ -152,7 +152,7 @@ class DividedPart:
 
     def __init__(self, part: IterDataset[Any]) -> None:
         self._root, *self._steps = _chain(part)
-        self._source = self._root.parents[0]
+        self._source = self._root._gm_parents[0]
         needs = [needs_of(step) for step in self._steps]
         self.run: int = (
             parameters_of(self._steps[needs.index("batches")]).batch_size
@@ -179,7 +179,7 @@ class DividedPart:
         if self._checks_root:
             ds = MapIterDataset(ds, must_be_there, with_nones=True)
         for step in self._steps[: self._first_marked]:
-            ds = replaced_in(step, step.parents[0], ds)
+            ds = replaced_in(step, step._gm_parents[0], ds)
         return MarkingIterDataset(ds, self._marking_steps()) if self.leaves_out else ds
 
     def _marking_steps(self) -> list[_Step]:

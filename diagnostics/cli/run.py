@@ -74,7 +74,8 @@ def head(args: Namespace) -> Lines:
     """The first elements."""
     pipeline = load_pipeline(args.pipeline)
     if isinstance(pipeline, MapDataset):
-        pipeline = pipeline.to_iter_dataset(ReadOptions(num_threads=0))  # nothing that is not shown
+        # Nothing is read that is not shown.
+        pipeline = MapDataset.to_iter_dataset(pipeline, ReadOptions(num_threads=0))
     with reading(pipeline, args.stall_seconds) as reader, observe(reader.it):
         if args.skip and not jumped(reader.it, args.skip):
             for index in range(args.skip):

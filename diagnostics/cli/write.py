@@ -10,6 +10,7 @@ from typing import Any
 
 from gristmill.core.cgroup import usable_cpus
 from gristmill.core.sharding import ShardOptions
+from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.diagnostics.cli.run import Lines
 from gristmill.diagnostics.cli.target import CommandError, load_object, load_pipeline
@@ -47,11 +48,12 @@ def write(args: Namespace) -> Lines:
     from gristmill.prepare.writing import write as write_files
 
     ds = _pipeline(args.pipeline, args.format)
+    kind: Any = MapDataset if isinstance(ds, MapDataset) else IterDataset
     for name in args.map:
         function = load_object(name)
         if not callable(function):
             raise CommandError(f"--map: {name} must be a function of an element")
-        ds = ds.map(function)
+        ds = kind.map(ds, function)
     given: dict[str, Any] = {
         "format": args.format,
         "codec": args.codec,

@@ -87,7 +87,7 @@ class Subject:
         node = stage_at(pipeline, part.address)
         self.map: MapDataset[Any] | None = None  # that is read by index
         if isinstance(node, MapDataset):
-            self.map = node if part.indices is None else node.slice(part.indices)
+            self.map = node if part.indices is None else MapDataset.slice(node, part.indices)
             self.stream: IterDataset[Any] = PrefetchIterDataset(self.map, DIRECT, allow_nones=True)
         else:
             self.stream = node if part.num is None else LimitIterDataset(node, part.num)
@@ -142,12 +142,12 @@ class Subject:
     def in_lanes(self, num_workers: int) -> IterDataset[Any]:
         """Its elements in lanes, computed by ``num_workers`` processes."""
         options = MultiprocessingOptions(num_workers, num_lanes=NUM_WORKERS, executor="processes")
-        return self.stream.mp_prefetch(options)
+        return IterDataset.mp_prefetch(self.stream, options)
 
     def in_stream_order(self) -> IterDataset[Any]:
         """The same stream, computed by processes."""
-        return self.stream.mp_prefetch(
-            MultiprocessingOptions(NUM_WORKERS, executor="processes"), order="stream"
+        return IterDataset.mp_prefetch(
+            self.stream, MultiprocessingOptions(NUM_WORKERS, executor="processes"), order="stream"
         )
 
 

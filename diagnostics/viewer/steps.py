@@ -91,7 +91,7 @@ class IndexedSteps:
 
     def __init__(self, ds: MapDataset[Any]) -> None:
         self._ds = ds
-        self.it = iterator_of(ds.to_iter_dataset(ReadOptions(num_threads=0)))
+        self.it = iterator_of(MapDataset.to_iter_dataset(ds, ReadOptions(num_threads=0)))
         self.reached = 0
 
     @property
