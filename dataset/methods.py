@@ -546,7 +546,7 @@ class MapSequenceMethods(Generic[T_co]):
             >>> list(MapDataset.range(7).global_batch(4, num_lanes=2))
             [array([0, 2, 1, 3])]
         """
-        ds = cast("MapDataset[T_co]", self).to_iter_dataset()
+        ds = MapSequenceMethods.to_iter_dataset(self)
         return ds.global_batch(
             batch_size,
             num_lanes=num_lanes,
@@ -588,7 +588,9 @@ class MapSequenceMethods(Generic[T_co]):
         from gristmill.dataset.stages.interleave import InterleaveIterDataset
 
         ds: Any = self
-        datasets: MapDataset[Any] = ds if make_dataset is None else ds.map(make_dataset)
+        datasets: MapDataset[Any] = (
+            ds if make_dataset is None else MapElementMethods.map(ds, make_dataset)
+        )
         return InterleaveIterDataset(datasets, cycle_length=cycle_length)
 
     def shuffle(self, seed: int | None = None) -> MapDataset[T_co]:
@@ -1659,7 +1661,7 @@ class IterAheadMethods(Generic[T_co]):
         warnings.warn(
             "IterDataset.prefetch is deprecated: use mp_prefetch", DeprecationWarning, stacklevel=2
         )
-        return self.mp_prefetch(multiprocessing_options)
+        return IterAheadMethods.mp_prefetch(self, multiprocessing_options)
 
     def prefetch_to_device(
         self, device: Any, *, cpu_buffer_size: int = 4, device_buffer_size: int = 2

@@ -1,7 +1,7 @@
 """The counts taken while an observed pipeline runs, and the functions that take them.
 
-A stage's method (``_gm_take`` of an iterator, ``_gm_items`` of a map dataset) is shadowed, on the one
-object that is observed, by a function that calls it and adds up. Nothing here grows with the length
+A stage's method (``_gm_take`` of an iterator, ``_gm_items`` of a map dataset) is shadowed, on the
+one object that is observed, by a function that calls it and adds up. Nothing here grows with the length
 of a run:
 
 1. Every thread has its own ``ThreadCounters``, so nothing is locked and nothing is lost, with any

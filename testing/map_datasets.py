@@ -72,7 +72,7 @@ def assert_map_dataset_conforms(
     check_answers(ds, indices, _elements, "ds[{}]".format, with_repr=True, in_worker=in_worker)
     # what stages hand on beside lists
     for block in (np.array(indices), range(min(length, max_elements))) if length else ():
-        what = f"ds._items({block!r:.200})"
+        what = f"ds._gm_items({block!r:.200})"
         BLOCKS.equal(
             what,
             [ds[int(i)] for i in block],

@@ -1,5 +1,5 @@
-"""The division of datasets among workers: the question that each is asked (``_gm_divided``), and the
-possible answers.
+"""The division of datasets among workers: the question that each is asked (``_gm_divided``), and
+the possible answers.
 """
 
 from __future__ import annotations

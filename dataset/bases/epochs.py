@@ -2,8 +2,8 @@
 share, as stages declare them.
 
 A stage with ``_gm_moves_records`` may hold other records at a position in another epoch. One with
-``_gm_shares_records`` may hold a record at several positions of an epoch. One with ``_gm_has_one_epoch``
-asks its parents for nothing but their first epoch.
+``_gm_shares_records`` may hold a record at several positions of an epoch. One with
+``_gm_has_one_epoch`` asks its parents for nothing but their first epoch.
 """
 
 from __future__ import annotations

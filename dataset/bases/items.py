@@ -1,6 +1,6 @@
 """The iterators that ``_gm_items`` of map datasets is made of.
 
-``ds._items(indices)`` returns an iterator over the elements at ``indices``: as many, in the same
+``ds._gm_items(indices)`` returns an iterator over the elements at ``indices``: as many, in the same
 order, ``None`` where there is none. It guarantees:
 
 1. Each element is computed when it is requested, through all upstream stages, before the next one.
@@ -43,7 +43,7 @@ def check_number(found: int, expected: int) -> None:
     """
     if found < expected:
         raise RuntimeError(
-            f"a map dataset returned {found} elements for {expected} indices: its _items returns"
+            f"a map dataset returned {found} elements for {expected} indices: its _gm_items returns"
             " one for each"
         )
 
@@ -55,7 +55,7 @@ def given_out(elements: list[Any]) -> Iterator[Any]:
 
 
 def begun_when_needed(ds: Any, indices: Indices) -> Iterator[Any]:
-    """Returns ``ds._items(indices)``, which is called when the first element is requested."""
+    """Returns ``ds._gm_items(indices)``, which is called when the first element is requested."""
     return chain.from_iterable(map(ds._gm_items, (indices,)))
 
 

@@ -338,7 +338,7 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
     def _gm_skip(self) -> None:
         """Advances past the next output, although computing it fails."""
         raise NotImplementedError(
-            f"{self} cannot move past a failed element: it does not define _skip"
+            f"{self} cannot move past a failed element: it does not define _gm_skip"
         )
 
 

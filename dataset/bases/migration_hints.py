@@ -125,7 +125,8 @@ def lookup_with_hint(lookup: Callable[[Any, str], Any], obj: Any, name: str) -> 
 
     Args:
         lookup: ``object.__getattribute__``, or ``type.__getattribute__`` for a class.
-        obj: a dataset or a class of datasets, with hints by attribute name in ``_gm_migration_hints``.
+        obj: a dataset or a class of datasets, with hints by attribute name in
+            ``_gm_migration_hints``.
         name: the missing attribute.
     """
     try:

@@ -1,7 +1,7 @@
 """The lineage of elements, as stages declare it: one stage upstream at a time.
 
-A stage of map datasets answers ``_gm_origins(index)``, a stream ``place(pos)``. What they cannot know
-they leave out.
+A stage of map datasets answers ``_gm_origins(index)``, a stream ``place(pos)``. What they cannot
+know they leave out.
 """
 
 from __future__ import annotations

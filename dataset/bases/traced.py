@@ -204,8 +204,8 @@ class Tracing:
         return stream._gm_traced(self)
 
     def over(self, ds: Any, **changed: Any) -> Any:
-        """A copy of the step ``ds`` over the twins of its parents, or over ``_gm_parents``, with other
-        attributes.
+        """A copy of the step ``ds`` over the twins of its parents, or over ``_gm_parents``, with
+        other attributes.
         """
         new = copy.copy(ds)
         if "_gm_parents" not in changed:
@@ -237,7 +237,7 @@ def refuse_to_trace(stage: DatasetNode) -> NotImplementedError:
     return unexplained(
         stage,
         "nobody knows what a class of yours does with its elements. Give it a method"
-        " _traced(tracing) that returns the twin of this step (see gristmill.dataset.bases.traced),"
+        " _gm_traced(tracing) that returns the twin of this step (see gristmill.dataset.bases.traced),"
         " or explain the pipeline before it",
     )
 

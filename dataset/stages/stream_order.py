@@ -560,7 +560,8 @@ class StreamOrder(Stream):
 class StreamOrderIterator(StreamIterator[T]):
     """The iterator of outputs of workers, which is described as that of the divided part."""
 
-    _gm_stage_name: ClassVar = None  # type: ignore[assignment]  # the same elements and states as without workers
+    # The same elements and states as without workers.
+    _gm_stage_name: ClassVar = None  # type: ignore[assignment]
     _gm_engine: StreamOrder
 
     def __init__(

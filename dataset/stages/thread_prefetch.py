@@ -114,7 +114,8 @@ class ThreadPrefetchDatasetIterator(StreamIterator[T]):
         (0, 1, {'next_index': 2})
     """
 
-    _gm_stage_name: ClassVar = None  # type: ignore[assignment]  # it does nothing to elements or states
+    # It does nothing to elements or states.
+    _gm_stage_name: ClassVar = None  # type: ignore[assignment]
     _gm_engine: Prefetch
 
     def __init__(self, parent: CheckpointableIterator[T], prefetch_buffer_size: int) -> None:

@@ -49,7 +49,7 @@ def test_every_stage_answers_for_itself(stage):
         and stage._gm_origins is MapDataset._gm_origins
         and not stage._gm_keeps_indices
     ):
-        unanswered.append("_keeps_indices or _origins(index): what an element is made of")
+        unanswered.append("_gm_keeps_indices or _gm_origins(index): what an element is made of")
     if issubclass(stage, IterDataset) and stage._gm_num_elements is IterDataset._gm_num_elements:
         unanswered.append("_num_elements(): how many elements it delivers")
     is_function_of_iterators = stage is LegacyOperationIterDataset  # which cannot be inspected
@@ -58,7 +58,7 @@ def test_every_stage_answers_for_itself(stage):
         and stage._gm_traced is IterDataset._gm_traced
         and not stage._gm_passes_on | is_function_of_iterators
     ):
-        unanswered.append("_passes_on or _traced(tracing): what its outputs are made of")
+        unanswered.append("_gm_passes_on or _gm_traced(tracing): what its outputs are made of")
     assert not unanswered, f"{stage.__qualname__} must answer {unanswered}"
 
 

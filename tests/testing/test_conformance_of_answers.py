@@ -463,7 +463,7 @@ WRONG = [
         ),
     ),
     dataset(
-        "vectored...ds._items(array... must be",
+        "vectored...ds._gm_items(array... must be",
         _gm_items=lambda self, x: (self[i if isinstance(x, list) else 0] for i in x),
     ),
     dataset(
