@@ -44,9 +44,8 @@ class EpochMapDataset(ReindexMapDataset[T]):
     """
 
     _gm_adds_step = False
-    _gm_stage_name: ClassVar = (
-        None  # states say the epoch, and are restored where it is another one
-    )
+    # States say the epoch, and are restored where it is another one.
+    _gm_stage_name: ClassVar = None
     _gm_parameters: EpochParameters
 
     def __init__(self, parent: MapDataset[T], epoch: int) -> None:

@@ -1,8 +1,8 @@
 """The counts taken while an observed pipeline runs, and the functions that take them.
 
 A stage's method (``_gm_take`` of an iterator, ``_gm_items`` of a map dataset) is shadowed, on the
-one object that is observed, by a function that calls it and adds up. Nothing here grows with the length
-of a run:
+one object that is observed, by a function that calls it and adds up. Nothing here grows with the
+length of a run:
 
 1. Every thread has its own ``ThreadCounters``, so nothing is locked and nothing is lost, with any
    number of threads. They have one ``StageCounts`` for each stage, and a timeline whose resolution

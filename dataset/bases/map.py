@@ -91,9 +91,8 @@ class MapDataset(
     _gm_moves_records = False
     _gm_has_one_epoch = False
     _gm_is_reshuffled = False  # whether every epoch has an order of its own
-    _gm_takes_a_part = (
-        False  # whether positions are left out that no other part of the same kind has
-    )
+    # Whether positions are left out that no other part of the same kind has.
+    _gm_takes_a_part = False
 
     def __init__(self, parents: MapDataset[Any] | Iterable[MapDataset[Any]] = ()) -> None:
         self._gm_parents = as_parents(parents, MapDataset)

@@ -103,9 +103,8 @@ class DatasetNode(Node):
     ] = {}  # by name, for attributes of other libraries
     _gm_seed_point: int | None = None  # the seed given at this point of the pipeline
     _gm_drops = False  # whether this step may leave out elements of its parent
-    _gm_adds_step = (
-        True  # whether it counts in the distance of a seed (what does not has one parent)
-    )
+    # Whether it counts in the distance of a seed (what does not has one parent).
+    _gm_adds_step = True
     _gm_is_share = False  # whether it is a worker's part of its parent
     _gm_mixes_over: int | None = None  # elements among which it mixes, where these are not all
     _gm_starts_workers = False  # whether its iterators start processes

@@ -28,9 +28,8 @@ class InProcessExecutor(Executor):
         iterators = [shard_iterator(it, records=bool(self._task.key)) for it in opened]
         if tell is not None:
             for it in iterators:
-                it._gm_ctx.joined = (
-                    None  # it is no pipeline of its own, although it was made like one
-                )
+                # It is no pipeline of its own, although it was made like one.
+                it._gm_ctx.joined = None
                 tell(it)
         return iterators
 

@@ -1,4 +1,4 @@
-"""Users' classes may have attributes and methods of any name but those that are public and those that begin with ``_gm_``."""
+"""Users' classes may have attributes and methods of any names but those of a short list."""
 
 import inspect
 import re
@@ -73,7 +73,7 @@ PROTOCOL = {"close", "start_prefetch"}  # of iterators, which those downstream c
 
 
 def named(kind, how):
-    """Return a subclass of ``kind`` that uses all names: as attributes of its objects, or as methods."""
+    """Return a subclass of ``kind`` that uses all names, for attributes of objects or methods."""
     names = [*PRIVATE, *HOOKS, *{*NAMES, *public_names(kind)} - {"n", "position"} - PROTOCOL]
     names = [name for name in names if name not in vars(kind)]
     if how == "methods":
