@@ -270,7 +270,8 @@ class NoSingleParentError(ValueError, AttributeError):
 def only_parent(node: Any) -> Any:
     if len(node._gm_parents) != 1:
         raise NoSingleParentError(
-            f"{node._gm_class_name} must have exactly one parent here, it has {len(node._gm_parents)}"
+            f"{node._gm_class_name} must have exactly one parent here, it has"
+            f" {len(node._gm_parents)}"
         )
     return node._gm_parents[0]
 

@@ -236,9 +236,9 @@ def refuse_to_trace(stage: DatasetNode) -> NotImplementedError:
         return unexplained(stage, "it does not say which elements its outputs are made of")
     return unexplained(
         stage,
-        "nobody knows what a class of yours does with its elements. Give it a method"
-        " _gm_traced(tracing) that returns the twin of this step (see gristmill.dataset.bases.traced),"
-        " or explain the pipeline before it",
+        "the library does not know what a class of yours does with its elements. Give it a method"
+        " _gm_traced(tracing) that returns the twin of this stage (see"
+        " gristmill.dataset.bases.traced), or explain the pipeline upstream of it",
     )
 
 

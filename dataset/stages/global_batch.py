@@ -342,8 +342,8 @@ class GlobalBatchIterDataset(IterDataset[T]):
         except (NotImplementedError, ValueError, TypeError) as error:
             # a stage, perhaps a user's, does not say it
             raise ValueError(
-                f"no lane of shard {self._gm_parameters.shard_options.shard_index} has had an element,"
-                f" so that the padding is unknown there: {error}. Say what elements look like (see"
+                f"no lane of shard {self._gm_parameters.shard_options.shard_index} has had an"
+                f" element, so that the padding is unknown there: {error}. Say what elements look like (see"
                 " get_element_spec), or use fewer lanes"
             ) from error
 
