@@ -106,8 +106,8 @@ def _warn_of_small_groups(ds: Any, batch_size: Any) -> None:
         ):
             warnings.warn(
                 f"{node!s:.200} mixes {node._gm_mixes_over} elements at a time, fewer than a batch"
-                f" of {batch_size} has: every batch is of few blocks. Use a larger group_size, so that"
-                " a group has the elements of many batches",
+                f" of {batch_size} has: every batch is of few blocks. Use a larger group_size, so"
+                " that a group has the elements of many batches",
                 stacklevel=3,
             )
 

@@ -99,7 +99,7 @@ def packed(module, reads):
 
 @dataclass(frozen=True)
 class Run:
-    """What a setting has done in a time.
+    """Work of a setting within a time.
 
     Args:
         rate: elements per second.

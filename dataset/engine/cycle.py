@@ -273,10 +273,7 @@ class Interleave(Stream):
         pairs = [*zip(cycle.indices, cycle.states, strict=True)]
         try:
             totals = loaded_totals(state, self)
-            now = [
-                NO_MEMBER if value is None else self.members[i].stream.load(value)
-                for i, value in pairs
-            ]
+            now = [NO_MEMBER if x is None else self.members[i].stream.load(x) for i, x in pairs]
         except BaseException:
             self.members.close_but(before)
             raise

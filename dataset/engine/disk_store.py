@@ -146,7 +146,7 @@ class DiskStore:
         Args:
             key: of the value.
             leaves_arrays: in place of each ``pickle.PickleBuffer`` of at least 64 KiB, return its
-                ``Place`` on disk.
+                ``ArrayOnDisk`` on disk.
         """
         entry = os.pread(self._table, _ENTRY.size, key * _ENTRY.size)
         number, offset, length = _ENTRY.unpack(entry) if len(entry) == _ENTRY.size else (0, 0, 0)
@@ -259,7 +259,7 @@ class DiskStore:
         return self._folder / f"{number:08d}.data"
 
 
-class Place(NamedTuple):
+class ArrayOnDisk(NamedTuple):
     """Bytes of a segment, which stays open as long as the process.
 
     Args:
@@ -311,7 +311,7 @@ def _value_with_places(descriptor: int, key: int, offset: int, length: int, is_s
     if not parts:
         return MISSING
     (start, end), *others = parts
-    places = [Place(descriptor, offset + start, end - start) for start, end in others]
+    places = [ArrayOnDisk(descriptor, offset + start, end - start) for start, end in others]
     return pickle.loads(view[start:end], buffers=places)
 
 

@@ -51,7 +51,7 @@ class Here(NamedTuple):
     counts: Mapping[str, int] = {}
 
 
-class Step(NamedTuple):
+class RowsOfStep(NamedTuple):
     """A step of the parent.
 
     Attributes:
@@ -80,13 +80,13 @@ class StepReader:
     def __init__(self, parent: Stream, cell: Cell, num_parts: int) -> None:
         self._parent, self._cell, self._num_parts = parent, cell, num_parts
 
-    def read(self, here: Here) -> Step:
+    def read(self, here: Here) -> RowsOfStep:
         """Return the step after ``here``."""
         cell = self._move_to(here)
         cell.wanted = self._num_parts
         return self._since(here, list(islice(self._parent.run(cell), self._num_parts)))
 
-    def pass_parts(self, here: Here) -> Step:
+    def pass_parts(self, here: Here) -> RowsOfStep:
         """Return the next step without its parts, whether it fails or not."""
         pass_outputs(self._parent, self._move_to(here), self._num_parts)
         return self._since(here, [])
@@ -96,11 +96,11 @@ class StepReader:
             self.choices.go_back(here.counts)
         return self._cell.at(here.place, choices=self.choices)
 
-    def _since(self, here: Here, parts: list[Part]) -> Step:
+    def _since(self, here: Here, parts: list[Part]) -> RowsOfStep:
         place, choices = self._cell.settle(), self.choices
         if choices is None:
-            return Step(parts, Here(place), ())
-        return Step(parts, Here(place, {**choices.counts}), choices.hand_over(here.counts))
+            return RowsOfStep(parts, Here(place), ())
+        return RowsOfStep(parts, Here(place, {**choices.counts}), choices.hand_over(here.counts))
 
 
 class GlobalBatch(Stream):
@@ -130,7 +130,7 @@ class GlobalBatch(Stream):
         num_workers = 0 if given.workers is None else given.workers.num_workers
         self._has_workers, self._num_parts = num_workers > 0, max(1, num_workers)
         self._allocate: Allocate = BufferPool()
-        self._ahead: deque[Step] = deque()
+        self._ahead: deque[RowsOfStep] = deque()
         self._reader = StepReader(parent, self.inner, self._num_parts)
         found = tolerances(stage)
         self.counts_faults = bool(found)  # type: ignore[misc]
@@ -194,7 +194,7 @@ class GlobalBatch(Stream):
     def _after(self, at: Position) -> Position:
         return at.replaced(step=at.step + 1, rows=at.rows + self.given.rows_per_lane)
 
-    def _next_step(self, here: Here, at: Position) -> Step:
+    def _next_step(self, here: Here, at: Position) -> RowsOfStep:
         """Return what the parent gives for the next step."""
         if self._ahead and not are_equal(self._ahead_from, here.place):
             self._ahead.clear()
@@ -204,7 +204,7 @@ class GlobalBatch(Stream):
         check_parts(self, step.parts, at)
         return step
 
-    def _pass(self, cell: Cell, here: Here, at: Position, step: Step | None) -> None:
+    def _pass(self, cell: Cell, here: Here, at: Position, step: RowsOfStep | None) -> None:
         """Move past a step that failed, after it was read if it is given."""
         if step is None:
             if at.step == at.horizon:
@@ -239,13 +239,13 @@ class GlobalBatch(Stream):
         self._keep([] if step is None else [step], here.place)
         return at.replaced(horizon=at.step + (step is not None), is_last=step is None)
 
-    def _keep(self, steps: Sequence[Step], place: Pos) -> None:
+    def _keep(self, steps: Sequence[RowsOfStep], place: Pos) -> None:
         """Keep steps that were read after ``place``."""
         self._ahead_from = _UNKNOWN
         self._ahead = deque(steps)
         self._ahead_from = place
 
-    def _step(self, here: Here) -> Step | None:
+    def _step(self, here: Here) -> RowsOfStep | None:
         """Return a step of the parent; ``None`` if its lanes cannot fill one."""
         step = self._reader.read(here)
         counts = [num for counts in _counts(step.parts) for num in counts]
@@ -257,7 +257,7 @@ class GlobalBatch(Stream):
         again in its turn.
         """
         every, agree = self.given.agree_every, self.given.agree
-        ahead: list[Step] = []
+        ahead: list[RowsOfStep] = []
         num, here, has_failed = 0, first, False
         while num < every:
             try:

@@ -188,13 +188,8 @@ class ReadOutcomes(Read):
         self.numbers = ds.numbers if type(ds) is RunsMapDataset else None
         self.tolerances = [tolerance_of(node) for node in self.outcomes.stages]
         self._slots = {tolerance.limits.number: i for i, tolerance in enumerate(self.tolerances)}
-        self._is_even = all(
-            [
-                num_drawn(ds, node, num) == num
-                for node in self.outcomes.stages
-                for num in (1, len(ds))
-            ]
-        )
+        pairs = [(node, num) for node in self.outcomes.stages for num in (1, len(ds))]
+        self._is_even = all([num_drawn(ds, node, num) == num for node, num in pairs])
         self._num_written = 0  # indices of all epochs up to which faults were logged
 
     def _run(self, cell: Cell) -> Iterator[Any]:
@@ -309,8 +304,7 @@ class ReadOutcomes(Read):
             slot = self._slots[event.stage]
             entries.append([slot, event.at, event.num, *([] if event.counts else [0])])
             if event.counts:
-                place = at.before + at.next_index
-                skipped += [Skipped(place, fault, slot) for fault in event.faults]
+                skipped += [Skipped(at.place, fault, slot) for fault in event.faults]
         return Choice({"faults": entries}, tuple(skipped))
 
     def _added(self, at: _At, choice: Mapping[str, Any]) -> tuple[Count, ...]:
@@ -397,14 +391,8 @@ class ReadOutcomes(Read):
     def _counts(self, slot: int, place: int, count: Count, known: Known | None) -> Faults:
         values = {"total": count.total, **passed_in(known, place)}
         length = max(1, self.length)
-        rate = 1 if self._is_even else self._num_tried(slot, length)
-        return Faults(
-            values,
-            self.tolerances[slot].limits,
-            count.recent,
-            self.key,
-            (rate, 1 if self._is_even else length),
-        )
+        rate = (1, 1) if self._is_even else (self._num_tried(slot, length), length)
+        return Faults(values, self.tolerances[slot].limits, count.recent, self.key, rate)
 
     def load(self, state: Any) -> Pos:
         found, num = state_field(state, "faults", self), len(self.tolerances)

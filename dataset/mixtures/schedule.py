@@ -377,12 +377,8 @@ class ScheduledSelection:
         self.end = end
 
     def __getstate__(self) -> dict[str, Any]:
-        unused: dict[str, Any] = {
-            "_lap": None,
-            "_missed": set(),
-            "_following": (0, [0] * self._num),
-        }
-        return {**vars(self), "_blocks": {}, **unused}
+        caches: dict[str, Any] = {"_lap": None, "_missed": set(), "_blocks": {}}
+        return {**vars(self), **caches, "_following": (0, [0] * self._num)}
 
     @property
     def whole(self) -> int:
@@ -505,12 +501,8 @@ class ScheduledSelection:
     def _next(self, position: int, counts: list[int]) -> int:
         """The component at ``position``, where ``counts`` have come."""
         integral = self.integral(position + 1)
-        due = [
-            (self._deadline(i, counts[i]), i)
-            for i in self._drawn_from(position)
-            if integral[i] > counts[i] * self._whole
-        ]
-        return min(due)[1]
+        released = [i for i in self._drawn_from(position) if integral[i] > counts[i] * self._whole]
+        return min([(self._deadline(i, counts[i]), i) for i in released])[1]
 
     def _drawn_from(self, position: int) -> list[int]:
         """Components that may come at ``position`` or later."""
@@ -562,9 +554,8 @@ class ScheduledSelection:
         offset = position - given
         if (position + 1 - first) * len(members) <= _FEW:
             positions = range(first, position + 1)
-            _lower_singly(
-                lows, releases, self._surplus_singly(members, positions, offset), positions
-            )
+            surplus = self._surplus_singly(members, positions, offset)
+            _lower_singly(lows, releases, surplus, positions)
             first = position + 1
         for start in range(first, position + 1, _PIECE):
             stop = min(start + _PIECE, position + 1)
@@ -596,9 +587,8 @@ class ScheduledSelection:
         while at < stop:
             segment = self._segments[s]
             end = min(stop, self._starts[s + 1]) if s + 1 < len(self._starts) else stop
-            found[at - start : end - start] += _released(
-                segment, self._whole, members, at - segment.start, end - at
-            )
+            x, num = at - segment.start, end - at
+            found[at - start : end - start] += _released(segment, self._whole, members, x, num)
             at, s = end, s + 1
         return found
 

@@ -25,7 +25,7 @@ from gristmill.dataset.bases.length import same_number
 from gristmill.dataset.bases.node import spec_of_first_parent
 from gristmill.dataset.bases.traced import Tracing
 from gristmill.dataset.engine.choices import ChoiceRecord, Records, Refilling
-from gristmill.dataset.engine.disk_store import MISSING, Place, pickled
+from gristmill.dataset.engine.disk_store import MISSING, ArrayOnDisk, pickled
 from gristmill.dataset.engine.iterators import open_stage
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, are_equal
 from gristmill.dataset.faults.known import with_counts_since
@@ -320,7 +320,8 @@ class DiskBlocks(Refilling):
             return pickle.loads(record)
         text, *buffers = record
         memories = [
-            buffer.read() if isinstance(buffer, Place) else bytearray(buffer) for buffer in buffers
+            buffer.read() if isinstance(buffer, ArrayOnDisk) else bytearray(buffer)
+            for buffer in buffers
         ]
         return pickle.loads(text, buffers=memories)
 

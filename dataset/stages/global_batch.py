@@ -343,8 +343,8 @@ class GlobalBatchIterDataset(IterDataset[T]):
             # a stage, perhaps a user's, does not say it
             raise ValueError(
                 f"no lane of shard {self._gm_parameters.shard_options.shard_index} has had an"
-                f" element, so that the padding is unknown there: {error}. Say what elements look like (see"
-                " get_element_spec), or use fewer lanes"
+                f" element, so that the padding is unknown there: {error}. Say what elements look"
+                " like (see get_element_spec), or use fewer lanes"
             ) from error
 
     def _gm_over(self, replaced: Callable[[Any], Any]) -> Any:
