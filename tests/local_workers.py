@@ -41,7 +41,7 @@ class LocalWorkersIterDataset(IterDataset[Any]):
     """``parent.mp_prefetch(MultiprocessingOptions(num_workers, num_lanes))`` without processes: it
     costs no time to start.
 
-    With ``care``, workers continue as they do after one that died. Each worker runs
+    With ``quarantine``, workers continue as they do after one that died. Each worker runs
     ``through(task)``, such as a copy.
     """
 
@@ -51,20 +51,20 @@ class LocalWorkersIterDataset(IterDataset[Any]):
         self,
         parent: IterDataset[Any],
         num_workers: int = 1,
-        care: Quarantine | None = None,
+        quarantine: Quarantine | None = None,
         num_lanes: int | None = None,
         through: Callable[[Any], Any] = lambda task: task,
     ) -> None:
         super().__init__(parent)
         self._options = MultiprocessingOptions(num_workers, num_lanes=num_lanes)
-        self._care = care
+        self._quarantine = quarantine
         self._through = through
 
     def __iter__(self) -> RoundRobinIterator[Any]:
         by_lanes = self._options.num_lanes is not None
         task = lanes_task(self._parent, lanes_of(self._options), False, by_lanes)
         return RoundRobinIterator(
-            self, task, LocalWorkersExecutor(self._options, self._care, self._through)
+            self, task, LocalWorkersExecutor(self._options, self._quarantine, self._through)
         )
 
 
@@ -72,17 +72,17 @@ class LocalWorkersExecutor(PoolExecutor):
     def __init__(
         self,
         options: MultiprocessingOptions,
-        care: Quarantine | None,
+        quarantine: Quarantine | None,
         through: Callable[[Any], Any],
     ) -> None:
         super().__init__(options, None)
-        self._care = care
+        self._quarantine = quarantine
         self._through = through
 
     def start(self, states: Mapping[int, Any]) -> None:
         task, num_workers = self._task, self._options.num_workers
         workers = [
-            LocalWorker(self._through(task)(i, num_workers, None), self._care)
+            LocalWorker(self._through(task)(i, num_workers, None), self._quarantine)
             for i in range(num_workers)
         ]
         pool: Any = LocalPool(workers)
@@ -127,18 +127,18 @@ class LocalPool:
 class LocalWorker:
     """Does when it is asked what a process does ahead, message by message."""
 
-    def __init__(self, producer: PipelineProducer, care: Quarantine | None) -> None:
+    def __init__(self, producer: PipelineProducer, quarantine: Quarantine | None) -> None:
         self._producer = producer
-        self._care = care
+        self._quarantine = quarantine
         producer.log = CrashJournal(bytearray(LOG_BYTES))
         self._begin: tuple[dict[int, Any], bool] | None = None
         self._num_sent: dict[int, int] = {}  # of lanes that have not come to an end
         self._stops: dict[int, BaseException | None] = {}  # the end or the error of a lane
 
     def start(
-        self, states: dict[int, Any], *, skip: bool = False, care: Quarantine | None = None
+        self, states: dict[int, Any], *, skip: bool = False, quarantine: Quarantine | None = None
     ) -> None:
-        self._producer.care = self._care or care
+        self._producer.quarantine = self._quarantine or quarantine
         self._begin, self._size = (through_pickle(states), skip), 1
         self._num_sent, self._stops = dict.fromkeys(states, 0), {}
 
@@ -154,7 +154,7 @@ class LocalWorker:
                 self._producer.begin(self._size)
                 elements, states, self._stops[lane] = self._producer.take(lane, self._size)
                 self._num_sent[lane] += len(elements)
-                self._size = min(2 * self._size, _MAX_BLOCK) if self._care is None else 1
+                self._size = min(2 * self._size, _MAX_BLOCK) if self._quarantine is None else 1
                 if elements:
                     return OUTPUTS, lane, (*through_pickle((elements, list(states))), None)
             stop = self._stops[lane]

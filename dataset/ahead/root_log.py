@@ -21,13 +21,13 @@ class RootLog:
     Args:
         book: where that is noted.
         number: which of these iterators of the pipeline it is.
-        care: how to continue after a worker that died.
+        quarantine: how to continue after a worker that died.
     """
 
     def __init__(self, book: CrashJournal, number: int, quarantine: Quarantine | None) -> None:
         self._book = book
         self._number = number
-        self._care = quarantine
+        self._quarantine = quarantine
         self.is_careful = quarantine is not None
         self.is_silent = False  # what is read for outputs is not to be noted
         # where the iterator is in a block that it reads, and the end of that
@@ -50,11 +50,11 @@ class RootLog:
             RuntimeError: it is what killed a worker.
             Passed: nothing is left of what may have.
         """
-        assert self._care is not None
-        refused = self._care.refused.get((self._number, index))
+        assert self._quarantine is not None
+        refused = self._quarantine.refused.get((self._number, index))
         if refused is not None:
             raise of_no_element(refused)
-        until = self._care.until
+        until = self._quarantine.until
         if index >= until.get(self._number, index + 1):
             del until[self._number]
             if not until:  # the other iterators are behind theirs, too

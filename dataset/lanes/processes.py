@@ -186,7 +186,7 @@ class LanesOfWorker(NamedWorker):
         # lanes that it has left since, and where they continue
         self.left: list[tuple[WorkerLane, Any]] = []
         self._skipping: int | None = None  # the lane whose next element is to be left out
-        self._care: Quarantine | None = None
+        self._quarantine: Quarantine | None = None
         self._num_careful = 0  # outputs to go carefully
         self._unexplained = ""  # a death that may be no element's fault
         # the worker that died so, if it was in a process with those of others
@@ -223,7 +223,7 @@ class LanesOfWorker(NamedWorker):
     def is_calm(self) -> bool:
         """True if no worker has died that is still to be accounted for."""
         return (
-            self._care is None
+            self._quarantine is None
             and self._skipping is None
             and self._accused is None
             and not self._unexplained
@@ -280,16 +280,16 @@ class LanesOfWorker(NamedWorker):
         if running:
             states, skip = {n: self._states[n] for n in running}, self._skipping is not None
             self._has_begun = True
-            self._pool.worker(self._index).start(states, skip=skip, quarantine=self._care)
+            self._pool.worker(self._index).start(states, skip=skip, quarantine=self._quarantine)
 
     def fetch(self, lane: WorkerLane) -> None:
         """Waits until ``lane`` has something; what comes for the others is theirs."""
         while lane.is_running and not lane.ready and lane.number in self.lanes:
-            if self._care is not None and self._num_careful <= 0:
+            if self._quarantine is not None and self._num_careful <= 0:
                 if self._is_to_be_told():
                     lane.failure = partial(of_no_element, self._unexplained)
                     return
-                self._care = None
+                self._quarantine = None
                 self._restart()
             try:
                 (kind, number, content), self._held = self._held or self._receive(), None
@@ -318,7 +318,7 @@ class LanesOfWorker(NamedWorker):
             lane.has_ended = lane.failure is None and kind == END
             lane.final = content if lane.has_ended else None
             if kind == PASSED and lane.failure is None:  # it is reported elsewhere
-                self._care = None
+                self._quarantine = None
                 self._restart()
         elif kind == ERROR:
             lane.failure = content
@@ -386,19 +386,21 @@ class LanesOfWorker(NamedWorker):
         num = max([entry.stop for entry in entries if entry.who == OUTPUTS_MADE], default=0)
         reading = [entry for entry in entries if entry.who != OUTPUTS_MADE]
         is_known = is_sure and len(reading) == 1 and reading[0].stop - reading[0].start == 1
-        refused = {} if self._care is None else self._care.refused
+        refused = {} if self._quarantine is None else self._quarantine.refused
         if is_known and reading[0][:2] not in refused:
             who, index, _ = reading[0]
             self._unexplained, self._accused = "", (who, index)
-            self._care = Quarantine({**refused, (who, index): self._accusation(death, who, index)})
-        elif not is_sure or (self._care is None and (reading or num > 1)):
+            self._quarantine = Quarantine(
+                {**refused, (who, index): self._accusation(death, who, index)}
+            )
+        elif not is_sure or (self._quarantine is None and (reading or num > 1)):
             lane = (
                 self._lane_of(reading[0])
                 if reading
                 else next(n for n in self._states if self.lanes[n].is_running)
             )
             self._unexplained = self._obituary(death, lane)
-            self._care = Quarantine(
+            self._quarantine = Quarantine(
                 {}, {who: max([e.stop for e in reading if e.who == who]) for who, _, _ in reading}
             )
         else:
@@ -413,7 +415,7 @@ class LanesOfWorker(NamedWorker):
         lane.failure = None
         self._states[lane.number] = state
         if self._unexplained:
-            self._unexplained, self._care = "", None
+            self._unexplained, self._quarantine = "", None
             self._restart()
             return None
         try:
@@ -439,9 +441,9 @@ class LanesOfWorker(NamedWorker):
         more.
         """
         self._accused = None
-        assert self._care is not None
-        self._care = Quarantine(
-            {key: text for key, text in self._care.refused.items() if key != accused}
+        assert self._quarantine is not None
+        self._quarantine = Quarantine(
+            {key: text for key, text in self._quarantine.refused.items() if key != accused}
         )
         self._restart(lane.number)
         message = self._receive()

@@ -62,7 +62,7 @@ def steps(*ranges: tuple[int, int]) -> list[str]:
 @pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
 def test_examples_are_short_run_and_shown(example: Path) -> None:
     lines = example.read_text().splitlines()
-    assert len(lines) < 140
+    assert len(lines) < 200
     assert lines[0].startswith('"""')
     assert any(f"python examples/{example.name}" in line for line in lines)
     assert example.stem in "".join(
