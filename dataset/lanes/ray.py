@@ -67,7 +67,7 @@ class LanesOfActor(LanesOfWorker):
         self.lanes = lanes
         if lanes:
             self._states, self._skipping = states, None
-            self._care, self._num_careful = (
+            self._quarantine, self._num_careful = (
                 (None, 0) if first is None else (Quarantine(), CAREFUL_OUTPUTS * len(lanes))
             )
             self._restart(first)
