@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any, Self, TypeVar
 
 from gristmill.core.cached import cached, replaceable
@@ -117,9 +116,7 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
         Raises:
             TypeError: the number does not follow from the stages and the position.
         """
-        return elements_left(
-            self, self._gm_definition, partial(self._gm_alone, self._get_next_index)
-        )
+        return elements_left(self, self._gm_definition, self._get_next_index)
 
     def __bool__(self) -> bool:
         return True  # also at the end
