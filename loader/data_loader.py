@@ -265,7 +265,7 @@ class DataLoader(grain_names.DataLoader):
         return DataLoaderIterator(self)
 
     def __len__(self) -> int:
-        length = self._num_elements()
+        length = self._gm_num_elements()
         if isinstance(length, Exact):
             return length.num
         if isinstance(length, Infinite):
@@ -285,7 +285,7 @@ class DataLoader(grain_names.DataLoader):
     def __bool__(self) -> bool:
         return True  # also without elements
 
-    def _num_elements(self) -> Length:
+    def _gm_num_elements(self) -> Length:
         return self._length_of_all
 
     @cached

@@ -276,7 +276,8 @@ class Registry:
                     pool.idle_until = 0.0
                 now = time.monotonic()
                 expired = [pool for pool in [*self.idle] if pool.idle_until <= now]
-                self._close_unused([pool for pool in expired if self._take(pool)])
+                if expired:
+                    self._close_unused([pool for pool in expired if self._take(pool)])
         finally:  # where closing one has failed, the next pool has another reaper
             with self._lock:
                 if self._reaper is threading.current_thread():
