@@ -22,7 +22,7 @@ NUM_PIPELINES = 40
 class InWorkers(LocalWorkersIterDataset):
     """Workers of this process, explained as those in others are."""
 
-    def _traced(self, tracing):
+    def _gm_traced(self, tracing):
         return TracedLanesIterDataset(tracing.of(self.parents[0]), self._options.num_workers, False)
 
 
