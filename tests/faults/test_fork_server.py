@@ -140,7 +140,7 @@ wait_for(
     lambda: not any([Path(f"/proc/{process_id}").exists() for process_id in before]),
     "its workers live on",
 )
-assert looks(2)[0][0] in fork servers()
+assert looks(2)[0][0] in fork_servers()
 """
 IN_FORKS = """
 looks()
