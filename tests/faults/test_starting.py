@@ -173,7 +173,7 @@ class Numbers(gm.DatasetIterator):
     def set_state(self, state):
         self.index = state.index
 
-    def _skip(self):
+    def _gm_skip(self):
         self.index += 1
 
 class Dataset(gm.IterDataset):

@@ -51,7 +51,7 @@ def test_every_stage_answers_for_itself(stage):
     ):
         unanswered.append("_gm_keeps_indices or _gm_origins(index): what an element is made of")
     if issubclass(stage, IterDataset) and stage._gm_num_elements is IterDataset._gm_num_elements:
-        unanswered.append("_num_elements(): how many elements it delivers")
+        unanswered.append("_gm_num_elements(): how many elements it delivers")
     is_function_of_iterators = stage is LegacyOperationIterDataset  # which cannot be inspected
     if (
         issubclass(stage, IterDataset)
