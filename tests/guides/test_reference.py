@@ -16,6 +16,7 @@ from refusing import assert_raises
 
 import gristmill as grain
 from gristmill import experimental
+from gristmill.core.cached import replaceable
 
 # Class: its constructor, methods and factories, with their documented parameters.
 DOCUMENTED = {
@@ -141,7 +142,7 @@ def test_experimental_names():
 
 def test_kinds_of_the_public_classes():
     for cls in (grain.MapDataset, grain.IterDataset):
-        assert isinstance(inspect.getattr_static(cls, "parents"), property)
+        assert isinstance(inspect.getattr_static(cls, "parents"), property | replaceable)
         assert type(cls).__name__ == f"{cls.__name__}Meta"
     assert all(
         map(inspect.iscoroutinefunction, (grain.DatasetIterator.save, grain.DatasetIterator.load))

@@ -197,7 +197,7 @@ def test_states_and_checkpoints_of_other_loaders_are_refused(tmp_path):
     three_workers = iter(make_loader(FAN, worker_count=3))
     assert_raises(
         StateMismatchError,
-        r"2 workers .* has 3",
+        r"2 workers, .* has 3",
         three_workers.set_state,
         without_origin(two_workers),
     )
