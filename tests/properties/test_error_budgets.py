@@ -122,12 +122,15 @@ def through_json(state):
     return json.loads(json.dumps(state))
 
 
-# further ones make many members, which take long
-def has_two_interleaves_at_most(steps):
-    return [name in ("interleave", "kinds") for name, _ in steps].count(True) < 3
+def is_wanted(steps):
+    """Further interleaves make many members, which take long; a ``global_batch`` has no other
+    upstream.
+    """
+    names = [name for name, _ in steps]
+    return names.count("interleave") + names.count("kinds") < 3 and names.count("rows") < 2
 
 
-streams = st.lists(stream_steps, max_size=4).filter(has_two_interleaves_at_most)
+streams = st.lists(stream_steps, max_size=4).filter(is_wanted)
 pipelines = st.tuples(st.lists(map_steps, max_size=4), streams, st.sampled_from([0, 2]))
 some = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -209,7 +212,9 @@ def test_what_was_skipped_is_skipped_again_though_it_does_not_fail_now(pipeline,
         for function in functions:
             function.is_on = True
         theirs = run(it, 1)[0]
-        if it.faults().total == before.total:  # nothing new has failed
+        # The rows that are missing from the last batch of a ``global_batch`` are not counted.
+        is_known = bool(theirs) or "rows" not in [name for name, _ in pipeline[1]]
+        if it.faults().total == before.total and is_known:  # nothing new has failed
             assert mine == theirs
             assert again.faults().total == before.total
         if not theirs:
