@@ -54,9 +54,9 @@ def layout_for(max_bytes: int | None) -> PartLayout:
 
     Example:
         >>> layout_for(None)
-        Layout(block_bytes=1048576, part_bytes=268435456, page_bytes=4096)
+        PartLayout(block_bytes=1048576, part_bytes=268435456, page_bytes=4096)
         >>> layout_for(1 << 20)
-        Layout(block_bytes=131072, part_bytes=131072, page_bytes=4096)
+        PartLayout(block_bytes=131072, part_bytes=131072, page_bytes=4096)
     """
     part_bytes = _BLOCKS_PER_PART * _BLOCK_BYTES
     if max_bytes is not None:
