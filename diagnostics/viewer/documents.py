@@ -25,8 +25,8 @@ def documents_of(leaf: ElementLeaf, others: Sequence[ElementLeaf]) -> list[tuple
             ``_segment_ids``, the row is not packed, and the list is empty.
 
     Example:
-        >>> ids = Leaf(("x_segment_ids",), np.array([1, 1, 2, 0]))
-        >>> documents_of(Leaf(("x",), np.array([5, 6, 7, 0])), [ids])
+        >>> ids = ElementLeaf(("x_segment_ids",), np.array([1, 1, 2, 0]))
+        >>> documents_of(ElementLeaf(("x",), np.array([5, 6, 7, 0])), [ids])
         [(1, 0, 2), (2, 2, 3), (0, 3, 4)]
     """
     if not leaf.path:

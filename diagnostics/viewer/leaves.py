@@ -38,7 +38,7 @@ def leaves_of(element: Any) -> list[ElementLeaf]:
 
     Example:
         >>> leaves_of({"a": [1, 2], "b": {"c": "text"}})
-        [Leaf(path=('a',), value=[1, 2]), Leaf(path=('b', 'c'), value='text')]
+        [ElementLeaf(path=('a',), value=[1, 2]), ElementLeaf(path=('b', 'c'), value='text')]
     """
     return list(itertools.islice(_leaves(element, ()), MAX_LEAVES))
 

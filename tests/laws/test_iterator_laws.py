@@ -309,7 +309,9 @@ def test_elements_and_states_are_those_of_the_pipeline(entry):
     assert worker.get_state()["iterators_in_use_states"] == [state]
     by_worker, worker_states = run(worker)
     # After a death, too, when there is one output at a time, and nothing ahead.
-    carefully, careful_states = run(iter(LocalWorkersIterDataset(entry.make(), quarantine=Quarantine())))
+    carefully, careful_states = run(
+        iter(LocalWorkersIterDataset(entry.make(), quarantine=Quarantine()))
+    )
     assert carefully == by_worker == elements
     if not entry.states_vary:
         assert [state["iterators_in_use_states"] for state in worker_states] == [
