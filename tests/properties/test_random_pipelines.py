@@ -18,7 +18,10 @@ from gristmill.dataset.bases.context import Numbers
 from gristmill.dataset.bases.node import ancestors
 from gristmill.dataset.slicing import slice_pipeline
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*takes every n-th element")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*takes every n-th element"),
+    pytest.mark.filterwarnings("ignore:.*takes a part of shuffled elements"),
+]
 
 LIMIT = 30  # elements that are looked at
 some = settings(max_examples=80, deadline=None)
