@@ -102,7 +102,7 @@ def plot_digits(path: Path, records: Path, seed: int) -> None:
     axis.imshow(framed.swapaxes(1, 2).reshape(10 * len(rows), 100), cmap="gray_r")
     axis.set(xticks=[], yticks=np.arange(len(rows)) * 10 + 4.5, yticklabels=rows.keys())
     axis.tick_params(length=0)
-    axis.set_title("Ten records: shifts and noise are drawn anew in every epoch")
+    axis.set_title("Ten records: shifts and noise are drawn again in every epoch")
     figure.savefig(path, dpi=150)
 
 

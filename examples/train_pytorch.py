@@ -123,7 +123,7 @@ def main() -> None:
     parser.add_argument(
         "--kill-at",
         type=int,
-        help="go on with the run that is to be killed, and kill it after this step",
+        help="continue the run that is to be killed, and kill it after this step",
     )
     args = parser.parse_args()
     straight, killed = args.out / "straight", args.out / "killed"

@@ -26,7 +26,7 @@ from gristmill.sources.storage.files import Files, is_url, list_files
 
 _WORD_BYTES = 8
 _SHARDS = r"(.*)@(\d+|\*)(\.[^/@]*)?"
-_REMEDY = "Copy or write the file anew"
+_REMEDY = "Copy or write the file again"
 
 # The library reads single records from mapped memory, and many in threads. Threads hide slow
 # storage, but cost about this much per record even where there is nothing to hide.

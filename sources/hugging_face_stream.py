@@ -272,6 +272,6 @@ def _check_shuffle(step: Any) -> None:
     )
     if isinstance(entropy, int) and entropy.bit_length() > _MAX_SEED_BITS:
         raise ValueError(
-            "dataset must not be shuffled or interleaved without a seed: nobody could resume it in"
+            "dataset must not be shuffled or interleaved without a seed: it could not be resumed in"
             " another run. Give shuffle(seed=...) or interleave_datasets(..., seed=...) a seed"
         )

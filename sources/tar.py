@@ -260,7 +260,7 @@ class TarSource(ShardedSource[dict[str, Any]]):
             path,
             offset,
             f"there is no header, where its index has that of {name!r}",
-            f"Copy the archive again; if it was written anew, delete {index} and make the source"
+            f"Copy the archive again; if it was written again, delete {index} and make the source"
             " anew",
         )
 

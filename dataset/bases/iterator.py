@@ -335,7 +335,8 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
     def _gm_skip(self) -> None:
         """Advances past the next output, although computing it fails."""
         raise NotImplementedError(
-            f"{self} cannot move past a failed element: it does not define _gm_skip"
+            f"{self} cannot move past a failed element: its next() fails there again. Let it move"
+            " past the element before it raises the error"
         )
 
 

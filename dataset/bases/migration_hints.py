@@ -101,7 +101,7 @@ OF_STREAMS = _OF_BOTH | {
     ),
     "skip": (
         f"{_NO_RANDOM_ACCESS}slice the MapDataset, map_ds[n:], before to_iter_dataset(), or pass"
-        " over elements with itertools.islice(ds, n, None); to go on where a run ended, restore"
+        " over elements with itertools.islice(ds, n, None); to continue where a run ended, restore"
         " the state of its iterator"
     ),
     "slice": (

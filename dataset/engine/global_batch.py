@@ -133,7 +133,7 @@ class GlobalBatch(Stream):
         self._ahead: deque[RowsOfStep] = deque()
         self._reader = StepReader(parent, self.inner, self._num_parts)
         found = tolerances(stage)
-        self.counts_faults = bool(found)  # type: ignore[misc]
+        self.counts_faults = bool(found)
         self._budgets = lane_budgets(self, found)
         self._now: Pos = self.start()  # where the budgets are
 

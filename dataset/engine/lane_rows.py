@@ -166,11 +166,11 @@ class LaneRows(Stream):
     _tell: Callable[[Any], None] | None = None  # is told of the iterators of lanes
 
     def __init__(self, stage: LaneRowsIterDataset) -> None:
-        self.makes_choices = makes_choices(stage)  # type: ignore[misc]  # in the lanes
+        self.makes_choices = makes_choices(stage)  # in the lanes
         super().__init__(stage)
         self._ds = stage
         self._stack = batch_function(None) if stage.stacks else None
-        self.counts_faults = bool(tolerances(stage))  # type: ignore[misc]
+        self.counts_faults = bool(tolerances(stage))
 
     @property
     def key(self) -> str:

@@ -229,8 +229,8 @@ class Prefetch(Stream):
                 and self._first.state is None
             ):
                 raise ValueError(
-                    f"{self} cannot go on in a forked process: the iterator before it, {self._it},"
-                    " has no state to return to"
+                    f"{self} cannot continue in a forked process: the iterator upstream,"
+                    f" {self._it}, has no state to return to"
                 )
         if before is not None and not before.is_here:
             self.parent.forget()

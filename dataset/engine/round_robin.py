@@ -68,7 +68,7 @@ class RoundRobin(Stream):
     _judged: Pos = None  # the position that the budgets are at
 
     def __init__(self, stage: Any, task: PipelineTask, executor: Executor) -> None:
-        self.makes_choices = makes_choices(task.dataset)  # type: ignore[misc]  # in the shards
+        self.makes_choices = makes_choices(task.dataset)  # in the shards
         super().__init__(stage)
         self.executor, self.count = executor, task.num_lanes
         self.known = KnownShards(task, str(executor), begins_as_a_whole=executor.begins_as_a_whole)

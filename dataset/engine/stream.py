@@ -163,9 +163,9 @@ class Stream(Observable):
         parents: the streams that it draws from.
     """
 
-    makes_choices: ClassVar[bool] = False  # see ``engine.choices``
+    makes_choices: bool = False  # see ``engine.choices``
     # its position counts faults that ``tolerate`` has skipped
-    counts_faults: ClassVar[bool] = False
+    counts_faults: bool = False
     key = ""  # of a stage that chooses
     component_names: Sequence[str] | None = None  # of the parents, if these may come and go
     chooses: bool  # a stage upstream makes choices, or this one does

@@ -49,7 +49,7 @@ class Mix(Stream):
 
     def __init__(self, stage: Any, *parents: Stream) -> None:
         self.names = self.component_names = stage._names
-        self.makes_choices = self.names is not None  # type: ignore[misc]
+        self.makes_choices = self.names is not None
         super().__init__(stage, *parents)
         self.plan: Plan = stage._plan
         self.by: Callable[[Any], Any] | None = stage._by

@@ -152,7 +152,7 @@ class ElasticIterator(StreamIterator[T], IterDataset[T]):
         elif multiprocessing_options is not None:
             raise NotImplementedError(
                 "multiprocessing_options needs a MapDataset: the state of workers cannot be divided"
-                " anew"
+                " again"
             )
         self._open(None)
 

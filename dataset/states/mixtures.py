@@ -88,8 +88,8 @@ def without_components(state: Any, names: frozenset[str], *, is_held: bool = Fal
     if is_mixture(state):
         return _mixture_without(state, names, is_held=is_held)
     if isinstance(state.get("choices"), Mapping):
-        anew = None if is_held else _replaying_without(state, names)
-        if anew is None:
+        changed = None if is_held else _replaying_without(state, names)
+        if changed is None:
             state = {
                 **state,
                 "choices": {
@@ -97,11 +97,11 @@ def without_components(state: Any, names: frozenset[str], *, is_held: bool = Fal
                 },
             }
     else:
-        anew = None if is_held else _going_on_without(state, names)
-    is_held = is_held or (anew is None and _holds_some(state))
+        changed = None if is_held else _going_on_without(state, names)
+    is_held = is_held or (changed is None and _holds_some(state))
     return {
         key: without_components(value, names, is_held=is_held)
-        for key, value in (anew or state).items()
+        for key, value in (changed or state).items()
     }
 
 
@@ -155,20 +155,20 @@ def _going_on_without(state: Mapping[str, Any], names: frozenset[str]) -> dict[s
     if turns is None:
         return None
     mixture = {**state[keys[0]], TURNS: turns.saved()}
-    anew = {**state, TURNS: turns.saved(), keys[0]: mixture}
+    changed = {**state, TURNS: turns.saved(), keys[0]: mixture}
     key = next((key for key in _NUM_DELIVERED if key in state), None)
     if key is None:
-        return anew
+        return changed
     num = plain_int(state[key])
     if num is None:
         return None
     # a new group begins with what was not delivered
-    anew[TURNS] = mixture[TURNS] = turns.passing(num).saved()
-    anew[key] = 0
+    changed[TURNS] = mixture[TURNS] = turns.passing(num).saved()
+    changed[key] = 0
     are_there = turns.passing(num).are_there()
     return (
-        anew
-        if "remainder_slices" not in state or _cuts_on(anew, are_there, turns.left, num)
+        changed
+        if "remainder_slices" not in state or _cuts_on(changed, are_there, turns.left, num)
         else None
     )
 
@@ -185,7 +185,7 @@ def _replaying_without(state: Mapping[str, Any], names: frozenset[str]) -> dict[
         if (draws := _draws(record)) is not None
     }
     without = {key: draws.without(names) for key, draws in records.items()}
-    anew = {**state}
+    changed = {**state}
     if _holds_some(state) and names & _names_drawn(state):
         told = [key for key, draws in records.items() if draws.delivery is not None]
         num = next((plain_int(state[name]) for name in _NUM_DELIVERED if name in state), 0)
@@ -201,12 +201,17 @@ def _replaying_without(state: Mapping[str, Any], names: frozenset[str]) -> dict[
         (key,) = told
         delivery = records[key].delivery
         without[key] = without[key].passing(num)  # a new group begins with what was not delivered
-        anew.update({name: 0 for name in _NUM_DELIVERED if name in state})
+        changed.update({name: 0 for name in _NUM_DELIVERED if name in state})
         left = None if delivery is None else delivery.left
-        if "remainder_slices" in state and not _cuts_on(anew, without[key].are_there(), left, num):
+        if "remainder_slices" in state and not _cuts_on(
+            changed, without[key].are_there(), left, num
+        ):
             return None
-    anew["choices"] = {**state["choices"], **{key: draws.saved() for key, draws in without.items()}}
-    return anew
+    changed["choices"] = {
+        **state["choices"],
+        **{key: draws.saved() for key, draws in without.items()},
+    }
+    return changed
 
 
 def _losing(record: Any, names: frozenset[str]) -> Any:

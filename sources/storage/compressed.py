@@ -44,7 +44,7 @@ _OTHERS = {
     b"PK\x03\x04": "zip",
     b"\x89GMI": "gristmill index",
 }
-_REMEDY = "Copy or write the file anew"
+_REMEDY = "Copy or write the file again"
 
 # As ``IndexedGzipFile.export_index`` writes an index: its header, and for each point the place in
 # the file and in the text, the bits of the byte in front that belong to it, and whether it has a
@@ -300,7 +300,7 @@ def _texts_of_member(reader: _FileReader) -> Iterator[bytes]:
         while piece := reader.take(_READ_BYTES):
             if piece.strip(b"\0"):  # some programs fill the last block of a tape
                 raise damaged(
-                    path, start, "after a gzip member comes something else", "Write the file anew"
+                    path, start, "a gzip member is followed by other data", "Write the file again"
                 )
         return
     decoder = zlib.decompressobj(wbits=31)
@@ -327,7 +327,7 @@ def _texts_of_frame(reader: _FileReader) -> Iterator[bytes]:
             raise _cut_off(path, start, "skippable zstd frame")
         return
     if not head.startswith(_ZSTD) or len(head) < 5:
-        raise damaged(path, start, "a zstd frame should begin here", "Write the file anew")
+        raise damaged(path, start, "a zstd frame should begin here", "Write the file again")
     has_checksum, is_single = head[4] >> 2 & 1, head[4] >> 5 & 1
     num_size_bytes = (is_single, 2, 4, 8)[head[4] >> 6]
     decode = _zstd_decoder(path, start)
@@ -368,7 +368,7 @@ def _is_skippable(head: bytes) -> bool:
 
 def _cut_off(path: str, start: int, what: str) -> ValueError:
     return damaged(
-        path, start, f"the {what} that begins here is cut off", "Copy or write the file anew"
+        path, start, f"the {what} that begins here is cut off", "Copy or write the file again"
     )
 
 
@@ -377,5 +377,5 @@ def _undecodable(path: str, start: int, what: str, error: Exception | str) -> Va
         path,
         start,
         f"the {what} that begins here cannot be decoded ({error})",
-        "Copy or write the file anew",
+        "Copy or write the file again",
     )

@@ -29,6 +29,6 @@ def damaged(path: str, offset: int, what: str, remedy: str) -> DamagedFileError:
 def changed(path: str, what: str) -> ChangedFileError:
     """The error for a file that has changed since its source was made."""
     return ChangedFileError(
-        f"{path} has changed since this source was made: {what}. Make the source anew; its states"
+        f"{path} has changed since this source was made: {what}. Make the source again; its states"
         " fit no longer"
     )

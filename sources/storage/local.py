@@ -128,7 +128,7 @@ class LocalFiles:
                 self._paths[number], f"it had {self._sizes[number]} bytes and has {file.status[0]}"
             )
         if self._statuses.setdefault(number, file.status) != file.status:
-            raise changed(self._paths[number], "it was written anew")
+            raise changed(self._paths[number], "it was written again")
         for other in list(opened)[: len(opened) + 1 - _max_open()]:
             opened.pop(other, None)
         opened[number] = file

@@ -361,7 +361,7 @@ class _Opening:
                 if not is_missing and not (is_remote and self._folder is not None):
                     raise
             except _Unfit as why:
-                _log.warning("%s is not used, an index is made anew: %s", path, why)
+                _log.warning("%s is not used, an index is made again: %s", path, why)
         if self._folder is None and self._is_remote(number):
             raise ValueError(
                 f"index_dir must be given: {name} has no index beside it that fits, and none can be"

@@ -216,7 +216,7 @@ def test_damaged_ends_are_named_with_file_and_byte(damage, suffix, tmp_path, way
         lambda: source.__getitems__([19, 5]),
     ):
         if damage == "all ends":
-            assert_raises(DamagedFileError, "Copy or write the file anew", read)
+            assert_raises(DamagedFileError, "Copy or write the file again", read)
         else:
             assert_raises(DamagedFileError, rf"damaged at byte {table + 40}: {message}", read)
 

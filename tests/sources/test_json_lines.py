@@ -422,7 +422,7 @@ FOREIGN = {
     "gzip and more": (
         gzip.compress(LINES) + b"hello",
         DamagedFileError,
-        "after a gzip member comes something else",
+        "a gzip member is followed by other data",
     ),
     "zstd cut": (
         ZSTD * 2 + ZSTD[:-1],
