@@ -362,7 +362,7 @@ def test_a_file_that_changes_while_it_is_read(tmp_path, quick):
                 path.write_bytes(b"\1" * other)
                 with pytest.raises(
                     ChangedFileError,
-                    match="/rows.bin has changed since this source was made.*Make the source again",
+                    match=r"/rows.bin has changed since this source was.*Make the source again",
                 ):
                     for _ in it:
                         pass
