@@ -121,5 +121,5 @@ def _function_name(fn: Any) -> str:
     if code is None or code.co_filename.startswith("<"):  # built in, or typed at a prompt
         return name
     parts = PurePath(code.co_filename).parts
-    place = ".../" + PurePath(*parts[-3:]).as_posix() if len(parts) >= 3 else code.co_filename
+    place = ".../" + PurePath(*parts[-3:]).as_posix() if len(parts) > 3 else code.co_filename
     return f"{name} @ {place}:{code.co_firstlineno}"

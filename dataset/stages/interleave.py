@@ -117,9 +117,10 @@ class InterleaveIterDataset(IterDataset[T]):
 
     @property
     def _gm_draws_from(self) -> Sequence[Any]:
-        return (
-            [self._gm_datasets] if isinstance(self._gm_datasets, MapDataset) else self._gm_datasets
-        )
+        datasets = self._gm_datasets
+        if isinstance(datasets, _TracedDatasets):
+            datasets = datasets.datasets
+        return [datasets] if isinstance(datasets, MapDataset) else datasets
 
     def _gm_num_elements(self) -> Length:
         if isinstance(self._gm_datasets, MapDataset):
@@ -172,16 +173,16 @@ class _TracedDatasets(Sequence[Any]):
     """The twins of datasets, each made when it is asked for."""
 
     def __init__(self, datasets: Any, tracing: Tracing) -> None:
-        self._datasets = datasets
+        self.datasets = datasets
         self._tracing = tracing
 
     def __len__(self) -> int:
-        return len(self._datasets)
+        return len(self.datasets)
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return _TracedDatasets(self._datasets[index], self._tracing)
-        return self._tracing.of(dataset_at(self._datasets, index))
+            return _TracedDatasets(self.datasets[index], self._tracing)
+        return self._tracing.of(dataset_at(self.datasets, index))
 
 
 def _check_dataset(ds: Any, index: int) -> Any:

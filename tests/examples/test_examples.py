@@ -332,7 +332,9 @@ def test_data_that_were_not_restored_and_texts_that_see_one_another_are_noticed(
 ) -> None:
     shutil.copy(EXAMPLES / "language_model.py", tmp_path)
     script = changed_copy(
-        tmp_path, "train_language_model.py", ', "data": grain.checkpoint.CheckpointRestore(batches)'
+        tmp_path,
+        "train_language_model.py",
+        '            "data": grain.checkpoint.CheckpointRestore(batches),\n',
     )
     output = run_example(script, "--out", tmp_path, "--steps", 4, status=1)
     assert "losses after going back: DIFFERENT" in output
