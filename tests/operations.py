@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from gristmill.transforms import RandomMap
+
 
 def operation(base: type, method: str, function: Callable[..., Any], **attributes: Any) -> Any:
     """A transformation of the kind ``base``, of which ``method`` is ``function``."""
     return type(base.__name__, (base,), {method: staticmethod(function), **attributes})()
+
+
+NOISE = operation(RandomMap, "random_map", lambda x, rng: x + int(rng.integers(1000)) * 100)
 
 
 def plain(elements: Any) -> list[Any]:

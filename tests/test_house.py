@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import ast
 import builtins
-import configparser
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from package_files import ROOT, modules
+
 METHODS = "gristmill.dataset.methods"  # the one file that may know all stages
 _MAX_CIRCLE = 3  # files
 _MAX_REACHES = 12  # per 1000 lines of code
@@ -22,20 +22,6 @@ _MAX_FUNCTION = 60
 # The names by which others recognise Grain's classes, and two public classes: the record that
 # operations of a loader get, and the record that ``explain`` names.
 _SHARED_NAMES = {"MapDataset", "IterDataset", "DataLoader", "Record"}
-
-
-@cache
-def modules() -> dict[str, Path]:
-    """The files of the library, by the names of the modules."""
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg")
-    found = {}
-    for line in setup["options"]["package_dir"].split("\n"):
-        package, _, folder = (part.strip() for part in line.partition("="))
-        for path in (ROOT / folder).rglob("*.py") if folder else ():
-            parts = path.relative_to(ROOT / folder).with_suffix("").parts
-            found[".".join([package, *parts]).removesuffix(".__init__")] = path
-    return found
 
 
 @cache
@@ -186,3 +172,12 @@ def test_locks_are_those_that_interrupts_do_not_leave_held():
             elif isinstance(node, ast.ImportFrom):
                 found = {f"{node.module}.{alias.name}" for alias in node.names}
             assert not found & refused, f"{name}:{node.lineno} uses {found}: see core.locks"
+
+
+def test_tests_import_no_tests():
+    """What several tests use is in modules of its own: a test module runs once, under one name."""
+    importing = re.compile(r"^\s*(?:from|import) test_", re.MULTILINE)
+    paths = [*(ROOT / "tests").rglob("*.py")]
+    assert [path.name for path in paths if importing.search(path.read_text())] == [
+        "test_checkpoint_files.py"  # in a program, which forks it for every save
+    ]

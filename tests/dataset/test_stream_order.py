@@ -9,13 +9,13 @@ import re
 import signal
 from functools import partial
 
-import cloudpickle
 import numpy as np
 import pytest
 from interrupting import interrupted
 from local_workers import LocalWorkersIterDataset
 from new_seed import SEED
 from operations import operation
+from outcomes import comparable, outcomes
 from refusing import assert_raises
 
 from gristmill import DataLoader, MapDataset, MultiprocessingOptions, ReadOptions
@@ -115,31 +115,6 @@ def drawn_chain(rng):
     for name in names:
         ds = STEPS[name](ds, bad)
     return BEHIND[rng.choice([*BEHIND])](ds)
-
-
-def plain(x):
-    return (
-        cloudpickle.dumps(x)
-        if isinstance(x, dict)
-        else (type(x), getattr(x, "dtype", None), str(x))
-    )
-
-
-def outcomes(it, limit=120):
-    """The outcomes, errors that are skipped included, and the state after each."""
-    found = []
-    while len(found) < limit:
-        try:
-            outcome = plain(next(it))
-        except StopIteration:
-            found.append(("end", it.get_state()))
-            break
-        except (LookupError, ValueError) as error:  # partial batches cannot be batched again
-            outcome, state = (type(error), error.args), it.get_state()
-            it.skip_failed()
-            assert it.get_state() != state or not found
-        found.append((outcome, it.get_state()))
-    return found
 
 
 def check(ds, rng, ways):
@@ -492,17 +467,17 @@ def test_loaders(name):
     it, other = iter(alone), iter(divided)
     states, expected = [it.get_state()], []
     for x in it:
-        expected.append(plain(x))
+        expected.append(comparable(x))
         states.append(it.get_state())
     assert other.get_state() == states[0]
     for x, state in zip(expected, states[1:], strict=True):
-        assert plain(next(other)) == x and other.get_state() == state
+        assert comparable(next(other)) == x and other.get_state() == state
     assert next(other, None) is None
     assert other._gm_describe() == it._gm_describe()
     for position in (3, len(expected) // 2):
         for restored in (iter(alone), other):
             restored.set_state(states[position])
-            assert [plain(x) for x in restored] == expected[position:]
+            assert [comparable(x) for x in restored] == expected[position:]
     assert "order='stream'" in repr(divided) and ", order=" not in repr(alone)
     assert_raises(ValueError, "num_lanes=2", loader, 0, order="stream", num_lanes=2)
     assert_raises(
