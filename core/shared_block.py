@@ -141,7 +141,7 @@ def unlink(name: str) -> None:
     """
     _free_name(name)
     _names.discard(name)
-    _tell_tracker(name)
+    _notify_tracker(name)
 
 
 def free(name: str) -> None:
@@ -153,10 +153,10 @@ def free(name: str) -> None:
     if _shares_tracker():
         # If it is terminated now, as workers of a pool are, it has left the block to the main
         # process.
-        _tell_tracker(name)
+        _notify_tracker(name)
     with contextlib.suppress(OSError):  # another process has unlinked it, or it is another user's
         _free_name(name)
-    _tell_tracker(name)
+    _notify_tracker(name)
 
 
 def _free_name(name: str) -> None:
@@ -178,7 +178,7 @@ def leave(name: str) -> None:
         _names.discard(name)
 
 
-def _tell_tracker(name: str) -> None:
+def _notify_tracker(name: str) -> None:
     """Makes the tracker forget a name (3), which it only does without complaint if it knows the
     name.
     """

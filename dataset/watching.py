@@ -80,13 +80,13 @@ def _new_watcher() -> Callable[[Any], None]:
     return adopt
 
 
-def tell_of_joining(it: Any, tell: Callable[[Any], None]) -> bool:
-    """Has ``tell`` be called with every iterator that joins the pipeline of ``it`` from now on;
+def report_joining(it: Any, report: Callable[[Any], None]) -> bool:
+    """Has ``report`` be called with every iterator that joins the pipeline of ``it`` from now on;
     false if it was so before.
     """
     ctx = it._gm_ctx
-    before, ctx.joined = ctx.joined, tell
-    return bool(before != tell)
+    before, ctx.joined = ctx.joined, report
+    return bool(before != report)
 
 
 def observe_as(it: Any, observer: Any, part: Any) -> None:
@@ -106,7 +106,7 @@ def observed_by(it: Any) -> Any:
     return observed_as(it)[0]
 
 
-def tell_of_faults(it: Any, step: str, num: int) -> None:
+def report_faults_of(it: Any, step: str, num: int) -> None:
     """Reports to the observer of an iterator, if any, that the iterator has skipped ``num`` more
     faults of a step.
     """

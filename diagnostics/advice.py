@@ -129,14 +129,14 @@ class Advisor:
     def _texts(self, changes: list[Change]) -> list[str]:
         """Those that gain something, the most effective first, with what they gain."""
         now = self._capacity.now
-        told = [change for change in changes if change.left is None]
+        complete = [change for change in changes if change.left is None]
         useful = [
             change
             for change in changes
             if change.left is not None and now > (1 + MIN_GAIN) * change.left
         ]
         useful.sort(key=lambda change: _step(change.left or 0.0))
-        return [change.text for change in told] + [
+        return [change.text for change in complete] + [
             f"{change.text}{_gain(change)}" for change in useful
         ]
 

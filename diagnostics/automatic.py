@@ -70,7 +70,7 @@ class _DebugReports:
                     " bottleneck: are its data near this machine, and is reading them limited by a"
                     " quota?"
                 )
-            tell(text)
+            print_notice(text)
 
 
 def _draw_once(observer: Observer, destination: str) -> None:
@@ -88,7 +88,7 @@ def _draw_once(observer: Observer, destination: str) -> None:
     observer.on_attend.append(draw)
 
 
-def tell(text: str) -> None:
+def print_notice(text: str) -> None:
     """Logs, and prints where people look at outputs rather than at logs."""
     _log.info("%s", text)
     if "google.colab" in sys.modules:

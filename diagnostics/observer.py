@@ -253,7 +253,7 @@ class Observer:
             partial(self._instrument_of, weakref.ref(it), probe),
             reads=partial(self._observed_copy, probe),
             opened=partial(self._adopt_component, probe),
-            hired=partial(self._attach, probe),
+            pools=partial(self._attach, probe),
             waits=probe.budget_waits,
         )
         for inner in it._gm_engine.open_iterators():

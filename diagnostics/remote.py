@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from gristmill.core.config import config
-from gristmill.dataset.watching import tell_of_joining
+from gristmill.dataset.watching import report_joining
 from gristmill.diagnostics.ahead import BudgetUse, budgets_of
 from gristmill.diagnostics.annotations import annotate_while_profiling
 from gristmill.diagnostics.load import cpu_demand_ns
@@ -427,7 +427,7 @@ class _Reporter:
     def _join(self) -> None:
         # those of several lanes are one pipeline
         for it in getattr(self._producer, "iterators", ()):
-            if tell_of_joining(it, self._observer.adopt):
+            if report_joining(it, self._observer.adopt):
                 if self._observer.root is None:
                     self._observer.adopt(it)
                 else:

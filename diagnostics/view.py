@@ -14,7 +14,7 @@ from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.errors.tracebacks import filter_traceback
-from gristmill.dataset.watching import observed_by, tell_of_joining
+from gristmill.dataset.watching import observed_by, report_joining
 from gristmill.diagnostics.alone import OneThread, alone, run_alone
 from gristmill.diagnostics.annotations import annotate_while_profiling
 from gristmill.diagnostics.attended import NEXT_SECONDS, START_SECONDS, Attended
@@ -268,7 +268,7 @@ class View:
             observer.record(_MAX_EVENTS)
         if self._is_ours:
             annotate_while_profiling(observer)
-            tell_of_joining(self._it, observer.adopt)
+            report_joining(self._it, observer.adopt)
             observer.adopt(self._it)
             observer.prepare()
             self._stack.callback(observer.stop)

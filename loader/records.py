@@ -36,7 +36,7 @@ from gristmill.dataset.descriptions.pipeline import (
 from gristmill.dataset.engine.elements import Each
 from gristmill.dataset.engine.iterators import open_stage
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, pass_outputs
-from gristmill.dataset.errors.context import failed_at, tell
+from gristmill.dataset.errors.context import add_error_context, failed_at
 from gristmill.dataset.stages.batch import BatchIterDataset, batch_function
 from gristmill.dataset.stages.filter import FilterIterDataset
 from gristmill.dataset.stages.map import MapIterDataset
@@ -214,7 +214,7 @@ class LegacyOperation(Stream):
             except StopIteration:
                 break
             except Exception as error:
-                tell(error, self)
+                add_error_context(error, self)
                 raise
             cell.past_failed, cell.pos = None, inner.settle()
             yield record.pop()

@@ -219,14 +219,14 @@ class JsonlSource(ShardedSource[Any]):
                 add_note(
                     error,
                     f"in record {line[1]} of {self._files.paths[line[0]]},"
-                    f" {self._told(line[0], span[1] + lead)}",
+                    f" {self._line_text(line[0], span[1] + lead)}",
                 )
                 raise
             record = self._parsed_again(content, line, span[1] + lead)
         if record is None and _without_marks(content).strip(BLANK) == b"null":
             raise _null(
                 self._files.paths[line[0]],
-                f"record {line[1]}, {self._told(line[0], span[1] + lead)}",
+                f"record {line[1]}, {self._line_text(line[0], span[1] + lead)}",
             )
         return record
 
@@ -241,9 +241,9 @@ class JsonlSource(ShardedSource[Any]):
         begins = text[0] == _NEWLINE if lead and line[1] else not text[:lead].strip(others)
         ends = text[-1] == _NEWLINE or stop == self._stops[number]
         if not begins or not ends or (end >= 0 and text[end + 1 :].strip(others)):
-            told = self._told(number, start + lead)
+            place = self._line_text(number, start + lead)
             raise changed(
-                self._files.paths[number], f"its record {line[1]} is no line any more ({told})"
+                self._files.paths[number], f"its record {line[1]} is no line any more ({place})"
             )
 
     def _parsed_again(self, content: bytes, line: tuple[int, int], start: int) -> Any:
@@ -259,14 +259,14 @@ class JsonlSource(ShardedSource[Any]):
             elif isinstance(error, json.JSONDecodeError):
                 offset += len(error.doc[: error.pos].encode())
             what = (
-                f"record {index} of the file, {self._told(number, start)}, is not valid JSON"
+                f"record {index} of the file, {self._line_text(number, start)}, is not valid JSON"
                 f" ({error}): {content[:40]!r}"
             )
             first = self._part(number, start) if self._is_compressed[number] else start + offset
             remedy = "Repair the line, or leave out what fails with tolerate()"
             raise damaged(self._files.paths[number], first, what, remedy) from error
 
-    def _told(self, number: int, start: int) -> str:
+    def _line_text(self, number: int, start: int) -> str:
         """The beginning of a record, in words."""
         if not self._is_compressed[number]:
             return f"from byte {start} on"

@@ -69,14 +69,14 @@ def header_crc(block: bytes) -> int:
 def is_header(block: bytes) -> bool:
     """True if these 512 bytes are the header of a member: it contains the sum of its bytes."""
     try:
-        told = _octal(block[148:156])
+        stated = _octal(block[148:156])
     except ValueError:
         return False
     others = block[:148] + b" " * 8 + block[156:]
     found = sum(others)
-    if told != found:
+    if stated != found:
         found -= 256 * sum([byte > 127 for byte in others])  # old programs took bytes for signed
-    return told == found and len(block) == BLOCK_BYTES
+    return stated == found and len(block) == BLOCK_BYTES
 
 
 def tar_members(
@@ -127,11 +127,11 @@ class _Archive:
         offset = 0
         while block := self._header(offset):
             if block[156] in _EXTENDED:
-                told, stop = self._extended(block, offset)
+                stated, stop = self._extended(block, offset)
                 if block[156:157] == b"g":
-                    of_all |= told
+                    of_all |= stated
                 else:
-                    of_next |= told
+                    of_next |= stated
             else:
                 member, stop = self._member(block, offset, of_all | of_next)
                 of_next = {}
@@ -186,13 +186,15 @@ class _Archive:
                 )
             offset += len(piece)
 
-    def _member(self, block: bytes, offset: int, told: dict[bytes, bytes]) -> tuple[TarMember, int]:
+    def _member(
+        self, block: bytes, offset: int, stated: dict[bytes, bytes]
+    ) -> tuple[TarMember, int]:
         """Return the member whose header is at ``offset``, and the offset behind it."""
         kind = block[156]
-        name = told.get(b"path") or _name(block)
+        name = stated.get(b"path") or _name(block)
         is_file = kind in _FILES and not (kind == 0 and name.endswith(b"/"))
         shown = name.decode("utf-8", "surrogateescape")
-        if kind == ord("S") or any([key.startswith(_SPARSE) for key in told]):
+        if kind == ord("S") or any([key.startswith(_SPARSE) for key in stated]):
             raise ValueError(
                 f"{self._path} has at byte {offset} a file that is not stored in one piece,"
                 f" {shown!r}: write the archive without --sparse"
@@ -200,11 +202,11 @@ class _Archive:
         if not is_file and kind not in _WITHOUT_DATA + _PASSED_OVER:
             raise self._damaged(offset, f"{shown!r} is of the unknown kind {block[156:157]!r}")
         start = offset + BLOCK_BYTES
-        size = self._num_bytes(block, offset, told.get(b"size"))
+        size = self._num_bytes(block, offset, stated.get(b"size"))
         stop = self._stop(
             start + size if is_file or kind not in _WITHOUT_DATA else start, offset, shown
         )
-        target = told.get(b"linkpath") or block[157:257].split(b"\0", 1)[0]
+        target = stated.get(b"linkpath") or block[157:257].split(b"\0", 1)[0]
         return (
             TarMember(
                 shown,
@@ -231,21 +233,23 @@ class _Archive:
             return {key: data.split(b"\0", 1)[0]}, stop
         try:
             records = _pax_records(data)
-            told = {key: value for key, value in records if key in _USED or key.startswith(_SPARSE)}
-            if any([b"\0" in told.get(key, b"") for key in (b"path", b"linkpath")]):
+            stated = {
+                key: value for key, value in records if key in _USED or key.startswith(_SPARSE)
+            }
+            if any([b"\0" in stated.get(key, b"") for key in (b"path", b"linkpath")]):
                 raise ValueError
-            return told, stop
+            return stated, stop
         except ValueError:
             raise self._damaged(start, f"there is no extended header, but {data[:32]!r}") from None
 
-    def _num_bytes(self, block: bytes, offset: int, told: bytes | None = None) -> int:
+    def _num_bytes(self, block: bytes, offset: int, stated: bytes | None = None) -> int:
         """The length of the data of a member, from its header or from an earlier extended one."""
         try:
-            size = int(told) if told else _size(block[124:136])
+            size = int(stated) if stated else _size(block[124:136])
         except ValueError:
             size = -1
         if size < 0:
-            raise self._damaged(offset, f"{told or block[124:136]!r} is no size of a file")
+            raise self._damaged(offset, f"{stated or block[124:136]!r} is no size of a file")
         return size
 
     def _stop(self, stop: int, offset: int, what: str) -> int:

@@ -100,7 +100,7 @@ class Channel:
         self._num_sent = self._bytes_sent = 0
         self._num_wanted = self._bytes_taken = 0
 
-    def tell(self, commands: Sequence[Command]) -> None:
+    def post(self, commands: Sequence[Command]) -> None:
         """Handles a command of the consumer."""
         self._heard = time.monotonic()
         for command in commands:
@@ -225,11 +225,11 @@ class Actor:
         ]
         return "\n".join(texts)
 
-    def tell(self, session: bytes, commands: Sequence[Command]) -> None:
+    def post(self, session: bytes, commands: Sequence[Command]) -> None:
         """Passes on what the consumer of a session says."""
         channel = self._channel(session)
         if channel is not None:
-            channel.tell(commands)
+            channel.post(commands)
 
     def messages(self, session: bytes, index: int, count: int, payload: list[Any]) -> Iterator[Any]:
         """The messages of a worker that runs a task. The commands of the session control it.
@@ -249,7 +249,7 @@ class Actor:
         try:
             yield from channel.messages()
         finally:
-            channel.tell([(CLOSE, 0, None)])
+            channel.post([(CLOSE, 0, None)])
             with self._lock:
                 self._channels.pop(session, None)
                 self._ended.append(session)
@@ -298,7 +298,7 @@ def _serve(channel: Channel, index: int, count: int, payload: Any, place: str) -
 
 _METHODS: dict[str, dict[str, Any]] = {
     "messages": {"concurrency_group": "messages"},
-    "tell": {"concurrency_group": "commands"},
+    "post": {"concurrency_group": "commands"},
 }
 
 

@@ -57,20 +57,20 @@ class Incident:
 
     def __init__(self, suspects: set[SharedWorker]) -> None:
         self.suspects = suspects
-        self.is_told = False  # the reason is known or was reported
+        self.is_reported = False  # the reason is known or was reported
 
     def concerns(self, worker: SharedWorker) -> bool:
         """True if the work of ``worker`` may be the reason."""
-        return worker in self.suspects or not (self.suspects or self.is_told)
+        return worker in self.suspects or not (self.suspects or self.is_reported)
 
     def is_for(self, worker: SharedWorker) -> bool:
         """True if ``worker``, which has repeated its work, reports the death of the process. It is
         asked once.
         """
         self.suspects.discard(worker)
-        is_last, self.is_told = (
-            not (self.suspects or self.is_told),
-            self.is_told or not self.suspects,
+        is_last, self.is_reported = (
+            not (self.suspects or self.is_reported),
+            self.is_reported or not self.suspects,
         )
         return is_last
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from gristmill.core.errors import SourceEnded
 from gristmill.core.indices import Indices, as_ints
-from gristmill.dataset.errors.context import tell
+from gristmill.dataset.errors.context import add_error_context
 from gristmill.sources.reading import is_read_in_blocks, read_keys
 
 _NEVER_FAILING = (list, tuple, range, str, bytes, np.ndarray)  # at keys below their length
@@ -86,6 +86,6 @@ def _read_alone(stage: Any, source: Any, indices: Indices, keys: list[Any]) -> I
         except StopIteration as error:
             raise SourceEnded from error
         except Exception as error:
-            tell(error, stage, [indices[number]])
+            add_error_context(error, stage, [indices[number]])
             raise
         yield (record, record := None)[0]

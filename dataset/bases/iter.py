@@ -62,7 +62,7 @@ class IterDataset(
     _gm_migration_hints = OF_STREAMS
     _gm_passes_on: ClassVar = False  # all it does with elements is to pass them on, each as it is
     # its state and those upstream say which element each of them gives next
-    _gm_tells_place: ClassVar = False
+    _gm_states_have_place: ClassVar = False
     # What the step does, if several workers can do it, each to some of the elements: it changes
     # them one by one, with their number or without, it chooses which are kept, or it makes batches.
     _gm_works_on: ClassVar[

@@ -29,7 +29,7 @@ from gristmill.dataset.bases.node import (
 )
 from gristmill.dataset.bases.observing import Instrument, Wrap, divert_items, observed_items
 from gristmill.dataset.bases.origins import RecordKey, UpstreamElement
-from gristmill.dataset.errors.context import failed_at, told
+from gristmill.dataset.errors.context import failed_at, with_error_context
 from gristmill.dataset.errors.tracebacks import filter_traceback
 from gristmill.dataset.faults.attempts import Reports
 from gristmill.dataset.methods import (
@@ -322,7 +322,7 @@ class BlockMapDataset(MapDataset[T]):
 
     def _check_not_empty(self, length: int, indices: Iterable[Any] = ()) -> None:
         if not length:
-            raise told(
+            raise with_error_context(
                 IndexError(f"{self} is empty: it has no element at any index"), self, indices
             )
 

@@ -8,8 +8,8 @@ observer
    method that takes elements. No other object has it. Python looks up methods of users' classes in
    the class alone: so the class has another one as long as some of its objects have instruments,
    which does for all others what the class's own does;
-2. is told of pipelines that a stage opens by itself (``tell_opened``), and of its worker processes
-   (``tell_hired``);
+2. learns of pipelines that a stage opens (``report_opened``), and of its worker processes
+   (``report_pool``);
 3. has a stage read another dataset by index, which does the same as its own (``observe_reads``);
 4. asks a stage how it works ahead (``work_ahead``); counts how long others wait for a thread, or
    memory, that it needs (``budget_waits``).
@@ -114,11 +114,11 @@ class Observable:
     # of a stage that computes ahead with threads of the pipeline
     budget_waits: BudgetWaits | None = None
 
-    def tell_opened(self, tell: Callable[[Any], None] | None) -> None:
-        """Call ``tell`` with the last iterator of each pipeline that this one opens by itself."""
+    def report_opened(self, report: Callable[[Any], None] | None) -> None:
+        """Call ``report`` with the last iterator of each pipeline that this one opens by itself."""
 
-    def tell_hired(self, tell: Callable[[Any], None] | None) -> None:
-        """Call ``tell`` with the pool of worker processes that is used, now or whenever that is
+    def report_pool(self, report: Callable[[Any], None] | None) -> None:
+        """Call ``report`` with the pool of worker processes that is used, now or whenever that is
         another one.
         """
 
@@ -167,7 +167,7 @@ def let_observe(
     *,
     reads: Callable[[Any], Any] | None = None,
     opened: Callable[[Any], None] | None = None,
-    hired: Callable[[Any], None] | None = None,
+    pools: Callable[[Any], None] | None = None,
     waits: BudgetWaits | None = None,
 ) -> None:
     """Lets somebody observe an iterator that has been made; with ``None`` alone it is as it was
@@ -176,8 +176,8 @@ def let_observe(
     it._gm_set_instrument(wrap)
     stream: Observable = it._gm_engine
     stream.observe_reads(reads)
-    stream.tell_opened(opened)
-    stream.tell_hired(hired)
+    stream.report_opened(opened)
+    stream.report_pool(pools)
     if stream.budget_waits is not None:
         stream.budget_waits.observed = waits
 

@@ -79,9 +79,9 @@ class Traced:
         return self._rows
 
     @property
-    def pieces(self) -> tuple[LineageRecord, ...]:
+    def records(self) -> tuple[LineageRecord, ...]:
         """All records."""
-        return tuple([piece for row in self.rows for piece in row])
+        return tuple([record for row in self.rows for record in row])
 
     def then(self, function: Callable[[Any], Any], stage: Any) -> Traced:
         """Returns the element that ``function``, of ``stage``, makes of it."""
@@ -97,11 +97,11 @@ class Traced:
         new = Traced(lambda: value, lambda: parted_rows(self, new, name), self.is_batch, name)
         return new
 
-    def with_pieces(self, change: Callable[[LineageRecord], LineageRecord]) -> Traced:
+    def with_records(self, change: Callable[[LineageRecord], LineageRecord]) -> Traced:
         """The same element, of whose records more is known."""
         return Traced(
             lambda: self.value,
-            lambda: [tuple([change(piece) for piece in row]) for row in self.rows],
+            lambda: [tuple([change(record) for record in row]) for row in self.rows],
             self.is_batch,
             self.changed_by,
         )
@@ -113,7 +113,7 @@ class Traced:
 def grouped(make: Callable[[list[Any]], Any], elements: Sequence[Traced]) -> Traced:
     """The batch that ``make`` makes of ``elements``."""
     return Traced(
-        lambda: make([x.value for x in elements]), lambda: [x.pieces for x in elements], True
+        lambda: make([x.value for x in elements]), lambda: [x.records for x in elements], True
     )
 
 
@@ -126,9 +126,9 @@ def side_by_side(elements: Sequence[Traced]) -> Traced:
 def joined_rows(parts: Sequence[Rows], is_batch: bool) -> tuple[Rows, bool]:
     if is_batch and len({len(rows) for rows in parts}) == 1:
         return [
-            tuple([piece for row in rows for piece in row]) for rows in zip(*parts, strict=True)
+            tuple([record for row in rows for record in row]) for rows in zip(*parts, strict=True)
         ], True
-    return [tuple([piece for rows in parts for row in rows for piece in row])], False
+    return [tuple([record for rows in parts for row in rows for record in row])], False
 
 
 _FAILED = "_gristmill_failed_rows"
@@ -169,13 +169,13 @@ class Tracing:
 
     def note_faults(self, rows: Rows) -> None:
         """Notes that these records were passed over."""
-        self.faults += [piece for row in rows for piece in row if piece not in self.faults]
+        self.faults += [record for row in rows for record in row if record not in self.faults]
 
     def note_fault(self, error: Exception) -> None:
         """Notes that the element was skipped that ``error`` is about."""
-        rows, told = vars(error).get(_FAILED, ()), note_at(error)
-        keys = () if told is None else told.failure.record_keys
-        named = [tuple([piece for piece in row if piece.key in keys]) for row in rows]
+        rows, context = vars(error).get(_FAILED, ()), note_at(error)
+        keys = () if context is None else context.failure.record_keys
+        named = [tuple([record for record in row if record.key in keys]) for row in rows]
         self.note_faults(named if any(named) else rows)
 
     @contextlib.contextmanager
@@ -252,15 +252,15 @@ def rows_at(ds: Any, index: int) -> tuple[Rows, bool]:
     return _rows(ds, index, LineageRecord("", None, 0, index))
 
 
-def _rows(ds: Any, index: int, piece: LineageRecord) -> tuple[Rows, bool]:
-    """``piece`` has what is known of the element at ``index`` so far."""
+def _rows(ds: Any, index: int, record: LineageRecord) -> tuple[Rows, bool]:
+    """``record`` has what is known of the element at ``index`` so far."""
     if not is_of_library(ds):
-        return [(_own_record(ds, index, piece),)], False
+        return [(_own_record(ds, index, record),)], False
     origins: list[UpstreamElement | RecordKey] = list(ds._gm_made_of(index))
     if not origins:
         raise refuse_to_trace(ds)
     makes_batches = ds._gm_makes_batches
-    found = [_rows_of(ds, one, piece, makes_batches) for one in origins]
+    found = [_rows_of(ds, one, record, makes_batches) for one in origins]
     if makes_batches:
         return [tuple([x for row in rows for x in row]) for rows, _ in found], True
     if len(found) == 1:
@@ -274,54 +274,54 @@ def _rows(ds: Any, index: int, piece: LineageRecord) -> tuple[Rows, bool]:
 
 
 def _rows_of(
-    ds: Any, one: UpstreamElement | RecordKey, piece: LineageRecord, is_batch: bool
+    ds: Any, one: UpstreamElement | RecordKey, record: LineageRecord, is_batch: bool
 ) -> tuple[Rows, bool]:
     if isinstance(one, RecordKey):
-        epoch = None if one.epoch is None or piece.epoch is None else piece.epoch + one.epoch
-        index = piece.index if one.sampled is None else one.sampled
-        found = piece.replaced(
+        epoch = None if one.epoch is None or record.epoch is None else record.epoch + one.epoch
+        index = record.index if one.sampled is None else one.sampled
+        found = record.replaced(
             source=ds._gm_record_source,
             key=one.key,
             epoch=epoch,
             index=index,
-            seeds=one.seeds + piece.seeds,
+            seeds=one.seeds + record.seeds,
         )
         return [(found,)], False
-    assert piece.epoch is not None
+    assert record.epoch is not None
     return _rows(
         one.ds,
         one.index,
-        piece.replaced(
-            index=one.index if is_batch else piece.index,
-            epoch=piece.epoch + one.epoch,
-            components=piece.components + one.components,
-            seeds=one.seeds + piece.seeds,
+        record.replaced(
+            index=one.index if is_batch else record.index,
+            epoch=record.epoch + one.epoch,
+            components=record.components + one.components,
+            seeds=one.seeds + record.seeds,
         ),
     )
 
 
-def _own_record(ds: Any, index: Any, piece: LineageRecord) -> LineageRecord:
+def _own_record(ds: Any, index: Any, record: LineageRecord) -> LineageRecord:
     """The record that a user's map dataset reads."""
     if ds._gm_parents:
         raise refuse_to_trace(ds)
     epoch, key = divmod(index, max(1, len(ds)))
-    return piece.replaced(
+    return record.replaced(
         source=ds._gm_record_source,
         key=key,
-        epoch=None if piece.epoch is None else piece.epoch + epoch,
+        epoch=None if record.epoch is None else record.epoch + epoch,
     )
 
 
 def with_component(component: Any) -> Callable[[Traced], Traced]:
     """Says of elements which component of a mixture they come from."""
-    return lambda x: x.with_pieces(
-        lambda piece: piece.replaced(components=(component, *piece.components))
+    return lambda x: x.with_records(
+        lambda record: record.replaced(components=(component, *record.components))
     )
 
 
 def with_epochs(num: int, elements: Iterable[Any]) -> list[Any]:
     """Says of ``elements`` that their stream has begun again so often."""
     return [
-        x.with_pieces(lambda p: p.replaced(epoch=None if p.epoch is None else p.epoch + num))
+        x.with_records(lambda p: p.replaced(epoch=None if p.epoch is None else p.epoch + num))
         for x in elements
     ]

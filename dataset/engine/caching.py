@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 from gristmill.core.errors import StateIndexError, StateMismatchError
 from gristmill.core.state import plain_counts, shown, state_count, state_field, state_flag
-from gristmill.dataset.engine.choices import Records, Refilling
+from gristmill.dataset.engine.choices import Records, Replaying
 from gristmill.dataset.engine.stream import Cell, Pos, Stream
 
 _END: Any = object()
 
 
-class Cache(Refilling):
+class Cache(Replaying):
     """The parent's elements, kept in memory.
 
     The position: a position of the parent; the number of elements so far; true if the parent has

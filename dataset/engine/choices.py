@@ -30,8 +30,8 @@ from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import shown
 from gristmill.dataset.engine.draws import Delivery, Draw, SavedDraws, count_in, names_lost, needed
 from gristmill.dataset.engine.stream import Cell, Layer, Pos, Stream, are_equal
-from gristmill.dataset.states.refilling import refilling
-from gristmill.dataset.states.turns import DrawLog
+from gristmill.dataset.states.draw_log import DrawLog
+from gristmill.dataset.states.replaying import replaying
 from gristmill.dataset.states.values import copied, given
 
 NEW: Any = object()  # nothing is recorded: the stage chooses
@@ -294,7 +294,7 @@ def number_choosers(stream: Stream, prefix: str = "", start: int = 0) -> int:
     return start
 
 
-class Refilling(Layer):
+class Replaying(Layer):
     """A layer that replays the elements after the parent's position in its own.
 
     The records of the choices since then are the last item of its position.
@@ -346,7 +346,7 @@ class Refilling(Layer):
     def load(self, state: Any) -> Pos:
         is_mapping = isinstance(state, Mapping)
         records = self._load_records(state) if is_mapping else ()
-        with refilling(self, None if is_mapping and "choices" in state else self.held(state)):
+        with replaying(self, None if is_mapping and "choices" in state else self.held(state)):
             return *self.load_layer(state), records
 
     def held(self, state: Any) -> str | None:
@@ -433,8 +433,8 @@ class Refilling(Layer):
         """Return true if a state from before there were records says that the element that is held
         is gone.
         """
-        turns = DrawLog.of(state, self)
-        return turns is not None and turns.last_is_gone
+        log = DrawLog.of(state, self)
+        return log is not None and log.last_is_gone
 
     def is_missing(self) -> bool:
         """Return true if the element that was held is gone: the parent has yielded another one

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import plain_int
-from gristmill.dataset.states.turns import packed, unpacked
+from gristmill.dataset.states.draw_log import packed, unpacked
 from gristmill.dataset.states.values import copied, given
 
 # components in the record of a state that were dropped, although elements of them are needed

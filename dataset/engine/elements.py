@@ -15,7 +15,7 @@ from gristmill.dataset.bases.context import ALL_NUMBERS
 from gristmill.dataset.bases.next_index import check_no_gaps
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.engine.stream import Cell, Layer, Pos, Stream, observed, pass_outputs
-from gristmill.dataset.errors.context import instead_of_stop, tell_at_place
+from gristmill.dataset.errors.context import add_error_place, instead_of_stop
 from gristmill.dataset.stages.filter_guard import WINDOW, FilterGuard
 from gristmill.transforms.batching import Allocate
 
@@ -98,7 +98,7 @@ class Keep(Stream):
                 keeps = bool(fn(x))
                 decisions.append(keeps)
                 if len(decisions) >= WINDOW:
-                    self.guard.judge(decisions, self.ctx.options)
+                    self.guard.check(decisions, self.ctx.options)
             except Exception as error:
                 self.fail(error, cell)
                 raise
@@ -252,7 +252,7 @@ class BatchStream(Stream):
         pass_outputs(self.parent, cell, num)
 
     def fail(self, error: Exception, cell: Cell) -> None:
-        tell_at_place(error, self, lambda: self.place(cell.settle()))
+        add_error_place(error, self, lambda: self.place(cell.settle()))
         if isinstance(error, StopIteration):
             raise instead_of_stop(error, str(self)) from error
 

@@ -143,7 +143,7 @@ class Read(Stream):
             if skips:
                 decisions.append(x is not None)
                 if len(decisions) >= WINDOW:
-                    self.guard.judge(decisions, self.ctx.options)
+                    self.guard.check(decisions, self.ctx.options)
             index += 1
             cell.pos = index
             if x is not None or not skips:

@@ -30,7 +30,7 @@ from gristmill.dataset.bases.context import IteratorContext, Numbers
 from gristmill.dataset.bases.observing import Observable, Wrap
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.bases.parameters import Parameters
-from gristmill.dataset.errors.context import instead_of_stop, tell_at_place
+from gristmill.dataset.errors.context import add_error_place, instead_of_stop
 from gristmill.transforms.batching import Allocate
 
 if TYPE_CHECKING:
@@ -330,7 +330,7 @@ class Stream(Observable):
         """Note at ``error``, of a user's function, where it was raised. ``cell`` is the
         parent's.
         """
-        tell_at_place(error, self, lambda: self.parent.place(cell.settle()))
+        add_error_place(error, self, lambda: self.parent.place(cell.settle()))
         if isinstance(error, StopIteration):
             raise instead_of_stop(error, str(self)) from error
 
@@ -346,7 +346,7 @@ class Stream(Observable):
     # of an element alone: what ``order="stream"`` lets workers do with each
     function: Callable[[Any], Any] | None = None
     # an observer, of skipped elements
-    tell_faults: Callable[[str, int], None] = staticmethod(lambda stage, num: None)
+    report_faults: Callable[[str, int], None] = staticmethod(lambda stage, num: None)
 
     def start_prefetch(self) -> None:
         """Start to compute ahead, here and upstream."""

@@ -31,7 +31,7 @@ from gristmill.dataset.states.values import Fetched
 from gristmill.dataset.workers.task import PipelineTask
 
 Failure: TypeAlias = Callable[[], BaseException]  # makes the error to be raised
-Tell: TypeAlias = Callable[[Any], None]
+Report: TypeAlias = Callable[[Any], None]
 
 
 class Shard(abc.ABC):
@@ -89,8 +89,8 @@ class Executor(abc.ABC):
     tuning: Any = None  # finds the number of workers, with ``"auto"``
     ctx: IteratorContext
     _task: PipelineTask
-    _tell_opened: Tell | None = None
-    _tell_hired: Tell | None = None
+    _report_opened: Report | None = None
+    _report_pool: Report | None = None
 
     def join(self, ctx: IteratorContext) -> None:
         """Belong to the pipeline of ``ctx`` from now on."""
@@ -138,15 +138,15 @@ class Executor(abc.ABC):
         """Describe how elements are computed ahead. Any thread may call this."""
         return WorkAhead(True, None, sum([len(shard.ready) for shard in [*self.shards]]))
 
-    def tell_opened(self, tell: Tell | None) -> None:
-        """Call ``tell`` with each iterator that is opened in this process from now on."""
-        self._tell_opened = tell
+    def report_opened(self, report: Report | None) -> None:
+        """Call ``report`` with each iterator that is opened in this process from now on."""
+        self._report_opened = report
 
-    def tell_hired(self, tell: Tell | None) -> None:
-        """Call ``tell`` with the pool of workers that is used, now or whenever that is another
+    def report_pool(self, report: Report | None) -> None:
+        """Call ``report`` with the pool of workers that is used, now or whenever that is another
         one.
         """
-        self._tell_hired = tell
+        self._report_pool = report
 
     def where(self, number: int) -> str | None:
         """Return which worker computes a shard, and where that is in the pipeline; ``None`` if

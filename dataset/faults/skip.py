@@ -164,10 +164,10 @@ class SkipFailed(Stream):
         if self.ctx.lender is not None:
             limits = limits.replaced(max_rate=None, max_total=None)
         faults = [*count.last_faults, self._fault(error)]
-        excess = limits.excess(count.total + 1, tried + 1, count.row_at(tried) + 1, faults)
-        if excess is not None:
-            refuse(excess, limits)
-            raise excess from error
+        exceeded = limits.exceeded(count.total + 1, tried + 1, count.row_at(tried) + 1, faults)
+        if exceeded is not None:
+            refuse(exceeded, limits)
+            raise exceeded from error
 
     def _check_state(self, pos: Pos, error: Exception) -> None:
         """Raise ``error`` if the parent has no state: it may be a plain iterator, which ends or
@@ -195,7 +195,7 @@ class SkipFailed(Stream):
         if self.ctx.lender is None and tried >= self._num_written:
             self._num_written = tried + 1
             self.tolerance.write([fault])
-            self.tell_faults(self.tolerance.limits.name, 1)
+            self.report_faults(self.tolerance.limits.name, 1)
         cell.pos = self.inner.pos, tried + 1, count.added(tried, 1, [skipped]), known
 
     def _skip_again(self, cell: Cell, choice: Any, counts: Mapping[str, int] | None) -> None:

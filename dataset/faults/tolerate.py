@@ -232,7 +232,7 @@ class TolerateMapDataset(BlockMapDataset[T]):
         limits = self._gm_tolerance.limits
         if limits.max_consecutive is None:
             limits = limits.replaced(max_consecutive=_MAX_REPLACEMENTS)
-        error = limits.replaced(max_rate=None, max_total=None).excess(
+        error = limits.replaced(max_rate=None, max_total=None).exceeded(
             num_failed, num_failed, num_failed, faults
         )
         if error is not None:

@@ -22,7 +22,7 @@ from typing import Any
 
 from gristmill.core.ray_options import RayOptions
 from gristmill.dataset.bases.context import Numbers
-from gristmill.dataset.errors.context import of_no_element
+from gristmill.dataset.errors.context import pipeline_error
 from gristmill.dataset.lanes.processes import CAREFUL_OUTPUTS, LanesOfWorker, WorkerLane, divided
 from gristmill.workers.messages import Quarantine
 from gristmill.workers.process import WorkerBusy, WorkerDied, WorkerSilent
@@ -103,7 +103,7 @@ class LanesOfActor(LanesOfWorker):
             except WorkerDied as death:
                 raise _Lost(str(death)) from None
 
-    def obituary(self, death: str, number: int) -> str:
+    def death_text(self, death: str, number: int) -> str:
         """The error message for a lane at which actors die."""
         return (
             f"Ray actors were lost, one after the other, while lane {number} of {self._num_lanes}"
@@ -242,7 +242,7 @@ class LanesOnRay:
         number = lane.number
         self._deaths[number] += 1
         if self._pool.is_closed or self._deaths[number] >= _MAX_DEATHS:
-            lane.failure = partial(of_no_element, self._groups[actor].obituary(how, number))
+            lane.failure = partial(pipeline_error, self._groups[actor].death_text(how, number))
             del self._deaths[number]
         if not self._pool.is_closed:
             lanes = sorted(self._groups[actor].lanes)

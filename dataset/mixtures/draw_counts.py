@@ -92,13 +92,13 @@ class DrawCounts(NamedTuple):
             for key in ("elements", "lengths", "epochs")
         ]
         ended = frozenset([i for i, row in enumerate(rows) if state_flag(row, "ended", owner)])
-        tally = cls(elements, lengths, epochs, ended)
+        totals = cls(elements, lengths, epochs, ended)
         if not whole:
-            return tally
+            return totals
         saved_whole = _positive(state, "whole", owner, 1)
         common = math.lcm(saved_whole, whole)  # so that nothing is rounded
         targets = [_positive(row, "target", owner, 0) * (common // saved_whole) for row in rows]
-        return tally._replace(targets=tuple(targets), whole=common)
+        return totals._replace(targets=tuple(targets), whole=common)
 
 
 # components with their shares of a length, in parts of ``whole``

@@ -100,8 +100,10 @@ class MixedIterDataset(IterDataset[T]):
 
     def _gm_traced(self, tracing: Tracing) -> Any:
         names: Sequence[Any] = range(len(self._gm_parents)) if self._names is None else self._names
-        twins = zip(names, self._gm_parents, strict=True)
-        parents = tuple([tracing.of(parent).map(with_component(name)) for name, parent in twins])
+        components = zip(names, self._gm_parents, strict=True)
+        parents = tuple(
+            [tracing.of(parent).map(with_component(name)) for name, parent in components]
+        )
         by = self._by
         return tracing.over(self, _gm_parents=parents, _by=by and (lambda x: by(x.value)))
 

@@ -24,7 +24,7 @@ from gristmill.dataset.bases.traced import Traced, Tracing, grouped, noting_fail
 from gristmill.dataset.engine.bucket_plan import BucketElements, BucketPlan, base_of
 from gristmill.dataset.engine.buckets import BucketBatch
 from gristmill.dataset.engine.iterators import StreamIterator, open_stage
-from gristmill.dataset.errors.context import tell
+from gristmill.dataset.errors.context import add_error_context
 from gristmill.dataset.stages.bucket_parameters import (
     BucketParameters,
     OnLong,
@@ -129,9 +129,9 @@ class BucketBatchMapDataset(BlockMapDataset[T]):
             given.keeps_long,
         )
         self._allocate = BufferPool()
-        self._tell_long()
+        self._report_long()
 
-    def _tell_long(self) -> None:
+    def _report_long(self) -> None:
         given, num = self._gm_parameters, self.num_long
         if not num:
             return
@@ -198,7 +198,7 @@ class BucketBatchMapDataset(BlockMapDataset[T]):
         try:
             members, own, size = self._members(index)
         except Exception as error:
-            tell(error, self, [index])
+            add_error_context(error, self, [index])
             raise
         num_real = len(members.indices[own])
         here = own if num_real else slice(1)  # what rows look like is known by an element alone
@@ -214,7 +214,7 @@ class BucketBatchMapDataset(BlockMapDataset[T]):
                 )
             return self._padding.collate(elements, rows, self._allocate)
         except Exception as error:
-            tell(error, self, [index])
+            add_error_context(error, self, [index])
             raise
 
     def _gm_origins(self, index: int) -> Iterable[UpstreamElement]:

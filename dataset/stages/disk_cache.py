@@ -22,7 +22,7 @@ from gristmill.dataset.bases.node import ancestors, spec_of_first_parent, tolera
 from gristmill.dataset.bases.parameters import Parameters, field
 from gristmill.dataset.descriptions.code import described_pipeline, pipeline_difference
 from gristmill.dataset.engine.disk_store import MISSING, DiskStore, store_at
-from gristmill.dataset.errors.context import tell
+from gristmill.dataset.errors.context import add_error_context
 from gristmill.dataset.stages.map_with_index import MapWithIndexMapDataset
 from gristmill.dataset.stages.random_map import RandomMapIterDataset, RandomMapMapDataset
 
@@ -209,5 +209,5 @@ class DiskCacheMapDataset(BlockMapDataset[T]):
         try:
             store.put(key, element)
         except Exception as error:
-            tell(error, self, [key])
+            add_error_context(error, self, [key])
             raise

@@ -179,9 +179,11 @@ class ElasticIterator(StreamIterator[T], IterDataset[T]):
     def _gm_traced(self, tracing: Tracing) -> Any:
         ds: Any = self._ds
         is_map = isinstance(ds, MapDataset)
-        twin = TracedMapDataset(ds, tracing, False) if is_map else tracing.of(ds)
+        traced = TracedMapDataset(ds, tracing, False) if is_map else tracing.of(ds)
         options = ReadOptions(0) if is_map else None
-        new: Any = ElasticIterator(twin, self._global_batch_size, self._shard, read_options=options)
+        new: Any = ElasticIterator(
+            traced, self._global_batch_size, self._shard, read_options=options
+        )
         new._open(partial(grouped, batch_function(None)))
         return new
 

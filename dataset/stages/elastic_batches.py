@@ -237,7 +237,7 @@ class SparseBatches(Batches):
         if self.multiprocessing_options.num_workers:
             running = iterate(batches.mp_prefetch(self.multiprocessing_options))
             assert isinstance(running, RoundRobinIterator)
-            running.judge_by(tolerances(self.ds), is_common=True)
+            running.use_limits(tolerances(self.ds), is_common=True)
             return running
         num_ahead = self.read_options.prefetch_buffer_size if self.read_options.most_threads else 0
         return ThreadPrefetchDatasetIterator(iterate(batches), num_ahead)
@@ -383,7 +383,7 @@ class StepsOfWorker(Layer):
             for is_there in are_there:
                 self._decisions.append(is_there)
                 if len(self._decisions) >= WINDOW:
-                    self._guard.judge(self._decisions, self.ctx.options)
+                    self._guard.check(self._decisions, self.ctx.options)
             indices += [i for i, is_there in enumerate(are_there, index) if is_there]
             index += len(are_there)
         return index, indices

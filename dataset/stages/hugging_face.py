@@ -21,7 +21,7 @@ from gristmill.dataset.bases.parameters import Described, Parameters, field
 from gristmill.dataset.engine.files import Reading
 from gristmill.dataset.engine.iterators import StreamIterator
 from gristmill.dataset.engine.stream import Cell, Pos
-from gristmill.dataset.errors.context import tell
+from gristmill.dataset.errors.context import add_error_context
 from gristmill.dataset.stages.files import ReadingIterDataset
 from gristmill.sources.hugging_face import check_data_set
 from gristmill.sources.hugging_face_stream import (
@@ -113,7 +113,7 @@ class Examples(Reading):
             raise
         except BaseException as error:  # an interrupt, too, which may come up anywhere
             self._drop_reader()
-            tell(error, self)
+            add_error_context(error, self)
             if isinstance(error, Exception):
                 cell.past_failed = partial(self._pass, cell)
             raise

@@ -59,7 +59,7 @@ class MultiprocessPrefetchIterDataset(IterDataset[T]):
 
     _gm_adds_step = False  # seeds are those of the same pipeline without workers
     _gm_starts_workers = True
-    _gm_tells_place = True
+    _gm_states_have_place = True
     _element_spec = spec_of_first_parent
 
     def __init__(

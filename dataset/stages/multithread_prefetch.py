@@ -100,7 +100,7 @@ class MultithreadPrefetchIterDataset(IterDataset[T]):
     """
 
     _gm_adds_step = False  # seeds are those of the same pipeline without threads
-    _gm_tells_place = True
+    _gm_states_have_place = True
     _element_spec = spec_of_first_parent
 
     def __init__(

@@ -21,7 +21,7 @@ from gristmill.dataset.ahead.reader import Reader
 from gristmill.dataset.bases.context import IteratorContext
 from gristmill.dataset.bases.map import MapDataset, ReindexMapDataset, not_over_a_part
 from gristmill.dataset.bases.parameters import Parameters, field
-from gristmill.dataset.errors.context import tell
+from gristmill.dataset.errors.context import add_error_context
 
 T = TypeVar("T")
 
@@ -147,7 +147,7 @@ class KeyAssignment(Assignment):
         except Exception as error:
             if isinstance(error, StopIteration):
                 raise stop_iteration_error("by") from error
-            tell(error, self._keyed, [index])
+            add_error_context(error, self._keyed, [index])
             raise
 
 

@@ -27,7 +27,7 @@ from gristmill.dataset.bases.node import is_of_library, spec_of_first_parent, to
 from gristmill.dataset.bases.parameters import Parameters, field, parameters_of
 from gristmill.dataset.bases.traced import Tracing
 from gristmill.dataset.engine.choices import Records
-from gristmill.dataset.engine.iterators import Given, StreamIterator, stream_of, tell_faults_of
+from gristmill.dataset.engine.iterators import Given, StreamIterator, fault_reporter_of, stream_of
 from gristmill.dataset.engine.recording import add_choices, key_prefix, state_in, with_known
 from gristmill.dataset.engine.round_robin import RoundRobinIterator
 from gristmill.dataset.engine.stream import Cell, Pos, Stream, are_equal, observed
@@ -396,7 +396,7 @@ class MemberElements(Stream):
                 raise
             if not lane.ready:
                 break
-            self._judge(cell, lane.ready[0][1:])
+            self._check_budgets(cell, lane.ready[0][1:])
             self._at = _UNKNOWN
             x, *pos = lane.ready.popleft()
             add_choices(choices, _state(pos))
@@ -407,20 +407,20 @@ class MemberElements(Stream):
             raise lane.failure()
         # otherwise the position is that after the last element, as without workers
         if lane.final is not None and self.parent.may_have_chosen():
-            self._judge(cell, ([lane.final], 0))
+            self._check_budgets(cell, ([lane.final], 0))
             add_choices(choices, lane.final)
             cell.pos = self._at = self._lane_pos = [lane.final], 0
 
-    def _judge(self, cell: Cell, pos: Pos) -> None:
+    def _check_budgets(self, cell: Cell, pos: Pos) -> None:
         """Raise an error if the element before ``pos``, or the end, exceeds an error budget."""
         budgets, (states, i) = self._budgets, pos
-        if budgets is None or budgets.has_judged(0, states):
+        if budgets is None or budgets.has_checked(0, states):
             return
         self._now = pos
-        excess = budgets.judge(0, states, lambda: state_in(states[i]))
-        if excess is not None:
+        exceeded = budgets.check(0, states, lambda: state_in(states[i]))
+        if exceeded is not None:
             cell.past_failed = partial(self._pass, cell)
-            raise excess
+            raise exceeded
 
     def states_now(self) -> list[Any]:
         """Return the state that the budgets are at."""
@@ -506,7 +506,7 @@ class MemberDatasetIterator(StreamIterator[T]):
             stage, [], partial(MemberElements, members=members, index=index, whole=whole)
         )
         self._gm_ctx.options = whole._gm_ctx.options
-        self._gm_engine.tell_faults = tell_faults_of(self)
+        self._gm_engine.report_faults = fault_reporter_of(self)
 
     @property
     def _gm_described_upstream(self) -> Sequence[Any]:

@@ -45,7 +45,7 @@ from gristmill.dataset.engine.iterators import StreamIterator, open_stage, strea
 from gristmill.dataset.engine.read import Read
 from gristmill.dataset.engine.round_robin import RoundRobinIterator
 from gristmill.dataset.engine.stream import Cell, Pos, Stream
-from gristmill.dataset.errors.context import instead_of_stop, tell_at_place
+from gristmill.dataset.errors.context import add_error_place, instead_of_stop
 from gristmill.dataset.slicing import replaced_in
 from gristmill.dataset.stages.filter_guard import WINDOW, FilterGuard
 from gristmill.dataset.stages.map import MapIterDataset
@@ -300,7 +300,7 @@ class Marking(Stream):
             yield (x, x := None)[0]
 
     def _fail_at(self, error: Exception, step: _Step, cell: Cell) -> None:
-        tell_at_place(error, step, lambda: self.parent.place(cell.settle()))
+        add_error_place(error, step, lambda: self.parent.place(cell.settle()))
         if isinstance(error, StopIteration):
             raise instead_of_stop(error, str(step)) from error
 
@@ -318,7 +318,7 @@ class StreamOrderIterDataset(IterDataset[T]):
 
     _gm_adds_step = False  # seeds are those of the same pipeline without workers
     _gm_starts_workers = True
-    _gm_tells_place = True
+    _gm_states_have_place = True
     _element_spec = spec_of_first_parent
     _gm_num_elements = same_number
 
@@ -450,7 +450,7 @@ class StreamOrder(Stream):
                 self._inner_pos = inner.settle()
                 self._at = cell.pos = index
                 if self._guards:
-                    self._judge(x, cell)
+                    self._check_budgets(x, cell)
                 if type(x) is not LeftOut:
                     yield (x, x := None)[0]
         except GeneratorExit:
@@ -478,16 +478,16 @@ class StreamOrder(Stream):
             self._at = index
         return self.parent.run(self.inner.at(self._inner_pos))
 
-    def _judge(self, x: Any, cell: Cell) -> None:
+    def _check_budgets(self, x: Any, cell: Cell) -> None:
         """Tell the guards of the steps that leave out elements of an output."""
         by = x.by if type(x) is LeftOut else len(self._guards)
         for number, (stream, guard, decisions) in enumerate(self._guards[: by + 1]):
             decisions.append(number != by)
             if len(decisions) >= WINDOW:
                 try:
-                    guard.judge(decisions, self.ctx.options)
+                    guard.check(decisions, self.ctx.options)
                 except Exception as error:
-                    tell_at_place(error, stream, lambda: self.place(cell.pos))
+                    add_error_place(error, stream, lambda: self.place(cell.pos))
                     raise
 
     def _pass(self, cell: Cell) -> None:

@@ -72,7 +72,7 @@ class ThreadPrefetchIterDataset(IterDataset[T]):
         [0, 1, 4, 9, 16]
     """
 
-    _gm_tells_place = True
+    _gm_states_have_place = True
     _element_spec = spec_of_first_parent
     _gm_num_elements = same_number
     _gm_parameters: ThreadPrefetchParameters

@@ -24,13 +24,13 @@ from typing import Any
 
 from gristmill.core.state import plain_int
 from gristmill.dataset.engine.draws import LOST, SavedDraws
-from gristmill.dataset.states.turns import TURNS, without
+from gristmill.dataset.states.draw_log import DRAW_LOG, without
 
 OWN = "proportions"  # the weights of the mixture when the state was taken
 DRAWN = "drawn"
 FORGOTTEN = "forgotten"
-# What the states of steps say of the elements they hold, if these are any; those of ``TURNS`` apart
-# it is not known which.
+# Keys of the states of stages that hold elements. Only with ``DRAW_LOG`` is it known which elements
+# these are.
 _HELD = frozenset(
     {
         "next_row",
@@ -117,11 +117,13 @@ def _mixture_without(
 ) -> dict[str, Any]:
     parents = {str(name): value for name, value in state["parents"].items()}
     kept = {**state}
-    if not is_held and (TURNS in state or DRAWN in state):  # nothing of it that was drawn is needed
+    if not is_held and (
+        DRAW_LOG in state or DRAWN in state
+    ):  # nothing of it that was drawn is needed
         kept[FORGOTTEN] = sorted(forgotten_in(state) | (names & parents.keys()))
-        if (turns := without(state.get(TURNS), names)) is not None:
-            kept[TURNS] = turns.saved()
-    is_held = is_held or TURNS in state
+        if (log := without(state.get(DRAW_LOG), names)) is not None:
+            kept[DRAW_LOG] = log.saved()
+    is_held = is_held or DRAW_LOG in state
     left = {name: value for name, value in parents.items() if name not in names}
     kept["parents"] = {
         name: without_components(value, names, is_held=is_held) for name, value in left.items()
@@ -145,17 +147,17 @@ def _going_on_without(state: Mapping[str, Any], names: frozenset[str]) -> dict[s
     """
     keys = [key for key, value in state.items() if is_mixture(value)]
     if (
-        TURNS not in state
+        DRAW_LOG not in state
         or len(keys) != 1
         or state.get("skipped")
         or not names & {*map(str, state[keys[0]]["parents"])}
     ):
         return None
-    turns = without(state[TURNS], names)
-    if turns is None:
+    log = without(state[DRAW_LOG], names)
+    if log is None:
         return None
-    mixture = {**state[keys[0]], TURNS: turns.saved()}
-    changed = {**state, TURNS: turns.saved(), keys[0]: mixture}
+    mixture = {**state[keys[0]], DRAW_LOG: log.saved()}
+    changed = {**state, DRAW_LOG: log.saved(), keys[0]: mixture}
     key = next((key for key in _NUM_DELIVERED if key in state), None)
     if key is None:
         return changed
@@ -163,12 +165,12 @@ def _going_on_without(state: Mapping[str, Any], names: frozenset[str]) -> dict[s
     if num is None:
         return None
     # a new group begins with what was not delivered
-    changed[TURNS] = mixture[TURNS] = turns.passing(num).saved()
+    changed[DRAW_LOG] = mixture[DRAW_LOG] = log.passing(num).saved()
     changed[key] = 0
-    are_there = turns.passing(num).are_there()
+    are_there = log.passing(num).are_there()
     return (
         changed
-        if "remainder_slices" not in state or _cuts_on(changed, are_there, turns.left, num)
+        if "remainder_slices" not in state or _cuts_on(changed, are_there, log.left, num)
         else None
     )
 
@@ -187,18 +189,18 @@ def _replaying_without(state: Mapping[str, Any], names: frozenset[str]) -> dict[
     without = {key: draws.without(names) for key, draws in records.items()}
     changed = {**state}
     if _holds_some(state) and names & _names_drawn(state):
-        told = [key for key, draws in records.items() if draws.delivery is not None]
+        delivered = [key for key, draws in records.items() if draws.delivery is not None]
         num = next((plain_int(state[name]) for name in _NUM_DELIVERED if name in state), 0)
         parts = [value for value in state.values() if is_mixture(value)]
         if (
-            len(told) != 1
+            len(delivered) != 1
             or num is None
             or len(parts) != 1
             or DRAWN in parts[0]
             or state.get("skipped")
         ):
             return None
-        (key,) = told
+        (key,) = delivered
         delivery = records[key].delivery
         without[key] = without[key].passing(num)  # a new group begins with what was not delivered
         changed.update({name: 0 for name in _NUM_DELIVERED if name in state})

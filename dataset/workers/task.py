@@ -286,7 +286,7 @@ class PipelineProducer:
                 log.is_silent = False
 
     def annotate(self, error: BaseException, lane: int, state: Any) -> None:
-        from gristmill.dataset.errors.context import tell_in_worker, tell_of_settings
+        from gristmill.dataset.errors.context import add_error_worker, add_settings_note
 
         task = self._task
         numbers = (
@@ -295,9 +295,9 @@ class PipelineProducer:
             else numbers_of(task.dataset).replaced(index=lane, count=task.num_lanes)
         )
         name = worker_name(self.index, self._count, lane, task.num_lanes)
-        tell_in_worker(error, f"{name} {self.place}".rstrip(), place(state, numbers))
+        add_error_worker(error, f"{name} {self.place}".rstrip(), place(state, numbers))
         if task.init_fn is None and task.budget is None:
-            tell_of_settings(error)
+            add_settings_note(error)
 
 
 def worker_name(index: int, count: int, lane: int, num_lanes: int) -> str:

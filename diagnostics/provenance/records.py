@@ -67,18 +67,18 @@ class Row(Value):
     records: Sequence[Record]
 
 
-def record_of(piece: LineageRecord) -> Record:
+def record_of(record: LineageRecord) -> Record:
     """The public record of an internal lineage entry."""
-    components, seeds = piece.components, piece.seeds
+    components, seeds = record.components, record.seeds
     component, seed = components[-1] if components else None, seeds[-1] if seeds else None
     given = (
-        piece.source,
-        piece.key,
-        piece.index,
-        piece.epoch,
+        record.source,
+        record.key,
+        record.index,
+        record.epoch,
         component,
         seed,
-        piece.span,
+        record.span,
         components,
         seeds,
     )

@@ -51,7 +51,7 @@ _NAMES = {"now": "clock", "utcnow": "clock", "today": "clock"}  # methods of cla
 _ENVIRONMENT = getattr(type(os.environ).__getitem__, "__code__", None)
 
 
-def telling_call(frame: FrameType, event: str, argument: Any) -> tuple[str, str] | None:
+def revealing_call(frame: FrameType, event: str, argument: Any) -> tuple[str, str] | None:
     """The kind of evidence that a call is, and what is said of it; ``None`` for all other calls."""
     if event == "call":
         if frame.f_code is not _ENVIRONMENT or frame.f_back is None:

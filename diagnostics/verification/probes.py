@@ -30,7 +30,7 @@ from gristmill.dataset.bases.node import DatasetNode, parents_of
 from gristmill.dataset.engine.iterators import open_stage
 from gristmill.dataset.engine.stream import Cell, Pos, Stream
 from gristmill.dataset.slicing import PipelineEditor
-from gristmill.diagnostics.verification.calls import telling_call
+from gristmill.diagnostics.verification.calls import revealing_call
 from gristmill.diagnostics.verification.kept import changes, kept_by
 from gristmill.diagnostics.verification.outcomes import Clock, closed
 from gristmill.diagnostics.verification.subject import Subject, SubPipeline, addresses
@@ -174,9 +174,9 @@ class Witness:
         """A profile function: notes calls that give something else each time or in each process."""
         stack = self._stack
         if stack and event in ("c_call", "call"):
-            told = telling_call(frame, event, argument)
-            if told is not None:
-                self.add(stack[-1].address, *told)
+            found = revealing_call(frame, event, argument)
+            if found is not None:
+                self.add(stack[-1].address, *found)
 
     @contextlib.contextmanager
     def watching_calls(self) -> Iterator[None]:

@@ -64,7 +64,7 @@ class StageResult:
 
 
 @dataclass(frozen=True)
-class Story:
+class RowHistory:
     """The stages that a row went through, the source first.
 
     Args:
@@ -76,13 +76,13 @@ class Story:
     reason: str = ""
 
 
-def story_of(
+def history_of(
     pipeline: Any,
     output: Output,
     row: int | None,
     num_rows: int | None,
     provenance: Provenance | str,
-) -> Story:
+) -> RowHistory:
     """The element of a row after every stage, computed again by random access where possible.
 
     Args:
@@ -94,16 +94,16 @@ def story_of(
             story.
     """
     if isinstance(pipeline, MapDataset):
-        story = Story(
+        history = RowHistory(
             [*_upstream(pipeline, output.step.number, row, num_rows, "")][::-1][:_MAX_STAGES]
         )
     elif isinstance(provenance, str):
-        story = Story([])
+        history = RowHistory([])
     else:
-        story = _of_records(pipeline, provenance, row)
+        history = _of_records(pipeline, provenance, row)
     before: StageResult | None = None
     stages = []
-    for stage in story.stages:
+    for stage in history.stages:
         if (
             before is not None
             and before.branch == stage.branch
@@ -113,37 +113,39 @@ def story_of(
             stage = replace(stage, unchanged=_unchanged(before, stage))
         stages.append(stage)
         before = before if stage.is_same else stage
-    return Story(stages, story.reason)
+    return RowHistory(stages, history.reason)
 
 
-def _of_records(pipeline: Any, provenance: Provenance, row: int | None) -> Story:
+def _of_records(pipeline: Any, provenance: Provenance, row: int | None) -> RowHistory:
     """Of a row of a stream."""
     if row is None and len(provenance.rows) > 1:
-        return Story([], "It is made of several rows: look at one of them.")
+        return RowHistory([], "It is made of several rows: look at one of them.")
     records = provenance.rows[row or 0].records if (row or 0) < len(provenance.rows) else []
     if not records:
-        return Story([], "It is made of no record.")
+        return RowHistory([], "It is made of no record.")
     stages, reason = [], ""
     for number, record in enumerate(records[:_MAX_BRANCHES], 1):
-        story = _of_record(pipeline, record, f"{number}" if len(records) > 1 else "")
-        stages += story.stages
-        reason = reason or story.reason
+        history = _of_record(pipeline, record, f"{number}" if len(records) > 1 else "")
+        stages += history.stages
+        reason = reason or history.reason
     if len(records) > _MAX_BRANCHES and not reason:
         reason = f"So much of the first {_MAX_BRANCHES} of its {len(records)} records."
-    return Story(stages[: _MAX_BRANCHES * _MAX_STAGES], reason)
+    return RowHistory(stages[: _MAX_BRANCHES * _MAX_STAGES], reason)
 
 
-def _of_record(pipeline: Any, record: Record, branch: str) -> Story:
+def _of_record(pipeline: Any, record: Record, branch: str) -> RowHistory:
     source, steps, has_batches = _way_of(pipeline, record)
     if source is None or record.index is None:
-        return Story([], "Elements that are not read by an index cannot be computed again alone.")
+        return RowHistory(
+            [], "Elements that are not read by an index cannot be computed again alone."
+        )
     stages = [*_upstream(source, record.index, None, None, branch)][::-1]
     if (record.source, record.record_key) not in [(stage.source, stage.key) for stage in stages]:
-        return Story(
+        return RowHistory(
             [], "Where its record was on the way does not follow from what is known of it."
         )
     return (
-        Story(stages[:_MAX_STAGES])
+        RowHistory(stages[:_MAX_STAGES])
         if has_batches
         else _downstream(steps, stages[:_MAX_STAGES], branch)
     )
@@ -283,27 +285,27 @@ def _stage(
     return StageResult(name, index, element, note=note, branch=branch, source=source, key=key)
 
 
-def _downstream(steps: list[Any], stages: list[StageResult], branch: str) -> Story:
+def _downstream(steps: list[Any], stages: list[StageResult], branch: str) -> RowHistory:
     """Adds the stages of the stream, up to where elements are put together."""
     element = next((stage.element for stage in reversed(stages) if not stage.is_same), None)
     for step in steps[1:]:  # the first one makes a stream of it
         name, works_on = stage_name(step), step._gm_works_on if is_of_library(step) else None
         if makes_batches(step) or len(stages) >= _MAX_STAGES:
-            return Story(stages)
+            return RowHistory(stages)
         if works_on == "elements":
             try:
                 element = iterate(step)._gm_engine.function(element)  # type: ignore[attr-defined]
             except Exception as error:
                 filter_traceback(error)
-                return Story([*stages, StageResult(name, error=error, branch=branch)])
+                return RowHistory([*stages, StageResult(name, error=error, branch=branch)])
             stages.append(StageResult(name, element=element, branch=branch))
         elif _passes_on(step):
             stages.append(StageResult(name, is_same=True, branch=branch))
         else:
-            return Story(
+            return RowHistory(
                 stages, f"What {name} makes of it cannot be computed for one element alone."
             )
-    return Story(stages)
+    return RowHistory(stages)
 
 
 def _passes_on(stage: Any) -> bool:

@@ -23,7 +23,7 @@ from gristmill.diagnostics.attended import Attended, PipelineStalledError
 from gristmill.diagnostics.provenance import Provenance, explain
 from gristmill.diagnostics.spec_text import element_nbytes
 from gristmill.diagnostics.view import dataset_iterator
-from gristmill.diagnostics.viewer.history import StageResult, Story, story_of
+from gristmill.diagnostics.viewer.history import RowHistory, StageResult, history_of
 from gristmill.diagnostics.viewer.leaves import ElementLeaf, leaves_of, num_rows, row_of
 from gristmill.diagnostics.viewer.steps import Output, Step, steps_of
 
@@ -56,7 +56,7 @@ class Seen:
     num_rows: int | None
     nbytes: int
     provenance: Provenance | str | None = None
-    stories: dict[int | None, Story] = field(default_factory=dict)  # of its rows
+    histories: dict[int | None, RowHistory] = field(default_factory=dict)  # of its rows
 
     def row(self, row: int | None) -> list[ElementLeaf]:
         return self.leaves if row is None else row_of(self.leaves, row)
@@ -89,15 +89,17 @@ class Outputs:
             return seen
         return self._waited_for(lambda: self._read(step), lambda: self._found(step))
 
-    def story(self, seen: Seen, row: int | None) -> Story | Waiting:
+    def history(self, seen: Seen, row: int | None) -> RowHistory | Waiting:
         """The history of one of the rows of an output, or of all of it."""
 
-        def tell() -> Story:
+        def compute() -> RowHistory:
             provenance = self._provenance(seen)
-            seen.stories[row] = story_of(self.pipeline, seen.output, row, seen.num_rows, provenance)
-            return seen.stories[row]
+            seen.histories[row] = history_of(
+                self.pipeline, seen.output, row, seen.num_rows, provenance
+            )
+            return seen.histories[row]
 
-        return self._waited_for(tell, lambda: seen.stories.get(row))
+        return self._waited_for(compute, lambda: seen.histories.get(row))
 
     def provenance(self, seen: Seen) -> Provenance | str | Waiting:
         """The lineage of an output, or the reason why it is not known."""
@@ -120,8 +122,10 @@ class Outputs:
 
     def stage(self, seen: Seen, row: int | None, number: int) -> StageResult | None:
         """One of the stages of a story, if it is in the history."""
-        story = seen.stories.get(row)
-        return story.stages[number] if story is not None and number < len(story.stages) else None
+        history = seen.histories.get(row)
+        return (
+            history.stages[number] if history is not None and number < len(history.stages) else None
+        )
 
     def restore(self, put: Callable[[Any], None]) -> Step | Waiting:
         """The step that follows a state, which ``put`` sets an iterator to; its errors come as they

@@ -14,7 +14,7 @@ from gristmill.diagnostics.html_text import safe, shortened
 from gristmill.diagnostics.provenance import Provenance
 from gristmill.diagnostics.units import size_text
 from gristmill.diagnostics.viewer.cells import LeafCells, histogram, range_text
-from gristmill.diagnostics.viewer.history import StageResult, Story
+from gristmill.diagnostics.viewer.history import RowHistory, StageResult
 from gristmill.diagnostics.viewer.leaves import MAX_LEAVES, shape_of
 from gristmill.diagnostics.viewer.looks import Looks
 from gristmill.diagnostics.viewer.numbers import numbers_of
@@ -475,15 +475,15 @@ def _record_cell(value: object) -> str:
     return value if isinstance(value, str) else "" if value is None else shown(value, 120)
 
 
-def story_html(view: PageFrame, address: str, story: Story | Waiting) -> str:
+def history_html(view: PageFrame, address: str, history: RowHistory | Waiting) -> str:
     """The history of a row: the record, and the result of every stage."""
-    if isinstance(story, Waiting):
+    if isinstance(history, Waiting):
         return _LATER
-    if not story.stages and not story.reason:
+    if not history.stages and not history.reason:
         return ""
-    reason = f'<p class="reason">{safe(story.reason)}</p>' if story.reason else ""
+    reason = f'<p class="reason">{safe(history.reason)}</p>' if history.reason else ""
     stages = "".join(
-        [_stage_html(view, f"{address}/stage/{i}", stage) for i, stage in enumerate(story.stages)]
+        [_stage_html(view, f"{address}/stage/{i}", stage) for i, stage in enumerate(history.stages)]
     )
     return (
         '<section class="story"><div class="head"><h2>Before and after every'

@@ -34,7 +34,7 @@ class Progress:
                     delay=QUICK_SECONDS,
                 )
 
-    def tell(self, number: int, num_bytes: int) -> None:
+    def report(self, number: int, num_bytes: int) -> None:
         """That many bytes of file ``number`` have been read."""
         if self._bar is not None:
             with self._lock:

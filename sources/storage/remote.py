@@ -431,7 +431,7 @@ class UrlStore:
             time.sleep(pause)
         if isinstance(problem, ChangedFileError):
             raise problem
-        raise self._told(problem, path, what) from problem
+        raise self._explained(problem, path, what) from problem
 
     def download(self, path: str, found: Found, to: Path) -> None:
         """Writes all of the object that was found to a local file, from one answer.
@@ -478,9 +478,9 @@ class UrlStore:
                     if is_like(found["path"].split("/"), segments):
                         yield f"{self._root}/{found['path']}"
         except (self._errors, OSError) as error:
-            raise self._told(error, pattern, "what is there is not known") from error
+            raise self._explained(error, pattern, "what is there is not known") from error
 
-    def _told(self, error: Exception, path: str, what: str) -> OSError:
+    def _explained(self, error: Exception, path: str, what: str) -> OSError:
         kind, remedy = OSError, "Is the address right, and the network there?"
         name = type(error).__name__
         if isinstance(error, FileNotFoundError):

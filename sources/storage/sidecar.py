@@ -404,7 +404,7 @@ class _Opening:
                         f"{self._files.paths[number]} has no index: that of another file could not"
                         " be made"
                     )
-                self._progress.tell(number, num_bytes)
+                self._progress.report(number, num_bytes)
 
             edges = _edges(self._files, number)
             arrays = self._scan(self._files, number, progress)
@@ -503,8 +503,8 @@ def _parsed(text: bytes, body: int) -> _Header:
     kind, edges = fields["kind"], _Edges(*fields["data"])
     arrays: dict[str, _Array] = {}
     start = 0
-    for name, (dtype, told_start, length) in fields["arrays"].items():
-        if dtype not in _DTYPES or type(length) is not int or length < 0 or told_start != start:
+    for name, (dtype, stated_start, length) in fields["arrays"].items():
+        if dtype not in _DTYPES or type(length) is not int or length < 0 or stated_start != start:
             raise ValueError(name)
         arrays[name] = _Array(dtype, body + start, length)
         start += _padded(length * np.dtype(dtype).itemsize)

@@ -146,14 +146,14 @@ def _one_process(folder: str) -> Iterator[None]:
     Path(folder, "files").mkdir(parents=True, exist_ok=True)
     descriptor = os.open(Path(folder, "files.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
-        is_told = False
+        is_reported = False
         while not _is_locked(descriptor):
-            if not is_told:
+            if not is_reported:
                 _log.info(
                     "cached: another process downloads files into %s; waiting until it is done",
                     folder,
                 )
-                is_told = True
+                is_reported = True
             time.sleep(0.05)
         yield
     finally:

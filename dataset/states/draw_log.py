@@ -14,7 +14,7 @@ import numpy as np
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import plain_int, shown
 
-TURNS = "turns"
+DRAW_LOG = "turns"
 _SHORT = 16  # numbers that are saved as they are
 _DAMAGES = (ValueError, TypeError, KeyError, zlib.error)
 
@@ -43,14 +43,14 @@ class DrawLog(NamedTuple):
         """Reads the turns in a state, if it has any. Raises ``StateMismatchError`` for an invalid
         value.
         """
-        if not isinstance(state, Mapping) or TURNS not in state:
+        if not isinstance(state, Mapping) or DRAW_LOG not in state:
             return None
         try:
-            return cls.read(state[TURNS])
+            return cls.read(state[DRAW_LOG])
         except _DAMAGES as error:
             raise StateMismatchError(
-                f"{TURNS} in the state of {owner} must be what its mixture has drawn, got"
-                f" {shown(state[TURNS])}"
+                f"{DRAW_LOG} in the state of {owner} must be what its mixture has drawn, got"
+                f" {shown(state[DRAW_LOG])}"
             ) from error
 
     @classmethod
