@@ -139,7 +139,7 @@ class MapDatasetMeta(_DatasetMeta):
         Raises:
             TypeError: ``source`` has no ``__getitem__``, or is text or bytes, or one of its columns
                 is no sequence.
-            ValueError: the lengths of columns differ, or there are none.
+            ValueError: the lengths of columns differ, or there are no columns.
 
         Example:
             >>> list(MapDataset.source(["a", "b"]))
@@ -155,7 +155,7 @@ class MapDatasetMeta(_DatasetMeta):
         """Returns a dataset of the integers that the builtin ``range`` of the same arguments has.
 
         Args:
-            start: first value; with ``stop`` left out, the number of values from 0.
+            start: first value; without ``stop``, the number of values from 0.
             stop: the value before which to stop.
             step: difference of consecutive values, not 0.
 
@@ -178,7 +178,7 @@ class MapDatasetMeta(_DatasetMeta):
         Epoch ``e`` is made of the epochs ``e`` of all of them.
 
         Args:
-            datasets: a sequence of map datasets; empty ones are passed over.
+            datasets: a sequence of map datasets; empty ones are skipped.
 
         Raises:
             TypeError: ``datasets`` is not a sequence of map datasets.
@@ -206,7 +206,7 @@ class MapDatasetMeta(_DatasetMeta):
 
         Args:
             datasets: a sequence of map datasets, none of them empty, or a mapping of names to such;
-                components of a mapping stand in the order of their sorted names.
+                components of a mapping are in the order of their sorted names.
             weights: a positive number for each, in the same form, or a ``Schedule``; equal by
                 default.
             by: ``"elements"``; for lengths, mix streams.
@@ -294,9 +294,9 @@ class MapElementMethods(Generic[T_co]):
         budget.
 
         ``it.faults()`` counts them. It covers the steps between it and the ``tolerate`` before, or
-        the source. What is passed over follows from the elements alone: streams are the same for
+        the source. What is skipped depends on the elements alone: streams are the same for
         any number of threads, workers and hosts; and a state says what it was, so that a restored
-        iterator passes over the same. What is wrong with the program is never tolerated:
+        iterator skips the same. What is wrong with the program is never tolerated:
         ``NameError``, ``SyntaxError``, ``MemoryError``, ``StateMismatchError``, interrupts, workers
         that die. Iterators count, and apply the limits; ``ds[i]`` does not.
 
@@ -316,7 +316,7 @@ class MapElementMethods(Generic[T_co]):
                 takes its place; which one follows from the seed that a random step would have here
                 (0 if there is none) and the index. So lengths hold, and map batches can follow.
             log: a path, or a file open for text, to which a line of JSON is added for every fault
-                when it is passed.
+                when it is skipped.
 
         Raises:
             TypeError, ValueError: an argument is of the wrong type, or out of range.
@@ -471,8 +471,8 @@ class MapElementMethods(Generic[T_co]):
         """Returns the same dataset, from whose ``seed`` later random steps derive their own.
 
         Each later ``shuffle`` or ``random_map`` without a seed of its own gets one that depends on
-        ``seed`` and on how many steps lie between. A later ``seed`` replaces this one for the steps
-        after it.
+        ``seed`` and on the number of stages between the two. A later ``seed`` replaces this one for
+        the steps after it.
 
         Args:
             seed: a non-negative integer of any size; ``None`` leaves everything as it is.
@@ -562,7 +562,7 @@ class MapSequenceMethods(Generic[T_co]):
         self, make_dataset: Callable[[Any], Any] | None = None, *, cycle_length: int
     ) -> IterDataset[Any]:
         """Returns the elements of several datasets in turn, one dataset for every element of this
-        one.
+        dataset.
 
         An addition to Grain's methods: it stands for
         ``InterleaveIterDataset(self.map(make_dataset), ...)``.
@@ -867,7 +867,7 @@ class MapPartMethods(Generic[T_co]):
         *What is split.* Elements are, where each position has the same records in every epoch.
         ``shuffle``, ``repeat`` and mixtures do not keep them there: what they are made of is split,
         each component of a mixture by itself, and the parts are shuffled, repeated and mixed with
-        the same seeds and weights; components of which a part has nothing are left out of it. Of
+        the same seeds and weights; components without a record in a part are not in it. Of
         what cannot be made of parts, as a slice of a shuffled dataset, the elements of the first
         epoch are split, and are what the parts have in every epoch.
 
@@ -906,7 +906,7 @@ class IterDatasetMeta(_DatasetMeta):
 
         Ends for good when the dataset whose turn it is has no element left. Proportions are exact
         to about 1 % of the smallest weight (see ``MapDataset.mix``), and exact with a ``Schedule``
-        or ``by``. With mappings the components stand in the order of their sorted keys, and states
+        or ``by``. With mappings the components are in the order of their sorted keys, and states
         hold their positions by key: components may be added, weights may change, and components may
         be removed that are dropped by name (``it.set_state(state, drop={"name"})``), between saving
         and restoring. What steps behind hold comes again as it was; what is drawn after that is
@@ -920,9 +920,9 @@ class IterDatasetMeta(_DatasetMeta):
                 (tokens, say): next is the component whose lengths so far are furthest behind its
                 share of all, so that the shares of lengths are those of the weights, within one
                 longest element for each component. Ties go to the first component.
-            stop: ``"first"`` as above; ``"all"``: a component that has ended is left out, and the
-                others continue with their weights, until all have; ``"never"``: each starts again
-                when it has ended, reshuffled.
+            stop: ``"first"`` as above; ``"all"``: a component that has ended is not drawn from any
+                more, and the others continue with their weights, until all have; ``"never"``: each
+                restarts when it has ended, reshuffled.
 
         Raises:
             TypeError: ``datasets`` is neither, or has something else in it; ``by`` is no function.
@@ -992,10 +992,10 @@ class MapBucketMethods(Generic[T_co]):
                 that axis must have the length of the record. Leaves without axes are not padded.
             pad_value: what unused cells are filled with, as for ``batch_and_pad``: for all leaves,
                 or a pytree like the elements.
-            drop_remainder: leave out the batches with fewer rows at the end of an epoch, at most
+            drop_remainder: drop the batches with fewer rows at the end of an epoch, at most
                 one for each bucket.
             on_long: whether elements longer than the last boundary are an error when the dataset is
-                made, or cut to it (leaves that have their length), or left out. ``num_long`` of the
+                made, or cut to it (leaves that have their length), or dropped. ``num_long`` of the
                 dataset is how many there are.
             with_lengths: return pairs, of the batch and an ``int32`` array of the length of each
                 row. Batches with fewer rows are filled up with rows of length 0, so that there is
@@ -1301,7 +1301,7 @@ class IterSequenceMethods(Generic[T_co]):
         agree_every: int = 16,
         batch_fn: Callable[[list[Any]], Any] | None = None,
     ) -> IterDataset[Any]:
-        """Returns this host's rows of batches that all hosts share, the same whatever the number of
+        """Returns this host's rows of batches that all hosts share, the same for any number of
         hosts and of workers.
 
         An addition to Grain's methods. The stream is divided into ``num_lanes`` fixed lanes: lane
@@ -1345,7 +1345,7 @@ class IterSequenceMethods(Generic[T_co]):
             TypeError: an argument has the wrong type.
             ValueError: numbers do not divide one another, a root is shorter than ``num_lanes``,
                 workers are more than lanes, or ``agree`` is needed. When iterating: ``map`` has
-                left out elements, by ``None``, that lengths count.
+                dropped elements, by ``None``, that lengths count.
 
         Example:
             >>> from gristmill import ShardOptions
@@ -1513,9 +1513,9 @@ class IterBucketMethods(Generic[T_co]):
                 chooses them by some lengths.
             max_tokens, batch_sizes: as for ``MapDataset.bucket_batch``, one of them.
             pad_to, pad_value, with_lengths: as for ``MapDataset.bucket_batch``.
-            drop_remainder: leave out the batches with fewer rows at the end.
+            drop_remainder: drop the batches with fewer rows at the end.
             on_long: the treatment of elements longer than the last boundary: an error when one
-                comes, or they are cut to it, or left out. ``num_long`` of the iterator, and in its
+                comes, or they are cut to it, or dropped. ``num_long`` of the iterator, and in its
                 state, is how many have come.
 
         Raises:

@@ -71,7 +71,7 @@ def pick_performance_config(
     together, but not within what is interleaved). The two budgets are not combined: ``W`` workers
     have ``W`` buffers. Sizes are those of the first elements, which are read and transformed in
     this process, one by one without anything ahead; side effects of that happen. If there are too
-    few elements to tell, the maxima decide.
+    few elements to measure, the maxima decide.
 
     Args:
         ds: the dataset; a ``MapDataset`` stands for its ``to_iter_dataset()``.

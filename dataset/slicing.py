@@ -59,8 +59,8 @@ def slice_pipeline(
     ``ds`` and what it is made of stay as they are.
 
     Law: of a pipeline in which every element is made of one element of the random access part, by
-    steps that do not count elements or tell workers apart, the shares taken in turn give ``ds``. No
-    element is in two shares.
+    stages that do not count elements or depend on the worker, the shares taken in turn give ``ds``.
+    No element is in two shares.
 
     Args:
         ds: the pipeline; ``count == 1`` gives it back.

@@ -1,7 +1,7 @@
 """Finds the stages at which a pipeline is split, and makes its parts.
 
-A dataset is split itself if its positions have the same records in all epochs. A step that moves
-records (a shuffle, a mixture, a repetition), and whatever follows it, is made again over parts of
+A dataset is split itself if its positions have the same records in all epochs. A stage that moves
+records (a shuffle, a mixture, a repetition), and everything downstream, is made again over parts of
 its parents. Where it has no meaning over these, as a slice has none, its first epoch is split: a
 dataset whose positions keep their records.
 """

@@ -21,7 +21,7 @@ def num_bytes_of(element: Any, most_parts: int | None = None) -> float:
     """The bytes of an element: of arrays, those of their data.
 
     Args:
-        element: whatever a pipeline delivers.
+        element: any element of a pipeline.
         most_parts: the number of children of a container to measure, as a sample of all.
     """
     if isinstance(element, dict | list | tuple):

@@ -56,7 +56,7 @@ class IteratorContext:
 
     options: DatasetOptions = _NONE_GIVEN
     numbers: Numbers = ALL_NUMBERS
-    # is told of every iterator that joins, if set
+    # called with every iterator that joins, if set
     joined: Callable[[Any], None] | None = field(default_factory=watcher)
     num_processes: int = 1  # that share what the options allow
     lender: IteratorContext | None = None  # whose budget it is
@@ -81,7 +81,7 @@ class IteratorContext:
 
     @property
     def known_budget(self) -> Budget | None:
-        """That, unless nobody has asked for it yet."""
+        """Returns ``budget``; ``None`` if it was not needed yet."""
         if self.lender is not None:
             return self.lender.known_budget
         return self.outermost._budgets.get(os.getpid())

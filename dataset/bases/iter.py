@@ -41,8 +41,8 @@ class IterDataset(
     ``MapDataset.to_iter_dataset()``.
 
     ``len(ds)`` is the number of elements where it follows from the steps, and a ``TypeError`` that
-    says why where it does not (behind a filter, without end, of files). As the length of a
-    ``MapDataset``, it counts elements that a function of ``map`` leaves out by ``None``.
+    says why where it does not (downstream of a filter, without end, of files). As the length of a
+    ``MapDataset``, it counts elements that a function of ``map`` drops by returning ``None``.
     ``operator.length_hint(ds)`` is the greatest number there can be, where that is known.
 
     Subclasses define ``__iter__``.
@@ -87,14 +87,14 @@ class IterDataset(
     __length_hint__ = length_hint
 
     def __bool__(self) -> bool:
-        return True  # whatever its length
+        return True  # for any length
 
     def _gm_num_elements(self) -> Length:
         """The number of elements that it delivers, if it is known; unknown for users' datasets."""
         return Unknown()
 
     def _gm_traced(self, tracing: Tracing) -> Any:
-        """The twin of the stream: it gives ``Traced`` elements, and has the same states."""
+        """Returns the traced stream: it gives ``Traced`` elements, and has the same states."""
         if not (self._gm_passes_on and is_of_library(self)):
             raise refuse_to_trace(self)
         return tracing.over(self)

@@ -37,8 +37,8 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
     from there.
 
     Law: after ``it.set_state(s)`` with ``s`` from ``get_state`` of an iterator of an equal
-    pipeline, ``it`` delivers the elements that followed when ``s`` was taken, whatever either
-    iterator did before or since. States are JSON-able.
+    pipeline, ``it`` delivers the elements that followed when ``s`` was taken, regardless of earlier
+    and later calls of either iterator. States are JSON-able.
 
     An iterator is used by one thread at a time. When ``next`` raises, nothing is lost: the
     following ``next`` tries the same element again. A context manager: leaving it closes the
@@ -60,7 +60,7 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
     _gm_own_ctx: IteratorContext | None = None
     _gm_definition: Any = None  # the dataset that it is of
     _gm_engine: Observable = Observable()  # its stream, if it is of one
-    _gm_observed: Any = None  # who observes it, and as what (see ``gristmill.dataset.watching``)
+    _gm_observed: Any = None  # its observer, and its part of the pipeline (``dataset.watching``)
     _gm_current_instrument: Instrument | None = None  # of an object of a user's class
 
     def __init__(self, parents: DatasetIterator[Any] | Iterable[DatasetIterator[Any]] = ()) -> None:

@@ -1,7 +1,7 @@
 """The number of elements of a stream, if it follows from its stages.
 
-Of a map dataset, the elements of an epoch that are there. A ``map`` that leaves out elements by
-``None`` is not looked into: lengths are exact as ``len`` counts.
+Of a map dataset, the elements of an epoch that are there. Holes that a function of ``map`` makes by
+``None`` are not known: lengths are exact as ``len`` counts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Infinite(Value):
 
 
 class Unknown(Value):
-    """Nobody knows before it has been read."""
+    """The length is not known before the dataset has been read."""
 
 
 Length: TypeAlias = Exact | AtMost | Infinite | Unknown
@@ -52,12 +52,12 @@ def num_elements(ds: Any) -> Length:
 
 
 def dataset_length(ds: Any) -> Length:
-    """Returns how many elements ``ds`` delivers, as far as its steps tell without reading any.
+    """Returns how many elements ``ds`` delivers, as known from its stages without reading any.
 
     ``Exact(num)``: that many; ``len`` of a stream gives it then. ``AtMost(num)``: that many or
-    fewer, as after a filter. ``Infinite()``: it does not end. ``Unknown()``: nobody knows before it
-    has been read. The classes are in ``gristmill.lengths``. A function of ``map`` that leaves out
-    elements by ``None`` is not looked into: they are counted.
+    fewer, as after a filter. ``Infinite()``: it does not end. ``Unknown()``: not known before it
+    has been read. The classes are in ``gristmill.lengths``. Elements that a function of ``map``
+    drops by ``None`` are counted.
 
     Args:
         ds: a ``MapDataset``, ``IterDataset`` or ``DataLoader``.
@@ -143,7 +143,7 @@ def same_number(stage: Any) -> Length:
 
 
 def some_of_them(stage: Any) -> Length:
-    """``_gm_num_elements`` of stages that may leave out elements."""
+    """``_gm_num_elements`` of stages that may drop elements."""
     return at_most(num_elements(stage._gm_parents[0]))
 
 

@@ -62,8 +62,8 @@ class MapDataset(
     """A lazily computed sequence with random access: ``ds[i]`` is the element at ``i``, ``len(ds)``
     the length of an epoch.
 
-    Any integer is a valid index: ``i // len(ds)`` is the epoch it lies in. ``None`` means that
-    there is no element at an index (it was filtered out); iteration leaves such indices out.
+    Any integer is a valid index: ``i // len(ds)`` is its epoch. ``None`` means that
+    there is no element at an index (it was filtered out); iteration skips such indices.
     Datasets are immutable: every method returns a new one. ``ds[i]`` depends on ``i`` alone, and
     may be asked for from several threads.
 
@@ -82,7 +82,7 @@ class MapDataset(
     _gm_migration_hints = OF_MAP_DATASETS
     _gm_parents: tuple[MapDataset[Any], ...] = ()
     _gm_current_instrument: Instrument | None = None  # of an object of a user's class
-    _gm_reads_blocks = False  # whether it asks who reads for blocks that are kept (see ``kept``)
+    _gm_reads_blocks = False  # whether it asks its reader for blocks that are kept (see ``kept``)
     # True if each element is made of the parent's element at the same index, and of nothing else.
     _gm_keeps_indices: ClassVar[bool] = False
     # true if its function gets the index of each element, or random numbers for it
@@ -91,7 +91,7 @@ class MapDataset(
     _gm_moves_records = False
     _gm_has_one_epoch = False
     _gm_is_reshuffled = False  # whether every epoch has an order of its own
-    # Whether positions are left out that no other part of the same kind has.
+    # Whether some positions are in no part of the same kind.
     _gm_takes_a_part = False
 
     def __init__(self, parents: MapDataset[Any] | Iterable[MapDataset[Any]] = ()) -> None:

@@ -102,7 +102,7 @@ class DatasetNode(Node):
         Mapping[str, str]
     ] = {}  # by name, for attributes of other libraries
     _gm_seed_point: int | None = None  # the seed given at this point of the pipeline
-    _gm_drops = False  # whether this step may leave out elements of its parent
+    _gm_drops = False  # whether this stage may drop elements of its parent
     # Whether it counts in the distance of a seed (what does not has one parent).
     _gm_adds_step = True
     _gm_is_share = False  # whether it is a worker's part of its parent
@@ -112,9 +112,9 @@ class DatasetNode(Node):
     _gm_shared_by_threads: ClassVar[tuple[str, ...]] = ()
     _gm_makes_batches = False  # whether an element has a row for each of those that it is made of
     _gm_takes_apart = False  # an element of its parent may become several
-    # whether a function decides, of which nobody knows it without calling it
+    # whether a user's function may drop elements, which is not known without calling it
     _gm_may_leave_out = False
-    # which faults of the steps before it are passed over (see ``gristmill.dataset.faults``)
+    # which faults of the upstream stages are skipped (see ``gristmill.dataset.faults``)
     _gm_tolerance: Any = None
 
     @property
@@ -180,10 +180,10 @@ class DatasetNode(Node):
         return hooks.pipeline_html(self)
 
     def _gm_over(self, replaced: Callable[[Any], Any]) -> Any:
-        """This step over other parents: a copy that shares whatever it has with this one, and has
-        the same default seed.
+        """Returns this stage over other parents: a copy with the attributes of this one and the
+        same default seed.
 
-        A step that keeps something else that follows from its parents makes itself again.
+        A stage that stores something else derived from its parents is constructed again.
 
         Args:
             replaced: gives what takes the place of a parent, or of anything made of parents that an
@@ -196,14 +196,14 @@ class DatasetNode(Node):
         return new
 
     def _gm_computed_by(self, threads: ReadOptions | None, num_workers: int | None) -> Any:
-        """This step, computed by others, if it says by whom: by such threads, or so many worker
-        processes. The elements, their order and the states are the same; itself if that cannot be.
+        """Returns this stage computed by other threads or worker processes, if it says how many.
+        The elements, their order and the states are the same; itself if that cannot be.
         """
         return self
 
     def pipe(self, func: Callable[..., S], /, *args: Any, **kwargs: Any) -> S:
-        """Returns ``func(self, *args, **kwargs)``: lets any function of a dataset stand in a chain
-        of methods.
+        """Returns ``func(self, *args, **kwargs)``: applies any function of a dataset in a chain of
+        methods.
 
         Example:
             >>> from gristmill.dataset import MapDataset
@@ -371,15 +371,15 @@ def changes_in_lanes(ds: Any) -> bool:
 
 
 def dropping_steps(ds: Any) -> list[Any]:
-    """Those that may leave out elements, of ``ds`` and everything upstream."""
+    """Returns the stages that may drop elements, of ``ds`` and everything upstream."""
     return [node for node in ancestors(ds) if node._gm_drops]
 
 
 def may_leave_out(ds: Any) -> bool:
-    """Returns true if code of users in ``ds`` or upstream may leave out elements by ``None``."""
+    """Returns true if code of users in ``ds`` or upstream may drop elements by ``None``."""
     return any([node._gm_may_leave_out or not is_of_library(node) for node in ancestors(ds)])
 
 
 def is_of_library(stage: Any) -> bool:
-    """True if ``stage`` is of a class of this library: of a subclass, nobody knows what it does."""
+    """True if ``stage`` is of a class of this library: subclasses may do anything."""
     return type(stage).__module__.partition(".")[0] == "gristmill"

@@ -1,8 +1,7 @@
 """Observation of a pipeline from outside: the hooks that stages offer to an observer, and their
 reports.
 
-Nothing of this is called as long as nobody observes, and nothing is asked for each element. An
-observer
+Without an observer nothing of this is called, and no element is checked. An observer
 
 1. gives an object an instrument (``_gm_set_instrument``): a function that is called in place of the
    method that takes elements. No other object has it. Python looks up methods of users' classes in
@@ -150,8 +149,8 @@ class Observable:
         return ()
 
     def open_iterators(self) -> Sequence[Any]:
-        """Return the iterators that it runs besides those of its parents, as far as there are any
-        at the moment.
+        """Return the iterators that it runs besides those of its parents, if there are any at the
+        moment.
         """
         return ()
 
@@ -170,9 +169,7 @@ def let_observe(
     pools: Callable[[Any], None] | None = None,
     waits: BudgetWaits | None = None,
 ) -> None:
-    """Lets somebody observe an iterator that has been made; with ``None`` alone it is as it was
-    before.
-    """
+    """Sets the observer of an iterator that has been made; ``None`` alone removes it."""
     it._gm_set_instrument(wrap)
     stream: Observable = it._gm_engine
     stream.observe_reads(reads)
@@ -286,7 +283,7 @@ def _divert(
         diversion = _diversions.get(cls) or _Diversion(cls, name, through)
         if key not in diversion.stages:
             weakref.finalize(stage, _leave, cls, key).atexit = False
-        # from here on nothing ends it; before, whatever is collected might
+        # from here on nothing ends it; before, any garbage collection might
         diversion.stages.add(key)
         _diversions[cls] = diversion
         diversion.begin()

@@ -1,9 +1,9 @@
 """The lineage of outputs: elements that know their records, and pipelines over such elements.
 
-A *twin* of a pipeline is the same pipeline over ``Traced`` elements. Stages that pass elements on
-are its own, with their own code and states; those with a function have one that makes a ``Traced``
-of a ``Traced``, and calls the user's function only if somebody asks for the element. A stage tells
-its twin by ``_gm_traced(tracing)``.
+A *traced* pipeline is the same pipeline over ``Traced`` elements. Stages that pass elements on
+keep their own code and states. Those with a function have one that makes a ``Traced`` of a
+``Traced``, and calls the user's function only if the element is requested. A stage returns its
+traced version from ``_gm_traced(tracing)``.
 """
 
 from __future__ import annotations
@@ -154,21 +154,21 @@ def noting_failed(function: Callable[[Traced], T]) -> Callable[[Traced], T]:
 
 
 class Tracing:
-    """Makes the traced twin of a pipeline.
+    """Makes the traced version of a pipeline.
 
     Args:
-        is_exact: functions of ``map`` are run, too, where an element is left out if they return
+        is_exact: functions of ``map`` are run, too, where an element is dropped if they return
             ``None``. Otherwise it is assumed that they do not.
     """
 
     def __init__(self, is_exact: bool) -> None:
         self.is_exact = is_exact
-        self.assumes = False  # that some function leaves out nothing
+        self.assumes = False  # that some function drops nothing
         self.computes = False  # functions are called at once, so that they fail in their stages
-        self.faults: list[LineageRecord] = []  # records that were passed over
+        self.faults: list[LineageRecord] = []  # records that were skipped
 
     def note_faults(self, rows: Rows) -> None:
-        """Notes that these records were passed over."""
+        """Notes that these records were skipped."""
         self.faults += [record for row in rows for record in row if record not in self.faults]
 
     def note_fault(self, error: Exception) -> None:
@@ -195,7 +195,7 @@ class Tracing:
                 self.note_faults(rows_at(parents_of(steps[event.stage])[0], index)[0])
 
     def of(self, ds: Any) -> Any:
-        """The twin of a stream; of a map dataset that of the stream that it is iterated as.
+        """Returns the traced version of a stream; for a map dataset, of its ``to_iter_dataset()``.
 
         Raises:
             NotImplementedError: one of its stages has none; it is named.
@@ -204,7 +204,7 @@ class Tracing:
         return stream._gm_traced(self)
 
     def over(self, ds: Any, **changed: Any) -> Any:
-        """A copy of the step ``ds`` over the twins of its parents, or over ``_gm_parents``, with
+        """Returns a copy of the stage ``ds`` over its traced parents, or over ``_gm_parents``, with
         other attributes.
         """
         new = copy.copy(ds)
@@ -320,7 +320,7 @@ def with_component(component: Any) -> Callable[[Traced], Traced]:
 
 
 def with_epochs(num: int, elements: Iterable[Any]) -> list[Any]:
-    """Says of ``elements`` that their stream has begun again so often."""
+    """Returns ``elements`` with ``num`` added to the epochs of their records."""
     return [
         x.with_records(lambda p: p.replaced(epoch=None if p.epoch is None else p.epoch + num))
         for x in elements

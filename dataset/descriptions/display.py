@@ -1,7 +1,7 @@
 """The ``repr`` of a pipeline: a chain that one can read from top to bottom, the source first.
 
 It is for people and says what is known without running anything; a user's object that cannot answer
-is passed over. States and checkpoints tell pipelines apart by ``description`` instead, whose text
+is skipped. States and checkpoints distinguish pipelines by ``description`` instead, whose text
 is complete.
 """
 
@@ -29,7 +29,9 @@ _MAX_NAME = 40
 
 
 class _Showing:
-    """That a pipeline is being shown. Goes with who shows it, also if that is interrupted."""
+    """Marks that a pipeline is being shown. Freed with the call that shows it, also if that is
+    interrupted.
+    """
 
 
 _being_shown: dict[tuple[int, int], ref[_Showing]] = {}  # by pipeline and thread
@@ -74,8 +76,8 @@ def _chain_text(pipeline: Any) -> str:
 
 
 def stage_name(stage: Any) -> str:
-    """The text of a stage in a chain: on one line, without memory addresses, whatever a user's
-    class makes of it.
+    """The text of a stage in a chain: on one line, without memory addresses, also where a user's
+    class has other text.
     """
     text = without_addresses(one_line(_answer(stage._gm_chain_text, ""), _MAX_LINE))
     return text if text.strip("…") else stage._gm_class_name

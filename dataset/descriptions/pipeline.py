@@ -166,7 +166,7 @@ def source_difference(
         saved: the text of the source then.
         own: the text of the source here.
         saved_files: its files then; ``None`` if nothing is known of them, as in what Grain writes.
-        own_files: its files here; ``None`` if it is not made of files that may lie elsewhere.
+        own_files: its files here; ``None`` if it is not made of files that may be moved.
     """
     if own_files is not None and saved_files is not None:
         difference = _file_difference(saved_files, own_files)
@@ -197,7 +197,7 @@ def _file_difference(saved: Any, own: Sequence[str]) -> str | None:
 
 
 def _without_paths(text: Any) -> Any:
-    """The text of a source without what says where files lie."""
+    """Returns the text of a source without the paths of its files."""
     return re.sub("hash_of_paths=[0-9a-f]*", "", text) if isinstance(text, str) else text
 
 

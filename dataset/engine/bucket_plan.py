@@ -74,12 +74,12 @@ class BucketPlan:
 
     Args:
         ds: the dataset.
-        lengths: of the elements of the source, or whatever ``base_of(ds)`` is.
+        lengths: of the elements of the source, or of ``base_of(ds)``.
         boundaries: of the buckets.
         rows: of a batch, for each bucket.
         window: elements of ``ds`` that are looked at together.
         seed: that of the order of batches.
-        drop_remainder: whether batches with fewer rows, at the end of an epoch, are left out.
+        drop_remainder: whether batches with fewer rows, at the end of an epoch, are dropped.
         keep_long: whether what is longer than the last boundary is in the last bucket, or nowhere.
 
     Raises:
@@ -242,7 +242,7 @@ class BucketPlan:
         times, rest = (
             divmod(self._num_elements, len(self._lengths)) if len(self._lengths) else (0, 0)
         )
-        if not rest:  # in whatever order
+        if not rest:  # in any order
             *counts, num_long = (self._lengths.per_bucket(self._boundaries) * times).tolist()
             counts[-1] += num_long if self._keep_long else 0
             return np.array(counts, np.int64), num_long

@@ -175,7 +175,7 @@ class BucketBatch(Collecting[Buckets]):
         cell.pos = found.pos = self._pos(found)
 
     def _pass_batch(self, cell: Cell, found: Collected[Buckets]) -> None:
-        """Leave out a batch that cannot be made."""
+        """Skip a batch that cannot be made."""
         self._empty(cell, found)
         found.resume, self._kept = (found.after, self.records()), found
 

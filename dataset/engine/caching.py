@@ -107,7 +107,7 @@ class Cache(Replaying):
         cell.pos = parent if is_known else memory.end, num, True, skipped, records
 
     def _memory_at(self, cell: Cell) -> _Memory:
-        """Return what is in memory, as far as it came before the position of ``cell``."""
+        """Return what is in memory, of elements before the position of ``cell``."""
         _, num, _, skipped, records = cell.pos
         memory, choices = self._memory, self.choices
         if memory is not None:

@@ -7,7 +7,7 @@ again, from a position on, *replays* them. It owns ``Choices``: a record of the 
 made upstream since that position, which is part of its own position and of its state. Stages
 upstream ask the record first, and do what it says.
 
-A known choice that cannot be made any more, as its component was dropped, is passed over: the stage
+A known choice that cannot be made any more, as its component was dropped, is skipped: the stage
 asks for the next one. So the stage that replays sees at the number of choices which element is
 missing, if it knows that each choice gave one of its elements at most (``mixture``). Otherwise
 dropping is refused.
@@ -181,7 +181,7 @@ class Choices:
         }
 
     def repeat(self, nums: Mapping[str, int]) -> None:
-        """Make so many recorded choices of each stage again, in place of the stage."""
+        """Make ``nums[key]`` recorded choices of each stage again, in place of the stage."""
         for key, num in nums.items():
             for _ in range(num):
                 choice = self.ask(key)

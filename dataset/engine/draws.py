@@ -17,7 +17,7 @@ LOST = "lost"
 
 # What became of a draw.
 ELEMENT = 0  # the component gave an element
-# its element is left out: it was delivered, and the others of its group make other outputs
+# its element is not needed: it was delivered, and the rest of its group makes other outputs
 DELIVERED = 1
 EXHAUSTED = 2  # the component had no element left
 END = 3  # the mixture ended
@@ -126,7 +126,7 @@ class SavedDraws(NamedTuple):
         return self._replace(names=tuple([None if name in gone else name for name in self.names]))
 
     def passing(self, num_rows: int) -> SavedDraws:
-        """Return the same when what is in the first outputs of the stage is left out."""
+        """Return the same without elements of the first outputs of the stage."""
         rows: Iterable[int] = (
             repeat(-1) if self.delivery is None or not self.delivery.rows else self.delivery.rows
         )
@@ -146,7 +146,7 @@ class SavedDraws(NamedTuple):
         ]
 
     def names_drawn(self) -> set[str]:
-        """Return the names of components of which there are elements."""
+        """Return the names of components that have given elements."""
         places = {code // _NUM_KINDS for code in self.codes if code % _NUM_KINDS == ELEMENT}
         return {name for place in places if (name := self.names[place]) is not None}
 

@@ -80,7 +80,7 @@ def unless_none(fn: Fn, x: Any) -> Any:
 
 
 class Keep(Stream):
-    """The elements of the parent that ``fn`` accepts; ``guard`` is told how many these are."""
+    """Elements of the parent that ``fn`` accepts; ``guard`` counts them."""
 
     flow = "dropping"
 

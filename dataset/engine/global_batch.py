@@ -425,7 +425,7 @@ def _counts(parts: list[Part]) -> list[tuple[int, ...]]:
 
 
 def _leaving_out(ds: GlobalBatchIterDataset[Any]) -> str:
-    """Return the stages that may leave out elements although lengths count them, in words."""
+    """Return the names of stages that may drop elements although lengths count them."""
     functions = (MapMapDataset, RandomMapMapDataset, MapWithIndexMapDataset)
     found = [node for node in ancestors(ds) if isinstance(node, functions)] or [
         x for x in ancestors(ds) if not x._gm_parents

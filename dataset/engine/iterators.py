@@ -166,8 +166,8 @@ class StreamIterator(DatasetIterator[T_co]):
         Args:
             state: from ``get_state`` of an iterator of an equal pipeline; of mixtures with names,
                 weights and components may be other.
-            drop: names of components of mixtures whose positions are to be forgotten, as the
-                mixture does not have them any more.
+            drop: names of components of mixtures whose positions are discarded, as the mixture does
+                not have them any more.
         """
         if drop:
             state = without_components(state, as_names(drop))
@@ -308,12 +308,12 @@ def adopt(it: StreamIterator[Any], parents: Sequence[DatasetIterator[Any]]) -> N
 
 
 def fault_reporter_of(it: StreamIterator[Any]) -> Callable[[str, int], None]:
-    """Return what tells the observer of ``it`` of skipped elements."""
+    """Return a function that reports skipped elements to the observer of ``it``."""
     return partial(_report_faults, weakref.ref(it))
 
 
 def _report_faults(it: weakref.ref[StreamIterator[Any]], stage: str, num: int) -> None:
-    """Tell the observer of an iterator that a stage has skipped ``num`` more elements."""
+    """Report to the observer of an iterator that a stage has skipped ``num`` more elements."""
     report_faults_of(it(), stage, num)
 
 

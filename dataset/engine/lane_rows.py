@@ -102,8 +102,8 @@ class PaddedLane(Replaying):
             yield made.pop()
 
     def _begin(self, cell: Cell) -> list[Any]:
-        """Move the parent to after the last step before ``cell.pos``; return its last element in a
-        list, which is empty if there is none.
+        """Move the parent behind its last element before ``cell.pos``; return that in a list, which
+        is empty if there is none.
         """
         before, num, records = cell.pos
         held = self._held
@@ -163,7 +163,7 @@ class LaneRows(Stream):
     _lanes: Sequence[Lane] = ()
     _is_closed = False
     _key = ""
-    _tell: Callable[[Any], None] | None = None  # is told of the iterators of lanes
+    _tell: Callable[[Any], None] | None = None  # called with the iterators of lanes
 
     def __init__(self, stage: LaneRowsIterDataset) -> None:
         self.makes_choices = makes_choices(stage)  # in the lanes

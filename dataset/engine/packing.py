@@ -40,7 +40,7 @@ class Collected(Generic[M]):
         num: the number of the next element, counted from where the collection began.
         after: the parent's position before that element.
         counts: how many choices each stage upstream had made there.
-        skipped: numbers of elements that are left out.
+        skipped: numbers of elements that are skipped.
         next: the next element, if it has been read.
         is_last: the parent has ended.
         made: what the stage has made of the elements.

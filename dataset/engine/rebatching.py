@@ -162,7 +162,7 @@ class _Rows:
         """Return the leaves of a batch.
 
         Raises:
-            ValueError, TypeError: it is none, or not like the first one.
+            ValueError, TypeError: it is no batch, or not like the first one.
         """
         flatten = self._flatten or tree.flattener()
         leaves: Leaves

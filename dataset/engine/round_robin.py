@@ -37,7 +37,7 @@ _MOST_CHANGES = 64  # of a log, besides one for each shard
 
 
 class RoundRobin(Stream):
-    """One element of each shard in turn. A shard that has ended is passed over.
+    """One element of each shard in turn. Shards that have ended are skipped.
 
     The position is ``(parts, log, num, slot, ended)``: ``slot`` is the shard whose turn it is; of
     ``parts``, those of the shards, the first ``num`` entries ``(shard, part)`` of the log have

@@ -171,7 +171,7 @@ class Stream(Observable):
     chooses: bool  # a stage upstream makes choices, or this one does
     ctx: IteratorContext
     _live: Any = None  # the current run, its cell, and the moves of that when it started
-    wrap: Wrap | None = None  # makes the instrument of who observes it
+    wrap: Wrap | None = None  # makes the instrument of its observer
 
     def __init__(self, stage: Any, *parents: Stream) -> None:
         self.stage = stage
@@ -364,9 +364,7 @@ class Stream(Observable):
         """Release threads and files of this stream alone."""
 
     def drop(self) -> None:
-        """Close as far as that needs no wait: nobody refers to the iterator of this stream any
-        more.
-        """
+        """Close without waiting: there is no reference to the iterator of this stream any more."""
         for stream in (self, *self.parents):
             stream.forget_run()
         # they refer to the consumer's cell, which may refer to this

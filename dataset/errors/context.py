@@ -145,7 +145,9 @@ def _add_error_context(error: BaseException, stage: Any, failure: Callable[[], F
 
 
 def add_error_epoch(error: BaseException, it: Any, epoch: int) -> None:
-    """Adds to what ``error`` says that the data before ``it`` has begun again so often."""
+    """Adds to what ``error`` says that the data upstream of ``it`` has restarted ``epoch``
+    times.
+    """
     with contextlib.suppress(Exception):
         existing = note_at(error)
         if existing is None or not epoch:
@@ -223,7 +225,7 @@ def on_delivery(error: BaseException, call: Callable[[], object]) -> None:
 
 
 def pipeline_error(message: str) -> RuntimeError:
-    """An error of a process, say, which leaving out elements does not help against."""
+    """An error, of a process for example, that skipping elements does not help against."""
     error = RuntimeError(message)
     vars(error)[_PIPELINE_ERROR] = True
     return error

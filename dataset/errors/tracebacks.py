@@ -47,9 +47,9 @@ def filter_traceback(error: BaseException) -> None:
 
     Type, arguments and causes stay as they are; so does the frame that raised the error, and all
     code of users. Of an interrupt from the keyboard, which may come anywhere, frames of the library
-    and of what it calls are left out even where they raised it, and nothing is noted. To be called
-    by a ``next`` or ``ds[i]`` that raises the error, where it is caught. If that runs inside of
-    another one of ours, or of a thread or a worker process that computes ahead, nothing happens.
+    and of what it calls are removed even where they raised it, and nothing is noted. Called by a
+    ``next`` or ``ds[i]`` that raises the error, where it is caught. If that runs inside of another
+    one of ours, or of a thread or a worker process that computes ahead, nothing happens.
     """
     if isinstance(error, Exception | KeyboardInterrupt) and not isinstance(error, StopIteration):
         with contextlib.suppress(Exception):
@@ -152,7 +152,7 @@ def _attach(error: BaseException) -> None:
     """Makes a copy of ``error`` with its whole traceback, and what caused it, its cause."""
     if isinstance(error.__cause__, UnfilteredTraceback):  # it is raised once more
         return
-    # whatever its ``__str__`` raises
+    # its ``__str__`` may raise anything
     text = "".join(traceback.format_exception_only(error)).strip()
     whole = UnfilteredTraceback(
         f"{text}\n\nThis is the error below with all frames. Those of gristmill are left out below:"

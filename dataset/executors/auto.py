@@ -2,13 +2,13 @@
 
 Guarantees:
 
-1. The controller is a function of what it is told: times, rates and shares. It reads no clock.
+1. The controller is a function of its arguments: times, rates and shares. It reads no clock.
 2. It grows while the consumer waits, and takes back a change that gained less than ``_GAIN``. When
    no number gains more, it tries threads in place of processes, or processes again.
 3. Where workers have used CPUs and the consumer waits, it also tries fewer: threads that need the
    same interpreter lock keep each other waiting.
 4. On a steady load it changes nothing after the first ``_SEARCH_SECONDS``. If three measurements in
-   a row say that the load has changed, the search begins again.
+   a row say that the load has changed, the search restarts.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class InProcessExecutor(Executor):
     """The base of those whose shards have iterators in this process."""
 
     def opened(self) -> list[StreamIterator[Any]]:
-        """Return new iterators of all shards, of which observers are told."""
+        """Return new iterators of all shards, and register them with observers."""
         opened, report = open_shards(self._task, self.ctx), self._report_opened
         iterators = [shard_iterator(it, records=bool(self._task.key)) for it in opened]
         if report is not None:

@@ -244,7 +244,7 @@ class PoolExecutor(Executor):
 
     @property
     def _owner(self) -> Any:
-        """For whom workers may be used again. What an init function has done to one cannot be
+        """The key by which workers are reused. What an init function has done to one cannot be
         undone.
         """
         return self._task.dataset if self._task.init_fn is None else None

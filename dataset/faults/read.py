@@ -333,7 +333,7 @@ class ReadOutcomes(Read):
                     raise error
 
     def _report(self, at: _At, choice: Choice) -> None:
-        """Log faults, and tell an observer."""
+        """Log faults, and report them to the observer."""
         if self.ctx.lender is not None or at.place < self._num_written:
             return
         self._num_written = at.place + 1

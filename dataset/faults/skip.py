@@ -32,7 +32,7 @@ class SkipFailed(Stream):
         stage: the definition.
         parent: the stream.
         tolerance: the arguments of ``tolerate``.
-        tracing: is told what is skipped, of a pipeline that is explained.
+        tracing: records what is skipped, of a pipeline that is explained.
     """
 
     flow = "dropping"
@@ -291,7 +291,7 @@ class SkipFailed(Stream):
 
 
 def _after(inner: Cell, end: int, steps: Iterator[bool], count: Count, known: Known | None) -> Pos:
-    """Return the position in a block of outputs, of which there is one in ``steps`` for each that
-    was not yielded.
+    """Return the position in a block of outputs; ``steps`` has one entry for each output that was
+    not yielded.
     """
     return inner.settle(), end - length_hint(steps), count, known

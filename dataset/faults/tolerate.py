@@ -265,7 +265,7 @@ class TolerateMapDataset(BlockMapDataset[T]):
 
 
 def _component(ds: Any, index: int) -> tuple[int, ...]:
-    """Return which component the element is of, for every mixture on the way to its record."""
+    """Return the component of the element in every mixture on the way to its record."""
     path = []
     try:
         while is_of_library(ds):

@@ -31,8 +31,8 @@ class LocalLanes:
         pool: the workers.
         num_lanes: how many lanes there are.
         numbers: which elements are those of all lanes; ``None`` if that is not known.
-        here: lets the consumer compute all lanes until workers are up, and where there are to be
-            none.
+        here: lets the consumer compute all lanes until workers are up, and where no workers are
+            wanted.
     """
 
     def __init__(
@@ -69,7 +69,9 @@ class LocalLanes:
         return self._num_before + sum([owner.num_received for owner in self._owners])
 
     def has_sent(self, lane: WorkerLane) -> bool:
-        """Return true if who computes a lane has sent something, so that nobody waits for it."""
+        """Return true if the owner of a lane has sent something, so that there is no wait for
+        it.
+        """
         return bool(lane.owner.has_sent())
 
     def busy(self) -> float:
@@ -135,7 +137,7 @@ class LocalLanes:
     # Moving lanes.
 
     def _balance(self) -> None:
-        """Let workers leave the lanes that others are to compute, as far as these are up."""
+        """Let workers leave the lanes that are moving to others, if these are up."""
         wanted = self._num_wanted
         self._recruit(wanted)
         for group in self._owners:
@@ -185,7 +187,7 @@ class LocalLanes:
             group.recount(count)
 
     def _targets(self) -> dict[int, Any] | None:
-        """Return who is to compute each lane that runs; ``None`` if nobody can yet."""
+        """Return the owner wanted for each lane that runs; ``None`` if none is ready yet."""
         up = [i for i, group in enumerate(self._groups[: self._num_wanted]) if group.is_up]
         if not up and (self._num_wanted or self._here is None):
             return None
@@ -211,7 +213,7 @@ class LocalLanes:
         )
 
     def _spread(self, numbers: Sequence[int]) -> None:
-        """Let the least busy workers compute these lanes, which nobody computes."""
+        """Let the least busy workers compute these lanes, which have no owner."""
         for number in numbers:
             lane = self.lanes[number]
             owner = lane.owner

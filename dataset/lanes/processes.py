@@ -56,8 +56,8 @@ class WorkerLane(Shard):
 
     def __init__(self, worker: Any, number: int) -> None:
         super().__init__()
-        self.worker = worker  # knows who computes the lane
-        self.owner: Any = None  # who does, in a pool of this machine
+        self.worker = worker  # its state and owner
+        self.owner: Any = None  # what computes it, in a pool of this machine
         self.number = number
 
     def __str__(self) -> str:
@@ -182,10 +182,10 @@ class LanesOfWorker(NamedWorker):
     ) -> None:
         super().__init__(pool, index, count, num_lanes, numbers)
         self.lanes: dict[int, WorkerLane] = {}
-        self.leaving: set[int] = set()  # lanes that the worker was told to leave
+        self.leaving: set[int] = set()  # lanes that the worker was asked to leave
         # lanes that it has left since, and where they continue
         self.left: list[tuple[WorkerLane, Any]] = []
-        self._skipping: int | None = None  # the lane whose next element is to be left out
+        self._skipping: int | None = None  # the lane whose next element is skipped
         self._quarantine: Quarantine | None = None
         self._num_careful = 0  # outputs to go carefully
         self._unexplained = ""  # a death that may be no element's fault
@@ -234,7 +234,7 @@ class LanesOfWorker(NamedWorker):
         return number in self._states and self.lanes[number].is_running
 
     def leave(self, numbers: Sequence[int]) -> None:
-        """Tell the worker to leave these lanes. What it has computed of them still comes."""
+        """Ask the worker to leave these lanes. What it has computed of them still comes."""
         self.leaving.update(numbers)
         self._pool.workers[self._index].change_lanes({}, numbers)
 
@@ -262,7 +262,7 @@ class LanesOfWorker(NamedWorker):
         while self.leaving and self.is_calm and self._held is None and self.has_sent():
             try:
                 kind, number, content = self._receive()
-            except WorkerDied:  # whoever waits for it will learn that
+            except WorkerDied:  # the thread that waits for it will see that
                 self.leaving.clear()
             else:
                 self._give(next(iter(self.lanes.values())), kind, number, content)

@@ -93,7 +93,7 @@ class LanesOfActor(LanesOfWorker):
         while True:
             worker = self._pool.worker(self._index)
             try:
-                # to skip is not begun again
+                # a skip is not restarted
                 return worker.receive(_LOOK_SECONDS if self._skipping is None else None)
             except WorkerBusy:
                 worker.usable = False
@@ -162,7 +162,7 @@ class LanesOnRay:
         return sum([not worker.has_sent() for worker in workers]) / (len(workers) or 1)
 
     def has_sent(self, lane: WorkerLane) -> bool:
-        """Return false: nobody knows without asking the actor."""
+        """Return false: it is not known without asking the actor."""
         return False
 
     def text(self, lane: WorkerLane) -> str:

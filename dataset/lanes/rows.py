@@ -34,7 +34,7 @@ def join_parts(
     Args:
         parts: of all workers, none of which lacks rows since a lane is short.
         size: rows of each lane.
-        stacks: whether rows are stacked, and are to be.
+        stacks: whether rows must be stacked.
         allocate: makes the arrays that rows are copied to, where there are several parts.
         unknown_row: gives a row of zeros where no part has any.
     """
@@ -92,7 +92,7 @@ class LaneRowsIterDataset(IterDataset[Part]):
         lanes: those whose elements are wanted.
         num_lanes: how many the pipeline is divided into.
         size: elements of each lane in a step.
-        stacks: whether rows are stacked; else they stand in a list.
+        stacks: whether rows are stacked; else they are in a list.
         pads: whether a lane that has ended gives copies of its last element.
     """
 

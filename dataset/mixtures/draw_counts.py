@@ -19,7 +19,7 @@ class DrawCounts(NamedTuple):
     Args:
         elements: how many.
         lengths: of all elements of each together; their number, if lengths are not measured.
-        epochs: how often it has begun again.
+        epochs: how often it has restarted.
         ended: which have no elements left; where they start again, which have had none since.
         targets: how long the elements of each should be together, in parts of ``whole``; only where
             they are measured.

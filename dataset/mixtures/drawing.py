@@ -126,8 +126,7 @@ class Drawing:
                 if known.kind in (ELEMENT, DELIVERED):  # of a component that was dropped
                     self.index += 1
                 if known.kind == END:
-                    # More may follow under these weights: who replays makes a group of its own of
-                    # those.
+                    # More may follow under these weights: a replay makes a separate group of those.
                     self._pauses = bool(self._due(*self._without_ended(self._planned()), 1))
                     return []
                 continue
@@ -206,8 +205,8 @@ class Drawing:
         return left[2]
 
     def _component_again(self) -> int | None:
-        """Return whose element is drawn again, the complement if it is left out; ``None``: of none
-        that is there.
+        """Return the component that is drawn from again, its complement if the element is dropped;
+        ``None``: that component is gone.
         """
         assert self.again is not None
         turn = self.again[0].at(self.index)
@@ -218,7 +217,7 @@ class Drawing:
     # What has happened.
 
     def draw(self, i: int, x: Any, part: Pos) -> bool:
-        """Count an element; return true if it is left out."""
+        """Count an element; return true if it is dropped."""
         mix, length, aims = self.mix, 1, None
         if mix.by is not None:
             try:

@@ -35,9 +35,7 @@ class MixturePos(NamedTuple):
     again: tuple[DrawLog, Any] | None = None
 
     def after(self, log: Sequence[Any]) -> MixturePos:
-        """Return where the mixture is after the entries of a log, of which there is at least
-        one.
-        """
+        """Return where the mixture is after the entries of a log, which has at least one."""
         parts, has_ended = [*self.parts], self.has_ended
         counts = None if self.counts is None else RunningCounts(self.counts)
         for i, part, _, length, kind, aims in log:

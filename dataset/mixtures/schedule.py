@@ -190,7 +190,7 @@ class Schedule:
         return cls(steps) if kind == "steps" else cls.linear(steps)
 
     def selection(self, names: Sequence[str]) -> ScheduledSelection:
-        """Which of ``names`` is next at every position; the others are left out.
+        """Returns which of ``names`` is next at every position, without the other components.
 
         Where none of them has a weight, those hold that the next position with weights has. It ends
         after the last one.
@@ -204,7 +204,7 @@ class Schedule:
         end = next((position for position in rows if position > last), None) if drawn_from else None
         shares = []
         for position, row in rows.items():
-            if not any(row):  # what lies between points with weights is as the nearest of them
+            if not any(row):  # positions between points with weights take the nearest
                 nearest = [p for p in drawn_from if p > position][:1] or drawn_from[-1:]
                 row = rows[nearest[0]] if nearest else [Fraction(1)] * len(names)
             total = sum(row)
@@ -623,8 +623,8 @@ def _released(segment: _Segment, whole: int, members: Sequence[int], x: int, num
 def _released_by_unit(
     segment: _Segment, whole: int, members: Sequence[int], x: int, num: int
 ) -> Any:
-    """Return the same as ``_released``: each unit is looked for, of which there are about as many
-    as positions.
+    """Return the same as ``_released``: it searches for each unit; there are about as many units as
+    positions.
     """
     before = [segment.at(i, x) for i in members]
     slope = np.array([(segment.slope[i] + 2 * segment.bend[i] * x) / whole for i in members])

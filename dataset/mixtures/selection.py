@@ -235,8 +235,8 @@ def _cascade(proportions: tuple[int, ...], index: int) -> tuple[int, int]:
 
 
 def _cascade_run(proportions: tuple[int, ...], start: int, stop: int) -> Selected:
-    """The selection of the indices from ``start`` up to ``stop``: whatever their number, each
-    component is looked at once.
+    """The selection of the indices from ``start`` up to ``stop``: each component is examined once,
+    for any number of indices.
     """
     left = list(range(stop - start))  # places in the block that no component has taken yet
     shares: list[tuple[int, Indices]] = []

@@ -314,7 +314,7 @@ class BucketBatchIterDataset(IterDataset[T]):
     def _gm_traced(self, tracing: Tracing) -> Any:
         length_of = self._gm_parameters.length_fn
         given = self._gm_parameters.replaced(length_fn=noting_failed(lambda x: length_of(x.value)))
-        # which is passed over
+        # which is skipped
         parent = tracing.of(self._gm_parent).map(lambda x: None if x.value is None else x)
         return tracing.over(
             self,

@@ -63,14 +63,14 @@ class ConcatThenSplitIterDataset(IterDataset[dict[str, Any]]):
     passed through, and first tokens that are overwritten).
 
     Order: the parent's. State: the parent's before the element in which a row begins, where in it,
-    and the number of rows since; restoring makes that row again. ``skip_failed`` leaves out a
-    single element, and the state says which one as long as rows are being made of its neighbours.
+    and the number of rows since; restoring makes that row again. ``skip_failed`` skips a single
+    element, and the state says which one as long as rows are being made of its neighbours.
     Cost: a few µs per sequence and one copy.
 
     Args:
         parent: a dataset of dicts with exactly the features of ``length_struct``: arrays whose
             first axis is that of the sequence, lists of numbers, or scalars, sequences of length 1.
-            ``None`` is passed over.
+            ``None`` is skipped.
         length_struct: feature to length of a row, at least 1.
         meta_features: features that are never cut, but repeated in every row that has a piece of
             their element; without segment ids and positions.

@@ -52,7 +52,7 @@ def device_put(
     cpu_buffer_size = as_int("cpu_buffer_size", cpu_buffer_size, minimum=0)
     device_buffer_size = as_int("device_buffer_size", device_buffer_size, minimum=0)
     try:
-        import jax  # noqa: F401  (what is missing is to be known now, not with the first element)
+        import jax  # noqa: F401  (fails now if missing, not with the first element)
     except ImportError as error:
         raise missing_package("jax", "jax", "device_put") from error
     on_host = ThreadPrefetchIterDataset(ds, prefetch_buffer_size=cpu_buffer_size)

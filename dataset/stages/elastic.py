@@ -201,7 +201,7 @@ class ElasticIterator(StreamIterator[T], IterDataset[T]):
         length = num_elements(self._ds)
         if isinstance(self._ds, MapDataset) and isinstance(length, Exact | AtMost | Infinite):
             return scaled(length, lambda num: num // self._global_batch_size)
-        return Unknown()  # which datasets a shard reads does not tell how long they are
+        return Unknown()  # the lengths of a shard's datasets are not known
 
     @property
     def _element_spec(self) -> Any:
@@ -259,8 +259,8 @@ class ElasticIterator(StreamIterator[T], IterDataset[T]):
         """Continues with the datasets of this shard from ``states``.
 
         Args:
-            states: what ``get_shard_states`` of all shards gave, in one mapping, whatever their
-                number was. The keys may be text, as in JSON; datasets of other shards are ignored.
+            states: what ``get_shard_states`` of all shards gave, in one mapping, for any number of
+                them. The keys may be text, as in JSON; datasets of other shards are ignored.
 
         Raises:
             NotImplementedError: ``ds`` is a ``MapDataset``, for which every state is that of all

@@ -177,7 +177,7 @@ class FlatMapMapDataset(BlockMapDataset[T]):
 
 
 class FlatMapIterDataset(IterDataset[T]):
-    """Returns the items that ``transform`` makes of each element; ``None`` is left out without a
+    """Returns the items that ``transform`` makes of each element; ``None`` is skipped without a
     call.
 
     Order: the parent's. State: the parent's before the element whose items are being delivered, and

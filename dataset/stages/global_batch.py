@@ -1,4 +1,4 @@
-"""``global_batch``: the batches of one host, the same whatever the number of hosts and workers."""
+"""``global_batch``: the batches of one host, the same for any number of hosts and workers."""
 
 from __future__ import annotations
 
@@ -381,8 +381,8 @@ class GlobalBatchIterDataset(IterDataset[T]):
 
 
 def _own_number(num: int, largest: bool = False) -> int:
-    """Stands for an agreement of hosts in the twin of a stream, which is not asked for more than
-    they agreed on.
+    """Stands for an agreement of hosts in a traced stream, which is not asked for more than they
+    agreed on.
     """
     return 1 if largest else num
 

@@ -61,7 +61,7 @@ class _Position(NamedTuple):
 
 
 class Examples(Reading):
-    """The examples of a stream of the library, of which there is one reader.
+    """The examples of a stream of the library, with a single reader.
 
     It is opened when it is needed, from the last known place, and dropped when it fails.
 

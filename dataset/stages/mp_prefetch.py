@@ -128,7 +128,7 @@ class MultiprocessPrefetchIterDataset(IterDataset[T]):
 
 
 class TracedLanesIterDataset(IterDataset[T]):
-    """The parent in lanes that the caller computes, whatever else there is in the pipeline."""
+    """Returns the parent in lanes that the caller computes, regardless of other stages."""
 
     _gm_adds_step = False
     _element_spec = spec_of_first_parent

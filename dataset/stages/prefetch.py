@@ -185,8 +185,8 @@ class TracedMapDataset(BlockMapDataset[Any]):
 
 
 def deciding_part(ds: MapDataset[Any]) -> MapDataset[Any]:
-    """Of ``ds`` what says at which indices there are elements, if the functions behind it leave out
-    none.
+    """Returns the part of ``ds`` that decides at which indices there are elements, if the functions
+    downstream drop none.
     """
     while ds._gm_may_leave_out and ds._gm_parents:
         ds = ds._gm_parents[0]

@@ -38,7 +38,7 @@ class RebatchParameters(Parameters):
 class RebatchIterDataset(IterDataset[T]):
     """Returns the rows of the parent's batches in batches of ``batch_size`` rows.
 
-    As if all batches were joined along the first axis of every leaf, and cut again. What lies
+    As if all batches were joined along the first axis of every leaf, and cut again. A batch from
     within one batch of the parent is a view of it; dtypes are promoted only where a batch is joined
     from several.
 

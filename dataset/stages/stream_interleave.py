@@ -138,7 +138,7 @@ class StreamInterleaveParameters(Parameters):
 
 
 class StreamInterleaveIterDataset(IterDataset[T]):
-    """The elements of the parent, an interleave and steps for every element alone, whose datasets
+    """The elements of the parent, an interleave and stages for every element alone, whose datasets
     are computed by ``workers``.
 
     Order: the parent's. State: the parent's. Cost: when a dataset is opened, its worker goes back
@@ -258,7 +258,7 @@ class _Members:
         self._workers = workers
         self._lanes: Sequence[WorkerLane] = ()
         self._process_id = 0
-        self._users: dict[int, _User] = {}  # whose lanes are computed or are to be
+        self._users: dict[int, _User] = {}  # whose lanes are running or waiting
         self._waiting: dict[int, Any] = {}  # states of lanes that were not started
 
     def iterator(
@@ -280,7 +280,7 @@ class _Members:
         return self._users.get(index) is user
 
     def leave(self, index: int, user: _User) -> None:
-        """Nobody needs lane ``index`` any more, unless another user has come."""
+        """Stops lane ``index``, unless another user has come."""
         if self._users.get(index) is user:
             del self._users[index]
             self._waiting.pop(index, None)

@@ -11,9 +11,9 @@ Guarantees:
    turn, and can be skipped.
 2. Workers have runs of consecutive indices in turn: single ones, or as many as a batch of the
    divided part has.
-3. A worker gives one output for every run. What a filter has left out is a ``LeftOut``, which the
-   consumer drops. So the position follows from the number of outputs that were taken, and with it
-   all counts in the state.
+3. A worker gives one output for every run. In place of a filtered element it gives a ``LeftOut``,
+   which the consumer drops. So the position follows from the number of outputs that were taken, and
+   with it all counts in the state.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _END: Any = object()
 
 
 class LeftOut(Value):
-    """Stands for an element that step ``by``, of those that leave out elements, has left out."""
+    """Stands for an element that stage ``by``, of those that drop elements, has dropped."""
 
     by: int
 
@@ -191,8 +191,8 @@ class DividedPart:
         return steps
 
     def guards(self, whole: Stream) -> list[tuple[Stream, FilterGuard]]:
-        """Return, of a stream of the divided part, those that leave out elements, in the order that
-        ``LeftOut`` means.
+        """Return the filters of a stream of the divided part with their guards, in the order of
+        ``LeftOut.by``.
         """
         chain = [whole]
         while chain[0].parents:
@@ -479,7 +479,7 @@ class StreamOrder(Stream):
         return self.parent.run(self.inner.at(self._inner_pos))
 
     def _check_budgets(self, x: Any, cell: Cell) -> None:
-        """Tell the guards of the steps that leave out elements of an output."""
+        """Report an output to the guards of the stages that drop elements."""
         by = x.by if type(x) is LeftOut else len(self._guards)
         for number, (stream, guard, decisions) in enumerate(self._guards[: by + 1]):
             decisions.append(number != by)

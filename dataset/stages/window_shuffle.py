@@ -125,8 +125,8 @@ class WindowShuffleIterDataset(IterDataset[T]):
     many of its elements were delivered. To continue there, the window is read again when the first
     element is asked for. Cost: half a millisecond per window.
 
-    When ``next`` fails because of an element of the window, ``skip_failed`` leaves out the whole
-    window, as it does with a batch.
+    When ``next`` fails because of an element of the window, ``skip_failed`` skips the whole window,
+    as it does with a batch.
 
     Args:
         parent: the dataset.

@@ -25,7 +25,7 @@ class DrawLog(NamedTuple):
     Args:
         start: the position in the mixture of the first one.
         names: of the components; ``None``: its elements are forgotten.
-        draws: which of these each is of; the complement of that: it is passed over; ``None``:
+        draws: which of these each is of; the complement of that: it is skipped; ``None``:
             nothing was drawn.
         rows: the output of the step with which each was delivered, -1: not yet wholly; or empty, if
             that is not needed.
@@ -85,7 +85,7 @@ class DrawLog(NamedTuple):
         return self._replace(names=tuple([None if name in gone else name for name in self.names]))
 
     def passing(self, num_rows: int) -> DrawLog:
-        """The same when all are passed over that are in the first outputs of the step."""
+        """Return the same with all elements skipped that are in the first outputs of the stage."""
         rows = self.rows or [-1] * len(self.draws)
         draws = [
             ~i if i is not None and i >= 0 and 0 <= row < num_rows else i

@@ -58,8 +58,8 @@ def is_mixture(state: Any) -> bool:
 
 
 def mixtures_in(state: Any, *, with_lists: bool = False) -> Iterator[Mapping[str, Any]]:
-    """The states of mixtures with names (``with_lists``: of others, too) in ``state``, those inside
-    of others left out.
+    """The states of mixtures with names (``with_lists``: of others, too) in ``state``, without
+    those inside of others.
     """
     if is_mixture(state) or (
         with_lists and isinstance(state, Mapping) and {"parents", "index", "stop"} <= state.keys()
@@ -132,8 +132,8 @@ def _mixture_without(
 
 
 def forgotten_in(state: Mapping[str, Any]) -> set[str]:
-    """The components whose elements are left out where elements are drawn again, as a state
-    says.
+    """Returns the components, recorded in a state, whose elements are dropped when elements are
+    drawn again.
     """
     names = state.get(FORGOTTEN, ())
     return {*map(str, names)} if isinstance(names, list | tuple) else set()

@@ -85,7 +85,7 @@ class _LaneIterator:
     def __init__(self, ds: IterDataset[Any]) -> None:
         self.ds = ds
         self.iterator: StreamIterator[Any] | None = None
-        self.drained_by = math.inf  # when it is left, whatever was computed ahead
+        self.drained_by = math.inf  # then it is left, also with elements in its buffer
         self.blocks: StreamBlocks | None = None
         self.logs: list[RootLog] = []  # of what it reads
 
@@ -120,8 +120,8 @@ class PipelineProducer:
         return [lane.iterator for lane in self._lanes.values() if lane.iterator is not None]
 
     def renew(self, task: PipelineTask) -> None:
-        """For another iterator: sources and transforms are as they were sent, whatever the last one
-        has left in them.
+        """Prepares for another iterator: sources and transforms are as they were sent, without
+        changes by the last iterator.
         """
         self.close()
         self._task = task
