@@ -40,8 +40,8 @@ def crc32c(strings: Sequence[bytes]) -> npt.NDArray[np.uint32]:
 
 
 def masked_crc32c(strings: Sequence[bytes]) -> npt.NDArray[np.uint32]:
-    """The checksums as they stand in files: rotated, and a constant added, so that a file of
-    checksums has a good one itself.
+    """Returns the checksums as they are stored in files: rotated, and a constant added, so that a
+    file of checksums has a good one itself.
     """
     crc = crc32c(strings)
     return (crc >> np.uint32(15) | crc << np.uint32(17)) + np.uint32(0xA282EAD8)

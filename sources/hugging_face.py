@@ -9,7 +9,7 @@ from gristmill.core.errors import missing_package
 from gristmill.core.naming import transform_name
 from gristmill.sources.sharded import checked_key, read_in_order
 
-_NUM_SAMPLED = 8  # rows that tell data sets apart in the ``repr``
+_NUM_SAMPLED = 8  # rows that distinguish data sets in the ``repr``
 
 
 class HuggingFaceSource:
@@ -37,8 +37,8 @@ class HuggingFaceSource:
             which there is ``HuggingFaceIterDataset``.
         ImportError: ``datasets`` is not installed.
 
-    Errors of reading: ``KeyRangeError`` if a key is not in ``[0, len(source))``; whatever the
-    library or a transform raises.
+    Errors of reading: ``KeyRangeError`` if a key is not in ``[0, len(source))``; any error of the
+    library or of a transform.
 
     Example:
         >>> import datasets
@@ -145,8 +145,8 @@ class HuggingFaceSource:
         self._start_without_views()
 
     def __repr__(self) -> str:
-        """Tells the rows by some of them: fingerprints of the library change with the time when a
-        file was written.
+        """Identifies the rows by some of them: fingerprints of the library change with the time
+        when a file was written.
         """
         if self._text is None:
             import hashlib
@@ -178,7 +178,7 @@ def check_data_set(
     Args:
         dataset: what was given.
         kind: the class of ``datasets`` that is wanted, ``"Dataset"`` or ``"IterableDataset"``.
-        reader: who wants it.
+        reader: the name of the calling class, for errors.
         for_other: what to do with one of the other class.
         how_to_load: what makes a data set of a name.
         else_: what to do with anything else.

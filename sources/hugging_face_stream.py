@@ -60,7 +60,8 @@ class StreamFacts(Value):
         is_exact: whether the library's states are those of the next example.
         can_share_shards: whether its shards have, together, its examples.
         num_shards: how many there are.
-        described: what tells it from others in descriptions of pipelines, the same in every run.
+        described: what distinguishes it from others in descriptions of pipelines, the same in every
+            run.
     """
 
     is_exact: bool

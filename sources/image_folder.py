@@ -32,7 +32,7 @@ class ImageFolderSource(PerProcess):
     An element is a dictionary: ``image``, the bytes of the file or what ``decode`` makes of them;
     ``label``, the number of the class; ``path``, the name of the file below the folder, with
     slashes. Classes are sorted by name and numbered from 0, files are sorted by name within a
-    class, also those in folders of a class. Hidden files and folders are left out, and so are files
+    class, also those in folders of a class. Hidden files and folders are skipped, and so are files
     with other extensions. If an archive has one folder that has all others, and no picture there,
     its folders are the classes. Links are followed, but not to a folder that they are in; in a tar
     archive only those to files.

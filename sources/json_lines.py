@@ -34,8 +34,8 @@ class JsonlSource(ShardedSource[Any]):
     is read, because ``None`` means that an element is missing.
 
     Where the lines begin is noted once, in an index beside each file, ``<file>.gmidx`` (8 bytes a
-    record), by the first process that needs it. A record costs two reads then, whatever the size of
-    the file, and nothing is held in memory.
+    record), by the first process that needs it. A record costs two reads then, for any size of the
+    file, and nothing is held in memory.
 
     Files that begin like gzip or zstd are decompressed (zstd needs the extra ``zstd``). A record
     costs the decompression of its part of the file, unless the part is one of those used last.

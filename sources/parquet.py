@@ -27,8 +27,8 @@ class ParquetRows:
     What a value is in NumPy may depend on the others of its column and row group: integers are
     floats if one of them is missing. So columns of integers, booleans and nested types that have
     missing values, or may have, are converted for a whole row group at once; the others are read
-    and converted a block at a time. What may be missing is told by the footer's statistics, which
-    are not believed: values that are missing nevertheless are an error.
+    and converted a block at a time. The footer's statistics say what may be missing; they are not
+    believed: values that are missing nevertheless are an error.
 
     Only those functions of pyarrow are called that raise where a file is damaged;
     ``metadata.column(i)`` ends the interpreter.

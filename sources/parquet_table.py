@@ -108,7 +108,7 @@ class ParquetSource(ShardedSource[dict[str, Any]]):
         return self._rows(number, group, [row])[0]
 
     def _read_many(self, places: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
-        """Return the rows. Each row group is decoded at most once, whatever ``max_bytes`` is."""
+        """Return the rows. Each row group is decoded at most once, for any ``max_bytes``."""
         wanted: dict[tuple[int, int], tuple[list[int], list[int]]] = {}  # places and rows by group
         for place, (number, position) in enumerate(places):
             group, row = self._located(number, position)

@@ -83,7 +83,7 @@ def _resolved(
     """Yields the members of an archive, hard links with kind and data of the member they point to.
 
     A link stays as it is if no member before it has that name. A link whose target has the same
-    name is left out: tar writes one for a file that it is told to store twice.
+    name is skipped: tar writes one for a file that is stored twice.
     """
     before: dict[str, TarMember] | None = None  # by name
     for count, member in enumerate(tar_members(files, number, window_bytes, progress)):

@@ -16,11 +16,11 @@ from gristmill.sources.storage.files import Files
 
 BLOCK_BYTES = 512  # headers and data begin at multiples of it
 _MAX_EXTENDED_BYTES = 1 << 24  # a damaged size must not allocate memory for data that do not exist
-_MAX_EMPTY_BYTES = 1 << 20  # as far as programs fill up an archive without files
+_MAX_EMPTY_BYTES = 1 << 20  # most that programs fill up an archive with, without files
 _REMEDY = "Write the archive again, or leave it out"
 _FILES = b"0\x007"  # types: a file, one of old programs, one of those that know contiguous files
 _WITHOUT_DATA = b"\x00123456"  # links, devices, folders; an old program's folder
-_EXTENDED = b"xXgLK"  # they tell something about the next members
+_EXTENDED = b"xXgLK"  # headers of the next members
 _PASSED_OVER = b"DV"  # GNU tar's lists of folders, and names of volumes
 _USED = (b"path", b"linkpath", b"size")  # the keywords of extended headers that are used
 _SPARSE = b"GNU.sparse"  # prefix of their keywords for a file that is not stored in one piece
@@ -122,7 +122,7 @@ class _Archive:
         self._window, self._window_start = b"", 0
 
     def members(self, progress: Callable[[int], object]) -> Iterator[TarMember]:
-        of_all: dict[bytes, bytes] = {}  # what is told of all members from here on
+        of_all: dict[bytes, bytes] = {}  # headers of all members from here on
         of_next: dict[bytes, bytes] = {}
         offset = 0
         while block := self._header(offset):
@@ -289,7 +289,7 @@ def _size(field: bytes) -> int:
 
 
 def _name(block: bytes) -> bytes:
-    """The name in a header, of at most 255 bytes; the longer one that is told before it counts."""
+    """The name in a header, of at most 255 bytes; a longer one in an earlier header replaces it."""
     name = block[:100].split(b"\0", 1)[0]
     prefix = block[345:500].split(b"\0", 1)[0] if block[257:263] == b"ustar\0" else b""
     return prefix + b"/" + name if prefix else name

@@ -52,7 +52,7 @@ class Files(PerProcess):
     """Files by number, of which ranges are read: local ones, and those of object stores and
     servers.
 
-    Sizes of remote files are found out together. Ranges that lie close to each other are read by
+    Sizes of remote files are found out together. Ranges that are close to each other are read by
     one request.
 
     Args:
@@ -105,7 +105,7 @@ class Files(PerProcess):
         """The bytes ``start`` to ``stop - 1`` of file ``number``, for each
         ``(number, start, stop)``, in this order.
 
-        Ranges of remote files that lie close together are read by one request, and requests run
+        Ranges of remote files that are close together are read by one request, and requests run
         together.
 
         Raises:
@@ -201,7 +201,7 @@ def list_files(name: str, patterns: Any, filesystem: Any = None) -> list[str]:
         name: the parameter's name, for messages.
         patterns: a path or URL, or a non-empty sequence of them. ``*``, ``?``, ``[abc]``, ``**``
             stand for what is there, ``{a,b}`` and ``{000..127}`` for all of these, which must
-            exist. Servers (``https://``) do not tell what is there.
+            exist. Servers (``https://``) do not list what is there.
         filesystem: an fsspec file system, of which these are paths.
 
     Raises:
@@ -280,7 +280,7 @@ def _folders_below(folder: str, above: set[tuple[int, int]]) -> Iterator[str]:
     """Yields ``folder`` and the folders in it, except for hidden ones.
 
     All end with a slash, except for ``""``, the current folder. Links to the folders ``above``,
-    which contain ``folder``, are not followed. Folders that cannot be read are left out, as by
+    which contain ``folder``, are not followed. Folders that cannot be read are skipped, as by
     ``glob.glob``.
     """
     yield folder

@@ -8,7 +8,7 @@ Guarantees where several threads use one ``Frames``:
 1. The frames that were used last are kept, in each process its own.
 2. A streamed frame is decoded by one thread at a time, after those in front of it. The decoder
    stays where it is, so frames in the order of the text are decoded once. For a frame in front of
-   it, it begins again.
+   it, it restarts.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ class Frames(PerProcess):
                 stream.texts = compressed.streamed(self._files, number, start)
                 stream.following = stream.first
             self._count_passed(number, start, stream, frame - stream.following)
-            texts, stream.texts = stream.texts, None  # after an error it begins again
+            texts, stream.texts = stream.texts, None  # after an error it restarts
             decoded = b""
             for each in range(stream.following, frame + 1):
                 decoded = next(texts, b"")

@@ -85,11 +85,11 @@ class Trust(NamedTuple):
 
 
 class CachePart:
-    """A part, open until nobody refers to it any more. All its methods may be called by several
+    """A part, open until there is no reference to it. All its methods may be called by several
     threads at once.
 
     Args:
-        path: its file, which is made if there is none.
+        path: its file, which is made if missing.
         num_bytes: how many bytes of the remote file it is to hold.
         layout: how it is cut.
 

@@ -6,7 +6,7 @@ What holds when several threads and processes read:
    by all threads and ``Files``. Connections are never used after a fork: the child gets an error
    that says so, or, from fsspec, its own.
 2. Requests run together in the threads of one pool, ``_MAX_REQUESTS`` at a time in a process. No
-   request waits for another, and who waits for them can be interrupted.
+   request waits for another, and a thread that waits for them can be interrupted.
 3. What comes back is of the object that was found at first and as long as what was asked for, or an
    error is raised: each answer says which object it is of (its entity tag, or when it was changed),
    and which bytes of it. An answer that says something else is asked for again, and never used. A
@@ -59,7 +59,7 @@ _RETRY: Any = {
 _ANSWER_SECONDS = 30  # obstore's own setting for buckets, AWS_TIMEOUT or the like changes it there
 # Seconds before another request, after an answer of other bytes or one that ended early.
 _PAUSES = (0.1, 0.4, 1.6)
-_PATIENCE_SECONDS = 10  # after which there is none: the library has retried
+_PATIENCE_SECONDS = 10  # no more attempts after that: the library has retried
 
 STORES = re.compile(r"(s3a?|gs|az|azure|abfss?|adl)://")
 _SERVERS = re.compile(r"https?://")
@@ -78,8 +78,8 @@ class Found(NamedTuple):
 
 
 class Request(NamedTuple):
-    """One range of a file that is asked for, and what of it is wanted: for each part whose it is,
-    and where it lies.
+    """One range of a file that is asked for, and what of it is wanted: for each part its owner and
+    place.
     """
 
     number: int
@@ -130,7 +130,7 @@ def find_all(paths: Sequence[str], filesystem: Any) -> list[Found]:
 def check_versions(
     paths: Sequence[str], found: Sequence[Found | None], filesystem: Any, numbers: Sequence[int]
 ) -> None:
-    """Checks the versions of files in file systems of fsspec, whose answers do not tell them.
+    """Checks the versions of files in file systems of fsspec, whose answers do not have them.
 
     Raises:
         ChangedFileError: one is another by now.
@@ -187,9 +187,7 @@ def download(
 
 
 def check_range(paths: Sequence[str], sizes: Sequence[int], one: tuple[int, int, int]) -> None:
-    """Refuses a range that ends behind its file: whoever asks for it has been told something wrong
-    about the file.
-    """
+    """Refuses a range that ends behind its file: the caller has a wrong size of the file."""
     number, start, stop = one
     if stop > sizes[number]:
         raise OSError(
@@ -276,7 +274,7 @@ def _opened(root: str) -> Store:
 
 
 def root_of(path: str) -> str:
-    """The bucket or server of a URL, with what a server wants to be told in each request.
+    """The bucket or server of a URL, with the query that a server needs in each request.
 
     Example:
         >>> root_of("s3://bucket/folder/a.jsonl"), root_of("https://host:80/folder/a.jsonl?key=1")
@@ -295,7 +293,7 @@ def root_of(path: str) -> str:
 
 def without_query(path: str) -> str:
     """A path or URL without what follows the question mark in that of a server: signatures, which
-    nobody else should read.
+    are secrets.
 
     Example:
         >>> without_query("https://host/a.bin?signature=1"), without_query("s3://bucket/why?.bin")
@@ -563,7 +561,7 @@ class FilesystemStore:
                 answer = memoryview(self._filesystem.cat_file(path, start=start, end=stop))
             except FileNotFoundError as error:
                 raise FileNotFoundError(f"{what}: there is no such file any more") from error
-            except Exception as error:  # of whatever library
+            except Exception as error:  # of any library
                 raise OSError(f"{what}: {_first_line(error) or type(error).__name__}") from error
             if len(answer) == stop - start:
                 return answer
@@ -579,7 +577,7 @@ class FilesystemStore:
             self._filesystem.get_file(path, str(to))
         except FileNotFoundError as error:
             raise FileNotFoundError(f"{path}: there is no such file any more") from error
-        except Exception as error:  # of whatever library
+        except Exception as error:  # of any library
             if _is_of_disk(error):
                 raise
             raise OSError(

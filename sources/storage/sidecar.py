@@ -5,9 +5,9 @@ JSON text that is padded to a multiple of 64 bytes: the kind of the data, their 
 first and last 16 KiB, and for each array its type, where it begins after the header, and its
 length. The arrays follow, little-endian, each from a multiple of 64 bytes on.
 
-Sidecars are made once, by whoever needs them first: see the guarantees in ``once.py``. Those who
-find that one is being made turn to the next file and look again later, so processes that begin
-together divide the files among them.
+Sidecars are made once, by the first process that needs them: see the guarantees in ``once.py``.
+Those that find that one is being made turn to the next file and look again later, so processes that
+begin together divide the files among them.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ _ALIGNMENT = 64
 _DTYPES = ("|u1", "<u2", "<u4", "<u8", "|i1", "<i2", "<i4", "<i8", "<f4", "<f8")
 _EDGE_BYTES = 1 << 14  # of the data's head and tail that are compared
 _GUESSED_BYTES = 4096  # most headers are shorter
-_GAP_ITEMS = 512  # items that lie no further apart are read at once
+_GAP_ITEMS = 512  # items at most that far apart are read at once
 _NUM_THREADS = 8
-_NO_SUCH_PLACE = (errno.ENOTDIR, errno.ENAMETOOLONG)  # explained by who writes there
+_NO_SUCH_PLACE = (errno.ENOTDIR, errno.ENAMETOOLONG)  # explained by the code that writes there
 _WAIT_SECONDS = 0.05  # until locks of other processes are tried again
 
 _log = logging.getLogger("gristmill")
@@ -164,7 +164,7 @@ class Sidecar:
         """The items ``start`` to ``start + count - 1`` of an array for each of ``starts``.
 
         Returns:
-            An array of shape (number of starts, ``count``). Items that lie close together are read
+            An array of shape (number of starts, ``count``). Items that are close together are read
             at once. Raises: as ``read``.
         """
         if len(starts) == 1:
@@ -250,7 +250,7 @@ def open_sidecars(
 
     Raises:
         DamagedFileError: something that is not a sidecar of this kind has the name of one; or
-            whatever ``scan`` finds.
+            any damage that ``scan`` finds.
         OSError: a file cannot be read, or a sidecar cannot be written.
         ValueError: a remote file has no sidecar beside it and ``index_dir`` is not given.
     """
@@ -458,7 +458,7 @@ def _read_header(files: Files, number: int) -> _Header:
 
     Raises:
         _Unfit: it is a sidecar, but not a whole one of this version.
-        DamagedFileError: it is something else, which nobody may write over.
+        DamagedFileError: it is something else, which must not be overwritten.
         OSError: there is no such file, or it cannot be read.
     """
     path, size = files.paths[number], files.sizes[number]

@@ -32,7 +32,7 @@ class Layout(Protocol):
 
 
 class Run(NamedTuple):
-    """The tokens of one file, which lie without gaps."""
+    """The tokens of one file, which are contiguous."""
 
     number: int
     start: int  # byte
@@ -221,7 +221,7 @@ class Tables(PerProcess):
     pickled then.
 
     1. Threads that need them at the same time wait for one that computes them.
-    2. Who has them once keeps them; nothing is ever replaced.
+    2. A thread that has them keeps them; nothing is ever replaced.
 
     Args:
         num_rows: how many elements they give an order to.

@@ -1,5 +1,5 @@
 """The index of a Megatron data set: a file ``.idx`` that says where in the file ``.bin`` beside it
-each sequence lies.
+each sequence is.
 
 Its layout, little-endian: the magic ``MMIDIDX\\0\\0``, the version 1 (8 bytes), the code of the
 dtype (1 byte), the number of sequences ``n`` and the number ``m`` of entries in the list of
@@ -66,8 +66,8 @@ class MegatronIndex:
         data, index: the numbers of the files ``.bin`` and ``.idx`` among them.
 
     Raises:
-        DamagedFileError: the index is none, is cut short, or ends elsewhere than the file of tokens
-            allows.
+        DamagedFileError: the file is no index, is cut short, or ends elsewhere than the file of
+            tokens allows.
     """
 
     def __init__(self, files: Files, data: int, index: int) -> None:

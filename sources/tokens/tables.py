@@ -50,7 +50,7 @@ class FileTable:
     Args:
         files: the files that it is one of.
         number: which one.
-        array: where in it the values lie.
+        array: the place of the values in it.
         columns: how many values a row has.
     """
 
