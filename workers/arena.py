@@ -216,8 +216,8 @@ class Arena:
             self._settle()
 
     def settle(self) -> None:
-        """Called for every message: forgets a little of how much memory was needed, and returns
-        what is too much now.
+        """Called for every message: lowers the estimate of the memory needed a little, and returns
+        the excess.
         """
         if self._warm_bytes > MAX_FREE_BYTES:
             with self._lock:
@@ -340,7 +340,7 @@ def _map(fd: int, start: int, size: int) -> mmap.mmap:
             _put_over(memory, fd, start)
             return memory
         except (ImportError, OSError):
-            # no ctypes, a system of 32 bits, or one that counts the memory that would lie below
+            # no ctypes, a system of 32 bits, or one that counts the memory that would be covered
             return mmap.mmap(fd, size, offset=start)
 
 

@@ -3,7 +3,7 @@
 Guarantees:
 
 1. It ends when its connection does: at once if it is idle, otherwise when it next looks. If the
-   consumer's process ends, by whatever cause, the kernel kills it in that moment, even in the
+   consumer's process ends, for any reason, the kernel kills it in that moment, even in the
    middle of C code (where the system can do that; elsewhere a thread does it).
 2. Every element arrives, or an error in its place: elements are pickled here, in the loop that
    makes them.
@@ -40,7 +40,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from os import _exit as end_process  # at once, whatever other threads do
+from os import _exit as end_process  # at once, without waiting for other threads
 from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 from gristmill.core.errors import add_note
@@ -197,7 +197,7 @@ class Connection(Protocol):
     # states, whether to skip an element, how to continue
     start: tuple[dict[int, Any], bool, Quarantine | None] | None
     is_for_another: bool  # the start, than the ones before were
-    calls: list[bytes]  # functions that nobody has called yet
+    calls: list[bytes]  # functions that were not called yet
     # of lanes: states of more lanes, and lanes to leave
     changes: list[tuple[dict[int, Any], Sequence[int]]]
 
@@ -360,7 +360,7 @@ class SocketConnection(BoundedConnection):
             raise Disconnected from None
 
     def shut(self) -> None:
-        """Ends it. Who waits for something of it learns that, and then it may be closed."""
+        """Shuts the connection down. A thread that waits for it wakes up; then it may be closed."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -436,9 +436,7 @@ class Outbox:
             lane.is_leaving |= lane.number in leaving
 
     def leave_drained(self) -> None:
-        """Leave the lanes that are to be left, if nothing is left that was computed ahead for
-        them.
-        """
+        """Leave the lanes marked as leaving if their buffers are empty."""
         for lane in [x for x in self.lanes if x.is_leaving]:
             producer = cast("Divided", self._producer)
             producer.drain(lane.number)

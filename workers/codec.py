@@ -1,11 +1,11 @@
 """The messages between a worker and the consumer: elements in bytes, large arrays in shared memory.
 
-An element is pickled as a whole, whatever it is. Arrays in it, wherever they are, are replaced by a
+An element of any type is pickled as a whole. Arrays in it, wherever they are, are replaced by a
 call of ``numpy.ndarray`` on a buffer: a slot of the arena if they are large, bytes in the message
 if not. So every array arrives as a plain writable ``numpy.ndarray``, and everything else as
 pickling gives it.
 
-How many elements a message has must not be seen, neither by one who changes an element nor by the
+The number of elements in a message must not be observable, neither by changing an element nor by
 elements before one that cannot be pickled or unpickled. So each is pickled by itself, and shares
 nothing with the next.
 """

@@ -1,7 +1,7 @@
 """The current work of a worker, in memory that outlives it: if it dies, the consumer learns which
 elements may be the cause.
 
-The first page of a worker's arena is a table of entries: who is at work, and the range of what it
+The first page of a worker's arena is a table of entries: the thread at work, and the range that it
 works on. Threads of the worker write, each its own entry; the consumer reads when the worker has
 died.
 """
@@ -18,7 +18,7 @@ _NUM_ENTRIES = 128
 LOG_BYTES = _NUM_ENTRIES * _ENTRY.size
 _NUM_OWN = 32  # of the thread that the worker runs in; the others are for threads that work ahead
 
-# who computes the next outputs: their range counts from the one after the last that was sent
+# the thread that computes the next outputs; their range starts after the last one that was sent
 OUTPUTS = -1
 _MAX_ROOTS = 1 << 16  # of a lane
 

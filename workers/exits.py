@@ -5,7 +5,7 @@ leaves held forever.
 
 Guarantees:
 
-1. No call waits longer than it says, whatever has interrupted calls before it, in this thread or
+1. No call waits longer than it says, regardless of interrupts of calls before it, in this thread or
    another one.
 2. How the process ended is not lost by an interrupt: it is asked for and kept in one call of a
    function of C, in the middle of which no handler runs.

@@ -20,9 +20,9 @@ Guarantees:
    its owner starts one directly then, unnoticed. The same holds for a worker that is not forked
    within a second, because the fork server is stopped (by a debugger, say), or within five seconds,
    because the fork server is still starting. That fork server is asked for no other worker.
-4. Only the fork server knows a worker's id for certain, as the one who waits for it. So it sends
-   the signals; and it writes ids and ends of workers into memory that this process reads, as often
-   as it likes: no interrupt loses them, and no lock is taken.
+4. Only the fork server knows a worker's id for certain, as the process that waits for it. So it
+   sends the signals; and it writes ids and ends of workers into memory that this process reads, as
+   often as it likes: no interrupt loses them, and no lock is taken.
 5. Ending a worker does not depend on the fork server: the kernel kills the worker when its lifeline
    is closed, and ``/proc`` shows that it is gone.
 6. Workers whose fork server has died count as lost at once. Their owner has others take over, from
@@ -267,7 +267,7 @@ class ForkedProcess(Process):
     """A process that a fork server has forked, or is about to.
 
     Args:
-        fork server: who does so.
+        fork_server: the server that forks it.
         slot: where it writes about this one.
     """
 

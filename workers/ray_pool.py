@@ -2,7 +2,7 @@
 
 Guarantees:
 
-1. Actors and what they have sent belong to this process: they end with it, by whatever cause, since
+1. Actors and what they have sent belong to this process: they end with it, for any reason, since
    Ray ends what belongs to a process that is gone. Those of a pool without a name end with the
    pool, which ends as one of processes does (see ``pool``): within 5 s after the iterator was
    dropped or has ended, unless another iterator of the dataset takes them over.

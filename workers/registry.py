@@ -242,8 +242,8 @@ class Registry:
         self._fork_servers.clear()
 
     def share_memory(self) -> None:
-        """Before a fork: the new process will see what is in shared memory, and cannot tell when it
-        no longer does.
+        """Called before a fork: the new process will see what is in shared memory, and cannot
+        detect when it no longer does.
         """
         for pool in [*self.pools]:
             for worker in pool.workers:

@@ -4,7 +4,7 @@ An exception is taken apart into its class, its arguments, its fields (what buil
 ``__slots__`` hold, the links to other exceptions among them), its ``__dict__`` and the places of
 its frames. It is put together again without its constructor, whose arguments are unknown.
 
-1. ``encode_error`` never raises, whatever the code of the exception and of its arguments does.
+1. ``encode_error`` never raises, even if the code of the exception or of its arguments does.
 2. ``decode_error`` never raises either, and what it returns is of the original's type wherever that
    can be had.
 3. Each part travels by itself: one that cannot does no harm to the others. A ``LostValue`` has its
@@ -93,7 +93,7 @@ def encode_error(error: BaseException, skip_frames: int = 0) -> bytes:
 
     Args:
         error: any exception.
-        skip_frames: how many outermost frames of its traceback to leave out.
+        skip_frames: number of outermost frames of its traceback to omit.
     """
     try:
         return pickle.dumps(_Encoder(error).nodes(skip_frames))

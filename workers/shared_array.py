@@ -1,6 +1,6 @@
 """Arrays that several processes share: only a name travels between them.
 
-1. The memory of an array, of its views and of whatever else uses them stays mapped as long as one
+1. The memory of an array, of its views and of all other users stays mapped as long as one
    of them exists, also if a process unlinks the block's name, closes ``.shm``, or ends.
 2. The name is freed once: by ``unlink_on_del`` when the array and all its views are gone, by
    ``close_and_unlink_shm``, or else when the process that made the block ends. A child of
@@ -212,7 +212,7 @@ class SharedMemoryArray(np.ndarray[Any, np.dtype[Any]]):
 
         Raises:
             AssertionError: the array is a copy and shares nothing.
-            ValueError: it is a view of a part, or in another order: the block's name does not tell
+            ValueError: it is a view of a part, or in another order: the block's name does not say
                 which.
         """
         if self._block is None:

@@ -122,7 +122,7 @@ class SharedProcess(WorkerProcess):
                 socket.send_fds(self._socket, [JOIN.pack(index, count)], fds)
             except OSError as error:
                 if self._is_gone(error):
-                    return  # as who uses the worker will learn
+                    return  # the user of the worker will see that
                 if error.errno != errno.ETOOMANYREFS or self._process.has_ended():
                     raise
                 time.sleep(_RETRY_SECONDS)
