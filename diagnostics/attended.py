@@ -35,7 +35,7 @@ _LEAVE_SECONDS = 0.5  # for a thread to come back from what it does at the end
 
 # for the first element, unless something else is asked for: workers import what they need,
 START_SECONDS = 20.0
-NEXT_SECONDS = 5.0  # and for others: enough for a pause, too little for a person who waits
+NEXT_SECONDS = 5.0  # and for others: enough for a pause, and short for an interactive session
 
 
 class PipelineStalledError(TimeoutError):

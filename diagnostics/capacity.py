@@ -1,9 +1,9 @@
 """The throughput that a pipeline would have if one of its parts took no or less time.
 
-Whatever runs at the same time is a station: the consumer's own thread, the threads behind a stage
-that reads ahead, the workers of a stage. A pipeline gives an output as often as its slowest station
-can. What an output takes beyond that (hand-overs, reads of unequal length) is the rest; it is due
-to whom the consumer has waited for.
+Each of the units that run at the same time is a station: the consumer's own thread, the threads of
+a stage that reads ahead, the workers of a stage. A pipeline gives an output as often as its slowest
+station can. What an output takes beyond that (hand-overs, reads of unequal length) is the rest; it
+is attributed to the station that the consumer has waited for.
 
 Threads that compute ahead belong to all stages together: where these could use more than there are,
 all threads are one more station.

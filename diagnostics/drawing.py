@@ -92,7 +92,7 @@ class _Box:
 
     title: str
     tooltip: str = ""
-    id: int | None = None  # of a stage; ``None`` stands for several that are left out
+    id: int | None = None  # of a stage; ``None`` for several stages that are not drawn
     parameters: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     spec: list[str] = field(default_factory=list)

@@ -61,14 +61,14 @@ class StageCounts:
 
     def __init__(self) -> None:
         self.elements = self.errors = 0
-        self.stood_for = 0  # elements for which those stand whose calls were timed
+        self.stood_for = 0  # elements that the timed calls stand for
         self.own = 0  # in the stage itself, its parents' calls excluded
         self.cpu = 0  # CPU time, if it is measured (see ``alone``)
         self.least, self.most = _NEVER, 0  # own time per element
         self.sampled = self.sampled_bytes = 0
         self.attend_at = 0
         self.bytes_read = 0  # if reads are measured,
-        # and their times, or whatever else is measured of the stage
+        # and their times, or what else is measured of the stage
         self.histogram: Histogram | None = None
 
     def add(self, other: StageCounts) -> None:
@@ -319,8 +319,8 @@ class OutputCounts:
         self.unrecorded = 0
 
     def record(self, delay: int) -> None:
-        """Counts a delay among its like; one of which there are many stands for those that were not
-        recorded, too.
+        """Counts a delay in its class; in large classes it also stands for delays that were not
+        recorded.
         """
         bits = (delay - 1).bit_length()
         times = 1

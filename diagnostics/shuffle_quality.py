@@ -33,8 +33,7 @@ class ShuffleQuality:
             shares of classes, on average.
         ideal: the distance if the same elements were mixed completely; not 0, since batches are
             small.
-        correlation: of the classes of neighbours, from -1 to 1; about 0 where they tell nothing of
-            one another.
+        correlation: of the classes of neighbours, from -1 to 1; about 0 where they are independent.
         blocks_per_batch: the mean number of blocks of storage that a batch touches; ``None`` where
             records have no positions.
         batch_size: elements of a batch.

@@ -17,7 +17,7 @@ _PLAIN = frozenset({int, float, complex, bool, type(None), np.bool_})
 def spec_text(element: Any) -> str:
     """Returns how ``element`` looks: a tree whose leaves are ``dtype[shape]``.
 
-    Python values stand there with the names of their types, lists and tuples of items that look the
+    Python values are shown by the names of their types, lists and tuples of items that look the
     same as ``list<int>[2]``. What ``get_element_spec`` returns looks like the elements that it
     describes; a length that is not known is ``?``. The text is short however large the element is,
     and never fails.
@@ -51,8 +51,8 @@ def static_spec_text(ds: Any) -> str | None:
 
 
 def element_nbytes(element: Any) -> int:
-    """Returns the bytes of the arrays, texts and byte strings in ``element``; whatever else is in
-    it counts nothing.
+    """Returns the bytes of the arrays, texts and byte strings in ``element``; anything else in it
+    counts nothing.
 
     Example:
         >>> element_nbytes({"a": np.zeros(3, np.int32), "b": ["ab", 5]})

@@ -141,8 +141,8 @@ class ExecutionSummary(Mapping[int, StageSummary]):
         waited_ns: the consumer has waited so long.
         budgets: what is in use of the threads and the memory for what is computed ahead, in each
             process that does so.
-        faults: how many elements each step that tolerates them has passed over since it is
-            observed, by its name; only those that have.
+        faults: how many elements each stage with ``tolerate`` has skipped since it is observed, by
+            its name; only those that have.
         imports: the modules that workers import with their task for more than half a second, and
             the seconds of the slowest worker.
         decisions: the changes of the number of workers, where that is ``"auto"``, with their

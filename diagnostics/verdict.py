@@ -52,7 +52,7 @@ class Diagnosis:
 
     Args:
         bound_by: ``"source"``, ``"transform"``, ``"transport"`` (from workers to the consumer),
-            ``"consumer"``, or ``"unknown"`` as long as there is too little to tell: what would gain
+            ``"consumer"``, or ``"unknown"`` as long as too little is measured: what would gain
             most if it took no time.
         stage: the name of the stage that binds it, if one does.
         sentence: all of that in one sentence, or two if it is not certain.

@@ -123,7 +123,7 @@ def diagnose(
 
 
 _ALONE_SHARE = 0.25  # the share of the time for a run in one thread
-_MIN_COMPUTING = 0.3  # wanted CPUs below which that run is left out
+_MIN_COMPUTING = 0.3  # wanted CPUs below which that run is skipped
 _MAX_ALONE = 4  # the largest time of an output, as a multiple of the time of that run
 _HINT = "If it is only slow, allow more time for an element: diagnose(..., stall_seconds=60)."
 _END = object()

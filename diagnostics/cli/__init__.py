@@ -110,7 +110,9 @@ def _say(text: str, stream: TextIO) -> None:
 
 
 def _from_the_users_code(tb: TracebackType | None) -> TracebackType | None:
-    """A traceback without the calls that led to the user's code; nothing if there is none of it."""
+    """A traceback without the calls that led to the user's code; ``None`` if it has none of
+    that.
+    """
     ours = (Path(__file__).parent, Path(__file__).parent.parent, Path(importlib.__file__).parent)
     while tb is not None:
         file = tb.tb_frame.f_code.co_filename

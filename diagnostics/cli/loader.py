@@ -23,7 +23,7 @@ def loader_lines(state: Any, description: Mapping[str, Any], share: Any) -> Iter
         yield own_form(state)
         return
     shard = _shard(description.get("shard_options", sampler)) or ShardOptions(0, 1)
-    read = []  # by each worker, or lane, which a state cannot tell
+    read = []  # by each worker or lane; a state does not say which
     for worker, index in enumerate(map(plain_int, last_seen.values())):
         # the index before its first one
         before = shard.shard_index + (worker - len(last_seen)) * shard.shard_count

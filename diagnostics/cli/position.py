@@ -76,7 +76,7 @@ def _indented(lines: Iterator[str]) -> Iterator[str]:
 
 def _next_index(state: Any, stage: Description, share: tuple[int, int] | None) -> Iterator[str]:
     dataset = stage if stage.get("stage") == "DataLoader" else _parent(stage)
-    # who books faults, which is no step of the user's
+    # the internal stage that counts faults
     if dataset.get("stage") == "TriedMapDataset":
         dataset = _parent(dataset)
     index, length = plain_int(state["next_index"]), plain_int(dataset.get("length"))

@@ -86,7 +86,7 @@ def ended_if_frozen(seconds: float) -> Iterator[None]:
     ended = Signal()
     try:
         file = sys.stderr.fileno()
-    except (AttributeError, OSError, ValueError):  # there is none, or it is not ours
+    except (AttributeError, OSError, ValueError):  # no stderr, or one without a file descriptor
         file = -1
     if not seconds or file < 0:
         yield

@@ -1,7 +1,7 @@
 """The command ``state``: what a checkpoint says, and whether it fits a pipeline.
 
-A checkpoint may be anybody's: what it says is neither believed (a number of processes, of digits)
-nor printed as it is.
+A checkpoint is untrusted input: its contents are neither believed (a number of processes, of
+digits) nor printed as it is.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def state_text(path: str) -> bytes:
     """The state of this process in a checkpoint, as it is saved.
 
     Raises:
-        CommandError: there is none, or there are several.
+        CommandError: there is no state, or there are several.
     """
     try:
         saved = [_read(file) for files in _files(Path(path)) for file in files]

@@ -42,7 +42,7 @@ def load_pipeline(name: str) -> Any:
             ``attribute``.
 
     Raises:
-        CommandError: there is none of that name. Errors of the user's code come as they are.
+        CommandError: there is no object of that name. Errors of the user's code come as they are.
     """
     place, attribute, module, value = _found(name)
     if not isinstance(value, _KINDS) and callable(value):

@@ -43,7 +43,7 @@ def explain(
     this process, for this output, over elements that know their records. Functions of the user are
     called if they decide: those of ``filter``, ``flat_map`` and packed lengths; those after
     packing, which may cut rows; those before ``tolerate``; and, with ``state``, those of a
-    ``MapDataset``, which may leave out elements by ``None``. For the same reason, records of lists
+    ``MapDataset``, which may drop elements by ``None``. For the same reason, records of lists
     and of users' sources are read then.
 
     A row that is packed and then cut has the records whose cells it has, with their spans in it. A
@@ -270,7 +270,7 @@ def _of_stream(ds: Any, state: Any, following: Any = _NO_STATE) -> Provenance:
                     tracing,
                     None,
                 )
-                # At the end, the state is the same with and without what a function leaves out.
+                # At the end, the state is the same with and without what a function drops.
                 if not tracing.assumes or (
                     it.get_state() == following and next(it, None) is not None
                 ):

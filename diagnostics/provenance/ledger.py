@@ -46,11 +46,11 @@ _STEP_END = 12
 
 
 class Ledger:
-    """A file with the place of a stream before each step, so that ``explain`` can tell what made
-    any past output.
+    """A file with the place of a stream before each step, so that ``explain`` can find the records
+    of any past output.
 
     Args:
-        path: the file; it is made if there is none, and continues if there is one. ``PATH.states``
+        path: the file; it is made if missing, and continued if it exists. ``PATH.states``
             is beside it.
         every: steps from one record to the next, at least 1. ``explain`` runs the steps from the
             record before the one it is asked for: more than 1 writes less and takes longer to
@@ -101,7 +101,7 @@ class Ledger:
         It is a ``DatasetIterator`` or ``DataLoaderIterator``, as ``iterator`` is: checkpoints,
         ``observe`` and ``explain`` take it. The ledger looks up the number of the next step by the
         state, now and after each ``set_state``. An unknown state gives the number only if no stage
-        may leave out elements.
+        may drop elements.
 
         Args:
             iterator: of a dataset or ``DataLoader``.

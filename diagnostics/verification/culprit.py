@@ -59,7 +59,7 @@ class Culprit(Value):
 
     Args:
         stage: the text of the stage.
-        reason: why, as far as that can be determined.
+        reason: why, if that can be determined.
     """
 
     stage: str

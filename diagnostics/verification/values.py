@@ -2,7 +2,7 @@
 process too.
 
 Two values are the same if their structures are, and the types, dtypes, shapes and bits of their
-leaves; every NaN is the same. Arrays, of whatever library, are read in pieces, so that memory does
+leaves; every NaN is the same. Arrays of any library are read in pieces, so that memory does
 not grow with their size. Objects with an ``==`` of their own are compared by it, others by what
 they are made of.
 """

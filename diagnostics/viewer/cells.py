@@ -26,7 +26,7 @@ from gristmill.diagnostics.viewer.sounds import MAX_SECONDS, outline
 _MAX_TEXT, _MAX_SHORT_TEXT, _MAX_LINE = 20_000, 1200, 90
 _MAX_SPEC = 120
 _MAX_BYTES = 512
-_MAX_SHORT = 8  # values of an array that stand on one line
+_MAX_SHORT = 8  # values of an array that are shown on one line
 _MAX_VALUES = 200  # of an array of many dimensions
 _TINY = 96  # pixels: a smaller picture is enlarged without being blurred
 _NUM_BINS = 300  # of the outline of a sound

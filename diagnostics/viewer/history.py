@@ -152,8 +152,8 @@ def _of_record(pipeline: Any, record: Record, branch: str) -> RowHistory:
 
 
 def _way_of(pipeline: Any, record: Record) -> tuple[MapDataset[Any] | None, list[Any], bool]:
-    """The map dataset in which a record has its index, the steps from there to the output, and
-    whether batches lie between.
+    """Returns the map dataset in which a record has its index, the stages from there to the
+    output, and whether batches are between.
     """
     step, components = getattr(pipeline, "_dataset", pipeline), list(record.components)
     steps: list[Any] = []
@@ -244,7 +244,7 @@ def _upstream(
     else:
         keys = [one.key for one in origins if isinstance(one, RecordKey)]
         yield _stage(ds, index, parts, keys, branch)
-    for number, part in reversed([*enumerate(parts[:_MAX_BRANCHES])]):  # who calls turns it round
+    for number, part in reversed([*enumerate(parts[:_MAX_BRANCHES])]):  # the caller reverses it
         below = f"{branch}{number + 1}" if len(parts) > 1 else branch
         yield from _upstream(
             part.ds, part.index, row, num_rows, f"{below}." if len(parts) > 1 and below else below

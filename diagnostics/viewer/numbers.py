@@ -22,9 +22,9 @@ class ValueStatistics:
     Args:
         num: how many there are.
         num_seen: how many were looked at.
-        low, high, mean: of those that are finite; ``nan`` if there are none.
+        low, high, mean: of the finite ones; ``nan`` without any.
         num_nan, num_infinite: how many of those that were seen are so.
-        counts: how many of the finite ones lie in each of equal parts of the range.
+        counts: how many of the finite ones are in each of equal parts of the range.
         is_of_truth: they are truth values, ``mean`` is the share of those that are true.
     """
 
@@ -92,7 +92,9 @@ def sample(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def numbers_of(array: npt.NDArray[Any]) -> ValueStatistics | None:
-    """Statistics of the values of an array; ``None`` if they are not numbers, or there are none."""
+    """Statistics of the values of an array; ``None`` if they are not numbers, or the array is
+    empty.
+    """
     if not array.size or not is_numeric(array):
         return None
     with np.errstate(all="ignore"):

@@ -81,7 +81,7 @@ class PageFrame:
         about: what kind of pipeline it is, in some words.
         looks: the way to show leaves.
         is_batched: whether outputs are batches according to the pipeline.
-        is_indexed: whether steps are indices, of which there are some without end.
+        is_indexed: whether steps are indices, which do not end.
         length: number of outputs from the beginning on, if that is known.
         since: the names of the states that steps may be counted from, the first one that of the
             beginning.

@@ -1,5 +1,5 @@
-"""Arrays as pictures: which way they lie, how their values become brightness, and PNG. Large ones
-are made small first.
+"""Arrays as pictures: the order of their axes, how their values become brightness, and PNG. Large
+ones are made small first.
 """
 
 from __future__ import annotations

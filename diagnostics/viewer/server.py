@@ -8,7 +8,7 @@ Guarantees:
 2. Nothing that an element contains is run: it is text in pages, or a picture or a sound that was
    made here; scripts and styles come from this package alone, and a header restricts browsers to
    it.
-3. Whatever fails is said in a page. The server continues.
+3. Errors are shown in a page. The server continues.
 """
 
 from __future__ import annotations

@@ -224,7 +224,7 @@ class Site:
         """The step that follows a checkpoint.
 
         Raises:
-            Exception: there is none at that path, or it does not fit the pipeline.
+            Exception: there is no leaf at that path, or it does not fit the pipeline.
         """
         step = self.outputs.restore(lambda it: self._restore(path, it))
         if isinstance(step, Step) and step.since >= len(self._since):
@@ -261,7 +261,7 @@ class Site:
 
 
 def _is_batched(pipeline: Any) -> bool:
-    """True if outputs are batches, as far as known from the stages in a row."""
+    """True if outputs are batches, according to the stages in a row."""
     step = getattr(pipeline, "_dataset", pipeline)
     while not makes_batches(step):
         if len(parents_of(step)) != 1:

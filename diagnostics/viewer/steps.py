@@ -47,7 +47,7 @@ class Output:
         step: which one; the end comes earlier than asked for if there are fewer.
         element: what the pipeline gave.
         error: what it raised in place of an element.
-        is_end: there is none; the stream has ended.
+        is_end: there is no element; the stream has ended.
         state: before it, where there are states.
     """
 
@@ -156,7 +156,7 @@ class StreamSteps:
             return Output(self._at, error=error, state=snapshot(self.it))
 
     def _go_back(self, step: Step) -> None:
-        """Is at ``step``, or before it as near as possible without computing what lies between."""
+        """Moves to ``step``, or as near before it as possible without computing elements."""
         marks = self._marks[step.since]
         start, state = marks.before(step.number)
         is_before = self._at.since == step.since and start <= self._at.number <= step.number
