@@ -89,9 +89,7 @@ def flat(element):
 
 
 def check_each_once(delivered, before, after, *, is_packed=False, has_gaps=False):
-    """Of the components that stay, whatever was delivered has come once, and nothing before it was
-    left out.
-    """
+    """Check that elements of the components that stay came once, without gaps before them."""
     for name in set(before) & set(after):
         first = 1000 * "abc".index(name)
         found = Counter([x for x in delivered if first <= x < first + 1000])

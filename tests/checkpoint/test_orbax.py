@@ -33,7 +33,7 @@ MODEL = {"w": jnp.arange(6.0).reshape(2, 3), "step": jnp.int32(5)}
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-class Source:  # numbers; makes a file, in whatever process, when one is read
+class Source:  # numbers; makes a file, in any process, when one is read
     def __init__(self, told=None):
         self.told = told
 

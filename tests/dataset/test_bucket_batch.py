@@ -341,7 +341,7 @@ def test_streams_go_on_after_any_state_and_any_error(seed):
         it.set_state(states[position])
         assert keys_in(it) == expected[position:]
 
-    # What always fails is left out, whichever iterator continues.
+    # Elements that always fail are skipped, whichever iterator continues.
     bombs, seen = Failing(*bad), []
     failing = ds.map(lambda x: x if bombs(x["key"]) == x["key"] else None).bucket_batch(
         *args, **options

@@ -32,7 +32,7 @@ def mixed(functions, weights=None):
 
 
 class Threads:
-    """A function that waits a moment, and counts who is in it and who works ahead."""
+    """A function that waits a moment, and counts the threads in it and those that work ahead."""
 
     def __init__(self):
         self.most = 0

@@ -109,7 +109,7 @@ same, lists, pairs = (
 prefetched = partial(gx.ThreadPrefetchIterDataset, prefetch_buffer_size=3)
 prefetched_directly = partial(gx.ThreadPrefetchIterDataset, prefetch_buffer_size=0)
 in_threads = partial(gx.multithread_prefetch, num_threads=3, buffer_size=2)
-# What may stand behind a stage without effect on what its errors say.
+# Stages downstream that have no effect on the errors of a stage.
 AFTER = [
     *(alone, same, lists, prefetched, prefetched_directly, in_threads, LocalWorkersIterDataset),
     lambda ds: pairs(same(lists(ds))),
@@ -417,7 +417,7 @@ def test_what_users_objects_do_when_asked_replaces_nothing():
 def test_interrupts_get_no_note_but_the_end_of_an_iterator_does(error):
     caught = error_of(BASE.map(raises(error)).to_iter_dataset(DIRECT))
     assert type(caught) is error and not hasattr(caught, "__notes__")
-    # that of a user who looks at it
+    # that of the user's traceback
     assert ("__next__" in frames(caught)) == (error is not KeyboardInterrupt)
     for after in (alone, prefetched, in_threads, LocalWorkersIterDataset):
         caught = error_of(after(STREAM.map(raises(StopIteration))))

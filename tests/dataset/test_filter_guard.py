@@ -73,7 +73,7 @@ def test_an_error_comes_at_its_element_and_reading_can_go_on_or_skip_it(place):
         assert next(it) == 5
         assert_raises(ValueError, r"99\.90%", next, it)
         assert it.get_state() == {"next_index": 6}
-        assert next(it) == 1000  # counting begins again: 994 make no full window
+        assert next(it) == 1000  # counting restarts: 994 make no full window
     it = iter(pipeline(place, kept_at(1500), 2900, 0.9))
     for after, following in ((1000, 1500), (2000, None)):
         assert_raises(ValueError, "beforehand", next, it)

@@ -43,7 +43,7 @@ HANDLER, MANY = CheckpointHandler(), 600  # elements of a lane without end: no h
 
 
 class Keep:
-    """About a part of the integers, whatever their order."""
+    """About a part of the integers, in any order."""
 
     def __init__(self, part, seed):
         self.part, self.seed = part, seed
@@ -605,7 +605,7 @@ def test_processes_compute_lanes():
             found = [repr(next(it)) for _ in range(3)]
             state = through_json(it.get_state())
             assert [*found, *map(repr, it)] == alone
-            it.set_state(state)  # with histories, states go from workers to anybody else
+            it.set_state(state)  # with histories, states go from workers to other executors
             assert repr(next(it)) == alone[3]
 
 

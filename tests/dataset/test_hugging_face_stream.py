@@ -1,5 +1,5 @@
-"""``HuggingFaceIterDataset``: the library's examples, resumed exactly whatever the library did to
-them, and shared by workers.
+"""``HuggingFaceIterDataset``: the library's examples, resumed exactly after any operation of
+the library, and shared by workers.
 """
 
 import json

@@ -187,7 +187,7 @@ def flat(element):
         {"a": 1, "b": 2},
         {"a": 0.7, "b": 0.2, "c": 0.1},
         Schedule({0: {"a": 1, "b": 3}, 20: {"a": 4, "b": 1}}),
-        {name: 1 + i % 4 for i, name in enumerate(ascii_lowercase)},  # so many are in a tree
+        {name: 1 + i % 4 for i, name in enumerate(ascii_lowercase)},  # this number needs a tree
         Schedule(
             {
                 0: dict.fromkeys(ascii_lowercase[:20], 1),

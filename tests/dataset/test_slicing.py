@@ -195,7 +195,7 @@ def test_datasets_that_slice_themselves():
             self.files[:] = self.files[sl]
 
     class Limited(Wrapped):
-        """The walk stops here, whatever comes before."""
+        """The walk stops here, for any stages upstream."""
 
         def set_slice(self, sl, sequential_slice=False):
             self.sl = sl

@@ -108,7 +108,7 @@ def test_functions_run_only_where_they_decide():
     assert explain(it) == explain(ds, step=1) and explain(ds, step=3).rows and not seen
     it = iter(MapDataset.range(30).map(lambda x: x if x % 3 else None).to_iter_dataset().batch(4))
     next(it), next(it)
-    assert keys(explain(it)) == [[7], [8], [10], [11]]  # although it left out some
+    assert keys(explain(it)) == [[7], [8], [10], [11]]  # although it dropped some
 
 
 BASE = MapDataset.range(60)

@@ -1,4 +1,4 @@
-"""A worker that dies, by whatever cause: reported at once and in words, and nothing is lost."""
+"""A worker that dies, for any reason: reported at once and in words, and nothing is lost."""
 
 import pytest
 from fault_harness import check_parts

@@ -1,5 +1,5 @@
-"""Laws of failing user code: no error loses, repeats or reorders an element, whatever stage,
-read-ahead or batch it meets.
+"""Laws of failing user code: no error loses, repeats or reorders an element, for every stage,
+read-ahead or batch.
 """
 
 import itertools
@@ -205,7 +205,7 @@ TYPICAL = ("alone", "batch", "batch_thread_prefetch", "mix", "interleave", "cach
 
 
 def combinations(stage, part, *choices):
-    """A fourth of all that may stand behind ``stage`` and of all that may fail, each with one
+    """A fourth of all stages downstream of ``stage`` and of all that may fail, each with one
     combination of ``choices``.
     """
     afters = AFTER if stage in THOROUGH else TYPICAL

@@ -97,7 +97,7 @@ def default_seed(steps: list[Any], position: int) -> int | None:
 
 class MapModel:
     """``model[i]`` and ``model.length`` of a list of map steps; steps that are not allowed there
-    are left out of ``steps``.
+    are removed from ``steps``.
     """
 
     def __init__(self, length: int, wanted: list[Any]) -> None:

@@ -69,8 +69,8 @@ class Run:
             # asks those again that had not, where its place is restored behind what failed
             assume(False)
         self.has_gaps = has_gaps(tree)
-        # A cache leaves out what was skipped in later epochs, a user's iterator does not know how
-        # to skip.
+        # A cache skips the same elements in later epochs, a user's iterator does not know how to
+        # skip.
         self.can_skip = self.names.isdisjoint(["cache", "user"])
         self.states_vary = has_lazy_interleave(tree)  # with which datasets could be opened so far
         self.ds = gx.WithOptionsIterDataset(build(tree), BUDGETS[len(repr(tree)) % len(BUDGETS)])

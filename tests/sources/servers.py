@@ -87,7 +87,7 @@ class HttpServer:
 
 
 class CutConnections:
-    """Passes connections on to a server; after so many bytes it ends all of them and takes no more.
+    """Passes connections on to a server; after a number of bytes it ends all and takes no more.
 
     Args:
         endpoint: the URL of the server.

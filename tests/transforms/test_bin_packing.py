@@ -19,7 +19,7 @@ from gristmill.transforms.sequences import as_dtype_of, as_sequence
 
 
 def placed(placer, rows):
-    """The bins that sequences of these lengths go to; those that fit nowhere are left out."""
+    """The bins that sequences of these lengths go to; those that fit nowhere are dropped."""
     chosen = []
     for lengths in rows:
         chosen.append(placer.find(lengths))
@@ -40,7 +40,7 @@ def test_the_quick_placers_of_one_feature_choose_as_the_general_one():
             assert -1 in expected and num_bins - 1 in expected
     assert type(first_fit([Feature("x", 4)], 3, None)) is FirstFit
     assert type(best_fit([Feature("x", 4)], 3, None)) is BestFit
-    # what is left is counted from the aligned place, which may lie behind the end of the bin
+    # what is left is counted from the aligned place, which may be past the end of the bin
     for make in (first_fit, best_fit):
         assert placed(make([Feature("x", 4, 3)], 1, None), [[4], [0]]) == [0, -1]
 

@@ -73,8 +73,8 @@ def actors(it):
 
 
 def chain(bad):
-    """All that may depend on who computes it: random streams, positions, windows, and errors at
-    some elements.
+    """Returns a chain of all that may depend on the worker: random streams, positions, windows, and
+    errors at some elements.
     """
 
     def fail(x):
@@ -263,7 +263,7 @@ def test_what_is_wrong_is_said(caplog):
         raise ArithmeticError(f"bad {x}") from KeyError("cause")
 
     it = iter(MapDataset.range(4).map(fail).to_iter_dataset().mp_prefetch(SHARED))
-    for x in range(2):  # what fails slowly is left out slowly
+    for x in range(2):  # what fails slowly is skipped slowly
         with pytest.raises(ArithmeticError, match=f"bad {x}") as caught:
             next(it)
         it.skip_failed()
@@ -393,7 +393,7 @@ def test_the_object_store_is_not_filled():
     for i, x in enumerate(it):
         assert x[0] == i
         if not i % 20:
-            threading.Event().wait(0.3)  # whatever may be ahead is there
+            threading.Event().wait(0.3)  # everything that is read ahead is there
             most = max(most, used_bytes() - before)
     assert MEGABYTE < most <= 8 * MEGABYTE + 100_000
     it.close()

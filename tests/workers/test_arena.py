@@ -218,9 +218,7 @@ class TestGivingBack:
         ] == large[-1] == 7
 
     def test_the_memory_is_what_is_used_and_what_was_used_lately(self, ends, monkeypatch):
-        """Whatever the sizes, and in whatever order slots are freed; in the end next to nothing
-        remains.
-        """
+        """For all sizes, and slots freed in any order, next to nothing remains in the end."""
         monkeypatch.setattr(arena, "MAX_FREE_BYTES", least := 2**18)
         rng, slots, used, most = random.Random(2), [], 0, 0
         for step in range(3000):
